@@ -20,6 +20,9 @@ from pydantic_core import PydanticUndefined
 from kproxy.analysis.jobs import JOBS
 from kproxy.cli import cli
 from kproxy.protocol.schema import ADDRESS_CARRIERS, schema, served_versions
+from kproxy.proxy.access.policy_resources import ALSO
+from kproxy.proxy.access.policy_resources import KINDS as PLAIN_KINDS
+from kproxy.proxy.access.rights import CLUSTER_ACTION, RIGHTS, Right
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.api_groups import GROUPS, group_of
 from kproxy.proxy.config.limits import Network
@@ -69,6 +72,28 @@ pass through unread, and are paired with their answers.
 - *addresses*: its answers carry addresses of brokers, which kproxy rewrites.
 """
 
+RIGHTS_PAGE = """# Rights
+
+The rights that Kafka's brokers ask for with StandardAuthorizer, for each API and field, and the rule of a
+[policy](../policy.md) that kproxy asks for. kproxy nowhere asks for less, which tests assert, but for Metadata before
+version 4: it has no flag that could be cleared, and a broker with `auto.create.topics.enable` may create what it names.
+
+The middle column is made from Kafka 4.1 (KafkaApis, ControllerApis), from 2.0 and 3.9 for APIs that Kafka 4 lacks, and
+from KIP-1312 and KIP-1331 for those of Kafka 4.4. A test compares it with the classes of Kafka 4.1, and asks a broker.
+
+- *a rule that allows the topic*: one with `topic`, or one without names. With groups and transactional ids alike.
+- *a rule without names*: one without `topic`, `group` and `transactional_id`, or a default that allows.
+- *a rule for brokers*: one without names that allows the API; no default does. Where the last column says
+  *`broker`*, one that allows this whole group.
+- *the same, else the answer is without it*: unless `filter_lists` is off.
+- Rules that deny always count, with names too. `read_only` refuses whatever is not Read, Describe or DescribeConfigs.
+
+kproxy asks for more than a broker in these places: a ListOffsets or OffsetForLeaderEpoch that says a replica id, and a
+Fetch with an id below -2, want a rule for `broker`, as do versions 0 and 1 of OffsetForLeaderEpoch, for which brokers
+before Kafka 2.1 asked for it. A Metadata that names several topics creates none of them if one of them may not be
+created. A member of a Streams group needs the right to create its internal topics even where they exist.
+"""
+
 KINDS: dict[Any, str] = {
     Address: "`HOST:PORT`",
     Path: "path",
@@ -98,7 +123,13 @@ MORE = {  # the page that teaches a table of settings
 
 def pages() -> dict[str, str]:
     """Each page of docs/reference/ by its name, as it should read."""
-    made = {"settings": settings(), "commands": commands(), "questions": questions(), "apis": apis()}
+    made = {
+        "settings": settings(),
+        "commands": commands(),
+        "questions": questions(),
+        "apis": apis(),
+        "rights": rights(),
+    }
     return {f"{name}.md": MADE + re.sub(r"\n{3,}", "\n\n", text) for name, text in made.items()}
 
 
@@ -360,6 +391,56 @@ def apis() -> str:
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+# Rights
+
+
+def rights() -> str:
+    lines = [RIGHTS_PAGE, "| API | a broker asks for | in | kproxy asks for |", "|---|---|---|---|"]
+    for api in sorted(schema().apis.values(), key=lambda api: api.key):
+        for right in RIGHTS[api.name]:
+            of = f"{right.operation} on {_RESOURCES[right.resource]}"
+            of += f", or {right.or_cluster} on the cluster" if right.or_cluster else ""
+            place = ", ".join(f"`{field}`" for field in right.fields)
+            first = max(right.versions[0], api.request.versions[0])
+            last = min(right.versions[-1], api.request.versions[-1])
+            versions = "" if (first, last) == (0, api.request.versions[-1]) else f"v{spanned(range(first, last + 1))}"
+            where = "; ".join(part for part in (place, right.when, versions) if part)
+            lines.append(f"| {api.name} | {of} | {cell(where)} | {asked(api.name, right)} |")
+        if not RIGHTS[api.name]:
+            group = group_of(api.key)
+            lines.append(f"| {api.name} | nothing | | {'nothing' if group == 'always' else 'a rule without names'} |")
+    return "\n".join(lines) + "\n"
+
+
+ALSO_OPERATIONS = {"CreateTopics": "Create", "DescribeConfigs": "DescribeConfigs"}
+_RESOURCES = {
+    "topic": "the topic",
+    "group": "the group",
+    "transactional_id": "the transactional id",
+    "cluster": "the cluster",
+    "user": "the user",
+    "delegation_token": "the token",
+}
+
+
+def asked(api: str, right: Right) -> str:
+    """The rule that kproxy asks for."""
+    resource = _RESOURCES[right.resource]
+    if right.operation == "TwoPhaseCommit":
+        return "a rule without names"
+    if right.resource in PLAIN_KINDS:
+        if api in ALSO and right.operation == ALSO_OPERATIONS[ALSO[api][0]] and right.fields:
+            other = f"a rule that allows {ALSO[api][0]} of {resource}"
+            less = {"Metadata": "else the flag is cleared", "CreateTopics": "else the answer is without them"}
+            return f"{other}, {less[api]}" if api in less else other
+        if right.fields:
+            return f"a rule that allows {resource}" + ("; one for every topic" if "Regex" in right.fields[0] else "")
+        return "a rule that allows some topic" if api == "InitProducerId" else "the same, else the answer is without it"
+    if right.operation != CLUSTER_ACTION:
+        return "a rule without names"
+    return "a rule for brokers" if api in GROUPS["broker"] else "a rule for brokers: `broker`"
 
 
 def spanned(versions: range) -> str:

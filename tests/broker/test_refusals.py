@@ -18,7 +18,7 @@ def test_the_java_client_reads_every_refusal_and_finds_its_errors(tmp_path):
         body = random_body(layout, rng)
         request = codec.decode_request(layout.encode(body))[1]
         denied = denied_in(layout, body, rng)
-        made = refusal(layout.api_key, layout.version, 7, request, denied, "refused by a rule")
+        made = codec.at_once(refusal(layout.api_key, layout.version, 7, request, denied, "refused by a rule"))
         if made is not None:
             asked.append((layout, made[0][4:], set(made[1])))
     file = tmp_path / "responses"

@@ -10,7 +10,7 @@ Pure. Refuses to know rules.
 from functools import cache
 from typing import Final, Literal
 
-from kproxy.protocol.codec import encode_response, locate
+from kproxy.protocol.codec import Slices, encode_response, locate_in_slices
 
 FETCH = 1
 FETCH_SESSION_ID_NOT_FOUND = 70
@@ -21,16 +21,15 @@ _BODY = 12  # behind the size, key, version and correlation id
 _NONE = b"\0\0\0\0\xff\xff\xff\xff"  # no session, and none is wanted
 
 
-def without_session(version: int, frame: memoryview) -> bytes | Literal["unknown session"] | None:
-    """The Fetch, with its 4-byte size, as one that has and wants no session; None: it is one.
+def without_session(version: int, frame: memoryview) -> Slices[bytes | Literal["unknown session"] | None]:
+    """The Fetch, with its 4-byte size, as one that has and wants no session, in slices; None: it is one.
 
     UNKNOWN_SESSION: it goes on with one. Raises Malformed.
     """
     if version < _FIRST_WITH_SESSIONS:
         return None
-    ((_, start, _), (_, _, end)) = locate(FETCH, version, "request", ("sessionId", "sessionEpoch"))(
-        frame, _BODY, len(frame)
-    )
+    spans_of = locate_in_slices(FETCH, version, "request", ("sessionId", "sessionEpoch"))
+    ((_, start, _), (_, _, end)) = yield from spans_of(frame, _BODY, len(frame))
     if int.from_bytes(frame[start + 4 : end], "big", signed=True) > 0:
         return UNKNOWN_SESSION
     if frame[start:end] == _NONE:

@@ -10,23 +10,32 @@ It passes if all of them may. For each, the first rule that matches decides:
   a kind that the API can name: nothing is touched that they do not allow.
 - A list that asks for all of a kind (Metadata, ListGroups) is as one that names nothing; its answer can be filtered
   (`policy_lists.py`). Another request for all (ElectLeaders) touches what any rule denies.
+- What brokers ask a right on the cluster for, whatever is named (`rights.py`), no rule with names allows; such rules
+  can deny it.
+- What only brokers send each other (ClusterAction) no default allows. A request of another kind that says what only
+  brokers say, like the replica id of a Fetch, is judged so too: by rules without names that allow the group `broker`,
+  and by those that deny it or the request.
 - What no rule matches becomes what the default says. An API key that the schema lacks is denied unless a rule allows it
   by its number, and so is Envelope, which carries another request, unless a rule names it; a version that the schema
   lacks is denied where its body would have to be read.
 
-Pure: refuses to know bytes, answers and connections. Bounds: MAX_REMEMBERED names, then they are forgotten, and none
-that is longer than MAX_NAME; as many sets of rules as identities differ in (MAX_CLEARANCES, then those too).
+Pure: refuses to know bytes, answers and connections. Bounds: MAX_REMEMBERED names of MAX_REMEMBERED_BYTES, then the
+oldest are forgotten, and none that is longer than MAX_NAME; as many sets of rules as identities differ in
+(MAX_CLEARANCES, then those too), with MAX_API_RULES for their APIs.
 """
 
-import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
+from sys import getsizeof
 from typing import NamedTuple
 
 from kproxy.protocol.schema import api_name, schema
+from kproxy.proxy.access.globs import Matcher, Patterns
 from kproxy.proxy.access.policy_lists import MENTIONED
 from kproxy.proxy.access.policy_members import DESCRIBE_GROUPS
 from kproxy.proxy.access.policy_resources import (
+    ALSO,
     DESCRIBE_TRANSACTIONS,
     ENVELOPE,
     GROUP,
@@ -34,16 +43,22 @@ from kproxy.proxy.access.policy_resources import (
     METADATA,
     TOPIC,
     TRANSACTIONAL_ID,
+    WITHOUT_NAMES,
+    can_be_from_broker,
     kinds_of,
 )
+from kproxy.proxy.access.rights import is_cluster_action, is_of_cluster
 from kproxy.proxy.config.addresses import numeric
-from kproxy.proxy.config.api_groups import ALWAYS, READ_ONLY, group_keys
+from kproxy.proxy.config.api_groups import ALWAYS, READ_ONLY, group_keys, keys_of_names
 from kproxy.proxy.config.policy import Rule, default_of
 from kproxy.proxy.config.settings import Cluster
 
 MAX_REMEMBERED = 64 * 1024
+MAX_REMEMBERED_BYTES = 32 * 1024 * 1024  # of their memory
+MAX_API_RULES = 256 * 1024  # rules in those that are remembered by identity, API and version; some 110 bytes each
+_NAME_BYTES = 250  # of a name that is remembered, beside its text
 MAX_CLEARANCES = 1024
-MAX_CLIENT_IDS = 64  # of one connection
+MAX_CLIENT_IDS = 8  # of one connection, of MAX_NAME characters each
 MAX_NAME = 256  # characters; clients may send 32 KiB, and topics have 249 at most
 
 LISTS = frozenset(
@@ -55,12 +70,12 @@ LISTS = frozenset(
 
 # Why a request is refused: the label `reason` of kproxy_policy_refusals_total.
 REASONS = (
-    *("rule", "default", "read_only", "unknown_api", "unknown_version", "unknown_topic_id", "malformed", "too_large"),
+    *("rule", "default", "read_only", "cluster_action", "unknown_api", "unknown_version", "unknown_topic_id"),
+    *("malformed", "too_large"),
 )
 
 # The request that may name something if other answers may mention it.
 _DESCRIBING = {TOPIC: METADATA, GROUP: DESCRIBE_GROUPS, TRANSACTIONAL_ID: DESCRIBE_TRANSACTIONS}
-_FIRST_METADATA_WITH_AUTO_CREATION = 4  # its flag can be cleared
 
 
 class Verdict(NamedTuple):
@@ -78,75 +93,24 @@ class Verdict(NamedTuple):
         return {
             "default": f"no rule matches, and the default is to {'allow' if self.allowed else 'deny'}",
             "read_only": "the listener is read-only",
+            "cluster_action": "it is for brokers alone, and no rule without names allows `broker`",
             "unknown_api": "kproxy does not know the API, or what it carries, and no rule allows it by name or number",
             "unknown_version": "kproxy does not read this version, and a rule would need to",
             "unknown_topic_id": "kproxy has not learnt yet which topic the id means",
             "malformed": "it does not decode",
-            "too_large": "it is too large to be held",
+            "too_large": "it is larger than what is decided",
             "always": "every client may",
         }[self.reason]
 
 
 ALWAYS_ALLOWED = Verdict(True, None, "always")
 READ_ONLY_DENIED = Verdict(False, None, "read_only")
+CLUSTER_ACTION_DENIED = Verdict(False, None, "cluster_action")
 UNKNOWN_API = Verdict(False, None, "unknown_api")
 UNKNOWN_VERSION = Verdict(False, None, "unknown_version")
 UNKNOWN_TOPIC_ID = Verdict(False, None, "unknown_topic_id")
 MALFORMED = Verdict(False, None, "malformed")
 TOO_LARGE = Verdict(False, None, "too_large")
-
-
-class Patterns:
-    """Names, some with wildcards: `*` is any text, `?` any character, a backslash makes the next one literal."""
-
-    def __init__(self, patterns: Iterable[str]) -> None:
-        exact, globs = set(), []
-        for pattern in patterns:
-            segments: list[list[str]] = [[]]
-            for part in re.findall(r"\\.|.", pattern, re.DOTALL):
-                if part == "*":
-                    segments.append([])
-                else:
-                    segments[-1].append(part)
-            if len(segments) == 1 and "?" not in segments[0]:
-                exact.add("".join(part[-1] for part in segments[0]))
-            else:
-                globs.append(_Glob(segments))
-        self._exact = frozenset(exact)
-        self._globs = tuple(globs)
-        self.is_all = any(glob.is_all for glob in globs)
-
-    def match(self, name: str) -> bool:
-        return name in self._exact or any(glob.match(name) for glob in self._globs)
-
-
-class _Glob:
-    """One pattern with wildcards. It takes time linear in the name for each star: names come from clients."""
-
-    def __init__(self, segments: list[list[str]]) -> None:
-        texts = ["".join("." if part == "?" else re.escape(part[-1]) for part in segment) for segment in segments]
-        lengths = [len(segment) for segment in segments]
-        first, last = re.compile(texts[0], re.DOTALL), re.compile(texts[-1], re.DOTALL)
-        self._is_fixed = len(segments) == 1
-        self._first, self._last = first.match, last.fullmatch
-        self._lengths = lengths[0], lengths[-1]
-        self._inner = [re.compile(text, re.DOTALL).search for text in texts[1:-1] if text]
-        self.is_all = not self._is_fixed and not any(lengths)
-
-    def match(self, name: str) -> bool:
-        before, behind = self._lengths
-        if self._is_fixed:
-            return len(name) == before and self._first(name) is not None
-        stop = len(name) - behind
-        if stop < before or self._first(name) is None or self._last(name, stop) is None:
-            return False
-        pos = before
-        for search in self._inner:  # the leftmost place of each leaves most for those behind it
-            found = search(name, pos, stop)
-            if found is None:
-                return False
-            pos = found.end()
-        return True
 
 
 class _Compiled:
@@ -162,6 +126,8 @@ class _Compiled:
         self.principals = Patterns(rule.principal) if rule.principal is not None else None
         self.client_ids = Patterns(rule.client_id) if rule.client_id is not None else None
         self.networks = rule.address
+        # Whether it is about all that brokers send each other.
+        self.covers_brokers = rule.keys is None or rule.keys >= group_keys("broker")
 
     @property
     def is_for_all(self) -> bool:
@@ -169,9 +135,23 @@ class _Compiled:
         return not (self.named or self.principals or self.client_ids or self.networks is not None)
 
     def is_about(self, api_key: int, version: int, kinds: frozenset[str]) -> bool:
+        """Whether it decides some request of that version."""
         if self.keys is not None and api_key not in self.keys:
             return False
-        return _has_version(self, version) and (not self.named or not kinds.isdisjoint(self.named))
+        return self._is_about(api_key, version, kinds)
+
+    def is_about_brokers(self, api_key: int, version: int, kinds: frozenset[str]) -> bool:
+        """Whether it decides some request of that version which only brokers send."""
+        if self.allows or self.covers_brokers:
+            return self.covers_brokers and not (self.allows and self.named) and self._is_about(api_key, version, kinds)
+        return self.is_about(api_key, version, kinds)
+
+    def _is_about(self, api_key: int, version: int, kinds: frozenset[str]) -> bool:
+        if not _has_version(self, version):
+            return False
+        if not self.named:
+            return True
+        return not kinds.isdisjoint(self.named) and not (self.allows and is_of_cluster(api_key, version))
 
     def is_for(self, principal: str, address: str) -> bool:
         if self.principals is not None and not self.principals.match(principal):
@@ -183,41 +163,45 @@ class _Compiled:
 
 
 class ApiRules:
-    """The rules of one clearance for one API and version."""
+    """The rules of one clearance for one API and version.
+
+    is_of_cluster: without a right on the cluster nothing of such a request passes.
+    """
 
     def __init__(
         self,
         rules: Iterable[_Compiled],
         default: Verdict,
-        api_key: int,
-        version: int,
-        of_names: dict[tuple["ApiRules", str, str], Verdict],
+        kinds: frozenset[str],
+        matching: Callable[[str, str], int],
+        *,
+        is_of_cluster: bool,
     ) -> None:
-        """of_names: what names met, of all rules of a policy."""
-        self._kinds = kinds = _kinds(api_key, version)
+        """rules: those about it. kinds: what a request that names nothing could name.
+
+        matching(kind, name): the bits of the numbers of rules with a pattern for a name.
+        """
+        self.is_of_cluster = is_of_cluster
+        self._kinds = kinds
         self._rules = []
         for rule in rules:
-            if rule.is_about(api_key, version, kinds):
-                self._rules.append(rule)
-                if not rule.named:
-                    break
+            self._rules.append(rule)
+            if not rule.named:
+                break
         self._default = default
-        self._of_names = of_names
+        self._matching = matching
+        self._verdicts = {1 << rule.number: rule.verdict for rule in self._rules if rule.named}
+        self._mask = sum(self._verdicts)  # the rules with patterns; one without is the last, if there is one
+        self._otherwise = self.cluster()
         # The one verdict whatever is named; None: it depends on that.
         self.constant: Verdict | None = None
         if not self._rules or not self._rules[0].named:
-            self.constant = self.cluster()
+            self.constant = self._otherwise
 
     def named(self, kind: str, name: str) -> Verdict:
         """About one name."""
-        verdict = self._of_names.get((self, kind, name))
-        if verdict is None:
-            verdict = next((rule.verdict for rule in self._rules if _matches(rule, kind, name)), self._default)
-            if len(name) <= MAX_NAME:
-                if len(self._of_names) >= MAX_REMEMBERED:
-                    self._of_names.clear()
-                self._of_names[self, kind, name] = verdict
-        return verdict
+        matching = self._matching(kind, name) & self._mask
+        return self._verdicts[matching & -matching] if matching else self._otherwise
 
     def depends_on(self, kind: str) -> bool:
         """Whether some names of that kind may pass and others not."""
@@ -253,35 +237,48 @@ class ApiRules:
         return self._default
 
 
-def _matches(rule: _Compiled, kind: str, name: str) -> bool:
-    if not rule.named:
-        return True
-    patterns = rule.named.get(kind)
-    return patterns is not None and patterns.match(name)
-
-
 class Clearance:
     """What clients may do whom the same rules apply to."""
 
     def __init__(self, policy: "Policy", rules: tuple[_Compiled, ...]) -> None:
         self._policy = policy
         self._rules = rules
-        self._apis: dict[tuple[int, int], ApiRules] = {}
+        self._apis: dict[tuple[int, int, bool], ApiRules] = {}
 
     def api(self, api_key: int, version: int) -> ApiRules:
         """The rules for an API and version that the schema has."""
-        found = self._apis.get((api_key, version))
+        return self._api(api_key, version, _is_sent_by_brokers(api_key, version))
+
+    def of_brokers(self, api_key: int, version: int) -> ApiRules:
+        """The rules for its requests that say what only brokers say."""
+        return self._api(api_key, version, True)
+
+    def _api(self, api_key: int, version: int, of_brokers: bool) -> ApiRules:
+        found = self._apis.get((api_key, version, of_brokers))
         if found is None:
-            rules, default = self._rules, self._policy.default
-            if self._policy.is_always(api_key):
-                rules, default = (), ALWAYS_ALLOWED
-            elif self._policy.read_only and api_key not in _readable():
-                rules, default = (), READ_ONLY_DENIED
-            found = ApiRules(rules, default, api_key, version, self._policy.of_names)
-            if len(self._apis) >= MAX_CLEARANCES:
-                self._apis.clear()
-            self._apis[api_key, version] = found
+            found = self._policy.compiled(self._rules, api_key, version, of_brokers=of_brokers)
+            self._policy.remember_rules(len(self._rules))
+            self._apis[api_key, version, of_brokers] = found
         return found
+
+    def forget(self) -> None:
+        """Make the rules of each API and version again."""
+        self._apis.clear()
+
+    def also(self, api_key: int) -> ApiRules | None:
+        """The rules of the API that ALSO has for it; None: it has none, or that one passes whatever it names."""
+        other = _also(api_key)
+        if other is None:
+            return None
+        rules = self.api(other, _newest(other))
+        return None if rules.constant is not None and rules.constant.allowed else rules
+
+    def peeks(self, api_key: int, version: int) -> bool:
+        """Whether requests that say what only brokers say are denied, and others may not be."""
+        if not can_be_from_broker(api_key, version):
+            return False
+        constant = self.of_brokers(api_key, version).constant
+        return constant is None or not constant.allowed
 
     def sees(self, kind: str, name: str) -> bool:
         """Whether answers may mention it: whether the request that _DESCRIBING has for its kind may."""
@@ -290,11 +287,16 @@ class Clearance:
     @cached_property
     def sees_all(self) -> bool:
         """Whether answers may mention every topic, group and transactional id."""
-        return not any(self._describing(kind).restricts(kind) for kind in KINDS)
+        return all(self._describing(kind).all_of(kind).allowed for kind in KINDS)
+
+    @cached_property
+    def sees_every_topic(self) -> bool:
+        """Whether answers may mention every topic."""
+        return self._describing(TOPIC).all_of(TOPIC).allowed
 
     def _describing(self, kind: str) -> ApiRules:
         key = _DESCRIBING[kind]
-        return self.api(key, schema().apis[key].request.versions[-1])
+        return self.api(key, _newest(key))
 
     def unknown(self, api_key: int, version: int) -> Verdict:
         """About a request that cannot be read: the schema lacks its key or version, or it carries another one."""
@@ -304,8 +306,9 @@ class Clearance:
             return ALWAYS_ALLOWED
         if api_key in schema().apis and api_key != ENVELOPE:
             constant = self.api(api_key, version).constant
-            edited = self._policy.read_only and api_key == METADATA
-            edited = edited or (self._policy.hides_in(api_key) and not self.sees_all)
+            edited = self._policy.hides_in(api_key) and not self.sees_all
+            edited = edited or self.also(api_key) is not None
+            edited = edited or self.peeks(api_key, version)
             return UNKNOWN_VERSION if constant is None or (constant.allowed and edited) else constant
         if self._policy.read_only:
             return READ_ONLY_DENIED
@@ -332,7 +335,39 @@ class Policy:
         self.has_client_ids = any(rule.client_ids is not None for rule in self.rules)
         self._admin = group_keys("admin") if audits else frozenset()
         self._clearances: dict[tuple[int, ...], Clearance] = {}
-        self.of_names: dict[tuple[ApiRules, str, str], Verdict] = {}  # remembered, and of no use to others
+        self._matchers = {
+            kind: Matcher(
+                (rule.number, text) for rule in self.rules if kind in rule.named for text in rule.named[kind].texts
+            )
+            for kind in KINDS
+        }
+        self._matching: OrderedDict[tuple[str, str], int] = OrderedDict()  # remembered
+        self._matching_bytes = 0
+        self._api_rules = 0  # that clearances remember
+
+    def matching(self, kind: str, name: str) -> int:
+        """The bits of the numbers of rules that have a pattern of that kind for the name."""
+        found = self._matching.get((kind, name))
+        if found is None:
+            found = self._matchers[kind].ranks(name)
+            if len(name) <= MAX_NAME:
+                self._matching_bytes += getsizeof(name) + getsizeof(found) + _NAME_BYTES
+                while len(self._matching) >= MAX_REMEMBERED or (
+                    self._matching_bytes > MAX_REMEMBERED_BYTES and self._matching
+                ):  # one after the other: to forget all at once takes some 10 ms
+                    (_, oldest), bits = self._matching.popitem(last=False)
+                    self._matching_bytes -= getsizeof(oldest) + getsizeof(bits) + _NAME_BYTES
+                self._matching[kind, name] = found
+        return found
+
+    def remember_rules(self, count: int) -> None:
+        """A clearance remembers so many rules for one more API and version; beyond MAX_API_RULES all are forgotten."""
+        count += 8  # what there is beside them
+        if self._api_rules + count > MAX_API_RULES:
+            for clearance in self._clearances.values():
+                clearance.forget()
+            self._api_rules = 0
+        self._api_rules += count
 
     @property
     def is_empty(self) -> bool:
@@ -346,6 +381,7 @@ class Policy:
             "rule": all(rule.allows for rule in self.rules),
             "default": self.default.allowed,
             "read_only": not self.read_only,
+            "cluster_action": self.read_only,
             "unknown_topic_id": not self.needs_names,
         }
         return [reason for reason in REASONS if not never.get(reason)]
@@ -380,18 +416,47 @@ class Policy:
             return False
         if api_key not in schema().apis or api_key == ENVELOPE:
             return True
-        if self.read_only and (api_key not in _readable() or api_key == METADATA):
+        if self.hides_in(api_key) or not self._allows_all(api_key, version):
             return True
-        if self.hides_in(api_key):
+        if can_be_from_broker(api_key, version) and not self._allows_all(api_key, version, of_brokers=True):
             return True
+        other = _also(api_key)
+        return other is not None and not self._allows_all(other, _newest(other))
+
+    def _allows_all(self, api_key: int, version: int, *, of_brokers: bool = False) -> bool:
+        """Whether it certainly allows every client every request."""
+        rules, default = self._about(self.rules, api_key, version, of_brokers=of_brokers)
+        for rule in rules:
+            if not rule.allows:
+                return False
+            if rule.is_for_all:
+                return True
+        return default.allowed
+
+    def _about(
+        self, rules: Iterable[_Compiled], api_key: int, version: int, *, of_brokers: bool
+    ) -> tuple[list[_Compiled], Verdict]:
+        """(the rules about requests of a version, the verdict where none decides)"""
+        of_brokers = of_brokers or _is_sent_by_brokers(api_key, version)
+        if self.is_always(api_key):
+            return [], ALWAYS_ALLOWED
+        if self.read_only and (of_brokers or api_key not in _readable()):
+            return [], READ_ONLY_DENIED
         kinds = _kinds(api_key, version)
-        for rule in self.rules:
-            if rule.is_about(api_key, version, kinds):
-                if not rule.allows:
-                    return True
-                if rule.is_for_all:
-                    return False
-        return not self.default.allowed
+        if of_brokers:
+            about = [rule for rule in rules if rule.is_about_brokers(api_key, version, kinds)]
+        else:
+            about = [rule for rule in rules if rule.is_about(api_key, version, kinds)]
+        acts = self.is_active and (of_brokers or is_cluster_action(api_key, version))
+        return about, CLUSTER_ACTION_DENIED if acts else self.default
+
+    def compiled(self, rules: Iterable[_Compiled], api_key: int, version: int, *, of_brokers: bool) -> ApiRules:
+        """Of these rules those for an API and version. of_brokers: for its requests that only brokers send."""
+        about, default = self._about(rules, api_key, version, of_brokers=of_brokers)
+        of_cluster = of_brokers or is_of_cluster(api_key, version)
+        unnamed = WITHOUT_NAMES.get(api_name(api_key))
+        kinds = _kinds(api_key, version) if unnamed is None else frozenset((unnamed,))
+        return ApiRules(about, default, kinds, self.matching, is_of_cluster=of_cluster)
 
     def hides_in(self, api_key: int) -> bool:
         """Whether answers of that API can mention what some client may not see."""
@@ -400,10 +465,6 @@ class Policy:
     @cached_property
     def _tells_names_apart(self) -> bool:
         return any(rule.named for rule in self.rules)
-
-    def clears_auto_creation(self, api_key: int, version: int) -> bool:
-        """Whether brokers must not create a topic that such a request asks for."""
-        return self.read_only and api_key == METADATA and version >= _FIRST_METADATA_WITH_AUTO_CREATION
 
     def identity(self, principal: str, address: str) -> Callable[[str | None], Clearance]:
         """What a client of that principal and address may do, by the client id of each of its requests."""
@@ -447,6 +508,21 @@ def _readable() -> frozenset[int]:
 
 
 @cache
+def _also(api_key: int) -> int | None:
+    other, _ = ALSO.get(schema().apis[api_key].name, (None, ()))
+    return None if other is None else keys_of_names()[other]
+
+
+def _newest(api_key: int) -> int:
+    return schema().apis[api_key].request.versions[-1]
+
+
+def _is_sent_by_brokers(api_key: int, version: int) -> bool:
+    """Whether it is for brokers alone though its API is not: then its group does not say so either."""
+    return is_cluster_action(api_key, version) and api_key not in group_keys("broker")
+
+
+@lru_cache(4096)  # clients invent versions
 def _kinds(api_key: int, version: int) -> frozenset[str]:
     """What requests can name; of a version that the schema lacks, what some version of that API can."""
     api = schema().apis.get(api_key)

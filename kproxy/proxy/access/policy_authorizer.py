@@ -1,19 +1,20 @@
 """Decides the requests of one connection by the policy of its cluster, and keeps the audit of them.
 
 Reads what a request names, asks the rules about each, and forwards, refuses or edits. Between a request and its answer
-it keeps what is to be done with the answer: edits, and lines of the audit that wait for the outcome. Bound: the pending
-requests of the connection. Raises nothing on a client's bytes. Refuses to know sockets.
+it keeps what is to be done with the answer: edits, and lines of the audit that wait for the outcome. What has few
+elements is decided at once, all else in slices of SLICE_NAMES, whatever the answer; a request with more elements than
+are read (`policy_resources`) is refused whole. Bounds: `policy_pending.py`, MAX_CURSORS and MAX_TREATMENTS. Raises
+nothing on a client's bytes. Refuses to know sockets.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from kproxy.errors import Malformed, ProtocolError
-from kproxy.protocol.codec import decode_request
-from kproxy.protocol.error_codes import error_name
-from kproxy.proxy.access.audit import MAX_NAME, Audit, shown, timestamp
+from kproxy.protocol.codec import Slices, at_once, request_in_slices
+from kproxy.proxy.access.audit import Audit
 from kproxy.proxy.access.fetch_sessions import FETCH, UNKNOWN_SESSION, unknown_session, without_session
 from kproxy.proxy.access.policy import (
     LISTS,
@@ -25,56 +26,76 @@ from kproxy.proxy.access.policy import (
     Policy,
     Verdict,
 )
+from kproxy.proxy.access.policy_audit import AuditedRequests, Peer
 from kproxy.proxy.access.policy_lists import (
+    CREATE_TOPICS,
     DESCRIBE_TOPIC_PARTITIONS,
     cursor_of,
     filter_list,
     hide_mentioned,
+    hide_settings,
     kind_of_list,
     metadata_answer,
     metadata_request,
     with_cursor,
 )
-from kproxy.proxy.access.policy_refusals import CODES, refusal
+from kproxy.proxy.access.policy_pending import MAX_KEPT_BYTES, PendingBytes, bytes_of_names
+from kproxy.proxy.access.policy_refusals import CODES, INVALID_REQUEST, freed_in_slices, refusal
 from kproxy.proxy.access.policy_refusals import UNKNOWN_TOPIC_ID as UNKNOWN_TOPIC_ID_CODE
 from kproxy.proxy.access.policy_resources import (
     CLUSTER,
     ENVELOPE,
     GROUP,
     METADATA,
+    NAMED,
     TOPIC,
     TRANSACTIONAL_ID,
     Names,
-    Reader,
-    reader,
+    Peek,
+    QuickReader,
+    TooManyElements,
+    peek,
+    quick_reader,
+    sliced_reader,
 )
 from kproxy.proxy.access.share_sessions import SHARE_ACKNOWLEDGE, SHARE_FETCH, ShareSessions, no_session
 from kproxy.proxy.access.topic_names import TopicNames
-from kproxy.wire.authorizer import HOLD, Answer, Close, Decision, Hold, Replace
-from kproxy.wire.events import ANSWERED, ClientNamed, Event, Exchange, Unanswered
+from kproxy.wire.authorizer import HOLD, Answer, Close, Decision, Hold, Later, Replace
+from kproxy.wire.events import Exchange
 from kproxy.wire.frames import REQUEST_HEAD_BYTES
-from kproxy.wire.interest import ApiPlan, Interest
+from kproxy.wire.interest import PRODUCE, ApiPlan, Interest
 
+STREAMS_GROUP_HEARTBEAT = 88
 MAX_CURSORS = 16  # of lists that a connection is in the middle of
+MAX_TREATMENTS = 64  # APIs and versions; a client uses some twenty
+MAX_ID_BYTES = 1024  # of a client id that is remembered; kproxy's events have as many characters of a longer one
+# What is done in one call: some tenths of a millisecond.
+FEW_REFUSED = 16  # elements of a request that is refused
+SHORT_REQUEST = 32 * 1024  # bytes; a longer one is read in slices, but for records
+SHORT_ANSWER = 8 * 1024  # bytes of one that is edited
+SLICE_NAMES = 128  # that are judged between two yields; of a long name, so many characters are as much work as one
+NAME_SHIFT = 6
 _CLIENT_ID_AT = REQUEST_HEAD_BYTES + 2
 _NO_CLIENT_ID = ("ControlledShutdown", 0)  # the one version whose header ends before
 
-# (the rules; what reads requests, None: all pass; whether they are audited; whether a Metadata loses its flag)
-Treatment = tuple[ApiRules, Reader | None, bool, bool]
+Denied = dict[tuple[str, str | UUID], int]  # (kind, name or topic id) -> the error code
+
+
+class Treatment(NamedTuple):
+    """What is done with requests of an API and version, for one clearance."""
+
+    rules: ApiRules
+    read: QuickReader | None  # reads what they name; None: all of them pass
+    peek: Peek | None  # all of them pass but those of which this is true
+    is_audited: bool
+    also: ApiRules | None  # the rules of another API that says more about its topics; None: they pass all
+
+
 # What changes the answer of a request that was forwarded: frame -> what is sent instead, or None.
-Edits = dict[int, Callable[[memoryview], bytes | None]]
+Edits = dict[int, Callable[[memoryview], Slices[bytes | None]]]
 
 
-class Peer(NamedTuple):
-    """Whose requests these are, for rules and for the audit."""
-
-    cluster: str
-    client: str  # HOST:PORT
-    host: str
-    principal: str
-
-
-class PolicyAuthorizer:
+class PolicyAuthorizer(AuditedRequests):
     """The authorizer of one connection's session, and a sink of its events.
 
     refused(api, reason) counts refusals.
@@ -98,7 +119,7 @@ class PolicyAuthorizer:
         self._audit = audit
         self._clearance_of = policy.identity(peer.principal, peer.host)
         self._clearance: Clearance = self._clearance_of(None)
-        self._client_id: bytes | None = None  # of the last request, in bytes: nearly always that of this one too
+        self._client_id: object = None  # of the last request, in bytes: nearly always that of this one too
         self._client_head: bytes | None = None  # the same behind its length, as requests have it
         self._client_name: str | None = None
         self._treatments: dict[ApiPlan, Treatment] = {}  # by what the session calls an API and version
@@ -107,6 +128,7 @@ class PolicyAuthorizer:
         self._cursors: dict[str, str] = {}  # what a client was shown -> the topic that it may not see
         self._next_cursor = 1
         self._lines: dict[int, dict[str, Any]] = {}  # by number: audited requests that are not answered yet
+        self._pending = PendingBytes(interest.held)  # of edits and lines
 
     # --- decisions ---------------------------------------------------------------------------------------------------
 
@@ -122,12 +144,13 @@ class PolicyAuthorizer:
             constant is None
             or not constant.allowed
             or self._hides(plan.api_key)
-            or policy.clears_auto_creation(plan.api_key, plan.api_version)
+            or self._clearance.also(plan.api_key) is not None
+            or self._clearance.peeks(plan.api_key, plan.api_version)
         ):
             return HOLD
         return None
 
-    def decide(self, exchange: Exchange, frame: Any) -> Decision:
+    def decide(self, exchange: Exchange, frame: Any) -> Decision | Later:
         plan = exchange.plan
         self._read_client_id(exchange, frame)
         if not plan.known or plan.api_key == ENVELOPE:
@@ -135,73 +158,133 @@ class PolicyAuthorizer:
         key, version = plan.api_key, plan.api_version
         treatment = self._treatments.get(plan)
         if treatment is None:
+            if len(self._treatments) >= MAX_TREATMENTS:
+                self._treatments.clear()
             treatment = self._treatments[plan] = self._treat(key, version)
-        rules, read, is_audited, clears = treatment
+        read, look = treatment.read, treatment.peek
         if read is None:
             return None
+        if len(frame) > SHORT_REQUEST and key != PRODUCE and plan.api in NAMED:
+            return Later(partial(self._decided, exchange, treatment))
         try:
+            if look is not None and not look(frame, REQUEST_HEAD_BYTES, len(frame)):
+                return None
             names = read(frame, REQUEST_HEAD_BYTES, len(frame))
         except Malformed as fault:
             return self._close(exchange, MALFORMED, str(fault))
-        denied, verdict = self._judge(rules, names, plan.api)
+        if names is None or (len(frame) > SHORT_REQUEST and _work(names.topic) > SLICE_NAMES):
+            return Later(partial(self._decided, exchange, treatment))
+        denied, verdict = at_once(self._judged(exchange, treatment, names))
+        if denied and names.elements > FEW_REFUSED:
+            return Later(partial(self._decided, exchange, treatment))
+        return at_once(self._obeyed(exchange, frame, treatment, names, denied, verdict))
+
+    def _decided(self, exchange: Exchange, treatment: Treatment, frame: memoryview) -> Slices[Decision]:
+        """Decide a request in slices."""
+        plan = exchange.plan
+        try:
+            names = yield from sliced_reader(plan.api_key, plan.api_version)(frame, REQUEST_HEAD_BYTES, len(frame))
+        except TooManyElements as fault:
+            return self._refuse_unread(exchange, str(fault))
+        except Malformed as fault:
+            return self._close(exchange, MALFORMED, str(fault))
+        denied, verdict = yield from self._judged(exchange, treatment, names)
+        return (yield from self._obeyed(exchange, frame, treatment, names, denied, verdict))
+
+    def _rules(self, exchange: Exchange, treatment: Treatment, names: Names) -> ApiRules:
+        """The rules for a request: those for brokers, if it says what only brokers say."""
+        plan = exchange.plan
+        return self._clearance.of_brokers(plan.api_key, plan.api_version) if names.from_broker else treatment.rules
+
+    def _judged(self, exchange: Exchange, treatment: Treatment, names: Names) -> Slices[tuple[Denied, Verdict]]:
+        """What of a request is denied, and the verdict that the audit names."""
+        plan = exchange.plan
+        denied, verdict = yield from self._judge(self._rules(exchange, treatment, names), names, plan.api)
+        if treatment.also is not None and plan.api_key == STREAMS_GROUP_HEARTBEAT and not denied:
+            denied, verdict = yield from self._judge_also(treatment.also, names, verdict)
+        return denied, verdict
+
+    def _obeyed(
+        self, exchange: Exchange, frame: Any, treatment: Treatment, names: Names, denied: Denied, verdict: Verdict
+    ) -> Slices[Decision]:
+        """What becomes of a request, by what was denied."""
+        rules, is_audited, also = self._rules(exchange, treatment, names), treatment.is_audited, treatment.also
         if denied:
-            if key == METADATA and names.all_of is None and not names.is_empty():
-                return self._ask_for_the_rest(exchange, frame, names, denied, verdict)
-            return self._refuse(exchange, frame, names, denied, verdict)
-        if is_audited and self._audit is not None:
-            self._lines[exchange.number] = self._line(exchange, names, verdict)
+            if exchange.plan.api_key == METADATA and names.all_of is None and not names.is_empty():
+                return (yield from self._ask_for_the_rest(exchange, frame, names, denied, verdict))
+            return (yield from self._refuse(exchange, frame, names, denied, verdict))
+        decision = yield from self._passed(exchange, frame, rules, names, also)
+        if is_audited and self._audit is not None and not isinstance(decision, Close):
+            self._await_outcome(exchange, self._line(exchange, names, verdict))
+        return decision
+
+    def _passed(
+        self, exchange: Exchange, frame: Any, rules: ApiRules, names: Names, also: ApiRules | None
+    ) -> Slices[Decision]:
+        """What is done with a request of which nothing is denied, and what with its answer."""
+        plan = exchange.plan
+        key, version = plan.api_key, plan.api_version
         if names.all_of is not None and self._policy.filters_lists and plan.api in LISTS:
             self._filter(exchange, rules)
+        elif key == CREATE_TOPICS and also is not None and also.restricts(TOPIC):
+            self._edits[exchange.number] = partial(
+                hide_settings, version, sees=lambda name: also.named(TOPIC, name).allowed
+            )
+            exchange.plan = self._interest.held_plan(plan)
         elif self._hides(key):
-            self._edits[exchange.number] = partial(hide_mentioned, key, version, sees=self._clearance.sees)
+            clearance = self._clearance
+            self._edits[exchange.number] = partial(
+                hide_mentioned, key, version, sees=clearance.sees, sees_every_topic=clearance.sees_every_topic
+            )
             exchange.plan = self._interest.held_plan(plan)
         if key == FETCH and rules.restricts(TOPIC):
-            return self._without_session(exchange, frame)
+            return (yield from self._without_session(exchange, frame))
         if key in (SHARE_FETCH, SHARE_ACKNOWLEDGE) and rules.restricts(TOPIC):
-            return self._of_own_share_session(exchange, frame)
+            return (yield from self._of_own_share_session(exchange, frame))
         if key == DESCRIBE_TOPIC_PARTITIONS and self._cursors:
-            return self._with_real_cursor(exchange, frame)
-        if clears:
+            return (yield from self._with_real_cursor(exchange, frame))
+        if key == METADATA and (yield from self._clears(also, names.also)):
             try:
-                patched = metadata_request(version, frame, None, clear_auto_creation=True)
+                patched = yield from metadata_request(version, frame, None, clear_auto_creation=True)
             except Malformed as fault:
                 return self._close(exchange, MALFORMED, str(fault))
             return None if patched is None else Replace(patched)
         return None
 
-    def _without_session(self, exchange: Exchange, frame: Any) -> Decision:
+    def _without_session(self, exchange: Exchange, frame: Any) -> Slices[Decision]:
         """What goes on with a session reads what an earlier request named, which may be another client's."""
         version = exchange.plan.api_version
         try:
-            patched = without_session(version, memoryview(frame))
+            patched = yield from without_session(version, memoryview(frame))
         except Malformed as fault:
             return self._close(exchange, MALFORMED, str(fault))
         if patched == UNKNOWN_SESSION:
             return Answer(*unknown_session(version, exchange.correlation_id))
         return None if patched is None else Replace(patched)
 
-    def _of_own_share_session(self, exchange: Exchange, frame: Any) -> Decision:
+    def _of_own_share_session(self, exchange: Exchange, frame: Any) -> Slices[Decision]:
         """What goes on with a session reads what was named when it began, which may have been another client."""
         plan = exchange.plan
         try:
-            if self._share_sessions.goes_on(plan.api_key, plan.api_version, memoryview(frame)):
+            goes_on = self._share_sessions.goes_on(plan.api_key, plan.api_version, memoryview(frame))
+            if (yield from goes_on):
                 return None
         except Malformed as fault:
             return self._close(exchange, MALFORMED, str(fault))
         return Answer(*no_session(plan.api_key, plan.api_version, exchange.correlation_id))
 
-    def _with_real_cursor(self, exchange: Exchange, frame: Any) -> Decision:
+    def _with_real_cursor(self, exchange: Exchange, frame: Any) -> Slices[Decision]:
         """A list goes on at a topic that the client may not see: it was given another name for it."""
         try:
-            cursor = cursor_of(exchange.plan.api_version, "request", memoryview(frame))
+            cursor = yield from cursor_of(exchange.plan.api_version, "request", memoryview(frame))
         except Malformed as fault:
             return self._close(exchange, MALFORMED, str(fault))
         if cursor is None or (topic := self._cursors.get(cursor[0])) is None:
             return None
-        return Replace(with_cursor(memoryview(frame), cursor[1], cursor[2], topic))
+        return Replace((yield from with_cursor(memoryview(frame), cursor[1], cursor[2], topic)))
 
-    def _hide_cursor(self, rules: ApiRules, version: int, frame: memoryview) -> bytes | None:
-        cursor = cursor_of(version, "response", frame)
+    def _hide_cursor(self, rules: ApiRules, version: int, frame: memoryview) -> Slices[bytes | None]:
+        cursor = yield from cursor_of(version, "response", frame)
         if cursor is None or rules.named(TOPIC, cursor[0]).allowed:
             return None
         shown = f"(hidden-{self._next_cursor})"  # no topic can be called so
@@ -209,30 +292,66 @@ class PolicyAuthorizer:
         self._cursors[shown] = cursor[0]
         if len(self._cursors) > MAX_CURSORS:
             del self._cursors[next(iter(self._cursors))]
-        return with_cursor(frame, cursor[1], cursor[2], shown)
+        return (yield from with_cursor(frame, cursor[1], cursor[2], shown))
 
     def _treat(self, key: int, version: int) -> Treatment:
         """What is done with requests of a version, for the clearance of now."""
         policy = self._policy
         rules = self._clearance.api(key, version)
-        is_audited, clears = policy.is_audited(key), policy.clears_auto_creation(key, version)
+        is_audited, also = policy.is_audited(key), self._clearance.also(key)
         passes = rules.constant is not None and rules.constant.allowed
-        passes = passes and not (is_audited or clears or self._hides(key))
-        return rules, None if passes else reader(key, version), is_audited, clears
+        passes = passes and not (is_audited or also is not None or self._hides(key))
+        peeks = passes and self._clearance.peeks(key, version)
+        read = None if passes and not peeks else quick_reader(key, version)
+        return Treatment(rules, read, peek(key, version) if peeks else None, is_audited, also)
+
+    def _clears(self, also: ApiRules | None, names: Iterable[str]) -> Slices[bool]:
+        """Whether brokers must create none of the topics that a Metadata asks for, since one of them may not be."""
+        if also is not None:
+            for some in _sliced(names):
+                yield
+                if not all(also.named(TOPIC, name).allowed for name in some):
+                    return True
+        return False
+
+    def _judge_also(self, also: ApiRules, names: Names, verdict: Verdict) -> Slices[tuple[Denied, Verdict]]:
+        """The same as of `_judge`, for the topics that a broker would create."""
+        denied: Denied = {}
+        for some in _sliced(names.also):
+            yield
+            for name in some:
+                found = also.named(TOPIC, name)
+                if not found.allowed:
+                    verdict = found if not denied else verdict
+                    denied[TOPIC, name] = CODES[TOPIC]
+        return denied, verdict
 
     def _hides(self, key: int) -> bool:
         return self._policy.hides_in(key) and not self._clearance.sees_all
 
-    def edit(self, exchange: Exchange, frame: Any) -> bytes | None:
+    def edit(self, exchange: Exchange, frame: Any) -> bytes | Later | None:
         edit = self._edits.pop(exchange.number, None)
-        return None if edit is None else edit(frame)
+        if edit is None or len(frame) <= SHORT_ANSWER:
+            self._pending.forget(exchange.number)
+            return None if edit is None else at_once(edit(frame))
+        return Later(partial(self._edited, exchange.number, edit))
+
+    def _edited(
+        self, number: int, edit: Callable[[memoryview], Slices[bytes | None]], answer: memoryview
+    ) -> Slices[bytes | None]:
+        edited = yield from edit(answer)
+        self._pending.forget(number)
+        return edited
 
     def too_large(self, exchange: Exchange) -> None:
         self._tell(exchange, None, TOO_LARGE)
 
-    def _judge(self, rules: ApiRules, names: Names, api: str) -> tuple[dict[tuple[str, str | UUID], int], Verdict]:
+    def _judge(self, rules: ApiRules, names: Names, api: str) -> Slices[tuple[Denied, Verdict]]:
         """(what is denied and with which error, the verdict that the audit names: of the first denied, else any)"""
-        denied: dict[tuple[str, str | UUID], int] = {}
+        if rules.is_of_cluster and not rules.cluster().allowed:
+            return {(CLUSTER, ""): CODES[CLUSTER]}, rules.cluster()
+        denied: Denied = {}
+        work = 0
         first: Verdict | None = None
         verdict: Verdict | None = None
 
@@ -242,11 +361,19 @@ class PolicyAuthorizer:
             (TRANSACTIONAL_ID, names.transactional_id),
         ):
             for name in found:
+                if work >= SLICE_NAMES:
+                    work = 0
+                    yield
+                work += 1 + (len(name) >> NAME_SHIFT)
                 verdict = rules.named(kind, name)
                 if not verdict.allowed:
                     first = first or verdict
                     denied[kind, name] = CODES[kind]
         for topic_id in names.topic_id:
+            if work >= SLICE_NAMES:
+                work = 0
+                yield
+            work += 1
             verdict = self._by_id(rules, topic_id)
             if not verdict.allowed:
                 first = first or verdict
@@ -290,15 +417,18 @@ class PolicyAuthorizer:
         self._client_head = None
         if (plan.api, plan.api_version) != _NO_CLIENT_ID and len(frame) >= _CLIENT_ID_AT:
             length = int.from_bytes(frame[REQUEST_HEAD_BYTES:_CLIENT_ID_AT], "big", signed=True)
-            if length >= 0:
+            if 0 <= length <= len(frame) - _CLIENT_ID_AT:  # else it is none: a token without a header, for one
                 text = bytes(frame[_CLIENT_ID_AT : _CLIENT_ID_AT + length])
                 if plan.known:
                     self._client_head = bytes(frame[REQUEST_HEAD_BYTES : _CLIENT_ID_AT + length])
         if text != self._client_id:
             self._client_id = text
-            self._client_name = None if text is None else str(text, "utf-8", "replace")
-            self._clearance = self._clearance_of(self._client_name)
+            name = None if text is None else str(text, "utf-8", "replace")
+            self._clearance = self._clearance_of(name)
             self._treatments.clear()
+            self._client_name = name and name[:MAX_ID_BYTES]
+            if text is not None and len(text) > MAX_ID_BYTES:
+                self._client_head, self._client_id = None, object()  # it is read again next time
         exchange.client_id = self._client_name
 
     # --- refusals ----------------------------------------------------------------------------------------------------
@@ -309,25 +439,33 @@ class PolicyAuthorizer:
         return None if verdict.allowed else self._close(exchange, verdict)
 
     def _refuse(
-        self,
-        exchange: Exchange,
-        frame: Any,
-        names: Names,
-        denied: dict[tuple[str, str | UUID], int],
-        verdict: Verdict,
-    ) -> Answer | Close:
+        self, exchange: Exchange, frame: Any, names: Names, denied: Denied, verdict: Verdict
+    ) -> Slices[Answer | Close]:
         plan = exchange.plan
         text = f"{plan.api} was refused by kproxy: {verdict.why}"
         try:
-            _, body = decode_request(frame[4:])
+            body = yield from request_in_slices(frame[4:])
             if plan.api_key == 0 and body["acks"] == 0:
                 return self._close(exchange, verdict, "a producer with acks=0 gets no answer", names)
-            answer = refusal(plan.api_key, plan.api_version, exchange.correlation_id, body, denied, text)
+            made = refusal(plan.api_key, plan.api_version, exchange.correlation_id, body, denied, text)
+            answer = yield from made
         except ProtocolError as fault:
             return self._close(exchange, MALFORMED, str(fault), names)
         if answer is None:
             return self._close(exchange, verdict, "the answer has no place for an error", names)
         self._tell(exchange, names, verdict)
+        yield from freed_in_slices([body, denied, names.topic, names.group, names.transactional_id, names.topic_id])
+        return Answer(*answer)
+
+    def _refuse_unread(self, exchange: Exchange, why: str) -> Answer | Close:
+        """Refuse a request of more elements than are read: with one error for all of it, where the answer has one."""
+        plan = exchange.plan
+        denied: Denied = {(CLUSTER, ""): INVALID_REQUEST}
+        text = f"{plan.api} was refused by kproxy: {why}"
+        answer = at_once(refusal(plan.api_key, plan.api_version, exchange.correlation_id, {}, denied, text))
+        if answer is None or plan.api_key == PRODUCE:  # whose acks were not read
+            return self._close(exchange, TOO_LARGE, why)
+        self._tell(exchange, None, TOO_LARGE)
         return Answer(*answer)
 
     def _close(self, exchange: Exchange, verdict: Verdict, more: str = "", names: Names | None = None) -> Close:
@@ -344,27 +482,37 @@ class PolicyAuthorizer:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def _ask_for_the_rest(
-        self,
-        exchange: Exchange,
-        frame: Any,
-        names: Names,
-        denied: dict[tuple[str, str | UUID], int],
-        verdict: Verdict,
-    ) -> Replace | Close | None:
+        self, exchange: Exchange, frame: Any, names: Names, denied: Denied, verdict: Verdict
+    ) -> Slices[Replace | Close | None]:
         """Ask a Metadata for the topics that are not denied, and put an error for each other into the answer."""
         plan = exchange.plan
         version = plan.api_version
         # The name behind an id that is not known yet decides when the answer names it.
-        unknown = {what for (_, what), code in denied.items() if code == UNKNOWN_TOPIC_ID_CODE}
-        errors = {what: code for (_, what), code in denied.items() if what not in unknown}
+        unknown: set[str | UUID] = set()
+        errors: dict[str | UUID, int] = {}
+        kept_bytes = 0
+        for number, ((_, what), code) in enumerate(denied.items(), 1):
+            if number % SLICE_NAMES == 0:
+                yield
+            kept_bytes += bytes_of_names((what,))
+            if code == UNKNOWN_TOPIC_ID_CODE:
+                unknown.add(what)
+            else:
+                errors[what] = code
         rules = self._clearance.api(METADATA, version)
-        allowed = {name for name in names.topic if (TOPIC, name) not in denied}
+        allowed: set[str] = set()
+        for number, name in enumerate(names.topic, 1):
+            if number % SLICE_NAMES == 0:
+                yield
+            if name not in errors and name not in allowed:
+                kept_bytes += bytes_of_names((name,))
+                allowed.add(name)
         by_id = bool(names.topic_id)
 
         def keep_asked(found: list[str | UUID]) -> bool:
             return not any(what in errors for what in found)
 
-        def edit(answer: memoryview) -> bytes | None:
+        def edit(answer: memoryview) -> Slices[bytes | None]:
             late: list[tuple[str | UUID, int]] = []
 
             def keep(found: list[str | UUID]) -> bool:
@@ -377,14 +525,20 @@ class PolicyAuthorizer:
                 return False
 
             # Twice where an id proved to be of a denied topic: its error is known only then.
-            edited = metadata_answer(version, answer, keep, list(errors.items()))
-            return metadata_answer(version, answer, keep, [*errors.items(), *late]) if late else edited
+            edited = yield from metadata_answer(version, answer, keep, list(errors.items()))
+            if late:
+                edited = yield from metadata_answer(version, answer, keep, [*errors.items(), *late])
+            return edited
 
-        clears = self._policy.clears_auto_creation(plan.api_key, version)
+        also = self._clearance.also(plan.api_key)
+        clears = yield from self._clears(also, allowed.intersection(names.also))
         try:
-            patched = metadata_request(version, frame, keep_asked, clear_auto_creation=clears)
+            patched = yield from metadata_request(version, frame, keep_asked, clear_auto_creation=clears)
         except Malformed as fault:
             return self._close(exchange, MALFORMED, str(fault), names)
+        if not self._pending.keep(exchange.number, kept_bytes):
+            text = f"a connection keeps {MAX_KEPT_BYTES} bytes of names until answers are there: await them"
+            return self._close(exchange, TOO_LARGE, text)
         if errors:
             self._tell(exchange, names, verdict)
         self._edits[exchange.number] = edit
@@ -404,67 +558,31 @@ class PolicyAuthorizer:
                     return rules.named(kind, what).allowed
             return all(isinstance(what, UUID) and self._by_id(rules, what).allowed for what in found)
 
-        def edit(answer: memoryview) -> bytes | None:
-            listed = filter_list(plan.api_key, plan.api_version, answer, keep)
+        def edit(answer: memoryview) -> Slices[bytes | None]:
+            listed = yield from filter_list(plan.api_key, plan.api_version, answer, keep)
             if plan.api_key != DESCRIBE_TOPIC_PARTITIONS:
                 return listed
-            paged = self._hide_cursor(rules, plan.api_version, answer if listed is None else memoryview(listed))
+            view = answer if listed is None else memoryview(listed)
+            paged = yield from self._hide_cursor(rules, plan.api_version, view)
             return listed if paged is None else paged
 
         self._edits[exchange.number] = edit
         exchange.plan = self._interest.held_plan(plan)
 
-    # --- events ------------------------------------------------------------------------------------------------------
 
-    def events(self, events: list[Event]) -> None:
-        """Learn from answers, and finish the audit of administrative requests."""
-        for event in events:
-            if event.__class__ is Exchange:
-                body = event.response_body
-                if body is not None and body.names:
-                    self._names.learn(body.names)
-                if self._lines and event.number in self._lines:
-                    self._finish(self._lines.pop(event.number), event)
-            elif event.__class__ is ClientNamed:
-                self._software = event.name, event.version
-            elif event.__class__ is Unanswered:
-                self._edits.pop(event.exchange.number, None)
-                line = self._lines.pop(event.exchange.number, None)
-                if line is not None:
-                    self._finish(line, event.exchange)
+def _work(names: Iterable[str]) -> int:
+    """How much work it is to judge these, in names of a usual length."""
+    return sum(1 + (len(name) >> NAME_SHIFT) for name in names)
 
-    def _finish(self, line: dict[str, Any], exchange: Exchange) -> None:
-        assert self._audit is not None
-        line["outcome"] = exchange.outcome
-        if exchange.outcome is ANSWERED:
-            line["errors"] = shown([error_name(code) for code in exchange.errors])
-        self._audit.add(line)
 
-    def _line(self, exchange: Exchange, names: Names | None, verdict: Verdict) -> dict[str, Any]:
-        """A line of the audit, as far as it is known when the request is decided."""
-        peer, plan = self._peer, exchange.plan
-        line: dict[str, Any] = {
-            "time": timestamp(exchange.request_start),
-            "cluster": peer.cluster,
-            "client": peer.client,
-            "principal": peer.principal,
-            "client_id": exchange.client_id and exchange.client_id[:MAX_NAME],
-            "software": " ".join(self._software)[:MAX_NAME] if self._software else None,
-            "api": plan.api,
-            "version": plan.api_version,
-            "decision": "allow" if verdict.allowed else "deny",
-            "rule": verdict.rule,
-            "reason": verdict.reason,
-        }
-        if names is not None:
-            of_ids = [self._names.names.get(topic_id, str(topic_id)) for topic_id in names.topic_id]
-            for kind, found in (
-                ("topics", names.topic + of_ids),
-                ("groups", names.group),
-                ("transactional_ids", names.transactional_id),
-            ):
-                if found:
-                    line[kind] = shown(found)
-            if names.all_of is not None:
-                line["all"] = names.all_of
-        return line
+def _sliced(names: Iterable[str]) -> Iterator[list[str]]:
+    """Names, in lists that are judged between two yields."""
+    some: list[str] = []
+    work = 0
+    for name in names:
+        some.append(name)
+        work += 1 + (len(name) >> NAME_SHIFT)
+        if work >= SLICE_NAMES:
+            yield some
+            some, work = [], 0
+    yield some

@@ -11,9 +11,10 @@ from functools import partial
 from typing import Any
 
 from kproxy.protocol.schema import schema
-from kproxy.proxy.access.policy import Patterns
+from kproxy.proxy.access.globs import Patterns
 from kproxy.proxy.access.policy_explain import ANONYMOUS
 from kproxy.proxy.access.policy_resources import ENVELOPE, KINDS, kinds_of
+from kproxy.proxy.access.rights import is_of_cluster
 from kproxy.proxy.config.api_groups import READ_ONLY, group_keys
 from kproxy.proxy.config.checks import knows_clients
 from kproxy.proxy.config.policy import MAX_PATTERN, Rule
@@ -40,6 +41,12 @@ def idle_rules(cluster: Cluster) -> Iterator[tuple[str, str]]:
                 f"no request of {', '.join(rule.api)} names a {' or '.join(kinds)}, so it matches nothing: leave "
                 f"{' and '.join(kinds)} out, or say which other APIs are meant",
             )
+        elif rule.action == "allow" and _is_of_cluster(rule) and (kinds := _kinds_of(rule)):
+            yield (
+                f"{place}.{kinds[0]}",
+                f"brokers ask for a right on the whole cluster for {', '.join(rule.api)}, so no rule with names allows "
+                f"it: leave {' and '.join(kinds)} out",
+            )
         elif rule.action == "deny" and rule.keys is not None and rule.keys <= group_keys("always"):
             yield f"{place}.api", "these requests always pass, since no client could begin without: no rule denies them"
         elif rule.action == "allow" and cluster.read_only and _readable().isdisjoint(rule.keys or _readable()):
@@ -62,7 +69,7 @@ def _readable() -> frozenset[int]:
 
 def _never_named(rule: Rule) -> list[str]:
     """The kinds that it is about, if it is known of every request of its APIs that it names none of them."""
-    wanted = [kind for kind in KINDS if getattr(rule, kind) is not None]
+    wanted = _kinds_of(rule)
     for key in rule.keys or ():
         api = schema().apis.get(key)
         if api is None or key == ENVELOPE:
@@ -71,6 +78,20 @@ def _never_named(rule: Rule) -> list[str]:
         if not versions or any(not kinds_of(key, version).isdisjoint(wanted) for version in versions):
             return []
     return wanted if rule.keys is not None else []
+
+
+def _kinds_of(rule: Rule) -> list[str]:
+    return [kind for kind in KINDS if getattr(rule, kind) is not None]
+
+
+def _is_of_cluster(rule: Rule) -> bool:
+    """Whether it is known of every request of its APIs that brokers ask for rights on the cluster alone."""
+    for key in rule.keys or ():
+        api = schema().apis.get(key)
+        versions = [] if api is None else [version for version in api.request.versions if _has(rule, version)]
+        if not versions or not all(is_of_cluster(key, version) for version in versions):
+            return False
+    return rule.keys is not None
 
 
 def _has(rule: Rule, version: int) -> bool:
@@ -89,9 +110,10 @@ def _covers(earlier: Rule, rule: Rule) -> bool:
         rule.address is None or not all(_is_in(network, earlier.address) for network in rule.address)
     ):
         return False
-    named = [kind for kind in KINDS if getattr(rule, kind) is not None]
-    decided = [kind for kind in KINDS if getattr(earlier, kind) is not None]
+    named, decided = _kinds_of(rule), _kinds_of(earlier)
     if decided and (not named or not set(named) <= set(decided)):
+        return False
+    if decided and earlier.action == "allow" and _is_of_cluster(rule):
         return False
     names = ("principal", "client_id", *(named if decided else ()))
     return all(_all_match(getattr(earlier, name), getattr(rule, name)) for name in names)

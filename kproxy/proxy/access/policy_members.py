@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from kproxy.errors import ProtocolError
-from kproxy.protocol.codec import decode_data, encode_data, locate
+from kproxy.protocol.codec import Slices, data_in_slices, encoded_in_slices, locate_in_slices
 from kproxy.protocol.primitives import read_uvarint, write_uvarint
 from kproxy.protocol.schema import schema
-from kproxy.wire.frames import Edit, patched
+from kproxy.wire.frames import Edit, patched_in_slices
 
 DESCRIBE_GROUPS = 15
+_SLICE_BYTES = 4 * 1024  # what is read between two yields
+_SLICE_TOPICS = 256
 _BODY = 8  # behind the size and the correlation id
 _CONSUMER = b"consumer"
 _KIND = "groups.protocolType"
@@ -30,35 +32,47 @@ _PATHS = (_KIND, *_BYTES)
 SeesTopic = Callable[[str], bool]  # whether the client may see a topic
 
 
-def hide_in_members(version: int, frame: memoryview, sees: SeesTopic) -> bytes | None:
-    """The answer without topics that the client may not see; None: there is none."""
+def hide_in_members(version: int, frame: memoryview, sees: SeesTopic) -> Slices[bytes | None]:
+    """The answer without topics that the client may not see, in slices; None: there is none."""
     compact = version in schema().apis[DESCRIBE_GROUPS].response.flexible_versions
     edits: list[Edit] = []
     is_consumers = False
-    for index, start, end in locate(DESCRIBE_GROUPS, version, "response", _PATHS)(frame, _BODY, len(frame)):
+    spans = yield from locate_in_slices(DESCRIBE_GROUPS, version, "response", _PATHS)(frame, _BODY, len(frame))
+    left_bytes = _SLICE_BYTES
+    for index, start, end in spans:
+        left_bytes -= end - start
+        if left_bytes < 0:
+            left_bytes = _SLICE_BYTES
+            yield
         if index == 0:
             begin = read_uvarint(frame, start)[1] if compact else start + 2
             is_consumers = frame[begin:end] == _CONSUMER
         elif is_consumers:
             begin = read_uvarint(frame, start)[1] if compact else start + 4
             said = bytes(frame[begin:end])
-            left = _without(*_BYTES[_PATHS[index]], said, sees) if said else said
+            left = (yield from _without(*_BYTES[_PATHS[index]], said, sees)) if said else said
             if left != said:
                 size = write_uvarint(len(left) + 1) if compact else len(left).to_bytes(4, "big")
                 edits.append((start, end, size + left))
-    return patched(frame, edits) if edits else None
+    return (yield from patched_in_slices(frame, edits)) if edits else None
 
 
-def _without(message: str, arrays: tuple[str, ...], said: bytes, sees: SeesTopic) -> bytes:
+def _without(message: str, arrays: tuple[str, ...], said: bytes, sees: SeesTopic) -> Slices[bytes]:
     """What a member says, without what is hidden; b"" if it cannot be read."""
     try:
-        _, body = decode_data(message, said)
+        body = yield from data_in_slices(message, said)
         for array in arrays:
             if array in body:
-                body[array] = [each for each in body[array] if sees(_topic_of(each))]
+                seen = []
+                for number, each in enumerate(body[array], 1):
+                    if number % _SLICE_TOPICS == 0:
+                        yield
+                    if sees(_topic_of(each)):
+                        seen.append(each)
+                body[array] = seen
         if body["userData"]:
             body["userData"] = None
-        return encode_data(message, int.from_bytes(said[:2], "big"), body)
+        return (yield from encoded_in_slices(message, int.from_bytes(said[:2], "big"), body))
     except ProtocolError:
         return b""
 

@@ -3,26 +3,30 @@
 Built from the schema: ITEMS says which array of an answer has an element for each element of which array of the
 request, and error codes go where the layout has them, at the lowest level that belongs to what was denied. What is
 denied gets the error of its kind. Everything else in the request was not done either, since a request is refused whole;
-it gets an error that clients retry, where they do, or one that says so.
+it gets an error that clients retry, where they do, or one that says so. An answer is made in slices, since it repeats
+everything that its request names.
 
 `refusal` returns None where the layout has no place for an error; the connection is then closed. Refuses to know rules.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
-from kproxy.protocol.codec import encode_response
+from kproxy.protocol.codec import Slices, response_in_slices
 from kproxy.protocol.schema import Field, api_name, schema
 from kproxy.proxy.access.policy_resources import CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, key_names, resource_kind
 
 UNSUPPORTED_VERSION = 35
+INVALID_REQUEST = 42
 UNKNOWN_TOPIC_ID = 100
 CODES = {TOPIC: 29, GROUP: 30, CLUSTER: 31, TRANSACTIONAL_ID: 53}  # *_AUTHORIZATION_FAILED
+_SLICE_FREED = 1024
+_SLICE_STRUCTS = 64  # of an answer, between two yields: some tenths of a millisecond
 _ORDER = (TRANSACTIONAL_ID, GROUP, CLUSTER, TOPIC)  # which of several errors a whole answer gets
 
 # What was denied: (kind, name or topic id) -> the error code. An empty name stands for the request itself.
-Denied = Mapping[tuple[str, str | UUID], int]
+Denied = dict[tuple[str, str | UUID], int]
 
 # By API: array of the answer -> array of the request that it has an element for each of. Those of other versions are
 # left out by the schema. A path whose array lies in another that the answer does not repeat is joined by dots.
@@ -149,17 +153,62 @@ _NOTHING = {
 
 def refusal(
     api_key: int, version: int, correlation_id: int, request: dict[str, Any], denied: Denied, text: str
-) -> tuple[bytes, tuple[int, ...]] | None:
-    """The answer, its 4-byte size included, and all error codes in it; None if it cannot carry an error.
+) -> Slices[tuple[bytes, tuple[int, ...]] | None]:
+    """(the answer, its 4-byte size included, and all error codes in it), in slices; None if it cannot carry an error.
 
     request: the decoded body. text: what the error messages of the answer say, where it has some.
     """
     answer = _Refusal(api_key, version, denied, text)
-    body = answer.body(request)
+    body = yield from answer.body(request)
     if body is None:
         return None
-    frame = encode_response(api_key, version, {"correlationId": correlation_id}, body)
+    frame = yield from response_in_slices(api_key, version, {"correlationId": correlation_id}, body)
+    yield from freed_in_slices(body)
     return len(frame).to_bytes(4, "big") + frame, tuple(answer.errors)
+
+
+def freed_in_slices(value: Any) -> Slices[None]:
+    """Empty lists, dicts and what is in them: to free a hundred thousand objects at once takes some 50 ms."""
+    stack = [value]
+    count = 0
+    while stack:
+        if not stack[-1]:
+            stack.pop()
+            continue
+        last = stack[-1].pop() if stack[-1].__class__ is list else stack[-1].popitem()[1]
+        if last.__class__ is list or last.__class__ is dict:
+            stack.append(last)
+        count += 1
+        if count % _SLICE_FREED == 0:
+            yield
+
+
+class _Struct:
+    """What is known of the structs at a path of an answer, whatever the request."""
+
+    __slots__ = ("arrays", "code", "constants", "message", "repeated")
+
+    def __init__(self, fields: Iterable[Field], path: str, items: Mapping[str, str], version: int) -> None:
+        self.code: str | None = None  # the field of its error code
+        self.message: str | None = None  # that of its error message
+        self.arrays: list[tuple[str, tuple[Field, ...], str, str | None]] = []  # name, fields, path, source
+        self.repeated: list[tuple[str, tuple[str, ...], bool, bool]] = []  # name, names of it, nullable, the first
+        self.constants: dict[str, Any] = {}
+        for field in fields:
+            if field.name in ("errorCode", "partitionErrorCode"):
+                self.code = field.name
+            elif field.name == "errorMessage":
+                self.message = field.name
+            if field.is_array and field.is_struct:
+                below = f"{path}.{field.name}" if path else field.name
+                self.arrays.append((field.name, field.fields, below, items.get(below)))
+            elif path and field.name in _OF_NAME:
+                is_nullable = version in field.nullable_versions
+                self.repeated.append((field.name, _OF_NAME[field.name], is_nullable, not self.repeated))
+            if field.name in _NOTHING:
+                self.constants[field.name] = _NOTHING[field.name]
+            elif field.type == "records":
+                self.constants[field.name] = b""
 
 
 class _Refusal:
@@ -170,75 +219,81 @@ class _Refusal:
         self.denied = denied
         self.text = text
         self.items = ITEMS.get(self.api, {})
-        self.carried: set[tuple[str, str | UUID]] = set()
+        self.structs: dict[str, _Struct] = {}  # by path
+        self.made = 0
+        self.left = denied.copy()  # what no element of the answer has carried
         self.errors: list[int] = []
-        shared = max(denied.values(), default=0) if len(set(denied.values())) == 1 else _whole(denied)
+        codes = set(denied.values())
+        self.whole = _whole(denied)
         innocent = _INNOCENT.get(self.api, _NOT_ATTEMPTED)
-        self.innocent = shared if innocent is None else innocent
+        self.innocent = (codes.pop() if len(codes) == 1 else self.whole) if innocent is None else innocent
 
-    def body(self, request: dict[str, Any]) -> dict[str, Any] | None:
+    def body(self, request: dict[str, Any]) -> Slices[dict[str, Any] | None]:
         context = {"keyType": request.get("keyType", 0)}
-        self._struct(self.fields, "", request, None, context)
-        left = {what: code for what, code in self.denied.items() if what not in self.carried}
-        whole = _whole(left) if left else None
-        self.errors.clear()
-        body = self._struct(self.fields, "", request, whole, context)
+        body = yield from self._struct(self.fields, "", request, None, context)
+        if self.left:  # what no element carries is the error of all that is in the answer
+            self.errors.clear()
+            yield from freed_in_slices(body)
+            body = yield from self._struct(self.fields, "", request, _whole(self.left), context)
+        top = self._known(self.fields, "")
         if self.api in _ONE and not any(self.errors):
-            for field in self._present(self.fields):
-                if field.name == _ONE[self.api]:
-                    body[field.name] = [self._struct(field.fields, field.name, {}, _whole(self.denied), context)]
-        if not any(self.errors) and any(field.name == "errorCode" for field in self._present(self.fields)):
-            self._set(body, self.fields, _whole(self.denied))
-            self.errors.insert(0, body["errorCode"])
+            for name, fields, path, _ in top.arrays:
+                if name == _ONE[self.api]:
+                    body[name] = [(yield from self._struct(fields, path, {}, self.whole, context))]
+        if not any(self.errors) and top.code == "errorCode":
+            self._set(body, top, self.whole)
+            self.errors.insert(0, self.whole)
         return body if any(self.errors) else None
 
-    def _present(self, fields: tuple[Field, ...]) -> Iterator[Field]:
-        version = self.version
-        return (field for field in fields if version in field.versions and version not in field.tagged_versions)
+    def _known(self, fields: tuple[Field, ...], path: str) -> _Struct:
+        known = self.structs.get(path)
+        if known is None:
+            version = self.version
+            present = (one for one in fields if version in one.versions and version not in one.tagged_versions)
+            known = self.structs[path] = _Struct(present, path, self.items, version)
+        return known
 
     def _struct(
         self, fields: tuple[Field, ...], path: str, request: Any, whole: int | None, context: dict[str, Any]
-    ) -> dict[str, Any]:
+    ) -> Slices[dict[str, Any]]:
         """The struct of the answer that belongs to that part of the request. whole: the error of all that is in it."""
+        self.made += 1
+        if self.made % _SLICE_STRUCTS == 0:
+            yield
+        known = self._known(fields, path)
         mine = self._own(request, context) if path else []
         code = self.denied[mine[0]] if mine else whole
-        first = len(self.errors)
-        has_code = False
-        out: dict[str, Any] = {}
-        for field in self._present(fields):
-            if field.name in ("errorCode", "partitionErrorCode"):
-                has_code = True
-            elif field.is_array and field.is_struct:
-                below = f"{path}.{field.name}" if path else field.name
-                source = self.items.get(below)
-                out[field.name] = [
-                    self._struct(field.fields, below, item, code, context) for item in _source(request, source)
-                ]
-            elif path and (found := _value(field.name, request, fields, self._present)) is not _ABSENT:
-                if found is not None or self.version in field.nullable_versions:
-                    out[field.name] = found
-            elif field.name in _NOTHING:
-                out[field.name] = _NOTHING[field.name]
-            elif field.type == "records":
-                out[field.name] = b""
-        if has_code:
+        errors = self.errors
+        first = len(errors)
+        out = known.constants.copy()
+        for name, names, is_nullable, is_first in known.repeated:
+            if isinstance(request, dict):
+                found = next((request[one] for one in names if one in request), _ABSENT)
+            else:
+                found = request if is_first else _ABSENT
+            if found is not _ABSENT and (found is not None or is_nullable):
+                out[name] = found
+        for name, below, below_path, source in known.arrays:
+            out[name] = structs = []
+            for item in _source(request, source):
+                structs.append((yield from self._struct(below, below_path, item, code, context)))
+        if known.code is not None:
             own = code
             if own is None and path:
-                inner = any(self.errors[first:])
-                own = 0 if inner else self.innocent
+                own = 0 if len(errors) > first else self.innocent
             if own:
-                self.errors.insert(first, own)
-                self._set(out, fields, own)
-        if len(self.errors) > first:
-            self.carried.update(mine)
+                errors.insert(first, own)
+                self._set(out, known, own)
+        if len(errors) > first:
+            for what in mine:
+                self.left.pop(what, None)
         return out
 
-    def _set(self, out: dict[str, Any], fields: tuple[Field, ...], code: int) -> None:
-        for field in self._present(fields):
-            if field.name in ("errorCode", "partitionErrorCode"):
-                out[field.name] = code
-            elif field.name == "errorMessage":
-                out[field.name] = self.text
+    def _set(self, out: dict[str, Any], known: _Struct, code: int) -> None:
+        if known.code is not None:
+            out[known.code] = code
+        if known.message is not None:
+            out[known.message] = self.text
 
     def _own(self, request: Any, context: dict[str, Any]) -> list[tuple[str, str | UUID]]:
         """What an element of the request itself names, as far as it was denied."""
@@ -270,16 +325,6 @@ def _named(api: str, item: Any, context: dict[str, Any]) -> Iterator[tuple[str, 
 _ABSENT: Any = object()
 
 
-def _value(name: str, request: Any, fields: tuple[Field, ...], present: Callable[..., Iterator[Field]]) -> Any:
-    """What a field of an answer's element repeats of the request's element."""
-    if name not in _OF_NAME:
-        return _ABSENT
-    if isinstance(request, dict):
-        return next((request[one] for one in _OF_NAME[name] if one in request), _ABSENT)
-    first = next(field.name for field in present(fields) if field.name in _OF_NAME)
-    return request if name == first else _ABSENT
-
-
 def _source(request: Any, source: str | None) -> list[Any]:
     """The elements of the request's arrays; "a|b": those of both, "a.b": of the arrays b in the elements of a."""
     if source is None or not isinstance(request, dict):
@@ -294,8 +339,5 @@ def _source(request: Any, source: str | None) -> list[Any]:
 
 def _whole(denied: Denied) -> int:
     """The error of a whole request."""
-    for kind in _ORDER:
-        for (of_kind, _), code in denied.items():
-            if of_kind == kind:
-                return code
-    return CODES[CLUSTER]
+    by_kind = {kind: code for (kind, _), code in reversed(denied.items())} if denied else {}
+    return next((by_kind[kind] for kind in _ORDER if kind in by_kind), CODES[CLUSTER])

@@ -1,19 +1,24 @@
 """Which topics, groups and transactional ids a request names, read by plans that are compiled from the schema.
 
 Duty: NAMED says which fields of which request name what; `reader` compiles, for one API and version, the code that
-reads these fields and steps over all else, record payloads included. Bounds: a request with more than MAX_ELEMENTS
-elements in its arrays is Malformed, so that a hostile one takes some tens of milliseconds at most. Text that is not
-UTF-8 is read with replacement characters, as brokers do. Refuses to know rules.
+reads these fields and steps over all else, record payloads included. What is decided is read as a broker reads it:
+Kafka's generated classes read known tagged fields by their content and ignore their sizes, let the last of several win,
+and replace text that is not UTF-8. Requests in which any of that makes a difference are Malformed. Those with more than
+MAX_ELEMENTS elements in their arrays and tagged fields are TooManyElements, which bounds the memory that one takes;
+those with more than FEW_ELEMENTS are read in slices, which bounds the time of a call. Bytes behind the end are stepped
+over: no broker reads them, and librdkafka sends some behind the Metadata v13 that asks for all topics. Refuses to know
+rules.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 from uuid import UUID
 
-from kproxy.protocol.codec import Plan, api_message, paths_of
+from kproxy.errors import Malformed
+from kproxy.protocol.codec import Plan, Slices, api_message, paths_of
 from kproxy.protocol.plans import Length
-from kproxy.protocol.schema import Field, Message, schema
+from kproxy.protocol.schema import Api, Field, Message, schema
 
 TOPIC, GROUP, TRANSACTIONAL_ID = "topic", "group", "transactional_id"
 CLUSTER = "cluster"  # what is none of them: brokers, access rules, quotas, users
@@ -23,15 +28,26 @@ METADATA = 3
 DESCRIBE_TRANSACTIONS = 65
 ENVELOPE = 58  # carries another request, in the name of somebody else
 MAX_ELEMENTS = 64 * 1024
+FEW_ELEMENTS = 128  # read in one call
+_SLICE_NOTED = 1024
 
 _ID = "topic_id"  # names a topic too
+
+# What consumers and debugging tools say of themselves in place of a broker's id. A broker takes any other id for that
+# of a replica: it moves the high watermark by what a Fetch asks for, and shows what is not replicated yet.
+CLIENT_REPLICA_IDS = (-1, -2)
 
 # By API: the fields that name something, each with what it names. "[]": each element of an array. APIs that are not
 # here name nothing that rules distinguish.
 NAMED: dict[str, dict[str, str]] = {
     "Produce": {"transactionalId": TRANSACTIONAL_ID, "topicData.name": TOPIC, "topicData.topicId": _ID},
-    "Fetch": {"topics.topic": TOPIC, "topics.topicId": _ID},
-    "ListOffsets": {"topics.name": TOPIC},
+    "Fetch": {
+        "topics.topic": TOPIC,
+        "topics.topicId": _ID,
+        "replicaId": "replica",
+        "replicaState.replicaId": "replica",
+    },
+    "ListOffsets": {"topics.name": TOPIC, "replicaId": "replica"},
     "Metadata": {"topics.name": TOPIC, "topics.topicId": _ID},
     "OffsetCommit": {"groupId": GROUP, "topics.name": TOPIC, "topics.topicId": _ID},
     "OffsetFetch": {
@@ -50,8 +66,8 @@ NAMED: dict[str, dict[str, str]] = {
     "CreateTopics": {"topics.name": TOPIC},
     "DeleteTopics": {"topicNames[]": TOPIC, "topics.name": TOPIC, "topics.topicId": _ID},
     "DeleteRecords": {"topics.name": TOPIC},
-    "InitProducerId": {"transactionalId": TRANSACTIONAL_ID},
-    "OffsetForLeaderEpoch": {"topics.topic": TOPIC},
+    "InitProducerId": {"transactionalId": TRANSACTIONAL_ID, "enable2Pc": "of_cluster"},
+    "OffsetForLeaderEpoch": {"topics.topic": TOPIC, "replicaId": "replica"},
     "AddPartitionsToTxn": {
         "v3AndBelowTransactionalId": TRANSACTIONAL_ID,
         "v3AndBelowTopics.name": TOPIC,
@@ -134,6 +150,20 @@ NAMED: dict[str, dict[str, str]] = {
     "ReadShareGroupStateSummary": {"groupId": GROUP, "topics.topicId": _ID},
 }
 
+# By API: another one that does the same, and the fields that name the topics of which it does. Brokers create topics
+# for the first two, if they do not exist, and the third's answer has their settings.
+ALSO: dict[str, tuple[str, tuple[str, ...]]] = {
+    "Metadata": ("CreateTopics", ("topics.name",)),
+    "StreamsGroupHeartbeat": (
+        "CreateTopics",
+        (
+            "topology.subtopologies.repartitionSourceTopics.name",
+            "topology.subtopologies.stateChangelogTopics.name",
+        ),
+    ),
+    "CreateTopics": ("DescribeConfigs", ("topics.name",)),
+}
+
 # Arrays whose null means all of a kind, and those whose emptiness does, with the versions in which it does.
 NULL_IS_ALL = {
     "Metadata": ("topics",),
@@ -148,11 +178,11 @@ EMPTY_IS_ALL = {"Metadata": range(1), "DescribeTopicPartitions": range(1 << 15)}
 # Requests that ask for all of a kind by naming nothing.
 ALL_OF = {"ListGroups": GROUP, "ListTransactions": TRANSACTIONAL_ID}
 
-# What KIP-848 and idempotence need beside what they name: a producer id without a transaction is of use to any topic.
-_ALSO = {"InitProducerId": TOPIC}
+# By API: the kind that a request which names nothing is about: a producer id without a transaction is for any topic.
+WITHOUT_NAMES = {"InitProducerId": TOPIC}
 
 _KEY_TYPES = {0: GROUP, 1: TRANSACTIONAL_ID}
-_SHARE_KEY = 2  # "group:topic id:partition" (KIP-932)
+_SHARE_KEY = 2  # "group:topic id:partition" (KIP-932); a broker refuses a group with a colon, and ignores colons behind
 _RESOURCE_TYPES = {2: TOPIC, 32: GROUP}  # ConfigResource.Type
 _ACL_TYPES = {2: TOPIC, 3: GROUP, 5: TRANSACTIONAL_ID}  # ResourceType
 
@@ -160,7 +190,10 @@ _ACL_TYPES = {2: TOPIC, 3: GROUP, 5: TRANSACTIONAL_ID}  # ResourceType
 class Names:
     """What one request names; plans fill it in."""
 
-    __slots__ = ("all_of", "cluster", "expression", "group", "topic", "topic_id", "transactional_id")
+    __slots__ = (
+        *("all_of", "also", "cluster", "elements", "expression", "from_broker", "group", "topic", "topic_id"),
+        "transactional_id",
+    )
 
     def __init__(self) -> None:
         self.topic: list[str] = []
@@ -170,6 +203,9 @@ class Names:
         self.all_of: str | None = None  # a kind of which the request means all
         self.expression: str | None = None  # a broker looks for topics that fit: it may be any of them
         self.cluster = False  # it names something that is none of the kinds, like a broker's settings
+        self.from_broker = False  # it says what only brokers say, like a replica id
+        self.also: list[str] = []  # topics that it names in place of another API: see ALSO
+        self.elements = 0  # of all arrays and tagged fields
 
     def is_empty(self) -> bool:
         return not (
@@ -178,6 +214,13 @@ class Names:
 
 
 Reader = Callable[[Any, int, int], Names]
+Peek = Callable[[Any, int, int], bool]
+QuickReader = Callable[[Any, int, int], Names | None]
+SlicedReader = Callable[[Any, int, int], Slices[Names]]
+
+
+class TooManyElements(Malformed):
+    """A request has more than MAX_ELEMENTS elements."""
 
 
 @cache
@@ -191,7 +234,7 @@ def kinds_of(api_key: int, version: int) -> frozenset[str]:
         kinds |= {GROUP, TRANSACTIONAL_ID} if "key" in kinds else {TOPIC, GROUP}
     if _ID in kinds:
         kinds.add(TOPIC)
-    kinds |= {kind for table in (ALL_OF, _ALSO) if (kind := table.get(api.name))}
+    kinds |= {kind for table in (ALL_OF, WITHOUT_NAMES) if (kind := table.get(api.name))}
     return frozenset(kinds & set(KINDS))
 
 
@@ -212,7 +255,51 @@ def names_resources(api_key: int) -> bool:
 @cache
 def reader(api_key: int, version: int) -> Reader:
     """Compile read(frame, start, end) -> Names; `start` is behind the correlation id. The read raises Malformed."""
-    return _NamesPlan(api_message(api_key, version, "request"), schema().apis[api_key].name, version).reader()
+    return _names_plan(api_key, version).reader()
+
+
+@cache
+def quick_reader(api_key: int, version: int) -> QuickReader:
+    """As `reader`, for requests of at most FEW_ELEMENTS; of others the read returns None."""
+    plan = _names_plan(api_key, version)
+    plan.is_quick = True
+    return plan.reader()
+
+
+@cache
+def sliced_reader(api_key: int, version: int) -> SlicedReader:
+    """As `reader`; the read is a generator."""
+    plan = _names_plan(api_key, version)
+    plan.sliced = True
+    return plan.reader()
+
+
+def _names_plan(api_key: int, version: int) -> "_NamesPlan":
+    return _NamesPlan(api_message(api_key, version, "request"), schema().apis[api_key].name, version)
+
+
+def can_be_from_broker(api_key: int, version: int) -> bool:
+    """Whether requests of that version can say what only brokers say; those of an unknown version may."""
+    api = schema().apis[api_key]
+    return bool(_said_by_brokers(api, version if version in api.request.versions else api.request.versions[-1]))
+
+
+@cache
+def peek(api_key: int, version: int) -> Peek:
+    """Compile peek(frame, start, end) -> Names.from_broker; nothing else is read.
+
+    The peek raises Malformed, but not for what lies behind the field that it looks for.
+    """
+    api = schema().apis[api_key]
+    return _PeekPlan(api.request, api.name, version, _said_by_brokers(api, version)).peek()
+
+
+def _said_by_brokers(api: Api, version: int) -> list[str]:
+    return [
+        path
+        for path, kind in NAMED.get(api.name, {}).items()
+        if kind in ("replica", "key_type") and _is_in(api.request, version, path)
+    ]
 
 
 def _is_in(message: Message, version: int, path: str) -> bool:
@@ -222,10 +309,12 @@ def _is_in(message: Message, version: int, path: str) -> bool:
 class _NamesPlan(Plan):
     """plan(buffer, start, end) -> Names"""
 
-    utf8 = "replace"
+    strict_tags = True
+    is_quick = False  # True: None is returned for more than FEW_ELEMENTS
 
     def __init__(self, message: Message, api: str, version: int) -> None:
         self.named = {path: kind for path, kind in NAMED.get(api, {}).items() if _is_in(message, version, path)}
+        self.also = ALSO.get(api, ("", ()))[1]
         self.all_of_topics = {
             path
             for path in NULL_IS_ALL.get(api, ())
@@ -246,60 +335,124 @@ class _NamesPlan(Plan):
             self.after(f"keys.append({var})")
         elif kind == "expression":
             self.after(f"expression = {var} or expression")
+        elif kind == "replica":
+            self.after(f"from_broker = from_broker or {var} not in {CLIENT_REPLICA_IDS}")
+        elif kind == "of_cluster":
+            self.after(f"cluster = cluster or {var}")
         elif kind == "resource":
             self.after(f"resources.append((resource_type, {var}))")
         else:
             self.after(f"{kind} = {var}")
+        if path in self.also:
+            self.after(f"if {var} is not None: also.append({var})")
+
+    def tags_counted(self, count: str) -> None:
+        self.line(f"if {count} > 0: total += {count}")
+        if self.is_quick:
+            self.line(f"if total > {FEW_ELEMENTS}: return None")
+            return
+        text = f"{self.title}: more than {MAX_ELEMENTS} elements in its arrays and tagged fields"
+        self.line(f"if total > {MAX_ELEMENTS}: raise TooManyElements({text!r})")
 
     def counted(self, path: str, length: Length) -> None:
-        self.line(f"total += {length.var}")
-        with self.block(f"if total > {MAX_ELEMENTS}:"):
-            text = f"{self.title}: more than {MAX_ELEMENTS} elements in its arrays"
-            self.line(f"raise Malformed({text!r})")
+        self.tags_counted(length.var)
         if path in self.all_of_topics:
             self.line(f"if {length.is_null}: all_of = 'topic'")
         if self.empty_is_all and path == "topics":
             self.line(f"if not ({length.is_some}): all_of = 'topic'")
 
-    def reader(self) -> Reader:
-        self.names |= {"Names": Names, "note_keys": _note_keys, "note_resources": _note_resources}
+    def reader(self) -> Callable[[Any, int, int], Any]:
+        self.names |= {"Names": Names, "TooManyElements": TooManyElements}
+        self.names |= {"note_keys": _note_keys, "note_resources": _note_resources}
         special = {"key": ("keys", "note_keys(names, key_type, keys)")}
         special["resource"] = ("resources", "note_resources(names, resources)")
+        each = "yield from {}" if self.sliced else "for _ in {}: pass"
         used = [special[kind] for kind in special if kind in self.named.values()]
+        flags = [
+            flag
+            for kind, flag in (("replica", "from_broker"), ("of_cluster", "cluster"))
+            if kind in self.named.values()
+        ]
+        if self.also:
+            flags.append("also")
         self.line("topics, topic_ids, groups, transactional_ids = [], [], [], []")
         self.line("total = key_type = resource_type = 0")
         self.line(f"all_of = {self.all_of!r}")
         self.line("expression = None")
         for variable, _ in used:
             self.line(f"{variable} = []")
+        for flag in flags:
+            self.line(f"{flag} = {[] if flag == 'also' else False}")
         with self.translated():
             self.header("request")
             self.struct(self.message.fields, "")
+        with self.block("except UnicodeDecodeError:"):
+            self.line(f"raise Malformed({self.title + ': a name that is not UTF-8'!r}) from None")
         self.short("pos > end")
         self.line("names = Names()")
         self.line("names.topic, names.topic_id, names.group = topics, topic_ids, groups")
         self.line("names.transactional_id, names.all_of = transactional_ids, all_of")
-        self.line("names.expression = expression")
+        self.line("names.expression, names.elements = expression, total")
+        for flag in flags:
+            self.line(f"names.{flag} = {flag}")
         for _, statement in used:
-            self.line(statement)
+            self.line(each.format(statement))
         self.line("return names")
         return self.function("buffer, start, end")
 
 
-def _note_keys(names: Names, key_type: int, keys: list[str]) -> None:
-    """The keys of a FindCoordinator: groups, or transactional ids."""
+class _PeekPlan(_NamesPlan):
+    """plan(buffer, start, end) -> bool"""
+
+    def __init__(self, message: Message, api: str, version: int, paths: list[str]) -> None:
+        super().__init__(message, api, version)
+        self.named = {path: kind for path, kind in self.named.items() if path in paths}
+        self.wanted = frozenset(self.named)
+        self._above = set(paths) | {path.partition(".")[0] for path in paths}
+
+    def peek(self) -> Peek:
+        self.names["TooManyElements"] = TooManyElements
+        self.line("total = key_type = 0")
+        self.line("all_of = None")
+        self.line("from_broker = False")
+        fields = self.message.fields
+        # Fields of every request stand in its beginning: what is behind them need not be walked.
+        if all("." not in path for path in self.named):
+            places = [at for at, field in enumerate(fields) if field.name in self.named]
+            fields = fields[: max(places) + 1]
+        with self.translated():
+            self.header("request")
+            if fields is self.message.fields:
+                self.struct(fields, "")
+            else:
+                for field in fields:
+                    if self.version in field.versions:
+                        self.field(field, field.name)
+        self.short("pos > end")
+        self.line(f"return from_broker or key_type == {_SHARE_KEY}")
+        return self.function("buffer, start, end")
+
+
+def _note_keys(names: Names, key_type: int, keys: list[str]) -> Iterator[None]:
+    """The keys of a FindCoordinator, in slices: groups, or transactional ids."""
     kind = _KEY_TYPES.get(key_type)
     if kind is not None:
         getattr(names, kind).extend(keys)
     elif key_type == _SHARE_KEY:
-        names.group.extend(key.rsplit(":", 2)[0] for key in keys)
+        names.from_broker = True  # coordinators of share groups are looked for by brokers
+        for number, key in enumerate(keys, 1):
+            names.group.append(key.partition(":")[0])
+            if number % _SLICE_NOTED == 0:
+                yield
     elif keys:
         names.cluster = True
 
 
-def _note_resources(names: Names, resources: list[tuple[int, str]]) -> None:
-    """The resources of DescribeConfigs and its like: topics, groups, and others, which are the cluster's."""
-    for resource_type, name in resources:
+def _note_resources(names: Names, resources: list[tuple[int, str]]) -> Iterator[None]:
+    """The resources of DescribeConfigs and its like, in slices: topics, groups, and others, which are the cluster's."""
+    for number, (resource_type, name) in enumerate(resources, 1):
+        if number % _SLICE_NOTED == 0:
+            yield
         kind = _RESOURCE_TYPES.get(resource_type)
         if kind is None:
             names.cluster = True
@@ -320,7 +473,7 @@ def acl_kind(resource_type: int) -> str:
 def key_names(key_type: int, key: str) -> tuple[str, str]:
     """(kind, name) of a key of FindCoordinator."""
     if key_type == _SHARE_KEY:
-        return GROUP, key.rsplit(":", 2)[0]
+        return GROUP, key.partition(":")[0]
     return _KEY_TYPES.get(key_type, CLUSTER), key
 
 

@@ -8,7 +8,8 @@ from uuid import UUID
 from kproxy.protocol import codec
 from kproxy.protocol.schema import Field
 from kproxy.proxy.access.policy import Policy
-from kproxy.proxy.access.policy_authorizer import Peer, PolicyAuthorizer
+from kproxy.proxy.access.policy_audit import Peer
+from kproxy.proxy.access.policy_authorizer import PolicyAuthorizer
 from kproxy.proxy.access.topic_names import TopicNames
 from kproxy.proxy.config.settings import Cluster
 from kproxy.wire.events import BROKER, CLIENT
@@ -115,6 +116,8 @@ def _random_value(field: Field, version: int, rng: random.Random) -> Any:
         kind = field.element_type
         if field.is_struct:
             return _random_struct(field.fields, version, rng)
+        if field.name == "replicaId":
+            return rng.choice((-1, -1, -1, -2, 0, 99, -3))
         if kind == "string":
             return rng.choice(TEXTS)
         if kind == "uuid":

@@ -1,21 +1,30 @@
 """What passes a policy, what is refused and how, over any split of the bytes."""
 
+from collections import Counter
+from sys import getsizeof
 from uuid import UUID
 
 import pytest
 
 from kproxy.protocol import codec
+from kproxy.protocol.schema import schema
 from kproxy.proxy.access import policy as policy_module
+from kproxy.proxy.access import policy_lists, policy_refusals
+from kproxy.proxy.access.policy_authorizer import MAX_TREATMENTS, SLICE_NAMES
+from kproxy.proxy.access.policy_refusals import CODES
 from kproxy.wire.authorizer import MAX_HELD_REQUEST
 from kproxy.wire.events import BROKER, CLIENT
 from tests.proxy.access.policies import Decided
-from tests.wire.playbook import foreign_request, request, response
+from tests.wire.playbook import foreign_request, request, response, sized
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, FIND_COORDINATOR = 0, 1, 2, 3, 8, 10
+OFFSET_FETCH = 9
 HEARTBEAT, LIST_GROUPS, API_VERSIONS, CREATE_TOPICS, DELETE_TOPICS = 12, 16, 18, 19, 20
 INIT_PRODUCER_ID, ALTER_CONFIGS, DELETE_GROUPS, ELECT_LEADERS, UNREGISTER_BROKER = 22, 44, 42, 43, 64
 CONSUMER_GROUP_DESCRIBE = 69
+SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
 TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID = 29, 30, 31, 53
+INVALID_REQUEST = 42
 
 NO_SECRETS = {"action": "deny", "topic": "secret-*"}
 A_TOPIC_ID = UUID(int=0xABCDEF)
@@ -114,9 +123,10 @@ def test_everything_on_all_topics_is_judged_by_every_rule():
         talk = Decided(*rules)
         talk.client(request(ELECT_LEADERS, 2, 1, {"topicPartitions": None}))
         assert talk.answer(ELECT_LEADERS, 2)["errorCode"] == CLUSTER
-    talk = Decided({"action": "allow", "topic": "*"})
-    talk.client(request(ELECT_LEADERS, 2, 1, {"topicPartitions": None}))
-    assert len(talk.requests()) == 1
+    for rule, passes in (({"action": "allow", "topic": "*"}, 0), ({"action": "allow", "api": "admin"}, 1)):
+        talk = Decided(rule)  # a broker asks for a right on the cluster
+        talk.client(request(ELECT_LEADERS, 2, 1, {"topicPartitions": None}))
+        assert len(talk.requests()) == passes
 
 
 @pytest.mark.parametrize("rules", [(NO_SECRETS,), ({"action": "allow", "topic": "orders", "group": "*"},)])
@@ -284,6 +294,35 @@ def test_brokers_create_no_topic_for_a_consumer_of_a_read_only_listener(version)
     assert frame[:8] == request(METADATA, version, 1, body)[4:12]
 
 
+@pytest.mark.parametrize("version", [0, 4, 5, 7])
+def test_who_may_not_describe_the_settings_of_a_topic_creates_it_without_seeing_them(version):
+    made = {"numPartitions": 3, "replicationFactor": 1, "configs": [{"name": "retention.ms", "value": "1"}]}
+    answer = {"topics": [{"name": name, **(made if version >= 5 else {})} for name in ("orders", "app-1")]}
+    talk = Decided({"action": "allow", "api": "CreateTopics"}, {"action": "allow", "topic": "orders"})
+    talk.client(request(19, version, 1, {"topics": [{"name": "orders"}, {"name": "app-1"}], "timeoutMs": 1}))
+    assert len(talk.requests()) == 1
+    talk.broker(response(19, version, 1, answer))
+    orders, app = talk.answer(19, version)["topics"]
+    if version >= 5:
+        assert (orders["numPartitions"], orders["configs"][0]["value"]) == (3, "1")
+        assert (app["numPartitions"], app["configs"], app["topicConfigErrorCode"]) == (-1, [], 29)
+    assert app["errorCode"] == 0
+
+
+@pytest.mark.parametrize(("topic", "created"), [("orders", True), ("app-1", False)])
+def test_brokers_create_topics_by_the_way_for_who_may_create_them(topic, created):
+    """Metadata asks all the same; a member of a Streams group is refused, since its broker would create them."""
+    rules = ({"action": "allow", "api": ["describe", "write"]}, {"action": "allow", "topic": "orders"})
+    body = {"topics": [{"name": topic}], "allowAutoTopicCreation": True}
+    (frame,) = Decided(*rules).client(request(METADATA, 9, 1, body)).requests()
+    assert codec.decode_request(frame)[1]["allowAutoTopicCreation"] is created
+    inside = [{"subtopologyId": "0", "stateChangelogTopics": [{"name": topic}], "repartitionSourceTopics": []}]
+    talk = Decided(*rules)
+    talk.client(request(88, 0, 1, {"groupId": "g", "memberId": "m", "topology": {"epoch": 0, "subtopologies": inside}}))
+    assert (len(talk.requests()) == 1) is created
+    assert created or talk.answer(88, 0)["errorCode"] == TOPIC
+
+
 def test_an_api_that_is_unknown_needs_a_rule_that_names_its_number():
     frame = foreign_request(9999, 0, 1, b"\0\1c\0")
     # What a rule denies could be in it.
@@ -322,7 +361,12 @@ def test_what_does_not_decode_or_is_too_large_is_refused():
     talk = Decided(NO_SECRETS)
     names = ["t"] * 70_000
     talk.client(request(DELETE_TOPICS, 5, 1, {"topicNames": names}))
-    assert talk.refusals == {("DeleteTopics", "malformed"): 1}
+    assert talk.refusals == {("DeleteTopics", "too_large"): 1} and talk.faults[0].fatal
+    talk = Decided(NO_SECRETS)  # where the answer has one error for all of it, the connection lives on
+    topics = [{"topic": "t", "partitions": []}] * 70_000
+    talk.client(request(FETCH, 12, 1, {"topics": topics}))
+    assert talk.answer(FETCH, 12)["errorCode"] == INVALID_REQUEST
+    assert talk.refusals == {("Fetch", "too_large"): 1} and not talk.faults and not talk.requests()
     talk = Decided(NO_SECRETS)
     talk.client((MAX_HELD_REQUEST + 1).to_bytes(4, "big") + produce(1, "orders")[4:])
     assert talk.refusals == {("Produce", "too_large"): 1} and talk.faults[0].kind == "held_too_large"
@@ -375,6 +419,7 @@ def test_refusals_are_audited_and_requests_without_an_answer_too():
     assert (lost["decision"], lost["groups"], lost["outcome"]) == ("allow", ["g"], "unanswered")
 
 
+FOR_BROKERS = {"action": "allow", "api": "broker"}
 WRITE_TXN_MARKERS, STOP_REPLICA, ENVELOPE, DELETE_SHARE_GROUP_STATE = 27, 5, 58, 86
 
 
@@ -383,9 +428,10 @@ def test_what_brokers_send_each_other_is_judged_by_what_it_names_too():
     talk = Decided(NO_SECRETS).client(request(WRITE_TXN_MARKERS, 1, 1, {"markers": [markers]}))
     assert talk.sent[BROKER] == b"" and not talk.faults
     topics = [{"topicName": "secret-1", "partitionStates": [{"partitionIndex": 0, "deletePartition": True}]}]
-    talk = Decided(NO_SECRETS).client(request(STOP_REPLICA, 3, 1, {"topicStates": topics}))
-    assert talk.sent[BROKER] == b"" and talk.refusals == {("StopReplica", "rule"): 1}
-    talk = Decided({"action": "deny", "group": "secret-*"})
+    for rules, reason in (((NO_SECRETS,), "cluster_action"), ((NO_SECRETS, FOR_BROKERS), "rule")):
+        talk = Decided(*rules).client(request(STOP_REPLICA, 3, 1, {"topicStates": topics}))
+        assert talk.sent[BROKER] == b"" and talk.refusals == {("StopReplica", reason): 1}
+    talk = Decided({"action": "deny", "group": "secret-*"}, FOR_BROKERS)
     talk.client(request(DELETE_SHARE_GROUP_STATE, 0, 1, {"groupId": "secret-1", "topics": []}))
     assert talk.sent[BROKER] == b"" and talk.refusals == {("DeleteShareGroupState", "rule"): 1}
 
@@ -405,11 +451,19 @@ def test_what_is_remembered_of_names_is_bounded(monkeypatch):
     talk = Decided({"action": "deny", "group": "secret-*"}, {"action": "deny", "client_id": "x"})
     for version in (0, 1, 2):
         talk.client(request(15, version, version, {"groups": [f"g-{version}-{n}" for n in range(90)]}))
-    assert 0 < len(talk.policy.of_names) <= 100
-    before = len(talk.policy.of_names)
+    assert 0 < len(talk.policy._matching) <= 100
+    before = len(talk.policy._matching)
     talk.client(request(15, 0, 9, {"groups": ["long" * 1000]}))  # a name that no topic has
-    assert len(talk.policy.of_names) == before
+    assert len(talk.policy._matching) == before
     assert not talk.faults
+
+
+@pytest.mark.parametrize("token", [b"\0alice\0hunter2-hunter2", b"n,,n=alice,r=hunter2-nonce"])
+def test_a_token_where_a_request_should_be_is_no_client_id(token):
+    """Behind a handshake that its broker refused, for one: bytes 8 and 9 would be the length of an id."""
+    talk = Decided(NO_SECRETS, {"action": "allow", "client_id": "*hunter2*"}, audits=True).client(sized(token))
+    (line,) = talk.audit.lines
+    assert line["client_id"] is None and line["decision"] == "deny" and "nter2" not in str(line)
 
 
 def test_a_line_of_the_audit_is_short_whatever_a_client_calls_itself():
@@ -417,3 +471,149 @@ def test_a_line_of_the_audit_is_short_whatever_a_client_calls_itself():
     body = {"acks": 1, "topicData": [{"name": "secret-1", "partitionData": []}]}
     talk.client(request(PRODUCE, 9, 1, body, client="\n" * 30_000))
     assert len(talk.audit.lines[0]["client_id"]) == 256
+
+
+def test_names_that_are_remembered_have_a_bound_in_bytes(monkeypatch):
+    """256 characters beyond UCS-2 take 1 KiB, and the bits of many rules some more."""
+    monkeypatch.setattr(policy_module, "MAX_REMEMBERED_BYTES", 100_000)
+    talk = Decided({"action": "deny", "group": "secret-*"})
+    for version in (0, 1, 2):
+        wide = [f"\N{GRINNING FACE}-{version}-{n}".ljust(256, "x") for n in range(90)]
+        talk.client(request(15, version, version, {"groups": wide}))
+        assert sum(map(getsizeof, (name for _, name in talk.policy._matching))) < 100_000
+    assert talk.policy._matching and not talk.faults
+
+
+def test_rules_that_identities_remember_are_bounded(monkeypatch):
+    """A client's id can choose among as many sets of rules as there are subsets of them."""
+    rules = [{"action": "deny", "client_id": f"*{letter}*", "group": "g"} for letter in "abcdef"]
+    monkeypatch.setattr(policy_module, "MAX_API_RULES", 200)
+    talk = Decided(*rules)
+    for number in range(64):
+        name = "".join(letter for at, letter in enumerate("abcdef") if number >> at & 1)
+        talk.client(request(15, 0, number, {"groups": ["h"]}, client=name or "z"))
+    clearances = talk.policy._clearances.values()
+    assert len(clearances) == 64 and 0 < sum(len(one._apis) for one in clearances) <= 200 // 8
+    assert len(talk.requests()) == 64
+
+
+def test_what_a_connection_remembers_of_its_client_is_short():
+    talk = Decided({"action": "deny", "client_id": "x*", "group": "g"}, NO_SECRETS)
+    for number in range(3):
+        long = ("x" if number == 1 else "\N{GRINNING FACE}") + "c" * 30_000
+        talk.client(request(15, 0, number, {"groups": ["g"]}, client=long))
+        authorizer = talk.authorizer
+        kept = (authorizer._client_id, authorizer._client_head, authorizer._client_name)
+        assert sum(map(getsizeof, kept)) < 8_000
+    assert len(talk.requests()) == 2 and talk.refusals["DescribeGroups", "rule"] == 1  # by the whole id
+    null = request(15, 0, 9, {"groups": ["g"]}, client=None)
+    talk.client(null)
+    assert len(talk.requests()) == 3
+
+
+def test_of_the_apis_that_a_connection_uses_few_are_remembered():
+    talk = Decided({"action": "deny", "group": "secret-*"}, {"action": "allow"})
+    for key, api in schema().apis.items():
+        if key in (SASL_HANDSHAKE, ENVELOPE, SASL_AUTHENTICATE):
+            continue
+        for version in api.request.versions:
+            talk.client(request(key, version, 1, {}))
+            assert len(talk.authorizer._treatments) <= MAX_TREATMENTS
+    assert talk.session.requests > 4 * MAX_TREATMENTS and not talk.faults
+
+
+class Sliced(Decided):
+    """A dialogue that counts the names which each call of its session judges."""
+
+    def __init__(self, *rules, **settings):
+        super().__init__(*rules, **settings)
+        self.judged = [0]
+        matching = self.policy.matching
+
+        def counted(kind, name):
+            self.judged[-1] += 1
+            return matching(kind, name)
+
+        self.policy.matching = counted  # type: ignore[method-assign]
+
+    def _send(self, pieces):
+        self.judged.append(0)
+        super()._send(pieces)
+
+
+NAMES = [f"{'secret' if number % 3 else 'orders'}-{number}" for number in range(5000)]
+
+
+def test_a_request_of_many_names_that_pass_is_judged_in_slices_whatever_the_rules():
+    talk = Sliced(*({"action": "deny", "topic": f"*secret*{number}*x"} for number in range(200)))
+    ask = request(METADATA, 9, 1, {"topics": [{"name": name} for name in NAMES]})
+    talk.client(ask)
+    assert talk.requests() == [ask[4:]]
+    assert 0 < max(talk.judged) <= SLICE_NAMES and sum(talk.judged) >= len(NAMES)
+
+
+def test_long_names_are_more_work_than_short_ones():
+    talk = Sliced({"action": "deny", "topic": "*secret*x*"})
+    topics = [{"name": "a" * 32_000 + str(number), "partitionData": []} for number in range(20)]
+    talk.client(request(PRODUCE, 9, 1, {"acks": 1, "topicData": topics}))
+    assert len(talk.requests()) == 1
+    assert max(talk.judged) == 1 and sum(talk.judged) == 20
+
+
+@pytest.mark.parametrize("key, version, body", [
+    (15, 5, {"groups": NAMES}),
+    (OFFSET_FETCH, 8, {"groups": [{"groupId": name, "topics": []} for name in NAMES]}),
+    (OFFSET_FETCH, 5, {"groupId": "g", "topics": [{"name": name, "partitionIndexes": [0, 1]} for name in NAMES]}),
+    (32, 4, {"resources": [{"resourceType": 2, "resourceName": name} for name in NAMES]}),
+])  # fmt: skip
+def test_the_refusal_of_many_names_is_that_of_few_and_is_made_in_slices(key, version, body, monkeypatch):
+    """Each slice makes at most so many elements of the answer."""
+    made = []
+    struct = policy_refusals._Refusal._struct
+
+    def counted(self, *args):
+        made.append(talk.calls)
+        return (yield from struct(self, *args))
+
+    monkeypatch.setattr(policy_refusals._Refusal, "_struct", counted)
+    rules = {"action": "deny", "topic": "secret-*"}, {"action": "deny", "group": "secret-*"}
+    talk = Sliced(*rules)
+    ask = request(key, version, 1, body)
+    talk.client(ask)
+    assert max(Counter(made).values()) <= policy_refusals._SLICE_STRUCTS + 1
+    assert max(talk.judged) <= SLICE_NAMES and not talk.requests() and not talk.faults
+    kind = "group" if key != 32 and "groupId" not in body else "topic"
+    denied = {(kind, name): CODES[kind] for name in NAMES if name.startswith("secret")}
+    text = f"{policy_refusals.api_name(key)} was refused by kproxy: rule {2 if kind == 'group' else 1} denies it"
+    expected = codec.at_once(policy_refusals.refusal(key, version, 1, codec.decode_request(ask[4:])[1], denied, text))
+    assert talk.sent[CLIENT] == expected[0]
+    assert sum(talk.refusals.values()) == 1
+    assert talk.session._interest.held._held_bytes == 0
+
+
+def test_a_metadata_of_many_names_is_asked_and_answered_in_slices():
+    talk = Sliced({"action": "deny", "topic": "secret-*"})
+    talk.client(request(METADATA, 9, 1, {"topics": [{"name": name} for name in NAMES]}))
+    (asked,) = talk.requests()
+    orders = [name for name in NAMES if name.startswith("orders")]
+    assert [topic["name"] for topic in codec.decode_request(asked)[1]["topics"]] == orders
+    came = {"topics": [{"name": name, "partitions": []} for name in orders], "brokers": []}
+    calls = talk.calls
+    talk.broker(response(METADATA, 9, 1, came))
+    assert talk.calls - calls > 20  # turns that others have
+    topics = talk.answer(METADATA, 9)["topics"]
+    assert {topic["name"]: topic["errorCode"] for topic in topics} == {
+        name: 0 if name.startswith("orders") else TOPIC for name in NAMES
+    }
+    assert max(talk.judged) <= SLICE_NAMES
+
+
+def test_a_list_of_many_names_is_filtered_in_slices():
+    talk = Sliced({"action": "deny", "group": "secret-*"}, filter_lists=True)
+    talk.client(request(LIST_GROUPS, 4, 1, {}))
+    came = {"groups": [{"groupId": name, "protocolType": "consumer", "groupState": "Stable"} for name in NAMES]}
+    talk.broker(response(LIST_GROUPS, 4, 1, came))
+    assert [group["groupId"] for group in talk.answer(LIST_GROUPS, 4)["groups"]] == [
+        name for name in NAMES if name.startswith("orders")
+    ]
+    assert 0 < max(talk.judged) <= policy_lists._SLICE_SPANS and sum(talk.judged) >= len(NAMES)

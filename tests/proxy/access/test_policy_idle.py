@@ -31,6 +31,12 @@ def found(*rules, **settings):
             "policy[0].transactional_id",
             "Fetch",
         ),
+        (
+            [ALLOW | {"api": ["ElectLeaders", "broker"], "topic": "t"}],
+            {},
+            "policy[0].topic",
+            "right on the whole cluster",
+        ),
         ([DENY | {"api": "ApiVersions"}], {}, "policy[0].api", "always pass"),
         ([ALLOW | {"api": "Produce"}], {"read_only": True}, "policy[0].api", "read_only denies"),
         ([ALLOW, DENY | {"topic": "secret"}], {}, "policy[1]", r"policy\[0\] comes before it and allows all"),
@@ -63,6 +69,8 @@ def test_a_rule_that_never_decides_is_named_with_its_mend(rules, settings, place
         ([DENY | {"api": ["Produce", "JoinGroup"], "group": "g"}], {}),
         ([DENY | {"api": "Envelope", "topic": "t"}], {}),  # what cannot be read is denied by it
         ([DENY | {"api": "999", "topic": "t"}], {}),
+        ([ALLOW | {"api": ["describe", "broker"], "topic": "t"}], {}),
+        ([ALLOW | {"topic": "*"}, DENY | {"api": "ElectLeaders", "topic": "t"}], {}),  # which the first does not allow
         ([DENY | {"api": "Produce", "version": "900-", "group": "g"}], {}),  # of a Kafka to come
         ([ALLOW | {"api": ["Produce", "Fetch"]}], {"read_only": True}),
         ([DENY | {"topic": "secret"}, ALLOW | {"topic": "*"}], {}),

@@ -48,7 +48,7 @@ def test_a_refusal_decodes_and_carries_the_error(api):
         body = random_body(layout, rng)
         request = codec.decode_request(layout.encode(body))[1]
         denied = denied_in(layout, body, rng)
-        made = refusal(layout.api_key, layout.version, 7, request, denied, "no")
+        made = codec.at_once(refusal(layout.api_key, layout.version, 7, request, denied, "no"))
         if made is None:
             assert api not in ALWAYS_TELLS
             continue
@@ -72,7 +72,8 @@ def test_every_item_of_the_request_is_in_the_answer(layout):
         {"name": name, "partitionData": [{"index": index, "records": b""} for index in range(count)]}
         for name, count in topics
     ]
-    frame, _ = refusal(0, layout.version, 1, {"acks": 1, "topicData": data}, {("topic", "b"): 29}, "no") or (b"", ())
+    made = refusal(0, layout.version, 1, {"acks": 1, "topicData": data}, {("topic", "b"): 29}, "no")
+    frame, _ = codec.at_once(made) or (b"", ())
     body = codec.decode_response(frame[4:], 0, layout.version)[1]
     found = [
         (topic["name"], [(one["index"], one["errorCode"]) for one in topic["partitionResponses"]])
@@ -99,5 +100,5 @@ def _has_code(fields: Any, version: int) -> bool:
 
 def test_messages_say_why():
     body = {"topics": [{"name": "t", "numPartitions": 1, "replicationFactor": 1}]}
-    frame, _ = refusal(19, 7, 1, body, {("topic", "t"): 29}, "rule 3 denies it") or (b"", ())
+    frame, _ = codec.at_once(refusal(19, 7, 1, body, {("topic", "t"): 29}, "rule 3 denies it")) or (b"", ())
     assert "rule 3 denies it" in json.dumps(codec.decode_response(frame[4:], 19, 7)[1], default=str)

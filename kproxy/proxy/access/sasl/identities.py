@@ -18,7 +18,7 @@ from re import Pattern, compile, escape
 from kproxy.errors import UpstreamError, install_command
 from kproxy.proxy.access.sasl.mechanisms import OAUTHBEARER, PLAIN, Mechanism, OAuthBearer, Plain, Scram
 from kproxy.proxy.access.sasl.secrets import Secret
-from kproxy.proxy.config.files import open_regular
+from kproxy.proxy.config.files import named, open_regular
 from kproxy.proxy.config.login import Credentials, Login
 
 MAX_SECRET_BYTES = 64 * 1024
@@ -164,7 +164,9 @@ def _read(path: Path, setting: str, *, strips: bool = False) -> Secret:
         with open_regular(path) as file:
             data = file.read(MAX_SECRET_BYTES + 1)
     except OSError as fault:
-        raise UpstreamError(f"{setting}: {path} cannot be read: {fault.strerror or fault}", CREDENTIALS) from None
+        raise UpstreamError(
+            f"{setting}: {named(path)} cannot be read: {fault.strerror or fault}", CREDENTIALS
+        ) from None
     if len(data) > MAX_SECRET_BYTES:
         raise UpstreamError(f"{setting}: {path} is larger than {MAX_SECRET_BYTES} bytes", CREDENTIALS)
     return _secret(data, f"{setting}: {path}", strips=strips)

@@ -24,7 +24,7 @@ from kproxy.proxy.access.sasl.clients import (
     Session,
 )
 from kproxy.proxy.access.sasl.tokens import UnknownKeyError
-from kproxy.wire.authorizer import HOLD, Answer, Authorizer, Close, Decision, Hold, answered
+from kproxy.wire.authorizer import HOLD, Answer, Authorizer, Close, Decision, Hold, Later, answered
 from kproxy.wire.events import Exchange
 
 LOGIN_APIS = (SASL_HANDSHAKE, SASL_AUTHENTICATE)
@@ -47,12 +47,12 @@ class AnswerLogins:
             return _too_large(exchange) or HOLD
         return self._behind.at_header(exchange) if self._behind is not None else None
 
-    def decide(self, exchange: Exchange, frame: Any) -> Decision:
+    def decide(self, exchange: Exchange, frame: Any) -> Decision | Later:
         if exchange.plan.api_key in LOGIN_APIS:
             return self._login(exchange, frame)
         return self._behind.decide(exchange, frame) if self._behind is not None else None
 
-    def edit(self, exchange: Exchange, frame: Any) -> bytes | None:
+    def edit(self, exchange: Exchange, frame: Any) -> bytes | Later | None:
         return self._behind.edit(exchange, frame) if self._behind is not None else None
 
     def too_large(self, exchange: Exchange) -> None:
@@ -97,7 +97,7 @@ class RenewLogins(AnswerLogins):
     def at_header(self, exchange: Exchange) -> Hold | Close | Answer | None:
         return self._without_session(exchange) or super().at_header(exchange)
 
-    def decide(self, exchange: Exchange, frame: Any) -> Decision:
+    def decide(self, exchange: Exchange, frame: Any) -> Decision | Later:
         return self._without_session(exchange) or super().decide(exchange, frame)
 
     def _without_session(self, exchange: Exchange) -> Close | None:

@@ -118,7 +118,8 @@ def read(path: Path) -> dict[str, dict[str, Credential]]:
         with open_regular(path) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as fault:
-        raise UsersError(f"{path} cannot be read: {fault.strerror or fault}") from None
+        how = f"; write one by `kproxy users add {path} NAME`" if isinstance(fault, FileNotFoundError) else ""
+        raise UsersError(f"{path} cannot be read: {fault.strerror or fault}{how}") from None
     if len(data) > MAX_FILE_BYTES:
         raise UsersError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
     try:

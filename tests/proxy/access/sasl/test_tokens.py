@@ -1,5 +1,8 @@
 """Tokens: whose signature counts, what they must say, and where the keys come from."""
 
+import base64
+import hashlib
+import hmac
 import http.server
 import json
 import ssl
@@ -12,6 +15,7 @@ from typing import Any
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from kproxy.proxy.access.sasl import tokens
 from kproxy.proxy.access.sasl.tokens import TokenChecker, TokenError, UnknownKeyError
@@ -43,6 +47,18 @@ def checker(*keys: dict[str, Any], claim: str = "sub") -> TokenChecker:
     return checker
 
 
+def base64url(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def signed_by_the_public_key() -> str:
+    """HS256 with the bytes of the public key as its shared secret, which everybody has."""
+    pem = RSA.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    claims = {"sub": "alice", "iss": "https://issuer", "aud": "kafka", "exp": time.time() + 100_000}
+    signed = ".".join(base64url(json.dumps(part).encode()) for part in ({"alg": "HS256", "kid": "one"}, claims))
+    return f"{signed}.{base64url(hmac.new(pem, signed.encode(), hashlib.sha256).digest())}"
+
+
 def test_tokens_of_known_keys_name_the_user() -> None:
     assert checker().check(token()).name == "alice"
     assert checker().check(token(EC, "ES256", "two")).name == "alice"
@@ -65,6 +81,10 @@ def test_tokens_of_known_keys_name_the_user() -> None:
         (token(sub=""), "claim 'sub'"),
         (jwt.encode({"sub": "alice"}, None, "none"), "algorithm"),
         (jwt.encode({"sub": "alice"}, "shared" * 10, "HS256", headers={"kid": "one"}), "algorithm"),
+        (signed_by_the_public_key(), "algorithm"),
+        # Brackets that are never closed: no parser may go as deep.
+        (base64url(b'{"alg":' + b"[" * 40_000) + ".e30.AA", "no signed JWT"),
+        (jwt.api_jws.encode(b"[" * 40_000, RSA, "RS256", headers={"kid": "one"}), "no valid JWT"),
         ("a.b.c", "no signed JWT"),
         ("", "no signed JWT"),
         ("." * 1000, "no signed JWT"),

@@ -76,7 +76,7 @@ def test_it_is_read_again_when_it_changes_and_what_is_wrong_changes_nothing(tmp_
     assert set(file.users) == {"alice", "bob"}
     change(path, "carol", "three")
     assert file.refresh() and not file.fault and set(file.users) == {"carol"}
-    with pytest.raises(UsersError, match="cannot be read"):
+    with pytest.raises(UsersError, match=r"cannot be read: .*; write one by `kproxy users add .*none NAME`"):
         UsersFile(tmp_path / "none")
 
 

@@ -1,0 +1,221 @@
+"""Rights that brokers ask for: the table is that of Kafka's own classes, and nobody replicates without one."""
+
+import json
+import re
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from kproxy.protocol import codec
+from kproxy.protocol.records import Record, write_batch
+from kproxy.protocol.schema import schema
+from kproxy.proxy.access.rights import RIGHTS
+from tests.broker.cluster import Broker, Cluster, wait_for
+from tests.broker.jvm import JARS, tool
+from tests.broker.test_policy import audited, policy
+from tests.broker.tools import TOPICS
+
+KEYS = {api.name: key for key, api in schema().apis.items()}
+CLUSTER_AUTHORIZATION_FAILED = 31
+
+
+class Asking:
+    """A connection that sends requests as they are given."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.rsplit(":", 1)
+        self._sock = socket.create_connection((host, int(port)), timeout=30)
+
+    def __enter__(self) -> "Asking":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sock.close()
+
+    def ask(self, api: str, version: int, body: dict[str, Any]) -> dict[str, Any]:
+        return codec.decode_response(self.answer(api, version, body), KEYS[api], version)[1]
+
+    def answer(self, api: str, version: int, body: dict[str, Any]) -> bytes:
+        """The frame of the answer, its size left out."""
+        self._sock.sendall(codec.framed_request(KEYS[api], version, 7, "asking", body))
+        (size,) = struct.unpack(">i", self._read(4))
+        return self._read(size)
+
+    def _read(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            part = self._sock.recv(count - len(data))
+            assert part, "closed"
+            data += part
+        return data
+
+
+def replicated(cluster: Cluster, leader: Broker, follower: Broker, topic: str) -> UUID:
+    """A topic with one partition on two brokers; its id."""
+    shape = ["--replica-assignment", f"{leader.node_id}:{follower.node_id}", "--config", "min.insync.replicas=2"]
+    tool(TOPICS, "--bootstrap-server", cluster.bootstrap, "--create", "--topic", topic, *shape)
+    with Asking(leader.address) as client:
+        found: list[Any] = []
+
+        def ready() -> bool:
+            found[:] = client.ask("Metadata", 12, {"topics": [{"topicId": UUID(int=0), "name": topic}]})["topics"]
+            return all(len(each["isrNodes"]) == 2 for each in found[0]["partitions"] or [{"isrNodes": ()}])
+
+        wait_for("two replicas in sync", ready)
+    return found[0]["topicId"]
+
+
+def produced(leader: Broker, topic: str, timeout_ms: int) -> int:
+    """Writes a record with acks=all; the error."""
+    records = write_batch([Record(0, 1, None, b"v")])
+    data = [{"name": topic, "partitionData": [{"index": 0, "records": records}]}]
+    with Asking(leader.address) as client:
+        answer = client.ask("Produce", 9, {"acks": -1, "timeoutMs": timeout_ms, "topicData": data})
+    return int(answer["responses"][0]["partitionResponses"][0]["errorCode"])
+
+
+def end(leader: Broker, topic: str) -> int:
+    """The high watermark, as consumers see it."""
+    partitions = [{"partitionIndex": 0, "currentLeaderEpoch": -1, "timestamp": -1}]
+    with Asking(leader.address) as client:
+        answer = client.ask("ListOffsets", 7, {"replicaId": -1, "topics": [{"name": topic, "partitions": partitions}]})
+    return int(answer["topics"][0]["partitions"][0]["offset"])
+
+
+def fetches(follower: Broker, topic: str, topic_id: UUID, offset: int) -> list[tuple[int, dict[str, Any]]]:
+    """Fetch of versions whose replica id lies at other places, as if that broker sent them: (version, body)."""
+    body = {"maxWaitMs": 50, "minBytes": 0, "maxBytes": 1 << 20, "sessionId": 0, "sessionEpoch": -1}
+    partition = {"partition": 0, "currentLeaderEpoch": -1, "fetchOffset": offset, "partitionMaxBytes": 1 << 20}
+    named = [{"topic": topic, "partitions": [partition]}]
+    by_id = [{"topicId": topic_id, "partitions": [partition]}]
+    state = {"replicaId": follower.node_id, "replicaEpoch": 1 << 62}
+    without = {name: value for name, value in body.items() if not name.startswith("session")}
+    return [
+        (4, {**without, "replicaId": follower.node_id, "topics": named}),
+        (10, {**body, "replicaId": follower.node_id, "topics": named}),
+        (13, {**body, "replicaId": follower.node_id, "topics": by_id}),
+        (17, {**body, "replicaState": state, "topics": by_id}),
+    ]
+
+
+TOPIC_RULE = ("[[cluster.policy]]", 'action = "allow"', 'topic = "repl-*"')
+OTHER_RULE = ("[[cluster.policy]]", 'action = "deny"', 'topic = "secret-*"')
+
+
+@pytest.mark.parametrize(
+    "lines", [("read_only = true",), TOPIC_RULE, OTHER_RULE], ids=["read_only", "allowed", "not denied"]
+)
+def test_who_is_no_broker_cannot_acknowledge_what_the_follower_does_not_have(
+    cluster: Cluster, tmp_path: Path, lines: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
+    leader, follower = cluster.brokers[0], cluster.brokers[1]
+    topic = f"repl-{request.node.callspec.id.replace(' ', '-')}"
+    topic_id = replicated(cluster, leader, follower, topic)
+    wait_for("its leader", lambda: produced(leader, topic, 20_000) == 0)
+    before = end(leader, topic)
+    with policy(cluster, tmp_path, *lines) as kproxy:
+        host, port = kproxy.bootstrap.split(":")
+        at = f"{host}:{int(port) + leader.node_id + 1}"
+        Asking(at).ask("Metadata", 12, {"topics": [{"topicId": UUID(int=0), "name": topic}]})
+        errors: list[int] = []
+        with follower.paused():
+            producing = threading.Thread(target=lambda: errors.append(produced(leader, topic, 4_000)))
+            producing.start()
+            answers = []
+            with Asking(at) as client:
+                for offset in (before, before + 1, before + 1):
+                    for version, body in fetches(follower, topic, topic_id, offset):
+                        answers.append((version, client.ask("Fetch", version, body)))
+            during = end(leader, topic)
+            producing.join()
+        found = {
+            (version, answer.get("errorCode") or answer["responses"][0]["partitions"][0]["errorCode"])
+            for version, answer in answers
+        }
+        refused = kproxy.metric("kproxy_policy_refusals_total", api="Fetch")
+    # A record that only one disk has is not acknowledged: it timed out, or too few replicas were in sync.
+    assert during == before and errors and errors[0] in (7, 19, 20), (before, during, errors, found)
+    assert found == {(version, CLUSTER_AUTHORIZATION_FAILED) for version in (4, 10, 13, 17)}
+    assert refused == len(answers)
+    said = [line for line in audited(tmp_path) if line["api"] == "Fetch"]
+    assert len(said) == len(answers), json.dumps(said)
+    assert {line["reason"] for line in said} == {"read_only" if "read_only = true" in lines else "cluster_action"}
+    assert all(line["decision"] == "deny" for line in said)
+
+
+# --- the table, and Kafka's own classes -------------------------------------------------------------------------------
+
+CLASSES = (
+    *("kafka.server.KafkaApis", "kafka.server.ControllerApis", "kafka.server.AclApis", "kafka.server.ConfigHelper"),
+    "kafka.server.handlers.DescribeTopicPartitionsRequestHandler",
+)
+# Methods that are not called after their API.
+OF_METHOD = {
+    "getCoordinator": ("FindCoordinator",),
+    "fetchOffsetsForGroup": ("OffsetFetch",),
+    "fetchAllOffsetsForGroup": ("OffsetFetch",),
+    "authorizeToken": ("DescribeDelegationToken",),
+    "authorizeRequester": ("DescribeDelegationToken",),
+    "filterAlterAuthorizedTopics": ("CreatePartitions",),
+    "authorizeAlterResource": ("AlterConfigs", "IncrementalAlterConfigs"),
+    "describeShareGroupOffsetsForGroup": ("DescribeShareGroupOffsets",),
+    "describeShareGroupAllOffsetsForGroup": ("DescribeShareGroupOffsets",),
+    "handleTopicMetadataRequest": ("Metadata",),
+    "handleListOffsetRequest": ("ListOffsets",),
+    "handleCreateTokenRequest": ("CreateDelegationToken",),
+    "handleBrokerHeartBeatRequest": ("BrokerHeartbeat",),
+}
+# What these say besides: what a client may do with the cluster, and what a controller's own listener wants.
+ELSEWHERE = {
+    ("Metadata", "Describe", "cluster"),
+    ("DescribeCluster", "Alter", "cluster"),
+    ("IncrementalAlterConfigs", "ClusterAction", "cluster"),  # the loggers of a controller
+}
+
+
+def asked_by_classes() -> set[tuple[str, str, str]]:
+    """(API, operation, resource) of each constant that the methods of these classes read."""
+    javap = shutil.which("javap")
+    assert javap is not None
+    command = [javap, "-p", "-c", "-cp", ":".join(map(str, JARS.glob("kafka*.jar"))), *CLASSES]
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    found = set()
+    apis: tuple[str, ...] = ()
+    operation = ""
+    for line in text.splitlines():
+        head = re.match(r"  (?:public|private|protected|static|final)\b.*?([\w$]+)\(", line)
+        if head:
+            method = re.sub(r"^(\$anonfun|lambda)\$|\$\d+$", "", head[1])
+            api = re.sub(r"^handle(Legacy)?|Request$", "", method)
+            apis = OF_METHOD.get(method, (api,) if api in KEYS else ())
+            operation = ""
+        read = re.search(r"Field org/apache/kafka/common/(acl/AclOperation|resource/ResourceType)\.([A-Z_]+):", line)
+        if read and read[1] == "acl/AclOperation":
+            operation = read[2].title().replace("_", "")
+        elif read and operation:
+            found |= {(api, operation, read[2].lower()) for api in apis}
+        elif "authorizeClusterOperation:" in line:
+            found |= {(api, operation, "cluster") for api in apis}
+    return found
+
+
+def test_the_table_of_rights_is_that_of_kafkas_own_classes() -> None:
+    table = set()
+    for api, rights in RIGHTS.items():
+        for right in rights:
+            table.add((api, right.operation, right.resource))
+            table |= {(api, right.or_cluster, "cluster")} if right.or_cluster else set()
+    asked = asked_by_classes()
+    assert len({api for api, _, _ in asked}) > 70
+    assert asked - table - ELSEWHERE == set()
+    # What Kafka 4.1 does not have any more, or not yet.
+    older = {"LeaderAndIsr", "StopReplica", "UpdateMetadata", "ControlledShutdown"}
+    newer = {"StreamsGroupTopologyDescriptionUpdate", "UnregisterController"}
+    assert {api for api, *_ in table - asked} == older | newer, table - asked
