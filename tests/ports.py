@@ -1,11 +1,15 @@
 """Ports for tests: of runs beside each other on one machine, each has its own."""
 
+import os
 import random
 import socket
+import time
 
 # They lie below those that the system gives to connections on its own, so none of these takes one meanwhile.
-FIRST, END = 20_000, 32_000
-BLOCK = 400  # ports of one claim: so many are given before one is given again
+FIRST, END = 12_000, 32_000
+BLOCK = 400  # ports of one claim
+FEW_BLOCKS = 3  # of one process, in which it gives each port once before it gives one again
+PATIENCE_S = 60  # for a block, while other processes have all
 
 
 class _Claimed:
@@ -16,15 +20,30 @@ class _Claimed:
         self._given = 0
 
     def take(self, count: int, address: str) -> int:
+        assert count <= BLOCK
+        end = time.monotonic() + PATIENCE_S
         while True:
             for _ in range(len(self._blocks) * BLOCK):
-                number, offset = divmod(self._given % (len(self._blocks) * BLOCK), BLOCK)
+                if self._given >= len(self._blocks) * BLOCK:  # each was given, or is bound: for a minute longer too
+                    if len(self._blocks) < FEW_BLOCKS:
+                        self._claim()
+                    self._given %= len(self._blocks) * BLOCK
+                number, offset = divmod(self._given, BLOCK)
                 first = [*self._blocks][number] + offset
                 if offset + count <= BLOCK and all(_is_free(address, port) for port in range(first, first + count)):
                     self._given += count
                     return first
                 self._given += 1
-            assert self._claim(), f"no {count} free ports in a row on {address or 'this machine'}"
+            if not self._claim():
+                assert time.monotonic() < end, f"no {count} free ports in a row on {address or 'this machine'}"
+                time.sleep(0.5)
+
+    def forked(self) -> None:
+        """In a child of this process: the blocks remain its parent's, and end with that."""
+        for holder in self._blocks.values():
+            holder.close()
+        self._blocks = {}
+        self._given = 0
 
     def _claim(self) -> bool:
         """Claim one more block by the name of an abstract socket, which ends with its process; False: none is left."""
@@ -42,6 +61,7 @@ class _Claimed:
 
 
 _claimed = _Claimed()
+os.register_at_fork(after_in_child=_claimed.forked)
 
 
 def free_ports(count: int, address: str = "127.0.0.1") -> int:

@@ -56,6 +56,7 @@ ANSWER = (
         help="json: one object for each row, a line each (jq -s makes an array of them). Units are in cells of a "
         "table and in names of columns (_ns, _ms, _bytes) elsewhere; times are UTC.",
     ),
+    click.option("--json", "shown", flag_value="json", help="The same as --format json."),
     click.option("--out", metavar="PATH", help="A file for the answer; of Parquet a folder."),
     click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but what is wrong."),
 )

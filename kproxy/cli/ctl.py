@@ -110,7 +110,8 @@ def status(port: "Callable[[], AdminPort]", as_json: bool) -> None:
 def dump(port: "Callable[[], AdminPort]", as_json: bool) -> None:
     """Write what the flight recorder holds: the last minutes, as tables and as packets for Wireshark.
 
-    The folder is on the machine of that kproxy, in the one that its --flight names.
+    The folder is on the machine of that kproxy, in the one that its --flight names. tables_from and frames_from are
+    when the tables and the packets begin; `shorter` names the setting that made one of them begin later.
 
     \b
       kproxy ctl dump
@@ -118,8 +119,13 @@ def dump(port: "Callable[[], AdminPort]", as_json: bool) -> None:
       wireshark DUMPS/20261122T101500.000Z-asked/frames.pcapng
     """
     from kproxy.errors import KproxyError
+    from kproxy.views.progress import waiting
 
-    status, answer = port().post("/api/dump", timeout_s=_DUMP_S)
+    admin = port()
+    if not as_json:
+        click.echo("kproxy writes what it has in memory; with both memories full this takes a minute", err=True)
+    with waiting("kproxy writes the dump", quiet=as_json):
+        status, answer = admin.post("/api/dump", timeout_s=_DUMP_S)
     if status != 200:
         raise KproxyError(answer["error"])
     if as_json:
@@ -331,9 +337,10 @@ def brokers(port: "Callable[[], AdminPort]", as_json: bool) -> None:
 @as_json
 @click.pass_obj
 def policy(port: "Callable[[], AdminPort]", as_json: bool) -> None:
-    """The rules and limits of each cluster, as they are in force.
+    """What decides the requests of each cluster, in that order: read_only, the rules, the default. And its limits.
 
     \b
+      kproxy ctl policy
       kproxy ctl policy --json
     """
     answer = port().get("/api/policy")
@@ -343,7 +350,9 @@ def policy(port: "Callable[[], AdminPort]", as_json: bool) -> None:
     from kproxy.views import operator as view
 
     for cluster in answer:
-        view.show_values(cluster)
+        is_read_only = cluster["read_only"]
+        of_reads = "true: refuses every API but `read` and `describe`, before any rule" if is_read_only else False
+        view.show_values({**cluster, "read_only": of_reads})
 
 
 @ctl.command()

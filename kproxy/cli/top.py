@@ -7,22 +7,15 @@ from pathlib import Path
 
 import click
 
-from kproxy.cli import Hinting, admin_port
+from kproxy.cli import admin_port
 
 _VIEWS = ("apis", "brokers", "topics", "clients", "groups", "connections", "slow", "errors", "findings")
 _TIMEOUT_S = 5.0
 
 
-class _Top(Hinting):
-    """Of the options by which `kproxy ctl` is told whom to ask."""
-
-    def hint(self, arguments: list[str]) -> str:
-        named = [each for each in arguments if each.startswith(("-a", "--admin"))]
-        return "The address stands alone: kproxy top HOST:PORT" if named else ""
-
-
-@click.command(cls=_Top)
-@click.argument("admin", default="localhost:9600", metavar="[ADMIN]")
+@click.command()
+@click.argument("admin", required=False, metavar="[ADMIN]")
+@click.option("-a", "--admin", "also", metavar="ADMIN", help="The same as the argument, as for kproxy ctl.")
 @admin_port.token_file
 @admin_port.ca
 @click.option(
@@ -45,7 +38,14 @@ class _Top(Hinting):
 @click.option("--once", is_flag=True, help="Print one table, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document with all tables, and end.")
 def top(
-    admin: str, token_file: Path | None, ca: Path | None, view: str, interval: float, once: bool, as_json: bool
+    admin: str | None,
+    also: str | None,
+    token_file: Path | None,
+    ca: Path | None,
+    view: str,
+    interval: float,
+    once: bool,
+    as_json: bool,
 ) -> None:
     """Show what a running kproxy does: APIs, brokers, topics, clients, groups, connections, slow exchanges, errors.
 
@@ -64,7 +64,9 @@ def top(
     from kproxy.views.top import once as plainly
     from kproxy.views.top.source import Source
 
-    source = Source(AdminPort(admin, token_file, ca, _TIMEOUT_S))
+    if admin and also:
+        raise click.UsageError(f"one address is asked: {admin} or {also}")
+    source = Source(AdminPort(admin or also or "localhost:9600", token_file, ca, _TIMEOUT_S))
     if as_json or once:
         plainly.ask(source, interval)
         if as_json:

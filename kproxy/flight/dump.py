@@ -112,7 +112,31 @@ def dump(sent: Sent) -> dict[str, Any]:
     with path.open("xb") as file:
         path.chmod(0o600)
         frames, left_out = _frames(sent, PacketFile(file), known)
-    return {"folder": str(sent.folder), "file": name, "exchanges": tables, "frames": frames, "left_out": left_out}
+    return {
+        "folder": str(sent.folder),
+        "file": name,
+        "exchanges": tables,
+        "frames": frames,
+        "left_out": left_out,
+        "tables_from_ns": _first_ns(sent.folder, sent.worker) if tables else None,
+        "frames_from_ns": min((chunk.now_ns for chunk in sent.chunks), default=None),
+    }
+
+
+def _first_ns(folder: Path, worker: int | None) -> int | None:
+    """When the first exchange of the tables began, in nanoseconds since the epoch, by the files' own statistics."""
+    first: list[int] = []
+    of_worker = "" if worker is None else f"-worker-{worker}"
+    for file in (folder / EXCHANGES.name).glob("*.parquet"):
+        if of_worker not in file.name:
+            continue
+        footer = pq.ParquetFile(file).metadata
+        column = EXCHANGES.schema.get_field_index("request_start_ns")
+        for group in range(footer.num_row_groups):
+            statistics = footer.row_group(group).column(column).statistics
+            if statistics is not None and statistics.has_min_max:
+                first.append(statistics.min)
+    return min(first, default=None)
 
 
 def _tables(sent: Sent) -> int:

@@ -17,7 +17,7 @@ from kproxy.flight.cutting import Frame
 from kproxy.protocol import codec
 from kproxy.protocol.blanking import Allowance, blank
 from kproxy.protocol.schema import Field
-from kproxy.protocol.secrets import SECRET_TOPICS, redact
+from kproxy.protocol.secrets import CONTENT, SECRET_TOPICS, redact
 from kproxy.wire import frames
 from kproxy.wire.events import CLIENT
 
@@ -72,6 +72,9 @@ def _redacted(frame: Frame, left: Allowance, records: bool) -> tuple[bytes, str]
     header, hidden = blank_header, known
     if _blank_records(_fields_with_records(message.fields), hidden, left, records):
         done.append("records are zeros")
+    if not records and hidden.get(pushed := CONTENT.get(message.name, "")):
+        hidden[pushed] = bytes(len(hidden[pushed]))
+        done.append(f"{pushed} are zeros")
     if not done:
         return frame.data, ""
     if frame.side == CLIENT:

@@ -2,7 +2,8 @@
 
 A secret is what lets its reader log in or impersonate: SASL tokens, HMACs of delegation tokens, SCRAM credentials,
 passwords among configuration values, and a forwarded request, which may hold any of these. Keys and values of records
-are data, not secrets. A test holds the list against the schema, so that a new field with a telling name is noticed.
+are data, not secrets, and so are the metrics that clients push (`CONTENT`). A test holds the list against the schema,
+so that a new field with a telling name is noticed.
 """
 
 import re
@@ -23,12 +24,16 @@ SECRETS: dict[str, frozenset[str]] = {
     "UserScramCredentialRecord": frozenset(("salt", "storedKey", "serverKey")),
 }
 
+# Fields with data of clients that are no records.
+CONTENT: dict[str, str] = {"PushTelemetryRequest": "metrics"}
+
 # Topics whose values hold such records: that of KRaft, whose id is always the same.
 SECRET_TOPICS = frozenset(("__cluster_metadata", UUID(int=1)))
 
 _SECRET_CONFIG = re.compile(
     r"password|passwd|passphrase|\bpwd\b|secret|jaas|credential|user\.info|connection[._-]?string|[._-]token$"
-    r"|(keystore|private|master|access|account|api)[._-]?key",
+    r"|passcode|authorization|bearer|\blicen[cs]e$"
+    r"|(keystore|private|master|access|account|api|encryption|signing|shared|symmetric|licen[cs]e|hmac)[._-]?key",
     re.IGNORECASE,
 )
 

@@ -23,6 +23,7 @@ TEXT, JSON = FORMATS = ("text", "json")
 # A peer's name may not end a line, move a cursor (C1 has sequences of its own) or turn the direction of what follows.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _CONTROLS |= {code: f"\\u{code:04x}" for code in (0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_CONTROLS_OF_LINES = {code: text for code, text in _CONTROLS.items() if code != 10}  # a traceback has several
 _FLUSH_S = 1.0  # for the lines that wait when the process ends
 
 
@@ -60,7 +61,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
-        return line if record.exc_info else line.translate(_CONTROLS)
+        return line.translate(_CONTROLS_OF_LINES if record.exc_info else _CONTROLS)
 
 
 class JsonFormatter(logging.Formatter):

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from collections import Counter
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -57,6 +58,8 @@ def test_a_dump_is_what_has_passed(cluster: Cluster, tmp_path: Path, workers: in
     dump = Path(told["folder"])
     files = [dump / name for name in told["files"]]
     assert dump.parent == folder and told["left_out"] == 0 and counted == workers
+    begins = [datetime.fromisoformat(told[name]) for name in ("tables_from", "frames_from")]
+    assert abs(begins[0] - begins[1]) < timedelta(seconds=6) and "shorter" not in told
     assert "kproxy_flight_bytes{" in scraped
     live = Counter(tuple(row[name] for name in SAME) for row in rows(dump, "exchanges", SAME))
     assert sum(live.values()) == told["exchanges"] > 50

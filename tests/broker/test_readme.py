@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from kproxy.protocol.codec import framed_request
 from tests.broker.cluster import Cluster, wait_for
 from tests.broker.test_clients import consume, produce, sample
 from tests.broker.tools import as_root, create_topic
@@ -151,11 +153,16 @@ def test_capture(cluster: Cluster, tmp_path: Path) -> None:
     broker = cluster.brokers[0]
     tcpdump = command(CAPTURE, **{"9092": str(broker.port)})
     # Debian's tcpdump gives up its rights before it opens the file, and hands packets on once a second.
-    tcpdump += " -Z root --immediate-mode"
+    tcpdump += " -Z root --immediate-mode -U"
     with running(shlex.join(as_root()) + f" {tcpdump}", tmp_path) as capturing:
         assert capturing.stdout is not None
         wait_for("tcpdump to listen", lambda: "listening on any" in capturing.stdout.readline())
         create_topic(broker.address)
+        # At Ctrl-C tcpdump leaves what the kernel still has: the last packet of all shows that the others are written.
+        last = b"the last packet"
+        with socket.create_connection((broker.host, broker.port), timeout=30) as client:
+            client.sendall(framed_request(18, 0, 1, last.decode(), {}))
+            wait_for("tcpdump to write", lambda: last in (tmp_path / "incident.pcap").read_bytes())
     summary = output(command(CONVERT), tmp_path)
     assert "exchanges" in summary
     (read,) = (text for language, text in BLOCKS if language == "python" and text.startswith("import pyarrow"))

@@ -2,24 +2,34 @@
 kproxy writes, answers and keeps is searched for them, as they are and as base64, hex or percent-encoded."""
 
 import base64
+import json
+import os
+import signal
+import socket
+import subprocess
 import time
 import traceback
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from confluent_kafka import KafkaException, Producer
 
 from kproxy.errors import ConfigError
+from kproxy.protocol.schema import schema
 from kproxy.proxy.config.load import load
 from tests.broker.cluster import wait_for
+from tests.broker.kproxy import KPROXY
 from tests.broker.secured import SecuredBroker
 from tests.broker.security import MECHANISMS, OAUTHBEARER, USERS
 from tests.broker.test_authentication import authentication, client
 from tests.broker.test_clients import consume
 from tests.broker.test_login import kproxy_with, login, produced
+from tests.wire.playbook import request, sized
 
 GUESSED = "guessed-but-secret-all-the-same"
 
@@ -127,3 +137,161 @@ def test_a_secret_that_stands_where_it_must_not_is_not_repeated(tmp_path: Path, 
         load(file)
     texts = (repr(fault.value), str(fault.value), "".join(traceback.format_exception(fault.value)))
     assert found({str(number): one.encode() for number, one in enumerate(texts)}, [GUESSED]) == []
+
+
+# --- requests with secrets, sound and damaged, and processes that are killed -----------------------------------------
+
+
+def requests_with(secrets: dict[str, str]) -> Iterator[bytes]:
+    """Requests with a secret each, at both ends of their versions; also as an unknown tag and behind the body."""
+    configs = [
+        {"name": "sasl.jaas.config", "value": f'required password="{secrets["jaas"]}";'},
+        {"name": "ssl.key.password", "value": secrets["key_password"]},
+    ]
+    altered = [{"resourceType": 2, "resourceName": "t", "configs": configs}]
+    created = {"name": "t", "numPartitions": 1, "replicationFactor": 1, "assignments": [], "configs": configs}
+    upserted = {"name": "carol", "mechanism": 1, "iterations": 4096, "salt": b"salt"}
+    pushed = {"clientInstanceId": uuid.uuid4(), "metrics": secrets["telemetry"].encode()}
+    bodies: dict[str, dict[str, Any]] = {
+        "AlterConfigs": {"resources": altered, "validateOnly": True},
+        "IncrementalAlterConfigs": {"resources": altered, "validateOnly": True},
+        "CreateTopics": {"topics": [created], "timeoutMs": 1000, "validateOnly": True},
+        "AlterUserScramCredentials": {
+            "deletions": [],
+            "upsertions": [upserted | {"saltedPassword": secrets["salted"].encode()}],
+        },
+        "RenewDelegationToken": {"hmac": secrets["hmac"].encode(), "renewPeriodMs": 1},
+        "ExpireDelegationToken": {"hmac": secrets["hmac"].encode()},
+        "SaslAuthenticate": {"authBytes": b"\0alice\0" + secrets["password"].encode()},
+        "Envelope": {
+            "requestData": secrets["envelope"].encode(),
+            "requestPrincipal": b"",
+            "clientHostAddress": b"\x7f\0\0\1",
+        },
+        "PushTelemetry": pushed,
+    }
+    keys = {api.name: key for key, api in schema().apis.items()}
+    for name, body in bodies.items():
+        versions = schema().apis[keys[name]].request.versions
+        for version in {versions[0], versions[-1]}:
+            yield request(keys[name], version, 1, body)
+    yield request(36, 2, 1, {"authBytes": b"x", "_tags": {99: secrets["tag"].encode()}})
+    yield request(36, 2, 1, {"authBytes": b"x", "_trailing": secrets["trailing"].encode()})
+
+
+def damaged(frame: bytes) -> Iterator[bytes]:
+    yield frame[:-3]  # and then the end
+    yield sized(frame[4:-1])
+    yield sized(frame[4:6] + b"\x7f\xff" + frame[8:])  # a version that nobody knows
+    yield sized(b"\x03\xe7" + frame[6:])  # an API that nobody knows
+    yield sized(frame[4 : len(frame) // 2]) + b"\xff" * 9
+
+
+def said_before_frames(secrets: dict[str, str]) -> Iterator[tuple[bytes, ...]]:
+    """Tokens without headers, at once and split, where no login is, and what is no Kafka."""
+    tokens = {
+        "PLAIN": b"\0alice\0" + secrets["password"].encode(),
+        "SCRAM-SHA-256": b"n,,n=alice,r=" + secrets["nonce"].encode(),
+        "OAUTHBEARER": b"n,,\x01auth=Bearer " + secrets["token"].encode() + b"\x01\x01",
+        "GSSAPI": b"\x60" + secrets["token"].encode(),
+    }
+    for mechanism, token in tokens.items():
+        frame = sized(token)
+        for version in (0, 1):
+            handshake = request(17, version, 1, {"mechanism": mechanism})
+            yield handshake, frame
+            yield (handshake + frame,)
+            yield from ((handshake + frame[:cut], frame[cut:]) for cut in (1, 4, 5, len(frame) // 2, len(frame) - 1))
+        yield (frame,)
+        yield (token,)
+    yield (b"GET / HTTP/1.1\r\nAuthorization: Basic " + secrets["password"].encode() + b"\r\n\r\n",)
+    yield (b"\x16\x03\x01\x02\0" + secrets["password"].encode() * 9,)
+    yield (b"PROXY TCP4 " + secrets["password"].encode(),)
+
+
+def say(bootstrap: str, *parts: bytes) -> None:
+    host, _, port = bootstrap.rpartition(":")
+    with socket.create_connection((host, int(port))) as sock:
+        sock.settimeout(0.1)
+        for part in parts:
+            with suppress(OSError):
+                sock.sendall(part)
+                sock.recv(1 << 16)
+
+
+def processes_of(pid: int) -> list[int]:
+    """A process and those below it."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_secret_of_a_request_is_written_even_where_it_is_damaged_or_a_worker_is_killed(
+    secured: SecuredBroker, tmp_path: Path, workers: int
+) -> None:
+    import pyarrow.parquet
+
+    names = ("jaas", "key_password", "salted", "hmac", "password", "envelope", "telemetry", "tag", "trailing", "nonce")
+    secrets = {
+        name: f"secret-{name}-{uuid.uuid4().hex}" for name in (*names, "token", "key", "value", "header", "admin")
+    }
+    settings = "detail = 'batches'\n[[cluster.policy]]\naction = 'deny'\napi = 'CreateDelegationToken'\n"
+    (tmp_path / "admin").write_text(secrets["admin"])
+    flight = f"[flight]\nfolder = '{tmp_path}/flight'\ntriggers = ['error', 'disconnect']\npause_s = 1\n"
+    more = (*("--record", f"{tmp_path}/tables"), *("--audit", f"{tmp_path}/audit"), *("--workers", str(workers)))
+    texts: dict[str, bytes] = {}
+    with kproxy_with(secured, tmp_path, settings + flight, "CLIENT", more) as kproxy:
+        ctl = [str(KPROXY), "ctl", "-a", kproxy.admin]
+        traced = tmp_path / "trace"
+        with traced.open("wb") as file:
+            trace = subprocess.Popen([*ctl, "trace", "--client", "127.0.0.1", "--json"], stdout=file, stderr=file)
+        wait_for("the trace", lambda: traced.stat().st_size > 0)
+        producer = Producer({"bootstrap.servers": kproxy.bootstrap, "compression.type": "zstd"})
+        producer.produce("secrets", secrets["value"], secrets["key"], headers={"h": secrets["header"]})
+        assert producer.flush(30) == 0
+        for frame in requests_with(secrets):
+            say(kproxy.bootstrap, frame)
+            for other in damaged(frame):
+                say(kproxy.bootstrap, other)
+        for parts in said_before_frames(secrets):
+            say(kproxy.bootstrap, *parts)
+        dumped: list[dict[str, Any]] = []
+
+        def dump() -> bool:
+            done = subprocess.run([*ctl, "dump", "--json"], capture_output=True, check=False)
+            dumped.extend([json.loads(done.stdout)] if done.returncode == 0 else [])
+            return bool(dumped)
+
+        wait_for("a dump", dump)
+        trace.send_signal(signal.SIGINT)
+        trace.wait(30)
+        for path in ("/metrics", "/api/clusters", "/api/connections", "/api/traffic", "/api/live", "/api/groups"):
+            texts[path] = kproxy.get(path).encode()
+        assert kproxy._process is not None
+        running = processes_of(kproxy._process.pid)
+        for pid in running:
+            for name in ("cmdline", "environ"):
+                with suppress(OSError):
+                    texts[f"/proc/{pid}/{name}"] = Path(f"/proc/{pid}/{name}").read_bytes()
+        if workers > 1:
+            for pid, number in zip(running[1:], (signal.SIGABRT, signal.SIGSEGV), strict=False):
+                os.kill(pid, number)
+            again = Producer({"bootstrap.servers": kproxy.bootstrap})
+            again.produce("secrets", secrets["value"])
+            assert again.flush(60) == 0 and kproxy.is_alive()
+    log = kproxy.log.read_text()
+    assert "Traceback" not in log and "defect" not in log
+    assert traced.stat().st_size > 10_000 and dumped[0]["frames"] > 100
+    for file in tmp_path.rglob("*"):
+        if file.is_file() and file.name != "admin":
+            texts[str(file)] = file.read_bytes()
+            if file.suffix == ".parquet":
+                texts[f"rows of {file}"] = str(pyarrow.parquet.read_table(file).to_pylist()).encode()
+    assert any("audit" in name for name in texts) and any("changes" in name for name in texts)
+    assert found(texts, list(secrets.values())) == []

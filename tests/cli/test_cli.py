@@ -232,7 +232,7 @@ def test_a_command_nearly_called_so_is_named(words, near):
         ("analyze slow gone/no-kafka.pcap", "no such file, nor a folder gone"),
         ("compat localhost:1", "--bootstrap localhost:1"),
         ("run kproxy.toml", "extra argument (kproxy.toml) A file of settings has an option: --config kproxy.toml"),
-        ("top --once -a localhost:9464", "No such option '-a'. The address stands alone: kproxy top HOST:PORT"),
+        ("top --once -a localhost:9464 localhost:9600", "one address is asked: localhost:9600 or localhost:9464"),
     ],
 )
 def test_what_stands_in_the_wrong_place_is_named_with_the_right_one(tmp_path, monkeypatch, words, mend):

@@ -41,7 +41,7 @@ COMMANDS = (
 
 
 @contextmanager
-def running(folder, settings=""):
+def running(folder, settings="", of_cluster=""):
     """A kproxy with a broker that is silent but for its first two answers; gives (broker's socket, port, admin's)."""
     port = free_ports(6)
     broker = socket.create_server((HOST, 0))
@@ -49,7 +49,7 @@ def running(folder, settings=""):
     file = folder / "kproxy.toml"
     file.write_text(
         f'admin = "{HOST}:{port + 5}"\n{settings}\n[[cluster]]\nlisten = "{HOST}:{port}"\n'
-        f'bootstrap = ["{HOST}:{broker.getsockname()[1]}"]\n'
+        f'bootstrap = ["{HOST}:{broker.getsockname()[1]}"]\n{of_cluster}'
     )
     process = subprocess.Popen([*KPROXY, "run", "--config", str(file)], stderr=subprocess.PIPE, text=True)
     try:
@@ -87,7 +87,8 @@ def kproxy(tmp_path_factory):
     token.write_text("s3cret-token\n")
     tls = "\n".join(f'{name} = "{value}"' for name, value in certificate.settings().items())
     settings = f'admin_token_file = "{token}"\n[admin_tls]\n{tls}\n'
-    with running(folder, settings) as (broker, port, admin):
+    rules = 'read_only = true\n[[cluster.policy]]\naction = "deny"\ntopic = "secret-*"\n'
+    with running(folder, settings, rules) as (broker, port, admin):
         options = ("-a", f"https://localhost:{admin}", "--token-file", str(token), "--ca", str(certificate.ca))
         wait_until(lambda: json.loads(asked(*options, "status", "--json"))["ready"])
         client = socket.create_connection((HOST, port))
@@ -116,7 +117,14 @@ def test_what_a_kproxy_is_doing(kproxy):
     assert "ApiVersions" in asked(*options, "requests", str(row["number"]))
     (brokers,) = json.loads(asked(*options, "brokers", "--json"))
     assert "1" in brokers["brokers"] and HOST in asked(*options, "brokers")
-    assert json.loads(asked(*options, "policy", "--json")) == [{"cluster": "default", "policy": [], "limits": {}}]
+    (policy,) = json.loads(asked(*options, "policy", "--json"))
+    rule = {"action": "deny", "topic": ["secret-*"]}
+    assert list(policy.items())[:2] == [("cluster", "default"), ("read_only", True)]
+    assert policy["policy"] == [rule] and policy["policy_default"] == "allow" and policy["limits"] == {}
+    lines = asked(*options, "policy")
+    order = ["read_only: true: refuses every API but", "secret-*", "policy_default: allow"]
+    assert [lines.find(text) for text in order] == sorted(lines.find(text) for text in order) and order[0] in lines
+    assert all(text in lines for text in order)
     assert asked(*options, "log-level", "debug").strip() == "debug" == asked(*options, "log-level").strip()
     asked(*options, "log-level", "info")
 

@@ -82,6 +82,16 @@ os._exit(0)  # closing a consumer waits for a coordinator, which the miniature c
 """
 
 
+BOTH_FAMILIES = """
+import socket
+from kproxy.proxy.relay.redirected import original_destination
+with socket.create_server(("::", 19092), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
+    for host in ("127.0.0.5", "::1"):
+        with socket.create_connection((host, 9092), 10), listener.accept()[0] as accepted:
+            print(original_destination(accepted))
+"""
+
+
 def until(what: str, condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
@@ -282,3 +292,13 @@ def test_the_page_is_right(tmp_path):
     for name in re.findall(r"(\w+\.nft)", page):
         assert (RULES / name).exists()
     assert f"USER {re.search(r'kproxy_uid = ([0-9]+)', rules_text)[1]}:" in (RULES.parent / "Containerfile").read_text()
+
+
+def test_a_socket_of_both_families_knows_where_clients_of_each_were_going() -> None:
+    alone = Namespace("alone")
+    alone.make()
+    try:
+        alone.run("nft", "-f", RULES / "redirect.nft")
+        assert alone.run(sys.executable, "-c", BOTH_FAMILIES).stdout.split() == ["127.0.0.5:9092", "[::1]:9092"]
+    finally:
+        alone.remove()

@@ -69,6 +69,15 @@ def test_of_every_api_and_version_and_of_what_no_version_knows() -> None:
     assert len(names) > 500  # all have a place behind the body
 
 
+def test_what_clients_push_is_left_out_as_records_are() -> None:
+    header = {"requestApiKey": 72, "requestApiVersion": 0, "correlationId": 1}
+    data = codec.encode_request(header, {"metrics": BYTES})
+    frame = Frame(INFO, CLIENT, 1, 1, len(data) + 4, len(data).to_bytes(4, "big") + data, (72, 0), 1)
+    shown, _ = written(frame, allowance(), records=False)
+    assert BYTES not in shown and len(shown) == len(frame.data)
+    assert written(frame, allowance(), records=True) == (frame.data, "")
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -79,6 +88,9 @@ def test_of_every_api_and_version_and_of_what_no_version_knows() -> None:
         "db.passwd",
         "vault.token",
         "ssl.keystore.key",
+        "tier.encryption_key",
+        "webhook.authorization",
+        "confluent.license",
     ],
 )
 def test_names_of_configurations_that_hold_secrets(name: str) -> None:
@@ -86,7 +98,14 @@ def test_names_of_configurations_that_hold_secrets(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["retention.ms", "delegation.token.expiry.time.ms", "log.message.key.type", "ssl.protocol"]
+    "name",
+    [
+        "retention.ms",
+        "delegation.token.expiry.time.ms",
+        "log.message.key.type",
+        "ssl.protocol",
+        "authorizer.class.name",
+    ],
 )
 def test_names_of_configurations_that_hold_none(name: str) -> None:
     assert redact("x", {"name": name, "value": "1"}, lambda _: "") == {"name": name, "value": "1"}

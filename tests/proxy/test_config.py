@@ -378,3 +378,6 @@ def test_addresses():
     for text in ("", "h", "h:", ":x", "::1:1", "h:0", "h:65536", "[h]:1:2", "a b:1", "h:1/x"):
         with pytest.raises(ValueError, match=r"HOST:PORT|between"):
             parse_address(text)
+    with pytest.raises(ValueError, match=r"'@kafka:9092' is too much") as fault:
+        parse_address("user:hunter2@kafka:9092")
+    assert "hunter2" not in str(fault.value)

@@ -31,6 +31,8 @@ def numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 def parse_address(text: str, *, lowest_port: int = 1) -> Address:
     """HOST:PORT; port 0 (any free one) only where the caller allows it."""
+    if "@" in text:  # a password may stand before it
+        raise ValueError(f"what stands before {text[text.rfind('@') :]!r} is too much: HOST:PORT takes no user")
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/\[\]{}]*)):([0-9]{1,5})", text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not HOST:PORT (IPv6: [ADDRESS]:PORT)")

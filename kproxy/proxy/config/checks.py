@@ -16,6 +16,8 @@ def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """What is wrong with a cluster whose every single value is right."""
     yield from _proxy_protocol_faults(cluster)
     yield from _sni_faults(cluster)
+    if cluster.destinations and cluster.route != "transparent":
+        yield "destinations", "is for route transparent: with others brokers alone say where they are; leave it out"
     template = cluster.advertised
     if cluster.login is not None:
         yield from login_faults(cluster.login, knows_clients=knows_clients(cluster))

@@ -10,6 +10,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 
+def named(path: Path) -> str:
+    """A file as messages name it. What has no folder in it, or several lines, may be the secret instead of its file."""
+    text = str(path)
+    if path.exists() or ("/" in text and "\n" not in text and "-----" not in text):
+        return text
+    return "the file (its name is not repeated: it should be a path like /etc/kproxy/secret, not the secret itself)"
+
+
 def open_regular(path: Path) -> BinaryIO:
     """The file, opened to be read; raises OSError, also for what is no regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -146,6 +146,7 @@ class Cluster(Frozen):
     limits: Limits = Limits()
     accept_proxy_protocol: bool = False  # every client's connection begins with a PROXY header
     trusted_proxies: Networks = ()  # the addresses that may send a PROXY header
+    destinations: Networks = ()  # route transparent: the only addresses that redirected clients get to; default: all
     # connections to brokers begin with a PROXY header of this version
     proxy_protocol: Literal["v1", "v2"] | None = None
     policy: tuple[Rule, ...] = ()

@@ -47,7 +47,7 @@ def shares(files: int, connections: int, workers: int = 1) -> Shares:
 
 
 def reserve(max_connections: int | None, workers: int = 1, *, warns: bool = True) -> Shares:
-    """Raise the limit of open files as far as needed and allowed; warns only if fewer than asked for are possible.
+    """Raise the limit of open files as far as needed and allowed; warns if that leaves room for fewer connections.
 
     None: DEFAULT_CONNECTIONS, or as many as the system's limit allows. workers: processes that have the connections,
     each with a limit of open files as high as this one's.
@@ -60,11 +60,11 @@ def reserve(max_connections: int | None, workers: int = 1, *, warns: bool = True
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     found = shares(files if soft == resource.RLIM_INFINITY else soft, wanted, workers)
     _make_room(files if soft == resource.RLIM_INFINITY else min(files, soft))
-    if warns and max_connections is not None and found.connections < max_connections:
+    if warns and found.connections < wanted:
         log.warning(
-            "max_connections=%d needs %d open files, the system allows %d, enough for %d connections: "
-            "raise the limit (ulimit -n, LimitNOFILE), or take more workers",
-            max_connections,
+            "%s needs %d open files, the system allows %d, enough for %d connections: further clients wait; raise "
+            "the limit (ulimit -n, LimitNOFILE), or take more workers",
+            f"max_connections={wanted}" if max_connections is not None else f"the default of {wanted} connections",
             files,
             soft,
             found.connections,

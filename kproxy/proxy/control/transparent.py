@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from kproxy.errors import RefusedClient
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.limits import Networks, is_in
 from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.relay.listeners import Gate
 from kproxy.proxy.relay.redirected import original_destination
@@ -25,10 +26,14 @@ MEND = (
 
 
 class Transparent:
-    """The part of a cluster that stands in place of broker ports and rewriting. expose(node id): a broker is known."""
+    """The part of a cluster that stands in place of broker ports and rewriting.
 
-    def __init__(self, gate: Gate, resolver: Resolver, expose: Callable[[int], None]) -> None:
+    expose(node id): a broker is known. allowed: where clients may go; none: wherever rules of the kernel redirect.
+    """
+
+    def __init__(self, gate: Gate, resolver: Resolver, expose: Callable[[int], None], allowed: Networks = ()) -> None:
         self.destinations = Destinations(resolver)
+        self._allowed = allowed
         self._gate = gate
         self._expose = expose
 
@@ -40,6 +45,12 @@ class Transparent:
                 "not_redirected",
                 f"it dialled {destination}, this port of kproxy, and not a broker: route transparent takes only what "
                 "rules of the kernel redirect (nft list ruleset). Clients keep dialling brokers",
+            )
+        if self._allowed and not is_in(destination.host, self._allowed):
+            raise RefusedClient(
+                "foreign_destination",
+                f"it dialled {destination}, which is not in `destinations`: add it if a broker is there, or redirect "
+                "connections to brokers alone (ip daddr)",
             )
         client.destination = destination
 

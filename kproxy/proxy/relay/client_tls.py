@@ -19,7 +19,7 @@ from kproxy.proxy.config.tls import ClientTls
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.contexts import Asked
 from kproxy.proxy.relay.ends import Incoming
-from kproxy.proxy.relay.handshakes import Handshakes
+from kproxy.proxy.relay.handshakes import AT_ONCE, Handshakes, Stalled
 from kproxy.proxy.relay.streams import readable
 from kproxy.proxy.relay.tls_socket import TlsSocket
 from kproxy.wire.frames import sniff
@@ -115,8 +115,17 @@ class ClientHandshakes:
         name = connection.server_name
         asked = f", which asked for {name!r}," if name is not None else ""
         reason = (getattr(fault, "reason", None) or "").upper()
+        if isinstance(fault, Stalled):
+            text = (
+                f"{AT_ONCE} TLS handshakes were under way, others waited, and it{asked} had kept kproxy waiting for "
+                "longest: see who connects, or limit clients by max_connections_per_address in [cluster.limits]"
+            )
+            return RefusedClient("handshake_timeout", text, "timeout")
         if connection.refused_name:
             text = f"{name!r} is no server name of this listener (SNI): clients get names from it, as advertised"
+            return RefusedClient("tls", text, "server_name")
+        if "CALLBACK_FAILED" in reason:
+            text = "its server name (SNI) is not ASCII: names of other scripts are asked for in their form xn--"
             return RefusedClient("tls", text, "server_name")
         if isinstance(fault, ssl.SSLCertVerificationError):
             mend = "give it a new one" if fault.verify_code == _EXPIRED else "`ca` names who vouches for clients"

@@ -9,6 +9,7 @@ context in place. Bounded: files of 1 MiB, one look at them every CHECK_S. Refus
 import hashlib
 import logging
 import ssl
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any
 from kproxy.errors import ConfigError, Malformed
 from kproxy.proxy.access.certificates import Certificate, is_for, read_pem
 from kproxy.proxy.access.principals import PrincipalRules
-from kproxy.proxy.config.files import open_regular
+from kproxy.proxy.config.files import named, open_regular
 from kproxy.proxy.config.tls import ClientTls, KeyPair, UpstreamTls
 from kproxy.proxy.log_limiter import LogLimiter
 
@@ -68,7 +69,7 @@ class _Files:
             with open_regular(path) as file:
                 data = file.read(_MAX_FILE + 1)
         except OSError as fault:
-            self.fault(setting, f"{path} cannot be read: {fault.strerror or fault}")
+            self.fault(setting, f"{named(path)} cannot be read: {fault.strerror or fault}")
             return None
         if len(data) > _MAX_FILE:
             self.fault(setting, f"{path} has more than {_MAX_FILE} bytes: it should hold certificates or a key")
@@ -151,6 +152,9 @@ def for_clients(settings: ClientTls, serves: Callable[[str], bool] | None = None
         context.verify_mode = _VERIFIES[settings.client_certificates]
     context = choices[0][1]
     context.sni_callback = _by_name(choices, serves)
+    if sys.unraisablehook is not _unraisable:
+        _Hook.former = sys.unraisablehook
+        sys.unraisablehook = _unraisable
     return files.built(context)
 
 
@@ -267,6 +271,20 @@ def _by_name(
         return None
 
     return choose
+
+
+class _Hook:
+    former: Callable[[Any], Any] = sys.unraisablehook
+
+
+def _unraisable(event: Any) -> None:
+    """For a server name that is not ASCII, ssl writes a traceback with its bytes to standard error, for each client.
+
+    The handshake fails by it, which is reported as any other refusal.
+    """
+    fault = event.exc_value
+    if not (isinstance(fault, UnicodeDecodeError) and isinstance(event.object, bytes) and fault.object == event.object):
+        _Hook.former(event)
 
 
 class Reloading:

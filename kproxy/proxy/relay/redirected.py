@@ -17,6 +17,7 @@ IP_TRANSPARENT = 19  # linux/in.h
 IPV6_TRANSPARENT = 75  # linux/in6.h
 SO_MARK = 36  # asm-generic/socket.h
 
+_MAPPED = "::ffff:"  # an IPv4 client of a socket of both families, as systemd may give one
 _SOCKADDR_IN = struct.Struct("!2xH4s8x")
 _SOCKADDR_IN6 = struct.Struct("!2xH4x16s4x")
 
@@ -28,7 +29,7 @@ def original_destination(client: socket.socket) -> Address:
     """
     own = Address(*client.getsockname()[:2])
     try:
-        if client.family == socket.AF_INET6:
+        if client.family == socket.AF_INET6 and not own.host.startswith(_MAPPED):
             port, packed = _SOCKADDR_IN6.unpack(
                 client.getsockopt(socket.IPPROTO_IPV6, SO_ORIGINAL_DST, _SOCKADDR_IN6.size)
             )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kproxy.proxy.access.sasl import users
-from kproxy.proxy.config.files import open_regular
+from kproxy.proxy.config.files import named, open_regular
 
 
 def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path) -> None:
@@ -22,3 +22,12 @@ def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path) -> None:
         open_regular(Path("/dev/zero"))
     with pytest.raises(users.UsersError, match=r"pipe cannot be read: it is no regular file"):
         users.read(tmp_path / "pipe")
+
+
+def test_a_secret_in_place_of_its_file_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "password").touch()
+    for name in ("password", "/run/secrets/password", "secrets/none"):
+        assert named(Path(name)) == name
+    for secret in ("hunter2", "-----BEGIN PRIVATE KEY-----\nAb/c\n", "aa/bb\ncc"):
+        assert named(Path(secret)).startswith("the file (its name is not repeated")

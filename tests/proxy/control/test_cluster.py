@@ -78,7 +78,7 @@ def test_bodies_are_read_as_the_settings_say():
 
 
 def test_what_all_pending_requests_say_is_bounded_and_they_pass(monkeypatch):
-    monkeypatch.setattr(worker, "MAX_NOTED_TOGETHER", 10_000)
+    monkeypatch.setattr(worker, "MAX_NOTED_TOGETHER", 40_000)  # a character counts as four bytes
 
     async def test():
         async with kproxy() as here:

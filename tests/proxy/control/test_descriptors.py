@@ -29,16 +29,20 @@ def test_usual_limits():
 
 
 @pytest.mark.parametrize("asked", [None, 10_000])
-def test_it_warns_only_of_what_was_asked_for(monkeypatch, caplog, asked):
+def test_a_limit_of_open_files_that_is_too_low_is_a_warning_with_its_mend(monkeypatch, caplog, asked):
     limits = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 20_000))
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.append(wanted))
     assert descriptors.reserve(asked).connections == 9440
     assert limits == [(20_000, 20_000)]
-    if asked is None:
-        assert not caplog.records
-    else:
-        assert "the system allows 20000, enough for 9440 connections" in caplog.text
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    needs = "max_connections=10000" if asked else "the default of 10000 connections"
+    assert f"{needs} needs 21120 open files, the system allows 20000, enough for 9440 connections" in caplog.text
+    assert "ulimit -n" in caplog.text and "LimitNOFILE" in caplog.text
+    caplog.clear()
+    assert descriptors.reserve(asked and 9_000).connections == (9_000 if asked else 9440)
+    assert descriptors.reserve(asked, warns=False) and len(caplog.records) == (not asked)
 
 
 def test_the_kernel_makes_room_for_all_descriptors_at_once():

@@ -21,7 +21,7 @@ from kproxy.proxy.control.embedded import Proxy
 from kproxy.proxy.control.flight import FindingsTrigger, FlightRecorder, folder_name
 from kproxy.proxy.control.operators import operator
 from kproxy.proxy.control.operators.operating import OPERATIONS
-from kproxy.proxy.control.operators.operator import Operator
+from kproxy.proxy.control.operators.operator import Operator, _windows
 from tests.ports import free_ports
 from tests.proxy.control.operators.test_operator import (
     ALTER_CONFIGS,
@@ -271,6 +271,17 @@ def test_a_worker_that_writes_a_dump_of_its_own_is_waited_for(tmp_path):
             await recorder.stop()
 
     live(test(), 120)
+
+
+def test_a_dump_says_which_of_its_memories_was_too_small():
+    """Tables of two workers, and frames that begin 40 s later since there are many bytes of them."""
+    start = 1_700_000_000 * 10**9
+    told = [{"tables_from_ns": start + n * 10**9, "frames_from_ns": start + 40 * 10**9} for n in range(2)]
+    windows = _windows(told, Flight(folder="dumps"))
+    assert windows["tables_from"] == "2023-11-14T22:13:21.000Z" and windows["frames_from"] == "2023-11-14T22:14:00.000Z"
+    assert windows["shorter"].startswith("frames begin 39.0 s later: [flight] frame_memory of 64 MiB")
+    (nothing,) = [_windows([{"tables_from_ns": None, "frames_from_ns": start}], Flight(folder="dumps"))]
+    assert nothing == {"frames_from": "2023-11-14T22:13:20.000Z"}
 
 
 def test_without_a_recorder_and_without_a_folder_the_mend_is_told(tmp_path):

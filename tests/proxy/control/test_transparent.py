@@ -7,6 +7,7 @@ import pytest
 
 from kproxy.errors import ConfigError
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.limits import network
 from kproxy.proxy.config.load import load
 from kproxy.proxy.control import transparent
 from kproxy.proxy.control.server import Server
@@ -79,6 +80,24 @@ def test_a_client_that_dials_kproxy_itself_is_refused():
             await here.until(lambda: here.counted.disconnects["not_redirected"] == 1)
 
     live(test())
+
+
+def test_a_client_gets_to_brokers_and_nowhere_else(monkeypatch, caplog):
+    async def test():
+        broker = Broker()
+        foreign = [Address("127.0.1.1", broker.port), Address("169.254.169.254", 80), Address("::1", 9092)]
+        dialled = iter((*foreign, Address(HOST, broker.port)))
+        monkeypatch.setattr(transparent, "original_destination", lambda _: next(dialled))
+        cluster = {"destinations": (network("::ffff:127.0.0.0/120"), network("fd00::/8"))}
+        async with kproxy(broker, wait=False, route="transparent", cluster=cluster) as here:
+            await ask_for_a_login(broker)
+            for _ in foreign:
+                assert await (await Wire.dial(here.port)).rest() == b""
+            await here.until(lambda: here.counted.disconnects == {"foreign_destination": 3})
+            await here.connect()
+
+    live(test())
+    assert "it dialled 127.0.1.1" in caplog.text and "which is not in `destinations`" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 If all idle clients were closed at once, they would all come back at once, to the kproxies that are left. So each
 connection has a moment of its own, spread evenly over the time of the drain, and is served as usual until then. From
 its moment on it is closed as soon as every request that has arrived is answered. A client that always has some under
-way gives no such chance: near the end of the time it is read no further, and gets the answers that are due.
+way gives no such chance: near the end of the time it is read no further, and gets the answers that are due. One with
+MANY of them under way is read no further earlier, so that a slow broker has the time to answer them.
 
 Of few connections the spread is short, so that a small kproxy stops soon. Refuses to know listeners and signals.
 """
@@ -19,6 +20,8 @@ from kproxy.proxy.relay.relay import Relay
 
 SPREAD_SHARE = 0.75  # of the drain's time, in which connections have their moments
 LAST_SHARE = 0.85  # of the drain's time, after which no new request is read
+EARLY_SHARE = 0.5  # the same for a connection with more than MANY requests in flight
+MANY = 16
 SPREAD_PER_CONNECTION_S = 0.1
 _POLL_S = 0.02
 _TURN = 64  # relays that are told in one turn of the loop
@@ -54,6 +57,10 @@ async def drain(relays: Collection[Relay], timeout_s: float, at_once: asyncio.Ev
             await waited(at_once, min(_POLL_S, end - loop.time()))
 
     try:
+        await until(start + EARLY_SHARE * timeout_s)
+        async for relay in _open(relays):
+            if len(relay.session.pending) > MANY:
+                relay.drain()
         await until(start + LAST_SHARE * timeout_s)
         async for relay in _open(relays):
             relay.drain()

@@ -26,7 +26,7 @@ from aiohttp import web
 
 from kproxy.errors import ConfigError
 from kproxy.proxy.config.addresses import numeric
-from kproxy.proxy.config.files import open_regular
+from kproxy.proxy.config.files import named, open_regular
 from kproxy.proxy.control.operators.asking import NO_PAGE, token_in
 from kproxy.proxy.log_limiter import LogLimiter
 
@@ -53,7 +53,7 @@ class Token:
             self._read()
         except (OSError, ValueError) as fault:
             reason = getattr(fault, "strerror", None) or fault
-            raise ConfigError([("admin_token_file", f"{file} holds no token: {reason}")]) from None
+            raise ConfigError([("admin_token_file", f"{named(file)} holds no token: {reason}")]) from None
 
     def _read(self) -> None:
         status = self._file.stat()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kproxy.errors import KproxyError
+from kproxy.proxy.config.files import named
 
 DEFAULT = "localhost:9600"
 MAX_TOKEN = 4096
@@ -50,11 +51,13 @@ class AdminPort:
         try:
             parts = urllib.parse.urlsplit(address)
             sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            sound = sound and "@" not in parts.netloc  # a password, which the admin port would not take
         except ValueError:  # a port above 65535, a bracket that is not closed
             sound = False
         if not sound:
             raise KproxyError(
-                f"{address} is no address of an admin port: give [http[s]://]HOST:PORT, or a PORT of here"
+                f"{address.rpartition('@')[2]} is no address of an admin port: give [http[s]://]HOST:PORT, or a PORT "
+                "of here, and its token by --token-file"
             )
         self.url = address
         self._token_file = token_file
@@ -64,7 +67,9 @@ class AdminPort:
                 with token_file.open("rb") as file:  # may be a pipe: <(vault read ...)
                     self._headers["Authorization"] = f"Bearer {token_in(file).decode()}"
             except (OSError, ValueError) as fault:
-                raise KproxyError(f"{token_file} holds no token: {getattr(fault, 'strerror', None) or fault}") from None
+                raise KproxyError(
+                    f"{named(token_file)} holds no token: {getattr(fault, 'strerror', None) or fault}"
+                ) from None
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirects()]
         if address.startswith("https"):
             try:

@@ -13,7 +13,10 @@ from typing import Any, Protocol
 from kproxy import __version__
 from kproxy.metrics import Metrics
 from kproxy.proxy import log_lines
+from kproxy.proxy.access.audit import timestamp
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.flight import Flight
+from kproxy.proxy.config.policy import default_of
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.control.flight import ASKED, folder_name
 from kproxy.proxy.control.operators.following import follow
@@ -25,6 +28,7 @@ Json = dict[str, Any]
 Answer = tuple[int, Any]  # HTTP status, and what is sent as JSON
 
 _DUMP_POLL_S = 0.05
+_SAME_WINDOW_NS = 6 * 10**9  # rows of exchanges are forgotten in portions of 5 s, frames one by one
 _DUMP_SILENT = 40
 
 log = logging.getLogger("kproxy.operator")
@@ -85,11 +89,13 @@ class Operator:
         }
 
     def _policy(self, _: Query) -> list[Json]:
-        """The rules and limits of each cluster, as they are in force."""
+        """What decides the requests of each cluster, in that order, and its limits, as they are in force."""
         return [
             {
                 "cluster": cluster.name,
+                "read_only": getattr(cluster, "read_only", False),
                 "policy": [rule.model_dump(mode="json", exclude_unset=True) for rule in _rules(cluster)],
+                "policy_default": default_of(_rules(cluster), getattr(cluster, "policy_default", None)),
                 "limits": cluster.limits.model_dump(mode="json", exclude_defaults=True),
             }
             for cluster in self._kproxy.config.clusters
@@ -158,6 +164,7 @@ class Operator:
             "folder": str(kproxy.config.flight.folder / name),
             "files": sorted(one["file"] for one in told),
             **{key: sum(one[key] for one in told) for key in ("exchanges", "frames", "left_out")},
+            **_windows(told, kproxy.config.flight),
         }
 
     async def _set_log_level(self, query: Query) -> Answer:
@@ -167,6 +174,23 @@ class Operator:
         await self._kproxy.operate("log_level", level)
         log.warning("operator log_level=%s", level)
         return 200, {"level": level}
+
+
+def _windows(told: Sequence[Json], settings: Flight) -> dict[str, str]:
+    """From when on the tables of a dump, and its frames, are of every process; and why one of both begins later."""
+    begins = {
+        name: max((one[f"{name}_from_ns"] for one in told if one.get(f"{name}_from_ns")), default=None)
+        for name in ("tables", "frames")
+    }
+    windows = {f"{name}_from": timestamp(ns) for name, ns in begins.items() if ns is not None}
+    tables_ns, frames_ns = begins["tables"], begins["frames"]
+    if tables_ns is not None and frames_ns is not None and abs(later := frames_ns - tables_ns) > _SAME_WINDOW_NS:
+        shorter = "frame_memory" if later > 0 else "header_memory"
+        windows["shorter"] = (
+            f"{'frames begin' if later > 0 else 'tables begin'} {abs(later) / 1e9:.1f} s later: [flight] {shorter} of "
+            f"{getattr(settings, shorter) >> 20} MiB holds no more; raise it to have both"
+        )
+    return windows
 
 
 def _rules(cluster: Cluster) -> Sequence[Any]:

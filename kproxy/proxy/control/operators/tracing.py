@@ -5,7 +5,8 @@ A connection that is not traced does nothing for it: to trace one, its session g
 counted. Bytes of a side that has no frames (a SASL token without a header, bytes that are no Kafka) are left out and
 only counted. Frames are decoded later, on a thread, when the trace is read.
 
-Never shown: what `protocol/secrets.py` lists, and records (how many and how large they are is). A frame that does not
+Never shown: what `protocol/secrets.py` lists, records (how many and how large they are is), fields that the schema does
+not know, and bytes behind a body: nobody can say whether these are secrets. A frame that does not
 decode, or of an unknown API, is named by its size alone.
 
 Bounded: MAX_TRACES of a process, MAX_CONNECTIONS of each; MAX_HELD_BYTES of frames that wait to be read; of a frame
@@ -26,6 +27,7 @@ from kproxy.protocol import decode
 from kproxy.protocol.compression import codec_name
 from kproxy.protocol.records import iterate_headers
 from kproxy.protocol.schema import Field, api_name
+from kproxy.protocol.secrets import CONTENT
 from kproxy.proxy.config.addresses import Address, numeric
 from kproxy.proxy.relay.relay import Relay
 from kproxy.wire.events import CLIENT, SIDES
@@ -38,6 +40,7 @@ MAX_FRAME = 64 * 1024
 FORGOTTEN_S = 10.0
 _OVERHEAD = 256  # what a frame takes beside its bytes
 _API_VERSIONS = 18
+_UNKNOWN = "(left out)"
 
 Json = dict[str, Any]
 
@@ -93,7 +96,7 @@ class Trace:
         self.read_at = monotonic()
         self._taps: dict[int, Tap] = {}
         self._captured: deque[Captured] = deque()
-        self._held_bytes = 0
+        self.held_bytes = 0
 
     def wants(self, relay: Relay) -> bool:
         if self.connection is not None:
@@ -110,17 +113,17 @@ class Trace:
 
     def keep(self, captured: Captured) -> None:
         size = _OVERHEAD + len(captured.frame or b"")
-        if self._held_bytes + size > MAX_HELD_BYTES:
+        if self.held_bytes + size > MAX_HELD_BYTES:
             self.dropped += 1
             return
-        self._held_bytes += size
+        self.held_bytes += size
         self._captured.append(captured)
 
     def take(self) -> list[Captured]:
         """What has passed since the last call."""
         self.read_at = monotonic()
         taken, self._captured = list(self._captured), deque()
-        self._held_bytes = 0
+        self.held_bytes = 0
         return taken
 
     @property
@@ -142,6 +145,11 @@ class Traces:
 
     def __bool__(self) -> bool:
         return bool(self._traces)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of frames that wait to be read."""
+        return sum(trace.held_bytes for trace in self._traces.values())
 
     def start(self, name: str, relays: Iterable[Relay], connection: int | None, client: str | None) -> int:
         """Begin a trace; returns how many connections it watches so far. ValueError: there are too many."""
@@ -217,6 +225,10 @@ def as_json(captured: Captured) -> Json:
         decoded = _decoded(captured.frame[4:], captured.side, captured.api)
         shown |= decode.as_json(decoded, show_secrets=False)
         _leave_out_records(decoded.message.fields, shown["body"])
+        if shown["body"].get(pushed := CONTENT.get(decoded.message.name, "")):
+            shown["body"][pushed] = {"bytes": len(decoded.body[pushed])}
+        _leave_out_unknown(shown["header"])
+        _leave_out_unknown(shown["body"])
     except (ProtocolError, ValueError, KeyError, RecursionError) as fault:
         shown.pop("header", None)
         shown.pop("body", None)
@@ -254,6 +266,21 @@ def _leave_out_records(fields: tuple[Field, ...], body: Json) -> None:
             for item in value:
                 if isinstance(item, dict):
                     _leave_out_records(field.fields, item)
+
+
+def _leave_out_unknown(value: Any) -> None:
+    """Replace the values of tags that the schema lacks, and the bytes behind a body, by a word."""
+    if isinstance(value, list):
+        for item in value:
+            _leave_out_unknown(item)
+    elif isinstance(value, dict):
+        for name in value:
+            if name == "_tags":
+                value[name] = dict.fromkeys(value[name], _UNKNOWN)
+            elif name == "_trailing":
+                value[name] = _UNKNOWN
+            else:
+                _leave_out_unknown(value[name])
 
 
 def _summary(records: Any) -> Json:

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
-from kproxy.proxy.control.changing.draining import _TURN, drain, spread_s
+from kproxy.proxy.control.changing.draining import _TURN, EARLY_SHARE, MANY, drain, spread_s
 from tests.proxy.live import HOST, Broker, Wire, kproxy, live, request, response
 
 HEARTBEAT = 12
@@ -84,11 +85,39 @@ def test_clients_that_ask_all_the_time_get_all_their_answers():
     live(test())
 
 
+@pytest.mark.parametrize(("in_flight", "is_read"), [(MANY // 2, True), (8 * MANY, False)])
+def test_a_client_with_many_requests_in_flight_is_read_no_further_from_half_of_the_time_on(in_flight, is_read):
+    """Its broker answers slowly: it has half of the time for the requests that came in the other half."""
+
+    async def test():
+        async with kproxy(drain_timeout_s=4) as here:
+            client, broker = await here.connect()
+            asked = [request(HEARTBEAT, 4, number) for number in range(in_flight + 1)]
+            await client.send(b"".join(asked[:-1]))
+            for each in asked[:-1]:
+                assert await broker.frame() == each
+            stopping = asyncio.create_task(here.server.stop())
+            await asyncio.sleep(EARLY_SHARE * 4 + 0.7)  # less than LAST_SHARE
+            await client.send(asked[-1])
+            assert await broker.is_silent() is not is_read
+            await broker.send(b"".join(response(HEARTBEAT, 4, number) for number in range(in_flight + is_read)))
+            for number in range(in_flight):
+                assert await client.frame() == response(HEARTBEAT, 4, number)
+            await client.rest()
+            client.close()
+            await stopping
+            assert not here.counted.unanswered and here.counted.disconnects == {"drained": 1}
+
+    live(test())
+
+
 class Stuck:
     """What a drain asks of a relay; its requests are never answered. Counts what is asked of all in each turn."""
 
     turn = 0
     asked: ClassVar[dict[int, int]] = {}
+
+    session = SimpleNamespace(pending=[None])
 
     def __init__(self):
         self.closed = False

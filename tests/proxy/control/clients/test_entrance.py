@@ -1,5 +1,6 @@
 """Clients beyond a limit are closed at once, counted by the limit and named in the log; the others never notice."""
 
+import asyncio
 from contextlib import suppress
 
 import pytest
@@ -123,6 +124,27 @@ def test_who_says_nothing_is_closed_when_the_time_of_the_handshake_is_over(caplo
             assert here.limits == {"handshake_timeout_s": 2}
             assert here.server._worker.gate.connections == 0
         assert "within 0.3 s" in caplog.text and "handshake_timeout_s" in caplog.text
+
+    live(test())
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_a_request_in_parts_is_read_to_its_end_however_few_may_be_under_way(limit):
+    async def test():
+        async with kproxy(cluster=limited(max_requests_in_flight=limit)) as here:
+            client, broker = await here.connect()
+            for number in range(3):
+                asked = request(HEARTBEAT, 4, number, {"groupId": "g" * 100})
+                for part in (asked[:20], asked[20:50], asked[50:] + asked[:14]):
+                    await client.send(part)
+                    await asyncio.sleep(0.02)
+                assert await broker.frame() == asked
+                await broker.send(response(HEARTBEAT, 4, number))
+                assert await client.frame() == response(HEARTBEAT, 4, number)
+                await client.send(asked[14:])
+                assert await broker.frame() == asked
+                await broker.send(response(HEARTBEAT, 4, number))
+                assert await client.frame() == response(HEARTBEAT, 4, number)
 
     live(test())
 

@@ -17,6 +17,7 @@ from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.config.tls import ClientTls, KeyPair, UpstreamTls
 from kproxy.proxy.relay import contexts, handshakes
 from kproxy.proxy.relay.streams import receive
+from kproxy.proxy.upstream.routing import MAX_NODE_ID
 from tests.certificates import Authority
 from tests.proxy.live import Broker, TlsWire, Wire, kproxy, live, request, response
 
@@ -58,6 +59,14 @@ async def _shaken(wire, context, incoming, outgoing):
         except ssl.SSLWantReadError:
             await wire.send(outgoing.read())
             incoming.write(await receive(wire.sock, 1 << 16))
+
+
+def _hello(name):
+    """The ClientHello of a client that asks for a name."""
+    outgoing = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname=name).do_handshake()
+    return outgoing.read()
 
 
 def results(here, side="client"):
@@ -251,16 +260,21 @@ def test_all_brokers_on_one_port_by_server_name(authority, caplog):
             for stranger in ("broker-07.kafka.example", "kafka.example", "broker-x.kafka.example"):
                 with pytest.raises(ssl.SSLError, match=r"(?i)unrecognized.name"):
                     await dial(here, trusted, stranger)
-            with suppress(OSError):  # nobody has named it
-                assert await (await dial(here, trusted, "broker-8.kafka.example")).rest() == b""
+            series = set(here.server.metrics.clusters["default"].brokers)
+            for node_id in (8, 9, MAX_NODE_ID):  # nobody has named them
+                with suppress(OSError):
+                    assert await (await dial(here, trusted, f"broker-{node_id}.kafka.example")).rest() == b""
+            await here.until(lambda: here.counted.disconnects["unreachable"] == 3)
+            assert set(here.server.metrics.clusters["default"].brokers) == series | {"7"}
             nameless = ssl.create_default_context(cafile=authority.bundle)
             nameless.check_hostname = False
             silent = await dial(here, nameless, "")
             await exchange(silent, await here.broker.accept())
-            assert results(here) == {"ok": 4, "server_name": 3}
+            assert results(here) == {"ok": 6, "server_name": 3}
             assert not here.server.clusters[0].brokers  # no port but the one
 
     live(test())
+    assert "'broker-8.kafka.example' is broker 8, which no answer has named yet" in caplog.text
     assert "'broker-07.kafka.example' is no server name of this listener (SNI)" in caplog.text
     assert "sent no server name (SNI) and is served as one that bootstraps" in caplog.text
 
@@ -349,6 +363,64 @@ def test_what_is_wrong_with_files_is_a_fault_of_the_settings(authority):
         with pytest.raises(ConfigError, match=r"default: tls\.key: .* is not the key of"):
             async with kproxy(cluster={"tls": tls}, wait=False):
                 pass
+
+    live(test())
+
+
+@pytest.mark.parametrize("sent", [1, 100, None], ids=["one byte", "a part of the hello", "the whole hello"])
+def test_handshakes_that_are_left_open_keep_nobody_out(authority, monkeypatch, caplog, sent):
+    monkeypatch.setattr(handshakes, "AT_ONCE", 2)
+
+    async def test():
+        async with kproxy(cluster={"tls": ClientTls(**authority.server().settings())}) as here:
+            hello = _hello("localhost")[:sent]
+            left_open = [await Wire.dial(here.port) for _ in range(4)]
+            for wire in left_open:
+                await wire.send(hello)
+            await asyncio.sleep(0.1)
+            client = await dial(here, trusting(authority))
+            await exchange(client, await here.broker.accept())
+            given_up = 0 if sent else 3  # of a hello that is not complete, the kernel keeps the bytes
+            assert results(here) == {"ok": 1} | ({"timeout": given_up} if given_up else {})
+            assert here.counted.disconnects == ({"handshake_timeout": given_up} if given_up else {})
+            for wire in left_open[given_up:]:  # a client that goes on within its time is served
+                wire.close()
+
+    live(test())
+    assert sent or "others waited, and it, which asked for 'localhost', had kept kproxy waiting" in caplog.text
+
+
+def test_a_server_name_that_is_not_ascii_is_refused_without_a_traceback(authority, caplog, capfd):
+    async def test():
+        async with kproxy(cluster={"tls": ClientTls(**authority.server().settings())}) as here:
+            wire = await Wire.dial(here.port)
+            await wire.send(_hello("broker-7.example").replace(b"broker-7", b"broker-\xff"))
+            with suppress(OSError):
+                await wire.rest()
+            await here.until(lambda: results(here) == {"server_name": 1})
+
+    live(test())
+    assert "its server name (SNI) is not ASCII" in caplog.text
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_handshake_byte_by_byte_is_one_like_others(authority):
+    async def test():
+        async with kproxy(cluster={"tls": ClientTls(**authority.server().settings())}) as here:
+            wire = await Wire.dial(here.port)
+            wire.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            end = trusting(authority).wrap_bio(incoming, outgoing, server_hostname="localhost")
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+            for byte in outgoing.read():
+                await wire.send(bytes([byte]))
+                await asyncio.sleep(0)
+            incoming.write(await receive(wire.sock, 1 << 16))
+            end.do_handshake()
+            await wire.send(outgoing.read())
+            await here.broker.accept()
+            assert results(here) == {"ok": 1}
 
     live(test())
 

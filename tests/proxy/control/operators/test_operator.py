@@ -2,6 +2,7 @@
 
 import json
 import logging
+from base64 import b64encode
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -13,6 +14,7 @@ from kproxy.wire.session import Session
 from tests.proxy.live import HOST, kproxy, live, request, response
 
 PRODUCE, FETCH, HEARTBEAT, HANDSHAKE, API_VERSIONS, AUTHENTICATE, ALTER_CONFIGS = 0, 1, 12, 17, 18, 36, 33
+PUSH_TELEMETRY = 72
 POST = {"X-Kproxy": "yes"}
 SECRET = b"\0alice\0hunter2-secret"
 VALUE = b"value-of-a-record"
@@ -189,23 +191,33 @@ def test_a_trace_shows_requests_and_answers_and_no_secret():
                 partitions = [{"index": 0, "records": batch()}]
                 topics = [{"name": "orders", "partitionData": partitions}]
                 await talks(PRODUCE, 8, 3, {"acks": 1, "topicData": topics}, {"responses": []})
+                unknown = {"_tags": {99: SECRET}, "_trailing": SECRET}
+                await talks(AUTHENTICATE, 2, 4, unknown, unknown)
+                await talks(PUSH_TELEMETRY, 0, 5, {"metrics": SECRET}, {})
 
             row = await the_connection(here, http)
-            begin, lines = await traced(http, 6, talk, connection=row["number"])
+            begin, lines = await traced(http, 10, talk, connection=row["number"])
             assert begin == {"tracing": row["number"], "connections": 1}
             *frames, end = lines
             assert [(frame["api"], frame["kind"]) for frame in frames] == [
                 (api, kind)
-                for api in ("SaslAuthenticate", "AlterConfigs", "Produce")
+                for api in ("SaslAuthenticate", "AlterConfigs", "Produce", "SaslAuthenticate", "PushTelemetry")
                 for kind in ("request", "response")
             ]
             assert end["left_out"] == 0
             text = json.dumps(lines)
             assert "hunter2" not in text and "alice" not in text and VALUE.decode() not in text
-            assert SECRET.hex() not in text and "(masked)" in text and "retention.ms" in text and "1000" in text
+            assert (
+                SECRET.hex() not in text
+                and b64encode(SECRET).decode() not in text
+                and "(masked)" in text
+                and "retention.ms" in text
+                and "1000" in text
+            )
             assert frames[0]["header"]["clientId"] == "orders-7"
             records = frames[4]["body"]["topicData"][0]["partitionData"][0]["records"]
             assert records == {"bytes": len(batch()), "batches": 1, "records": 1, "codecs": ["none"]}
+            assert frames[8]["body"]["metrics"] == {"bytes": len(SECRET)}
             assert not here.server._worker.traces
             (relay,) = here.server._worker.relays.values()
             assert type(relay.session) is Session, "nothing of it is left"

@@ -827,7 +827,7 @@ def test_a_policy_holds_in_every_worker_and_ends_with_a_reload(tmp_path):
 
     def offsets(topic: str, number: int) -> bytes:
         topics = [{"name": topic, "partitions": [{"partitionIndex": 0}]}]
-        return request(LIST_OFFSETS, 5, number, {"topics": topics})
+        return request(LIST_OFFSETS, 5, number, {"replicaId": -1, "topics": topics})
 
     async def test():
         broker, port = Broker(), free_ports(8)
