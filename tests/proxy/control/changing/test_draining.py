@@ -7,7 +7,9 @@ from typing import ClassVar
 
 import pytest
 
-from kproxy.proxy.control.changing.draining import _TURN, EARLY_SHARE, MANY, drain, spread_s
+from kproxy.proxy.control.changing import draining
+from kproxy.proxy.control.changing.draining import _TURN, MANY, drain, spread_s
+from kproxy.proxy.relay.relay import Relay
 from tests.proxy.live import HOST, Broker, Wire, kproxy, live, request, response
 
 HEARTBEAT = 12
@@ -85,28 +87,40 @@ def test_clients_that_ask_all_the_time_get_all_their_answers():
     live(test())
 
 
-@pytest.mark.parametrize(("in_flight", "is_read"), [(MANY // 2, True), (8 * MANY, False)])
-def test_a_client_with_many_requests_in_flight_is_read_no_further_from_half_of_the_time_on(in_flight, is_read):
-    """Its broker answers slowly: it has half of the time for the requests that came in the other half."""
+def test_a_client_with_many_requests_in_flight_is_read_no_further_from_an_early_moment_on(monkeypatch):
+    """Its broker answers slowly: it has the rest of the time for the requests that came before."""
+    monkeypatch.setattr(draining, "EARLY_SHARE", 0.005)
+    drained, drain_relay = [], Relay.drain
+    monkeypatch.setattr(Relay, "drain", lambda relay, *cause: (drained.append(relay), drain_relay(relay, *cause)))
+
+    def asked(number):
+        return request(HEARTBEAT, 4, number)
+
+    def answers(count):
+        return [response(HEARTBEAT, 4, number) for number in range(count)]
 
     async def test():
-        async with kproxy(drain_timeout_s=4) as here:
-            client, broker = await here.connect()
-            asked = [request(HEARTBEAT, 4, number) for number in range(in_flight + 1)]
-            await client.send(b"".join(asked[:-1]))
-            for each in asked[:-1]:
-                assert await broker.frame() == each
+        async with kproxy(drain_timeout_s=60) as here:
+            pairs = [(*await here.connect(), in_flight) for in_flight in (MANY // 2, 8 * MANY)]
+            for client, broker, in_flight in pairs:
+                await client.send(b"".join(map(asked, range(in_flight))))
+                for number in range(in_flight):
+                    assert await broker.frame() == asked(number)
             stopping = asyncio.create_task(here.server.stop())
-            await asyncio.sleep(EARLY_SHARE * 4 + 0.7)  # less than LAST_SHARE
-            await client.send(asked[-1])
-            assert await broker.is_silent() is not is_read
-            await broker.send(b"".join(response(HEARTBEAT, 4, number) for number in range(in_flight + is_read)))
-            for number in range(in_flight):
-                assert await client.frame() == response(HEARTBEAT, 4, number)
-            await client.rest()
-            client.close()
+            await here.until(lambda: drained)
+            for client, _, in_flight in pairs:
+                await client.send(asked(in_flight))
+            (_, few, some), (_, crowded, _) = pairs
+            assert await few.frame() == asked(some) and await crowded.is_silent()
+            assert len(drained) == 1
+            for client, broker, in_flight in ((*pairs[0][:2], some + 1), pairs[1]):
+                await broker.send(b"".join(answers(in_flight)))
+                for answer in answers(in_flight):
+                    assert await client.frame() == answer
+                await client.rest()
+                client.close()
             await stopping
-            assert not here.counted.unanswered and here.counted.disconnects == {"drained": 1}
+            assert not here.counted.unanswered and here.counted.disconnects == {"drained": 2}
 
     live(test())
 
