@@ -1,6 +1,7 @@
 """`./dev`: of several at once, one sets up and the others wait."""
 
 import fcntl
+import os
 import shutil
 import subprocess
 
@@ -41,10 +42,10 @@ def start(project):
 
 def test_a_command_that_is_none_is_named(project):
     done = subprocess.run([project / "dev", "foo"], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.startswith("dev: no command 'foo'\n./dev demo | test | bench")
+    assert done.returncode == 1 and done.stderr.startswith("dev: no command 'foo'\n./dev demo | test | land | bench")
     for asked in ("help", "--help"):
         done = subprocess.run([project / "dev", asked], capture_output=True, text=True)
-        assert done.returncode == 0 and done.stderr.startswith("./dev demo | test | bench")
+        assert done.returncode == 0 and done.stderr.startswith("./dev demo | test | land | bench")
 
 
 def test_a_second_setup_waits_for_the_first(project):
@@ -63,3 +64,34 @@ def test_a_second_setup_waits_for_the_first(project):
         for process in (second, third):
             process.communicate(timeout=30)
             assert process.returncode == 0
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_land_runs_ci_in_a_clone_without_the_environment_and_keeps_what_was_green(tmp_path, passes):
+    """A project of its own, of which .ci/run says what it was given."""
+    shutil.copy(ROOT / "dev", tmp_path / "dev")
+    run = tmp_path / ".ci/run"
+    run.parent.mkdir()
+    ends = "" if passes else "echo 'FAILED tests/test_it.py::test_it[a b] - assert 1 - 2'; exit 1\n"
+    run.write_text(f"#!/bin/sh\nenv\nls\n{ends}")
+    run.chmod(0o755)
+    (tmp_path / ".gitignore").write_text("/.cache\n")
+    environment = {**os.environ, "SECRET_OF_THE_SHELL": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}
+
+    def git(*arguments):
+        made = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", *arguments]
+        return subprocess.run(made, cwd=tmp_path, check=True, capture_output=True, text=True, env=environment).stdout
+
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "all")
+    (tmp_path / "not-committed").touch()
+    done = subprocess.run([tmp_path / "dev", "land"], capture_output=True, text=True, env=environment)
+    assert "what is not committed is not tried" in done.stderr
+    assert "SECRET_OF_THE_SHELL" not in done.stdout and "dev" in done.stdout and "not-committed" not in done.stdout
+    green = tmp_path / ".cache/green"
+    if passes:
+        assert done.returncode == 0 and green.read_text() == git("rev-parse", "HEAD")
+    else:
+        assert done.returncode == 1 and not green.exists()
+        assert "./dev test 'tests/test_it.py::test_it[a b]'\n" in done.stderr

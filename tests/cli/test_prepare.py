@@ -1,5 +1,6 @@
 """`kproxy spark prepare`, which ./dev runs before the tests: see tests/spark/test_classes.py for what it made."""
 
+import pytest
 from click.testing import CliRunner
 
 from kproxy.cli import cli
@@ -13,6 +14,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_spark_starts(tmp_path, monk
     assert done.exit_code != 0 and "cannot be written to: Not a directory" in str(done.exception)
 
 
+@pytest.mark.ring2
 def test_what_it_keeps_is_of_that_size():
     kept = classes.archive()
     assert kept is not None and 100e6 < kept.stat().st_size < 300e6
