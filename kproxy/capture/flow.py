@@ -9,11 +9,11 @@ packets belong to a flow, and when it ends.
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Any, Protocol
 
-from kproxy.capture import content
+from kproxy.capture import content, stalls
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import MASK, Budget, Conversation, Receiver
 from kproxy.wire.captured import CapturedSession
@@ -107,6 +107,13 @@ class Flow:
         end = exchange.response_end if exchange.response_end != NONE else self.heard_ns
         return bisect_right(times, end) - bisect_left(times, start)
 
+    def stalled(self, exchange: Exchange) -> Sequence[int]:
+        """How much of an answered exchange lost bytes and closed windows explain, as Stalls.of has it."""
+        if exchange.response_end == NONE or exchange.request_end == NONE:
+            return stalls.NOTHING
+        times = exchange.request_start, exchange.request_end, exchange.response_start, exchange.response_end
+        return self.talk.stalls.of(self.client, times, exchange.queue_ns + exchange.muted_ns)
+
     @property
     def standing(self) -> tuple[Any, ...] | None:
         """What a Kafka connection's packets to come depend on, by value, at the border between two packets.
@@ -126,6 +133,8 @@ class Flow:
             [talk.halves[side].position & MASK for side in sides],
             talk.clock_ns,
             [time_ns for time_ns in talk.retransmitted_ns if time_ns >= since_ns],
+            [(*each[:2], each[2] ^ self.client, each[3]) for each in talk.stalls.since(since_ns)],
+            [talk.halves[side].ack for side in sides],
             standing,
         )
 

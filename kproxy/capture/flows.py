@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kproxy.capture import content
+from kproxy.capture.clock import Clock
 from kproxy.capture.columns import inorder
 from kproxy.capture.columns.later import Deferred, Later
 from kproxy.capture.columns.mapped import Columns
@@ -125,11 +126,13 @@ class Flows:
                 for number, of_shard in zip(shards, self.kept, strict=True)
             }
         self._last_ns = -1  # the latest time so far
+        self.clock = Clock(quality if first else Quality())
         self._recent = Recent()
         self._deferred = Deferred(detail, self._logs)
 
     def window(self, window: Window) -> None:
         """Take the packets of a window."""
+        window = self.clock.take(window)
         data, records = window.data, window.records
         whole = memoryview(data)
         ways = self._ways
@@ -204,8 +207,7 @@ class Flows:
         records = Columns.of(window) if len(window.records) >= inorder.FEWEST else None
         if records is None:
             return None
-        heads = records.heads
-        if heads is None or len(heads.index) < inorder.FEWEST:
+        if (heads := records.heads) is None or len(heads.index) < inorder.FEWEST:
             return None
         numbers: dict[bytes, int] = {}  # of connections, by both of their keys
         lanes = []  # what is to be put in order: (connection, side) of each key
@@ -283,8 +285,11 @@ class Flows:
         """As `Conversation.segment` would, of all segments of a stretch; the key is that of its side 0."""
         flow, flip = self._ways[key]
         talk = flow.talk
-        for number, (position, copies) in enumerate(zip(stretch.positions, stretch.copies, strict=True)):
+        standing = zip(stretch.positions, stretch.copies, stretch.acks, strict=True)
+        for number, (position, copies, ack) in enumerate(standing):
             half = talk.halves[number ^ flip]
+            if ack >= 0:
+                half.ack = ack
             flow.payload_bytes[number ^ flip] += position - half.position
             half.position = position
             half.duplicates += copies
@@ -344,6 +349,7 @@ class Flows:
         self._ways.clear()
         self._away.clear()
         self._recent.clear()
+        self.clock.clear()
         self._last_ns = -1
 
     # --- connections that several readers share ----------------------------------------------------------------------
@@ -487,8 +493,7 @@ class Flows:
     def _turn(self, flow: Flow, side: int, segment: Segment, time_ns: int, index: int) -> Flow | None:
         """A segment that begins or ends something; returns the flow it belongs to, None if there is no more to do."""
         _, key, seq, ack, flags, _, _, _, length = segment
-        half = flow.talk.halves[side]
-        is_open = flow.close == "open"
+        half, is_open = flow.talk.halves[side], flow.close == "open"
         if flags & RST:
             if is_open and (half.position < 0 or abs(ahead(seq, half.position)) < FURTHEST):
                 flow.last_ns = time_ns

@@ -29,6 +29,8 @@ KINDS = {
     "cut_file": "files that end inside a record: the capture was stopped or copied while it was being written",
     "damaged": "places where a record's header made no sense; reading went on at the next record that did",
     "clock_back": "packets stamped earlier than the one before them; times count from the latest",
+    "clock_step": "times that the capturing machine's clock was set: times behind are those of the clock as it was "
+    "before, so durations are right and the time of day is not",
     "kernel_drops": "packets that the capturing machine dropped, by its own count: capture with a larger buffer",
     "unknown_link": "packets of a link type that kproxy does not read",
     "not_tcp": "packets without TCP inside, or under headers that kproxy does not read",

@@ -23,6 +23,7 @@ from bisect import bisect_left
 from typing import Protocol
 
 from kproxy.capture.packets import ACK, FIN
+from kproxy.capture.stalls import LATE, REPEATED, Stalls
 
 MASK = 0xFFFF_FFFF
 HALF = 0x8000_0000
@@ -74,6 +75,7 @@ class HalfStream:
     """One direction: what was delivered up to `position`, and the pieces that wait."""
 
     __slots__ = (
+        "ack",
         "acked",
         "astray",
         "duplicates",
@@ -99,7 +101,8 @@ class HalfStream:
         self.seen = False  # a segment of this side was captured
         self.position = -1  # next byte to deliver, unwrapped; -1 until a segment of either side shows it
         self.first = -1  # where it stood when the capture, or the connection, began
-        self.acked = -1  # the furthest position that the peer acknowledged
+        self.acked = -1  # the furthest position that the peer acknowledged, where that was looked at
+        self.ack = -1  # the last sequence number that this side acknowledged
         self.pieces: list[Piece] = []
         self.queued_bytes = 0
         self.fin = -1  # the position after the last byte, once a FIN was seen
@@ -192,12 +195,14 @@ class Conversation:
 
     __slots__ = (
         "_budget",
+        "_has_stalled",
         "_patience",
         "clock_ns",
         "halves",
         "open_sides",
         "receiver",
         "retransmitted_ns",
+        "stalls",
         "strays",
     )
 
@@ -212,6 +217,8 @@ class Conversation:
         # When segments were sent again, in order, each later than anything that was delivered before it: so which ones
         # lie between the ends of an exchange does not depend on when that is asked.
         self.retransmitted_ns: list[int] = []
+        self.stalls = Stalls()
+        self._has_stalled = False  # by the segment that was taken last
 
     def open(self, side: int, seq: int) -> None:
         """A SYN of `side`: its stream begins after it."""
@@ -270,6 +277,7 @@ class Conversation:
             and position >= 0
             and peer.position >= 0
         ):  # the common case: in order, whole, and nothing waits
+            half.ack = ack
             if length:
                 half.position = position + length
                 if time_ns > self.clock_ns:
@@ -290,6 +298,7 @@ class Conversation:
                 after = -1  # no window is that large: a stray
             elif after > peer.acked:
                 peer.acked = after
+                half.ack = ack
                 if peer.seen and peer.position == peer.first and not peer.pieces:
                     peer.position = peer.first = after  # before the capture's start, or a keep-alive probe's number
         if half.astray or peer.astray:
@@ -299,12 +308,14 @@ class Conversation:
             if length and time_ns >= self.clock_ns and not half.ended:
                 self._stray(side, seq, view, length, time_ns)
             return False
+        self.stalls.window(side, window > 0, time_ns)
         if window and not length:
             half.zero_window = False
         elif not window and not half.zero_window:
             half.zero_window = True
             half.zero_windows += 1
         again = half.retransmissions
+        self._has_stalled = False
         self._disorder(side, half, peer, seq, flags, view, length, time_ns, after)
         return half.retransmissions > again
 
@@ -315,12 +326,15 @@ class Conversation:
                 half.keep()
         if len(self.retransmitted_ns) > KEPT_TIMES:
             del self.retransmitted_ns[:-KEPT_TIMES]
+        self.stalls.keep()
 
     def same_packet(self, side: int) -> None:
         """The segment just taken was not sent again, but captured twice."""
         self.halves[side].retransmissions -= 1
         self.halves[side].duplicates += 1
         self.retransmitted_ns.pop()
+        if self._has_stalled:
+            self.stalls.found.pop()
 
     def finish(self, time_ns: int) -> None:
         """Nothing more will come: holes are declared, and both sides end."""
@@ -419,9 +433,12 @@ class Conversation:
             if stop <= half.position:
                 if length > 1 or stop < half.position:  # one byte before the next is a keep-alive probe
                     self._again(half, time_ns)
+                    if peer.ack >= 0 and ahead(peer.ack, half.position) < stop - half.position:
+                        self._has_stalled = self.stalls.add(self.clock_ns, time_ns, side, REPEATED)
             else:
                 captured = start + len(view)
                 in_order = start <= half.position and not half.pieces
+                since_ns = half.pieces[0][4] if half.pieces else time_ns  # when what waits for it came
                 fresh = half.queue(start, captured, CAPTURED, view, time_ns, after) if len(view) else False
                 if captured < stop:
                     half.truncated += 1
@@ -434,6 +451,7 @@ class Conversation:
                         half.out_of_order += 1
                     else:
                         self._again(half, time_ns)
+                        self._has_stalled = self.stalls.add(since_ns, time_ns, side, LATE)
         if not peer.seen and peer.position < peer.acked:
             self._declare(1 - side, peer.acked)  # a capture of one direction: nothing to wait for
         if flags & FIN and not half.ended and stop >= half.position:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kproxy.capture.captures import Capture
+from kproxy.capture.clock import Clock
 from kproxy.capture.packets import ACK, FIN, RST, SYN, Dissector
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import MASK, ahead
@@ -54,10 +55,12 @@ def packets_of(found: Frames) -> list[Packet]:
 def _packets(found: Frames, sides: dict[bytes, int], first: int, last: int) -> Iterator[Packet]:
     sent = {CLIENT: _Sent(), BROKER: _Sent()}
     count = 0
+    clock = Clock(Quality())
     for path in found.paths:
         dissect = Dissector(Quality()).segment
         number = 0
-        for window in Capture([path], Quality()).windows():
+        for taken in Capture([path], Quality()).windows():
+            window = clock.take(taken)
             before, number = number, number + len(window.records)
             for index, (time_ns, link, start, end, _) in enumerate(window.records, before + 1):
                 if not first - BEFORE_NS <= time_ns <= last:

@@ -187,7 +187,7 @@ class Rows:
                 times = np.array(flow.talk.retransmitted_ns)
                 sent_again[mine] = np.searchsorted(times, bulk.columns["response_end"][mine], "right")
                 sent_again[mine] -= np.searchsorted(times, bulk.columns["request_start"][mine], "left")
-        self.exchanges.extend(infos, bulk, sent_again)
+        self.exchanges.extend(infos, bulk, sent_again, _stalled(flows, bulk))
         if bulk.request_body is not None or bulk.response_body is not None:
             self.partitions.extend(infos, bulk, [tally.positions for tally in tallies])
             self.batches.extend(infos, bulk)
@@ -253,6 +253,25 @@ def _kept() -> Kept:
     return Kept(APIS, only_failed=ONLY_FAILED, max_frame_bytes=KEPT_FRAME_BYTES, limit_bytes=KEPT_BYTES)
 
 
+def _stalled(flows: Sequence[Flow], bulk: Bulk) -> Iterator[tuple[int, Sequence[int]]]:
+    """The exchanges, by their place, that lost bytes or closed windows held up, and for how long."""
+    columns = bulk.columns
+    for number, flow in enumerate(flows):
+        stalls = flow.talk.stalls
+        if stalls.is_empty:
+            continue
+        first_ns, last_ns = stalls.span
+        near = (columns["request_start"] < last_ns) & (columns["response_end"] > first_ns)
+        for row in np.flatnonzero(near & (bulk.connection == number)).tolist():
+            times = [int(columns[name][row]) for name in _ENDS]
+            waited_ns = int(columns["queue_ns"][row] + columns["muted_ns"][row])
+            if held := stalls.of(flow.client, times, waited_ns):
+                yield row, held
+
+
+_ENDS = ("request_start", "request_end", "response_start", "response_end")
+
+
 class _Tally:
     """The listener of one connection: rows of its exchanges, and the counts of its own row."""
 
@@ -283,7 +302,8 @@ class _Tally:
 
     def _exchange(self, exchange: Exchange) -> None:
         rows = self._rows
-        rows.exchanges.append(self.info, exchange, self._flow.sent_again(exchange))
+        flow = self._flow
+        rows.exchanges.append(self.info, exchange, flow.sent_again(exchange), flow.stalled(exchange))
         if exchange.request_body is not None or exchange.response_body is not None:
             rows.partitions.append(self.info, exchange, self.positions)
             rows.batches.append(self.info, exchange)

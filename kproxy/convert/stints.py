@@ -322,6 +322,7 @@ def read(
     if part.following is None:  # the capture ends here, and with it what is open
         ended |= {pair_of(flow.keys[0]): "open" for flow in flows.open if not flow.continues}
     begun, firsts = _beginnings((*flows.ended, *flows.open), of_others)
+    torn = torn or ("clock step" if flows.clock.steps else "")
     if part.following is not None:
         torn = torn or ("damage" if flaws.count("damaged") or flaws.count("cut_file") else "")
         torn = torn or "".join(sorted(changes)[:1])

@@ -39,7 +39,7 @@ class _Row(NamedTuple):
     api: str
     api_version: int
     client_id: str | None
-    latency_ns: int | None
+    total_ns: int | None
     queue_ns: int | None
     muted_ns: int | None
     throttle_ms: int | None
@@ -224,10 +224,10 @@ def _comment(frame: Frame, row: _Row | None, note: str) -> str:
     if row is not None:
         said[0] += f", exchange {row.number}"
         said.append(f"{row.api} v{row.api_version} of {row.client_id or 'a client without an id'}")
-        if row.latency_ns is not None:
+        if row.total_ns is not None:
             parts = ((row.queue_ns, "queue"), (row.muted_ns, "mute"))
             shares = [f"{name} {value / 1e6:.3f} ms" for value, name in parts if value]
-            took = f"answered after {row.latency_ns / 1e6:.3f} ms"
+            took = f"answered after {row.total_ns / 1e6:.3f} ms"
             said.append(f"{took} ({', '.join(shares)})" if shares else took)
         else:
             said.append(row.outcome)

@@ -8,7 +8,7 @@ exchanges come by column they stay columns. Bounded by the owner, who takes `bat
 Refuses to know files, and where events come from.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
 from typing import Any
 
@@ -86,6 +86,9 @@ def in_order(columns: dict[str, np.ndarray], time: np.ndarray) -> dict[str, np.n
     return {name: column[order] for name, column in columns.items()}
 
 
+_ENDS = ("request_start_ns", "request_end_ns", "response_start_ns", "response_end_ns")
+# How long lost bytes, and closed windows, held up the request, the beginning of its answer, and the rest of it.
+STALLED = ("sending_loss", "waiting_loss", "receiving_loss", "sending_closed", "waiting_closed", "receiving_closed")
 # Columns of a packed row, in order. The first index is the connection's, the second the API's.
 _PACKED = (
     "connection",
@@ -117,7 +120,7 @@ _PACKED = (
     "decoded",
     "retransmissions",
 )
-_TIMES = frozenset(("request_start_ns", "request_end_ns", "response_start_ns", "response_end_ns"))
+_TIMES = frozenset(_ENDS)
 _WORDS = frozenset(("client_id", "outcome", "group_id", "transactional_id", "decoded"))
 _NONE_IS_NULL = frozenset(
     (
@@ -154,14 +157,24 @@ class ExchangeColumns:
         self._plans: list[Any] = []
         self._infos: list[ConnectionInfo] = []
         self._connections: dict[int, int] = {}
+        self._stalled: list[tuple[int, Sequence[int]]] = []  # by row: few of them
 
     @property
     def size(self) -> int:
         """About how many bytes the rows take."""
         return self._packed.size + self._words.size + len(self._infos) * _INFO_BYTES
 
-    def append(self, info: ConnectionInfo, exchange: Exchange, retransmissions: int = NONE) -> None:
-        """A row for an exchange, answered or not. `retransmissions`: NONE where TCP is not seen."""
+    def append(
+        self,
+        info: ConnectionInfo,
+        exchange: Exchange,
+        retransmissions: int = NONE,
+        stalled: Sequence[int] = (),
+    ) -> None:
+        """A row for an exchange, answered or not; stalled: if TCP was seen to hold it up, for how long, as STALLED.
+
+        `retransmissions`: NONE where TCP is not seen.
+        """
         connection = self._connection(info)
         api = self._api(exchange.plan)
         words = self._words
@@ -201,10 +214,18 @@ class ExchangeColumns:
             words[exchange.decoded],
             retransmissions,
         )
+        if stalled:
+            self._stalled.append((self.rows, stalled))
         self.rows += 1
 
-    def extend(self, infos: Sequence[ConnectionInfo], bulk: Bulk, retransmissions: np.ndarray) -> None:
-        """A row for each of many exchanges, of the connections that `infos` describe."""
+    def extend(
+        self,
+        infos: Sequence[ConnectionInfo],
+        bulk: Bulk,
+        retransmissions: np.ndarray,
+        stalled: Iterable[tuple[int, Sequence[int]]] = (),
+    ) -> None:
+        """A row for each of many exchanges, of the connections that `infos` describe; stalled: some, with places."""
         words = self._words
         said = bulk.columns
         used, inverse = distinct(bulk.connection)
@@ -229,6 +250,7 @@ class ExchangeColumns:
         for index, name in enumerate(("client_id", "acks", "max_wait_ms", "group_id", "transactional_id")):
             columns[name] = of_prefixes[:, index]
         self._packed.extend(columns, len(bulk.connection))
+        self._stalled += [(self.rows + place, each) for place, each in stalled]
         self.rows += len(bulk.connection)
 
     def _connection(self, info: ConnectionInfo) -> int:
@@ -250,6 +272,10 @@ class ExchangeColumns:
         raw = self._packed.columns()
         first_ns = np.where(raw["request_start_ns"] != NONE, raw["request_start_ns"], raw["response_start_ns"])
         raw["time"] = first_ns // 1000
+        raw |= {name: np.zeros(len(first_ns), np.int64) for name in STALLED}
+        for row, stalled in self._stalled:
+            for name, ns in zip(STALLED, stalled, strict=True):
+                raw[name][row] = ns
         raw = in_order(raw, raw["time"])
         columns: dict[str, pa.Array] = {}
         for name, values in raw.items():
@@ -259,6 +285,7 @@ class ExchangeColumns:
                 columns[name] = numbers(EXCHANGES.schema.field(name).type, values, name in _NONE_IS_NULL)
         columns["latency_ns"] = _difference(raw["response_start_ns"], raw["request_end_ns"])
         columns["total_ns"] = _difference(raw["response_end_ns"], raw["request_start_ns"])
+        columns |= _parts(raw)
         columns["error"] = named(raw["error_code"], error_name)
         self._of_connections(columns, array(I64, raw["connection"]))
         self._of_apis(columns, array(I64, raw["api"]))
@@ -328,6 +355,26 @@ def numbers(kind: pa.DataType, values: np.ndarray, none_is_null: bool = False) -
     """A column of numbers, or of flags; null is NULL, or NONE."""
     missing = values == (NONE if none_is_null else NULL)
     return array(kind, np.where(missing, 0, values), missing)
+
+
+def _parts(raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
+    """Where the time of answered exchanges went, beside queue_ns and muted_ns; null of all others.
+
+    Queue and mutes are one span from the request's first byte on, see `wire.muting`. An answer may begin before its
+    request ends, as captures show it: nothing was waited for in between.
+    """
+    begun, asked, start, end = (raw[name] for name in _ENDS)
+    missing = (begun == NONE) | (asked == NONE) | (start == NONE) | (end == NONE) | (raw["queue_ns"] == NONE)
+    loss, closed = np.array([raw[name] for name in STALLED[:3]]), np.array([raw[name] for name in STALLED[3:]])
+    begun = np.minimum(begun + raw["queue_ns"] + raw["muted_ns"], start)
+    sent = np.maximum(begun, np.minimum(asked, start))
+    spent = (sent - begun, start - sent, end - start)
+    parts = dict(zip(("sending_ns", "broker_ns", "receiving_ns"), spent - loss - closed, strict=True))
+    found = {name: array(I64, np.where(missing, 0, values), missing) for name, values in parts.items()}
+    missing = missing | (raw["retransmissions"] == NONE)  # TCP was not seen
+    for name, some in (("loss_ns", loss), ("closed_window_ns", closed)):
+        found[name] = array(I64, np.where(missing, 0, some.sum(axis=0)), missing)
+    return found
 
 
 def _difference(later: np.ndarray, earlier: np.ndarray) -> pa.Array:

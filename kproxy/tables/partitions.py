@@ -7,7 +7,7 @@ Bounded by the owner, who takes `batch()` before there are too many `rows`; posi
 connection. Refuses to know files, and where events come from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -282,11 +282,13 @@ class PartitionColumns(BodyRows):
             if (key, direction) not in _CARRY:
                 own["bytes"] = own["batches"] = own["records"] = NONE
             own["lag_records"], own["lag_ns"] = lags.get(direction, (NULL, NULL))
-            for name, of in (("metadata", None), ("group_id", _name)):
-                texts = found.texts.get(name)
-                told = () if texts is None else texts if of is None else map(of, texts)
-                own[name] = 0 if texts is None else np.array([self.words[text] for text in told], np.int64)
+            texts = found.texts
+            own["metadata"] = self._coded(texts["metadata"]) if "metadata" in texts else 0
+            own["group_id"] = self._coded(map(_name, texts["group_id"])) if "group_id" in texts else 0
             self.add(infos, bulk, direction, found.of, own)
+
+    def _coded(self, texts: Iterable[str | None]) -> np.ndarray:
+        return np.array([self.words[text] for text in texts], np.int64)
 
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
         columns = super()._columns(raw)

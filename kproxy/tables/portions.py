@@ -50,6 +50,10 @@ class Tcp(Protocol):
         """Segments that were sent again during an exchange."""
         ...
 
+    def stalled(self, exchange: Exchange) -> Sequence[int]:
+        """How long lost bytes and closed windows held it up, as columns.STALLED; nothing: they did not."""
+        ...
+
 
 class Batches(NamedTuple):
     """What was a portion, by column: what another process can be sent."""
@@ -148,10 +152,11 @@ class Portion:
         tally.count(exchange)
 
     def _row(self, tally: "Tally", exchange: Exchange) -> None:
-        if tally.tcp is None:
+        tcp = tally.tcp
+        if tcp is None:
             self.exchanges.append(tally.info, exchange)
         else:
-            self.exchanges.append(tally.info, exchange, tally.tcp.sent_again(exchange))
+            self.exchanges.append(tally.info, exchange, tcp.sent_again(exchange), tcp.stalled(exchange))
 
 
 class Tally:

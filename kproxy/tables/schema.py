@@ -12,7 +12,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-VERSION = 5
+VERSION = 6
 
 TIME = pa.timestamp("us", tz="UTC")
 I16, I32, I64, TEXT, FLAG = pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.bool_()
@@ -99,6 +99,12 @@ EXCHANGES = Table(
             ("transactional_id", TEXT),
             ("decoded", TEXT),
             ("retransmissions", I32),
+            # With queue_ns and muted_ns these are total_ns, whatever happened.
+            ("sending_ns", I64),
+            ("broker_ns", I64),
+            ("receiving_ns", I64),
+            ("loss_ns", I64),
+            ("closed_window_ns", I64),
         ]
     ),
     ("time", "connection", "number", "response_start_ns", "correlation_id"),

@@ -101,6 +101,9 @@ class Connection:
     def sent_again(self, exchange: Exchange) -> int:
         return self.flow.sent_again(exchange)
 
+    def stalled(self, exchange: Exchange) -> Sequence[int]:
+        return self.flow.stalled(exchange)
+
     # --- what operators ask ------------------------------------------------------------------------------------------
 
     def row(self) -> Json:
@@ -163,6 +166,9 @@ class Encrypted:
 
     def sent_again(self, exchange: Exchange) -> int:
         return 0
+
+    def stalled(self, exchange: Exchange) -> Sequence[int]:
+        return ()
 
 
 class Connections:

@@ -93,7 +93,8 @@ class Exchange:
         self.response_bytes = NONE
         self.response_start = NONE
         self.response_end = NONE
-        # The latency (request_end to response_start) is queue_ns + muted_ns + the broker's time; NONE: not answered.
+        # The time from request_start to response_start is queue_ns + muted_ns, what is left of the sending, and the
+        # broker's time (muting.broker_ns); NONE: not answered.
         self.queue_ns = NONE  # behind earlier requests of the connection
         self.muted_ns = NONE  # while earlier throttles muted the connection (KIP-219)
         self.throttle_ms = NONE  # as the broker reported; NONE where the answer has none or was not read

@@ -88,7 +88,7 @@ class OwnAnswers(SessionState):
             if exchange.plan.kept is not None:
                 keep_answer(exchange.plan.kept, exchange, answer.frame)
             mutes = self._mutes or Mutes()
-            exchange.queue_ns, exchange.muted_ns = mutes.split(exchange.request_end, self._free_at, now)
+            exchange.queue_ns, exchange.muted_ns = mutes.split(exchange.request_start, self._free_at, now)
             self.events.append(exchange)
         if self._own_bytes <= MAX_OWN_BYTES and self._handlers[CLIENT] is type(self)._owing:
             self._handlers[CLIENT] = type(self)._requests

@@ -309,26 +309,26 @@ class SessionState(SlowSides):
     # --- how exchanges end -------------------------------------------------------------------------------------------
 
     def _answered(self, exchange: Exchange, now: int) -> None:
-        """The last byte of an answer is here: emit the exchange, its latency split into queue, mute and the rest."""
+        """The last byte of an answer is here: emit the exchange, with what of its time was queue and what mute."""
         exchange.response_end = now
         if exchange.outcome is REQUEST_NOT_SEEN:
             self.events.append(exchange)
             return
         exchange.outcome = ANSWERED
-        ready = exchange.request_end
-        if ready == NONE and self._client_exchange is exchange:
+        if self._client_exchange is exchange and exchange.request_end == NONE:
             return  # a capture may show an answer before the end of its request: emitted when that is there
         free = self._free_at
+        begun = exchange.request_start
         if self._mutes:
-            exchange.queue_ns, exchange.muted_ns = self._mutes.split(ready, free, exchange.response_start)
+            exchange.queue_ns, exchange.muted_ns = self._mutes.split(begun, free, exchange.response_start)
         else:
             exchange.muted_ns = 0
-            if free <= ready:
+            if free <= begun:
                 exchange.queue_ns = 0
             else:
                 start = exchange.response_start
                 until = free if free < start else start
-                exchange.queue_ns = until - ready if until > ready else 0
+                exchange.queue_ns = until - begun if until > begun else 0
         self._free_at = now
         plan = exchange.plan
         if exchange.throttle_ms > 0 and plan.throttled_after_answer:

@@ -30,14 +30,15 @@ from tests.broker.test_clients import consume, produce, sample
 from tests.broker.tools import CONSUMER, PRODUCER, as_root, create_topic, user
 
 # What two observers of the same bytes see differently: when, and between whom.
-TIMES = {"time", "latency_ns", "queue_ns", "muted_ns", "total_ns"} | {
+# Losses and windows are seen in packets alone.
+TIMES = {"time", "latency_ns", "queue_ns", "muted_ns", "total_ns", "sending_ns", "broker_ns", "receiving_ns"} | {
     f"{message}_{end}_ns" for message in ("request", "response") for end in ("start", "end")
 }
 # How many requests wait is counted at another moment: an answer that is on the wire may not have been read yet.
 MOMENT = {"in_flight"}
 WHERE = {"source", "connection", "client_address", "client_port", "broker_address", "broker_port", "broker_id"}
 LAST = b"the last packet of this capture"
-OF_TCP = {"retransmissions"}
+OF_TCP = {"retransmissions", "loss_ns", "closed_window_ns"}
 COMPARED = [name for name in EXCHANGES.schema.names if name not in TIMES | MOMENT | WHERE | OF_TCP]
 NAMES = ["connection", "number", "api", "api_version", "correlation_id", "client_id"]
 

@@ -81,6 +81,11 @@ def test_a_row_says_what_the_exchange_says():
         "transactional_id": "tx",
         "decoded": "full",
         "retransmissions": 4,
+        "sending_ns": 0,
+        "broker_ns": 80,
+        "receiving_ns": 20,
+        "loss_ns": 0,
+        "closed_window_ns": 0,
     }
 
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kproxy.wire.events import BROKER, CLIENT
-from kproxy.wire.muting import Mutes
+from kproxy.wire.muting import Mutes, broker_ns
 from tests.wire.playbook import MS, Dialogue, request, response
 
 METADATA = 3
@@ -18,15 +18,19 @@ def test_any_schedule_is_split_as_a_count_of_every_nanosecond_says(data: st.Data
     steps = data.draw(st.lists(st.integers(0, 6), min_size=2 * count, max_size=2 * count))
     answer_next = data.draw(st.lists(st.booleans(), min_size=4 * count, max_size=4 * count))
     throttles = data.draw(st.lists(st.sampled_from((0, 0, 1, 5, 40)), min_size=count, max_size=count))
-    mutes, muted_at, waiting = Mutes(), set[int](), list[int]()
+    mutes, muted_at, waiting = Mutes(), set[int](), list[tuple[int, int]]()
     now = free = asked = answered = 0
     while answered < count:
         now += steps[asked + answered]
         if waiting and (asked == count or answer_next.pop()):
-            ready = waiting.pop(0)
-            behind = set(range(ready, max(ready, free)))
-            latency = set(range(ready, now))
-            assert mutes.split(ready, free, now) == (len(behind - muted_at), len(latency & muted_at))
+            begun, ready = waiting.pop(0)
+            behind = set(range(begun, max(begun, free)))
+            whole = set(range(begun, now))
+            assert mutes.split(begun, free, now) == (len(behind - muted_at), len(whole & muted_at))
+            waited = (behind | muted_at) & whole
+            assert waited == set(range(begun, begun + len(waited)))  # one span, of which broker_ns makes use
+            own = set(range(ready, now)) - waited
+            assert broker_ns(begun, ready, now, len(waited)) == len(own)
             assert not waiting or len(mutes) <= len(waiting) + answered
             muted_at |= set(range(now, now + throttles[answered]))
             if throttles[answered]:
@@ -34,7 +38,8 @@ def test_any_schedule_is_split_as_a_count_of_every_nanosecond_says(data: st.Data
             free = now
             answered += 1
         else:
-            waiting.append(now)
+            begun, now = now, now + data.draw(st.integers(0, 20))  # its bytes may take a while
+            waiting.append((begun, now))
             asked += 1
 
 
@@ -70,3 +75,17 @@ def test_what_was_never_answered_was_never_muted() -> None:
     talk.broker(response(METADATA, 9, 1, {"throttleTimeMs": 900})).close(BROKER).close(CLIENT)
     assert [lost.exchange.muted_ns for lost in talk.unanswered] == [-1]
     assert [e.muted_ns for e in talk.exchanges] == [-1, 0]  # acks=0, and the answered one
+
+
+def test_a_request_whose_bytes_wait_while_the_connection_is_muted_was_muted_not_sent_slowly() -> None:
+    """The broker's receive buffer is full: the last byte leaves when it reads again, and the answer comes at once."""
+    talk = Dialogue().client(request(METADATA, 9, 1))
+    talk.broker(response(METADATA, 9, 1, {"throttleTimeMs": 50}))
+    frame = request(METADATA, 9, 2)
+    talk.client(frame[:20])
+    talk.now += 48 * MS
+    talk.client(frame[20:]).broker(response(METADATA, 9, 2))
+    last = talk.exchanges[-1]
+    sending = last.request_end - last.request_start
+    assert (last.queue_ns, last.muted_ns, sending) == (0, 49 * MS, 49 * MS)
+    assert broker_ns(last.request_start, last.request_end, last.response_start, last.muted_ns) == 1 * MS

@@ -86,6 +86,7 @@ class Stretch:
     segments: Segments  # among these
     carrying: slice  # are those with payload
     copies: tuple[int, int]  # packets with payload that are there twice, of each side
+    acks: tuple[int, int]  # what each side acknowledged last; -1: it sent nothing
 
 
 def heads(link: int, start: np.ndarray, end: np.ndarray, head: np.ndarray) -> Heads | None:
@@ -260,6 +261,8 @@ class Order:
         self.rank = np.full(len(time_ns), -1)  # the place here of each packet of the window
         self.rank[self.index] = np.arange(len(self.index))
         self._again = np.zeros(len(order), bool)
+        places = np.arange(len(order))  # and the last packet of each side up to each place
+        self._last_of = tuple(np.maximum.accumulate(np.where(self._side == side, places, -1)) for side in (0, 1))
         self._count()
 
     def drop(self, copies: np.ndarray) -> None:
@@ -335,6 +338,7 @@ class Order:
                 segments,
                 slice(begin, end),
                 self._dropped(low, high, positions[pair]) if has_copies else (0, 0),
+                self._acks(low, high),
             )
             for pair, low, high, first, second, begin, end, last_ns in rows
             if high > low
@@ -357,7 +361,13 @@ class Order:
             self._segments(carrying),
             slice(0, len(carrying)),
             self._dropped(low, stop, positions),
+            self._acks(low, stop),
         )
+
+    def _acks(self, low: int, high: int) -> tuple[int, int]:
+        """What each side acknowledged last among some packets of one connection; -1: it sent none of them."""
+        first, second = (int(last[high - 1]) for last in self._last_of)
+        return int(self._ack[first]) if first >= low else -1, int(self._ack[second]) if second >= low else -1
 
     def _segments(self, places: np.ndarray) -> Segments:
         begin = self._start[places]

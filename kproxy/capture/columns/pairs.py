@@ -297,12 +297,13 @@ class _Reading:
         freed = np.concatenate(([0], response_end[:-1]))
         sessions = [each.talk.session for each in self._parts]
         freed[self._first[some]] = np.array([session.free_at for session in sessions], np.int64)[some]
-        queue_ns = np.maximum(np.minimum(freed, response_start) - request_end, 0)
+        request_start = clock[requests.first]
+        queue_ns = np.maximum(np.minimum(freed, response_start) - request_start, 0)
         muted_ns = np.zeros(len(part), np.int64)
-        self._split_waits(mute_ns, freed, (request_end, response_start, response_end), (queue_ns, muted_ns))
+        self._split_waits(mute_ns, freed, (request_start, response_start, response_end), (queue_ns, muted_ns))
         columns = {
             "number": pair + np.array([session.number for session in sessions])[part],
-            "request_start": clock[requests.first],
+            "request_start": request_start,
             "request_end": request_end,
             "response_start": response_start,
             "response_end": response_end,
@@ -340,9 +341,9 @@ class _Reading:
                 continue
             first = int(self._first[number])
             for pair in range(first, first + int(self._taken[number])):
-                ready, start, end = (int(column[pair]) for column in times)
+                begun, start, end = (int(column[pair]) for column in times)
                 if mutes:
-                    waits[0][pair], waits[1][pair] = mutes.split(ready, int(freed[pair]), start)
+                    waits[0][pair], waits[1][pair] = mutes.split(begun, int(freed[pair]), start)
                 if mute_ns[pair]:
                     mutes.mute(end, int(mute_ns[pair]))
 

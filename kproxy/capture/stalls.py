@@ -1,0 +1,118 @@
+"""What TCP shows of a connection's waits: bytes that were lost on the way, and readers whose window was closed.
+
+Duty: intervals, and how much of an exchange each kind explains. A retransmission explains a wait where bytes were late
+by it: a hole that it filled (LATE), or a pause without any delivery before bytes were sent again that the peer had not
+acknowledged (REPEATED). One of bytes that the peer had acknowledged is spurious and explains nothing. A closed window
+(CLOSED) is the reader's: it had no room for more.
+
+Of one exchange, side by side with its queue and mutes, which come first: lost bytes of the client delay the sending,
+those of the broker the answer; the broker's closed window delays the sending, the client's the answer.
+
+Memory: KEPT intervals. Refuses to know segments.
+"""
+
+from collections.abc import Sequence
+
+KEPT = 256
+LATE, REPEATED, CLOSED = 0, 1, 2
+
+Stall = tuple[int, int, int, int]  # start_ns, end_ns, side, kind
+NOTHING: tuple[int, ...] = ()
+
+
+class Stalls:
+    """The intervals of one connection, in the order of their ends."""
+
+    __slots__ = ("_closed_ns", "found")
+
+    def __init__(self) -> None:
+        self.found: list[Stall] = []
+        self._closed_ns = [-1, -1]  # since when the window of each side is closed
+
+    def add(self, start_ns: int, end_ns: int, side: int, kind: int) -> bool:
+        """Note an interval; whether it is longer than nothing."""
+        if start_ns < end_ns:
+            self.found.append((start_ns, end_ns, side, kind))
+        return start_ns < end_ns
+
+    def window(self, side: int, is_open: bool, time_ns: int) -> None:
+        """A side says whether it has room."""
+        since = self._closed_ns[side]
+        if is_open and since >= 0:
+            self._closed_ns[side] = -1
+            self.add(since, time_ns, side, CLOSED)
+        elif not is_open and since < 0:
+            self._closed_ns[side] = time_ns
+
+    def keep(self) -> None:
+        """Of many the last ones are kept."""
+        if len(self.found) > KEPT:
+            del self.found[:-KEPT]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.found and self._closed_ns == [-1, -1]
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """From the first beginning to the last end."""
+        closed = [since for since in self._closed_ns if since >= 0]
+        first = min([each[0] for each in self.found] + closed)
+        return first, 1 << 62 if closed else max(each[1] for each in self.found)
+
+    def since(self, time_ns: int) -> list[Stall]:
+        """What ended after a moment, by value."""
+        return [each for each in self.found if each[1] > time_ns]
+
+    def between(self, start_ns: int, end_ns: int) -> list[Stall]:
+        """What of it overlaps a span of time, windows that are closed still included."""
+        closed = [(since, end_ns, side, CLOSED) for side, since in enumerate(self._closed_ns) if 0 <= since < end_ns]
+        return [each for each in self.found if each[1] > start_ns and each[0] < end_ns] + closed
+
+    def of(self, client: int, times: Sequence[int], waited_ns: int) -> tuple[int, ...]:
+        """How long it held up the request, the beginning of its answer and the rest of that: lost bytes, then windows.
+
+        client: the client's side. times: of the request's and the answer's first and last bytes. waited_ns: its queue
+        and mutes, from the request's first byte on, which are explained.
+        """
+        begun, asked, start, end = times
+        found = self.between(begun, end)
+        if not found:
+            return NOTHING
+        begun = min(begun + waited_ns, start)
+        sent = max(begun, min(asked, start))
+        lost: tuple[list[Stall], list[Stall], list[Stall]] = ([], [], [])
+        closed: tuple[list[Stall], list[Stall]] = ([], [])
+        for each in found:
+            side, kind = each[2], each[3]
+            if kind == CLOSED:
+                closed[side == client].append(each)  # the reader of a request is the broker
+            elif side == client:
+                lost[0].append(each)
+                if kind == REPEATED and each[0] == asked:
+                    lost[1].append(each)  # the last byte of the request was the last thing before it
+            else:
+                lost[2].append(each)
+                if kind == LATE:
+                    lost[1].append(each)
+        spans = ((begun, sent), (sent, start), (start, end))
+        losses = [_length(some, *span) for some, span in zip(lost, spans, strict=True)]
+        both = [
+            _length(some + more, *span)
+            for some, more, span in zip(lost, (closed[0], closed[1], closed[1]), spans, strict=True)
+        ]
+        return (*losses, *(more - loss for more, loss in zip(both, losses, strict=True))) if any(both) else NOTHING
+
+
+def _length(stalls: Sequence[Stall], low: int, high: int) -> int:
+    """How much of a span some intervals cover together."""
+    covered = 0
+    for start, end, _, _ in sorted(stalls):
+        if start >= high:
+            break
+        start = max(start, low)
+        end = min(end, high)
+        if start < end:
+            covered += end - start
+            low = end
+    return covered

@@ -1,0 +1,62 @@
+"""What held up an exchange: lost bytes and closed windows, side by side with its queue."""
+
+from kproxy.capture.packets import ACK
+from kproxy.capture.stalls import CLOSED, KEPT, LATE, REPEATED, Stalls
+from tests.capture.test_reassembly import BIG, conversation
+
+MS = 1_000_000
+CLIENT, BROKER = 0, 1
+
+
+def test_a_hole_that_a_retransmission_fills_late_is_loss():
+    talk, _ = conversation()
+    talk.segment(0, 1, 1, ACK, BIG, memoryview(b"a" * 10), 10, 0)
+    talk.segment(0, 21, 1, ACK, BIG, memoryview(b"c" * 10), 10, 5 * MS)
+    talk.segment(0, 11, 1, ACK, BIG, memoryview(b"b" * 10), 10, 205 * MS)
+    assert talk.stalls.found == [(5 * MS, 205 * MS, 0, LATE)]
+    assert talk.retransmitted_ns and talk.stalls.of(CLIENT, (0, 205 * MS, 206 * MS, 206 * MS), 0) == (
+        *(200 * MS, 0, 0),
+        *(0, 0, 0),
+    )
+    assert talk.stalls.of(CLIENT, (0, 205 * MS, 206 * MS, 206 * MS), 150 * MS)[0] == 55 * MS  # the queue comes first
+
+
+def test_what_was_acknowledged_and_is_sent_again_delayed_nothing():
+    for acknowledged, found in ((1, [(10 * MS, 250 * MS, 0, REPEATED)]), (11, [])):
+        talk, _ = conversation()
+        talk.segment(0, 1, 1, ACK, BIG, memoryview(b"a" * 10), 10, 10 * MS)
+        talk.segment(1, 1, acknowledged, ACK, BIG, memoryview(b""), 0, 11 * MS)
+        talk.segment(0, 1, 1, ACK, BIG, memoryview(b"a" * 10), 10, 250 * MS)
+        assert talk.retransmitted_ns and talk.stalls.found == found
+        # the request's last byte was the last thing before the pause; of an older request it was not
+        assert sum(talk.stalls.of(CLIENT, (0, 10 * MS, 260 * MS, 260 * MS), 0)) == 240 * MS * bool(found)
+        assert sum(talk.stalls.of(CLIENT, (0, 9 * MS, 260 * MS, 260 * MS), 0)) == 0
+
+
+def test_the_same_packet_captured_twice_is_no_loss():
+    talk, _ = conversation()
+    talk.segment(0, 1, 1, ACK, BIG, memoryview(b"a" * 10), 10, 10 * MS)
+    assert talk.segment(0, 1, 1, ACK, BIG, memoryview(b"a" * 10), 10, 10 * MS + 9)
+    talk.same_packet(0)
+    assert talk.stalls.is_empty
+
+
+def test_a_closed_window_is_its_readers_and_only_beside_what_explains_it_already():
+    stalls = Stalls()
+    stalls.window(BROKER, False, 10)
+    stalls.window(BROKER, False, 20)
+    assert stalls.of(CLIENT, (0, 100, 110, 120), 0)[3] == 90  # it is closed still
+    stalls.window(BROKER, True, 60)
+    assert stalls.of(CLIENT, (0, 100, 110, 120), 0) == (0, 0, 0, 50, 0, 0)
+    assert stalls.of(CLIENT, (0, 100, 110, 120), 40) == (0, 0, 0, 20, 0, 0)  # of it 30 ns lay in a mute
+    assert stalls.of(CLIENT, (0, 100, 110, 120), 70) == ()
+    stalls.add(30, 90, CLIENT, LATE)
+    assert stalls.of(CLIENT, (0, 100, 110, 120), 0) == (60, 0, 0, 20, 0, 0)  # nothing is counted twice
+    stalls.add(105, 118, CLIENT, CLOSED)
+    assert stalls.of(CLIENT, (0, 100, 110, 120), 0) == (60, 0, 0, 20, 5, 8)  # the client reads no answer
+    stalls.add(112, 119, BROKER, LATE)
+    assert stalls.of(CLIENT, (0, 100, 110, 120), 0) == (60, 0, 7, 20, 5, 2)
+    for number in range(2 * KEPT):
+        stalls.add(1000 + number, 1002 + number, CLIENT, LATE)
+    stalls.keep()
+    assert len(stalls.since(0)) == KEPT and stalls.span == (1000 + KEPT, 1002 + 2 * KEPT - 1)
