@@ -116,7 +116,7 @@ def know(
                     said["broker_id"] = names[source].broker_at(host, port)
                 frames = said.pop("request"), said.pop("response")
                 plan = said.pop("api_key"), said.pop("api_version")
-                if repeats.is_one(*plan, frames[1]):
+                if repeats.is_one(*plan, *frames):
                     continue
                 times = said.pop("request_end"), said.pop("response_start")
                 of_log = said.pop("topic"), said.pop("topic_id"), said.pop("partition")
@@ -143,7 +143,7 @@ def know(
                     left_out.setdefault(source, Quality()).note("not_decoded", at_ns, size=sum(map(_size, frames)))
                     continue
                 rows = list(known.feed(spoken))
-                repeats.fed(rows, known.topics.changes)
+                repeats.fed(spoken, rows, known.topics.changes)
                 for row in rows:
                     told.add(source, row)
             missing = sum(known.left_out.values()) - before

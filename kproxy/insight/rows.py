@@ -175,7 +175,8 @@ class Topology(NamedTuple):
     isr: tuple[int, ...] | None = None
     replicas: tuple[int, ...] | None = None
     # appeared, changed, gone; of brokers also registered, fenced, unfenced, shutting_down; of controllers active; of
-    # topics grown, recreated; of partitions as in leadership
+    # topics grown, recreated, and unknown, invalid_name, unauthorized to a client that asked; of partitions as in
+    # leadership
     change: str | None = None
     api: str | None = None  # what said so
     topic_id: str | None = None

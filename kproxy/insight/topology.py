@@ -8,7 +8,8 @@ nothing more. A broker has an address for each listener: each of them is told on
 change. A topic is gone when a broker or controller says so, never because a list lacks it: lists show what a client
 may see. A broker is gone when the next list lacks it.
 
-Bounds: MAX_BROKERS, MAX_TOPICS, MAX_ADDRESSES of one broker, each counted in `left_out` beyond. Refuses to know groups.
+Bounds: MAX_BROKERS, MAX_TOPICS, MAX_REFUSALS, MAX_ADDRESSES of one broker, each counted in `left_out` beyond.
+Refuses to know groups.
 """
 
 from collections import Counter
@@ -31,6 +32,8 @@ MAX_BROKERS = 4096
 MAX_TOPICS = 65536
 MAX_ADDRESSES = 16
 MAX_FORMER = 4
+MAX_REFUSALS = 1024  # topics that clients asked for and did not get, for each client
+REFUSALS = {UNKNOWN_TOPIC_OR_PARTITION: "unknown", 17: "invalid_name", 29: "unauthorized"}
 NO_ID = UUID(int=0)
 CONTROLLERS = 2  # DescribeCluster's endpoint type of a list of controllers
 
@@ -64,6 +67,8 @@ class Cluster:
         self._brokers: dict[int, _Broker] = {}
         self._controllers: dict[int, tuple[str, int]] = {}
         self._active = -1, -1  # controller epoch and id
+        self._refusals: dict[str, set[tuple[int, str | None]]] = {}  # of topics that are not there: to whom, and why
+        self._refused_count = 0
 
     def feed(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
         """The rows of an exchange of `APIS`; of other ones none."""
@@ -210,6 +215,8 @@ class Cluster:
             told = _Topic(max(partitions, known.partitions), known.id if id_ == NO_ID else id_, known.former)
             change = "grown" if told.partitions > known.partitions else ""
         self._topics[name] = told
+        if change == "appeared":  # whom it is refused later, it is refused anew
+            self._refused_count -= len(self._refusals.pop(name, ()))
         if change:
             yield self._row(
                 at, api, "topic", change, topic=name, topic_id=_written(told.id), partitions=told.partitions
@@ -233,9 +240,22 @@ class Cluster:
                 continue
             if each["errorCode"] == UNKNOWN_TOPIC_OR_PARTITION:
                 yield from self._topic_gone(at, api, name)
+            if each["errorCode"] in REFUSALS:
+                yield from self._refused(at, api, name, each["errorCode"], spoken.client_id)
             elif not each["errorCode"]:
                 highest = max((part["partitionIndex"] for part in each["partitions"]), default=-1)
                 yield from self._topic(at, api, name, highest + 1, each.get("topicId"))
+
+    def _refused(self, at: int, api: str, name: str, code: int, client: str | None) -> Iterator[Topology]:
+        """A client was refused a topic: the row of it, the first time."""
+        if (code, client) in self._refusals.get(name, ()):
+            return
+        if self._refused_count >= MAX_REFUSALS:
+            self.left_out["refusals"] += 1
+            return
+        self._refusals.setdefault(name, set()).add((code, client))
+        self._refused_count += 1
+        yield self._row(at, api, "topic", REFUSALS[code], topic=name)
 
     def _told(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
         """What a controller tells a broker: LeaderAndIsr, StopReplica, UpdateMetadata."""

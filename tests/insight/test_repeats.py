@@ -19,11 +19,12 @@ def metadata(dice, correlation_id):
         {"partitionIndex": index, "leaderId": dice.choice((1, 2)), "replicaNodes": [1, 2], "isrNodes": [1, 2]}
         for index in range(dice.choice((1, 2)))
     ]
-    error = dice.choice((0, 0, 0, 3))
+    error = dice.choice((0, 0, 0, 3, 29))
     topics = [{"name": "t", "errorCode": error, "partitions": [] if error else partitions}]
     brokers = [{"nodeId": node, "host": "b", "port": 9092 + node} for node in dice.choice(((1, 2), (1,)))]
     body = {"throttleTimeMs": correlation_id, "brokers": brokers, "topics": topics}
-    return METADATA, 12, request(METADATA, 12, correlation_id, {}), response(METADATA, 12, correlation_id, body)
+    asked = request(METADATA, 12, correlation_id, {}, client=dice.choice(("a", "b", None)))
+    return METADATA, 12, asked, response(METADATA, 12, correlation_id, body)
 
 
 def created(dice, correlation_id):
@@ -40,26 +41,49 @@ def test_what_is_known_is_the_same_as_if_all_were_decoded(seed):
         key, version, *frames = dice.choice((metadata, metadata, metadata, created))(dice, number)
         at = number * 1000
         said = list(whole.feed(spoken_of(key, version, *frames, at, at + 1)))
-        if repeats.is_one(key, version, frames[1]):
+        if repeats.is_one(key, version, *frames):
             assert said == []
         else:
-            rows = list(quick.feed(spoken_of(key, version, *frames, at, at + 1)))
-            repeats.fed(rows, quick.topics.changes)
+            spoken = spoken_of(key, version, *frames, at, at + 1)
+            rows = list(quick.feed(spoken))
+            repeats.fed(spoken, rows, quick.topics.changes)
             assert rows == said
         assert quick.topics.partitions == whole.topics.partitions
     assert repeats.count
 
 
+def test_a_topic_is_refused_to_each_client_once_and_anew_where_it_was_there_meanwhile():
+    repeats, known, told = Repeats(), Knowledge("c"), []
+    missing = {"name": "t", "errorCode": 3, "partitions": []}
+    there = {"name": "t", "errorCode": 0, "partitions": []}
+    for number, (client, topic) in enumerate(
+        (client, topic) for topic in (missing, there, missing) for client in "aabbab"
+    ):
+        frames = request(METADATA, 12, number, {}, client), response(METADATA, 12, number, {"topics": [topic]})
+        if not repeats.is_one(METADATA, 12, *frames):
+            spoken = spoken_of(METADATA, 12, *frames, number, number)
+            rows = list(known.feed(spoken))
+            repeats.fed(spoken, rows, known.topics.changes)
+            told += [(client, row.change) for row in rows]
+    assert told == [
+        *(("a", "unknown"), ("b", "unknown"), ("a", "appeared"), ("a", "gone")),
+        *(("a", "unknown"), ("b", "unknown")),
+    ]
+    assert repeats.count == 11  # each row has all of them forgotten
+
+
 def test_digests_are_bounded_and_forgotten_where_something_changed():
     repeats, body = Repeats(), {"topics": [{"name": "t", "partitions": []}]}
+    asked = request(METADATA, 12, 1)
     for node in range(3 * MAX_DIGESTS):
         said = response(METADATA, 12, 1, body | {"controllerId": node})
-        assert not repeats.is_one(METADATA, 12, said)
-        repeats.fed([], 0)
-        assert repeats.is_one(METADATA, 12, said) and len(repeats._seen) <= MAX_DIGESTS
+        spoken = spoken_of(METADATA, 12, asked, said, 1, 1)
+        assert not repeats.is_one(METADATA, 12, asked, said)
+        repeats.fed(spoken, [], 0)
+        assert repeats.is_one(METADATA, 12, asked, said) and len(repeats._seen) <= MAX_DIGESTS
     for row in (Leadership(1, "c", "Metadata", *[None] * 8, "created"), Topology(1, "c", "topic")):
-        assert not repeats.is_one(CREATE_TOPICS, 7, said)
-        repeats.fed([row], 0)
-        assert not repeats.is_one(METADATA, 12, said)
-        repeats.fed([], 0)
-    assert not repeats.is_one(METADATA, 12, None)
+        assert not repeats.is_one(CREATE_TOPICS, 7, asked, said)
+        repeats.fed(spoken, [row], 0)
+        assert not repeats.is_one(METADATA, 12, asked, said)
+        repeats.fed(spoken, [], 0)
+    assert not repeats.is_one(METADATA, 12, asked, None)

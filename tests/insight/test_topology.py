@@ -94,7 +94,8 @@ def test_what_is_late_changes_nothing_and_what_is_new_does():
     assert changes(first, first) == [("broker", "appeared"), ("topic", "appeared")]
     assert changes(first, described([("t", 1, 2, 0)]))[2:] == []  # an answer from before it grew
     assert changes(first, described([("t", 2, 2, 0)]), first)[2:] == [("topic", "recreated")]
-    assert changes(first, described([("t", 0, 0, 3)]), first)[2:] == [("topic", "gone"), ("topic", "appeared")]
+    gone = [("topic", "gone"), ("topic", "unknown"), ("topic", "appeared")]  # unknown: to the client that asked
+    assert changes(first, described([("t", 0, 0, 3)]), first)[2:] == gone
     assert changes(first, described([], ((1, "h", 9092), (1, "h", 9094))))[2:] == [("broker", "changed")]
     assert changes(first, described([], ()))[2:] == []  # a broker that has just started knows none
 

@@ -65,7 +65,7 @@ class KnownCluster:
         """The rows that an exchange gives; what does not decode, or is known already, gives none."""
         if heard.api_key == FETCH:
             return self._hear_log(heard)
-        if self.repeats.is_one(heard.api_key, heard.api_version, heard.response):
+        if self.repeats.is_one(heard.api_key, heard.api_version, heard.request, heard.response):
             return []
         whose = heard.whose
         spoken = spoken_of(
@@ -87,7 +87,7 @@ class KnownCluster:
             self.cells.left_out["undecodable"] += 1
             return []
         rows = self._counted(self.knowledge.feed(spoken))
-        self.repeats.fed(rows, self.knowledge.topics.changes)
+        self.repeats.fed(spoken, rows, self.knowledge.topics.changes)
         if heard.api_key == OFFSET_COMMIT:
             self._look_for_split(spoken)
         group_id = spoken.request.get("groupId")
