@@ -69,8 +69,27 @@ PARTS = (
             threshold=1,
         ),
         series(
+            "Whole wait by API, p99",
+            "As clients feel it: from the first byte of a request to the last of its answer, with queue and mute. "
+            f"Without those that wait on purpose ({WAITING}).",
+            "s",
+            (
+                quantile(0.99, "kproxy_request_wait_seconds", *BOTH, by="api", where=f'api!~"{WAITING}"'),
+                "{{api}}",
+            ),
+            log=True,
+        ),
+        series(
+            "Between first and last byte",
+            "Seconds a second that requests came in, and that answers went out: a slow client, or the network to it.",
+            "s",
+            (rate("kproxy_request_sending_seconds_total", *BOTH, by="broker"), "broker {{broker}}, requests"),
+            (rate("kproxy_response_receiving_seconds_total", *BOTH, by="broker"), "broker {{broker}}, answers"),
+        ),
+        series(
             "Queue, p99",
-            "Time of requests behind earlier ones of the same connection: a broker serves one at a time.",
+            "Time of requests, from their first byte on, behind earlier ones of the same connection: a broker serves "
+            "one at a time.",
             "s",
             (quantile(0.99, "kproxy_queue_seconds", *BROKER, by="broker"), "broker {{broker}}"),
         ),

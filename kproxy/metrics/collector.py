@@ -111,6 +111,20 @@ def _requests(apis: _Cells, named: Exemplars) -> Iterator[Metric]:
         _API_BROKER,
         DURATION_NS,
     )
+    waits = _Histogram(
+        "kproxy_request_wait_seconds",
+        "The client's whole wait: from the first byte of a request to the last of its answer.",
+        _API_BROKER,
+        DURATION_NS,
+    )
+    sending = _Sum(
+        "kproxy_request_sending_seconds",
+        "Time between the first and the last byte of requests, neither behind earlier requests nor muted.",
+        _API_BROKER,
+    )
+    receiving = _Sum(
+        "kproxy_response_receiving_seconds", "Time between the first and the last byte of answers.", _API_BROKER
+    )
     excess = _Histogram(
         "kproxy_fetch_excess_wait_seconds",
         "How much longer than its max_wait_ms a Fetch took.",
@@ -131,6 +145,9 @@ def _requests(apis: _Cells, named: Exemplars) -> Iterator[Metric]:
         requests.add_metric((cluster, api, version, broker), cells.requests)
         if any(cells.duration):
             duration.add(labels, cells.duration, cells.duration_ns)
+            waits.add(labels, cells.waits, cells.waits_ns)
+            sending.add(labels, cells.sending_ns / 1e9)
+            receiving.add(labels, cells.receiving_ns / 1e9)
         if any(cells.excess_wait):
             excess.add((cluster, broker), cells.excess_wait, cells.excess_wait_ns)
         throttled.add(labels, sum(cells.throttle))
@@ -140,7 +157,7 @@ def _requests(apis: _Cells, named: Exemplars) -> Iterator[Metric]:
             errors.add((cluster, api, error_label(code), broker), count)
     yield requests
     yield duration.family(named)
-    yield from (family.family() for family in (excess, throttle, throttled, errors))
+    yield from (family.family() for family in (waits, sending, receiving, excess, throttle, throttled, errors))
 
 
 def _sizes(apis: _Cells) -> Iterator[Metric]:
@@ -160,7 +177,8 @@ def _sizes(apis: _Cells) -> Iterator[Metric]:
 def _brokers(brokers: list[BrokerCells]) -> Iterator[Metric]:
     queue = _Histogram(
         "kproxy_queue_seconds",
-        "Time of requests behind earlier requests of the same connection: a broker serves one at a time.",
+        "Time of requests, from their first byte on, behind earlier requests of the same connection: a broker serves "
+        "one at a time.",
         _BROKER,
         QUEUE_NS,
     )

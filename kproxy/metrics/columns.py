@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
+from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS, cell
 from kproxy.metrics.cells import BrokerCells
 from kproxy.metrics.counting import ConnectionMetrics
 from kproxy.wire.bulk import NULL, Bulk
@@ -38,11 +38,21 @@ def _count(connection: ConnectionMetrics, of_broker: BrokerCells, bulk: Bulk, mi
     queue, muted = columns["queue_ns"], columns["muted_ns"]
     of_broker.queue_ns += _add(of_broker.queue, _QUEUE, queue[queue > 0])
     of_broker.mute_ns += _add(of_broker.mute, _MUTE, muted[muted > 0])
-    duration = columns["response_start"] - columns["request_end"] - queue - muted
-    cells.duration_ns += _add(cells.duration, _DURATION, np.maximum(duration, 0))
-    waits = np.array([-1 if prefix[2] is None else prefix[2] for prefix in bulk.prefixes], np.int64)
-    if (waits >= 0).any():
-        wait_ms = waits[bulk.prefix[mine]]
+    begun = columns["request_start"]
+    duration = columns["response_start"] - begun - queue - muted
+    sending = np.maximum(columns["request_end"] - begun - queue - muted, 0)
+    duration -= sending
+    broker_ns = _add(cells.duration, _DURATION, np.maximum(duration, 0))
+    cells.duration_ns += broker_ns
+    waits = cell(DURATION_NS)
+    cells.moved_ns += _add(waits, _DURATION, columns["response_end"] - begun) - broker_ns
+    for bucket, (count, less) in enumerate(zip(waits, _buckets(_DURATION, duration), strict=True)):
+        cells.moved[bucket] += count - less
+    cells.sending_ns += int(sending.sum())
+    cells.receiving_ns += int((columns["response_end"] - columns["response_start"]).sum())
+    patience = np.array([-1 if prefix[2] is None else prefix[2] for prefix in bulk.prefixes], np.int64)
+    if (patience >= 0).any():
+        wait_ms = patience[bulk.prefix[mine]]
         excess = (duration - wait_ms * 1_000_000)[wait_ms >= 0]
         cells.excess_wait_ns += _add(cells.excess_wait, _EXCESS, np.maximum(excess, 0))
     throttle = columns["throttle_ms"]
@@ -54,15 +64,23 @@ def _count(connection: ConnectionMetrics, of_broker: BrokerCells, bulk: Bulk, mi
 
 
 _USED = frozenset(
-    ("request_bytes", "response_bytes", "queue_ns", "muted_ns", "response_start", "request_end", "throttle_ms")
-) | {"error_code"}
+    (
+        *("request_bytes", "response_bytes", "queue_ns", "muted_ns", "throttle_ms", "error_code"),
+        *("request_start", "request_end", "response_start", "response_end"),
+    )
+)
 
 
 def _add(cell: list[int], bounds: np.ndarray, values: np.ndarray) -> int:
     """Put values into their buckets; returns their sum."""
     if not len(values):
         return 0
-    buckets = np.bincount(np.searchsorted(bounds, values, "left"), minlength=len(cell))
+    buckets = _buckets(bounds, values)
     for bucket in np.flatnonzero(buckets).tolist():
         cell[bucket] += int(buckets[bucket])
     return int(values.sum())
+
+
+def _buckets(bounds: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """How many values are in each bucket."""
+    return np.bincount(np.searchsorted(bounds, values, "left"), minlength=len(bounds) + 1)

@@ -151,6 +151,8 @@ class ConnectionMetrics:
                 duration -= muted
                 of_broker.mute[bisect_left(MUTE_NS, muted)] += 1
                 of_broker.mute_ns += muted
+            if event.response_end - event.request_start != duration:
+                duration = self._waited(cells, event)
             if duration != last_duration:
                 last_duration = duration
                 duration_bucket = bisect_left(DURATION_NS, duration)
@@ -173,6 +175,21 @@ class ConnectionMetrics:
                 self._cluster.count_errors(cells, event.errors)
         if unanswered:
             self._unanswered(events)
+
+    def _waited(self, cells: ApiCells, event: Exchange) -> int:
+        """Its client waited for more than the broker's own time, which is returned: `cells.waits` counts the whole."""
+        begun, asked, start = event.request_start, event.request_end, event.response_start
+        end = max(start, event.response_end)
+        ready = begun + event.queue_ns + event.muted_ns
+        if asked > ready:  # it came in several reads, while the broker would have taken it
+            cells.sending_ns += asked - ready
+            ready = asked
+        duration = start - ready
+        cells.moved[bisect_left(DURATION_NS, duration)] -= 1
+        cells.moved[bisect_left(DURATION_NS, end - begun)] += 1
+        cells.moved_ns += end - begun - (duration if duration > 0 else 0)
+        cells.receiving_ns += end - start
+        return duration
 
     # --- what is read by column (columns.py), and seen from beside the connection ------------------------------------
 

@@ -16,9 +16,9 @@ class Sum:
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
         self._family = CounterMetricFamily(name, text, labels=labels)
-        self._counts: dict[tuple[str, ...], int] = {}
+        self._counts: dict[tuple[str, ...], float] = {}
 
-    def add(self, labels: tuple[str, ...], count: int) -> None:
+    def add(self, labels: tuple[str, ...], count: float) -> None:
         self._counts[labels] = self._counts.get(labels, 0) + count
 
     def family(self) -> Metric:

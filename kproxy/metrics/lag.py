@@ -9,15 +9,17 @@ its end would be a guess, and is not shown.
 Lag in seconds is the age of the first record that a consumer has not got. That record's own timestamp is known where a
 Fetch answer had it alone. Otherwise the age is an upper bound, the lower of two: the age of the record before it, and
 the time since the log was last known to end at or before it. So a consumer at the end of a topic with a record an hour
-does not jump to 3600 seconds when the record comes.
+does not jump to 3600 seconds when the record comes. Both reach back a day (`marks.py`): a consumer that prefetches
+commits what it fetched minutes or hours ago.
 
 What was asked for and not answered well, and a commit of which any part was refused, counts for nothing; nor do offsets
 that a transaction commits, since whether it does is known later, and elsewhere. A partition that a client has not asked
 for AWAY_NS is not its own any more: after a rebalance it may never say so.
 
 Bounded by MAX_POSITIONS per connection, MAX_ALL_POSITIONS, MAX_LOGS and MAX_COMMITTED per cluster (the oldest go),
-MARKS of each log, and MAX_SERIES lags of each kind that are shown. Changed on the thread of the event loop only; a
-scrape copies first. Events are compared with the clock of the events, records' timestamps with the wall clock.
+MARKS and twice marks.MAX_POINTS of each log, and MAX_SERIES lags of each kind that are shown. Changed on the thread of
+the event loop only; a scrape copies first. Events are compared with the clock of the events, records' timestamps with
+the wall clock.
 """
 
 from collections import deque
@@ -27,6 +29,7 @@ from heapq import nlargest
 from typing import NamedTuple
 from uuid import UUID
 
+from kproxy.metrics.marks import Marks
 from kproxy.metrics.named import EXPIRY_NS, MAX_LABEL, OTHER, Topics, shown
 from kproxy.wire.bodies import Partition
 from kproxy.wire.events import ANSWERED, Event, Exchange
@@ -39,6 +42,7 @@ MAX_COMMITTED = 64 * 1024
 MAX_SERIES = 500
 MARKS = 16  # of a log: stretches whose age is known (a consumer commits what it has just fetched), and earlier ends
 AWAY_NS = 60 * 10**9
+_MAX_WRITTEN_MS = (2**63 - 1) // 10**6  # producers write any int64
 UNKNOWN = -1  # a time that no batch contained
 
 Key = tuple[str | UUID | None, int]  # of a topic-partition, as the wire calls it
@@ -64,24 +68,35 @@ class Lag(NamedTuple):
 class Log:
     """What is known of a topic-partition's end."""
 
-    __slots__ = ("ends", "high_watermark", "marks", "reported_ns")
+    __slots__ = ("earlier_ends", "ends", "high_watermark", "marks", "reported_ns", "written")
 
     def __init__(self) -> None:
         self.high_watermark = 0
         self.reported_ns = 0
         self.marks: deque[tuple[int, int, int]] = deque(maxlen=MARKS)  # first offset, the one after the last, written
-        self.ends: deque[tuple[int, int]] = deque(
-            maxlen=MARKS
-        )  # earlier ends, and when each was the end for the last time
+        # Earlier ends, and when each was the end for the last time: the last ones, and sparse ones of a day.
+        self.ends: deque[tuple[int, int]] = deque(maxlen=MARKS)
+        self.earlier_ends = Marks()
+        self.written = Marks()  # records fetched so far, sparse, by their timestamps
 
     def end(self, high_watermark: int, now_ns: int, unchanged_ns: int) -> None:
         """The log ends here now; until `unchanged_ns` it ended where it did."""
         if high_watermark < self.high_watermark:
             self.ends.clear()  # it was truncated
+            self.earlier_ends.clear()
+            self.written.clear()
         elif high_watermark > self.high_watermark and self.reported_ns:
-            self.ends.append((self.high_watermark, max(self.reported_ns, unchanged_ns)))
+            last_ns = max(self.reported_ns, unchanged_ns)
+            self.ends.append((self.high_watermark, last_ns))
+            self.earlier_ends.add(self.high_watermark, last_ns, now_ns)
         self.high_watermark = high_watermark
         self.reported_ns = now_ns
+
+    def read(self, first: int, following: int, written_ms: int, now_ns: int) -> None:
+        """Records up to `following` were fetched, and the newest of them was written then."""
+        self.marks.append((first, following, written_ms))
+        if written_ms <= _MAX_WRITTEN_MS:
+            self.written.add(following, min(written_ms * 10**6, now_ns), now_ns)  # a later time would hide all others
 
     def age_s(self, offset: int, written_ms: int, now_ns: int, wall_ns: int) -> float | None:
         """The age of the record at an offset, or its upper bound; `written_ms` is that of the record before it.
@@ -93,6 +108,10 @@ class Log:
                 return max(0.0, wall_ns / 1e9 - alone_ms / 1e3)
         bounds = [wall_ns / 1e9 - written_ms / 1e3] if written_ms > 0 else []
         bounds += [(now_ns - end_ns) / 1e9 for end, end_ns in tuple(self.ends) if end <= offset]
+        if (earlier_ns := self.earlier_ends.latest_ns(offset)) is not None:
+            bounds.append((now_ns - earlier_ns) / 1e9)
+        if (written_ns := self.written.latest_ns(offset)) is not None:
+            bounds.append((wall_ns - written_ns) / 1e9)
         return max(0.0, min(bounds)) if bounds else None
 
     def written_ms(self, offset: int) -> int:
@@ -100,7 +119,8 @@ class Log:
         for first, following, written_ms in reversed(self.marks):
             if first < offset <= following:
                 return written_ms
-        return UNKNOWN
+        written_ns = self.written.latest_ns(offset)
+        return UNKNOWN if written_ns is None else written_ns // 10**6
 
 
 class Fetching:
@@ -199,7 +219,7 @@ class Lags:
             log = self.logs[key] = Log()
         log.end(partition.high_watermark, now_ns, unchanged_ns)
         if partition.batches and partition.max_timestamp > 0:
-            log.marks.append((partition.first_offset, partition.last_offset + 1, partition.max_timestamp))
+            log.read(partition.first_offset, partition.last_offset + 1, partition.max_timestamp, now_ns)
 
     def position(self, key: Key, offset: int, now_ns: int) -> Position:
         log = self.logs.get(self._named(key))
@@ -217,8 +237,8 @@ class Lags:
             name = (partition.group_id[:MAX_LABEL], key)
             position = self.position(key, partition.offset, exchange.response_start)
             before = committed.pop(name, None)
-            if before is not None and before.offset == position.offset and position.written_ms == UNKNOWN:
-                position = position._replace(written_ms=before.written_ms)
+            if before is not None and before.offset == position.offset:
+                position = position._replace(written_ms=max(before.written_ms, position.written_ms))
             if len(committed) >= MAX_COMMITTED:
                 del committed[next(iter(committed))]
             committed[name] = position

@@ -5,8 +5,8 @@ what was added since the step before. All figures are those of /metrics, read fr
 generators, which yield now and then: their owner gives traffic its turn, and asks less often where a walk is long.
 
 Bounded: a sample has MAX_SERIES series: all, or the NAMED_SERIES largest and the rest added up by API, what is still
-too much under the first name; and MAX_GROUPS groups. It is kept as the JSON text in which it is sent, of 20 kB at most
-(1 kB is usual), SAMPLES of them: 7 MB at most. MAX_NAMES names of series and of groups. Refuses to know who asks, and
+too much under the first name; and MAX_GROUPS groups. It is kept as the JSON text in which it is sent, of 30 kB at most
+(1 kB is usual), SAMPLES of them: 11 MB at most. MAX_NAMES names of series and of groups. Refuses to know who asks, and
 over what.
 """
 
@@ -36,11 +36,21 @@ BOUNDS_S = [bound / 1e9 for bound in DURATION_NS]
 class Total:
     """What was counted so far of one (cluster, broker, API), all versions."""
 
-    __slots__ = ("duration", "errors", "request_bytes", "requests", "response_bytes", "throttle_ns", "throttled")
+    __slots__ = (
+        "duration",
+        "errors",
+        "request_bytes",
+        "requests",
+        "response_bytes",
+        "throttle_ns",
+        "throttled",
+        "waits",
+    )
 
     def __init__(self) -> None:
         self.requests = self.errors = self.request_bytes = self.response_bytes = self.throttled = self.throttle_ns = 0
         self.duration = [0] * (len(DURATION_NS) + 1)
+        self.waits = self.duration
 
     def add(self, cells: ApiCells) -> None:
         self.requests += cells.requests
@@ -50,19 +60,20 @@ class Total:
         self.throttled += sum(cells.throttle) if cells.throttle_ns else 0
         self.throttle_ns += cells.throttle_ns
         self.duration = [a + b for a, b in zip(self.duration, cells.duration, strict=True)]
+        self.waits = [a + b for a, b in zip(self.waits, cells.waits, strict=True)]
 
     def include(self, other: "Total") -> None:
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.duration = [a + b for a, b in zip(self.duration, other.duration, strict=True)]
+        self.waits = [a + b for a, b in zip(self.waits, other.waits, strict=True)]
 
     def row(self, before: "Total | None" = None) -> list[Any]:
-        """[requests, errors, bytes to the broker, bytes to clients, throttled, ms of throttle, [bucket, count, ...]]"""
+        """[requests, errors, bytes to the broker, bytes to clients, throttled, ms of throttle, [bucket, count, ...]]
+
+        The buckets are those of the broker's time; then come those of the client's whole wait.
+        """
         since = before or _NOTHING
-        buckets: list[int] = []
-        for index, count in enumerate(self.duration):
-            if count > since.duration[index]:
-                buckets += (index, count - since.duration[index])
         return [
             self.requests - since.requests,
             self.errors - since.errors,
@@ -70,11 +81,17 @@ class Total:
             self.response_bytes - since.response_bytes,
             self.throttled - since.throttled,
             round((self.throttle_ns - since.throttle_ns) / 1e6),
-            buckets,
+            _buckets(self.duration, since.duration),
+            _buckets(self.waits, since.waits),
         ]
 
 
-_COUNTS = tuple(name for name in Total.__slots__ if name != "duration")
+def _buckets(counts: Sequence[int], before: Sequence[int]) -> list[int]:
+    """[bucket, count, ...] of what was added."""
+    return [n for index, count in enumerate(counts) if count > before[index] for n in (index, count - before[index])]
+
+
+_COUNTS = tuple(name for name in Total.__slots__ if name not in ("duration", "waits"))
 _NOTHING = Total()
 Totals = dict[Key, Total]
 
@@ -221,11 +238,14 @@ def _rest_by_api(rows: Sequence[tuple[Key, list[Any]]]) -> list[tuple[Key, list[
 
 
 def _added(rows: Sequence[list[Any]]) -> list[Any]:
-    buckets: dict[int, int] = {}
-    for row in rows:
-        for index, count in zip(row[6][::2], row[6][1::2], strict=True):
-            buckets[index] = buckets.get(index, 0) + count
-    return [*(sum(row[column] for row in rows) for column in range(6)), [n for item in buckets.items() for n in item]]
+    histograms = []
+    for place in (6, 7):
+        buckets: dict[int, int] = {}
+        for row in rows:
+            for index, count in zip(row[place][::2], row[place][1::2], strict=True):
+                buckets[index] = buckets.get(index, 0) + count
+        histograms.append([n for item in buckets.items() for n in item])
+    return [*(sum(row[column] for row in rows) for column in range(6)), *histograms]
 
 
 def _rebalances(metrics: Metrics) -> dict[tuple[str, str], tuple[int, bool]]:
@@ -359,7 +379,7 @@ def slow_rows(metrics: Metrics, after_ns: int) -> list[list[Any]]:
             *row[1:8],
             str(row.connection),  # more than a number of JavaScript can hold
             row.number,
-            *(round(ns / 1e9, 6) for ns in (row.broker_ns, row.over_ns, row.queue_ns, row.muted_ns)),
+            *(round(ns / 1e9, 6) for ns in (row.wait_ns, row.broker_ns, row.over_ns, row.queue_ns, row.muted_ns)),
             row.throttle_ms,
             row.request_bytes,
             row.response_bytes,
@@ -372,5 +392,5 @@ def slow_rows(metrics: Metrics, after_ns: int) -> list[list[Any]]:
 
 SLOW_COLUMNS = (
     *("at_us", "cluster", "broker", "api", "version", "client_id", "client", "correlation_id", "connection", "number"),
-    *("broker_s", "over_s", "queue_s", "muted_s", "throttle_ms", "request_bytes", "response_bytes", "error"),
+    *("wait_s", "broker_s", "over_s", "queue_s", "muted_s", "throttle_ms", "request_bytes", "response_bytes", "error"),
 )

@@ -319,6 +319,11 @@ def _later(one: Log, other: Log) -> Log:
         if end < log.high_watermark:
             ends[end] = max(at_ns, ends.get(end, 0))
     log.ends.extend(sorted(ends.items()))
+    for each in (early, late):
+        for offset, at_ns in each.earlier_ends.points():
+            log.earlier_ends.add(offset, at_ns, log.reported_ns)
+        for offset, at_ns in each.written.points():
+            log.written.add(offset, at_ns, log.reported_ns)
     return log
 
 

@@ -40,6 +40,7 @@ class SlowExchange(NamedTuple):
     correlation_id: int
     connection: int  # as tables call it
     number: int  # of the exchange on its connection, likewise
+    wait_ns: int  # the client's whole wait: first byte of the request to the last of the answer
     broker_ns: int  # the broker's time
     over_ns: int  # the part of it by which it is slow
     queue_ns: int
@@ -89,6 +90,7 @@ class Slow:
                 exchange.correlation_id,
                 info.id,
                 exchange.number,
+                exchange.response_end - exchange.request_start,
                 broker_ns,
                 over_ns,
                 exchange.queue_ns,

@@ -19,6 +19,7 @@ class Totals:
 
     requests: int = 0
     duration: list[int] = field(default_factory=lambda: cell(DURATION_NS))
+    waits: list[int] = field(default_factory=lambda: cell(DURATION_NS))
     request_bytes: int = 0
     response_bytes: int = 0
     throttled: int = 0
@@ -28,6 +29,7 @@ class Totals:
     def add(self, cells: ApiCells) -> None:
         self.requests += cells.requests
         self.duration = _plus(self.duration, cells.duration)
+        self.waits = _plus(self.waits, cells.waits)
         self.request_bytes += cells.request_bytes
         self.response_bytes += cells.response_bytes
         self.throttled += sum(cells.throttle)
@@ -38,6 +40,10 @@ class Totals:
     def duration_s(self, q: float) -> float | None:
         """A quantile of the broker's time, in seconds."""
         return _seconds(quantile(DURATION_NS, self.duration, q))
+
+    def wait_s(self, q: float) -> float | None:
+        """A quantile of the client's whole wait, in seconds."""
+        return _seconds(quantile(DURATION_NS, self.waits, q))
 
 
 @dataclass
@@ -115,6 +121,7 @@ def _as_json(totals: Totals) -> dict[str, Any]:
         "request_bytes": totals.request_bytes,
         "response_bytes": totals.response_bytes,
         "duration_seconds": {"p50": totals.duration_s(0.5), "p99": totals.duration_s(0.99)},
+        "wait_seconds": {"p50": totals.wait_s(0.5), "p99": totals.wait_s(0.99)},
         "throttled_responses": totals.throttled,
         "errors": dict(totals.errors),
     }

@@ -114,13 +114,19 @@ def _all_names(cells: Any) -> list[str]:
     return list(slots if slots is not None else vars(cells))
 
 
+_API_SUMS = (
+    *("duration_ns", "moved_ns", "sending_ns", "receiving_ns"),
+    *("request_bytes", "response_bytes", "excess_wait_ns", "throttle_ns"),
+)
+
+
 def _add_apis(one: ApiCells, other: ApiCells) -> ApiCells:
     """As `add` does; there are many of these in a scrape."""
     total = ApiCells(one.api)
-    for name in ("duration", "request_size", "response_size", "excess_wait", "throttle"):
+    for name in ("duration", "moved", "request_size", "response_size", "excess_wait", "throttle"):
         mine, its = getattr(one, name), getattr(other, name)
         setattr(total, name, [a + b for a, b in zip(mine, its, strict=True)] if any(its) else mine)
-    for name in ("duration_ns", "request_bytes", "response_bytes", "excess_wait_ns", "throttle_ns"):
+    for name in _API_SUMS:
         setattr(total, name, getattr(one, name) + getattr(other, name))
     total.errors = add(one.errors, other.errors) if other.errors else one.errors
     return total

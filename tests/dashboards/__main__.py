@@ -37,6 +37,7 @@ PROVOKED = {
     "KproxyErrors": "a client asks for a topic that is not there",
     "KproxyClientsThrottled": "a producer above its quota",
     "KproxyGroupBehind": "a group that has committed, and reads no further, in a topic of old records",
+    "KproxyGroupFallsBehind": "the same group: records go on coming",
     "KproxyProtocolFaults": "a client that speaks TLS where none is",
     "KproxyRebalanceStorm": "a member that leaves and comes back again and again",
     "KproxyMemberNeverJoins": "a member with another strategy than its group",

@@ -324,6 +324,12 @@ class Load:
             message = consumer.poll(1)
         consumer.commit(message, asynchronous=False)
         self._late = consumer
-        self._threads.append(
-            threading.Thread(target=self._again, args=(lambda: consumer.poll(0.2) and None,), daemon=True)
-        )
+
+        def more() -> None:
+            for _ in range(100):
+                producer.produce(self._old, b"o", timestamp=int((time.time() - 3600) * 1000))
+            producer.flush(20)
+            time.sleep(0.2)
+
+        for step in (lambda: consumer.poll(0.2) and None, more):
+            self._threads.append(threading.Thread(target=self._again, args=(step,), daemon=True))

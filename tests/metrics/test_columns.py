@@ -52,10 +52,11 @@ def test_columns_count_as_events_do(some):
     waits = list(dict.fromkeys(one[-1] for one in some))  # often none at all, or one of 0
     prefixes = [(None, None, wait, None, None) for wait in waits]
     columns = {name: [] for name in ("request_bytes", "response_bytes", "queue_ns", "muted_ns", "throttle_ms")}
-    columns |= {name: [] for name in ("request_end", "response_start", "error_code")}
+    columns |= {name: [] for name in ("request_start", "request_end", "response_start", "response_end", "error_code")}
     for connection, request, response, served, queue, muted, throttle, code, wait in some:
         exchange = Exchange(FETCH_12, 0, 0, 0, request, 0)
-        exchange.request_end, exchange.response_start = 5, 5 + served + queue + muted
+        exchange.request_end, exchange.response_start = served % 7, served + queue + muted + served % 7
+        exchange.response_end = exchange.response_start + request % 3 * served
         exchange.response_bytes, exchange.queue_ns, exchange.muted_ns = response, queue, muted
         exchange.throttle_ms, exchange.max_wait_ms, exchange.outcome = throttle, wait, ANSWERED
         exchange.errors = (code,) if code not in (0, NULL) else ()
@@ -80,7 +81,10 @@ def test_what_belongs_to_no_connection_is_left_out():
     (connection, *_) = connections(metrics)
     ones = np.ones(2, np.int64)
     columns = dict.fromkeys(
-        ("request_bytes", "response_bytes", "queue_ns", "muted_ns", "throttle_ms", "request_end", "response_start"),
+        (
+            *("request_bytes", "response_bytes", "queue_ns", "muted_ns", "throttle_ms"),
+            *("request_start", "request_end", "response_start", "response_end"),
+        ),
         ones,
     )
     bulk = Bulk(

@@ -258,6 +258,23 @@ def test_an_hour_without_a_record_is_no_lag_when_one_comes():
     assert cluster.lags("group") == {("billing", "orders"): (5, 2.5)}
 
 
+@pytest.mark.parametrize(("lag_s", "rate"), [(40, 10), (3600, 1)])
+def test_a_group_that_prefetches_has_an_age_however_far_behind_it_is(lag_s, rate):
+    """It fetches to the end, `rate` answers a second, and commits what it fetched `lag_s` ago."""
+    cluster = Cluster()
+    member = cluster.consumer()
+    orders = ("orders", 0)
+    for number in range(lag_s * 5 // 4 * rate):
+        cluster.now_ns += 10**9 // rate
+        member.fetch({orders: number}, {orders: (number + 1, batch(number, 1, cluster.now_ns // MS))}, epoch=number)
+        if number % 50 == 0:
+            member.commit("billing", {orders: max(1, number - lag_s * rate)})
+    records, seconds = cluster.lags("group")["billing", "orders"]
+    assert records >= lag_s * rate
+    assert lag_s - 1 <= seconds.expected <= lag_s * 1.25 + 10
+    assert cluster.lags() == {("c", "orders"): (0, 0.0)}
+
+
 def test_a_stepped_wall_clock_moves_the_age_of_records_and_hides_nothing():
     cluster = Cluster()
     member = cluster.consumer()

@@ -51,7 +51,8 @@ def test_totals_are_the_figures_of_metrics():
     assert set(found) == {("demo", "1", "Produce"), ("demo", "1", "Fetch"), ("demo", "2", "Produce")}
     for (cluster, broker, api), total in found.items():
         of = {"cluster": cluster, "broker": broker, "api": api}
-        requests, errors, request_bytes, response_bytes, throttles, throttle_ms, pairs = total.row()
+        requests, errors, request_bytes, response_bytes, throttles, throttle_ms, pairs, waits = total.row()
+        assert sum(waits[1::2]) == sum(pairs[1::2]) == exposed(metrics, "kproxy_request_wait_seconds_count", **of)
         assert requests == exposed(metrics, "kproxy_requests_total", **of)
         assert errors == exposed(metrics, "kproxy_errors_total", **of)
         assert request_bytes == exposed(metrics, "kproxy_request_bytes_total", **of)
@@ -128,10 +129,18 @@ def test_rebalances_of_a_group_that_was_not_there_before_are_in_its_first_sample
 
 
 def test_what_is_too_much_even_by_api_is_under_one_name():
-    rows = [((f"c{number}", "b", "Fetch"), [number + 1, 0, 0, 0, 0, 0, [3, number + 1]]) for number in range(100)]
+    rows = [
+        ((f"c{number}", "b", "Fetch"), [number + 1, 0, 0, 0, 0, 0, [3, number + 1], [4, number + 1]])
+        for number in range(100)
+    ]
     found = live._rest_by_api(rows)
     assert len(found) == live.MAX_SERIES - live.NAMED_SERIES and found[-1][0] == ("other",) * 3
-    assert sum(row[0] for _, row in found) == sum(row[6][1] for _, row in found) == 5050
+    assert (
+        sum(row[0] for _, row in found)
+        == sum(row[6][1] for _, row in found)
+        == sum(row[7][1] for _, row in found)
+        == 5050
+    )
 
 
 def test_rows_are_the_largest_and_no_more_than_were_asked_for():

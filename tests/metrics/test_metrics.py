@@ -45,8 +45,12 @@ def info(cluster="default"):
     return ConnectionInfo(cluster, "live:main", "127.0.0.1", 40000, "127.0.0.1", 9092, 1, 0)
 
 
+def answered_at(now_ns):
+    return dict.fromkeys(("request_end", "response_start", "response_end"), now_ns)
+
+
 def exchange(plan, *, duration_ns=2 * MS, request_bytes=1000, response_bytes=100, queue_ns=0, **fields):
-    exchange = Exchange(plan, 7, 0, 0, request_bytes, 0)
+    exchange = Exchange(plan, 7, 0, 0, request_bytes, 10)
     exchange.request_end = 10
     exchange.response_start = 10 + queue_ns + duration_ns
     exchange.response_end = exchange.response_start + 5
@@ -168,7 +172,7 @@ def consumed(now_ns, written_ms):
     """A topic that is produced to and fetched from, and the offsets that a group commits, told by bodies."""
     body = Found()
     body.sums = [Sums("orders", None, 700, 2, 9, 1)]
-    yield exchange(PRODUCE, request_start=now_ns, request_body=body)
+    yield exchange(PRODUCE, request_start=now_ns, **answered_at(now_ns), request_body=body)
     asked, told = Found(), Found()
     asked.partitions = [BLANK._replace(topic="orders", partition=0, offset=2)]
     told.partitions = [

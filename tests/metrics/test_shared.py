@@ -13,7 +13,7 @@ from kproxy.metrics.tls import TlsSide
 from kproxy.wire.bodies import Found, Sums
 from kproxy.wire.events import ClientNamed
 from tests.metrics.test_lag import NOW_MS, Cluster, batch
-from tests.metrics.test_metrics import PRODUCE, busy_metrics, consumed, exchange, info
+from tests.metrics.test_metrics import PRODUCE, answered_at, busy_metrics, consumed, exchange, info
 
 
 def told(published, with_lags=True):
@@ -36,7 +36,8 @@ def produced(metrics, topics, size=1000):
     for topic in topics:
         body = Found()
         body.sums = [Sums(topic, None, size, 1, 1, 1)]
-        connection.events([exchange(PRODUCE, request_start=metrics.now_ns(), request_body=body)])
+        now_ns = metrics.now_ns()
+        connection.events([exchange(PRODUCE, request_start=now_ns, **answered_at(now_ns), request_body=body)])
     return connection
 
 

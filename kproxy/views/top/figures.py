@@ -20,6 +20,8 @@ Row = dict[str, Any]
 
 _COUNTS = ("requests", "errors", "request_bytes", "response_bytes", "throttled", "throttle_ms")
 _RATES = ("requests", "errors", "request_bytes", "response_bytes")
+_HISTOGRAMS = (6, 7)  # places among a row's values: of the broker's time, of the client's whole wait
+_QUANTILES = (("p50_s", 0, 0.5), ("p99_s", 0, 0.99), ("wait_p99_s", 1, 0.99))  # name, which of those, rank
 _TOPIC = ("produced_bytes", "produced_records", "fetched_bytes", "fetched_records")
 _GROUP = ("state", "members", "generation", "rebalances", "rebalance_s", "refused", "protocol", "type")
 _FULL = {100, 200}  # rows of a list of /api/live that was cut
@@ -84,7 +86,7 @@ class Figures:
         first, last = self._answers[0]["state"], self._answers[-1]["state"]
         (row,) = self.traffic((), lambda row: row[2] not in _WAITING, of="apis") or [self._empty()]
         (everything,) = self.traffic((), of="apis") or [self._empty()]
-        everything |= {"p50_s": row["p50_s"], "p99_s": row["p99_s"]}
+        everything |= {name: row[name] for name in ("p50_s", "p99_s", "wait_p99_s")}
         everything["connections"] = last["connections"]
         everything["cpu_share"] = max(0.0, last["cpu_s"] - first["cpu_s"]) / self.seconds if self.seconds else None
         current = self._answers[-1].get("current")  # there with the page's history
@@ -105,7 +107,7 @@ class Figures:
         names = ("cluster", "broker", "api")
         bounds = [round(bound * 1e9) for bound in self._answers[-1]["bounds_s"]]
         sums: dict[tuple[Any, ...], Row] = {}
-        histograms: dict[tuple[Any, ...], list[int]] = {}
+        histograms: dict[tuple[Any, ...], tuple[list[int], list[int]]] = {}
         for key, now, before in self._pairs(of if of in self._answers[-1] else "totals", 3):
             if not which(key):
                 continue
@@ -113,19 +115,22 @@ class Figures:
             wanted = tuple(named[name] for name in by)
             if wanted not in sums:
                 sums[wanted] = dict(zip(by, wanted, strict=True)) | self._empty()
-                histograms[wanted] = [0] * (len(bounds) + 1)
-            row, counts = sums[wanted], histograms[wanted]
+                histograms[wanted] = [0] * (len(bounds) + 1), [0] * (len(bounds) + 1)
+            row = sums[wanted]
             for index, name in enumerate(_COUNTS):
                 row[name] += now[index]
                 if name in _RATES:
                     row[f"{name}_per_s"] += self._rate(now[index], before[index] if before else 0)
-            for sign, pairs in ((1, now[6]), (-1, before[6] if before else ())):
-                for bucket, count in zip(pairs[::2], pairs[1::2], strict=True):
-                    if bucket < len(counts):
-                        counts[bucket] += sign * count
+            for counts, place in zip(histograms[wanted], _HISTOGRAMS, strict=True):
+                for sign, histogram in ((1, now[place:]), (-1, before[place:] if before else ())):
+                    pairs = histogram[0] if histogram else ()  # an older kproxy counts no whole waits
+                    for bucket, count in zip(pairs[::2], pairs[1::2], strict=True):
+                        if bucket < len(counts):
+                            counts[bucket] += sign * count
         for wanted, row in sums.items():
-            for name, q in (("p50_s", 0.5), ("p99_s", 0.99)):
-                found = quantile(bounds, [max(0, count) for count in histograms[wanted]], q) if self.seconds else None
+            for name, which_one, q in _QUANTILES:
+                counts = histograms[wanted][which_one]
+                found = quantile(bounds, [max(0, count) for count in counts], q) if self.seconds else None
                 row[name] = None if found is None else found / 1e9
         return list(sums.values())
 
@@ -185,7 +190,11 @@ class Figures:
         return list(reversed(self._slow))
 
     def _empty(self) -> Row:
-        return dict.fromkeys(_COUNTS, 0) | {f"{name}_per_s": 0.0 for name in _RATES} | {"p50_s": None, "p99_s": None}
+        return {
+            **dict.fromkeys(_COUNTS, 0),
+            **{f"{name}_per_s": 0.0 for name in _RATES},
+            **{name: None for name, *_ in _QUANTILES},
+        }
 
     def _rate(self, now: int, before: int) -> float:
         return max(0, now - before) / self.seconds if self.seconds else 0.0
@@ -211,8 +220,7 @@ class Figures:
         sums: dict[tuple[Any, ...], list[Any]] = {}
         for cluster, broker, api, *values in totals:
             key = (cluster, "", api) if name == "apis" else (cluster, broker, "")
-            known = sums.setdefault(key, [*key, *([0] * len(_COUNTS)), []])
-            for index, value in enumerate(values[: len(_COUNTS)], 3):
-                known[index] += value
-            known[-1] = known[-1] + values[-1]  # the same bucket may come twice: counts are added up anyway
+            known = sums.setdefault(key, [*key, *([0] * len(_COUNTS)), *([] for _ in values[len(_COUNTS) :])])
+            for index, value in enumerate(values, 3):
+                known[index] = known[index] + value  # a bucket may come twice in a list: counts are added up anyway
         return list(sums.values())

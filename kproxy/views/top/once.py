@@ -37,6 +37,7 @@ def line(source: Source, apis: int = 3) -> str:
     busiest = sorted(figures.traffic(("api",), of="apis"), key=lambda row: -row["requests_per_s"])[:apis]
     named = "  ".join(
         f"{row['api']} {row['requests_per_s']:.0f}/s p50 {_seconds(row['p50_s'])} p99 {_seconds(row['p99_s'])}"
+        f" wait p99 {_seconds(row['wait_p99_s'])}"
         for row in busiest
         if row["requests_per_s"]
     )

@@ -313,10 +313,10 @@ class Top(App[None]):
                 head.append(f"  restarted {self._source.restarts}×", _NOTED)
             head.append(f"  {total['connections']:,} conns  cpu {cpu}  up {age(total['uptime_s'])}", _QUIET)
             head.append(f"  {tables.plain(state.get('version'))}", _QUIET)
-            to, p99_s = "to " if width >= 90 else "", total["p99_s"]
+            to, wait_s = "to " if width >= 90 else "", total["wait_p99_s"]
             for label, value in (
                 ("req/s", units.number(total["requests_per_s"])),
-                (f"p99{' without polls' if to else ''}", "–" if p99_s is None else units.duration(p99_s * 1e9)),
+                (f"p99 wait{' without polls' if to else ''}", "–" if wait_s is None else units.duration(wait_s * 1e9)),
                 ("errors/s", units.number(total["errors_per_s"])),
                 (f"{to}brokers", units.rate(total["request_bytes_per_s"])),
                 (f"{to}clients", units.rate(total["response_bytes_per_s"])),

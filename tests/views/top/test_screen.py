@@ -59,9 +59,9 @@ def test_keys_choose_sort_filter_open_and_pause():
                 assert of(app, "api", "Heartbeat")["errors"] == 5
 
                 await until(pilot, lambda: app.sort == ("requests_per_s", True))
-                await pilot.press("s", "s", "s")
+                await pilot.press("s", "s", "s", "s")
                 assert app.sort == ("errors_per_s", True)
-                await pilot.press("S", "S", "S", "S")
+                await pilot.press("S", "S", "S", "S", "S")
                 assert app.sort == ("api", False)
                 await pilot.press("r")
                 assert app.sort == ("api", True)

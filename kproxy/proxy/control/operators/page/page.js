@@ -390,8 +390,11 @@
       const duration = buckets();
       fill(duration, counts[6], 1);
       fill(duration, was[6], -1);
+      const waits = buckets(); // of clients: the broker's time, and queue, mute, sending and receiving beside it
+      fill(waits, counts[7] ?? [], 1);
+      fill(waits, was[7] ?? [], -1);
       const rates = counts.slice(0, 6).map((value, i) => (value - was[i]) / seconds);
-      return { cluster, broker, api, requests: rates[0], errors: rates[1], to: rates[2], from: rates[3], throttled: rates[4], duration, total: counts[0], cpu: 0 };
+      return { cluster, broker, api, requests: rates[0], errors: rates[1], to: rates[2], from: rates[3], throttled: rates[4], duration, waits, total: counts[0], cpu: 0 };
     });
     return { rows, seconds, cpu: (now.state.cpu_s - first.state.cpu_s) / seconds };
   }
@@ -400,9 +403,10 @@
     for (const row of rows) {
       const name = key(row);
       let sum = sums.get(name);
-      if (!sum) sums.set(name, (sum = { ...row, requests: 0, errors: 0, to: 0, from: 0, throttled: 0, total: 0, duration: buckets() }));
+      if (!sum) sums.set(name, (sum = { ...row, requests: 0, errors: 0, to: 0, from: 0, throttled: 0, total: 0, duration: buckets(), waits: buckets() }));
       for (const each of ["requests", "errors", "to", "from", "throttled", "total"]) sum[each] += row[each];
       row.duration.forEach((n, i) => (sum.duration[i] += n));
+      row.waits.forEach((n, i) => (sum.waits[i] += n));
     }
     return [...sums.values()];
   }
@@ -410,6 +414,7 @@
     figure("requests/s", (row) => row.requests),
     figure("p50", (row) => quantile(row.duration, 0.5), duration),
     figure("p99", (row) => quantile(row.duration, 0.99), duration),
+    figure("wait p99", (row) => quantile(row.waits, 0.99), duration),
     figure("errors/s", (row) => row.errors, number, { kind: (row) => (row.errors > 0 ? "warn" : "") }),
     figure("to brokers/s", (row) => row.to, bytes),
     figure("to clients/s", (row) => row.from, bytes),
@@ -491,14 +496,14 @@
     const isWhole = !last.apis, { rows, seconds, cpu } = recent(chosen.broker ? "totals" : "apis"), earlier = answers[0];
     const mine = rows.filter((row) => matches(row.cluster, row.broker, row.api));
     const all = added(mine, () => "")[0] ?? { requests: 0, errors: 0, to: 0, from: 0, throttled: 0, duration: buckets() };
-    const timed = added(mine.filter((row) => chosen.api || !WAITING.has(row.api)), () => "")[0]?.duration ?? buckets();
+    const timed = added(mine.filter((row) => chosen.api || !WAITING.has(row.api)), () => "")[0] ?? { duration: buckets(), waits: buckets() };
     const brokers = last.brokers.filter((row) => matches(row[0], row[1], chosen.api));
     const sum = (index) => brokers.reduce((total, row) => total + row[index], 0);
     const open = chosen.cluster || chosen.broker ? sum(2) : of.connections;
     const process = (current ?? samples[samples.length - 1])?.p ?? [null, null];
     $("tiles").replaceChildren(
       tile("requests/s", number(all.requests)), tile("to brokers/s", bytes(all.to)), tile("to clients/s", bytes(all.from)),
-      tile("p50", duration(quantile(timed, 0.5))), tile("p99", duration(quantile(timed, 0.99))),
+      tile("client's wait, p99", duration(quantile(timed.waits, 0.99))), tile("broker's time, p50", duration(quantile(timed.duration, 0.5))), tile("broker's time, p99", duration(quantile(timed.duration, 0.99))),
       tile("errors/s", number(all.errors), all.errors > 0 ? "warn" : ""), tile("throttled/s", number(all.throttled), all.throttled > 0 ? "warn" : ""),
       tile("connections", count(open)), tile("in flight", count(sum(3))),
       tile("in kproxy, p99", duration(process[0])), tile("cores of kproxy", number(cpu), cpu > 0.9 * of.workers ? "bad" : ""),
@@ -520,7 +525,7 @@
     cut("apis", isWhole || !chosen.broker ? "" : `of the ${last.totals.length} largest of all brokers`);
     const ofBrokers = recent(chosen.api ? "totals" : "of_brokers").rows.filter((row) => matches(row.cluster, row.broker, row.api || chosen.api));
     const ofBroker = new Map(added(ofBrokers, (row) => row.cluster + "\0" + row.broker).map((row) => [row.cluster + "\0" + row.broker, row]));
-    const idle = { requests: 0, errors: 0, to: 0, from: 0, duration: buckets() };
+    const idle = { requests: 0, errors: 0, to: 0, from: 0, duration: buckets(), waits: buckets() };
     table("brokers", [
       column("broker", (row) => row.broker, { show: (row) => link("broker", row.broker) }),
       column("cluster", (row) => row.cluster, { show: (row) => link("cluster", row.cluster) }),
@@ -530,6 +535,7 @@
     table("slow", [
       column("at", (row) => row.at_us, { show: (row) => clock(row.at_us / 1000) }), column("API", (row) => row.api), column("broker", (row) => row.broker), ...inOne((row) => row.cluster),
       column("client id", (row) => row.client_id ?? ""), column("client", (row) => row.client),
+      figure("whole wait", (row) => row.wait_s, duration),
       figure("broker's time", (row) => row.broker_s, duration, { kind: (row) => (row.over_s >= 1 ? "bad" : "") }),
       figure("queue", (row) => row.queue_s, duration), figure("mute", (row) => row.muted_s, duration),
       figure("throttle", (row) => row.throttle_ms / 1000, duration), figure("request", (row) => row.request_bytes, bytes), figure("answer", (row) => row.response_bytes, bytes),

@@ -1,0 +1,49 @@
+"""Points of a log: how far they reach back, how exact they are, and that they are few."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kproxy.metrics.marks import MAX_POINTS, MIN_SPACING_NS, Marks
+
+S = 10**9
+
+
+@pytest.mark.parametrize("per_second", [1, 20])
+def test_an_hour_of_a_busy_log_is_known_to_a_quarter_of_its_age(per_second):
+    marks = Marks()
+    last = 2 * 3600 * per_second
+    for number in range(last + 1):
+        marks.add(number * 7, number * S // per_second, number * S // per_second)
+        assert len(marks) <= MAX_POINTS
+    now_ns = last * S // per_second
+    for number in range(0, last, 101):
+        age_ns = now_ns - number * S // per_second
+        known_ns = now_ns - marks.latest_ns(number * 7 + 3)
+        assert age_ns <= known_ns <= age_ns * 1.26 + 2 * MIN_SPACING_NS
+    assert now_ns - marks.points()[0][1] > 3600 * S
+
+
+@given(seed=st.integers(0, 2**32))
+def test_an_answer_is_never_later_than_what_was_learned(seed):
+    """Several readers of one log learn of it in any order; the points stay ascending and few."""
+    dice = random.Random(seed)
+    written = [0]
+    for _ in range(400):
+        written.append(written[-1] + dice.choice((0, 1, S // 10, S, 90 * S)))
+    marks, learned = Marks(), {}
+    for _ in range(600):
+        offset = dice.randrange(len(written))
+        marks.add(offset, written[offset], written[-1])
+        learned[offset] = written[offset]
+        points = marks.points()
+        assert points == sorted(points) and [at for _, at in points] == sorted(at for _, at in points)
+        assert len(points) <= MAX_POINTS
+        asked = dice.randrange(len(written))
+        best = max((at for each, at in learned.items() if each <= asked), default=None)
+        answer = marks.latest_ns(asked)
+        assert answer is None or answer <= best
+    marks.clear()
+    assert marks.latest_ns(10**6) is None
