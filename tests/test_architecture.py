@@ -47,6 +47,7 @@ BEYOND_MODULES = {
     "tests/capture/test_shapes.py",
     "tests/capture/test_tshark.py",
     "tests/chaos",
+    "tests/incident",
     "tests/knowledge",
     "tests/matrix",
     "tests/metrics/test_docs.py",

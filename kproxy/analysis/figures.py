@@ -19,6 +19,8 @@ from kproxy.analysis.engine import Frame, first_rows, rows
 from kproxy.analysis.jobs import JOBS
 from kproxy.analysis.pieces import FEW
 from kproxy.analysis.question import Question, chosen_by_time
+from kproxy.analysis.verdict import TABLES as OF_VERDICT
+from kproxy.analysis.verdict import Verdict, verdict
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,8 +42,8 @@ SECTIONS = dict.fromkeys(("brokers", "clients", "topics", "groups"), LISTED)
 SECTIONS |= {"span": 1, "apis": 20, "coordinators": 5, "leaders": 5, "zookeeper": 10}
 MANY = 400  # rebalances in a plot
 TABLES = tuple(
-    dict.fromkeys((*sections.TABLES, *findings.TABLES, *PAIRED))
-)  # of which sections, findings and pairs are
+    dict.fromkeys((*sections.TABLES, *findings.TABLES, *OF_VERDICT, *PAIRED))
+)  # of which sections, findings, the verdict and pairs are
 
 _STEPS_MS = (
     *(10**power * step for power in range(4) for step in (1, 2, 5)),
@@ -83,6 +85,7 @@ class Figures:
     beside: Mapping[str, Beside] = field(default_factory=dict)  # where there is another dataset
     other_findings: "Sequence[findings.Finding]" = ()
     findings: "Sequence[findings.Finding]" = ()
+    verdict: Verdict | None = None
 
     def __getitem__(self, name: str) -> "pa.Table":
         return self.by_name[name].rows
@@ -123,6 +126,7 @@ def answered(
     found.sections = sections.overview(chosen, chosen=SECTIONS)
     progress("findings")
     found.findings = findings.findings(chosen)
+    found.verdict = verdict(chosen, found.findings)
     if other is not None:
         theirs = {name: chosen_by_time(name, other, since, until) for name in TABLES}
         progress("both")

@@ -12,9 +12,9 @@ from the command line:
     from kproxy.spark import table
     jobs.latency(table(spark, "tables/", "exchanges"), by=["api", "client"]).show()
 
-The questions themselves: `timing`, `parties`, `topics`, `knowledge`. Percentiles are approximate on Spark, exact below
-10,000 rows of a group; so memory is bounded by the number of groups. On DuckDB they are exact. Refuses to know files,
-sessions and formats of output.
+The questions themselves: `timing`, `parties`, `topics`, `lags`, `knowledge`. Percentiles are approximate on Spark,
+exact below 10,000 rows of a group; so memory is bounded by the number of groups. On DuckDB they are exact. Refuses to
+know files, sessions and formats of output.
 """
 
 import inspect
@@ -33,11 +33,12 @@ from kproxy.analysis.knowledge import (
     split_brain,
     topology,
 )
+from kproxy.analysis.lags import group_lag, lag
 from kproxy.analysis.parties import clients, connections, errors, quality, talkers, throttle
 from kproxy.analysis.pieces import TOPIC
 from kproxy.analysis.registry import REGISTRY_WHERE, consumers, registry
 from kproxy.analysis.timing import compare, latency, slow
-from kproxy.analysis.topics import batching, fetching, group_lag, lag, offsets, skew
+from kproxy.analysis.topics import batching, fetching, offsets, skew
 
 __all__ = [
     "JOBS",
@@ -122,7 +123,7 @@ JOBS = {
     for job in (
         Job(latency, ("exchanges",), " --by api,client --every '1 minute'"),
         Job(spread, ("exchanges",), " --every '10 seconds' --where \"api = 'Produce'\""),
-        Job(slow, ("exchanges", "connections"), " --slower-than-ms 500 --where \"api = 'Produce'\""),
+        Job(slow, ("exchanges", "connections", "partitions"), " --slower-than-ms 500 --where \"api = 'Produce'\""),
         Job(throttle, ("exchanges",), " --by client"),
         Job(errors, ("exchanges", "partitions", "connections"), " --by api,error,client --format json"),
         Job(talkers, ("exchanges",), " --by host --limit 10"),

@@ -242,7 +242,8 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame) -> Fr
     `silent_ns`: from the last good answer to a member until the first refusal, or until another coordinator was found.
     `searching_ns`: from there until FindCoordinator named one; `loading_ns`: from the first answer that it is still
     loading to the last; `joining_ns`: from the last refusal until the group was stable again, where members had to
-    join; `outage_ns`: from the last good answer of all to the next. Null: no such phase was seen. Refusals further
+    join; `outage_ns`: from the last good answer of all to the next; `lost_broker` gave that last one. Null: no such
+    phase was seen; without `outage_ns` the group had no coordinator yet. Refusals further
     apart than 30 seconds are two losses.
     """
     spoken = "('Heartbeat', 'OffsetCommit', 'SyncGroup', 'ConsumerGroupHeartbeat', 'ShareGroupHeartbeat')"
@@ -264,11 +265,13 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame) -> Fr
                     - min(case when error = 'COORDINATOR_LOAD_IN_PROGRESS' then time_ns end) as loading_ns
             from counted group by all""",
         good=f"""
-            select cluster, group_id, response_end_ns as at_ns from exchanges
+            select cluster, group_id, response_end_ns as at_ns, {GROUPS["broker"]} as broker, broker_id from exchanges
             where api in {spoken} and outcome = 'answered' and coalesce(errors, 0) = 0 and group_id is not null""",
         reached=f"""
             select a.cluster, a.group_id, a.loss, max(case when b.at_ns < a.began_ns then b.at_ns end) as last_good_ns,
-                min(case when b.at_ns > a.over_ns then b.at_ns end) as next_good_ns
+                min(case when b.at_ns > a.over_ns then b.at_ns end) as next_good_ns,
+                max_by(b.broker, case when b.at_ns < a.began_ns then b.at_ns end) as lost_broker,
+                max_by(b.broker_id, case when b.at_ns < a.began_ns then b.at_ns end) as lost_broker_id
             from losses a join good b on {_SAME_GROUP} group by all""",
         found=f"""
             select a.cluster, a.group_id, a.loss, min(b.time_ns) as found_ns,
@@ -286,7 +289,8 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame) -> Fr
                 r.next_good_ns - r.last_good_ns as outage_ns, l.began_ns - r.last_good_ns as silent_ns,
                 coalesce(l.moved_ns, f.found_ns) - l.began_ns as searching_ns, l.loading_ns,
                 s.stable_ns - l.over_ns as joining_ns, l.refusals,
-                coalesce(l.coordinator_id, f.node) as coordinator_id
+                coalesce(l.coordinator_id, f.node) as coordinator_id, r.lost_broker, r.lost_broker_id,
+                cast(floor(r.last_good_ns / 1e3) as bigint) as last_good_us
             from losses l
             left join reached r on l.cluster is not distinct from r.cluster and l.group_id = r.group_id
                 and l.loss = r.loss

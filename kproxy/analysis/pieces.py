@@ -115,6 +115,22 @@ def ns(milliseconds: str) -> str:
     return f"(cast({milliseconds} as bigint) * {MS})"
 
 
+# Brokers by their ids where any answer named them, else by address: the listeners of a broker are one. Steps of a
+# question: `known`, and a table's rows with `known_id` and `broker_key`.
+KNOWN_BROKERS = """
+    select cluster as of_cluster, broker_address as of_address, broker_port as of_port, max(broker_id) as known_id
+    from exchanges group by cluster, broker_address, broker_port"""
+
+
+def keyed(table: str) -> str:
+    """A SELECT: rows of a table with `broker_key`, behind a step `known` of KNOWN_BROKERS."""
+    return f"""
+        select t.*, k.known_id, coalesce(cast(k.known_id as string), {GROUPS["broker"]}) as broker_key
+        from {table} t left join known k
+            on t.cluster is not distinct from k.of_cluster and t.broker_address = k.of_address
+            and t.broker_port = k.of_port"""
+
+
 ALL_BYTES = "(coalesce(request_bytes, 0) + coalesce(response_bytes, 0))"  # of an exchange, both ways
 TOPIC = "coalesce(topic, topic_id)"  # by its name, or by its id where no answer named it
 
@@ -204,6 +220,45 @@ def without_brokers(rows: str) -> str:
     keys = " and ".join(f"r.{key} = b.{key}" for key in KEYS)
     theirs = f"select distinct {', '.join(KEYS)}, true as is_broker from exchanges where {OF_BROKERS}"
     return f"select r.* from {rows} r left join ({theirs}) b on {keys} where b.is_broker is null"
+
+
+# Answers that wait for data or for others: where their connection ends meanwhile, nobody may miss them.
+LONG_POLLS = ("Fetch", "ShareFetch", "JoinGroup", "SyncGroup")
+_WENT_ON_US = 1_000_000  # a client that still asks so long after a connection's end has not ended with it
+_OVERDUE_NS = 5_000_000_000  # beyond what a Fetch allows; a wait for a group's members has no end that is known
+_GAVE_UP_NS = 1_000_000_000
+
+
+def missed_answers() -> dict[str, str]:
+    """Steps of a question over `exchanges` and `connections`: `missed`, requests whose client missed the answer.
+
+    They were not answered when their connection ended, and their client went on afterwards or had waited. So the last
+    requests of a client that ends are none, nor are long polls that end in time.
+    """
+    polls = ", ".join(map(literal, LONG_POLLS))
+    client, broker = GROUPS["client"], GROUPS["broker"]
+    return {
+        "last_asked": f"""
+            select cluster, {client} as client, client_address as host, max(unix_micros(`time`)) as last_us
+            from exchanges group by cluster, {client}, client_address""",
+        "cut_off": f"""
+            select source, connection, `number`, cluster, {client} as client, client_address as host,
+                {broker} as broker, broker_id, api, unix_micros(`time`) as us, request_end_ns,
+                coalesce({ns("max_wait_ms")}, 0) as allowed_ns
+            from exchanges where outcome = 'unanswered' and {of_clients(False)}""",
+        "ended": """
+            select source, connection, max(end_ns) as end_ns from connections where close != 'open'
+            group by source, connection""",
+        "missed": f"""
+            select u.*, n.end_ns, greatest(n.end_ns - u.request_end_ns, 0) as waited_ns
+            from cut_off u join ended n on u.source = n.source and u.connection = n.connection
+            left join last_asked l on u.cluster is not distinct from l.cluster and u.client = l.client
+                and u.host = l.host
+            where case when u.api = 'Fetch' or u.api = 'ShareFetch'
+                then n.end_ns - u.request_end_ns >= u.allowed_ns + {_OVERDUE_NS}
+                when u.api in ({polls}) then false
+                else l.last_us >= n.end_ns / 1e3 + {_WENT_ON_US} or n.end_ns - u.request_end_ns >= {_GAVE_UP_NS} end""",
+    }
 
 
 def version_in(versions: Callable[[Any], range]) -> str:

@@ -13,14 +13,24 @@ from kproxy.analysis.engine import Frame, ask, first_rows
 from kproxy.analysis.pieces import (
     ALL_BYTES,
     GROUPS,
+    KEYS,
     SOFTWARE,
     TOPIC,
     literal,
+    missed_answers,
     of_clients,
     percentiles,
     without_brokers,
 )
 
+# Exchanges with `missed` for those whose client missed the answer: see `missed_answers`.
+_UNANSWERED = {
+    **missed_answers(),
+    "marked": f"""
+        select e.*, m.is_missed as missed from exchanges e left join
+            (select distinct {", ".join(KEYS)}, 1 as is_missed from missed) m
+            on {" and ".join(f"e.{key} = m.{key}" for key in KEYS)}""",
+}
 TABLES = ("exchanges", "partitions", "connections", "quality", "group_events", "rebalances", "leadership", "registry")
 Tables = Mapping[str, Frame]
 
@@ -39,14 +49,16 @@ def span(tables: Tables) -> Frame:
 
 
 def brokers(tables: Tables) -> Frame:
-    """Who answered."""
+    """Who answered; the percentile is of answers that came."""
     return ask(
-        {"exchanges": tables["exchanges"]},
+        {"exchanges": tables["exchanges"], "connections": tables["connections"]},
+        **_UNANSWERED,
         answer=f"""
             select cluster, {GROUPS["broker"]} as broker, max(broker_id) as broker_id, count(*) as exchanges,
+                count_if(errors > 0) as errors, count(missed) as unanswered,
                 sum(request_bytes) as request_bytes, sum(response_bytes) as response_bytes,
                 {percentiles("latency_ns", "", 0.99)}
-            from exchanges group by cluster, {GROUPS["broker"]}
+            from marked group by cluster, {GROUPS["broker"]}
             order by exchanges desc, cluster, broker""",
     )
 
@@ -56,15 +68,16 @@ def clients(tables: Tables) -> Frame:
     return ask(
         {"exchanges": tables["exchanges"], "connections": tables["connections"]},
         software=SOFTWARE,
+        **_UNANSWERED,
         # By connection first: so few rows are joined.
         each_one=f"""
             select source, connection, {GROUPS["client"]} as client, client_address, count(*) as exchanges,
-                sum({ALL_BYTES}) as bytes
-            from exchanges where {of_clients(False)}
+                count_if(errors > 0) as errors, count(missed) as unanswered, sum({ALL_BYTES}) as bytes
+            from marked where {of_clients(False)}
             group by source, connection, {GROUPS["client"]}, client_address""",
         answer="""
             select client, nullif(s.software, '') as software, count(distinct client_address) as hosts,
-                sum(exchanges) as exchanges, sum(bytes) as bytes
+                sum(exchanges) as exchanges, sum(errors) as errors, sum(unanswered) as unanswered, sum(bytes) as bytes
             from each_one e left join software s on e.source = s.source and e.connection = s.connection
             group by client, nullif(s.software, '')
             order by exchanges desc, client, software""",
@@ -72,14 +85,15 @@ def clients(tables: Tables) -> Frame:
 
 
 def apis(tables: Tables) -> Frame:
-    """What was asked, how long the answers took, and what went wrong."""
+    """What was asked, what went wrong, and how long the answers took that came."""
     return ask(
-        {"exchanges": tables["exchanges"]},
+        {"exchanges": tables["exchanges"], "connections": tables["connections"]},
+        **_UNANSWERED,
         answer=f"""
-            select api, count(*) as exchanges, sum({ALL_BYTES}) as bytes,
+            select api, count(*) as exchanges, count_if(errors > 0) as errors, count(missed) as unanswered,
                 {percentiles("latency_ns", "", 0.5, 0.99)}, max(latency_ns) as max_ns,
-                count_if(errors > 0) as errors, count_if(throttle_ms > 0) as throttled
-            from exchanges where {of_clients(False)}
+                count_if(throttle_ms > 0) as throttled, sum({ALL_BYTES}) as bytes
+            from marked where {of_clients(False)}
             group by api order by exchanges desc, api""",
     )
 
@@ -116,7 +130,7 @@ def throttles(tables: Tables) -> Frame:
 def slowest(tables: Tables) -> Frame:
     """What took longest, expected waits left out."""
     answer = timing.slow(tables["exchanges"], tables["connections"])
-    chosen = "`time`, total_ns, cause, api, client, broker, explanation, source, connection, `number`"
+    chosen = "`time`, total_ns, cause, api, client, broker, explanation, exchanges, head, source, connection, `number`"
     return ask({"answer": answer}, some=f"select {chosen} from answer where cause != 'long_poll'")
 
 
@@ -128,9 +142,10 @@ def groups(tables: Tables) -> Frame:
 
 
 def coordinators(tables: Tables) -> Frame:
-    """Which groups lost their coordinator, the longest outage first."""
+    """Which groups lost the coordinator that they had, the longest outage first."""
     answer = knowledge.coordinators(tables["group_events"], tables["rebalances"], tables["exchanges"])
-    return ask({"answer": answer}, some="select `time`, cluster, group_id, outage_ns, coordinator_id from answer")
+    chosen = "`time`, cluster, group_id, outage_ns, lost_broker, coordinator_id"
+    return ask({"answer": answer}, some=f"select {chosen} from answer where outage_ns is not null")
 
 
 def leaders(tables: Tables) -> Frame:

@@ -7,13 +7,15 @@ from kproxy.analysis.engine import Frame, ask
 
 
 def explained(tables: Mapping[str, Frame], connection: int, number: int) -> Frame:
-    """The row of `slow` about an exchange, however short it was; none if it was not answered."""
+    """The row of `slow` about an exchange, however short it was; none if its answer was lost, or none is expected."""
     mine = {
         name: ask({"t": tables[name]}, some=f"select * from t where connection = {int(connection)}")
         for name in ("exchanges", "connections")
     }
-    answer = timing.slow(mine["exchanges"], mine["connections"], slower_than_ms=-1, replicas=True)
-    return ask({"answer": answer}, one=f"select * from answer where `number` = {int(number)}")
+    return ask(
+        {"answer": timing.each(mine["exchanges"], mine["connections"])},
+        one=f"select * from answer where `number` = {int(number)}",
+    )
 
 
 def before(tables: Mapping[str, Frame], connection: int, number: int, count: int) -> Frame:

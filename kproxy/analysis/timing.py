@@ -3,175 +3,181 @@
 Durations are columns `_ns`, as in the tables. Refuses to know files, sessions and formats of output.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from kproxy.analysis import parts
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.pieces import (
     ALL_BYTES,
     FEW,
-    GROUPS,
+    KEYS,
     MS,
-    bucket,
+    TOPIC,
     duration_of,
     groups,
-    literal,
     name,
-    ns,
     of_clients,
     order,
     percentiles,
     span_us,
-    version_in,
 )
-from kproxy.wire.events import ANSWERED
 
-GROUP_WAITS = ("JoinGroup", "SyncGroup")  # the broker answers when the other members have come
-
-# The parts of a total time, and how one is called beside a larger one; of equal ones the first is the cause.
-_CAUSES = {
-    "throttle": "throttled",
-    "queue": "behind earlier requests",
-    "long_poll": "of expected wait (long poll)",
-    "network": "on the network",
-    "broker": "in the broker",
-}
+WORSE = 0.01  # a share of failed requests that grew by so much comes before all times
 
 
 def latency(exchanges: Frame, by: Sequence[str] = ("api",), every: str | None = None, replicas: bool = False) -> Frame:
     """How long answers take: percentiles by api, version, broker, client, and over time.
 
-    `latency_ns` runs from the request's last byte to the answer's first; `queue_p99_ns` is how much of it was spent
-    behind an earlier request of the same connection, `muted_p99_ns` while the broker had muted the connection after
-    throttling it. A Fetch may wait for data (see `fetching`). Groups of fewer than 20 exchanges come last.
+    `latency_ns` runs from the request's last byte to the answer's first; `queue_p99_ns` is how long requests were,
+    from their first byte on, behind an earlier one of the same connection, `muted_p99_ns` how long the broker had muted
+    the connection after throttling it. A Fetch may wait for data (see `fetching`). `exchanges` and the percentiles are
+    of answers that came: `unanswered` says how many are left out, long polls that ended with their connection among
+    them, `errors` how many of the answers have one. Groups of fewer than 20 exchanges come last.
     """
     return ask(
         {"exchanges": exchanges},
         answer=f"""
-            select {groups(by, every)} count(*) as exchanges,
+            select {groups(by, every)} count(latency_ns) as exchanges, count_if(errors > 0) as errors,
+                count_if(outcome in ('unanswered', 'lost')) as unanswered,
                 {percentiles("latency_ns", "", 0.5, 0.9, 0.99, 0.999)},
                 max(latency_ns) as max_ns,
                 {percentiles("queue_ns", "queue_", 0.99)},
                 {percentiles("muted_ns", "muted_", 0.99)}
-            from exchanges where latency_ns is not null and {of_clients(replicas)}
+            from exchanges
+            where (latency_ns is not null or outcome in ('unanswered', 'lost')) and {of_clients(replicas)}
             group by all
-            {order(f"count(*) < {FEW}", "p99_ns desc nulls last", by=by, every=every)}""",
+            {order(f"count(latency_ns) < {FEW}", "p99_ns desc nulls last", by=by, every=every)}""",
     )
 
 
 def slow(
     exchanges: Frame,
     connections: Frame,
+    partitions: Frame | None = None,
     slower_than_ms: float = 100,
+    by: Sequence[str] = (),
     every: str | None = None,
     replicas: bool = False,
 ) -> Frame:
-    """The slowest exchanges, each explained: network, throttle, long poll, queue or broker.
+    """The slowest exchanges, each explained: queue, throttle, long poll, network, sending, receiving or broker.
 
-    The total time is cut into parts, and the largest names the cause. network: sending the request, receiving the
-    answer and one round trip. throttle: what the broker held back, this answer (before KIP-219) or by muting the
-    connection after earlier ones. long_poll: what a Fetch may wait (max_wait_ms), and waiting for a group's members.
-    queue: behind an earlier request of the connection, since a broker serves one at a time. broker: the rest.
+    The total time, from the first byte of the request to the last of the answer, is cut into parts, and the largest
+    names the cause. queue: behind an earlier request of the connection, since a broker serves one at a time. throttle:
+    what the broker held back, this answer (before KIP-219) or by muting the connection after earlier ones. long_poll:
+    what a Fetch may wait (max_wait_ms), and waiting for a group's members. network: waiting for lost segments, or for a
+    reader whose window was closed. sending, receiving: between first and last byte, neither queue nor mute. broker: the
+    rest. unanswered: a request without an answer.
 
-    Over time: how many each cause made slow in a step, how long they took together, and the slowest of them.
+    A run of exchanges of one connection that wait for one cause is one row, that of the longest; `head` is what stood
+    before it, `exchanges` how many they are, `all_total_ns` how long they took together.
+
+    With --by, like cause,client,broker,topic: how many are slow by those, and the slowest of them. Over time: likewise
+    in each step, by cause if --by does not say otherwise.
     """
-    after = version_in(lambda api: api.throttled_after_answer)
-    waits = ", ".join(map(literal, GROUP_WAITS))
-    most = _most(f"{cause}_ns" for cause in _CAUSES)
-    causes = " ".join(f"when {cause}_ns = {most} then '{cause}'" for cause in _CAUSES)
+    least = f"{float(slower_than_ms) * MS:.0f}"
+    tables = {"exchanges": exchanges, "connections": connections}
+    steps = parts.steps(of_clients(replicas))
+    chosen = f"select * from weighed where total_ns > {least}"
+    if every or by:
+        own, steps["chosen"] = {"cause": "cause", "client": "client", "broker": "broker"}, chosen
+        if "topic" in by:
+            if partitions is None:
+                raise ValueError("by topic: slow() needs the table partitions")
+            tables["partitions"] = partitions
+            keys = " and ".join(f"c.{key} = p.{key}" for key in KEYS)
+            own["topic"] = "topic"
+            steps["topics"] = f"select distinct {', '.join(KEYS)}, {TOPIC} as topic from partitions"
+            steps["named"] = f"select c.*, p.topic from chosen c left join topics p on {keys}"
+        rows = "named" if "topic" in by else "chosen"
+        return ask(tables, **steps, answer=_grouped(rows, by or ("cause",), every, own))
     return ask(
-        {"exchanges": exchanges, "connections": connections},
-        trips="""
-            select source, connection, max(handshake_rtt_ns) as round_trip_ns from connections
-            group by source, connection""",
-        measured=f"""
-            select e.*, t.round_trip_ns,
-                coalesce(latency_ns, 0) as wait_ns,
-                coalesce(muted_ns, 0) as mute_ns,
-                coalesce(queue_ns, 0) as queued_ns,
-                coalesce({ns("max_wait_ms")}, 0) as allowed_ns,
-                coalesce({ns("throttle_ms")}, 0) as penalty_ns,
-                {after} as answers_first
-            from exchanges e left join trips t on e.source = t.source and e.connection = t.connection
-            where outcome = '{ANSWERED}' and total_ns > {float(slower_than_ms) * MS:.0f} and {of_clients(replicas)}""",
-        served="""
+        tables,
+        **steps,
+        candidates=f"select * from weighed where total_ns > {least} or throttle_ms > 0",
+        headed=f"""
+            select *, case
+                when cause = 'throttle' then {_head("throttle_ms > 0")}
+                when cause = 'queue' then {_head(f"total_ns > {least} and {_OF_ITSELF}")} end as `before`
+            from candidates""",
+        sought=f"""
+            select *, lag(cause) over {_IN_ORDER} as cause_before, lag(api) over {_IN_ORDER} as api_before,
+                lag(response_end_ns) over {_IN_ORDER} as ended_ns
+            from headed where total_ns > {least}""",
+        begun=f"""
+            select *, case when cause = cause_before and request_start_ns - ended_ns <= {_RUN_NS}
+                and (api = api_before or cause in ('queue', 'throttle')) then 0 else 1 end as begins
+            from sought""",
+        numbered="""
+            select *, sum(begins) over (partition by source, connection order by `number`
+                rows between unbounded preceding and current row) as run
+            from begun""",
+        ranked="""
             select *,
-                case when answers_first then 0 else least(penalty_ns, wait_ns - mute_ns - queued_ns) end as held_ns
-            from measured""",
-        polled=f"""
-            select *, wait_ns - mute_ns - queued_ns - held_ns as rest_ns,
-                case when api in ({waits}) then wait_ns - mute_ns - queued_ns - held_ns
-                    when allowed_ns > 0 then least(allowed_ns, wait_ns - mute_ns - queued_ns - held_ns)
-                    else 0 end as long_poll_ns
-            from served""",
-        travelled="""
-            select *, least(coalesce(round_trip_ns, 0), rest_ns - long_poll_ns) as trip_ns from polled""",
-        parts=f"""
-            select `time`, total_ns, api, {GROUPS["client"]} as client, {GROUPS["broker"]} as broker, api_version,
-                mute_ns + held_ns as throttle_ns, queued_ns as queue_ns, long_poll_ns,
-                total_ns - wait_ns + trip_ns as network_ns, rest_ns - long_poll_ns - trip_ns as broker_ns,
-                retransmissions, source, connection, `number`,
-                mute_ns, held_ns, allowed_ns, muted_ns, in_flight, records, request_bytes, response_bytes, acks
-            from travelled""",
-        caused=f"select *, case {causes} end as cause from parts",
-        weighed=f"select *, {_most(_LESSER.values())} as second_ns from caused",
-        answer=_over_time(every)
-        if every
-        else f"""
-            select `time`, total_ns, cause, api, client, broker, {_explanation(waits)} as explanation, api_version,
-                {", ".join(f"{cause}_ns" for cause in _CAUSES)}, retransmissions, source, connection, `number`
-            from weighed
-            order by total_ns desc, `time`, connection, `number`""",
+                row_number() over (partition by source, connection, run order by total_ns desc, `number`) as place,
+                count(*) over (partition by source, connection, run) as exchanges,
+                sum(total_ns) over (partition by source, connection, run) as all_total_ns
+            from numbered""",
+        runs=f"select *, {parts.explanation()} as explanation from ranked where place = 1",
+        answer=f"""
+            select r.`time`, r.total_ns, r.cause, r.api, r.client, r.broker, r.explanation,
+                r.exchanges, cast(r.all_total_ns as bigint) as all_total_ns, {_HEAD_TEXT} as head, r.api_version,
+                {", ".join(f"r.{cause}_ns" for cause in parts.CAUSES)}, r.retransmissions, r.source, r.connection,
+                r.`number`
+            from runs r left join candidates h
+                on r.source = h.source and r.connection = h.connection and r.`before` = h.`number`
+            order by r.total_ns desc, r.`time`, r.connection, r.`number`""",
     )
 
 
-def _over_time(every: str) -> str:
-    """The answer of `slow` by steps of time."""
+def each(exchanges: Frame, connections: Frame) -> Frame:
+    """As `slow` explains them: every exchange that was answered or should have been, in a row of its own."""
+    return ask(
+        {"exchanges": exchanges, "connections": connections},
+        **parts.steps("true"),
+        answer=f"""
+            select `time`, total_ns, cause, api, client, broker, {parts.explanation()} as explanation, api_version,
+                {", ".join(f"{cause}_ns" for cause in parts.CAUSES)}, retransmissions, source, connection, `number`
+            from weighed""",
+    )
+
+
+_OF_ITSELF = "cause not in ('queue', 'throttle')"
+_RUN_NS = 1_000_000_000  # what begins so long after the end of the one before it still waits for the same
+_IN_ORDER = "(partition by source, connection order by `number`)"
+
+
+def _head(condition: str) -> str:
+    """The last exchange before this one on its connection for which a condition holds."""
+    return f"""max(case when {condition} then `number` end) over (partition by source, connection order by `number`
+        rows between unbounded preceding and 1 preceding)"""
+
+
+_HEAD_TEXT = f"""case when h.api is null or (r.cause = 'queue' and h.response_end_ns <= r.request_start_ns) then null
+    when r.cause = 'throttle' then concat('the answer to ', h.api, ' ', cast(h.`number` as string),
+        ' announced a throttle of ', format_number(h.throttle_ms, 0), ' ms')
+    else concat(h.api, ' ', cast(h.`number` as string), ' took ', {duration_of("h.total_ns")}, ': ',
+        case h.cause {" ".join(f"when '{cause}' then '{words}'" for cause, words in parts.CAUSES.items())} end)
+    end"""
+
+
+def _grouped(rows: str, by: Sequence[str], every: str | None, own: dict[str, str]) -> str:
+    """The answer of `slow` by columns, and by steps of time."""
 
     def of_slowest(column: str) -> str:
         return f"max_by({column}, named_struct('t', total_ns, 'c', connection, 'n', `number`)) as {column}"
 
-    slowest = ", ".join(map(of_slowest, ("api", "client", "broker", "source", "connection", "`number`")))
+    names = [
+        each for each in ("api", "client", "broker", "cause", "source", "connection", "`number`") if each not in by
+    ]
     return f"""
-        select {bucket(every)} as `time`, cause, count(*) as exchanges, sum(total_ns) as all_total_ns,
-            max(total_ns) as max_total_ns, {slowest}
-        from weighed group by {bucket(every)}, cause
-        order by `time`, exchanges desc, cause"""
+        select {groups(by, every, own)} count(*) as exchanges, cast(sum(total_ns) as bigint) as all_total_ns,
+            max(total_ns) as max_total_ns, {", ".join(map(of_slowest, names))}
+        from {rows} group by all
+        {order("exchanges desc", by=by, every=every)}"""
 
 
-# Parts beside the one that names the cause.
-_LESSER = {cause: f"(case when cause = '{cause}' then 0 else {cause}_ns end)" for cause in _CAUSES}
-
-
-def _most(parts: Iterable[str]) -> str:
-    return f"greatest({', '.join(parts)})"
-
-
-def _explanation(waits: str) -> str:
-    second = " ".join(f"when {part} = second_ns then ' {_CAUSES[each]}'" for each, part in _LESSER.items())
-    return f"""concat(
-        case when cause = 'throttle' and mute_ns > held_ns then concat('muted for ', {duration_of("throttle_ns")},
-                ' after earlier answers that were throttled: the client is over a quota')
-            when cause = 'throttle'
-            then concat('throttled for ', {duration_of("throttle_ns")}, ': the client is over a quota')
-            when cause = 'queue' then concat('waited ', {duration_of("queue_ns")},
-                ' behind earlier requests of its connection',
-                case when muted_ns is null
-                    then ', or muted by their throttles (tables of an older kproxy do not say)' else '' end,
-                '; in flight when it came: ', cast(in_flight as string))
-            when cause = 'long_poll' and api in ({waits})
-            then concat('expected wait of ', {duration_of("long_poll_ns")}, ' for other members of its group')
-            when cause = 'long_poll' then concat('expected wait (long poll): ', {duration_of("long_poll_ns")},
-                ' for data, of the ', {duration_of("allowed_ns")}, ' that it allowed',
-                case when records > 0 then '; data came late' when records = 0 then '; nothing new to read' else '' end)
-            when cause = 'network' then concat({duration_of("network_ns")}, ' on the network: ',
-                cast(coalesce(request_bytes, 0) as string), ' bytes sent, ',
-                cast(coalesce(response_bytes, 0) as string), ' received')
-            else concat('the broker took ', {duration_of("broker_ns")},
-                case when api = 'Produce' and acks = -1 then ', replication to the others included' else '' end) end,
-        case when second_ns * 4 >= total_ns
-            then concat('; another ', {duration_of("second_ns")}, case {second} end) else '' end,
-        case when retransmissions > 0 then concat('; segments sent again meanwhile: ', cast(retransmissions as string),
-            ', so the network has a part in it') else '' end)"""
+def _fails(side: str) -> str:
+    return f"({side}.error_share + {side}.unanswered_share)"
 
 
 def compare(
@@ -185,12 +191,13 @@ def compare(
     """Two captures side by side: the same figures of `exchanges` and of `other` (`b_`), and how they changed.
 
     A change is the other's figure divided by this one's: 2.0 is twice as slow in the other, 0.5 twice as fast. So the
-    later of two captures is best given as the other.
+    later of two captures is best given as the other. Percentiles are of answers that came; `error_share` and
+    `unanswered_share` are of all requests. Groups that fail more often by one in a hundred come first.
 
     What only one of them has comes last, and before it what one of them has fewer than 20 times. Over time, steps begin
     at the first exchange of each, and `after_ns` is how far into both a step is.
     """
-    measures = ("exchanges", "p50_ns", "p99_ns", "error_share", "throttle_ms", "bytes")
+    measures = ("exchanges", "p50_ns", "p99_ns", "error_share", "unanswered_share", "throttle_ms", "bytes")
     step = span_us(every) if every else 0
     into = f"cast(floor((unix_micros(`time`) - first_us) / {step}e0) as bigint) * {step * 1000} as after_ns, "
     names = [*(["after_ns"] if every else []), *by]
@@ -200,6 +207,7 @@ def compare(
             select {into if every else ""}{groups(by)} count(*) as exchanges,
                 {percentiles("latency_ns", "", 0.5, 0.99)},
                 avg(case when errors > 0 then 1e0 else 0e0 end) as error_share,
+                avg(case when outcome in ('unanswered', 'lost') then 1e0 else 0e0 end) as unanswered_share,
                 sum(throttle_ms) as throttle_ms, sum({ALL_BYTES}) as bytes
             from {table} cross join (select min(unix_micros(`time`)) as first_us from {table}) began
             where {of_clients(replicas)} and {where or "true"}
@@ -224,6 +232,8 @@ def compare(
                 *(["after_ns"] if every else []),
                 "case when o.exchanges is null or t.exchanges is null then 2 "
                 f"when o.exchanges < {FEW} or t.exchanges < {FEW} then 1 else 0 end",
+                f"case when coalesce({_fails('t')} - {_fails('o')}, 0) >= {WORSE} then {_fails('o')} - {_fails('t')} "
+                "else 0 end",
                 "p99_change desc nulls last",
                 by=by,
             )

@@ -1,4 +1,4 @@
-"""Questions about topics and their consumers: hot partitions, batches, fetches, lag, commits.
+"""Questions about topics and their consumers: hot partitions, batches, fetches, commits.
 
 Brokers that replicate fetch and list offsets too: they are left out unless `replicas` asks for them. Topics of
 different clusters are never counted together. Refuses to know files, sessions and formats of output.
@@ -7,15 +7,13 @@ different clusters are never counted together. Refuses to know files, sessions a
 from collections.abc import Sequence
 
 from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.lags import COMMITS, COMMITTING
 from kproxy.analysis.pieces import (
-    EXCHANGE_NAMES,
-    FETCHED,
     RATE,
     TOPIC,
     at_last,
     bucket,
     groups,
-    name,
     ns,
     of_clients,
     of_exchanges,
@@ -24,8 +22,6 @@ from kproxy.analysis.pieces import (
     without_brokers,
 )
 
-_COMMITTING = ("OffsetCommit", "TxnOffsetCommit")
-_COMMITS = "api in ('OffsetCommit', 'TxnOffsetCommit')"
 _UNKNOWN = 3  # UNKNOWN_TOPIC_OR_PARTITION
 _NUMBER = f"case when `partition` = {2**31 - 1} then {2**31 - 2} else `partition` end"  # one more is an int
 MAX_LISTED = 200_000  # partitions, of all topics and steps of time: requests can name any number up to 2**31 - 1
@@ -173,34 +169,6 @@ def fetching(
     )
 
 
-def lag(
-    partitions: Frame,
-    exchanges: Frame,
-    every: str | None = None,
-    replicas: bool = False,
-    where: str | None = None,
-) -> Frame:
-    """How far consumers are behind, as their fetches say: by client, topic and partition; first, last and most."""
-    return ask(
-        {"partitions": partitions, "exchanges": exchanges},
-        fetched=FETCHED,
-        ours=of_exchanges("fetched", ("Fetch",), replicas),
-        answer=f"""
-            select {f"{bucket(every)} as `time`," if every else ""} cluster, client, {TOPIC} as topic, `partition`,
-                count(*) as fetches,
-                {at_last("lag_records", "min_by")} as first_lag_records,
-                {at_last("lag_records")} as last_lag_records,
-                max(lag_records) as max_lag_records,
-                {at_last("lag_ns")} as last_lag_ns,
-                {at_last("high_watermark")} as high_watermark,
-                max(`time`) as last,
-                {at_last("lag_records")} > {at_last("lag_records", "min_by")} as growing
-            from ours where {where or "true"} group by all
-            order by {"`time`," if every else ""} last_lag_records desc, max_lag_records desc, cluster nulls first,
-                client nulls first, topic nulls first, `partition`""",
-    )
-
-
 def offsets(partitions: Frame, exchanges: Frame, every: str | None = None, where: str | None = None) -> Frame:
     """How groups commit: rate, the longest gap between two commits, offsets that went back, refusals.
 
@@ -210,12 +178,12 @@ def offsets(partitions: Frame, exchanges: Frame, every: str | None = None, where
     keys = " and ".join(f"a.{key} = r.{key}" for key in ("source", "connection", "number"))
     return ask(
         {"partitions": partitions, "exchanges": exchanges},
-        requests=f"select * from partitions where {_COMMITS} and direction = 'request'",
-        ours=of_exchanges("requests", _COMMITTING),
+        requests=f"select * from partitions where {COMMITS} and direction = 'request'",
+        ours=of_exchanges("requests", COMMITTING),
         asked=f"select *, {TOPIC} as of_topic from ours where asked_group is not null",
         refusals=f"""
             select distinct source, connection, `number`, {TOPIC} as of_topic, `partition`, 1 as is_refused
-            from partitions where {_COMMITS} and direction = 'response' and error_code != 0""",
+            from partitions where {COMMITS} and direction = 'response' and error_code != 0""",
         told=f"""
             select a.*, r.is_refused, unix_micros(a.`time`) - lag(unix_micros(a.`time`)) over before as gap_us,
                 a.`offset` < lag(a.`offset`) over before as is_back
@@ -232,80 +200,4 @@ def offsets(partitions: Frame, exchanges: Frame, every: str | None = None, where
                 count_if(is_back) as went_back, count_if(is_refused = 1) as refused, max(`time`) as last
             from told where {where or "true"} group by all
             order by {"`time`," if every else ""} cluster nulls first, group_id, topic nulls first, `partition`""",
-    )
-
-
-def group_lag(
-    partitions: Frame,
-    exchanges: Frame,
-    committed_offsets: Frame,
-    every: str | None = None,
-    where: str | None = None,
-) -> Frame:
-    """How far groups are behind: what they committed, or were told that they had, against the end of the log.
-
-    Where somebody fetched `__consumer_offsets`, what coordinators wrote there counts too, and offsets that are removed
-    do not. The end of a log is the highest that any answer told: the high watermark of a Fetch, what ListOffsets found,
-    or one more than the first offset that a Produce wrote. Null where none did. Refused commits do not count. Over time
-    a step has what was committed last in it, against the end as it was known by then.
-    """
-    step, of_step = ("`time`, ", f"{bucket(every)} as `time`, ") if every else ("", "")
-    keys = " and ".join(f"o.{key} = r.{key}" for key in ("source", "connection", "number"))
-    from kproxy.tables.schema import PARTITIONS  # heavy, and no help text needs it
-
-    # What a condition may name, of a commit in a log.
-    written = dict.fromkeys((*PARTITIONS.schema.names, *EXCHANGE_NAMES, "of_topic", "of_group"), "null")
-    written |= {
-        each: name(each) for each in ("source", "cluster", "connection", "number", "time", "topic", "partition")
-    }
-    written |= {"offset": "coalesce(`offset`, -1)", "of_topic": "topic", "of_group": "group_id", "direction": "'log'"}
-    return ask(
-        {"partitions": partitions, "exchanges": exchanges, "committed_offsets": committed_offsets},
-        told=f"""
-            select *, {TOPIC} as of_topic from partitions
-            where ({_COMMITS} and direction = 'request') or (api = 'OffsetFetch' and direction = 'response')""",
-        ours=of_exchanges("told", (*_COMMITTING, "OffsetFetch")),
-        refusals=f"""
-            select distinct source, connection, `number`, {TOPIC} as of_topic, `partition`, 1 as is_refused
-            from partitions where {_COMMITS} and direction = 'response' and error_code != 0""",
-        places=f"""
-            select {", ".join(f"o.{name(each)}" for each in written if each != "of_group")},
-                coalesce(o.group_id, o.asked_group) as of_group
-            from ours o left join refusals r
-                on {keys} and o.of_topic = r.of_topic and o.`partition` = r.`partition`
-            where r.is_refused is null and o.`offset` >= 0
-            union all
-            select {", ".join(f"{text} as {name(each)}" for each, text in written.items())} from committed_offsets
-            where `change` in ('committed', 'removed')""",
-        ends=f"""
-            select {of_step}cluster, {TOPIC} as topic, `partition`,
-                max(case when api = 'Produce' then `offset` + 1 when api = 'ListOffsets' then `offset`
-                    else high_watermark end) as end_offset,
-                max(`time`) as end_seen
-            from partitions
-            where direction = 'response' and coalesce(error_code, 0) = 0
-                and ((api in ('Produce', 'ListOffsets') and `offset` >= 0) or high_watermark >= 0)
-            group by all""",
-        committed=f"""
-            select {of_step}cluster, of_group as group_id, of_topic as topic, `partition`,
-                {at_last("`offset`")} as committed_offset,
-                greatest(count_if(direction = 'request'), count_if(direction = 'log' and `offset` >= 0)) as commits,
-                max(case when direction = 'request' or direction = 'log' and `offset` >= 0 then `time` end)
-                    as last_commit
-            from places where of_group is not null and {where or "true"} group by all""",
-        placed=f"""
-            select {step}cluster, topic, `partition`, group_id, committed_offset, commits, last_commit,
-                cast(null as bigint) as seen_offset, cast(null as timestamp) as seen
-            from committed
-            union all
-            select {step}cluster, topic, `partition`, null, null, null, null, end_offset, end_seen from ends""",
-        known=f"""
-            select *, max(seen_offset) over so_far as end_offset, max(seen) over so_far as end_seen from placed
-            window so_far as (partition by cluster, topic, `partition` {"order by `time`" if every else ""})""",
-        answer=f"""
-            select {step}cluster, group_id, topic, `partition`, committed_offset, end_offset,
-                case when end_offset is not null then greatest(end_offset - committed_offset, 0) end as lag_records,
-                commits, last_commit, end_seen
-            from known where committed_offset >= 0
-            order by {step}end_offset is null, lag_records desc, cluster, group_id, topic, `partition`""",
     )

@@ -158,8 +158,9 @@ def overview_command(
     def overview(**given: Any) -> None:
         """What is in tables at first sight, and what to ask next.
 
-        What stands out, the span of time, brokers, clients and their software, APIs with latencies and errors, topics,
-        throttles, the slowest exchanges, groups, leaders that changed, ZooKeeper, and what the captures could not show.
+        First a verdict in a sentence, with four figures. Then what stands out, the span of time, brokers, clients and
+        their software, APIs with failures and latencies, topics, throttles, the slowest exchanges, groups, leaders that
+        changed, ZooKeeper, and what the captures could not show.
 
         --limit is of each section. csv and parquet write a file for each section into the folder --out.
         """
@@ -188,6 +189,8 @@ def show_overview(
     from kproxy.analysis.findings import TABLES as OF_FINDINGS
     from kproxy.analysis.findings import findings
     from kproxy.analysis.question import chosen_by_time
+    from kproxy.analysis.verdict import TABLES as OF_VERDICT
+    from kproxy.analysis.verdict import verdict
     from kproxy.views import answers, progress
     from kproxy.views import overview as view
 
@@ -204,12 +207,13 @@ def show_overview(
         told = []
         if program == "analyze":  # on Spark they take longer than all the rest: `kproxy spark findings`
             told = findings({name: chosen_by_time(name, tables, since, until) for name in OF_FINDINGS})
+        said = verdict({name: chosen_by_time(name, tables, since, until) for name in OF_VERDICT}, told)
     commands = sections.next_questions(program, places, {name: some for name, (some, _) in rows.items()})
     if told:
         commands.insert(0, f"kproxy {program} findings {shlex.join(places)}")
     with answers.opened(out) as file:
         frames = {name: frame for name, (frame, _) in found.items()}
-        view.show(frames, rows, told[: limit or FINDINGS_SHOWN], commands, shown, file)
+        view.show(frames, rows, said, limit or FINDINGS_SHOWN, commands, shown, file)
 
 
 def check_tables(folders: Sequence[str], tables: Sequence[str], quiet: bool = False) -> None:

@@ -41,6 +41,7 @@ _KIND = click.option("--kind", "kinds", metavar="KIND", multiple=True, help="Onl
 _SHOWN = (
     click.option("--limit", type=click.IntRange(1), metavar="N", help="Findings at most."),
     click.option("--format", "shown", type=click.Choice(("table", "json", "csv")), default="table"),
+    click.option("--json", "shown", flag_value="json", help="The same as --format json."),
     click.option("--out", metavar="PATH", help="A file for the answer."),
     click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but what is wrong."),
 )

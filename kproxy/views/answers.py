@@ -169,18 +169,18 @@ def lines_of(answer: Any, rows: Sequence[dict[str, Any]], file: TextIO) -> Itera
         )
         for column in found
     ]
-    return lines(columns, _width(file))
+    return lines(columns, width_of(file))
 
 
 def wrapped(line: str, file: TextIO, indent: int = 0) -> list[str]:
     """A line as lines that fit into the terminal, all but the first indented; where there is none, as it is."""
-    width = _width(file)
+    width = width_of(file)
     if width is None:
         return [line]
     return textwrap.wrap(line, max(width, 20), subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
-def _width(file: TextIO) -> int | None:
+def width_of(file: TextIO) -> int | None:
     """Of the terminal that an answer is printed to."""
     return Console().width if file is sys.stdout and sys.stdout.isatty() else None
 

@@ -18,6 +18,7 @@ from kproxy.analysis.findings import KINDS, THRESHOLDS, Finding, Kind, Threshold
 from kproxy.views import answers, units
 
 NOTHING = "Nothing stands out."
+PLACES = 3  # of what follows from a finding, of one kind: the others are counted
 WIDTH = 80  # where there is no terminal
 _COLOURS = {"critical": "red", "warning": "yellow", "note": "cyan"}
 
@@ -121,11 +122,13 @@ def lines(found: Sequence[Finding], width: int) -> Iterator[str]:
     yield from brief(found, width)
     for number, finding in enumerate(found, 1):
         yield ""
-        yield click.style(f"{number}. {finding.title}: {where(finding)}", bold=True)
+        for line in _paragraph(f"{number}. ", f"{finding.title}: {where(finding)}", width):
+            yield click.style(line, bold=True)
         told = [("Found", f"{sentence(finding)}."), ("Evidence", evidence(finding)), ("When", since(finding))]
         told += [("Why", finding.why), ("Change", finding.change)]
         if finding.job is not None:
             told.append(("See", f"kproxy analyze {finding.job}"))
+        told += [("Follows", text) for text in followed(finding)]
         if finding.more:
             told.append(("More", f"{finding.more} further places of this kind"))
         for name, text in told:
@@ -138,9 +141,24 @@ def brief(found: Sequence[Finding], width: int) -> Iterator[str]:
     for number, finding in enumerate(found, 1):
         head = f"{number:>2} {finding.severity:<8} "
         text = f"{finding.title}: {where(finding)}; {sentence(finding)}"
+        if finding.consequences:
+            count = len(finding.consequences)
+            text += f"; {count} more {'finding follows' if count == 1 else 'findings follow'} from it"
         first, *rest = _wrapped(text, width - len(head))
         yield click.style(f"{head}", fg=_COLOURS[finding.severity]) + first
         yield from (" " * len(head) + line for line in rest)
+
+
+def followed(finding: Finding) -> Iterator[str]:
+    """What this one explains, a line for each kind: where, and the first in numbers."""
+    of: dict[str, list[Finding]] = {}
+    for one in finding.consequences:
+        of.setdefault(one.kind, []).append(one)
+    for several in of.values():
+        places = ", ".join(one.where for one in several[:PLACES])
+        more = f" and {len(several) - PLACES} more" if len(several) > PLACES else ""
+        text = f"{several[0].title}: {places}{more}; {sentence(several[0])}"
+        yield answers.text("where", text)
 
 
 def _paragraph(head: str, text: str, width: int) -> Iterator[str]:

@@ -4,13 +4,14 @@ Refuses to know where sections come from.
 """
 
 import json
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 import click
 
-from kproxy.analysis.findings import Finding
-from kproxy.views import answers, units
+from kproxy.analysis.verdict import Verdict
+from kproxy.views import answers, units, verdict
 from kproxy.views.terminal import printable
 
 _HEADINGS = {
@@ -29,34 +30,47 @@ _HEADINGS = {
 }
 _NONE = {"errors": "No errors.", "throttles": "Nobody was throttled.", "slowest": "Nothing took longer than 100 ms."}
 
+WIDTH = 120  # of the verdict where there is no terminal
+
 Rows = list[dict[str, Any]]
 
 
 def show(
     frames: Mapping[str, Any],
     found: Mapping[str, tuple[Rows, int]],
-    findings: Sequence[Finding],
+    said: Verdict,
+    most_findings: int,
     commands: Sequence[str],
     shown: str,
     file: TextIO,
 ) -> None:
-    """Print sections. frames: where the rows are from; found: the rows, and how many of them are shown.
+    """Print the verdict, then sections. frames: where the rows are from; found: the rows, and how many are shown.
 
-    findings: what stands out, all of which is shown.
+    most_findings: so many of what stands out are shown; the verdict says how many there are.
     """
     rows = {name: some for name, (some, _) in found.items()}
+    findings = said.findings[:most_findings]
     if shown == "json":
         told = {name: rows[name][:most] for name, (_, most) in found.items()}
-        print(json.dumps({**told, "findings": [one.as_dict() for one in findings], "next": list(commands)}), file=file)
+        first = {"verdict": verdict.as_dict(said)}
+        rest = {"findings": [one.as_dict() for one in findings], "next": list(commands)}
+        print(json.dumps({**first, **told, **rest}), file=file)
         return
     (span,) = rows["span"]
     if not span["exchanges"]:
         click.echo("No exchanges.", file=file)
     else:
+        for line in textwrap.wrap(verdict.sentence(said), answers.width_of(file) or WIDTH, break_on_hyphens=False):
+            click.echo(click.style(line, bold=True), file=file)
+        for name, figure, of in verdict.figures(said):
+            for line in answers.wrapped(f"  {name:13}{figure}{f': {of}' if of else ''}", file, 15):
+                click.echo(line, file=file)
+        click.echo("", file=file)
         for line in answers.wrapped(_span(span), file):
             click.echo(line, file=file)
     if findings:
-        click.echo(f"\n{click.style('What stands out', bold=True)}", file=file)
+        head = f"{click.style('What stands out', bold=True)} ({verdict.counted(said, len(findings))})"
+        click.echo(f"\n{head}", file=file)
         for one in findings:
             more = f", and {one.more:,} more" if one.more else ""
             for line in answers.wrapped(f"{one.severity:8}  {one.title}: {printable(one.where)}{more}", file, 10):
@@ -142,15 +156,17 @@ def _leader(row: Mapping[str, Any]) -> str:
 
 
 def _slowest(row: Mapping[str, Any]) -> str:
-    return f"{units.duration(row['total_ns'])}, {row['api']} of {row['client']}: {row['explanation']}"
+    more = f" (the longest of {row['exchanges']:,} in a row)" if row["exchanges"] > 1 else ""
+    return f"{units.duration(row['total_ns'])}, {row['api']} of {row['client']}{more}: {row['explanation']}"
 
 
 def _apis(rows: Rows) -> list[str]:
     """What clients asked, how long it took."""
-    cells = [["", "exchanges", "errors", "p50", "p99", "max"]]
+    cells = [["", "exchanges", "errors", "unanswered", "p50", "p99", "max"]]
     for row in rows:
         times = (units.duration(row[name]) if row[name] is not None else "" for name in ("p50_ns", "p99_ns", "max_ns"))
-        cells.append([str(row["api"]), f"{row['exchanges']:,}", f"{row['errors']:,}" if row["errors"] else "", *times])
+        failed = (f"{row[name]:,}" if row[name] else "" for name in ("errors", "unanswered"))
+        cells.append([str(row["api"]), f"{row['exchanges']:,}", *failed, *times])
     if not rows:
         return []
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

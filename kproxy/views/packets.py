@@ -11,17 +11,21 @@ from kproxy.wire.events import CLIENT
 
 SHOWN = 40  # packets
 _PARTS = {
-    "network_ns": "on the network",
-    "throttle_ns": "throttled",
+    "sending_ns": "sent, from its first byte to its last",
     "queue_ns": "behind earlier requests",
+    "throttle_ns": "throttled",
+    "network_ns": "on the network: lost segments, or a closed window",
+    "round_trip_ns": "one round trip",
     "long_poll_ns": "expected wait (long poll)",
     "broker_ns": "in the broker",
+    "receiving_ns": "sent back, from the answer's first byte to its last",
+    "unanswered_ns": "without an answer",
 }
 
 
 def parts(row: Mapping[str, Any]) -> Iterator[str]:
     """The parts of an exchange's total time with their shares, from a row of `slow`."""
-    total = row["total_ns"]
+    total = max(row["total_ns"], 1)
     for name, words in _PARTS.items():
         if row[name]:
             yield f"{units.duration(row[name]):>9} {row[name] / total:>6.1%}  {words}"

@@ -18,7 +18,7 @@ from typing import Any
 
 import kproxy
 from kproxy.analysis.figures import Figure, Figures
-from kproxy.views import answers, drawing, findings, plots, report_page, summary, units
+from kproxy.views import answers, drawing, findings, plots, report_page, summary, units, verdict
 
 LONGEST = 90  # characters of a name or a text in a list
 LONGEST_TEXT = 600
@@ -26,11 +26,15 @@ COMMAND = 1200
 
 # The parts of an exchange's time, with their colours.
 _PARTS = {
+    "sending_ns": ("sent", plots.COLOURS[2]),
     "queue_ns": ("behind earlier requests", plots.COLOURS[4]),
     "throttle_ns": ("throttled or muted", plots.COLOURS[3]),
-    "long_poll_ns": ("expected wait", plots.REST),
     "network_ns": ("network", plots.COLOURS[5]),
+    "round_trip_ns": ("round trip", plots.AXIS),
+    "long_poll_ns": ("expected wait", plots.REST),
     "broker_ns": ("broker", plots.COLOURS[0]),
+    "receiving_ns": ("sent back", plots.COLOURS[1]),
+    "unanswered_ns": ("no answer", plots.TEXT),
 }
 _SENTENCES = ("explanation", "sentence", "reason", "software", "this", "the_other")
 _BESIDE = "Beside the other"
@@ -59,7 +63,7 @@ def html(report: Report) -> str:
     sections = [(name, head, text) for name, head, text in _sections(report) if text]
     nav = "".join(f'<a href="#{name}">{escape(head)}</a>' for name, head, _ in sections)
     body = "".join(f'<section id="{name}"><h2>{escape(head)}</h2>{text}</section>' for name, head, text in sections)
-    header = f"<h1>{escape(title)}</h1>{_span(report)}{_losses(report)}<nav>{nav}</nav>"
+    header = f"<h1>{escape(title)}</h1>{_verdict(report)}{_span(report)}{_losses(report)}<nav>{nav}</nav>"
     footer = (
         f'<p class="note">kproxy {escape(kproxy.__version__)}. All times are UTC. Requests that brokers send each '
         "other are left out, but in the counts of brokers. The figures of the plots are at the end of this file, as "
@@ -97,6 +101,20 @@ def _span(report: Report) -> str:
     return f'<p class="faint">{escape(text)}</p>'
 
 
+def _verdict(report: Report) -> str:
+    """What happened, in a sentence, and four figures."""
+    said = report.figures.verdict
+    if said is None:
+        return ""
+    tiles = "".join(
+        f"<div><span>{escape(name)}</span><b>{escape(figure)}</b>"
+        f"<small><bdi>{escape(_cut(of, LONGEST_TEXT))}</bdi></small></div>"
+        for name, figure, of in verdict.figures(said)
+    )
+    text = escape(_cut(verdict.sentence(said), COMMAND))
+    return f'<p class="verdict"><bdi>{text}</bdi></p><div class="tiles">{tiles}</div>'
+
+
 def _losses(report: Report) -> str:
     counts: dict[str, int] = {}
     for row in report.figures["quality"].to_pylist():
@@ -118,6 +136,7 @@ def _findings(report: Report) -> str:
         told = [("Why", one.why), ("Change", one.change), ("Evidence", findings.evidence(one))]
         told += [("When", findings.since(one))] if one.since_ns is not None else []
         told += [("More", f"{one.more} further places of this kind")] if one.more else []
+        told += [("Follows", text) for text in findings.followed(one)]
         lines = "".join(f"<dt>{name}</dt><dd><bdi>{escape(_cut(text, LONGEST_TEXT))}</bdi></dd>" for name, text in told)
         job = shlex.join(["kproxy", "analyze", one.job, *report.places, *report.options]) if one.job else ""
         cards.append(
@@ -126,7 +145,9 @@ def _findings(report: Report) -> str:
             f"<p>{escape(_cut(findings.sentence(one), LONGEST_TEXT))}.</p>"
             f"<dl>{lines}</dl>{f'<pre>{escape(job)}</pre>' if job else ''}</figure>"
         )
-    found = f'<div class="figures">{"".join(cards)}</div>' if cards else f"<p>{findings.NOTHING}</p>"
+    said = report.figures.verdict
+    count = f'<p class="note">{escape(verdict.counted(said, said.total))}</p>' if said is not None and cards else ""
+    found = f'{count}<div class="figures">{"".join(cards)}</div>' if cards else f"<p>{findings.NOTHING}</p>"
     return found + _findings_of_both(report)
 
 
@@ -208,6 +229,12 @@ def _card(report: Report, row: dict[str, Any]) -> str:
             place = f'x="{at * 1000:.1f}" width="{share * 1000:.1f}" height="12"'
             bars.append(f'<rect role="img" {place} fill="{colour}" aria-label="{label}"/>')
         at += share
+    run = (
+        f" ({row['exchanges']:,} in a row, {units.duration(row['all_total_ns'])} in all)"
+        if row["exchanges"] > 1
+        else ""
+    )
+    head = f"; before it: {_cut(row['head'], LONGEST_TEXT)}" if row["head"] else ""
     parts = ", ".join(f"{text} {units.duration(row[name])}" for name, (text, _) in _PARTS.items() if row[name])
     before = report.before.get((row["connection"], row["number"]), [])
     earlier = [each for each in before if each["number"] != row["number"]]
@@ -218,10 +245,10 @@ def _card(report: Report, row: dict[str, Any]) -> str:
     show = f"<pre>{escape(_show(report, row))}</pre>" if "live:" not in str(row["source"]) else ""
     return (
         f'<figure class="card"><div><b>{units.duration(row["total_ns"])} {escape(str(row["api"]))}</b> of '
-        f"{_name(row['client'])} at {_name(row['broker'])}, {_when(row['time'])}</div>"
+        f"{_name(row['client'])} at {_name(row['broker'])}, {_when(row['time'])}{run}</div>"
         f'<svg class="parts" viewBox="0 0 1000 12" preserveAspectRatio="none" role="group"'
         f' aria-label="{escape(parts)}">'
-        f"{''.join(bars)}</svg><p>{escape(_cut(row['explanation'], LONGEST_TEXT))}</p>"
+        f"{''.join(bars)}</svg><p>{escape(_cut(row['explanation'], LONGEST_TEXT) + head)}</p>"
         f'<p class="note">{escape(parts)}</p>{stood}{show}</figure>'
     )
 
@@ -267,7 +294,10 @@ def _topics(report: Report) -> str:
         drawn.append(_drawn(report, "skew", "Partitions above an even share", plots.skew, timed=False))
     if "behind_over_time" in figures.by_name:
         drawn.append(_drawn(report, "behind_over_time", "Lag by fetches", plots.lag))
-    lag = ("group_id", "topic", "partition", "committed_offset", "end_offset", "lag_records", "commits", "last_commit")
+    lag = (
+        *("group_id", "topic", "partition", "committed_offset", "end_offset", "lag_records", "fetch_lag_records"),
+        *("growth_per_s", "catch_up_ns", "behind_ns", "commits", "last_commit"),
+    )
     lists = _section(report, "topics", "Topics") + _list(report, "group_lag", lag, "Lag of groups, by their commits")
     return _grid(drawn) + lists + _beside(report, "topics", "Topics") + _beside(report, "group_lag", "Lag of groups")
 

@@ -46,6 +46,10 @@ nav{display:flex;flex-wrap:wrap;gap:4px 14px;margin:12px 0}
 .note,summary{font-size:13px}
 #theme{position:absolute;top:20px;right:20px;font:inherit;font-size:13px;color:var(--text);background:var(--card);
 border:1px solid var(--line);border-radius:6px;padding:4px 10px;cursor:pointer}
+.verdict{font-size:1.15em;font-weight:600;margin:8px 0 12px;max-width:75em}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(180px,1fr));gap:10px;margin:0 0 12px}
+.tiles div{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:8px 12px;min-width:0}
+.tiles span,.tiles small{display:block;color:var(--faint);overflow-wrap:anywhere}.tiles b{font-size:1.15em}
 .warn{border-left:4px solid var(--warn);background:var(--card);padding:8px 12px;margin:12px 0}
 .figures{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr));gap:14px;
 align-items:start;margin:8px 0}

@@ -37,7 +37,10 @@ def show(summary: Summary, first_sight: Sequence[str] | None = None, *, strict: 
         _say(verdict(quality, summary.key_log), "")
     if first_sight:
         _say(*first_sight, "")
+    found = summary.found_kafka or summary.found_zookeeper
     for name, rows in sorted(summary.rows.items()) if summary.quality else ():
+        if not (rows or found):
+            continue  # thirteen empty tables hide that there is no Kafka
         _say(printable(f"{rows:>12,} rows  {summary.folder / name}"))
     if first_sight is not None and summary.quality:
         others = [
@@ -49,8 +52,11 @@ def show(summary: Summary, first_sight: Sequence[str] | None = None, *, strict: 
     if summary.chosen is not None and not summary.rows.get("records"):
         _say(printable(_no_records(summary.chosen.topics, summary.topics)))
     complaints = [printable(str(fault)) for fault in summary.failed]
-    if summary.quality and not (summary.found_kafka or summary.found_zookeeper):
-        complaints.append("no Kafka was found: the tables have no exchanges")
+    if summary.quality and not found:
+        complaints.append(
+            "no Kafka was found: the tables have no exchanges; was the right interface captured? "
+            "--port names brokers' ports, --key-log decrypts TLS"
+        )
     elif strict:
         complaints += [
             f"{printable(source)} is not complete (--strict)"
@@ -122,6 +128,7 @@ def losses(quality: Counts, key_log: str | None = None) -> list[str]:
         for kind, text in (
             ("kernel_drops", "the capturing machine dropped packets"),
             ("gap", "there are holes"),
+            ("clock_step", "the clock was set meanwhile, so times of day behind are those of the clock before"),
             ("truncated", "packets were cut by the snap length"),
             ("cut_file", "the file is cut"),
             ("damaged", "the file is damaged"),

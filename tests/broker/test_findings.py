@@ -396,7 +396,8 @@ def runs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ru
     found = []
     for proxy, told, slept_s in zip(proxies, live, (provoking.slept_s, 0.0), strict=True):
         with Tables(proxy.log.parent / "tables") as tables:
-            by_kind = {(one.kind, one.where): one for one in findings(tables, limits(THRESHOLDS))}
+            roots = findings(tables, limits(THRESHOLDS))
+            by_kind = {(one.kind, one.where): one for root in roots for one in (root, *root.consequences)}
             found.append(Run(by_kind, told, slept_s))
     return found[0], found[1]
 
@@ -420,6 +421,7 @@ def test_each_client_is_found_for_what_it_does_and_for_nothing_else(provoked: di
         ("slow_broker", "broker 3"),
         ("weak_acks", "client careless, topic weak"),
         ("weak_acks", "client hasty, topic weak"),
+        ("unanswered", "client retrying, broker 3"),  # the cause of the next
         ("resent_not_idempotent", "client retrying, topic again"),
         ("empty_fetches", "client eager"),
         ("tiny_fetches", "client nibbling"),
@@ -476,8 +478,10 @@ def test_clients_that_behave_are_not_named(runs: tuple[Run, Run]) -> None:
 
 def test_the_running_kproxy_says_so_too(runs: tuple[Run, Run]) -> None:
     """As far as metrics know: topics and brokers, no clients; lag from the second minute on."""
-    live = {(one["kind"], one["where"]): one["evidence"] for one in runs[0].live if one["kind"] != "core_full"}
+    every = [one for root in runs[0].live for one in (root, *root["consequences"])]  # a full core explains some
+    live = {(one["kind"], one["where"]): one["evidence"] for one in every if one["kind"] != "core_full"}
     live.pop(("single_record_batches", "topic drops"), None)  # its rate is of all connections: now and then above
+    live.pop(("unanswered", "all clients"), None)  # of connections that were closed on purpose
     assert set(live) == {
         ("no_compression", "topic uneven"),
         ("hot_broker", "broker 1"),

@@ -144,8 +144,12 @@ def test_clients_go_on_when_brokers_stop_and_start(
 ) -> None:
     """Leaders move away and back; the hints of where to (NodeEndpoints, KIP-951) name kproxy."""
     topics = [create_topic(bootstrap), create_topic(bootstrap)]
-    carriers = ("Produce", "Fetch", "ShareFetch")
-    before = {api: kproxy.metric("kproxy_rewritten_addresses_total", api=api) for api in carriers}
+    carriers = ("Produce", "Fetch", "ShareFetch")  # which of them hears of a new leader first is chance
+
+    def hints() -> float:
+        return sum(kproxy.metric("kproxy_rewritten_addresses_total", api=api) for api in carriers)
+
+    before = hints()
     group = ("--group", create_share_group(bootstrap))
     with (
         java_load(bootstrap, topics[1], tmp_path) as java,
@@ -168,8 +172,7 @@ def test_clients_go_on_when_brokers_stop_and_start(
         wait_for("the share group to go on", lambda: len(shared.lines()) > count + 100)
     assert not load.faults
     assert load.received.issuperset(load.acknowledged)
-    for api, count in before.items():
-        assert kproxy.metric("kproxy_rewritten_addresses_total", api=api) > count
+    assert hints() > before
 
 
 def test_clients_reach_a_broker_that_joins_later(cluster: Cluster, bootstrap: str) -> None:

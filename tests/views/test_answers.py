@@ -155,6 +155,6 @@ def test_lines_fit_into_a_terminal_and_stay_whole_elsewhere(monkeypatch, tmp_pat
     line = "warning   Protocol versions that a newer Kafka drops: client console-consumer-90373"
     with (tmp_path / "out").open("w") as file:
         assert answers.wrapped(line, file, 10) == [line]
-    monkeypatch.setattr(answers, "_width", lambda file: 80)
+    monkeypatch.setattr(answers, "width_of", lambda file: 80)
     first = "warning   Protocol versions that a newer Kafka drops: client"
     assert answers.wrapped(line, sys.stdout, 10) == [first, f"{' ' * 10}console-consumer-90373"]

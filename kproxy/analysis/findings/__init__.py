@@ -6,8 +6,8 @@
         for found in findings(tables):
             print(found.severity, found.kind, found.where, dict(found.evidence))
 
-Duty: ask every probe its question, judge the rows, and rank what is found. Refuses to know engines, and how findings
-look (`views.findings`).
+Duty: ask every probe its question, judge the rows, fold what follows from a cause into it (`causes`), and rank.
+Refuses to know engines, and how findings look (`views.findings`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +15,16 @@ from contextlib import suppress
 
 from kproxy.analysis.engine import Frame, first_rows, rows
 from kproxy.analysis.findings.balance import PROBES as BALANCE
+from kproxy.analysis.findings.causes import folded
 from kproxy.analysis.findings.clients import PROBES as CLIENTS
 from kproxy.analysis.findings.compression import measured
 from kproxy.analysis.findings.consuming import PROBES as CONSUMING
+from kproxy.analysis.findings.failures import PROBES as FAILURES
 from kproxy.analysis.findings.finding import SEVERITIES, Finding, Probe, ranked
 from kproxy.analysis.findings.groups import PROBES as GROUPS
 from kproxy.analysis.findings.kinds import KINDS, Kind
 from kproxy.analysis.findings.network import PROBES as NETWORK
+from kproxy.analysis.findings.outages import PROBES as OUTAGES
 from kproxy.analysis.findings.producing import PROBES as PRODUCING
 from kproxy.analysis.findings.thresholds import THRESHOLDS, Limits, Threshold, limits
 from kproxy.analysis.findings.transactions import PROBES as TRANSACTIONS
@@ -33,6 +36,8 @@ __all__ += ["findings", "limits"]
 MAX_ROWS = 1000  # of one question, those that weigh most first: bounds what is judged
 
 PROBES: tuple[Probe, ...] = (
+    *OUTAGES,
+    *FAILURES,
     *PRODUCING,
     *CONSUMING,
     *CLIENTS,
@@ -62,7 +67,7 @@ def findings(
             found += probe.judge(probe.row(*values), chosen)
     if any(one.kind == "no_compression" for one in found) and (records := records_of(tables)) is not None:
         found = [one for each in found for one in _compressed(each, records, chosen)]
-    return ranked([one for one in found if kinds is None or one.kind in kinds], chosen)
+    return ranked(folded([one for one in found if kinds is None or one.kind in kinds]), chosen)
 
 
 def records_of(tables: Mapping[str, Frame]) -> Frame | None:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from kproxy.analysis import topics
 from kproxy.analysis.engine import Frame, ask
-from kproxy.analysis.findings.finding import WARNING, Finding, Probe, Tables, clean, found
+from kproxy.analysis.findings.finding import WARNING, Finding, Probe, Tables, broker_name, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import ALL_BYTES, GROUPS, MS, TOPIC, of_clients, percentiles
+from kproxy.analysis.pieces import ALL_BYTES, GROUPS, KNOWN_BROKERS, MS, TOPIC, keyed, of_clients, percentiles
 
 
 class Hot(NamedTuple):
@@ -98,19 +98,23 @@ class Broker(NamedTuple):
     rank: int  # by p99: 1 is the slowest of the cluster
     first_us: int
     last_us: int
+    slow: int  # Produce that took as long as makes a broker slow
 
 
 def brokers(tables: Tables, limits: Limits) -> Frame:
     """Rows of Broker, those with the most bytes first; brokers that hardly anybody asked are left out."""
-    own = "case when api = 'Produce' then latency_ns - coalesce(queue_ns, 0) - coalesce(muted_ns, 0) end"
+    own = """case when api = 'Produce'
+        then coalesce(broker_ns, latency_ns - coalesce(queue_ns, 0) - coalesce(muted_ns, 0)) end"""
     return ask(
         {"exchanges": tables["exchanges"]},
+        known=KNOWN_BROKERS,
+        exchanged=keyed("exchanges"),
         each_one=f"""
-            select cluster, {GROUPS["broker"]} as broker, max(broker_id) as broker_id, count(*) as requests,
-                sum({ALL_BYTES}) as bytes, count({own}) as produces, {percentiles(own, "", 0.99)},
+            select cluster, broker_key as broker, min({GROUPS["broker"]}) as address, max(broker_id) as broker_id,
+                count(*) as requests, sum({ALL_BYTES}) as bytes, count({own}) as produces, {percentiles(own, "", 0.99)},
                 min(unix_micros(`time`)) as first_us, max(unix_micros(`time`)) as last_us
-            from exchanges where outcome = 'answered' and {of_clients(False)}
-            group by cluster, {GROUPS["broker"]} having count(*) >= {limits.broker_requests_min}
+            from exchanged where outcome = 'answered' and {of_clients(False)}
+            group by cluster, broker_key having count(*) >= {limits.broker_requests_min}
                 or count({own}) >= {limits.produces_min}""",
         fast=f"""
             select cluster, broker, p99_ns from each_one where produces >= {limits.produces_min}""",
@@ -118,19 +122,32 @@ def brokers(tables: Tables, limits: Limits) -> Frame:
             select a.cluster, a.broker, percentile_approx(b.p99_ns, 0.5, 10000) as others_p99_ns
             from fast a join fast b on a.cluster is not distinct from b.cluster and a.broker != b.broker
             group by a.cluster, a.broker""",
+        bounds=f"""
+            select a.cluster, a.broker, least({limits.very_slow_produce_ms * MS:.0f}, greatest(
+                {limits.slow_produce_ms * MS:.0f}, {limits.slow_broker_times} * coalesce(o.others_p99_ns, 1e18)))
+                as bound_ns
+            from each_one a left join others o on a.cluster is not distinct from o.cluster and a.broker = o.broker""",
+        produced=f"""
+            select cluster, broker_key as broker, {own} as own_ns from exchanged
+            where api = 'Produce' and outcome = 'answered'""",
+        slow="""
+            select b.cluster, b.broker, count(*) as slow from bounds b join produced p
+                on b.cluster is not distinct from p.cluster and b.broker = p.broker and p.own_ns >= b.bound_ns
+            group by b.cluster, b.broker""",
         answer="""
-            select a.cluster, a.broker, a.broker_id, requests, bytes, produces, p99_ns,
+            select a.cluster, a.address as broker, a.broker_id, requests, bytes, produces, p99_ns,
                 count(*) over (partition by a.cluster) as brokers,
                 sum(bytes) over (partition by a.cluster) as all_bytes, others_p99_ns,
                 cast(row_number() over (partition by a.cluster order by p99_ns desc nulls last, a.broker) as int)
-                    as `rank`, first_us, last_us
+                    as `rank`, first_us, last_us, coalesce(s.slow, 0) as slow
             from each_one a left join others o on a.cluster is not distinct from o.cluster and a.broker = o.broker
-            order by bytes desc, a.cluster nulls first, a.broker""",
+            left join slow s on a.cluster is not distinct from s.cluster and a.broker = s.broker
+            order by bytes desc, a.cluster nulls first, a.address""",
     )
 
 
 def judge_broker(row: Broker, limits: Limits) -> Iterator[Finding]:
-    name = f"broker {row.broker}" if row.broker_id is None else f"broker {row.broker_id} ({row.broker})"
+    name = broker_name(row.broker, row.broker_id)
     place = {"broker": row.broker, "broker_id": row.broker_id}
     times = row.first_us, row.last_us
     share = row.size / row.all_size if row.all_size else 0.0
@@ -149,12 +166,14 @@ def judge_broker(row: Broker, limits: Limits) -> Iterator[Finding]:
         return
     floor = limits.slow_produce_ms * MS
     others = row.others_p99_ns
+    if row.slow < limits.slow_produces_min:
+        return  # a p99 of a hundred requests is the second slowest of them
     is_slower = others is not None and row.p99_ns >= max(floor, limits.slow_broker_times * others)
     is_very_slow = row.p99_ns >= limits.very_slow_produce_ms * MS
     if is_slower or (is_very_slow and row.rank == 1):
         if not is_slower and others is not None:
-            name, place = "all brokers", {}
-        slow = {"p99_ns": row.p99_ns, "others_p99_ns": others, "produces": row.produces}
+            name, place, others = "all brokers", {}, None
+        slow = {"p99_ns": row.p99_ns, "others_p99_ns": others, "produces": row.produces, "slow": row.slow}
         yield found("slow_broker", WARNING, row.p99_ns / 10e9, row.cluster, name, place, times, slow)
 
 

@@ -32,22 +32,27 @@ class Throttled(NamedTuple):
     max_throttle_ms: int | None
     first_us: int  # of those that were throttled
     last_us: int
-    span_us: int  # of all of that client and API
+    span_us: int  # from first to last of that client and API, of all its connections together
 
 
 def throttled(tables: Tables, limits: Limits) -> Frame:
     """Rows of Throttled, the most throttled first."""
     return ask(
         {"exchanges": tables["exchanges"]},
-        answer=f"""
-            select cluster, {GROUPS["client"]} as client, api, count(*) as answers,
+        each_one=f"""
+            select source, connection, cluster, {GROUPS["client"]} as client, api, count(*) as answers,
                 count_if(throttle_ms > 0) as throttled, sum(throttle_ms) as throttle_ms,
                 max(throttle_ms) as max_throttle_ms,
                 min(case when throttle_ms > 0 then unix_micros(`time`) end) as first_us,
                 max(case when throttle_ms > 0 then unix_micros(`time`) end) as last_us,
-                max(unix_micros(`time`)) - min(unix_micros(`time`)) as span_us
+                max(unix_micros(`time`) + coalesce(total_ns, 0) / 1e3) - min(unix_micros(`time`)) as span_us
             from exchanges where outcome = 'answered' and {of_clients(False)}
-            group by cluster, {GROUPS["client"]}, api having count_if(throttle_ms > 0) >= {limits.throttled_min}
+            group by source, connection, cluster, {GROUPS["client"]}, api""",
+        answer=f"""
+            select cluster, client, api, sum(answers) as answers, sum(throttled) as throttled,
+                sum(throttle_ms) as throttle_ms, max(max_throttle_ms) as max_throttle_ms, min(first_us) as first_us,
+                max(last_us) as last_us, cast(sum(span_us) as bigint) as span_us
+            from each_one group by cluster, client, api having sum(throttled) >= {limits.throttled_min}
             order by throttle_ms desc, cluster nulls first, client nulls first, api""",
     )
 
@@ -72,7 +77,7 @@ def judge_throttled(row: Throttled, limits: Limits) -> Iterator[Finding]:
             "throttled_share": share,
             "throttle_ms": row.throttle_ms,
             "max_throttle_ms": row.max_throttle_ms,
-            "throttle_time_share": min(of_time, 1.0),
+            "of_connections_time_share": of_time if of_time <= 1 else None,
         },
         f"Raise {quota} of this client or its user with kafka-configs --alter --add-config, or have it send and ask "
         "less (compression.type, batch.size, fetch.min.bytes).",

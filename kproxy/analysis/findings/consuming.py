@@ -9,6 +9,7 @@ from typing import NamedTuple
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, clean, found
 from kproxy.analysis.findings.thresholds import Limits
+from kproxy.analysis.lags import group_lag
 from kproxy.analysis.pieces import (
     FETCHED,
     GROUPS,
@@ -146,10 +147,11 @@ def judge_committed(row: Committed, limits: Limits) -> Iterator[Finding]:
 
 
 class Lagging(NamedTuple):
-    """Lag of a client in a topic, all of its partitions together.
+    """Lag of a client or a group in a topic, all of its partitions together.
 
     first_records: what it would have been at first, had it grown only while the client fetched. active_us: how long it
-    fetched, without pauses between captures.
+    fetched, without pauses between captures. last_lag_ns: by client the age of the newest record that it got, by group
+    at most that of the first record which it has not committed.
     """
 
     cluster: str | None
@@ -210,6 +212,24 @@ def lagging(tables: Tables, limits: Limits) -> Frame:
     )
 
 
+def lagging_groups(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Lagging by group: records between what it has committed and the end, those that lack most first."""
+    lags = group_lag(tables["partitions"], tables["exchanges"], tables["committed_offsets"])
+    return ask(
+        {"lags": lags},
+        answer=f"""
+            select cluster, group_id as client, topic, count(*) as partitions, sum(commits) as fetches,
+                sum(first_lag_records) as first_records, sum(lag_records) as last_records,
+                sum(max_lag_records) as max_records, max(behind_ns) as last_lag_ns,
+                min(unix_micros(first_commit)) as first_us, max(unix_micros(end_seen)) as last_us,
+                max(unix_micros(end_seen)) - min(unix_micros(first_commit)) as active_us, 'group' as `by`
+            from lags where lag_records is not null and first_commit is not null
+            group by cluster, group_id, topic
+            having sum(lag_records) >= {limits.lag_records_min} and sum(growth_per_s) > 0
+            order by last_records desc, cluster nulls first, group_id, topic nulls first""",
+    )
+
+
 def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
     span_us = row.active_us
     # At its highest at the end: it does not catch up.
@@ -239,4 +259,5 @@ PROBES = (
     Probe(("empty_fetches", "tiny_fetches"), ("exchanges",), fetched, Fetched, judge_fetched),
     Probe(("commit_storm",), ("exchanges",), committed, Committed, judge_committed),
     Probe(("growing_lag",), ("partitions", "exchanges"), lagging, Lagging, judge_lagging),
+    Probe(("growing_lag",), ("partitions", "exchanges", "committed_offsets"), lagging_groups, Lagging, judge_lagging),
 )

@@ -23,7 +23,8 @@ class Finding(NamedTuple):
     `place` names where by the names of conditions (client, topic, broker, ...), `where` says it in words. `evidence`
     has numbers by name, with their units in the names as columns of tables have them. Times are nanoseconds since the
     epoch, None where they are not known. `weight` orders findings of one severity, from 0 to 1. `more` is how many
-    further places of the same kind were left out behind this one.
+    further places of the same kind were left out behind this one. `consequences` are findings that this one explains:
+    they have no advice of their own.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class Finding(NamedTuple):
     job: str | None  # of `kproxy analyze`, which says more
     weight: float
     more: int = 0
+    consequences: "tuple[Finding, ...]" = ()
 
     @property
     def title(self) -> str:
@@ -48,7 +50,8 @@ class Finding(NamedTuple):
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "Finding":
         """The finding that `as_dict` made plain."""
-        plain = {name: row[name] for name in cls._fields}
+        plain = {name: row[name] for name in cls._fields if name in row}
+        plain["consequences"] = tuple(map(cls.of, row.get("consequences", ())))
         pairs = {name: tuple(plain[name].items()) for name in ("place", "evidence")}
         return cls(**{**plain, **pairs, "settings": tuple(plain["settings"])})
 
@@ -60,6 +63,7 @@ class Finding(NamedTuple):
             "place": dict(self.place),
             "evidence": dict(self.evidence),
             "settings": list(self.settings),
+            "consequences": [one.as_dict() for one in self.consequences],
         }
 
 
@@ -132,6 +136,11 @@ def ranked(found: Sequence[Finding], limits: Limits) -> list[Finding]:
 def at(client: str | None, *more: str) -> str:
     """Where, in words: the client if it is known, and what else there is."""
     return ", ".join([*([f"client {client}"] if client else []), *more]) or "all clients"
+
+
+def broker_name(address: str, broker_id: int | None) -> str:
+    """A broker in words: by its id where that is known, with its address."""
+    return f"broker {address}" if broker_id is None else f"broker {broker_id} ({address})"
 
 
 def clean(text: str | None, otherwise: str = "unknown") -> str:

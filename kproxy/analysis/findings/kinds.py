@@ -25,6 +25,259 @@ KINDS = {
     each.name: each
     for each in (
         Kind(
+            "broker_gone",
+            "A broker gone",
+            "silent for {silent_ns}: {connections} connections ended with it, {failed} of its requests never answered",
+            "Partitions that it led stand still until others lead them, groups that it coordinated until they find "
+            "another coordinator; clients send again what was not answered.",
+            "Look at its log and its host for why it stopped: a crash, the out-of-memory killer, a deployment. A "
+            "controlled shutdown (SIGTERM) hands leaders over first; replication factor 3 with min.insync.replicas=2 "
+            "lets writers go on.",
+            ("controlled.shutdown.enable", "min.insync.replicas", "default.replication.factor"),
+            ("silent_s", "silent_answers_min", "felt_stood_still_s"),
+            "answers of the broker and ends of its connections, beside those of the other brokers; live connections "
+            "that could not be "
+            "made",
+            "connections",
+            True,
+            "{unreachable} connections to it could not be made",
+        ),
+        Kind(
+            "broker_standing_still",
+            "A broker that stood still",
+            "silent for {silent_ns}, connections stayed: {held} requests waited until it went on, {failed} never "
+            "answered",
+            "All that it leads and coordinates waits; after broker.session.timeout.ms (9 s) the controller takes its "
+            "leaders away, after their request.timeout.ms clients give up.",
+            "Look at its garbage collection log, its disks (iostat), and a host that froze or swapped at that time.",
+            ("broker.session.timeout.ms", "request.timeout.ms"),
+            ("silent_s", "silent_answers_min", "silent_requests_min"),
+            "requests that were answered only after a time in which the broker answered nobody",
+            "slow",
+        ),
+        Kind(
+            "coordinator_lost",
+            "A group without its coordinator",
+            "stood still for {outage_ns}; refused {refusals} times",
+            "Without a coordinator members neither join nor commit: after it they join again, and read again what was "
+            "not committed.",
+            "Look at the broker that coordinated it, and at the leaders of __consumer_offsets.",
+            ("session.timeout.ms", "offsets.topic.replication.factor"),
+            ("coordinator_outage_s",),
+            "last good answer to a member before the coordinator was refused or lost, and the first one after it",
+            "coordinators",
+        ),
+        Kind(
+            "controller_changes",
+            "A cluster that changes its controller",
+            "{elections} elections among {controllers} controllers",
+            "Each election stops topics, leaders and replicas from changing until the new controller has read all of "
+            "it.",
+            "Look at ZooKeeper's sessions (zookeeper.session.timeout.ms), and at pauses of the controllers.",
+            ("zookeeper.session.timeout.ms", "controller.quorum.election.timeout.ms"),
+            ("controller_changes_min",),
+            "controller epochs in requests of the controller to brokers",
+            "topology",
+        ),
+        Kind(
+            "offline_partitions",
+            "Partitions without a leader",
+            "partitions: {partitions}, for {longest_ns} at most; {at_end} at the end",
+            "Nobody can write to them or read from them: all of their in-sync replicas are gone.",
+            "Bring the brokers of their replicas back; give the topic a replication factor of 3.",
+            ("default.replication.factor", "unclean.leader.election.enable"),
+            ("replicas_s",),
+            "the table leadership: changes to offline",
+            "leadership",
+            True,
+            "partitions: {partitions} at this moment",
+        ),
+        Kind(
+            "under_replicated",
+            "Partitions without all their replicas",
+            "{partitions} partitions lacked it in their ISR, for {longest_ns} at most; {at_end} at the end",
+            "One more broker that fails loses records or availability; writers with acks=all may be refused.",
+            "Look at the broker that is missing: is it there, and does it keep up (num.replica.fetchers, its disks)?",
+            ("replica.lag.time.max.ms", "num.replica.fetchers"),
+            ("out_of_sync_s",),
+            "the table leadership: replicas that the ISR lacks",
+            "leadership",
+            True,
+            "partitions: {partitions} at this moment",
+        ),
+        Kind(
+            "unanswered",
+            "Requests without an answer",
+            "{failed} of {asked} requests were not answered before their connection ended ({apis})",
+            "The client does not know whether they were done: it sends them again, or reports an error.",
+            "Look at who ended the connections: a broker that stopped, a middlebox with an idle timeout, a limit of "
+            "connections.",
+            ("connections.max.idle.ms", "retries"),
+            ("unanswered_min", "felt_failed", "felt_failed_share", "felt_failed_few"),
+            "requests whose connection ended before the answer, of clients that went on",
+            "errors",
+            True,
+            "{failed} of {asked} requests were not answered before their connection ended",
+        ),
+        Kind(
+            "client_timeouts",
+            "A client that gives up waiting",
+            "{failed} of {asked} requests given up, the longest after {longest_wait_ns} ({apis})",
+            "A request that its client gives up may still be done by the broker: it is sent again beside the first.",
+            "Look at why the broker did not answer in time; a request.timeout.ms below the broker's slowest answers "
+            "makes "
+            "a slow broker slower.",
+            ("request.timeout.ms", "delivery.timeout.ms", "socket.timeout.ms"),
+            ("unanswered_min", "gave_up_s"),
+            "requests that had waited when their client ended the connection",
+            "errors",
+        ),
+        Kind(
+            "timed_out",
+            "Requests that brokers gave up",
+            "{failed} of {asked} {api} requests were refused after their time: {errors}",
+            "Replicas did not confirm in time what the client asked to be confirmed: it may be done, and is sent "
+            "again.",
+            "Look at followers that lag or are gone; raise request.timeout.ms of the producer above the replicas' "
+            "pauses.",
+            ("request.timeout.ms", "replica.lag.time.max.ms"),
+            ("refused_min", "retried_min"),
+            "REQUEST_TIMED_OUT in answers",
+            "errors",
+            True,
+        ),
+        Kind(
+            "no_leader",
+            "Requests to brokers that do not lead",
+            "{failed} of {asked} {api} requests were refused: {errors}",
+            "Leaders moved: the client asks for Metadata again, and sends again.",
+            "Nothing, if a broker was restarted. Else look at why leaders move: brokers that come and go, "
+            "auto.leader.rebalance.enable.",
+            ("auto.leader.rebalance.enable", "metadata.max.age.ms"),
+            ("refused_min", "retried_min"),
+            "errors of partitions in answers",
+            "errors",
+            True,
+        ),
+        Kind(
+            "not_enough_replicas",
+            "Writes refused for lack of replicas",
+            "{failed} of {asked} {api} requests were refused: {errors}",
+            "Fewer replicas are in sync than min.insync.replicas: producers with acks=all stand still.",
+            "Bring the missing broker back; min.insync.replicas equal to the replication factor lets no broker stop: "
+            "set "
+            "it one lower.",
+            ("min.insync.replicas",),
+            ("refused_min",),
+            "errors of partitions in answers to Produce",
+            "errors",
+            True,
+        ),
+        Kind(
+            "refused_authorization",
+            "Requests refused for lack of rights",
+            "{failed} of {asked} {api} requests were refused: {errors}",
+            "The principal has no right to what it asks: no retry helps.",
+            "Give the principal the right (kafka-acls --add), or have the client ask for its own topics and groups.",
+            ("kafka-acls",),
+            ("refused_min",),
+            "authorization errors in answers",
+            "errors",
+            True,
+        ),
+        Kind(
+            "login_failed",
+            "Logins that fail",
+            "{failed} of {asked} {api} failed: {errors}",
+            "The client does not get in: a wrong password, an expired token, or somebody who tries.",
+            "Correct the client's credentials (sasl.jaas.config, sasl.username); look at who tries from that address.",
+            ("sasl.jaas.config", "sasl.mechanism"),
+            ("refused_min",),
+            "errors of SaslHandshake and SaslAuthenticate; connections that ended after a raw token",
+            "errors",
+            True,
+        ),
+        Kind(
+            "refused_too_large",
+            "Records too large",
+            "{failed} of {asked} {api} requests were refused: {errors}",
+            "The batch is larger than the topic or the broker takes: no retry helps, the records are lost.",
+            "Raise max.message.bytes of the topic with replica.fetch.max.bytes, or have the producer send less "
+            "(max.request.size, compression.type).",
+            ("max.message.bytes", "message.max.bytes", "max.request.size"),
+            ("refused_min",),
+            "errors of partitions in answers to Produce",
+            "errors",
+            True,
+        ),
+        Kind(
+            "unknown_topic",
+            "Topics that do not exist",
+            "{failed} of {asked} {api} requests name a topic that is not there: {errors}",
+            "A mistyped or deleted topic: the client asks again and again, and its records time out.",
+            "Correct the name at the client, or create the topic (kafka-topics --create).",
+            ("auto.create.topics.enable", "allow.auto.create.topics"),
+            ("refused_min",),
+            "errors of topics and partitions in answers",
+            "errors",
+            True,
+        ),
+        Kind(
+            "fenced",
+            "Clients put out by another",
+            "{failed} of {asked} {api} requests were refused: {errors}",
+            "A newer producer or member has the same id, or the state of its producer id is gone: it must stop.",
+            "Give each process its own transactional.id or group.instance.id; look for one that lives on after it was "
+            "replaced, and for transaction.timeout.ms that is too short.",
+            ("transactional.id", "group.instance.id", "transaction.timeout.ms"),
+            ("refused_min",),
+            "fencing errors in answers",
+            "errors",
+            True,
+        ),
+        Kind(
+            "refused_records",
+            "Records or requests that brokers do not take",
+            "{failed} of {asked} {api} requests were refused: {errors}",
+            "The broker takes what was sent for broken or against a rule of the topic: no retry helps.",
+            "Look at the topic's settings (cleanup.policy=compact wants keys, message.timestamp.*) and the error's "
+            "message "
+            "in the client's log.",
+            ("cleanup.policy", "message.timestamp.type"),
+            ("refused_min",),
+            "errors of partitions and requests in answers",
+            "errors",
+            True,
+        ),
+        Kind(
+            "reconnect_storm",
+            "Connections that serve nothing, over and over",
+            "{connections} connections ended before a request was served, {worst} of them in ten seconds",
+            "Each attempt costs the broker a thread's time, TLS and a login; a fleet of such clients keeps a broker "
+            "that "
+            "comes back from getting up.",
+            "Raise reconnect.backoff.ms and reconnect.backoff.max.ms; look at why the connections end.",
+            ("reconnect.backoff.ms", "reconnect.backoff.max.ms"),
+            ("storm_connections",),
+            "connections that ended after handshakes at most, by client and broker",
+            "connections",
+        ),
+        Kind(
+            "doubtful_records",
+            "Records doubled or lost, perhaps",
+            "{records} records in {failed} batches without an answer, without a producer id; {resent} batches sent "
+            "again",
+            "Without a producer id the broker cannot know a batch that it has already: what was not answered and is "
+            "sent "
+            "again may be there twice, what is not sent again may be lost.",
+            "Set enable.idempotence=true (the default of Java since 3.0), acks=all.",
+            ("enable.idempotence", "acks"),
+            ("doubtful_records_min",),
+            "batches of Produce requests that were not answered, and later batches of the client with records of the "
+            "same "
+            "time",
+        ),
+        Kind(
             "single_record_batches",
             "Batches of one record",
             "{single_share} of {batches} batches have one record, {rate_per_s} a second on each connection",
@@ -40,18 +293,22 @@ KINDS = {
         ),
         Kind(
             "no_compression",
-            "No compression where it would pay",
-            "{plain_bytes} in {batches} batches without compression, {bytes_per_batch} each",
+            "No compression",
+            "{plain_bytes} in {batches} batches without compression, {bytes_per_batch} each; a sample of records "
+            "became "
+            "{measured_ratio} times smaller",
             "Records in one batch resemble each other: text and JSON shrink to a half or a fifth on the network, on "
             "every replica's disk, and for every consumer.",
             "Set compression.type to zstd or lz4 at the producer. Values that are compressed or encrypted already gain "
-            "nothing.",
+            "nothing: `kproxy convert --records TOPIC --record-values all` has some at hand to be measured.",
             ("compression.type",),
             ("uncompressed_bytes_min", "uncompressed_rate", "uncompressed_batch_bytes", "compression_ratio"),
             "Produce requests: batches with codec none, by client and topic; where the table records has whole values, "
             "some are compressed to see",
             "batching",
             True,
+            "{plain_bytes} in {batches} batches without compression, {bytes_per_batch} each; whether they would shrink "
+            "was not measured",
         ),
         Kind(
             "empty_fetches",
@@ -120,7 +377,8 @@ KINDS = {
         Kind(
             "resent_not_idempotent",
             "Retries without idempotence",
-            "{resent} batches were sent again after {failed} failures, without a producer id",
+            "{resent} of {failed} batches that failed were sent again without a producer id; the broker may have had "
+            "{doubtful_records} of their records already",
             "A batch whose answer was an error or was lost may be in the log already: sent again without a producer "
             "id it is there twice, and with several requests in flight behind later ones.",
             "Set enable.idempotence=true (the default since Kafka 3.0; it needs acks=all, retries above 0 and at most "
@@ -164,10 +422,11 @@ KINDS = {
             "Look at its disks, its page cache and garbage collection, and at followers that lag "
             "(num.replica.fetchers, replica.lag.time.max.ms).",
             ("num.replica.fetchers", "num.io.threads"),
-            ("produces_min", "slow_broker_times", "slow_produce_ms", "very_slow_produce_ms"),
+            ("produces_min", "slow_broker_times", "slow_produce_ms", "very_slow_produce_ms", "slow_produces_min"),
             "latency of Produce without queue and throttle, by broker",
             "latency",
             True,
+            "Produce takes {p99_ns} at p99 ({produces} requests)",
         ),
         Kind(
             "connection_churn",
@@ -230,7 +489,7 @@ KINDS = {
             "max.partition.fetch.bytes and fetch.min.bytes; look at what the consumer does with a record.",
             ("max.poll.records", "max.partition.fetch.bytes", "retention.ms"),
             ("lag_records_min", "lag_growth", "lag_span_s"),
-            "the lag that fetches say, by client and topic: how far it grew while there were any, and how high it is",
+            "lag by fetches of each client and topic, by commits of each group and topic: growth and height",
             "lag",
             True,
         ),
@@ -254,7 +513,7 @@ KINDS = {
             "A transaction is open in this partition: readers with read_committed get nothing behind it.",
             "kafka-transactions.sh find-hanging names its producer; abort ends it. Lower transaction.timeout.ms.",
             ("transaction.timeout.ms", "isolation.level"),
-            ("open_transaction_s", "hung_transaction_s", "lag_records_min"),
+            ("open_transaction_s", "hung_transaction_s", "lag_records_min", "felt_behind_records"),
             "last stable offset and high watermark of Fetch answers, by partition",
             "lag",
         ),

@@ -6,12 +6,15 @@ records, of connections their number. Where that leaves room, the rows say the l
 HTTP and processes.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kproxy.analysis.findings import balance, clients, consuming, groups, producing
+from kproxy.analysis.findings.causes import folded
 from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding, found, ranked
+from kproxy.analysis.findings.live_failures import Failed, counted_failures, found_since
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.parties import served_by
 from kproxy.analysis.pieces import MS
@@ -58,6 +61,7 @@ class Taken:
     groups: dict[str, tuple[int, int, int, str | None]] = field(default_factory=dict)
     causes: Counts = field(default_factory=dict)
     lags: dict[tuple[str, str, str], int] = field(default_factory=dict)  # by kind, name and topic: records
+    failed: Failed = field(default_factory=Failed)
 
 
 @dataclass
@@ -88,7 +92,7 @@ def taken(metrics: Metrics) -> Moment:
 
 
 def _cluster(cells: ClusterCells, now_ns: int) -> Taken:
-    of = Taken()
+    of = Taken(failed=counted_failures(cells))
     for name, broker in list(cells.brokers.items()):
         of.open += sum(broker.open.copy().values())
         of.accepted += sum(broker.accepted.copy().values())
@@ -132,13 +136,18 @@ def found_between(before: Moment, now: Moment, limits: Limits) -> list[Finding]:
     for name, cells in now.clusters.items():
         then = before.clusters.get(name, Taken())
         apis = {key: api.since(then.apis.get(key, Api())) for key, api in cells.apis.items()}
-        for judge in (_throttled, _spoken, _brokers):
+        requests: Counts = {}
+        for (_, api), each in apis.items():
+            requests[api] = requests.get(api, 0) + each.requests
+        found_all += found_since(name, then.failed, cells.failed, requests, limits, times)
+        found_all += _throttled(name, apis, limits, times, cells.open)
+        for judge in (_spoken, _brokers):
             found_all += judge(name, apis, limits, times)
         found_all += _topics(name, then, cells, limits, times)
         found_all += _connections(name, then, cells, limits, times)
         found_all += _groups(name, then, cells, limits, times)
         found_all += _lags(name, then, cells, limits, times)
-    return ranked(found_all, limits)
+    return ranked(folded(found_all), limits)
 
 
 Times = tuple[int, int]
@@ -160,7 +169,7 @@ def _core(before: Moment, now: Moment, limits: Limits, span_s: float, times: Tim
         yield found("core_full", severity, share, None, "kproxy", {}, times, evidence)
 
 
-def _throttled(cluster: str, apis: Apis, limits: Limits, times: Times) -> Iterator[Finding]:
+def _throttled(cluster: str, apis: Apis, limits: Limits, times: Times, connections: int) -> Iterator[Finding]:
     sums: dict[str, Api] = {}
     for (_, name), api in apis.items():
         into = sums.setdefault(name, Api())
@@ -170,7 +179,8 @@ def _throttled(cluster: str, apis: Apis, limits: Limits, times: Times) -> Iterat
     for name, api in sums.items():
         if api.throttled:
             counts = api.requests, api.throttled, api.throttle_ns // MS
-            row = clients.Throttled(cluster, None, name, *counts, None, *times, times[1] - times[0])
+            open_us = (times[1] - times[0]) * max(connections, 1)
+            row = clients.Throttled(cluster, None, name, *counts, None, *times, open_us)
             yield from clients.judge_throttled(row, limits)
 
 
@@ -229,8 +239,20 @@ def _brokers(cluster: str, apis: Apis, limits: Limits, times: Times) -> Iterator
             others[(len(others) - 1) // 2] if others else None,
             1 + sum(value > (p99 or 0) for value in others),
             *times,
+            _slow_ones(apis, broker, others, limits),
         )
         yield from balance.judge_broker(row, limits)
+
+
+def _slow_ones(apis: Apis, broker: str, others: list[int], limits: Limits) -> int:
+    """Produce that took as long as makes a broker slow, as far as buckets tell: those entirely above."""
+    api = apis.get((broker, "Produce"))
+    if api is None:
+        return 0
+    than_others = limits.slow_broker_times * others[(len(others) - 1) // 2] if others else math.inf
+    bound = min(limits.very_slow_produce_ms * MS, max(limits.slow_produce_ms * MS, than_others))
+    lower = (0, *DURATION_NS)
+    return sum(count for least, count in zip(lower, api.duration, strict=False) if least >= bound * 0.5)
 
 
 def _topics(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times) -> Iterator[Finding]:

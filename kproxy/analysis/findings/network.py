@@ -55,16 +55,19 @@ def judge_path(row: Path, limits: Limits) -> Iterator[Finding]:
     # Each request and its answer are two segments at least, and every 1448 bytes one.
     segments = max(row.size / SEGMENT_BYTES, 2 * row.requests) + (row.retransmissions or 0)
     share = (row.retransmissions or 0) / segments if segments else 0.0
-    if (row.retransmissions or 0) >= limits.retransmissions_min and share >= limits.retransmission_share:
+    is_loopback = row.host.startswith("127.") or row.host == "::1"  # which loses nothing: its ends are short of CPU
+    if (
+        not is_loopback
+        and (row.retransmissions or 0) >= limits.retransmissions_min
+        and share >= limits.retransmission_share
+    ):
         evidence = {
             "retransmissions": row.retransmissions,
             "segment_share": share,
             "connections": row.connections,
             "bytes": row.size,
         }
-        # The loopback interface loses nothing: there it is a machine without CPU to spare.
-        severity = NOTE if row.host.startswith("127.") or row.host == "::1" else WARNING
-        yield found("retransmissions", severity, share, row.cluster, where, place, times, evidence)
+        yield found("retransmissions", WARNING, share, row.cluster, where, place, times, evidence)
     if (row.zero_windows or 0) >= limits.zero_windows_min:
         evidence = {"zero_windows": row.zero_windows, "connections": row.connections, "bytes": row.size}
         yield found("zero_windows", NOTE, row.zero_windows / 1000, row.cluster, where, place, times, evidence)

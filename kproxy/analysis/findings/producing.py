@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, at, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import GROUPS, TOPIC, literal
+from kproxy.analysis.pieces import GROUPS, TOPIC, literal, missed_answers
 
 _SAME_CONNECTION = "{0}.source = {1}.source and {0}.connection = {1}.connection"
 # What a producer tries again: the batch may be in the log, or may come behind a later one.
@@ -17,6 +17,8 @@ _RETRIED = (
     *("REQUEST_TIMED_OUT", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NOT_ENOUGH_REPLICAS", "NETWORK_EXCEPTION"),
     *("NOT_LEADER_OR_FOLLOWER", "LEADER_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR", "UNKNOWN_TOPIC_OR_PARTITION"),
 )
+# Of these the broker may have the records: what came again may be there twice.
+_APPENDED = ("unanswered", "REQUEST_TIMED_OUT", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NETWORK_EXCEPTION")
 FULL_BATCH_BYTES = 16384  # batch.size
 
 
@@ -182,34 +184,46 @@ class Resent(NamedTuple):
     client: str | None
     topic: str | None
     failed: int
-    resent: int
+    resent: int  # failed ones of which records came again
+    recut: int  # of these: in batches cut otherwise
+    doubtful: int  # failed ones of which the broker may have the records
+    doubtful_records: int
     error: str | None
     first_us: int
     last_us: int
 
 
 def resent(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Resent, by client and topic."""
+    """Rows of Resent, by client and topic.
+
+    A batch came again where a later one of the client, after the failure, has the record with which it began: clients
+    that keep batches send the same, others cut their records anew.
+    """
     errors = ", ".join(map(literal, _RETRIED))
+    unsure = ", ".join(map(literal, _APPENDED))
     batch = "source, connection, `number`, cluster, topic, topic_id, `partition`, records, bytes, base_timestamp"
     same = " and ".join(
-        f"b.{column} = f.{column}" for column in ("`partition`", "records", "bytes", "base_timestamp", "max_timestamp")
+        f"b.{column} = f.{column}" for column in ("records", "bytes", "base_timestamp", "max_timestamp")
     )
     return ask(
-        {name: tables[name] for name in ("exchanges", "partitions", "batches")},
+        {name: tables[name] for name in ("exchanges", "partitions", "batches", "connections")},
+        **missed_answers(),
         refused=f"""
-            select source, connection, `number`, {TOPIC} as topic, `partition`, error from partitions
-            where api = 'Produce' and direction = 'response' and error in ({errors})""",
+            select p.source, p.connection, p.`number`, {TOPIC} as topic, `partition`, p.error,
+                cast(floor(e.response_end_ns / 1e3) as bigint) as failed_us
+            from partitions p join exchanges e on {_SAME_CONNECTION.format("p", "e")} and p.`number` = e.`number`
+            where p.api = 'Produce' and p.direction = 'response' and p.error in ({errors})""",
         lost="""
-            select source, connection, `number`, outcome from exchanges
-            where api = 'Produce' and outcome in ('unanswered', 'lost')""",
+            select source, connection, `number`, 'unanswered' as error, cast(floor(end_ns / 1e3) as bigint) as failed_us
+            from missed where api = 'Produce'""",
         failed=f"""
-            select {batch}, max_timestamp, unix_micros(`time`) as us, r.error
+            select {batch}, max_timestamp, unix_micros(`time`) as us, r.error, coalesce(failed_us, unix_micros(`time`))
+                as failed_us
             from batches b join (
                 select source as r_source, connection as r_connection, `number` as r_number, topic as r_topic,
-                    `partition` as r_partition, error from refused
+                    `partition` as r_partition, error, failed_us from refused
                 union all
-                select source, connection, `number`, null, null, outcome from lost) r
+                select source, connection, `number`, null, null, error, failed_us from lost) r
             on b.source = r.r_source and b.connection = r.r_connection and b.`number` = r.r_number
                 and (r.r_topic is null or r.r_topic = {TOPIC} and r.r_partition = b.`partition`)
             where b.api = 'Produce' and b.direction = 'request' and coalesce(b.producer_id, -1) < 0
@@ -217,39 +231,63 @@ def resent(tables: Tables, limits: Limits) -> Frame:
         clients=f"""
             select source, connection, max({GROUPS["client"]}) as client from exchanges where api = 'Produce'
             group by source, connection""",
+        theirs=f"""
+            select f.*, c.client, {TOPIC} as of_topic from failed f
+            left join clients c on {_SAME_CONNECTION.format("f", "c")}""",
+        later=f"""
+            select b.source, c.client, {TOPIC} as of_topic, `partition`, records, bytes, base_timestamp, max_timestamp,
+                unix_micros(`time`) as us
+            from batches b join clients c on {_SAME_CONNECTION.format("b", "c")}
+            where b.api = 'Produce' and b.direction = 'request' and coalesce(b.producer_id, -1) < 0""",
         again=f"""
-            select f.source, f.connection, f.`number`, f.cluster, coalesce(f.topic, f.topic_id) as topic, f.`partition`,
-                f.base_timestamp, max(f.error) as error, min(f.us) as us,
-                max(case when unix_micros(b.`time`) > f.us then 1 else 0 end) as resent
-            from batches b right join failed f
-                on b.source = f.source and coalesce(b.topic, b.topic_id) = coalesce(f.topic, f.topic_id) and {same}
-                and b.api = 'Produce' and b.direction = 'request' and coalesce(b.producer_id, -1) < 0
-            group by f.source, f.connection, f.`number`, f.cluster, coalesce(f.topic, f.topic_id), f.`partition`,
+            select f.source, f.connection, f.`number`, f.cluster, f.client, f.of_topic, f.`partition`, f.base_timestamp,
+                max(f.error) as error, max(f.records) as records, min(f.us) as us,
+                max(case when {same} then 1 else 0 end) as is_same,
+                max(case when b.us is null then 0 else 1 end) as came
+            from theirs f left join later b
+                on b.source = f.source and b.client is not distinct from f.client and b.of_topic = f.of_topic
+                and b.`partition` = f.`partition` and b.us >= f.failed_us and b.us > f.us
+                and b.base_timestamp <= f.base_timestamp and b.max_timestamp >= f.base_timestamp
+            group by f.source, f.connection, f.`number`, f.cluster, f.client, f.of_topic, f.`partition`,
                 f.base_timestamp""",
         answer=f"""
-            select a.cluster, c.client, a.topic, count(*) as failed, sum(a.resent) as resent, max(a.error) as error,
-                min(a.us) as first_us, max(a.us) as last_us
-            from again a left join clients c on {_SAME_CONNECTION.format("a", "c")}
-            group by a.cluster, c.client, a.topic having sum(a.resent) >= {limits.resent_batches}
-            order by resent desc, a.cluster nulls first, c.client nulls first, a.topic nulls first""",
+            select cluster, client, of_topic as topic, count(*) as failed, sum(came) as resent,
+                count_if(came = 1 and is_same = 0) as recut, count_if(error in ({unsure})) as doubtful,
+                sum(case when error in ({unsure}) then records else 0 end) as doubtful_records, max(error) as error,
+                min(us) as first_us, max(us) as last_us
+            from again group by cluster, client, of_topic
+            having sum(came) >= {limits.resent_batches}
+                or sum(case when error in ({unsure}) then records else 0 end) >= {limits.doubtful_records_min}
+            order by resent desc, cluster nulls first, client nulls first, topic nulls first""",
     )
 
 
 def judge_resent(row: Resent, limits: Limits) -> Iterator[Finding]:
-    yield found(
-        "resent_not_idempotent",
-        WARNING,
-        row.resent / 100,
-        row.cluster,
-        f"client {clean(row.client)}, topic {clean(row.topic)}",
-        {"client": row.client, "topic": row.topic},
-        (row.first_us, row.last_us),
-        {"resent": row.resent, "failed": row.failed, "error": row.error},
-    )
+    where, place = f"client {clean(row.client)}, topic {clean(row.topic)}", {"client": row.client, "topic": row.topic}
+    times = row.first_us, row.last_us
+    evidence = {
+        "resent": row.resent,
+        "recut": row.recut or None,
+        "failed": row.failed,
+        "doubtful_records": row.doubtful_records,
+        "error": row.error,
+    }
+    if row.resent >= limits.resent_batches:
+        yield found("resent_not_idempotent", WARNING, row.resent / 100, row.cluster, where, place, times, evidence)
+    elif row.doubtful_records >= limits.doubtful_records_min:
+        evidence |= {"records": row.doubtful_records, "failed": row.doubtful, "doubtful_records": None}
+        weight = row.doubtful_records / 1e4
+        yield found("doubtful_records", WARNING, weight, row.cluster, where, place, times, evidence)
 
 
 PROBES = (
     Probe(("single_record_batches", "no_compression"), ("batches", "exchanges"), produced, Produced, judge_produced),
     Probe(("weak_acks",), ("exchanges", "partitions", "topology", "leadership"), acked, Acked, judge_acked),
-    Probe(("resent_not_idempotent",), ("exchanges", "partitions", "batches"), resent, Resent, judge_resent),
+    Probe(
+        ("resent_not_idempotent", "doubtful_records"),
+        ("exchanges", "partitions", "batches", "connections"),
+        resent,
+        Resent,
+        judge_resent,
+    ),
 )

@@ -27,6 +27,91 @@ THRESHOLDS = {
     each.name: each
     for each in (
         Threshold("places_per_kind", 5, "findings", "More places of one kind say nothing new: they are counted."),
+        # what users of the cluster feel
+        Threshold("felt_failed", 100, "requests", "Critical from here on: no retry loop hides a hundred of them."),
+        Threshold(
+            "felt_failed_share",
+            0.5,
+            "share of requests",
+            "Critical from here on: who fails more often than not does not work at all.",
+        ),
+        Threshold(
+            "felt_failed_few", 10, "requests", "Half of fewer than ten requests may be one attempt with retries."
+        ),
+        Threshold(
+            "felt_stood_still_s",
+            10,
+            "s",
+            "Critical from here on: consumers miss two heartbeats of 3 s, interactive users have left.",
+        ),
+        Threshold(
+            "felt_behind_records",
+            100_000,
+            "records",
+            "Critical from here on: 200 polls of max.poll.records (500) only to catch up.",
+        ),
+        # failures
+        Threshold("unanswered_min", 3, "requests", "One or two requests are lost by any restart of a client."),
+        Threshold(
+            "gave_up_s",
+            3,
+            "s",
+            "Who waited this long before the connection ended gave up; request.timeout.ms is 30 s, and less where set.",
+        ),
+        Threshold(
+            "refused_min", 3, "requests", "A client that meets an error once or twice looks for leaders and topics."
+        ),
+        Threshold(
+            "retried_min",
+            10,
+            "requests",
+            "A leader that moves refuses a few requests of each client, once; so many are two.",
+        ),
+        Threshold(
+            "silent_s",
+            3,
+            "s",
+            "Answers come every fetch.max.wait.ms (500) at least; after heartbeat.interval.ms (3 s) every group feels "
+            "it.",
+        ),
+        Threshold(
+            "silent_answers_min",
+            5,
+            "answers in 5 s",
+            "A broker that nobody asks much is silent without being ill: so many answers just before.",
+        ),
+        Threshold("silent_requests_min", 3, "requests", "One or two requests may be slow by themselves."),
+        Threshold(
+            "coordinator_outage_s",
+            2,
+            "s",
+            "A coordinator that moves is found again by the next heartbeat, every 3 s at most; quicker is not felt.",
+        ),
+        Threshold("controller_changes_min", 3, "elections", "A controller that is restarted makes one or two."),
+        Threshold(
+            "replicas_s",
+            2,
+            "s",
+            "A leader that moves leaves its partition without one for less: metadata of clients tell of it later.",
+        ),
+        Threshold(
+            "out_of_sync_s",
+            10,
+            "s",
+            "A broker that is restarted in order lacks for a few seconds; replica.lag.time.max.ms is 30 s.",
+        ),
+        Threshold(
+            "storm_connections",
+            20,
+            "connections in 10 s",
+            "reconnect.backoff.max.ms is 1 s: one client that follows it makes ten.",
+        ),
+        Threshold(
+            "doubtful_records_min",
+            10,
+            "records",
+            "Fewer than ten records are of a request or two, which the connections' end explains.",
+        ),
         # producing
         Threshold(
             "batches_min", 200, "batches", "Fewer batches of a client to a topic cost nothing, whatever is in them."
@@ -165,6 +250,9 @@ THRESHOLDS = {
             1000,
             "ms",
             "A second at p99 is slow for a broker that stands alone, too; request.timeout.ms is 30 s.",
+        ),
+        Threshold(
+            "slow_produces_min", 3, "requests", "A p99 of 133 requests is the second slowest: so many make no chance."
         ),
         Threshold("produces_min", 100, "requests", "Below 100 requests a p99 is the slowest of them, by luck."),
         # groups

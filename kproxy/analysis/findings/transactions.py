@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding, Probe, Tables, clean, found
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import GROUPS, TOPIC
@@ -24,30 +25,44 @@ class Open(NamedTuple):
     began_us: int
     last_us: int  # its last request
     end_us: int  # of the capture
+    topics: str | None  # that it wrote to, one in a line
 
 
 def left_open(tables: Tables, limits: Limits) -> Frame:
     """Rows of Open, the longest first."""
     return ask(
-        {"exchanges": tables["exchanges"]},
+        {"exchanges": tables["exchanges"], "partitions": tables["partitions"]},
         seen="select cluster as of_cluster, max(unix_micros(`time`)) as end_us from exchanges group by cluster",
         said=f"""
-            select cluster, transactional_id, api, {GROUPS["client"]} as client, unix_micros(`time`) as us
+            select source, connection, `number`, cluster, transactional_id, api, {GROUPS["client"]} as client,
+                unix_micros(`time`) as us
             from exchanges
             where transactional_id is not null and (api in {_BEGINS} or api in ('EndTxn', 'InitProducerId'))""",
         ended="""
             select cluster, transactional_id, max(case when api in ('EndTxn', 'InitProducerId') then us end) as ended_us
             from said group by cluster, transactional_id""",
-        answer=f"""
-            select s.cluster, s.transactional_id, max(s.client) as client, count(*) as requests, min(us) as began_us,
-                max(us) as last_us, max(end_us) as end_us
-            from said s join ended e
+        behind=f"""
+            select s.* from said s join ended e
                 on s.cluster is not distinct from e.cluster and s.transactional_id = e.transactional_id
-            join seen on s.cluster is not distinct from seen.of_cluster
-            where s.api in {_BEGINS} and (e.ended_us is null or s.us > e.ended_us)
-            group by s.cluster, s.transactional_id
-            having max(end_us) - min(us) >= {limits.open_transaction_s * 1e6:.0f}
-            order by began_us, s.cluster nulls first, s.transactional_id""",
+            where s.api in {_BEGINS} and (e.ended_us is null or s.us > e.ended_us)""",
+        open_for=f"""
+            select cluster, transactional_id, max(client) as client, count(*) as requests, min(us) as began_us,
+                max(us) as last_us, max(end_us) as end_us
+            from behind join seen on cluster is not distinct from of_cluster
+            group by cluster, transactional_id
+            having max(end_us) - min(us) >= {limits.open_transaction_s * 1e6:.0f}""",
+        written=f"""
+            select distinct b.cluster, b.transactional_id, {TOPIC} as topic from behind b join partitions p
+                on b.source = p.source and b.connection = p.connection and b.`number` = p.`number`
+            where p.direction = 'request' and {TOPIC} is not null""",
+        named="""
+            select cluster, transactional_id, array_join(array_sort(collect_list(topic)), chr(10)) as topics
+            from written group by cluster, transactional_id""",
+        answer="""
+            select o.cluster, o.transactional_id, o.client, o.requests, o.began_us, o.last_us, o.end_us, n.topics
+            from open_for o left join named n
+                on o.cluster is not distinct from n.cluster and o.transactional_id = n.transactional_id
+            order by began_us, o.cluster nulls first, o.transactional_id""",
     )
 
 
@@ -61,7 +76,11 @@ def judge_open(row: Open, limits: Limits) -> Iterator[Finding]:
         open_us / 900e6,
         row.cluster,
         f"transactional id {row.transactional_id}, client {clean(row.client)}",
-        {"transactional_id": row.transactional_id, "client": row.client},
+        {
+            "transactional_id": row.transactional_id,
+            "client": row.client,
+            "topics": [] if row.topics is None else row.topics.split("\n"),
+        },
         (row.began_us, row.end_us),
         {
             "open_ns": open_us * 1000,
@@ -109,12 +128,12 @@ def stuck(tables: Tables, limits: Limits) -> Frame:
 
 
 def judge_stuck(row: Stuck, limits: Limits) -> Iterator[Finding]:
-    stuck_us = row.last_us - row.began_us
+    stuck_us, behind = row.last_us - row.began_us, row.high_watermark - row.last_stable_offset
     if stuck_us < limits.open_transaction_s * 1e6:
         return
     yield found(
         "stuck_stable_offset",
-        CRITICAL if stuck_us >= limits.hung_transaction_s * 1e6 else WARNING,
+        CRITICAL if stuck_us >= limits.hung_transaction_s * 1e6 else severity(limits, behind_records=behind),
         stuck_us / 900e6,
         row.cluster,
         f"topic {clean(row.topic)}, partition {row.partition}",
@@ -124,12 +143,12 @@ def judge_stuck(row: Stuck, limits: Limits) -> Iterator[Finding]:
             "last_stable_offset": row.last_stable_offset,
             "stuck_ns": stuck_us * 1000,
             "records": row.high_watermark - row.began_mark,
-            "behind_records": row.high_watermark - row.last_stable_offset,
+            "behind_records": behind,
         },
     )
 
 
 PROBES = (
-    Probe(("open_transaction",), ("exchanges",), left_open, Open, judge_open),
+    Probe(("open_transaction",), ("exchanges", "partitions"), left_open, Open, judge_open),
     Probe(("stuck_stable_offset",), ("partitions",), stuck, Stuck, judge_stuck),
 )

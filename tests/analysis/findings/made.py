@@ -84,6 +84,9 @@ def dataset(place: Path) -> Path:
     transactions(made)
     resent(made)
     network(made)
+    refusals(made)
+    recut(made)
+    cluster(made)
     return made.write(place)
 
 
@@ -183,6 +186,63 @@ def network(made: Made) -> None:
         _connection(made, 2000 + number, "10.9.0.6", number / 2, 300.0)  # a fleet that starts, and stays
 
 
+def refusals(made: Made) -> None:
+    """Each client is refused for a reason of its own, `lucky` once only."""
+    for client, error, count in (
+        ("zombie", "INVALID_PRODUCER_EPOCH", 5),
+        ("huge", "MESSAGE_TOO_LARGE", 12),
+        ("lonely", "NOT_ENOUGH_REPLICAS", 20),
+        ("broken", "INVALID_RECORD", 4),
+        ("late", "REQUEST_TIMED_OUT", 12),
+        ("stray", "NOT_LEADER_OR_FOLLOWER", 30),
+        ("lucky", "TOPIC_AUTHORIZATION_FAILED", 1),
+        ("elected", "NOT_LEADER_OR_FOLLOWER", 5),  # as many as one election explains
+    ):
+        for number in range(count + 20):
+            key = made.exchange(client, "Produce", 100 + number, acks=-1, errors=int(number < count))
+            if number < count:
+                made.partition(key, "response", "of-" + client, error_code=1, error=error)
+
+
+def recut(made: Made) -> None:
+    """A connection ends with five requests that nobody answered; their records come again in other batches."""
+    for number in range(5):
+        at_s = 300 + number / 10
+        lost = {"outcome": "unanswered", "latency_ns": None, "request_end_ns": START_NS + int(at_s * 1e9)}
+        key = made.exchange("cutter", "Produce", at_s, acks=1, **lost)
+        _batch(made, key, 10 * number, 10 * number + 9, 10)
+    _connection(made, key["connection"], "10.0.0.1", 290.0, 11.0)
+    for first, last in ((0, 14), (15, 37), (38, 49)):
+        key = made.exchange("cutter", "Produce", 310 + first / 10, broker=2, acks=1)
+        _batch(made, key, first, last, last - first + 1)
+
+
+def _batch(made: Made, key: dict[str, Any], first: int, last: int, records: int) -> None:
+    times = {"base_timestamp": 2_000_000 + first, "max_timestamp": 2_000_000 + last}
+    same = {"direction": "request", "topic": "of-cutter", "partition": 0, "codec": "lz4", "magic": 2, "producer_id": -1}
+    made.add("batches", **key, **same, **times, records=records, bytes=40 * records)
+
+
+def cluster(made: Made) -> None:
+    """Controllers take turns, a partition has no leader for half a minute, one lacks broker 2, another does for 5 s."""
+    for number, broker in enumerate((1, 2, 3, 1, 2)):
+        at_s = 200.0 + 10 * number
+        row = {"kind": "controller", "change": "active", "broker_id": broker, "time_ns": START_NS + int(at_s * 1e9)}
+        made.add("topology", at_s, **row)
+    for topic, change, at_s, isr, replicas in (
+        ("dark", "offline", 20, [4], [4]),
+        ("dark", "elected", 50, [4], [4]),
+        ("thin", "isr_shrunk", 20, [1, 3], [1, 2, 3]),
+        ("thin", "isr_grown", 60, [1, 2, 3], [1, 2, 3]),
+        ("brief", "isr_shrunk", 20, [1, 2], [1, 2, 3]),
+        ("brief", "isr_grown", 25, [1, 2, 3], [1, 2, 3]),
+    ):
+        state = {"topic": topic, "partition": 0, "change": change, "isr": isr, "replicas": replicas}
+        made.add("leadership", at_s, **state, time_ns=START_NS + at_s * 10**9)
+    for number in range(30):
+        _connection(made, 3000 + number, "10.9.0.7", 400 + number / 10, 0.05, requests=0)
+
+
 def _connection(made: Made, number: int, host: str, at_s: float, life_s: float, **columns: Any) -> None:
     start_ns = START_NS + int(at_s * 1e9)
     made.add(
@@ -247,6 +307,18 @@ PROVOKED = {
     ("open_transaction", "transactional id hung-tx, client hung"),
     ("stuck_stable_offset", "topic stuck, partition 0"),
     ("resent_not_idempotent", "client doubling, topic of-doubling"),
+    ("doubtful_records", "client gives-up, topic of-gives-up"),
+    ("fenced", "client zombie, Produce, topic of-zombie"),
+    ("refused_too_large", "client huge, Produce, topic of-huge"),
+    ("not_enough_replicas", "client lonely, Produce, topic of-lonely"),
+    ("refused_records", "client broken, Produce, topic of-broken"),
+    ("timed_out", "client late, Produce, topic of-late"),
+    ("no_leader", "client stray, Produce, topic of-stray"),
+    ("unanswered", "client cutter, broker 1 (10.0.1.1:9092)"),
+    ("controller_changes", "the controller"),
+    ("offline_partitions", "topic dark"),
+    ("under_replicated", "broker 2"),
+    ("reconnect_storm", "client 10.9.0.7, broker 1 (10.0.1.1:9092)"),
     ("retransmissions", "10.9.0.1 and 10.0.1.1:9092"),
     ("zero_windows", "10.9.0.3 and 10.0.1.1:9092"),
     ("connection_churn", "client 10.9.0.5"),

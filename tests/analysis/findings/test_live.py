@@ -26,8 +26,13 @@ class Running:
     def does(self, broker, count, plan=PRODUCE, **fields):
         if broker not in self.connections:
             self.connections[broker] = self.metrics.connection(info(), "main", broker, topics=True)
-        fields.setdefault("request_start", self.metrics.now_ns())
-        self.connections[broker].events([exchange(plan, **fields) for _ in range(count)])
+        start_ns = fields.pop("request_start", self.metrics.now_ns())
+        done = [exchange(plan, **fields) for _ in range(count)]
+        for each in done:
+            waited_ns = each.response_start - each.request_end
+            each.request_start = each.request_end = start_ns
+            each.response_start = each.response_end = start_ns + waited_ns
+        self.connections[broker].events(done)
 
     def moment(self, at_s):
         taken = live.taken(self.metrics)
@@ -84,6 +89,53 @@ def test_a_group_that_does_not_come_to_rest_stands_still_by_the_classic_protocol
     answer = found(first, running.moment(310))
     severities = {where: one.severity for (kind, where), one in answer.items() if kind == "rebalance_storm"}
     assert severities == {"group classic-g": "critical", "group consumer-g": "warning"}
+
+
+def test_what_was_refused_and_not_answered_is_told_by_api_and_kind():
+    running = Running()
+    running.does("1", 50)
+    first = running.moment(10)
+    assert not found(live.began(running.metrics), first)
+    running.does("1", 20, errors=(29,))  # TOPIC_AUTHORIZATION_FAILED
+    running.does("1", 4, errors=(10,))  # MESSAGE_TOO_LARGE
+    running.does("1", 2, errors=(3,))  # fewer than are told
+    cluster = running.metrics.cluster("default")
+    cluster = cluster if "1" in cluster.brokers else running.metrics.clusters["main"]
+    cluster.unanswered["Produce", "broker_reset"] = 9
+    cluster.unanswered["Fetch", "broker_reset"] = 9  # long polls
+    cells = cluster.brokers["1"]
+    ((listener, _), *_) = cells.disconnects
+    cells.disconnects[listener, "unreachable"] = 5
+    cluster.authentications["client", "PLAIN", "failed"] = 7
+    cluster.authentications["client", "PLAIN", "success"] = 3
+    answer = found(first, running.moment(70))
+    says = {kind: sentence(one) for (kind, _), one in answer.items()}
+    assert says == {
+        "refused_authorization": "20 of 26 Produce requests were refused: TOPIC_AUTHORIZATION_FAILED",
+        "refused_too_large": "4 of 26 Produce requests were refused: MESSAGE_TOO_LARGE",
+        "login_failed": "7 of 10 PLAIN logins at kproxy failed: failed",
+        "broker_gone": "5 connections to it could not be made",
+    }
+    (gone,) = [one for (kind, _), one in answer.items() if kind == "broker_gone"]
+    assert [one.kind for one in gone.consequences] == ["unanswered"]
+    assert dict(gone.consequences[0].evidence) == {"failed": 9, "asked": 35, "apis": "Produce"}
+    assert not found(running.moment(70), running.moment(130))
+
+
+def test_partitions_without_leader_or_replicas_are_told_as_long_as_they_are():
+    running = Running()
+    cells = InsightCells()
+    running.metrics.cluster("default").insight = lambda: cells
+    cells.leadership("orders", 0, "offline", None, 0)
+    cells.leadership("orders", 1, "isr_shrunk", 2, 1)
+    answer = found(live.began(running.metrics), running.moment(60))
+    assert {(kind, dict(one.evidence)["partitions"]) for (kind, _), one in answer.items()} == {
+        ("offline_partitions", 1),
+        ("under_replicated", 1),
+    }
+    cells.leadership("orders", 0, "elected", 1, 0)
+    cells.leadership("orders", 1, "isr_grown", 2, 0)
+    assert not found(running.moment(60), running.moment(120))
 
 
 def batches(records, count, codecs, size):

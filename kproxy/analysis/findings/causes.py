@@ -1,0 +1,156 @@
+"""Which finding explains which: one entry for a cause, with what follows from it folded in.
+
+Duty: the graph as data, EDGES, and `folded`, which applies it. A finding has one cause at most, the nearest: of several
+the one that shares most with it, then the one whose time covers most of its own. The severity of a cause is the gravest
+of all that follow from it; advice is the cause's alone. Refuses to know how anything is found.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kproxy.analysis.findings.finding import SEVERITIES, Finding
+
+NS = 1_000_000_000
+# How times must lie. OVERLAPS: consequence and cause at the same time, or soon after it. BEGINS: the consequence began
+# meanwhile or soon after. EVER: the consequence is of a longer time, such as a percentile.
+OVERLAPS, BEGINS, EVER = "overlaps", "begins", "ever"
+_BEFORE_NS = 5 * NS  # what stands still does so from its last good answer on: a heartbeat (3 s) earlier
+_AFTER_NS = {OVERLAPS: 10 * NS, BEGINS: 30 * NS}  # session.timeout.ms, request.timeout.ms
+
+
+class Edge(NamedTuple):
+    """A finding of kind `cause` explains one of kind `consequence` where they share `same` and times lie as `when`.
+
+    same: names of places (broker, topic, client, group_id); `held_back`: a reader stands where the last stable offset
+    does; `everywhere`: the consequence is of no single broker.
+    """
+
+    cause: str
+    consequence: str
+    same: tuple[str, ...]
+    when: str
+
+
+def _edges(causes: Iterable[str], consequences: Iterable[str], same: tuple[str, ...], when: str) -> tuple[Edge, ...]:
+    return tuple(Edge(cause, consequence, same, when) for cause in causes for consequence in consequences)
+
+
+_DOWN = ("broker_gone", "broker_standing_still")
+EDGES: tuple[Edge, ...] = (
+    # Of a broker: what it led, coordinated and answered.
+    *_edges(_DOWN, ("coordinator_lost", "under_replicated", "offline_partitions"), ("broker",), OVERLAPS),
+    *_edges(_DOWN, ("unanswered", "client_timeouts", "reconnect_storm"), ("broker",), OVERLAPS),
+    *_edges(_DOWN, ("slow_broker", "retransmissions", "zero_windows"), ("broker",), EVER),
+    *_edges(_DOWN, ("slow_broker",), ("everywhere",), OVERLAPS),
+    # Elsewhere in the cluster, meanwhile: elections, and leaders that wait for its replicas.
+    *_edges(_DOWN, ("not_enough_replicas", "client_timeouts", "unanswered"), (), BEGINS),
+    *_edges(_DOWN, ("no_leader", "timed_out"), (), OVERLAPS),
+    *_edges(_DOWN, ("coordinator_lost", "controller_changes", "offline_partitions", "fenced"), (), BEGINS),
+    # Replicas and leaders.
+    *_edges(("under_replicated",), ("not_enough_replicas", "timed_out"), (), OVERLAPS),
+    *_edges(("offline_partitions",), ("no_leader", "growing_lag"), ("topic",), OVERLAPS),
+    # What was not answered, or refused for a while, is sent again.
+    *_edges(
+        ("unanswered", "client_timeouts", "timed_out", "not_enough_replicas", "no_leader"),
+        ("resent_not_idempotent", "doubtful_records"),
+        ("client",),
+        OVERLAPS,
+    ),
+    # Groups.
+    *_edges(("coordinator_lost",), ("rebalance_storm", "straggler"), ("group_id",), BEGINS),
+    *_edges(("rebalance_storm",), ("straggler",), ("group_id",), OVERLAPS),
+    # Transactions.
+    *_edges(("open_transaction",), ("stuck_stable_offset",), ("topic",), OVERLAPS),
+    *_edges(("stuck_stable_offset",), ("growing_lag",), ("topic", "held_back"), OVERLAPS),
+    # Clients.
+    *_edges(("login_failed",), ("connection_churn", "reconnect_storm", "unanswered"), ("client",), OVERLAPS),
+    *_edges(("refused_authorization",), ("connection_churn", "reconnect_storm"), ("client",), OVERLAPS),
+    *_edges(("reconnect_storm",), ("connection_churn",), ("client",), OVERLAPS),
+    *_edges(("throttled",), ("client_timeouts",), ("client",), OVERLAPS),
+    # kproxy.
+    *_edges(("core_full",), ("slow_broker",), (), EVER),
+)
+_BY_CONSEQUENCE: dict[str, tuple[Edge, ...]] = {
+    edge.consequence: tuple(each for each in EDGES if each.consequence == edge.consequence) for edge in EDGES
+}
+
+
+def folded(found: Sequence[Finding]) -> list[Finding]:
+    """The findings that nothing explains, each with its consequences, those of these included."""
+    by_kind: dict[str, list[int]] = {}
+    for index, one in enumerate(found):
+        by_kind.setdefault(one.kind, []).append(index)
+    parents = [_cause(index, found, by_kind) for index in range(len(found))]
+    followers: dict[int, list[Finding]] = {}
+    for index, parent in enumerate(parents):
+        if parent is None:
+            continue
+        root = parent
+        while (above := parents[root]) is not None:
+            root = above
+        followers.setdefault(root, []).append(found[index]._replace(change="", settings=()))
+    return [_with(one, followers.get(index, [])) for index, one in enumerate(found) if parents[index] is None]
+
+
+def explains(edge: Edge, cause: Finding, one: Finding) -> bool:
+    """Whether an edge holds between two findings of its kinds."""
+    if cause.cluster != one.cluster and cause.cluster is not None:
+        return False
+    of_cause, of_one = dict(cause.place), dict(one.place)
+    return all(_is_same(name, cause, of_cause, one, of_one) for name in edge.same) and _is_near(edge.when, cause, one)
+
+
+def _with(root: Finding, consequences: Sequence[Finding]) -> Finding:
+    if not consequences:
+        return root
+    order = sorted(consequences, key=lambda one: (SEVERITIES.index(one.severity), one.kind, -one.weight, one.where))
+    gravest = min((root, *order), key=lambda one: SEVERITIES.index(one.severity)).severity
+    weight = min(1.0, root.weight + sum(one.weight for one in order))
+    return root._replace(severity=gravest, weight=weight, consequences=tuple(order))
+
+
+def _cause(index: int, found: Sequence[Finding], by_kind: Mapping[str, Sequence[int]]) -> int | None:
+    """The place in `found` of what explains one of them."""
+    one = found[index]
+    best: tuple[tuple[int, int, int], int] | None = None
+    for edge in _BY_CONSEQUENCE.get(one.kind, ()):
+        for at in by_kind.get(edge.cause, ()):
+            if at != index and explains(edge, found[at], one):
+                rank = len(edge.same), _shared_ns(found[at], one), -at
+                if best is None or rank > best[0]:
+                    best = rank, at
+    return None if best is None else best[1]
+
+
+def _is_same(name: str, cause: Finding, of_cause: Mapping[str, Any], one: Finding, of_one: Mapping[str, Any]) -> bool:
+    if name == "broker":
+        ids = of_cause.get("broker_id"), of_one.get("broker_id")
+        if None not in ids:
+            return ids[0] == ids[1]
+        return of_cause.get("broker") is not None and of_cause.get("broker") == of_one.get("broker")
+    if name == "everywhere":
+        return of_one.get("broker") is None and of_one.get("broker_id") is None
+    if name == "held_back":
+        behind = dict(cause.evidence).get("behind_records") or 0
+        lag = dict(one.evidence).get("last_lag_records") or 0
+        return bool(0 < lag <= 1.2 * behind + 1000)
+    if name == "topic" and of_cause.get("topics"):
+        return of_one.get("topic") in of_cause["topics"]
+    return of_cause.get(name) is not None and of_cause.get(name) == of_one.get(name)
+
+
+def _is_near(when: str, cause: Finding, one: Finding) -> bool:
+    if when == EVER or cause.since_ns is None or one.since_ns is None:
+        return True
+    begins, ends = cause.since_ns - _BEFORE_NS, (cause.until_ns or cause.since_ns) + _AFTER_NS[when]
+    if when == BEGINS:
+        return begins <= one.since_ns <= ends
+    return one.since_ns <= ends and (one.until_ns or one.since_ns) >= begins
+
+
+def _shared_ns(cause: Finding, one: Finding) -> int:
+    """How long both lasted together."""
+    if cause.since_ns is None or one.since_ns is None:
+        return 0
+    ends = min(cause.until_ns or cause.since_ns, one.until_ns or one.since_ns)
+    return max(0, ends - max(cause.since_ns, one.since_ns))

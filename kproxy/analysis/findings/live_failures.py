@@ -1,0 +1,127 @@
+"""Failures that the metrics' cells of a running kproxy know of: requests refused, unanswered, brokers out of reach.
+
+Duty: the counts of one cluster at one moment, and what is found of what was added to them since another. Cells name no
+client: an API or a broker is where something failed, and how long is not known. Refuses to know HTTP and processes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from kproxy.analysis.findings import failures
+from kproxy.analysis.findings.felt import severity
+from kproxy.analysis.findings.finding import WARNING, Finding, found
+from kproxy.analysis.findings.thresholds import Limits
+from kproxy.analysis.pieces import LONG_POLLS
+from kproxy.metrics.cells import ClusterCells
+from kproxy.protocol.error_codes import error_name
+
+Counts = dict[str, int]
+_LOST = ("unreachable", "broker_reset", "broker_closed")  # causes of disconnects that tell of a broker
+
+
+@dataclass
+class Failed:
+    """Of one cluster, since kproxy began."""
+
+    errors: dict[tuple[str, str], int] = field(default_factory=dict)  # by API and kind of finding
+    names: dict[tuple[str, str], set[str]] = field(default_factory=dict)  # of the errors of these
+    unanswered: Counts = field(default_factory=dict)  # by API
+    logins: dict[tuple[str, str], int] = field(default_factory=dict)  # of clients at kproxy, by mechanism and outcome
+    lost: dict[tuple[str, str], int] = field(default_factory=dict)  # connections by broker and cause
+    offline: int = 0  # partitions, now
+    shrunk: int = 0
+
+
+def counted_failures(cells: ClusterCells) -> Failed:
+    """A copy of what is counted of failures."""
+    of = Failed()
+    for name, broker in list(cells.brokers.items()):
+        for (_, cause), count in broker.disconnects.copy().items():
+            if cause in _LOST:
+                of.lost[name, cause] = of.lost.get((name, cause), 0) + count
+        for (api, _), each in list(broker.apis.items()):
+            for code, count in each.errors.copy().items():
+                error = error_name(code)
+                kind = failures.KIND_OF.get(error)
+                if kind is not None:
+                    of.errors[api, kind] = of.errors.get((api, kind), 0) + count
+                    of.names.setdefault((api, kind), set()).add(error)
+    for (api, _), count in cells.unanswered.copy().items():
+        of.unanswered[api] = of.unanswered.get(api, 0) + count
+    for (side, mechanism, outcome), count in cells.authentications.copy().items():
+        if side == "client":
+            of.logins[mechanism, outcome] = of.logins.get((mechanism, outcome), 0) + count
+    insight = cells.insight() if cells.insight is not None else None
+    if insight is not None:
+        of.offline, of.shrunk = insight.offline, insight.shrunk
+    return of
+
+
+def found_since(
+    cluster: str, then: Failed, now: Failed, requests: Mapping[str, int], limits: Limits, times: tuple[int, int]
+) -> Iterator[Finding]:
+    """What failed between two moments. requests: by API, in between."""
+    yield from _refused(cluster, then, now, requests, limits, times)
+    yield from _unanswered(cluster, then, now, requests, limits, times)
+    yield from _logins(cluster, then, now, limits, times)
+    for broker in sorted({name for name, _ in now.lost}):
+        count = now.lost.get((broker, "unreachable"), 0) - then.lost.get((broker, "unreachable"), 0)
+        if count >= limits.unanswered_min and broker != "bootstrap":
+            evidence = {"unreachable": count}
+            place = {"broker": broker, "broker_id": int(broker) if broker.isdecimal() else None}
+            felt = severity(limits, failed=count)
+            yield found("broker_gone", felt, count / 1e4, cluster, f"broker {broker}", place, times, evidence)
+    for kind, count in (("offline_partitions", now.offline), ("under_replicated", now.shrunk)):
+        if count:
+            felt = severity(limits, failed=count, asked=count) if kind == "offline_partitions" else WARNING
+            yield found(kind, felt, count / 1e3, cluster, "the cluster", {}, times, {"partitions": count})
+
+
+def _refused(
+    cluster: str, then: Failed, now: Failed, requests: Mapping[str, int], limits: Limits, times: tuple[int, int]
+) -> Iterator[Finding]:
+    for (api, kind), count in sorted(now.errors.items()):
+        failed = count - then.errors.get((api, kind), 0)
+        if failed >= limits.refused_min:
+            asked = max(requests.get(api, 0), failed)  # an answer may have several errors
+            names = ", ".join(sorted(now.names[api, kind]))
+            row = failures.Refused(cluster, None, api, kind, failed, asked, names, 0, None, None, None, None, *times)
+            yield from failures.judge_refused(row, limits)
+
+
+def _unanswered(
+    cluster: str, then: Failed, now: Failed, requests: Mapping[str, int], limits: Limits, times: tuple[int, int]
+) -> Iterator[Finding]:
+    """Of connections that brokers ended: a client that ends its own may leave a long poll behind."""
+    counts = {
+        api: count - then.unanswered.get(api, 0) for api, count in now.unanswered.items() if api not in LONG_POLLS
+    }
+    failed = sum(counts.values())
+    if failed >= limits.unanswered_min:
+        asked = sum(count for api, count in requests.items() if api not in LONG_POLLS) + failed
+        apis = ", ".join(sorted(api for api, count in counts.items() if count))
+        evidence = {"failed": failed, "asked": asked, "apis": apis}
+        felt = severity(limits, failed=failed, asked=asked)
+        yield found("unanswered", felt, failed / 1e4, cluster, "all clients", {}, times, evidence)
+
+
+def _logins(cluster: str, then: Failed, now: Failed, limits: Limits, times: tuple[int, int]) -> Iterator[Finding]:
+    """Of clients that kproxy itself asks who they are."""
+    for mechanism in sorted({name for name, _ in now.logins}):
+        counts = {
+            outcome: count - then.logins.get((name, outcome), 0)
+            for (name, outcome), count in now.logins.items()
+            if name == mechanism
+        }
+        failed = {
+            outcome: count for outcome, count in counts.items() if count and outcome not in ("success", "renewed")
+        }
+        if sum(failed.values()) >= limits.refused_min:
+            evidence = {
+                "failed": sum(failed.values()),
+                "asked": sum(counts.values()),
+                "api": f"{mechanism} logins at kproxy",
+                "errors": ", ".join(sorted(failed)),
+            }
+            felt = severity(limits, failed=evidence["failed"], asked=evidence["asked"])  # type: ignore[arg-type]
+            yield found("login_failed", felt, 0.01, cluster, f"kproxy, {mechanism}", {}, times, evidence)

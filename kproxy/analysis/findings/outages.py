@@ -1,0 +1,428 @@
+"""Findings about brokers and what hangs on them: gone or standing still, coordinators and controllers lost, partitions
+offline or without all replicas, clients that connect over and over.
+
+A broker is known by its id where answers name it, else by its address: its listeners are one broker. Refuses to know
+engines, and how findings look.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kproxy.analysis import knowledge
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.findings.felt import severity
+from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, at, broker_name, clean, found
+from kproxy.analysis.findings.thresholds import Limits
+from kproxy.analysis.pieces import GROUPS, KNOWN_BROKERS, LONG_POLLS, keyed, literal, of_clients
+
+_STEP_NS = 100_000_000  # answers are counted in steps of this: a silence is between two steps
+_BEFORE_STEPS = 50
+_SOON_NS = 2_000_000_000  # a broker that dies takes its connections with it; clients that give up do so later
+_NEAR_NS = 1_000_000_000
+_SERVED_NOT = ("ApiVersions", "SaslHandshake", "SaslAuthenticate")  # asked by a client that only connects
+_STORM_NS = 10_000_000_000
+
+
+class Silent(NamedTuple):
+    """A time in which a broker that was asked answered nobody."""
+
+    cluster: str | None
+    broker: str  # its address
+    broker_id: int | None
+    silent_ns: int
+    is_back: bool
+    closed_soon: int  # connections that ended as it began
+    closed: int  # until it was over
+    kept: int  # connections that outlived it
+    held: int  # requests that were answered only when it was over
+    held_connections: int
+    failed: int  # requests that were never answered
+    went_on: int  # clients that asked other brokers meanwhile
+    is_told: bool  # whether an answer of another broker lacked it
+    first_us: int
+    last_us: int
+
+
+def silent(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Silent, the longest first."""
+    least_ns = f"{limits.silent_s * 1e9:.0f}"
+    polls = ", ".join(map(literal, LONG_POLLS))
+    same = "a.cluster is not distinct from g.cluster and a.broker = g.broker"
+    gap = "g.cluster, g.broker, g.last_ns"
+    return ask(
+        {name: tables[name] for name in ("exchanges", "connections", "topology")},
+        once=("gaps",),
+        known=KNOWN_BROKERS,
+        exchanged=keyed("exchanges"),
+        connected=keyed("connections"),
+        served=f"""
+            select cluster, broker_key as broker, min({GROUPS["broker"]}) as address, max(broker_id) as broker_id,
+                cast(floor(response_start_ns / {_STEP_NS}) as bigint) as step, min(response_start_ns) as first_ns,
+                max(response_start_ns) as last_ns, count(*) as answers
+            from exchanged where response_start_ns is not null and {of_clients(False)}
+            group by cluster, broker_key, cast(floor(response_start_ns / {_STEP_NS}) as bigint)""",
+        ends="select cluster, max(last_ns) as end_ns from served group by cluster",
+        turns=f"""
+            select *, lead(first_ns) over (partition by cluster, broker order by step) as next_ns,
+                sum(answers) over (partition by cluster, broker order by step
+                    range between {_BEFORE_STEPS} preceding and current row) as before
+            from served""",
+        gaps=f"""
+            select t.cluster, t.broker, t.address, t.broker_id, t.last_ns, coalesce(next_ns, end_ns) as until_ns,
+                next_ns is not null as is_back
+            from turns t join ends e on t.cluster is not distinct from e.cluster
+            where coalesce(next_ns, end_ns) - t.last_ns >= {least_ns} and before >= {limits.silent_answers_min}""",
+        asked=f"""
+            select cluster, broker_key as broker, {GROUPS["client"]} as client, client_address as host, api, outcome,
+                connection, request_end_ns, response_start_ns, coalesce(muted_ns, 0) as mute_ns,
+                api in ({polls}) as is_poll
+            from exchanged where {of_clients(False)} and request_end_ns is not null""",
+        waited=f"""
+            select {gap},
+                count_if(outcome = 'answered' and response_start_ns >= g.until_ns) as held,
+                count(distinct case when outcome = 'answered' and response_start_ns >= g.until_ns then connection end)
+                    as held_connections,
+                count_if(outcome = 'unanswered') as failed
+            from gaps g join asked a on {same} and not is_poll
+                and a.request_end_ns between g.last_ns - {_NEAR_NS} and g.until_ns
+                and (outcome = 'unanswered' or request_end_ns + mute_ns <= g.until_ns - {least_ns})
+            group by {gap}""",
+        theirs="""
+            select cluster, broker_key as broker, start_ns, end_ns, close from connected
+            where start_ns is not null""",
+        links=f"""
+            select {gap},
+                count_if(a.close != 'open' and a.end_ns <= g.last_ns + {_SOON_NS}) as closed_soon,
+                count_if(a.close != 'open' and a.end_ns <= g.until_ns) as closed,
+                count_if(a.close is null or a.close = 'open' or a.end_ns > g.until_ns) as kept
+            from gaps g join theirs a on {same} and a.start_ns <= g.last_ns
+                and (a.end_ns >= g.last_ns - {_NEAR_NS} or a.close is null or a.close = 'open')
+            group by {gap}""",
+        left_behind=f"""
+            select distinct {gap}, g.until_ns, a.client, a.host from gaps g join asked a on {same}
+                and a.request_end_ns between g.last_ns - {10 * _NEAR_NS} and g.last_ns""",
+        elsewhere="""
+            select g.cluster, g.broker, g.last_ns, count(distinct g.client) as went_on
+            from left_behind g join asked a on a.cluster is not distinct from g.cluster and a.client = g.client
+                and a.host = g.host and a.broker != g.broker and a.request_end_ns > g.last_ns
+                and a.request_end_ns < g.until_ns
+            group by g.cluster, g.broker, g.last_ns""",
+        told=f"""
+            select {gap}, count(*) as times from gaps g join topology t
+                on t.cluster is not distinct from g.cluster and t.kind = 'broker' and t.change = 'gone'
+                and t.broker_id = g.broker_id and t.time_ns between g.last_ns - {_NEAR_NS} and g.until_ns
+            group by {gap}""",
+        answer=f"""
+            select g.cluster, g.address as broker, g.broker_id, g.until_ns - g.last_ns as silent_ns, g.is_back,
+                coalesce(closed_soon, 0) as closed_soon, coalesce(closed, 0) as closed, coalesce(kept, 0) as kept,
+                coalesce(held, 0) as held, coalesce(held_connections, 0) as held_connections,
+                coalesce(failed, 0) as failed, coalesce(went_on, 0) as went_on, t.times is not null as is_told,
+                cast(floor(g.last_ns / 1e3) as bigint) as first_us, cast(floor(g.until_ns / 1e3) as bigint) as last_us
+            from gaps g {" ".join(_joined(name) for name in ("waited", "links", "elsewhere"))}
+            {_joined("told", "t")}
+            order by silent_ns desc, g.cluster nulls first, g.address, g.last_ns""",
+    )
+
+
+def _joined(step: str, alias: str | None = None) -> str:
+    as_ = alias or step
+    return (
+        f"left join {step} {as_} on g.cluster is not distinct from {as_}.cluster and g.broker = {as_}.broker "
+        f"and g.last_ns = {as_}.last_ns"
+    )
+
+
+def judge_silent(row: Silent, limits: Limits) -> Iterator[Finding]:
+    ended_with_it = row.closed_soon > 0 and row.closed_soon >= row.kept + row.closed - row.closed_soon
+    # Clients that all end at once take their connections along, too: others must tell of it, or miss answers and go on.
+    is_missed = row.went_on > 0 and row.failed >= limits.silent_requests_min
+    is_gone = ended_with_it and (is_missed or (row.is_told and (row.is_back or row.went_on > 0)))
+    is_standing = (
+        not is_gone
+        and row.held + row.failed >= limits.silent_requests_min
+        and (row.held_connections > 1 or row.closed > 1 or row.is_told)
+    )
+    if not is_gone and not is_standing:
+        return
+    evidence = {
+        "silent_ns": row.silent_ns,
+        "failed": row.failed,
+        "held": row.held,
+        "connections": row.closed if is_gone else row.closed + row.kept,
+        "clients": row.went_on or None,
+        "is_back": row.is_back,
+    }
+    yield found(
+        "broker_gone" if is_gone else "broker_standing_still",
+        severity(limits, failed=row.failed, stood_still_ns=row.silent_ns),
+        row.silent_ns / 60e9 + row.failed / 1e4,
+        row.cluster,
+        broker_name(row.broker, row.broker_id),
+        {"broker": row.broker, "broker_id": row.broker_id},
+        (row.first_us, row.last_us),
+        evidence,
+    )
+
+
+class Orphaned(NamedTuple):
+    """A group that lost its coordinator."""
+
+    cluster: str | None
+    group_id: str
+    outage_ns: int
+    refusals: int
+    broker: str | None  # that answered before
+    broker_id: int | None
+    coordinator_id: int | None
+    first_us: int
+    last_us: int
+
+
+def orphaned(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Orphaned, the longest outage first; groups that had no coordinator before are left out."""
+    lost = knowledge.coordinators(tables["group_events"], tables["rebalances"], tables["exchanges"])
+    return ask(
+        {"lost": lost},
+        answer=f"""
+            select cluster, group_id, outage_ns, refusals, lost_broker as broker, lost_broker_id as broker_id,
+                coordinator_id, last_good_us as first_us, cast(last_good_us + outage_ns / 1e3 as bigint) as last_us
+            from lost where outage_ns >= {limits.coordinator_outage_s * 1e9:.0f}
+            order by outage_ns desc, cluster nulls first, group_id, first_us""",
+    )
+
+
+def judge_orphaned(row: Orphaned, limits: Limits) -> Iterator[Finding]:
+    yield found(
+        "coordinator_lost",
+        severity(limits, stood_still_ns=row.outage_ns),
+        row.outage_ns / 60e9,
+        row.cluster,
+        f"group {row.group_id}",
+        {"group_id": row.group_id, "broker": row.broker, "broker_id": row.broker_id},
+        (row.first_us, row.last_us),
+        {
+            "outage_ns": row.outage_ns,
+            "refusals": row.refusals,
+            "former_coordinator": None if row.broker is None else broker_name(row.broker, row.broker_id),
+            "coordinator_id": row.coordinator_id,
+        },
+    )
+
+
+class Elected(NamedTuple):
+    """Controllers of a cluster, as they named themselves to its brokers."""
+
+    cluster: str | None
+    elections: int
+    controllers: int
+    first_us: int
+    last_us: int
+
+
+def elected(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Elected: clusters that changed their controller."""
+    return ask(
+        {"topology": tables["topology"]},
+        turns="""
+            select cluster, broker_id, time_ns, lag(broker_id) over (partition by cluster order by time_ns) as before
+            from topology where kind = 'controller' and change = 'active'""",
+        answer=f"""
+            select cluster, count(*) as elections, count(distinct broker_id) as controllers,
+                cast(floor(min(time_ns) / 1e3) as bigint) as first_us,
+                cast(floor(max(time_ns) / 1e3) as bigint) as last_us
+            from turns where before is not null group by cluster
+            having count(*) >= {limits.controller_changes_min} order by elections desc, cluster nulls first""",
+    )
+
+
+def judge_elected(row: Elected, limits: Limits) -> Iterator[Finding]:
+    evidence = {"elections": row.elections, "controllers": row.controllers}
+    times = row.first_us, row.last_us
+    yield found("controller_changes", WARNING, row.elections / 100, row.cluster, "the controller", {}, times, evidence)
+
+
+class Lacking(NamedTuple):
+    """Partitions of a topic without a leader for a while."""
+
+    cluster: str | None
+    topic: str
+    partitions: int
+    longest_ns: int
+    at_end: int  # that have none at the end
+    replicas: str | None  # "[1, 2]", where all of them have the same
+    first_us: int
+    last_us: int
+
+
+def offline(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Lacking, by topic, the longest first."""
+    return ask(
+        {"leadership": tables["leadership"], "exchanges": tables["exchanges"]},
+        ends="select cluster as of_cluster, max(response_end_ns) as end_ns from exchanges group by cluster",
+        turns="""
+            select *, lead(time_ns) over (partition by cluster, topic, `partition` order by time_ns) as next_ns
+            from leadership""",
+        spells="""
+            select t.*, coalesce(next_ns, greatest(end_ns, time_ns)) as until_ns from turns t
+            left join ends e on t.cluster is not distinct from e.of_cluster where change = 'offline'""",
+        answer=f"""
+            select cluster, topic, count(distinct `partition`) as partitions, max(until_ns - time_ns) as longest_ns,
+                count(distinct case when next_ns is null then `partition` end) as at_end,
+                case when min(cast(replicas as string)) = max(cast(replicas as string))
+                    then max(cast(replicas as string)) end as replicas,
+                cast(floor(min(time_ns) / 1e3) as bigint) as first_us,
+                cast(floor(max(until_ns) / 1e3) as bigint) as last_us
+            from spells group by cluster, topic
+            having max(until_ns - time_ns) >= {limits.replicas_s * 1e9:.0f}
+                or count(distinct case when next_ns is null then `partition` end) > 0
+            order by longest_ns desc, cluster nulls first, topic""",
+    )
+
+
+def judge_offline(row: Lacking, limits: Limits) -> Iterator[Finding]:
+    only = (row.replicas or "").strip("[] ")
+    yield found(
+        "offline_partitions",
+        severity(limits, stood_still_ns=row.longest_ns),
+        row.longest_ns / 60e9,
+        row.cluster,
+        f"topic {clean(row.topic)}",
+        {"topic": row.topic, "broker_id": int(only) if only.isdecimal() else None},
+        (row.first_us, row.last_us),
+        {
+            "partitions": row.partitions,
+            "longest_ns": row.longest_ns,
+            "at_end": row.at_end,
+            "replicas": row.replicas,
+        },
+    )
+
+
+class Thin(NamedTuple):
+    """Partitions whose in-sync replicas lacked one broker for a while."""
+
+    cluster: str | None
+    broker_id: int
+    partitions: int
+    topics: int
+    longest_ns: int
+    at_end: int
+    first_us: int
+    last_us: int
+
+
+def thin(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Thin, by the broker that lacks, those of most partitions first."""
+    lacks = "array_contains(t.replicas, b.broker_id) and not array_contains(t.isr, b.broker_id)"
+    return ask(
+        {name: tables[name] for name in ("leadership", "topology", "exchanges")},
+        ends="select cluster as of_cluster, max(response_end_ns) as end_ns from exchanges group by cluster",
+        turns="""
+            select *, lead(time_ns) over (partition by cluster, topic, `partition` order by time_ns) as next_ns
+            from leadership where isr is not null and replicas is not null""",
+        brokers="""
+            select distinct cluster, broker_id from topology where broker_id is not null""",
+        spells=f"""
+            select t.cluster, b.broker_id, t.topic, t.`partition`, t.time_ns, t.next_ns,
+                coalesce(t.next_ns, greatest(e.end_ns, t.time_ns)) as until_ns
+            from turns t join brokers b on t.cluster is not distinct from b.cluster
+            left join ends e on t.cluster is not distinct from e.of_cluster
+            where size(t.isr) < size(t.replicas) and {lacks}""",
+        each_one="""
+            select cluster, broker_id, topic, `partition`, sum(until_ns - time_ns) as lacked_ns,
+                max(case when next_ns is null then 1 else 0 end) as at_end, min(time_ns) as first_ns,
+                max(until_ns) as last_ns
+            from spells group by cluster, broker_id, topic, `partition`""",
+        answer=f"""
+            select cluster, broker_id, count(*) as partitions, count(distinct topic) as topics,
+                max(lacked_ns) as longest_ns, sum(at_end) as at_end,
+                cast(floor(min(first_ns) / 1e3) as bigint) as first_us,
+                cast(floor(max(last_ns) / 1e3) as bigint) as last_us
+            from each_one where lacked_ns >= {limits.out_of_sync_s * 1e9:.0f}
+            group by cluster, broker_id order by partitions desc, cluster nulls first, broker_id""",
+    )
+
+
+def judge_thin(row: Thin, limits: Limits) -> Iterator[Finding]:
+    yield found(
+        "under_replicated",
+        WARNING if row.at_end else NOTE,  # what came back was felt by nobody in itself
+        row.partitions / 1e3,
+        row.cluster,
+        f"broker {row.broker_id}",
+        {"broker_id": row.broker_id},
+        (row.first_us, row.last_us),
+        {"partitions": row.partitions, "topics": row.topics, "longest_ns": row.longest_ns, "at_end": row.at_end},
+    )
+
+
+class Storming(NamedTuple):
+    """Connections of a client to a broker that ended before they served anything, in the worst ten seconds."""
+
+    cluster: str | None
+    client: str | None
+    broker: str
+    broker_id: int | None
+    connections: int
+    worst: int
+    first_us: int
+    last_us: int
+
+
+def storming(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Storming, those with the most connections first."""
+    handshakes = ", ".join(map(literal, _SERVED_NOT))
+    return ask(
+        {"connections": tables["connections"], "exchanges": tables["exchanges"]},
+        known=KNOWN_BROKERS,
+        connected=keyed("connections"),
+        whose=f"""
+            select source, connection, max({GROUPS["client"]}) as client,
+                count_if(api not in ({handshakes}) and outcome != 'unanswered') as served
+            from exchanges group by source, connection""",
+        useless=f"""
+            select c.cluster, coalesce(w.client, c.client_address) as client, broker_key as broker,
+                {GROUPS["broker"]} as address, c.known_id as broker_id, c.start_ns
+            from connected c left join whose w on c.source = w.source and c.connection = w.connection
+            where coalesce(c.start_seen, true) and c.close != 'open'
+                and coalesce(w.served, c.answers, c.requests, 0) = 0 and c.start_ns is not null""",
+        counted=f"""
+            select *, count(*) over (partition by cluster, client, broker order by start_ns
+                range between {_STORM_NS} preceding and current row) as near
+            from useless""",
+        answer=f"""
+            select cluster, client, min(address) as broker, max(broker_id) as broker_id, count(*) as connections,
+                max(near) as worst, cast(floor(min(start_ns) / 1e3) as bigint) as first_us,
+                cast(floor(max(start_ns) / 1e3) as bigint) as last_us
+            from counted group by cluster, client, broker having max(near) >= {limits.storm_connections}
+            order by connections desc, cluster nulls first, client nulls first, broker""",
+    )
+
+
+def judge_storming(row: Storming, limits: Limits) -> Iterator[Finding]:
+    yield found(
+        "reconnect_storm",
+        WARNING,
+        row.connections / 1e4,
+        row.cluster,
+        at(row.client, broker_name(row.broker, row.broker_id)),
+        {"client": row.client, "broker": row.broker, "broker_id": row.broker_id},
+        (row.first_us, row.last_us),
+        {"connections": row.connections, "worst": row.worst},
+    )
+
+
+PROBES = (
+    Probe(
+        ("broker_gone", "broker_standing_still"),
+        ("exchanges", "connections", "topology"),
+        silent,
+        Silent,
+        judge_silent,
+    ),
+    Probe(("coordinator_lost",), ("group_events", "rebalances", "exchanges"), orphaned, Orphaned, judge_orphaned),
+    Probe(("controller_changes",), ("topology",), elected, Elected, judge_elected),
+    Probe(("offline_partitions",), ("leadership", "exchanges"), offline, Lacking, judge_offline),
+    Probe(("under_replicated",), ("leadership", "topology", "exchanges"), thin, Thin, judge_thin),
+    Probe(("reconnect_storm",), ("connections", "exchanges"), storming, Storming, judge_storming),
+)

@@ -1,0 +1,159 @@
+"""Where the time of exchanges went: the parts of a total time, the largest of which names its cause, in words.
+
+Duty: one definition for `slow`, `show`, the report, overview and Spark. The parts of an exchange are its whole time,
+from the first byte of the request to the last of the answer:
+
+    sending     between its first byte and its last, while the broker would have taken them: its client's own pace
+    queue       behind earlier requests of its connection, its sending included
+    throttle    held back by a quota: the answer (before KIP-219), or the connection, muted after earlier answers
+    long_poll   what a Fetch may wait (max_wait_ms), and waiting for a group's members
+    network     waiting for lost segments, or for a reader whose window was closed; of captures only
+    round_trip  one round trip of the connection's handshake, of captures only: between client and broker, or a part of
+                it, depending on where the capture was made
+    broker      what is left of the time until the answer begins
+    receiving   between the first byte of the answer and its last
+    unanswered  of requests without an answer, all of their time, up to the end of their connection
+
+Tables of kproxy before schema 6 have no column `broker_ns`; their queue and mutes begin at the request's last byte.
+Refuses to know which exchanges are asked about.
+"""
+
+from collections.abc import Iterable
+
+from kproxy.analysis.pieces import GROUPS, duration_of, literal, ns, version_in
+from kproxy.wire.events import ANSWERED, UNANSWERED
+
+GROUP_WAITS = ("JoinGroup", "SyncGroup")  # the broker answers when the other members have come
+_WAITS = ", ".join(map(literal, GROUP_WAITS))
+
+# The parts of a total time, and how one is called beside a larger one; of equal ones the first is the cause.
+CAUSES = {
+    "throttle": "throttled",
+    "queue": "behind earlier requests",
+    "long_poll": "of expected wait (long poll)",
+    "network": "for lost segments or closed windows",
+    "round_trip": "of one round trip",
+    "sending": "until its last byte was sent",
+    "receiving": "until the last byte of the answer",
+    "broker": "in the broker",
+    "unanswered": "without an answer",
+}
+
+
+def steps(condition: str) -> dict[str, str]:
+    """Steps of a question with the tables `exchanges` and `connections`, of which `weighed` is the last.
+
+    condition: on exchanges. `weighed` has a row for each that was answered, or should have been: what names it, its
+    parts, and its cause.
+    """
+    after = version_in(lambda api: api.throttled_after_answer)
+    most = _most(f"{cause}_ns" for cause in CAUSES)
+    causes = " ".join(f"when {cause}_ns = {most} then '{cause}'" for cause in CAUSES)
+    return {
+        "trips": """
+            select source, connection, max(handshake_rtt_ns) as round_trip_ns, max(end_ns) as ended_ns,
+                max(close) as close
+            from connections group by source, connection""",
+        "ends": """
+            select source, max(coalesce(response_end_ns, request_end_ns, request_start_ns)) as last_ns
+            from exchanges group by source""",
+        "measured": f"""
+            select e.*, t.round_trip_ns, t.close,
+                coalesce(e.latency_ns, 0) as wait_ns,
+                coalesce(e.muted_ns, 0) as mute_ns,
+                coalesce(e.queue_ns, 0) as queued_ns,
+                coalesce(e.sending_ns, e.request_end_ns - e.request_start_ns, 0) as asked_ns,
+                coalesce(e.broker_ns, greatest(0, coalesce(e.latency_ns, 0) - coalesce(e.queue_ns, 0)
+                    - coalesce(e.muted_ns, 0))) as work_ns,
+                coalesce(e.loss_ns, 0) + coalesce(e.closed_window_ns, 0) as held_up_ns,
+                coalesce({ns("e.max_wait_ms")}, 0) as allowed_ns,
+                coalesce({ns("e.throttle_ms")}, 0) as penalty_ns,
+                {after} as answers_first,
+                case when e.outcome = '{ANSWERED}' then e.total_ns
+                    else greatest(0, coalesce(t.ended_ns, l.last_ns) - e.request_start_ns) end as whole_ns
+            from exchanges e left join trips t on e.source = t.source and e.connection = t.connection
+                left join ends l on e.source = l.source
+            where e.outcome in ('{ANSWERED}', '{UNANSWERED}') and {condition}""",
+        "served": """
+            select *, case when answers_first then 0 else least(penalty_ns, work_ns) end as held_ns from measured""",
+        "polled": f"""
+            select *, case when api in ({_WAITS}) then work_ns - held_ns
+                when allowed_ns > 0 then least(allowed_ns, work_ns - held_ns) else 0 end as polled_ns
+            from served""",
+        "travelled": """
+            select *, least(coalesce(round_trip_ns, 0), work_ns - held_ns - polled_ns) as trip_ns from polled""",
+        "parts": f"""
+            select `time`, whole_ns as total_ns, api, {GROUPS["client"]} as client, {GROUPS["broker"]} as broker,
+                client_address,
+                api_version,
+                mute_ns + held_ns as throttle_ns, queued_ns as queue_ns, polled_ns as long_poll_ns,
+                held_up_ns as network_ns, trip_ns as round_trip_ns, asked_ns as sending_ns,
+                greatest(0, coalesce(receiving_ns, total_ns - asked_ns - mute_ns - queued_ns - work_ns - held_up_ns, 0))
+                    as receiving_ns,
+                work_ns - held_ns - polled_ns - trip_ns as broker_ns, cast(0 as bigint) as unanswered_ns,
+                retransmissions, source, connection, `number`,
+                mute_ns, held_ns, allowed_ns, muted_ns, in_flight, records, request_bytes, response_bytes, acks,
+                loss_ns, closed_window_ns, throttle_ms, outcome, close, request_start_ns, response_end_ns
+            from travelled where outcome = '{ANSWERED}'
+            union all
+            select `time`, whole_ns, api, {GROUPS["client"]}, {GROUPS["broker"]}, client_address, api_version,
+                0, 0, 0, 0, 0, 0, 0, 0, whole_ns, retransmissions, source, connection, `number`,
+                0, 0, allowed_ns, muted_ns, in_flight, records, request_bytes, response_bytes, acks,
+                loss_ns, closed_window_ns, throttle_ms, outcome, close, request_start_ns,
+                request_start_ns + whole_ns
+            from travelled where outcome = '{UNANSWERED}'""",
+        "caused": f"select *, case {causes} end as cause from parts",
+        "weighed": f"select *, {_most(_LESSER.values())} as second_ns from caused",
+    }
+
+
+# Parts beside the one that names the cause.
+_LESSER = {cause: f"(case when cause = '{cause}' then 0 else {cause}_ns end)" for cause in CAUSES}
+
+
+def _most(parts: Iterable[str]) -> str:
+    return f"greatest({', '.join(parts)})"
+
+
+def explanation() -> str:
+    """Why an exchange of `weighed` took its time, in a sentence."""
+    second = " ".join(f"when {part} = second_ns then ' {CAUSES[each]}'" for each, part in _LESSER.items())
+    return f"""concat(
+        case when cause = 'unanswered' and coalesce(close, 'open') in ('open', 'idle')
+            then concat('no answer within ', {duration_of("total_ns")}, ', when the capture ended')
+            when cause = 'unanswered'
+            then concat('no answer: its connection ended after ', {duration_of("total_ns")})
+            when cause = 'throttle' and mute_ns > held_ns then concat('muted for ', {duration_of("throttle_ns")},
+                ' after earlier answers that were throttled: the client is over a quota')
+            when cause = 'throttle'
+            then concat('throttled for ', {duration_of("throttle_ns")}, ': the client is over a quota')
+            when cause = 'queue' then concat('waited ', {duration_of("queue_ns")},
+                ' behind earlier requests of its connection',
+                case when muted_ns is null
+                    then ', or muted by their throttles (tables of an older kproxy do not say)' else '' end,
+                '; in flight when it came: ', cast(in_flight as string))
+            when cause = 'long_poll' and api in ({_WAITS})
+            then concat('expected wait of ', {duration_of("long_poll_ns")}, ' for other members of its group')
+            when cause = 'long_poll' then concat('expected wait (long poll): ', {duration_of("long_poll_ns")},
+                ' for data, of the ', {duration_of("allowed_ns")}, ' that it allowed',
+                case when records > 0 then '; data came late' when records = 0 then '; nothing new to read' else '' end)
+            when cause = 'network' and loss_ns >= closed_window_ns
+            then concat('the network lost segments of it: ', {duration_of("loss_ns")}, ' until they were sent again')
+            when cause = 'network'
+            then concat('its reader took nothing for ', {duration_of("closed_window_ns")}, ': its window was closed')
+            when cause = 'round_trip'
+            then concat('one round trip between client and broker takes ', {duration_of("round_trip_ns")})
+            when cause = 'sending' then concat('its client took ', {duration_of("sending_ns")}, ' to send ',
+                cast(coalesce(request_bytes, 0) as string), ' bytes, which the broker would have taken at once')
+            when cause = 'receiving' then concat('its answer of ', cast(coalesce(response_bytes, 0) as string),
+                ' bytes took ', {duration_of("receiving_ns")}, ' from the first to the last')
+            else concat('the broker took ', {duration_of("broker_ns")},
+                case when api = 'Produce' and acks = -1 then ', replication to the others included' else '' end) end,
+        case when second_ns * 4 >= total_ns
+            then concat('; another ', {duration_of("second_ns")}, case {second} end) else '' end,
+        case when loss_ns > 0 and cause <> 'network'
+            then concat('; lost segments delayed it by ', {duration_of("loss_ns")})
+            when retransmissions > 0 and loss_ns = 0
+            then concat('; segments sent again meanwhile: ', cast(retransmissions as string), ', which delayed nothing')
+            when retransmissions > 0 and loss_ns is null
+            then concat('; segments sent again meanwhile: ', cast(retransmissions as string)) else '' end)"""

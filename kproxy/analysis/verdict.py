@@ -1,0 +1,142 @@
+"""The verdict over tables: what happened, in figures, before any list of findings.
+
+    requests that failed, how long somebody stood still, how long answers took that came, how far a group is behind
+
+Duty: the figures, from tables and findings, and which findings a sentence is made of. Refuses to know engines, and the
+words (`views.verdict`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kproxy.analysis.engine import Frame, ask, rows
+from kproxy.analysis.findings.failures import REFUSED
+from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding
+from kproxy.analysis.lags import group_lag
+from kproxy.analysis.pieces import KEYS, LONG_POLLS, literal, missed_answers, of_clients, percentiles
+
+TABLES = ("exchanges", "connections", "partitions", "committed_offsets")
+# Of which kinds which evidence says how long somebody stood still.
+STANDSTILLS = {
+    "broker_gone": "silent_ns",
+    "broker_standing_still": "silent_ns",
+    "coordinator_lost": "outage_ns",
+    "offline_partitions": "longest_ns",
+    "stuck_stable_offset": "stuck_ns",
+    "client_timeouts": "longest_wait_ns",
+}
+# Kinds that users of the cluster feel; the others are advice.
+FELT = (
+    *("broker_gone", "broker_standing_still", "coordinator_lost", "offline_partitions", "not_enough_replicas"),
+    *("unanswered", "client_timeouts", *REFUSED, "reconnect_storm", "doubtful_records", "resent_not_idempotent"),
+    *("open_transaction", "stuck_stable_offset", "growing_lag", "rebalance_storm", "slow_broker", "throttled"),
+)
+# Kinds whose evidence `failed` counts requests.
+FAILURES = ("unanswered", "client_timeouts", *REFUSED)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """None: not known, or there is none. Times in nanoseconds; requests are those of clients."""
+
+    requests: int
+    unanswered: int  # whose client missed the answer
+    refused: int  # answered with an error that is a finding's
+    longest_ns: int | None  # that somebody stood still
+    longest_where: str | None
+    p99_ns: int | None  # of answers to requests that do not wait for data or members
+    answered: int  # requests that this is of
+    left_out: int  # requests like them without an answer, of which no percentile knows
+    behind_records: int | None
+    behind_group: str | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """findings: those that nothing explains; `total` counts them, `explained` what follows from them."""
+
+    figures: Figures
+    findings: Sequence[Finding]
+
+    @property
+    def total(self) -> int:
+        return sum(1 + one.more for one in self.findings)
+
+    @property
+    def explained(self) -> int:
+        return sum(len(one.consequences) for one in self.findings)
+
+    def gravest(self) -> list[Finding]:
+        """What a sentence tells: what is critical, else what somebody felt."""
+        chosen = [one for one in self.findings if one.severity == CRITICAL]
+        return chosen or [one for one in self.findings if one.severity == WARNING and one.kind in FELT]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"figures": asdict(self.figures), "findings": self.total, "explained": self.explained}
+
+
+def verdict(tables: Mapping[str, Frame], findings: Sequence[Finding]) -> Verdict:
+    """The verdict over TABLES and what was found in them."""
+    (requests, answered, left_out, p99_ns), *_ = rows(_counted(tables))
+    ((unanswered,),) = rows(ask(_only(tables, "exchanges", "connections"), **missed_answers(), answer=_MISSED))
+    ((refused,),) = rows(_refused(tables))
+    behind = next(rows(_behind(tables)), (None, None))
+    longest_ns, where = max(_standstills(findings), default=(None, None), key=lambda each: each[0] or 0)
+    records, group = behind
+    figures = Figures(requests, unanswered, refused, longest_ns, where, p99_ns, answered, left_out, records, group)
+    return Verdict(figures, findings)
+
+
+_MISSED = "select count(*) as unanswered from missed"
+
+
+def _only(tables: Mapping[str, Frame], *names: str) -> dict[str, Frame]:
+    return {name: tables[name] for name in names}
+
+
+def _counted(tables: Mapping[str, Frame]) -> Frame:
+    polls = ", ".join(map(literal, LONG_POLLS))
+    prompt = f"api not in ({polls})"
+    return ask(
+        _only(tables, "exchanges"),
+        answer=f"""
+            select count(*) as requests, count(case when {prompt} then latency_ns end) as answered,
+                count_if({prompt} and outcome = 'unanswered') as left_out,
+                {percentiles(f"case when {prompt} then latency_ns end", "", 0.99)}
+            from exchanges where {of_clients(False)}""",
+    )
+
+
+def _refused(tables: Mapping[str, Frame]) -> Frame:
+    errors = ", ".join(literal(error) for several in REFUSED.values() for error in several)
+    keys = ", ".join(KEYS)
+    same = " and ".join(f"e.{key} = i.{key}" for key in KEYS)
+    return ask(
+        _only(tables, "exchanges", "partitions"),
+        inside=f"""
+            select distinct {keys}, 1 as is_in from partitions where direction = 'response' and error in ({errors})""",
+        answer=f"""
+            select count_if(coalesce(e.error in ({errors}), false) or i.is_in = 1) as refused
+            from (select {keys}, error from exchanges where errors > 0 and {of_clients(False)}) e
+            left join inside i on {same}""",
+    )
+
+
+def _behind(tables: Mapping[str, Frame]) -> Frame:
+    """The group that is furthest behind, by what it committed."""
+    lag = group_lag(tables["partitions"], tables["exchanges"], tables["committed_offsets"])
+    return ask(
+        {"lag": lag},
+        answer="""
+            select sum(lag_records) as records, group_id from lag where lag_records > 0
+            group by group_id order by records desc, group_id limit 1""",
+    )
+
+
+def _standstills(findings: Sequence[Finding]) -> Iterator[tuple[int, str]]:
+    for root in findings:
+        for one in (root, *root.consequences):
+            value = dict(one.evidence).get(STANDSTILLS.get(one.kind, ""))
+            if value:
+                yield value, one.where

@@ -1,0 +1,139 @@
+"""How a verdict looks: one sentence of what happened, then four figures. Text from the wire is data.
+
+Duty: the words for causes and for what followed from them. Refuses to know how anything is found.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kproxy.analysis.findings import Finding
+from kproxy.analysis.verdict import FAILURES, Verdict
+from kproxy.views import findings, units
+from kproxy.views.terminal import printable
+
+CAUSES_SAID = 3  # in a sentence; the others are counted
+
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def _time(one: Finding, name: str) -> str:
+    return units.duration(dict(one.evidence).get(name) or 0)
+
+
+# Of a cause: its clause.
+_CLAUSES: Mapping[str, Callable[[Finding], str]] = {
+    "broker_gone": lambda one: f"{_broker(one)} was gone for {_gone(one)}",
+    "broker_standing_still": lambda one: f"{_broker(one)} stood still for {_time(one, 'silent_ns')}",
+    "coordinator_lost": lambda one: f"{one.where} stood still for {_time(one, 'outage_ns')} without a coordinator",
+    "open_transaction": lambda one: (
+        f"{one.where.split(', client')[0]} left a transaction open for {_time(one, 'open_ns')}"
+    ),
+    "offline_partitions": lambda one: f"{one.where} had no leader for {_time(one, 'longest_ns')}",
+}
+
+
+def sentence(verdict: Verdict) -> str:
+    """What happened, the gravest first."""
+    figures = verdict.figures
+    if not figures.requests:
+        return "No requests."
+    chosen = verdict.gravest()
+    said = [printable(_clause(one)) for one in chosen[:CAUSES_SAID]]
+    failed = figures.unanswered + figures.refused
+    if not said:
+        said = [f"{failed:,} of {figures.requests:,} requests failed" if failed else "Nothing failed"]
+        said += [f"{_count(verdict.total, 'finding')} to note"] if verdict.total else ["nothing stands out"]
+    left = len(chosen) - CAUSES_SAID
+    if left > 0:
+        said.append(f"and {_number(left)} more {'cause' if left == 1 else 'causes'}")
+    text = "; ".join(said)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
+    """Four of them: a name, the figure, and what it is of."""
+    of = verdict.figures
+    failed = of.unanswered + of.refused
+    share = f" ({failed / of.requests:.1%})" if of.requests and failed else ""
+    parts = f"{of.unanswered:,} unanswered, {of.refused:,} refused" if failed else "all were answered, none refused"
+    yield "failed", f"{failed:,} of {of.requests:,} requests{share}", parts
+    still = "nobody" if of.longest_ns is None else units.duration(of.longest_ns)
+    yield "stood still", still, printable(of.longest_where or "")
+    p99 = "unknown" if of.p99_ns is None else units.duration(of.p99_ns)
+    without = f"; {of.left_out:,} without an answer are left out" if of.left_out else ""
+    yield "p99", p99, f"of {of.answered:,} answers, long polls apart{without}"
+    behind = "nobody" if not of.behind_records else f"{of.behind_records:,} records"
+    yield "behind", behind, printable(f"group {of.behind_group}" if of.behind_records else "by what groups committed")
+
+
+def counted(verdict: Verdict, shown: int) -> str:
+    """How many findings there are, of which so many are shown."""
+    of = _count(verdict.total, "finding")
+    follows = f"; {_count(verdict.explained, 'more')} follow from them" if verdict.explained else ""
+    return f"{of}{follows}" + (f"; {shown} shown" if shown < verdict.total else "")
+
+
+def as_dict(verdict: Verdict) -> dict[str, Any]:
+    return {"sentence": sentence(verdict), **verdict.as_dict()}
+
+
+def _clause(one: Finding) -> str:
+    if one.kind not in _CLAUSES:
+        return f"{findings.where(one)}: {findings.sentence(one)}"
+    own, followed = _CLAUSES[one.kind](one), ", ".join(_followed(one))
+    return f"{own}: {followed}" if followed else own
+
+
+def _followed(one: Finding) -> Iterator[str]:
+    """What followed from a cause, by what users felt."""
+    of: dict[str, list[Finding]] = {}
+    for each in one.consequences:
+        of.setdefault(each.kind, []).append(each)
+    if groups := of.get("coordinator_lost"):
+        times = _range([dict(each.evidence)["outage_ns"] for each in groups])
+        verb = "stood still"
+        yield f"{_number(len({each.where for each in groups}))} {_plural('group', len(groups))} {verb} for {times}"
+    failed = sum(dict(each.evidence).get("failed") or 0 for each in one.consequences if each.kind in FAILURES)
+    failed = max(failed, dict(one.evidence).get("failed") or 0)
+    if failed:
+        yield f"{failed:,} {_plural('request', failed)} failed"
+    if offline := of.get("offline_partitions"):
+        count = sum(dict(each.evidence)["partitions"] for each in offline)
+        times = _range([dict(each.evidence)["longest_ns"] for each in offline])
+        yield f"{_number(count)} {_plural('partition', count)} had no leader for {times}"
+    if stuck := of.get("stuck_stable_offset"):
+        behind = sum(dict(each.evidence)["behind_records"] for each in stuck)
+        topics = sorted({str(dict(each.place).get("topic")) for each in stuck})
+        yield f"readers of committed data of {', '.join(topics[:3])} are {behind:,} records behind"
+    doubled = [each for name in ("resent_not_idempotent", "doubtful_records") for each in of.get(name, ())]
+    records = sum((dict(each.evidence).get("doubtful_records") or 0) for each in doubled)
+    records += sum((dict(each.evidence).get("records") or 0) for each in doubled)
+    if records:
+        yield f"{records:,} records may be there twice"
+
+
+def _broker(one: Finding) -> str:
+    number = dict(one.place).get("broker_id")
+    return one.where if number is None else f"broker {number}"
+
+
+def _gone(one: Finding) -> str:
+    time = _time(one, "silent_ns")
+    return time if dict(one.evidence).get("is_back") else f"{time}, up to the end"
+
+
+def _range(times_ns: Sequence[int]) -> str:
+    least, most = units.duration(min(times_ns)), units.duration(max(times_ns))
+    return most if least == most else f"{least} to {most}"
+
+
+def _number(count: int) -> str:
+    return _NUMBERS[count] if count < len(_NUMBERS) else f"{count:,}"
+
+
+def _plural(noun: str, count: int) -> str:
+    return noun if count == 1 else f"{noun}s"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun if noun == 'more' else _plural(noun, count)}"

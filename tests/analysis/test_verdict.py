@@ -1,0 +1,89 @@
+"""The verdict: figures of all requests, and a sentence of causes with what followed from them."""
+
+from kproxy.analysis import jobs
+from kproxy.analysis.duck import Tables
+from kproxy.analysis.findings import findings, limits
+from kproxy.analysis.verdict import verdict
+from kproxy.views.verdict import as_dict, counted, figures, sentence
+from tests.analysis.findings import made
+
+NS = 10**9
+
+
+def outage(place):
+    """Broker 2 is gone from 20 s to 32 s, and what it was asked in the second before is never answered."""
+    table = made.Made()
+    for number in range(400):
+        at_s = number / 10
+        for broker in (1, 2, 3):
+            silent = broker == 2 and 20 <= at_s < 32
+            end_ns = made.START_NS + round(at_s * NS)
+            times = {"request_end_ns": end_ns, "request_start_ns": end_ns}
+            if silent:
+                continue
+            times |= {"response_start_ns": end_ns + made.MS, "response_end_ns": end_ns + made.MS}
+            is_lost = broker == 2 and 19 <= at_s < 20
+            lost = {"outcome": "unanswered", "latency_ns": None, "response_start_ns": None, "response_end_ns": None}
+            table.exchange("writer", "Produce", at_s, broker=broker, acks=-1, **(times | (lost if is_lost else {})))
+    for broker, spans in ((1, [(0, 41)]), (2, [(0, 20)]), (3, [(0, 41)])):
+        for begin_s, end_s in spans:
+            table.add(
+                "connections",
+                begin_s,
+                connection=broker - 1,
+                start_ns=made.START_NS + begin_s * NS,
+                end_ns=made.START_NS + end_s * NS,
+                client_address="10.0.0.1",
+                broker_address=f"10.0.1.{broker}",
+                broker_port=9092,
+                broker_id=broker,
+                close="fin",
+                start_seen=True,
+            )
+    return table.write(place)
+
+
+def test_a_broker_that_was_gone_is_said_first_with_what_failed(tmp_path):
+    with Tables(outage(tmp_path / "tables")) as tables:
+        found = findings(tables, limits({"unanswered_min": 5}))
+        said = verdict(tables, found)
+    (gone,) = [one for one in found if one.kind == "broker_gone"]
+    assert [one.kind for one in gone.consequences] == ["unanswered"]
+    assert sentence(said) == "Broker 2 was gone for 13.1 s: 10 requests failed."
+    assert (said.figures.requests, said.figures.unanswered, said.figures.refused) == (1080, 10, 0)
+    assert said.figures.left_out == 10 and said.figures.answered == 1070
+    told = {name: (figure, of) for name, figure, of in figures(said)}
+    assert told["failed"] == ("10 of 1,080 requests (0.9%)", "10 unanswered, 0 refused")
+    assert told["stood still"] == ("13.1 s", "broker 2 (10.0.1.2:9092)")
+    assert "10 without an answer are left out" in told["p99"][1]
+    assert counted(said, 0).startswith(f"{said.total} finding") and "1 more follow" in counted(said, 0)
+    assert as_dict(said)["sentence"] == sentence(said) and as_dict(said)["figures"]["unanswered"] == 10
+
+
+def test_calm_traffic_is_said_to_be_calm(tmp_path):
+    table = made.Made()
+    for number in range(50):
+        table.exchange("writer", "Produce", number, acks=-1)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        said = verdict(tables, findings(tables))
+    assert sentence(said) == "Nothing failed; nothing stands out."
+    assert [figure for _, figure, _ in figures(said)] == ["0 of 50 requests", "nobody", "2.00 ms", "nobody"]
+
+
+def test_a_comparison_begins_with_who_fails_more_often(tmp_path):
+    """The other fails in a third of its Heartbeats, half of these unanswered; its Produce is only slower."""
+    sides = []
+    for name, failing in (("one", False), ("other", True)):
+        table = made.Made()
+        for number in range(60):
+            lost = {"outcome": "unanswered", "latency_ns": None} if failing and number % 6 == 0 else {}
+            refused = {"errors": 1} if failing and number % 6 == 3 else {}
+            table.exchange("app", "Heartbeat", number, **lost, **refused)
+            table.exchange("app", "Produce", number, latency_ns=(50 if failing else 2) * made.MS)
+        sides.append(table.write(tmp_path / name))
+    with Tables(sides[0], [sides[1]]) as tables:
+        answer = jobs.compare(tables["exchanges"], tables.beside(sides[1], "exchanges")).arrow().to_pylist()
+    assert [row["api"] for row in answer] == ["Heartbeat", "Produce"]
+    worse, slower = answer
+    shares = [worse[name] for name in ("error_share", "b_error_share", "unanswered_share", "b_unanswered_share")]
+    assert shares == [0, 10 / 60, 0, 10 / 60] and slower["p99_change"] == 25
