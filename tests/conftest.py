@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import zlib
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,13 @@ KAFKA = ("tests/broker/", "tests/chaos/", "tests/knowledge/", "tests/matrix/")
 SPARK = ("tests/spark/", "tests/analysis/", "tests/cli/test_spark.py", "tests/views/test_answers.py")
 
 # Ring 1 decides whether kproxy works and takes minutes: `./dev test`. Ring 2 has every combination that ring 1 samples:
-# the files and folders here, and single tests that are marked `ring2`. `./dev test all` runs both rings, and
-# `./dev test PATH` what is named, whatever its ring is.
+# these files and folders, tests that are marked `ring2`, and of those marked `sampled(n)` the cases after the first n.
+# `./dev test all` runs both rings, and `./dev test PATH` what is named, whatever its ring is.
 RING_2 = (
     "tests/analysis/test_engine.py",
     "tests/bench",
     "tests/broker/test_findings.py",
+    "tests/broker/test_incident.py",
     "tests/broker/test_outages.py",
     "tests/broker/test_report.py",
     "tests/broker/test_transparent.py",
@@ -90,7 +92,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the tests of the ring and of the shard; what takes one process longest begins first."""
     ring, part = config.getoption("ring"), config.getoption("shard")
-    chosen = [item for item in items if ring is None or _is_in_ring_2(item) == (ring == "2")]
+    cases: Counter[str] = Counter()
+    chosen = [item for item in items if ring is None or _is_in_ring_2(item, cases) == (ring == "2")]
     if part is not None:
         chosen = [item for item in chosen if is_in_shard(_file_of(item), *part)]
     left_out = set(items) - set(chosen)
@@ -108,9 +111,14 @@ def _file_of(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
 
 
-def _is_in_ring_2(item: pytest.Item) -> bool:
-    place = _file_of(item)
-    return "ring2" in item.keywords or any(place == path or place.startswith(f"{path}/") for path in RING_2)
+def _is_in_ring_2(item: pytest.Item, cases: Counter[str]) -> bool:
+    """cases: how many of each test were seen before it; counts this one."""
+    place, test = _file_of(item), item.nodeid.partition("[")[0]
+    cases[test] += 1
+    sampled = item.get_closest_marker("sampled")
+    if "ring2" in item.keywords or (sampled is not None and cases[test] > sampled.args[0]):
+        return True
+    return any(place == path or place.startswith(f"{path}/") for path in RING_2)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -160,6 +160,7 @@ def pipelined(dice: random.Random, public: str) -> Asked:
     return dice.choice(asked)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("in_flight", [1, 30])
 def test_pipelines_cut_anywhere_are_answered_in_order_each_as_it_was_decided(
     cluster: Cluster, tmp_path: Path, in_flight: int

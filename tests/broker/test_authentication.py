@@ -54,6 +54,7 @@ def kproxy(secured: SecuredBroker, tmp_path_factory: pytest.TempPathFactory) -> 
         yield kproxy
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_librdkafka_logs_in_and_renews_its_login(secured: SecuredBroker, kproxy: Kproxy, mechanism: str) -> None:
     topic = f"topic-{uuid.uuid4()}"
@@ -105,6 +106,7 @@ def test_who_does_not_know_the_password_is_told_so(secured: SecuredBroker, kprox
     assert kproxy.metric("kproxy_authentications_total", side="client", outcome="failed") > 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_java_logs_in(secured: SecuredBroker, kproxy: Kproxy, mechanism: str, tmp_path: Path) -> None:
     topic = f"topic-{uuid.uuid4()}"

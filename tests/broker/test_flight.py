@@ -47,6 +47,7 @@ def traffic(bootstrap: str) -> str:
     return topic
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_dump_is_what_has_passed(cluster: Cluster, tmp_path: Path, workers: int) -> None:
     folder = tmp_path / "dumps"

@@ -46,6 +46,7 @@ def produced(bootstrap: str, topic: str, count: int, **settings: object) -> list
     return records
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_clients_without_a_login_are_served_where_the_broker_wants_one(
     secured: SecuredBroker, tmp_path: Path, mechanism: str
@@ -59,6 +60,7 @@ def test_clients_without_a_login_are_served_where_the_broker_wants_one(
     wait_for("the request log", lambda: "User:kproxy" in secured.principals("SASL"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("mechanism", "workers"), [("PLAIN", 1), ("SCRAM-SHA-512", 2), (OAUTHBEARER, 1)])
 def test_logins_are_renewed_under_traffic_that_loses_nothing(
     secured: SecuredBroker, tmp_path: Path, mechanism: str, workers: int
@@ -105,6 +107,7 @@ def test_logins_are_renewed_under_traffic_that_loses_nothing(
         assert "Traceback" not in kproxy.log.read_text()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("listener", "mechanism", "password", "cause", "said"),
     [

@@ -131,7 +131,8 @@ def of_connections(folder: Path) -> Counter[Row]:
     return Counter(tuple(row[name] for name in names) for row in rows if row["connection"] in asked)
 
 
-@pytest.mark.parametrize("detail", ["headers", "batches"])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("detail", ["batches", "headers"])
 def test_live_and_captured_agree(cluster: Cluster, detail: str, tmp_path: Path) -> None:
     capture, recorded, converted = tmp_path / "leg.pcap", tmp_path / "recorded", tmp_path / "converted"
     kproxy = Kproxy(cluster.bootstrap, tmp_path, "--record", str(recorded), "--detail", detail)

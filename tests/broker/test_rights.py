@@ -109,6 +109,7 @@ TOPIC_RULE = ("[[cluster.policy]]", 'action = "allow"', 'topic = "repl-*"')
 OTHER_RULE = ("[[cluster.policy]]", 'action = "deny"', 'topic = "secret-*"')
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "lines", [("read_only = true",), TOPIC_RULE, OTHER_RULE], ids=["read_only", "allowed", "not denied"]
 )

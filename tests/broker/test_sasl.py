@@ -45,6 +45,7 @@ def login(mechanism: str, password: str = "secret") -> dict[str, str]:
     }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mechanism", MODULES)
 def test_librdkafka_logs_in_again_and_again(cluster: Cluster, kproxy: Kproxy, mechanism: str) -> None:
     """KIP-368: the brokers' sessions end after two seconds, so handshakes come in the middle of a connection."""
@@ -70,6 +71,7 @@ def test_librdkafka_logs_in_again_and_again(cluster: Cluster, kproxy: Kproxy, me
     assert kproxy.metric("kproxy_unbound_brokers_total") == 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mechanism", MODULES)
 def test_java_logs_in(cluster: Cluster, kproxy: Kproxy, mechanism: str, tmp_path: Path) -> None:
     topic = create_topic(cluster.bootstrap)

@@ -59,6 +59,7 @@ def test_the_search_finds_what_it_is_for() -> None:
         assert found({"log": text}, ["hunter2hunter2"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_no_secret_is_in_anything_that_kproxy_writes_answers_or_keeps(
     secured: SecuredBroker, tmp_path: Path, mechanism: str
@@ -231,6 +232,7 @@ def processes_of(pid: int) -> list[int]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_secret_of_a_request_is_written_even_where_it_is_damaged_or_a_worker_is_killed(
     secured: SecuredBroker, tmp_path: Path, workers: int

@@ -21,6 +21,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("listener", "mechanism"), WAYS)
 def test_librdkafka_gets_in(secured: SecuredBroker, listener: str, mechanism: str) -> None:
     settings = secured.security.librdkafka(listener, mechanism)
@@ -39,6 +40,7 @@ def test_librdkafka_gets_in(secured: SecuredBroker, listener: str, mechanism: st
     assert secured.principals(listener, before) == {user.get(listener, "User:alice")}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("listener", "mechanism"), [("MTLS", ""), ("SASL_SSL", "SCRAM-SHA-512"), ("SASL_SSL", OAUTHBEARER)]
 )

@@ -163,6 +163,7 @@ class Packets:
             self.pairs[target, source, correlation_id, *plan, time_ns] += 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", BY_PACKET)
 def test_every_exchange_is_what_wireshark_shows(name):
     """Ports, correlation id, API, version, client id, size and times; and which answer is to which request."""

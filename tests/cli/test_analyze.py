@@ -135,6 +135,7 @@ def test_an_error_inside_an_answer_comes_with_the_command_that_decodes_it(tmp_pa
     assert "partitionErrorCode 51 CONCURRENT_TRANSACTIONS" in shown
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("words", ["analyze slow --format json", "analyze overview --format json", "report"])
 def test_an_answer_that_does_not_fit_is_named_and_leaves_nothing(tables, tmp_path, words):
     out = tmp_path / "answer"

@@ -19,6 +19,7 @@ def run(*arguments):
     return CliRunner().invoke(report.report, list(map(str, arguments)), catch_exceptions=False)
 
 
+@pytest.mark.ring2
 def test_commands_of_the_page_work(tables, tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
     monkeypatch.chdir(tmp_path)

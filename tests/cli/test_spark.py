@@ -51,6 +51,7 @@ def no_jvm(*arguments, **environment):
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
 
 
+@pytest.mark.ring2
 def test_mistakes_are_reported_before_spark_starts(mistakes, tables):
     for arguments, said in mistakes:
         done = no_jvm(*arguments)

@@ -459,6 +459,7 @@ def clean(tmp_path_factory):
     return {path.stem: [each[:2] for each in packet.records(path.read_bytes())] for path in paths}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("harm", "least"), [(0.001, 0.8), (0.01, 0.5)])
 def test_dirty_captures_give_the_same_rows_and_go_by_column(tmp_path, monkeypatch, clean, harm, least):
     """Losses, late packets and copies of them; in windows as they are. A hole costs the exchanges around it."""
