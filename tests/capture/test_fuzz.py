@@ -135,6 +135,7 @@ def strangers(seen, known):
 
 
 @pytest.mark.ring2
+@pytest.mark.timeout(900)  # each capture has its limit of CPU time; how long that takes on a busy machine is not its
 @pytest.mark.parametrize("part", range(PARTS))
 def test_damaged_captures_break_nothing_and_invent_nothing(tmp_path, part, monkeypatch):
     monkeypatch.setattr(mapped, "FIRST_RECORDS", 128)  # so that some is taken by column, as in long ones
