@@ -121,6 +121,15 @@ def _is_in_ring_2(item: pytest.Item, cases: Counter[str]) -> bool:
     return any(place == path or place.startswith(f"{path}/") for path in RING_2)
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """List the tests that failed and then passed, each with what it failed of; only ring 2 tries again."""
+    failed = {report.nodeid for report in terminalreporter.stats.get("failed", ())}
+    flaky = {report.nodeid: report for report in terminalreporter.stats.get("rerun", ()) if report.nodeid not in failed}
+    for name, report in sorted(flaky.items()):
+        crash = getattr(report.longrepr, "reprcrash", None)
+        terminalreporter.write_line(f"flaky: {name}, {crash.message.splitlines()[0] if crash else 'cause unknown'}")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling

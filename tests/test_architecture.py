@@ -6,7 +6,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import pytest
+from tests.each import each
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "kproxy"
@@ -57,6 +57,7 @@ BEYOND_MODULES = {
     "tests/test_api.py",
     "tests/test_architecture.py",
     "tests/test_dev.py",
+    "tests/test_each.py",
     "tests/test_environment.py",
     "tests/test_packaging.py",
     "tests/test_rings.py",
@@ -92,7 +93,7 @@ def test_every_room_has_its_layer_and_every_layer_its_rooms():
     assert {unit_of(module) for module in MODULES} - {"kproxy"} == set(LAYER)
 
 
-@pytest.mark.parametrize("module", MODULES)
+@each("module", MODULES)
 def test_imports_point_one_way(module):
     unit = unit_of(module)
     for imported in imports_of(module):
@@ -114,7 +115,7 @@ def test_no_modules_import_each_other_in_a_circle():
     assert not left
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if unit_of(module) == "proxy"])
+@each("module", [module for module in MODULES if unit_of(module) == "proxy"])
 def test_the_rooms_of_the_proxy_know_only_those_before_them(module):
     def depth(name):
         return ROOMS_OF_PROXY.index(name.split(".")[2]) if not name.endswith("proxy.__init__") else -1
@@ -123,7 +124,7 @@ def test_the_rooms_of_the_proxy_know_only_those_before_them(module):
     assert not beyond
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if unit_of(module) in PURE_UNITS])
+@each("module", [module for module in MODULES if unit_of(module) in PURE_UNITS])
 def test_the_core_is_pure(module):
     impure = {imported for imported in imports_of(module) if imported.split(".")[0] in IMPURE}
     assert not impure
@@ -169,7 +170,7 @@ def test_a_proxy_of_one_plain_cluster_imports_no_more_than_it_needs():
     assert not loaded & unneeded
 
 
-@pytest.mark.parametrize("module", MODULES)
+@each("module", MODULES)
 def test_a_module_opens_with_its_duty(module):
     assert len(ast.get_docstring(ast.parse(MODULES[module].read_text())) or "") > 20
 

@@ -20,6 +20,7 @@ from tests.dashboards import __main__ as rehearsal
 from tests.dashboards import trouble
 from tests.dashboards.traffic import exposition
 from tests.demo.running import traffic
+from tests.each import each
 from tests.prometheus import Prometheus
 
 HERE = Path(__file__).parent
@@ -245,7 +246,7 @@ def test_traffic_makes_every_series_that_panels_and_alerts_ask_for(scraped):
     assert not missing(scraped)
 
 
-@pytest.mark.parametrize("query", QUERIES)
+@each("query", QUERIES)
 def test_labels_that_are_asked_for_exist(scraped, query):
     exposed = samples(scraped)
     plain = re.sub(r'"[^"]*"', '""', without_variables(query))

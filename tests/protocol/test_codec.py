@@ -16,6 +16,7 @@ from kproxy.protocol.codec import TAG_SIZE, is_noted, paths_of
 from kproxy.protocol.primitives import read_uvarint
 from kproxy.protocol.render import render
 from kproxy.protocol.schema import address_path, schema
+from tests.each import each
 from tests.protocol.messages import Layout, bodies, layouts, leaves, vectors
 
 FIELDS = ("acks", "timeoutMs", "transactionalId", "groupId", "maxWaitMs", "mechanism", "topicData")
@@ -230,19 +231,13 @@ def test_defaults_encode_and_decode() -> None:
         assert layout.decode(layout.encode(body))[1] == body
 
 
-def repr_size(text: str | None) -> str:
-    return "null" if text is None else str(len(text))
-
-
 ACKS_VERSIONS = (0, 2, 3, 8, 9, 13)
 
 
-@pytest.mark.parametrize("version", ACKS_VERSIONS)
-@pytest.mark.parametrize("acks", [0, 1, -1, 256])
-@pytest.mark.parametrize("timeout", [0, 30000, 0x01000000, -1, 0x7FFFFFFF])
-@pytest.mark.parametrize(
-    "transactional_id", [None, "", "t", "é" * 63, "x" * 127, "x" * 200, "x" * 20000], ids=repr_size
-)
+@each("version", ACKS_VERSIONS)
+@each("acks", [0, 1, -1, 256])
+@each("timeout", [0, 30000, 0x01000000, -1, 0x7FFFFFFF])
+@each("transactional_id", [None, "", "t", "é" * 63, "x" * 127, "x" * 200, "x" * 20000])
 def test_acks_in_all_three_layouts(version: int, acks: int, timeout: int, transactional_id: str | None) -> None:
     """Nothing may come out right by luck: compact lengths of several bytes, no zero bytes beside the field."""
     layout = Layout(schema().apis[0].request, version, 0, "request")

@@ -24,6 +24,7 @@ from kproxy.protocol.records import (
     write_batch,
     write_message_set,
 )
+from tests.each import each
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -65,14 +66,14 @@ def everything(buffer):
     return [(batch.header, batch.base_offset, batch.crc_valid, list(batch.records())) for batch in batches], trailing
 
 
-@pytest.mark.parametrize("name", [*FRAGMENTS, *CAPTURED])
+@each("name", [*FRAGMENTS, *CAPTURED])
 def test_reads_as_the_official_library(name):
     fragment = FRAGMENTS.get(name) or CAPTURED[name]
     found = json.loads("".join(records_as_json(bytes.fromhex(fragment["hex"]))))
     assert found == {name: fragment[name] for name in ("batches", "trailing_bytes")}
 
 
-@pytest.mark.parametrize("name", FRAGMENTS)
+@each("name", FRAGMENTS)
 def test_writes_as_the_official_library(name):
     """Where nothing that the writer was given is lost in reading: its very bytes, compressed ones decompressed."""
     for batch in read_batches(fragment_bytes(name))[0]:
@@ -164,7 +165,7 @@ def test_a_compressed_message_at_offset_0_counts_from_0():
     assert [record.offset for record in batch.records()] == [0, 1]
 
 
-@pytest.mark.parametrize("name", [n for n in FRAGMENTS if n.endswith(("-twenty", "three-batches", "mixed-magic"))])
+@each("name", [n for n in FRAGMENTS if n.endswith(("-twenty", "three-batches", "mixed-magic"))])
 def test_a_cut_is_a_count_of_trailing_bytes(name):
     whole = fragment_bytes(name)
     ends = [0, *(pos + header.size_bytes for pos, header in iterate_headers(whole))]

@@ -13,6 +13,7 @@ from kproxy.proxy.access.policy_resources import KINDS, TOPIC
 from kproxy.proxy.access.rights import CLUSTER, CLUSTER_ACTION, RIGHTS, Right
 from kproxy.proxy.access.topic_names import TopicNames
 from kproxy.proxy.config.api_groups import ALWAYS, GROUPS, READ_ONLY
+from tests.each import each
 from tests.proxy.access.policies import Decided
 from tests.wire.playbook import sized
 
@@ -96,7 +97,7 @@ def requests(api: Api, right: Right) -> Any:
 NAMED = [(api, right) for api in APIS for right in RIGHTS[api.name] if right.resource in KINDS and right.fields]
 
 
-@pytest.mark.parametrize(("api", "right"), NAMED, ids=lambda one: getattr(one, "name", getattr(one, "operation", "")))
+@each(("api", "right"), NAMED)
 def test_a_name_that_a_broker_asks_a_right_for_is_one_that_rules_are_about(api, right):
     every = {"action": "allow"}
     denied = {"action": "deny", right.resource: "secret"}
@@ -126,7 +127,7 @@ OF_CLUSTER = [
 ]
 
 
-@pytest.mark.parametrize(("api", "right"), OF_CLUSTER, ids=lambda one: getattr(one, "name", ""))
+@each(("api", "right"), OF_CLUSTER)
 def test_what_is_a_right_on_the_cluster_no_rule_with_names_allows(api, right):
     names = dict.fromkeys(KINDS, "*")
     asked = list(requests(api, right)) or [

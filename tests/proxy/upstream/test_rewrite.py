@@ -13,6 +13,7 @@ from kproxy.errors import Malformed
 from kproxy.protocol import codec
 from kproxy.protocol.schema import ADDRESS_CARRIERS, address_path, schema
 from kproxy.proxy.upstream.rewrite import add_offers, cap_versions, rewrite_addresses
+from tests.each import each
 
 VECTORS = Path(__file__).parents[2] / "data" / "vectors-dev.jsonl.gz"
 API_VERSIONS = 18
@@ -28,12 +29,7 @@ def _responses(keys):
         for line in lines:
             vector = json.loads(line)
             if vector["dir"] == "response" and vector["api_key"] in keys:
-                yield pytest.param(
-                    vector["api_key"],
-                    vector["version"],
-                    bytes.fromhex(vector["hex"]),
-                    id=f"{vector['api']}-{vector['version']}-{vector['index']}",
-                )
+                yield vector["api_key"], vector["version"], bytes.fromhex(vector["hex"])
 
 
 def sized(frame):
@@ -81,13 +77,13 @@ def check_addresses(api_key, version, frame):
         assert told
 
 
-@pytest.mark.parametrize(("api_key", "version", "frame"), responses(ADDRESS_CARRIERS))
+@each(("api_key", "version", "frame"), responses(ADDRESS_CARRIERS))
 def test_vectors(api_key, version, frame):
     if address_path(api_key, version) is not None:
         check_addresses(api_key, version, frame)
 
 
-@pytest.mark.parametrize(("api_key", "version", "frame"), responses(ADDRESS_CARRIERS))
+@each(("api_key", "version", "frame"), responses(ADDRESS_CARRIERS))
 def test_unknown_tags_and_trailing_bytes_stay(api_key, version, frame):
     if address_path(api_key, version) is None:
         return
@@ -179,7 +175,7 @@ def test_every_structure_with_an_address_is_known():
                 assert found == (address_path(api.key, version) is not None), (api.name, version)
 
 
-@pytest.mark.parametrize(("api_key", "version", "frame"), responses(ADDRESS_CARRIERS))
+@each(("api_key", "version", "frame"), responses(ADDRESS_CARRIERS))
 def test_a_cut_answer_is_malformed(api_key, version, frame):
     if address_path(api_key, version) is None:
         return
@@ -207,7 +203,7 @@ def capped(version, body, **further):
     return after
 
 
-@pytest.mark.parametrize(("api_key", "version", "frame"), responses({API_VERSIONS}))
+@each(("api_key", "version", "frame"), responses({API_VERSIONS}))
 def test_versions_of_vectors(api_key, version, frame):
     _, body = codec.decode_response(frame, api_key, version)
     body = copy.deepcopy(body)
@@ -277,7 +273,7 @@ def test_the_answer_to_an_unsupported_version_is_version_0():
     assert codec.decode_response(unsized(changed), API_VERSIONS, 0)[1]["apiKeys"][0]["maxVersion"] == 5
 
 
-@pytest.mark.parametrize(("api_key", "version", "frame"), responses({API_VERSIONS}))
+@each(("api_key", "version", "frame"), responses({API_VERSIONS}))
 def test_apis_that_kproxy_answers_are_offered_and_all_else_stays(api_key, version, frame):
     before = codec.decode_response(frame, api_key, version)
     offered, of_broker = add_offers(version, sized(frame), (72, 71))
