@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,7 @@ def matches(labels, matchers):
     return True
 
 
+@cache
 def samples(text):
     """{sample name: [labels]} of a scrape."""
     found = {}
