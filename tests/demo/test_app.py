@@ -127,6 +127,7 @@ def test_a_terminal_that_draws_nothing_gets_lines():
     assert max(map(len, text.replace("\r", "").split("\n")[1:])) < 80  # the first names the addresses, whole
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}])
 def test_on_a_terminal_it_is_kproxy_top_and_leaves_it_tidy(environment):
     text = on_a_terminal(4, TERM="xterm-256color", **environment)

@@ -176,6 +176,7 @@ def talk(client: Namespace, bootstrap: str, partitions: int = 6, count: int = 30
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ruleset", ["redirect.nft", "tproxy.nft"])
 @pytest.mark.parametrize("host", ["10.91.2.{}", "[fd00:91:2::{}]"])
 def test_a_gateway(namespaces, tmp_path, ruleset, host):

@@ -71,6 +71,7 @@ def settings(tmp_path):
     return make
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_upgrade_under_load(settings, workers):
     async def test():
@@ -113,6 +114,7 @@ def listening(lines: list[str]) -> list[str]:
     return [line for line in lines if re.search(r" INFO +\S+ listening cluster=one", line)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_reload_under_load(settings, workers):
     """Each kind of change, one after the other; the other cluster's connections never notice."""

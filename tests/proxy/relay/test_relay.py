@@ -457,6 +457,7 @@ def test_a_reset_right_behind_a_request_is_not_missed():
     live(test())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("detail", "records"), [("headers", False), ("topics", False), ("batches", True)])
 def test_whatever_peers_say_and_whenever_they_go_no_relay_hangs_or_breaks(detail, records, tmp_path):
     """Frames of every API, cut, changed and repeated, from both sides; ends and resets at any time.
