@@ -155,10 +155,19 @@ class Broker:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing of it runs meanwhile, as in a long garbage collection."""
+        """Nothing of it runs meanwhile, as in a long garbage collection: each of its threads has stopped."""
         assert self._process is not None
+        tasks = Path(f"/proc/{self._process.pid}/task")
         self._process.send_signal(signal.SIGSTOP)
         try:
+            # The state is the field behind the name, which may hold blanks and is in parentheses: proc(5).
+            wait_for(
+                "each of its threads to stop",
+                lambda: all(
+                    (task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()
+                ),
+                pause_s=0.01,
+            )
             yield
         finally:
             self._process.send_signal(signal.SIGCONT)
