@@ -60,6 +60,7 @@ def test_help_works_where_an_extra_is_missing():
     assert "exchanges    " in done.stdout, "the head of the module names what needs an extra"
 
 
+@pytest.mark.ring2
 def test_types_hold_for_a_program_that_uses_them(tmp_path):
     """As a user's strict mypy sees them: no name is Any, and no import is untyped."""
     program = tmp_path / "program.py"

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.ports import BLOCK, free_ports
 from tests.project import ROOT
 
@@ -16,6 +18,7 @@ TOUCHY = (
 )
 
 
+@pytest.mark.ring2
 def test_the_suite_passes_in_a_hostile_environment():
     """In the background of a script, with a dumb and narrow terminal, no colours, no home and a variable of kproxy."""
     hostile = {"TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "20", "LINES": "5", "KPROXY_LISTEN": "nowhere"}

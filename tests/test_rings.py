@@ -1,21 +1,15 @@
 """The rings and shards of tests/conftest.py: each test is in one ring, and each of ring 2 in one shard."""
 
-import subprocess
-import sys
 from argparse import ArgumentTypeError
+from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import RING_2, is_in_shard, shard
+from tests.conftest import RING_2, is_in_shard, pytest_collection_modifyitems, shard
 from tests.project import ROOT
 
 SHARDS = 6
-
-
-def collected(*arguments):
-    command = [sys.executable, "-m", "pytest", "--collect-only", "--no-header", "-p", "no:cacheprovider", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
-    return {line for line in done.stdout.splitlines() if "::" in line}
 
 
 def test_files_of_ring_2_are_there():
@@ -29,14 +23,44 @@ def test_each_file_is_in_one_shard():
     assert sum(map(len, shards)) == len(files) and set().union(*shards) == set(files)
 
 
-def test_rings_and_shards_share_out_the_tests():
-    places = ("tests/chaos/test_chaos.py", "tests/bench/test_memory.py")  # some of a file, and all of one
-    first, second = (collected("--ring", ring, *places) for ring in "12")
-    assert first and second and not first & second
-    assert first | second == collected(*places)
-    assert all("test_chaos.py" in test for test in first) and any("test_memory.py" in test for test in second)
-    parts = [collected("--ring", "2", "--shard", f"{number}/2", *places) for number in (1, 2)]
-    assert parts[0] | parts[1] == second and not parts[0] & parts[1]
+class Item:
+    """What of an item of pytest decides its ring."""
+
+    def __init__(self, nodeid, **markers):
+        self.nodeid = nodeid
+        self.keywords = markers
+        self.get_closest_marker = {name: SimpleNamespace(args=args) for name, args in markers.items()}.get
+
+
+TESTS = [
+    Item("tests/wire/test_a.py::test_plain"),
+    Item("tests/wire/test_a.py::test_marked", ring2=()),
+    *(Item(f"tests/wire/test_b.py::test_cases[{number}]", sampled=(2,)) for number in range(4)),
+    Item("tests/bench/test_c.py::test_in_a_folder"),
+    Item("tests/test_packaging.py::test_in_a_file"),
+    Item("tests/broker/test_d.py::test_before_a_broker"),
+]
+
+
+def chosen(ring=None, part=None):
+    """The names that are left of TESTS, in the order in which they run."""
+    items, left_out = [*TESTS], []
+    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    config = SimpleNamespace(getoption={"ring": ring, "shard": part}.get, hook=hook)
+    pytest_collection_modifyitems(config, items)
+    assert len(items) + len(left_out) == len(TESTS)
+    return [item.nodeid.partition("::")[2] for item in items]
+
+
+def test_each_test_is_in_one_ring():
+    assert chosen("1") == ["test_before_a_broker", "test_plain", "test_cases[0]", "test_cases[1]"]
+    assert chosen("2") == ["test_marked", "test_cases[2]", "test_cases[3]", "test_in_a_folder", "test_in_a_file"]
+    assert sorted(chosen()) == sorted([*chosen("1"), *chosen("2")])
+
+
+def test_shards_share_out_ring_2():
+    parts = [chosen("2", (number, 3)) for number in (1, 2, 3)]
+    assert sorted(chain(*parts)) == sorted(chosen("2"))
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "/"])

@@ -368,6 +368,7 @@ def same_but_queues(text):
     return [{name: value for name, value in row.items() if not name.startswith(("queue_", "muted_"))} for row in rows]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("version", [1, 2])
 def test_tables_of_older_kproxys_are_answered_as_far_as_they_go(tmp_path, version):
     """Those that kproxy wrote when its schema had these versions; what they lack is said, with its mend."""

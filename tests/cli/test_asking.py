@@ -103,6 +103,7 @@ def test_every_name_of_by_is_one_of_where(tables, name):
         ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shown", ["json", "csv", "parquet", "table"])
 def test_an_overview_goes_into_every_format(tables, tmp_path, shown):
     out = tmp_path / "overview"

@@ -201,6 +201,7 @@ def test_standard_input_is_a_capture(tmp_path):
     assert len(rows(tmp_path, "exchanges", "stdin")) == len(captures.expected("k41_BASE"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ending", (signal.SIGINT, signal.SIGTERM))
 def test_a_file_that_grows_is_followed_until_interrupted(tmp_path, ending):
     path, out = tmp_path / "growing.pcap", tmp_path / "out"

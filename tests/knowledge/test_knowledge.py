@@ -94,6 +94,7 @@ LOGGED = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", LOGGED)
 def test_convert_says_the_same_of_a_run_and_what_its_logs_say(name: str, tmp_path: Path) -> None:
     run = Run(recorded.DATA / name)

@@ -109,6 +109,7 @@ def test_plots_take_what_notebooks_have(folder):
     assert all(chart["data"] == charts[0]["data"] for chart in charts)
 
 
+@pytest.mark.ring2
 def test_the_notebook_runs(folder):
     """In a kernel of its own, beside a folder of tables: every chart is drawn."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)

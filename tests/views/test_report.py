@@ -152,6 +152,7 @@ def told(value):
     return round(value, 9) if isinstance(value, float) else value
 
 
+@pytest.mark.ring2
 def test_both_stand_beside_each_other_in_each_section(made):
     """This above, the other below: what each says by itself, in the sections that have something to compare."""
     place, page = made

@@ -175,6 +175,7 @@ def cable():
         yield here
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "interface"),
     [
@@ -328,6 +329,7 @@ def test_a_second_kproxy_needs_another_admin_port(tmp_path):
         watch.end()
 
 
+@pytest.mark.ring2
 def test_groups_are_followed_as_they_rebalance(cable, tmp_path):
     """A capture of groups in motion on a wire: the rebalances that insight reads from its file."""
     options = ("--interface", "far", "--port", "any", "--detail", "topics", "--buffer-mib", "256")
