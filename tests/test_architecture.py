@@ -51,6 +51,7 @@ BEYOND_MODULES = {
     "tests/knowledge",
     "tests/matrix",
     "tests/metrics/test_docs.py",
+    "tests/mutants",
     "tests/proxy/test_docs.py",
     "tests/spark/test_cluster.py",
     "tests/tables/test_docs.py",

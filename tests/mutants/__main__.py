@@ -1,0 +1,89 @@
+"""`./dev mutants`: changes one operator, bound or constant at a time and asks whether the tests of ring 1 notice.
+
+Each mutant runs in a clone of HEAD, against the ring 1 tests of the folder that mirrors the module's, until the first
+failure, for a minute at most: longer counts as noticed, since the tests of a folder take less where nothing hangs.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from tests.mutants.mutate import Mutant, mutants
+from tests.project import ROOT
+
+FOLDERS = ("kproxy/wire", "kproxy/protocol", "kproxy/proxy/access", "kproxy/capture", "kproxy/metrics")
+LIMIT_S = 60
+
+
+def sample(count: int, seed: int, only: str | None) -> list[tuple[Path, Mutant]]:
+    """Mutants of the modules, chosen at random, the same for a seed."""
+    places = [ROOT / only] if only else [ROOT / folder for folder in FOLDERS]
+    modules = sorted(path for place in places for path in (place.rglob("*.py") if place.is_dir() else [place]))
+    every = [(module.relative_to(ROOT), mutant) for module in modules for mutant in mutants(module.read_text())]
+    return random.Random(seed).sample(every, min(count, len(every)))
+
+
+def tests_of(module: Path, clone: Path) -> str:
+    """The folder of tests that mirrors the module's, or the nearest one above it."""
+    place = Path("tests", *module.parent.parts[1:])
+    while not (clone / place).is_dir():
+        place = place.parent
+    return str(place)
+
+
+def is_noticed(clone: Path, module: Path, mutant: Mutant, ring: str) -> bool:
+    whole = (clone / module).read_text()
+    (clone / module).write_text(mutant.source)
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--ring", ring]
+    try:
+        done = subprocess.run(
+            [*command, tests_of(module, clone)],
+            cwd=clone,
+            env={**os.environ, "PYTHONPATH": str(clone), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            timeout=LIMIT_S if ring == "1" else 20 * LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        (clone / module).write_text(whole)
+    return done.returncode not in (0, 5)  # 5: there is no test of this ring
+
+
+def judged(chosen: list[tuple[Path, Mutant]], ring: str) -> Iterator[tuple[Path, Mutant, bool]]:
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder, "kproxy")
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        for module, mutant in chosen:
+            yield module, mutant, is_noticed(clone, module, mutant, ring)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--count", type=click.IntRange(1), default=40, show_default=True, help="Mutants to try.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Chooses the mutants.")
+@click.option("--module", metavar="PATH", help="A file or folder of the package, in place of the five folders.")
+@click.option("--ring-2", is_flag=True, help="Run the ring 2 tests of the folder against the survivors of ring 1.")
+def main(count: int, seed: int, module: str | None, ring_2: bool) -> None:
+    """Change one operator, bound or constant at a time, and list what no test notices."""
+    start, survivors, chosen = time.monotonic(), [], sample(count, seed, module)
+    for number, (place, mutant, noticed) in enumerate(judged(chosen, "1"), 1):
+        what = f"{place}:{mutant.line}: {mutant.before:.80} -> {mutant.after:.80}"
+        print(f"{number:4} of {len(chosen)} {'noticed ' if noticed else 'SURVIVES'} {what}", flush=True)
+        if not noticed:
+            survivors.append((place, mutant))
+    if ring_2 and survivors:
+        left = [(place, mutant) for place, mutant, noticed in judged(survivors, "2") if not noticed]
+        print(f"ring 2 notices {len(survivors) - len(left)} of {len(survivors)} that survive ring 1")
+    share = 1 - len(survivors) / len(chosen)
+    print(f"ring 1 notices {share:.0%} of {len(chosen)} mutants, in {time.monotonic() - start:.0f} s")
+    sys.exit(0 if share >= 0.9 else 1)
+
+
+main()

@@ -1,0 +1,40 @@
+"""Mutants are one change each of what a module computes, and running one tells whether its tests notice."""
+
+import ast
+
+from tests.mutants.mutate import mutants
+
+MODULE = '''"""Its duty: 1 < 2."""
+
+class It:
+    __slots__ = ("a", "b")
+
+    def is_large(self, size: int = 3) -> bool:
+        """At least 4 == 4."""
+        log.warning("size %d", 5)
+        if not size or (self.a + 1) < size <= 7:
+            raise ValueError(f"{size} < 8")
+        return True
+'''
+
+
+def test_each_is_one_change_of_what_is_computed():
+    found = [(mutant.before, mutant.after) for mutant in mutants(MODULE)]
+    whole = "self.a + 1 < size <= 7"
+    assert found == [
+        ("3", "4"),
+        (f"not size or {whole}", f"not size and {whole}"),
+        ("not size", "+size"),
+        (whole, "self.a + 1 <= size <= 7"),
+        (whole, "self.a + 1 < size < 7"),
+        ("self.a + 1", "self.a - 1"),
+        ("1", "2"),
+        ("7", "8"),
+        ("True", "False"),
+    ]
+    before = ast.unparse(ast.parse(MODULE))
+    sources = [mutant.source for mutant in mutants(MODULE)]
+    assert len({*sources, before}) == len(sources) + 1
+    for source in sources:
+        changed = [pair for pair in zip(before.splitlines(), source.splitlines(), strict=True) if pair[0] != pair[1]]
+        assert len(changed) == 1, changed
