@@ -357,6 +357,38 @@ def test_tagged_fields_are_strict_where_a_round_trip_would_lose_something() -> N
             codec.decode_response(whole[:-4] + tags, 1, 18)
 
 
+PUSH = {"requestApiKey": 72, "requestApiVersion": 0, "correlationId": 1, "clientId": "c"}
+
+
+def test_a_flat_request_decodes_as_any_other() -> None:
+    for tags in ({}, {5: b""}, {5: b"x" * 5000, 900: b""}):
+        frame = codec.encode_request({**PUSH, "_tags": tags}, {"metrics": b"m" * 500_000, "_tags": tags})
+        assert codec.decode_flat_request(frame) == codec.decode_request(frame)
+    for short in (b"", b"\0\x48\0", b"\0\x48\0\0"):
+        with pytest.raises(Malformed):
+            codec.decode_flat_request(short)
+
+
+@pytest.mark.parametrize("where", ["header", "body"])
+def test_of_a_flat_request_few_tagged_fields_are_read(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large it is: to decode a million of them takes a second."""
+    tags = {"_tags": dict.fromkeys(range(50_000), b"")}
+    frame = codec.encode_request(PUSH | (tags if where == "header" else {}), tags if where == "body" else {})
+    assert len(codec.decode_request(frame)[where == "body"]["_tags"]) == 50_000
+    slices = []
+    in_slices = codec._request_in_slices
+    monkeypatch.setattr(codec, "_request_in_slices", lambda frame: _counted(in_slices(frame), slices))
+    with pytest.raises(Malformed, match="more tagged fields than its API has"):
+        codec.decode_flat_request(frame)
+    assert len(slices) < 5
+
+
+def _counted(slices: codec.Slices, counted: list[int]) -> codec.Slices:
+    for _ in slices:
+        counted.append(1)
+        yield
+
+
 def test_a_claimed_length_allocates_nothing() -> None:
     """Counts and sizes of two thousand million in small frames, for every layout and every plan."""
     tracemalloc.start()

@@ -277,7 +277,9 @@ class AnswerTelemetry:
         decision = self._behind.at_header(exchange) if self._behind is not None else None
         if decision is not None or not wants(exchange.plan.api_key, exchange.api_version):
             return decision
-        if exchange.plan.api_key == API_VERSIONS or self._forwards:
+        if exchange.plan.api_key == API_VERSIONS:
+            return HOLD if exchange.request_bytes <= MAX_HEADER_BYTES else None
+        if self._forwards:
             return HOLD
         bound = self._receiver.settings.max_push_bytes + MAX_HEADER_BYTES
         return HOLD if exchange.request_bytes <= bound else self._receiver.too_large(exchange)
@@ -299,8 +301,10 @@ class AnswerTelemetry:
         key = exchange.plan.api_key
         if key != API_VERSIONS and self._forwards:
             return None
+        if key == API_VERSIONS and len(frame) > MAX_HEADER_BYTES:
+            return None
         try:
-            header, body = codec.decode_request(bytes(frame[4:]))
+            header, body = codec.decode_flat_request(bytes(frame[4:]))
         except ProtocolError as fault:
             return None if key == API_VERSIONS else Close(f"{exchange.plan.title} does not decode: {fault}")
         if key == API_VERSIONS:

@@ -288,6 +288,27 @@ def test_what_does_not_decode_closes_and_newer_versions_go_on():
     assert talk.client(newer).sent[BROKER] == newer
 
 
+TAGS = {"_tags": dict.fromkeys(range(20_000), b"")}
+
+
+@pytest.mark.parametrize(("key", "version"), [(GET, 0), (PUSH, 0)])
+def test_tagged_fields_without_end_are_not_read(key, version):
+    talk = Talk().client(request(key, version, 1, TAGS))
+    (fault,) = talk.faults
+    assert fault.fatal and "more tagged fields than its API has" in fault.text and talk.sent[BROKER] == b""
+
+
+@pytest.mark.parametrize("chunks", [[], [20], [100_000]])
+def test_an_api_versions_that_is_too_large_to_name_software_passes_unread(chunks):
+    """A broker may know what it says; to read it could take a second for each 4 MiB."""
+    talk = Talk(software=None)
+    named = {"clientSoftwareName": "x", "clientSoftwareVersion": "1"}
+    for number, sent in enumerate((request(API_VERSIONS, 3, 1, named | TAGS), request(API_VERSIONS, 3, 1, named)), 1):
+        talk.client(sent, [cut for cut in chunks if cut < len(sent)]).broker(response(API_VERSIONS, 3, 1))
+        assert not talk.faults and len(talk.exchanges) == number
+        assert talk.authorizer._software == (("", ""), ("x", "1"))[number - 1]
+
+
 class Strict:
     """A policy in front of it."""
 

@@ -171,7 +171,7 @@ class _Login:
                 self._versions += 1
                 await self._answer_versions(header, frame)
             elif key == SASL_HANDSHAKE and version in schema().apis[key].request.versions:
-                whole, body = codec.decode_request(frame)
+                whole, body = codec.decode_flat_request(frame)
                 self._client_id, mechanism = whole.get("clientId"), body["mechanism"]
                 offered = self._owner.checks.mechanisms
                 is_offered = mechanism in offered
@@ -188,7 +188,7 @@ class _Login:
     async def _answer_versions(self, header: Header, frame: bytes) -> None:
         version, correlation_id = header["requestApiVersion"], header["correlationId"]
         if version in schema().apis[API_VERSIONS].request.versions:
-            whole, body = codec.decode_request(frame)
+            whole, body = codec.decode_flat_request(frame)
             self._client_id = whole.get("clientId")
             if body.get("clientSoftwareName"):
                 self._software = body["clientSoftwareName"], body["clientSoftwareVersion"]
@@ -203,7 +203,7 @@ class _Login:
         key, version = header["requestApiKey"], header["requestApiVersion"]
         if key != SASL_AUTHENTICATE or version not in schema().apis[key].request.versions:
             raise self._not_a_login(key, version)
-        return header, codec.decode_request(frame)[1]["authBytes"]
+        return header, codec.decode_flat_request(frame)[1]["authBytes"]
 
     async def _request(self) -> tuple[Header, bytes]:
         self._count()

@@ -121,7 +121,7 @@ class RenewLogins(AnswerLogins):
         if unknown is not None:
             return unknown
         try:
-            body = codec.decode_request(bytes(frame[4:]))[1]
+            body = codec.decode_flat_request(bytes(frame[4:]))[1]
         except ProtocolError as fault:
             self.done("malformed", 0)
             return Close(f"{exchange.plan.title} does not decode: {fault}")

@@ -204,6 +204,9 @@ PLAIN = request(HANDSHAKE, 1, {"mechanism": "PLAIN"})
 TOKEN = request(AUTHENTICATE, 2, {"authBytes": b"\0alice\0pass of alice"})
 
 
+MANY_TAGS = dict.fromkeys(range(20_000), b"")  # to decode them all takes as long as 50 logins
+
+
 @pytest.mark.parametrize(
     ("frames", "count", "outcome"),
     [
@@ -220,6 +223,8 @@ TOKEN = request(AUTHENTICATE, 2, {"authBytes": b"\0alice\0pass of alice"})
         ((b"",), 0, ("", "malformed")),
         ((PLAIN[:12],), 0, ("", "malformed")),
         ((PLAIN, TOKEN[:-3]), 1, ("PLAIN", "malformed")),
+        ((request(API_VERSIONS, 3, {"_tags": MANY_TAGS}),), 0, ("", "malformed")),
+        ((PLAIN, request(AUTHENTICATE, 2, {"_tags": MANY_TAGS})), 1, ("PLAIN", "malformed")),
     ],
 )
 def test_what_is_no_login_ends_as_at_a_broker(
