@@ -429,10 +429,15 @@ class ClientSide(Holding):
                 self.events.append(ClientNamed(client_id, *software, exchange.request_start))
 
     def _extend_prefix(self, exchange: Exchange, more: Any, now: int) -> None:
-        """Read first fields that arrive in parts, from their begin each time."""
+        """Read first fields that arrive in parts, from their begin each time; long ones each time they have doubled."""
         prefix = self._client_prefix
         assert prefix is not None and exchange.plan.prefix is not None
-        prefix += more[: MAX_PREFIX - len(prefix)]
+        before = len(prefix)
+        prefix += more[: MAX_PREFIX - before]
+        is_all = len(prefix) in (MAX_PREFIX, exchange.request_bytes - frames.REQUEST_HEAD_BYTES)
+        if before >= MAX_USUAL_PREFIX and len(prefix).bit_length() == before.bit_length() and not is_all:
+            self._note_copies(exchange, now)
+            return
         try:
             found = exchange.plan.prefix(prefix, 0, len(prefix))
         except Malformed as fault:

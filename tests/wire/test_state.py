@@ -17,7 +17,7 @@ from kproxy.proxy.upstream.rewrite import rewrite_addresses
 from kproxy.wire import sasl
 from kproxy.wire.bodies import BATCHES, ERRORS, SUMS, TOPICS
 from kproxy.wire.broker_side import MAX_HEAD
-from kproxy.wire.client_side import MAX_PREFIX
+from kproxy.wire.client_side import MAX_PREFIX, MAX_USUAL_PREFIX
 from kproxy.wire.events import BROKER, CLIENT, Exchange
 from kproxy.wire.interest import HeldBudget, Interest
 from kproxy.wire.pairing import LIMIT
@@ -125,6 +125,21 @@ def test_of_first_fields_only_so_much_is_looked_at_whatever_the_split() -> None:
         assert f"longer than {MAX_PREFIX} bytes" in talk.faults[0].text
         talk = Dialogue(Interest(rewrite=True), transform=untouched).client(ask, cuts)
         assert [(fault.kind, fault.fatal) for fault in talk.faults] == [("malformed_request", True)]
+
+
+@pytest.mark.parametrize("payload", [0, 100_000])
+def test_first_fields_that_come_byte_by_byte_are_read_anew_a_few_times(payload: int) -> None:
+    """Each reading begins at the first byte: one for each byte would be hours of work in some MiB."""
+    ask = tagged(PRODUCE, 9, 25_000, payload)
+    interest = Interest(rewrite=True)
+    plan = interest.plan(int.from_bytes(ask[4:8], "big"))
+    read_prefix, looked = plan.prefix, []
+    plan.prefix = lambda view, start, end: looked.append(end - start) or read_prefix(view, start, end)
+    first, last = 500, 52_000
+    talk = Dialogue(interest, transform=untouched).client(ask, range(first, last))
+    assert talk.sent[BROKER] == ask and not talk.session.pending and not talk.faults
+    assert [exchange.acks for exchange in talk.exchanges] == [0]
+    assert sum(size for size in looked if size > MAX_USUAL_PREFIX) < 3 * len(ask) and len(looked) < 2 * MAX_USUAL_PREFIX
 
 
 @pytest.mark.parametrize("detail", [ERRORS, TOPICS])
