@@ -10,9 +10,10 @@ where frames no longer begin where they should, a Fault says so and the next pla
 it is sought as well. A live connection has no gaps, so there a fault ends the reading (`resync` False).
 
 Bounds: of a frame, whose size is MAX_FRAME at most, `keep` bytes are held, SMALL where all sessions together hold
-what their `Room` has; MAX_PENDING operations without an answer, of which the oldest is then given up, and their values
-from the same room. Of a body larger than `whole`, the fields before its first vector are read: one element of a
-vector costs a hundred times its bytes. Refuses to know sockets, clocks and what paths mean.
+what their `Room` has; MAX_PENDING operations without an answer, or FREE_PENDING where all sessions together have as
+many as their room lends, of which the oldest is then given up; and their values from the same room. Of a body larger
+than `whole`, the fields before its first vector are read: one element of a vector costs a hundred times its bytes.
+Refuses to know sockets, clocks and what paths mean.
 """
 
 import re
@@ -29,6 +30,9 @@ from kproxy.zookeeper.records import Values, layouts, names_of, read
 CLIENT, SERVER = 0, 1
 MAX_FRAME = 16 * 1024 * 1024  # jute.maxbuffer is 1 MiB by default, and raised by those who have many nodes
 MAX_PENDING = 4096
+FREE_PENDING = 8  # of a kind, that need nothing of the room
+OPERATION_BYTES = 1024  # that one takes in memory, at most
+VALUES_SHIFT = 6  # 1 << 6 bytes of a request whose values are read take as much
 KEEP = 1024 * 1024  # of a frame
 WHOLE = 1024 * 1024  # of a body
 SMALL = 4096
@@ -66,7 +70,8 @@ class Operation:
     decoded: bool = True  # of both bodies
     request: Values = field(default_factory=dict)
     response: Values = field(default_factory=dict)
-    held: int = 0  # of its session's room
+    held: int = 0  # bytes of its session's room
+    lent: int = 0  # of the operations that the room lends
 
 
 @dataclass(slots=True, eq=False)
@@ -96,11 +101,16 @@ Event = Operation | Notification | Fault
 
 
 class Room:
-    """What sessions hold of large frames and of requests without an answer, all together."""
+    """What sessions hold of large frames and of requests without an answer, all together.
 
-    def __init__(self, size: int = ROOM_BYTES) -> None:
+    operations: how many it lends; None: there is no bound but that of each session.
+    """
+
+    def __init__(self, size: int = ROOM_BYTES, operations: int | None = None) -> None:
         self._size = size
+        self._operations = operations
         self.held = 0
+        self.lent = 0
         self.refused = 0  # frames whose values were not kept
 
     def take(self, count: int) -> bool:
@@ -113,6 +123,13 @@ class Room:
 
     def give_back(self, count: int) -> None:
         self.held -= count
+
+    def lend(self, count: int) -> bool:
+        """Whether there is room for an operation that counts as so many; they are then lent."""
+        if self._operations is not None and self.lent + count > self._operations:
+            return False
+        self.lent += count
+        return True
 
 
 class _Half:
@@ -331,10 +348,14 @@ class Session:
             operation.held = len(frame) if len(frame) > SMALL else 0
             operation.request = self._body(operations.request, operation, frame, pos, half)
         queue = self._fixed.get(operation.xid, self._pending)
-        queue.append(operation)
-        if len(queue) > MAX_PENDING:
+        weight = 1 + (len(frame) >> VALUES_SHIFT if operation.request else 0)
+        while len(queue) >= FREE_PENDING:
+            if len(queue) < MAX_PENDING and self._room.lend(weight):
+                operation.lent = weight
+                break
             self._let_go(queue[0])
             self.events.append(queue.popleft())
+        queue.append(operation)
 
     def _begin(self, op: str, xid: int, half: _Half, now: int) -> Operation:
         operation = Operation(op, xid, self.session, self._number, half.begun, now)
@@ -357,7 +378,8 @@ class Session:
 
     def _let_go(self, operation: Operation) -> None:
         self._room.give_back(operation.held)
-        operation.held = 0
+        self._room.lent -= operation.lent
+        operation.held = operation.lent = 0
 
     # --- answers -----------------------------------------------------------------------------------------------------
 

@@ -154,6 +154,35 @@ def test_what_is_never_answered_is_said_at_the_end_and_bounded(monkeypatch):
     assert [(event.xid, event.outcome) for event in session.events] == [(xid, UNANSWERED) for xid in range(1, 16)]
 
 
+def get(xid, path):
+    return sized(
+        write("RequestHeader", {"xid": xid, "type": 4}) + write("GetDataRequest", {"path": path, "watch": False})
+    )
+
+
+@pytest.mark.parametrize(("values", "path", "each"), [(False, "/a", 1), (True, "/a", 1), (True, "/" + "a" * 1000, 16)])
+def test_what_all_sessions_together_wait_for_is_bounded(values, path, each):
+    """Small requests that nobody answers, on ever more connections: a process must not grow with them."""
+    room = module.Room(operations=400)
+    sessions = [Session(room=room, midstream=True, values=values) for _ in range(20)]
+    for session in sessions:
+        for xid in range(1, 101):
+            session.receive(CLIENT, get(xid, path), xid)
+            assert room.lent <= 400
+    waiting = [session.unanswered for session in sessions]
+    assert sum(waiting) <= 400 // each + 20 * module.FREE_PENDING
+    assert min(waiting) == module.FREE_PENDING and waiting[0] >= 400 // each // 4
+    for session in sessions:
+        assert [event.xid for event in session.events] == list(range(1, 101 - session.unanswered))
+        session.receive(SERVER, reply(100), 200)
+        assert (session.events[-1].xid, session.events[-1].outcome) == (100, ANSWERED) and not session.unanswered
+    assert room.lent == 0
+    sessions[0].receive(CLIENT, b"".join(get(xid, path) for xid in range(101, 150)), 300)
+    assert room.lent > 0
+    sessions[0].close()
+    assert room.lent == room.held == 0
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_no_bytes_raise_or_are_kept_for_long(data):
@@ -235,4 +264,4 @@ def test_no_noise_raises_and_nothing_stays_held(parts, resync):
         session.receive(side, data, 1)
     session.gap(SERVER)
     session.close()
-    assert room.held == 0
+    assert room.held == room.lent == 0

@@ -31,6 +31,7 @@ from kproxy.wire.interest import MAX_NOTED_TOGETHER
 from kproxy.wire.kept import MAX_TOGETHER
 from kproxy.wire.own_answers import MAX_OWN_BYTES
 from kproxy.wire.state import NOTE_STEP, NOTED_LEAST
+from kproxy.zookeeper.session import FREE_PENDING, MAX_PENDING, OPERATION_BYTES
 
 Measure = Callable[[Worker], int]
 
@@ -212,10 +213,13 @@ ACCOUNTS: tuple[Account, ...] = (
     ),
     Account(
         "zookeeper",
-        "of ZooKeeper's listeners: bytes that are not read or not taken",
-        f"{size(zookeeper_relay.QUEUE_BYTES)} to read, {size(zookeeper_relay.WRITE_BYTES)} of each direction",
-        f"{size(zookeeper.ROOM_BYTES)} of operations, {size(zookeeper_relay.CLOSED_BYTES)} of ended connections",
-        "operations are not read, bytes pass",
+        "of ZooKeeper's listeners: bytes that are not read or not taken, operations without an answer",
+        f"{size(zookeeper_relay.QUEUE_BYTES)} to read, {size(zookeeper_relay.WRITE_BYTES)} of each direction; "
+        f"{FREE_PENDING} operations of a kind, and what is lent: {MAX_PENDING:,} at most",
+        f"{size(zookeeper.ROOM_BYTES)} of large frames; {size(zookeeper_relay.WAITING_BYTES)} to read, of which "
+        f"{size(zookeeper_relay.CLOSED_BYTES)} of ended connections, and {size(zookeeper_relay.FREE_BYTES)} of each; "
+        f"{zookeeper.ROOM_OPERATIONS:,} operations are lent: {size(zookeeper.ROOM_OPERATIONS * OPERATION_BYTES)}",
+        "operations are not read, bytes pass; the oldest operation counts as unanswered",
         zookeeper.ROOM_BYTES,
     ),
     Account(

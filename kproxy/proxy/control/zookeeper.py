@@ -3,7 +3,8 @@
 A client is given to the next server in turn; one that cannot be reached is asked last for RETRY_S, and the next of the
 list takes its place at once. Which of the servers it is does not matter to a session. Served by one process, with
 workers by their parent. Bounds: clients count among `max_connections`; what sessions hold of large frames is ROOM_BYTES
-for each listener. Refuses to know bytes, and how a relay passes them.
+for each listener, and of operations without an answer ROOM_OPERATIONS. Refuses to know bytes, and how a relay passes
+them.
 """
 
 import asyncio
@@ -33,6 +34,7 @@ from kproxy.zookeeper.session import Event, Fault, Operation, Room
 DIAL_S = 3.0  # a client gives a server a third of its session's timeout
 RETRY_S = 30.0
 ROOM_BYTES = 64 * 1024 * 1024
+ROOM_OPERATIONS = 64 * 1024  # without an answer
 REGISTRY = "registry"
 
 _numbers = count(1)  # of clients, of all listeners
@@ -59,7 +61,7 @@ class ZooKeeperProxy:
         self._worker = worker
         self._take = recorder.rows(self.source) if recorder is not None else None
         self._groups = ConsumerGroups(settings.name)
-        self._room = Room(ROOM_BYTES)
+        self._room = Room(ROOM_BYTES, ROOM_OPERATIONS)
         self.cells.values_left_out = lambda: self._room.refused
         self._relays: dict[ZooKeeperRelay, _Connection] = {}
         self._failed_s: dict[Address, float] = {}  # when a server could not be reached

@@ -25,7 +25,8 @@ class Readings:
         self._waiting: deque[Reading] = deque()
         self._slow: deque[Reading] = deque()
         self._next: asyncio.Handle | None = None
-        self.closed_bytes = 0  # that wait of connections that have ended
+        self.waiting_bytes = 0  # that connections have to read
+        self.closed_bytes = 0  # of them, of connections that have ended
 
     def add(self, reading: Reading) -> None:
         """Have it read in this turn or a later one, until it has nothing more."""

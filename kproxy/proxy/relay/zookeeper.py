@@ -4,14 +4,14 @@ What arrives is written to the other side at once, as it came. Then the session 
 connections together take turns at that (`readings.py`), so that
 neither a frame nor many connections hold it; what is not read yet waits in order, and while that is more than
 QUEUE_BYTES neither side is read. A session that gives up (bytes of no frame, a command of four letters) costs nothing
-more, and the connection goes on.
+more, and the connection goes on. So does one with more than FREE_BYTES to read, if all together have WAITING_BYTES.
 
 Ends: an end is passed on as an end, since `echo ruok | nc` waits for its answer behind one; a reset as a reset. A side
 that takes nothing for STALLED_S, or stays open HALF_CLOSED_S after the other has ended, is given up.
 
-Memory: QUEUE_BYTES and one write buffer per direction, and CLOSED_BYTES of connections that have ended before all was
-read; what sessions hold is their room's. Refuses to know servers,
-settings, metrics and rows: it is given sockets and callables.
+Memory: QUEUE_BYTES and one write buffer per direction, of all together FREE_BYTES each and WAITING_BYTES to be read, of
+which CLOSED_BYTES of connections that have ended before all was read; what sessions hold is their room's. Refuses to
+know servers, settings, metrics and rows: it is given sockets and callables.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from kproxy.zookeeper.session import CLIENT, SERVER, Event, Room, Session
 
 SLICE = 2048
 QUEUE_BYTES = 512 * 1024
+FREE_BYTES = 16 * 1024
+WAITING_BYTES = 64 * 1024 * 1024
 CLOSED_BYTES = 16 * 1024 * 1024
 WRITE_BYTES = 512 * 1024
 STALLED_S = 120.0
@@ -125,9 +127,12 @@ class ZooKeeperRelay:
             return
         self._queue.append((side, memoryview(data), self._now_ns()))
         self._queued += len(data)
+        self._readings.waiting_bytes += len(data)
         if not self._is_reading:
             self._is_reading = True
             self._readings.add(self)
+        if self._readings.waiting_bytes > WAITING_BYTES and self._queued > FREE_BYTES:
+            self._give_up()
         self._pause_if_full()
 
     def ended(self, side: int) -> None:
@@ -164,6 +169,7 @@ class ZooKeeperRelay:
         self._timers.clear()
         self._readings.closed_bytes += self._queued
         if self._readings.closed_bytes > CLOSED_BYTES:
+            self._readings.closed_bytes -= self._queued
             self._give_up()
         if not self._is_reading:
             self._finish()
@@ -200,8 +206,7 @@ class ZooKeeperRelay:
             self.session.give_up()
             self.session.events.clear()
         if self.session.opaque:
-            self._queue.clear()
-            self._queued = 0
+            self._clear()
         self._is_reading = bool(self._queue)
         if not self._open_sides:
             self._readings.closed_bytes -= before - self._queued
@@ -214,10 +219,13 @@ class ZooKeeperRelay:
         return self._is_reading
 
     def _give_up(self) -> None:
-        """Read nothing more of it: too much waits of connections that have ended."""
+        """Read nothing more of it: too much waits of all connections, or of those that have ended."""
         self.session.give_up()
+        self._clear()
+
+    def _clear(self) -> None:
         self._queue.clear()
-        self._readings.closed_bytes -= self._queued
+        self._readings.waiting_bytes -= self._queued
         self._queued = 0
 
     def _pause_if_full(self) -> None:
@@ -229,6 +237,7 @@ class ZooKeeperRelay:
         self.session.receive(side, data[:SLICE], now_ns)
         count = min(SLICE, len(data))
         self._queued -= count
+        self._readings.waiting_bytes -= count
         if count < len(data):
             self._queue.appendleft((side, data[count:], now_ns))
 

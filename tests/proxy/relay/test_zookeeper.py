@@ -205,6 +205,48 @@ def test_what_a_client_leaves_behind_is_read_in_turns_or_given_up(room, slices, 
     assert (sum(slices.counted) > 20_000 * len(PING) // module.SLICE * 0.9) == (room > 1000)
 
 
+class Resting(Readings):
+    """Reads nothing until it is told to."""
+
+    rests = True
+
+    def _schedule(self):
+        if not self.rests:
+            super()._schedule()
+
+    async def go_on(self):
+        self.rests = False
+        self._schedule()
+        for _ in range(10_000):
+            await asyncio.sleep(0)
+            if not self.waiting_bytes:
+                return
+        raise AssertionError("something is not read")
+
+
+def test_what_all_connections_together_have_to_read_is_bounded_and_their_bytes_pass(monkeypatch):
+    """Connections that are still open, and whose readings do not keep pace: the largest are no longer read."""
+    monkeypatch.setattr(module, "WAITING_BYTES", 150_000)
+
+    async def play():
+        readings = Resting()
+        async with contextlib.AsyncExitStack() as stack:
+            stages = [await stack.enter_async_context(Stage(readings=readings)) for _ in range(5)]
+            for stage, count in zip(stages, (4000, 4000, 4000, 4000, 1000), strict=True):
+                assert await stage.send(0, PING * count) == PING * count
+                assert readings.waiting_bytes <= 150_000 + module.FREE_BYTES
+                assert readings.waiting_bytes == sum(stage.relay._queued for stage in stages)
+            await readings.go_on()
+            for stage in stages:
+                assert await stage.send(0, PING) == PING
+            await readings.go_on()
+        return [stage.relay.session.opaque for stage in stages], readings
+
+    opaque, readings = asyncio.run(play())
+    assert opaque == [False, False, False, True, False]
+    assert readings.waiting_bytes == readings.closed_bytes == 0
+
+
 def test_an_answer_behind_the_clients_end_arrives():
     async def play():
         async with Stage() as stage:
