@@ -240,7 +240,7 @@ class PolicyAuthorizer(AuditedRequests):
         if key == FETCH and rules.restricts(TOPIC):
             return (yield from self._without_session(exchange, frame))
         if key in (SHARE_FETCH, SHARE_ACKNOWLEDGE) and rules.restricts(TOPIC):
-            return (yield from self._of_own_share_session(exchange, frame))
+            return (yield from self._of_own_share_session(exchange, frame, rules))
         if key == DESCRIBE_TOPIC_PARTITIONS and self._cursors:
             return (yield from self._with_real_cursor(exchange, frame))
         if key == METADATA and (yield from self._clears(also, names.also)):
@@ -262,16 +262,28 @@ class PolicyAuthorizer(AuditedRequests):
             return Answer(*unknown_session(version, exchange.correlation_id))
         return None if patched is None else Replace(patched)
 
-    def _of_own_share_session(self, exchange: Exchange, frame: Any) -> Slices[Decision]:
-        """What goes on with a session reads what was named when it began, which may have been another client."""
+    def _of_own_share_session(self, exchange: Exchange, frame: Any, rules: ApiRules) -> Slices[Decision]:
+        """What goes on with a session reads what was named when it began, which may have been another client.
+
+        So may what was begun here: its group and member are all that it takes to begin it anew elsewhere. So answers
+        with records are read, too.
+        """
         plan = exchange.plan
+        key, version = plan.api_key, plan.api_version
         try:
-            goes_on = self._share_sessions.goes_on(plan.api_key, plan.api_version, memoryview(frame))
-            if (yield from goes_on):
-                return None
+            goes_on = yield from self._share_sessions.goes_on(key, version, memoryview(frame))
         except Malformed as fault:
             return self._close(exchange, MALFORMED, str(fault))
-        return Answer(*no_session(plan.api_key, plan.api_version, exchange.correlation_id))
+        if not goes_on:
+            return Answer(*no_session(key, version, exchange.correlation_id))
+        if key == SHARE_FETCH:
+
+            def keep(found: list[str | UUID]) -> bool:
+                return all(isinstance(what, UUID) and self._by_id(rules, what).allowed for what in found)
+
+            self._edits[exchange.number] = lambda answer: filter_list(key, version, answer, keep)
+            exchange.plan = self._interest.held_plan(plan)
+        return None
 
     def _with_real_cursor(self, exchange: Exchange, frame: Any) -> Slices[Decision]:
         """A list goes on at a topic that the client may not see: it was given another name for it."""

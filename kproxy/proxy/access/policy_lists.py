@@ -44,6 +44,8 @@ LISTED: dict[str, tuple[tuple[str, str], str]] = {
     "ListPartitionReassignments": (("topics", "name"), TOPIC),
     "OffsetFetch": (("topics", "name"), TOPIC),
     "DescribeShareGroupOffsets": (("groups.topics", "topicName"), TOPIC),
+    # Not by its request, but what a session that somebody else has begun anew may bring: see share_sessions.py.
+    "ShareFetch": (("responses", "topicId"), TOPIC),
 }
 _RESOURCE, _TYPE = "resourceName", "resourceType"  # a name, and what it is of
 _EXPRESSION = "Regex"  # how the fields end that have a regular expression of topics

@@ -3,7 +3,9 @@
 A ShareFetch that goes on with a session names only what changes: the broker remembers the rest, by group and member,
 whoever named it. Acknowledgements need a session, so clients cannot do without. So a client that may not read every
 topic may go on with sessions that it began on the same connection, where each topic was judged; of any other it learns
-that the broker has no such session, and begins one, as after a broker's restart.
+that the broker has no such session, and begins one, as after a broker's restart. Who knows a member's id can begin its
+session anew on another connection, through another kproxy or none: so of each answer the topics are left out that the
+client may not read (`policy_authorizer`).
 
 Bounded: MOST sessions of a connection, the oldest is forgotten. Pure. Refuses to know rules.
 """

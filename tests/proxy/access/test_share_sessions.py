@@ -4,12 +4,13 @@ from uuid import UUID
 
 import pytest
 
+from kproxy.protocol import codec
 from kproxy.protocol.schema import schema
 from kproxy.proxy.access import share_sessions
 from kproxy.proxy.access.share_sessions import SHARE_ACKNOWLEDGE, SHARE_FETCH
 from kproxy.wire.events import BROKER
 from tests.proxy.access.policies import Decided
-from tests.wire.playbook import request
+from tests.wire.playbook import request, response
 
 NO_SECRETS = {"action": "deny", "topic": "secret-*"}
 ORDERS, SECRET = UUID(int=7), UUID(int=8)
@@ -52,6 +53,24 @@ def test_a_session_that_was_begun_here_goes_on_until_it_ends(version):
     assert talk.sent[BROKER] == b"".join(dialogue)
     talk.client(ask(SHARE_FETCH, version, 5, number=5)).client(ask(SHARE_FETCH, version, 1, member="other", number=6))
     assert talk.sent[BROKER] == b"".join(dialogue)
+
+
+@pytest.mark.parametrize("size", [1, 20_000])
+@pytest.mark.parametrize("version", schema().apis[SHARE_FETCH].request.versions)
+def test_a_session_that_somebody_else_began_anew_brings_no_records_of_a_denied_topic(version, size):
+    """The attack: begin a session in the name of another member, wait until that one begins it anew, go on with it."""
+    talk = judged()
+    records = [
+        {"topicId": topic, "partitions": [{"partitionIndex": 0, "records": b"x" * size}]}
+        for topic in (ORDERS, SECRET, UUID(int=9))  # the last one has no name that is known
+    ]
+    for epoch in (0, 1):
+        talk.client(ask(SHARE_FETCH, version, epoch, *[ORDERS] * (not epoch), number=epoch))
+        talk.broker(response(SHARE_FETCH, version, epoch, {"responses": records}))
+    assert len(talk.requests()) == 2 and not talk.faults
+    for answer in talk.answers():
+        assert codec.decode_response(answer, SHARE_FETCH, version)[1]["responses"][0]["topicId"] == ORDERS
+        assert answer.count(b"x" * size) == 1
 
 
 def test_what_is_denied_begins_none():
