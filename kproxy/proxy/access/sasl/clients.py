@@ -6,8 +6,13 @@ its error first. Bounds: MAX_FRAME of one frame, MAX_REQUESTS of a login. Refuse
 """
 
 import asyncio
+import os
+import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from kproxy.errors import Malformed, ProtocolError, RefusedClient
@@ -56,6 +61,16 @@ class Session(NamedTuple):
     client_id: str | None = None
 
 
+Receive = Callable[[bytes], tuple[bytes, Known | None]]
+
+
+def _step_back() -> None:
+    """The thread that checks passwords waits for that of the loop where both want a core."""
+    if sys.platform == "linux":  # elsewhere threads have no priorities of their own
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+
 class Authenticator:
     """Checks the logins of one cluster's clients. counts(mechanism, outcome): for each that ended.
 
@@ -79,6 +94,7 @@ class Authenticator:
         self._lifetime_s = lifetime_s
         self._refresh = refresh
         self._counts = counts
+        self._slow = ThreadPoolExecutor(1, thread_name_prefix="passwords", initializer=_step_back)
 
     async def authenticate(self, conversation: Conversation) -> Session:
         """Talk to a client until it is known. Raises RefusedClient, UpstreamError, OSError."""
@@ -104,6 +120,10 @@ class Authenticator:
             raise
         finally:
             self._counts(login.mechanism, outcome)
+
+    async def apart(self, receive: Receive, token: bytes) -> tuple[bytes, Known | None]:
+        """Check a password on the thread for that: however many are guessed, they take turns."""
+        return await asyncio.get_running_loop().run_in_executor(self._slow, receive, token)
 
     async def prepare(self, *, newer: bool = False) -> None:
         await self._refresh(newer)
@@ -140,7 +160,7 @@ class _Login:
                     answer, known = await self._check_token(check, token)
                 else:
                     receive = check.receive
-                    answer, known = await asyncio.to_thread(receive, token) if check.is_slow else receive(token)
+                    answer, known = await self._owner.apart(receive, token) if check.is_slow else receive(token)
             except LoginRefusedError as fault:
                 if header is not None:
                     body = {"errorCode": SASL_AUTHENTICATION_FAILED, "errorMessage": str(fault)}

@@ -281,3 +281,22 @@ def test_passwords_are_right_quickly_the_second_time_until_they_change(tmp_path:
     refused(file, "PLAIN", password="one password")
     logged_in(file, "PLAIN", password="another password")
     assert json.dumps(file.fault) == '""'
+
+
+def test_passwords_are_checked_one_after_another(users: UsersFile) -> None:
+    """However many are guessed at once: each takes milliseconds of a core, which the loop needs too."""
+    at_once, most = 0, 0
+
+    def receive(token: bytes) -> tuple[bytes, None]:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        time.sleep(0.001)
+        at_once -= 1
+        return token, None
+
+    async def guess() -> list[tuple[bytes, Any]]:
+        checks = authenticator(users, Talk())
+        return await asyncio.gather(*(checks.apart(receive, b"%d" % number) for number in range(20)))
+
+    assert asyncio.run(guess()) == [(b"%d" % number, None) for number in range(20)] and most == 1
