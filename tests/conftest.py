@@ -47,7 +47,6 @@ RING_2 = (
     "tests/broker/test_outages.py",
     "tests/broker/test_report.py",
     "tests/broker/test_transparent.py",
-    "tests/broker/test_zookeeper.py",
     "tests/deploy/test_helm.py",
     "tests/docs/test_site.py",
     "tests/proxy/control/operators/test_page.py",

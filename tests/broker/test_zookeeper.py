@@ -174,6 +174,7 @@ def dialogue(client, base, large=100_000):
     return seen
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("proxied", [1, 2], indirect=True, ids=["process", "workers"])
 def test_whole_dialogues_are_the_same_through_kproxy_and_all_of_them_is_known(keeper, proxied):
     through, direct = connected(proxied.port), connected(keeper)
@@ -208,6 +209,7 @@ def test_whole_dialogues_are_the_same_through_kproxy_and_all_of_them_is_known(ke
     assert "geheim" not in str(rows) + proxied.log()
 
 
+@pytest.mark.ring2
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_watched_from_beside_it_is_what_the_kproxy_between_says(keeper, proxied, tmp_path):
     """One watch sees the client's connection, another one kproxy's to the server: the registry of all three is one."""
@@ -248,6 +250,7 @@ def test_watched_from_beside_it_is_what_the_kproxy_between_says(keeper, proxied,
         assert comparable(rows_in(folder / "tables", "registry")) == between
 
 
+@pytest.mark.ring2
 def test_a_session_survives_another_kproxy(keeper, proxied, tmp_path):
     """The client comes back to its session, and its ephemeral node is there still."""
     client = connected(proxied.port)
@@ -271,6 +274,7 @@ def test_a_session_survives_another_kproxy(keeper, proxied, tmp_path):
         log.close()
 
 
+@pytest.mark.ring2
 def test_bytes_that_are_no_frames_pass_and_are_told(keeper, proxied):
     assert asked(proxied.port, b"srvr").startswith(b"Zookeeper version")
     assert asked(proxied.port, b"\x7f\xff\xff\xff" + b"noise" * 1000) == b""  # ZooKeeper closes it
@@ -281,6 +285,7 @@ def test_bytes_that_are_no_frames_pass_and_are_told(keeper, proxied):
     assert "no longer read: a frame of 2147483647 bytes" in proxied.log()
 
 
+@pytest.mark.ring2
 def test_a_kafka_that_knows_zookeeper_by_kproxy_alone_serves_and_what_it_does_is_known(keeper, proxied, tmp_path):
     """Its registration, its election and its topics go through; kproxy ends and comes back, and its session goes on."""
     port = free_ports(1, HOST)
