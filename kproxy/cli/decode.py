@@ -109,7 +109,7 @@ def decode(
             exchange_view.show(found, show_secrets=show_secrets, records=records_shown)
         return
     if given:
-        if Path(given[0]).is_file():
+        if _is_file(given[0]):
             raise click.UsageError(f"{given[0]} is a file: give it with --file, or a capture with --exchange")
         try:
             frame = decoding.bytes_of(" ".join(given).encode(), must_be_hex=True)
@@ -150,7 +150,7 @@ def _zookeeper(
     from kproxy.views import zookeeper as view
     from kproxy.zookeeper import decode as zookeeper
 
-    if given and Path(given[0]).exists():
+    if given and _is_file(given[0]):
         from kproxy.convert.reading import zookeeper_events
 
         # Only ZooKeeper is looked for, so that a port is its own.
@@ -177,6 +177,14 @@ def _zookeeper(
         return
     for operation in zookeeper.requests(frames):
         view.show(operation, None, as_json=as_json)
+
+
+def _is_file(text: str) -> bool:
+    """Whether it names a file; digits of a frame may be more than a name can have."""
+    try:
+        return Path(text).is_file()
+    except OSError:
+        return False
 
 
 def _write_line(pieces: Iterable[str]) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
+from struct import Struct
 from typing import Any, BinaryIO
 
 from kproxy.errors import Malformed, ProtocolError, Unsupported
@@ -45,6 +46,7 @@ class Decoded:
 
 _HEX = re.compile(rb"\s*(?:0x)?[0-9A-Fa-f\s:]*")
 _NOT_HEX = re.compile(rb"^\s*0x|[\s:]+")
+_HEAD = Struct(">ihhi")  # size, API key, version and correlation id of a request
 _LEAST_FRAME_BYTES = 4  # an answer without a body
 _SHOWN_CHARS = 40
 _PCAPNG = (b"\n\r\r\n",)
@@ -140,7 +142,25 @@ def decoded(
     try:
         return frames(given, sized, request)
     except ProtocolError as fault:
+        if sized is not False and (cut := _cut_request(given)) is not None:
+            raise Malformed(cut) from None
         raise type(fault)(f"as a request: {fault}; an answer needs --response API:VERSION") from None
+
+
+def _cut_request(given: Buffer) -> str | None:
+    """What is here of a request whose end is missing, in words; None if it is no such thing."""
+    head = bytes(given[: _HEAD.size])
+    if len(head) < _HEAD.size:
+        return None
+    size, key, version, correlation_id = _HEAD.unpack(head)
+    here = len(given) - 4
+    known = schema().apis.get(key)
+    if size <= here or known is None or version not in known.request.versions:
+        return None
+    return (
+        f"cut short: the size says {count_bytes(size)}, {here:,} follow it: {api_name(key)} request v{version}, "
+        f"correlation id {correlation_id}"
+    )
 
 
 def api_and_version(text: str) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from kproxy.cli import cli
 from kproxy.errors import Malformed, Unsupported
 from kproxy.protocol import decode
+from kproxy.protocol.codec import encode_request
 from kproxy.protocol.records import Record, write_batch
 from tests import captures
 
@@ -263,3 +264,23 @@ def test_the_examples_of_the_help_run():
     for example in examples:
         if not {"--file", "--jsonl", "--exchange", "--zookeeper"} & set(example):
             assert run(*example[2:]).exit_code == 0
+
+
+def test_digits_may_be_more_than_the_name_of_a_file_can_have():
+    names = [f"orders-{number:03d}" for number in range(400)]
+    header = {"requestApiKey": 3, "requestApiVersion": 2, "correlationId": 5, "clientId": "app"}
+    frame = encode_request(header, {"topics": [{"name": name} for name in names]})
+    done = run("--json", (len(frame).to_bytes(4, "big") + frame).hex())
+    assert done.exit_code == 0 and "orders-399" in done.output
+    with pytest.raises(Malformed):
+        run("--zookeeper", "00" * 3000)
+
+
+@pytest.mark.parametrize("here", [12, 15, 24])
+def test_a_request_that_is_cut_is_told_with_what_is_here(here):
+    whole = bytes.fromhex("00000019000300020000000500036170700000000100066f7264657273")
+    said = rf"^cut short: the size says 25 bytes, {here - 4} follow it: Metadata request v2, correlation id 5$"
+    with pytest.raises(Malformed, match=said):
+        decode.decoded(whole[:here])
+    (message,) = decode.decoded(whole)
+    assert message.body["topics"] == [{"name": "orders"}]

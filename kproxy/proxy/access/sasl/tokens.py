@@ -65,7 +65,9 @@ class TokenChecker:
                 key = self._jwt.PyJWK.from_dict(entry)
             except Exception:  # of a kind that the library does not know: others may do
                 continue
-            keys.append((entry.get("kid"), key))
+            # An RSA key without `alg` checks every algorithm of RSA (RFC 7517, 4.4); PyJWT would take RS256 alone.
+            is_any_rsa = entry.get("kty") == "RSA" and "alg" not in entry
+            keys.append((entry.get("kid"), key.key if is_any_rsa else key))
         if not keys:
             raise TokenError("the JWKS holds no public key that could check a signature")
         self._keys = keys

@@ -67,6 +67,19 @@ def test_tokens_of_known_keys_name_the_user() -> None:
     assert checker().check(token(exp=time.time() - 2)).expires_s < time.time()  # within the skew of clocks
 
 
+@pytest.mark.parametrize("algorithm", [name for name in tokens.ALGORITHMS if name.startswith(("RS", "PS"))])
+def test_an_rsa_key_without_an_algorithm_checks_each_of_rsa_and_one_with_it_that_alone(algorithm: str) -> None:
+    assert checker(jwk(RSA, kid="one")).check(token(algorithm=algorithm)).name == "alice"
+    assert checker(jwk(RSA, kid="one", alg=algorithm)).check(token(algorithm=algorithm)).name == "alice"
+    with pytest.raises(UnknownKeyError, match="signature"):
+        checker(jwk(OTHER, kid="one")).check(token(algorithm=algorithm))
+    other = "PS384" if algorithm == "RS256" else "RS256"
+    with pytest.raises(UnknownKeyError, match="signature"):
+        checker(jwk(RSA, kid="one", alg=other)).check(token(algorithm=algorithm))
+    with pytest.raises(UnknownKeyError, match="signature"):
+        checker(jwk(EC, kid="one")).check(token(algorithm=algorithm))
+
+
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
