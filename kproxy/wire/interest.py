@@ -33,6 +33,9 @@ LIST_OFFSETS = 2
 OFFSET_COMMIT = 8
 OFFSET_FETCH = 9
 TXN_OFFSET_COMMIT = 28
+DELETE_TOPICS = 20
+DELETE_GROUPS = 42
+OFFSET_DELETE = 47
 SASL_HANDSHAKE = 17
 API_VERSIONS = 18
 SASL_AUTHENTICATE = 36
@@ -58,8 +61,10 @@ PREFIX_FIELDS = (
 
 # APIs whose requests and answers name topic-partitions; and the subsets that are read for metrics alone.
 _OF_PARTITIONS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, TXN_OFFSET_COMMIT, SHARE_FETCH))
-_COUNTED_REQUESTS = frozenset((PRODUCE, FETCH, OFFSET_COMMIT))
-_COUNTED_ANSWERS = frozenset((FETCH, SHARE_FETCH))
+_COUNTED_REQUESTS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT))
+_COUNTED_ANSWERS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, SHARE_FETCH))
+_DELETIONS = frozenset((DELETE_TOPICS, DELETE_GROUPS, OFFSET_DELETE))  # answers that end offsets or logs
+_NAME_GROUPS = frozenset((OFFSET_FETCH, OFFSET_DELETE))  # requests that name the group their answers are of
 
 _UNKNOWN_PLANS = 64
 
@@ -207,7 +212,8 @@ class Interest:
         is refused (fail closed). Otherwise everything is forwarded and a fault only ends the reading.
     details: the prefix of every request is read (client id, group, transactional id); without it only that of Produce,
         whose acks say whether an answer comes, of Fetch, whose max_wait_ms is its patience, of SaslHandshake, and of
-        ApiVersions, which names the client's software.
+        ApiVersions, which names the client's software; with any `detail` also that of requests whose answers are of a
+        group that they leave out.
     detail: how closely bodies that name topic-partitions are read (bodies.TOPICS, bodies.BATCHES): what is found is in
         the exchange's request_body and response_body, as are the names of topics that others call by their ids. With
         `details`, whatever the detail, the ids of brokers are there too; without `details` only sums (bodies.SUMS), of
@@ -294,7 +300,8 @@ class Interest:
     def _known(self, api: schema.Api, version: int) -> ApiPlan:
         plan = ApiPlan(api.key, version, api.name, True)
         plan.throttled_after_answer = version in api.throttled_after_answer
-        if self.details or api.key in (PRODUCE, FETCH, SASL_HANDSHAKE, API_VERSIONS):
+        names_group = bool(self.detail) and api.key in _NAME_GROUPS
+        if self.details or names_group or api.key in (PRODUCE, FETCH, SASL_HANDSHAKE, API_VERSIONS):
             plan.prefix = codec.request_prefix(api.key, version, PREFIX_FIELDS)
         plan.scan = shapes.remembered(codec.response_scan(api.key, version))
         address = schema.address_path(api.key, version)
@@ -303,7 +310,7 @@ class Interest:
         if self.detail and api.key in (_OF_PARTITIONS if self.details else _COUNTED_REQUESTS):
             plan.request_reader = self._reader(api.key, version, "request")
         reads_answer = api.key in (_OF_PARTITIONS if self.details else _COUNTED_ANSWERS)
-        reads_answer |= bodies.names_topics(api.key, version)
+        reads_answer |= api.key in _DELETIONS or bodies.names_topics(api.key, version)
         if self.brokers and bodies.names_brokers(api.key, version):
             detail = max(self.detail, bodies.TOPICS) if self.detail else bodies.ERRORS  # sums leave brokers out
             plan.response_reader = bodies.body_reader(api.key, version, "response", detail)

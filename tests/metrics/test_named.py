@@ -92,6 +92,7 @@ def test_bodies_are_looked_at_only_where_that_is_asked_for():
     )
     assert told == {
         ("Produce", "request"): 4,
+        ("Produce", "response"): 3,
         ("Fetch", "request"): 1,
         ("Fetch", "response"): 1,
         ("Metadata", "response"): 1,

@@ -14,9 +14,10 @@ from kproxy.protocol.plans import join
 from kproxy.protocol.schema import Field, address_path
 from kproxy.wire.bodies.found import SUMS, TOPICS, Partition
 
-# The positions of consumers are in Fetch and OffsetCommit. A request of a fetch session (KIP-227) lists only the
+# Offsets are in Fetch, ListOffsets, OffsetCommit and OffsetFetch, and in the answers to Produce. A request of a fetch session (KIP-227) lists only the
 # partitions that were added or changed, and those that were removed.
-_OF_CONSUMERS = frozenset((1, 8))
+_WITH_OFFSETS = frozenset((1, 2, 8, 9))
+_PRODUCE = 0
 _SESSION_EPOCH = "sessionEpoch"
 _FORGOTTEN = "forgottenTopicsData"
 
@@ -43,6 +44,28 @@ _OF_PARTITION = dict.fromkeys(_INDEXES, "partition") | {
     "metadata": "metadata",
     "offset": "offset",
 }
+# The variables that say which topic-partition a Sums is of.
+_SUMMED_BY = frozenset(("topic", "topic_id", "of_partition"))
+
+# Statements that record what requests ask for, and what answers report as deleted, by API key.
+_LATEST = -1  # the timestamp by which a ListOffsets asks for the end of a log
+_ASKED = {
+    1: {"rackId": "found.has_rack = bool({})"},
+    2: {
+        "isolationLevel": "found.isolation_level = {}",
+        "topics.partitions.timestamp": f"if {{}} == {_LATEST}: found.note_latest(topic, of_partition)",
+    },
+}
+_DELETED = {
+    20: {"responses.name": "topic = {}", "responses.errorCode": "if not {}: found.note_deleted(topic or topic_id, -1)"},
+    42: {"results.groupId": "topic = {}", "results.errorCode": "if not {}: found.note_deleted(topic, -1)"},
+    47: {
+        "topics.name": "topic = {}",
+        "topics.partitions.partitionIndex": "of_partition = {}",
+        "topics.partitions.errorCode": "if not {}: found.note_deleted(topic, of_partition)",
+    },
+}
+
 # The attributes of Partition that are computed from its record batches.
 _SUMMED = ("bytes", "batches", "records", "codecs", "magic", "first_offset", "last_offset", "max_timestamp")
 
@@ -54,7 +77,7 @@ class Wanted:
     """
 
     def __init__(self, api_key: int, version: int, side: str, detail: int) -> None:
-        if detail == SUMS and api_key in _OF_CONSUMERS:
+        if detail == SUMS and (api_key in _WITH_OFFSETS or (api_key == _PRODUCE and side == "response")):
             detail = TOPICS
         self.detail = detail
         self.message = api_message(api_key, version, side)
@@ -63,17 +86,20 @@ class Wanted:
         named = dict(_named_topics(fields, version)) if detail and side == "response" else {}
         # Values recorded for the body as a whole: path -> the statement that records the value, with {} for it.
         self.statements = _brokers(api_key, version) if side == "response" and detail != SUMS else {}
+        if detail and side == "response":
+            self.statements |= _deletions(api_key, fields, version)
         # Answers that name topics or brokers are read for these alone: the partitions of a Metadata answer carry no
         # data, and there are many of them.
         arrays = set(_partition_arrays(fields, version)) if detail and not named and not self.statements else set()
         self.attributes = dict(_attributes(fields, version, arrays))  # path -> the variable that takes the value
         if detail == SUMS:
-            self.attributes = {path: var for path, var in self.attributes.items() if var in ("topic", "topic_id")}
+            self.attributes = {path: var for path, var in self.attributes.items() if var in _SUMMED_BY}
         self.topics = dict.fromkeys(named.values(), "topic") | {join(array, "topicId"): "topic_id" for array in named}
         if detail and side == "request":
             present = set(paths_of(fields, version))
             self.statements |= _session(fields, version)
             self.statements |= {path: "found.replica_id = {}" for path in _REPLICA_IDS if path in present}
+            self.statements |= {path: line for path, line in _ASKED.get(api_key, {}).items() if path in present}
         self.partitions = {f"{array}[]" for array in arrays}  # elements that become a Partition
         self.named = {f"{array}[]" for array in named}  # elements with both the name and the id of a topic
         # The attributes of Partition that this layout can fill; the others keep their value in BLANK.
@@ -127,6 +153,12 @@ def _brokers(api_key: int, version: int) -> dict[str, str]:
     kept["port"] = "found.note_broker(node, host, {})"
     present = set(paths_of(api_message(api_key, version, "response").fields, version))
     return {path: line for name, line in kept.items() if (path := join(array, name)) in present}
+
+
+def _deletions(api_key: int, fields: tuple[Field, ...], version: int) -> dict[str, str]:
+    """Statements that record what an answer reports as deleted."""
+    present = set(paths_of(fields, version))
+    return {path: line for path, line in _DELETED.get(api_key, {}).items() if path in present}
 
 
 def _named_topics(fields: tuple[Field, ...], version: int, above: str = "") -> Iterator[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 Duty: `Found` and the rows in it, one per topic-partition and one per record batch, and `Room`, the memory budget for
 copies of batches. Bounds: MAX_ERRORS error codes, MAX_NAMES topic names and as many broker addresses, MAX_FORGOTTEN
-partitions that leave a fetch session; what exceeds them is dropped. Partitions and batches are not bounded here: the
+partitions that leave a fetch session, whose end is asked for, or that were deleted; what exceeds them is dropped. Partitions and batches are not bounded here: the
 caller takes them after each piece (`BodyWalker.feed`). Knows no layouts and reads no bytes.
 """
 
@@ -15,7 +15,7 @@ from kproxy.protocol.records import BatchHeader
 
 # How closely a body is read; each level includes those before it.
 ERRORS = 0  # the throttle time and the error codes
-SUMS = 1  # what each topic-partition carries, at half the cost of TOPICS; Fetch and OffsetCommit are read as TOPICS
+SUMS = 1  # what each topic-partition carries, at half the cost of TOPICS; offsets are read as with TOPICS
 TOPICS = 2  # every field of each topic-partition
 BATCHES = 3  # every record batch header
 CHECKED = 4  # the checksum of each batch, for which every byte is read
@@ -66,6 +66,7 @@ class Sums(NamedTuple):
     batches: int
     records: int
     codecs: int
+    partition: int = NONE
 
 
 class Batch(NamedTuple):
@@ -136,6 +137,12 @@ class Found:
     # adds. None: `partitions` is the complete list.
     forgotten: list[tuple[str | UUID | None, int]] | None = None
     replica_id = NONE  # of a Fetch or ListOffsets request: the broker that sent it; NONE: a client did
+    has_rack = False  # a Fetch request names its rack, so that a follower may answer it (KIP-392)
+    isolation_level = 0  # of a ListOffsets request; 0: read_uncommitted
+    latest: Sequence[tuple[str | None, int]] = ()  # (topic, partition) whose end a ListOffsets request asks for
+    # What was deleted without an error: groups (DeleteGroups) and topics by name or id (DeleteTopics), each with NONE;
+    # the (topic, partition) of a group's offsets (OffsetDelete).
+    deleted: Sequence[tuple[str | UUID | None, int]] = ()
     _errors: Sequence[int] = ()
 
     @property
@@ -152,6 +159,18 @@ class Found:
     def note_forgotten(self, topic: str | UUID | None, partition: int) -> None:
         if self.forgotten is not None and len(self.forgotten) < MAX_FORGOTTEN:
             self.forgotten.append((topic, partition))
+
+    def note_latest(self, topic: str | None, partition: int) -> None:
+        if not self.latest:
+            self.latest = [(topic, partition)]
+        elif len(self.latest) < MAX_FORGOTTEN:
+            cast(list[tuple[str | None, int]], self.latest).append((topic, partition))
+
+    def note_deleted(self, name: str | UUID | None, partition: int) -> None:
+        if not self.deleted:
+            self.deleted = [(name, partition)]
+        elif len(self.deleted) < MAX_FORGOTTEN:
+            cast(list[tuple[str | UUID | None, int]], self.deleted).append((name, partition))
 
     def note_name(self, identity: UUID, name: str | None) -> None:
         if name and identity.int:

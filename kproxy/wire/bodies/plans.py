@@ -167,7 +167,7 @@ class _Body(Plan):
 
     def behind(self, path: str) -> None:
         if path in self.partitions and self.detail == SUMS:
-            carried = "new(Sums, (topic, topic_id, total, batches, records, codecs))"
+            carried = "new(Sums, (topic, topic_id, total, batches, records, codecs, of_partition))"
             self.line(f"if total: sums.append({carried})")
         elif path in self.partitions:
             fields = Partition._fields[3:]
