@@ -26,6 +26,7 @@ RECORDS = rate("kproxy_topic_records_total", *TOPIC, by="topic, direction")
 BATCHES = rate("kproxy_topic_batches_total", *TOPIC, by="topic, direction")
 PRODUCED = rate("kproxy_topic_bytes_total", *TOPIC, by="cluster, topic", where='direction="request"')
 FETCHED = rate("kproxy_topic_bytes_total", *TOPIC, by="cluster, topic", where='direction="response"')
+UNKNOWN = of("kproxy_group_lag_unknown_partitions", *TOPIC)
 BEHIND = of("kproxy_consumer_lag_records", *TOPIC, where='group!=""')
 
 PARTS = (
@@ -84,8 +85,8 @@ PARTS = (
         "Consumer groups: what they have committed",
         series(
             "Lag of groups, records",
-            "From what a group has committed to the end of the log. A line that only grows: the group is too slow, or "
-            "has stopped.",
+            "From what a group has committed to the end of the log, over the partitions of which both are known. A "
+            "line that only grows: the group is too slow, or has stopped.",
             "short",
             (_lag("kproxy_consumer_lag_records", "group"), "{{group}} {{topic}}"),
             only=f"{ONLY}, and groups commit",
@@ -108,6 +109,23 @@ PARTS = (
             width=8,
             value="Records",
             only=f"{ONLY}, and groups commit",
+        ),
+        series(
+            "Partitions whose lag is not known",
+            "Partitions with a committed offset of which nobody reports the end through this kproxy. Above 0, the lag "
+            "of that group is too low.",
+            "short",
+            (f"sum by (cluster, group, topic) ({UNKNOWN}) > 0", "{{group}} {{topic}}"),
+            width=12,
+            only=f"{ONLY}, and ends of logs are not known",
+        ),
+        series(
+            "Offsets dropped at a bound",
+            "Ends of logs, committed offsets and positions beyond the bounds of memory: their lags are missing.",
+            "cps",
+            (rate("kproxy_lag_evicted_total", *CLUSTER, by="cluster, kind"), "{{cluster}} {{kind}}"),
+            width=12,
+            only=ONLY,
         ),
     ),
     row(

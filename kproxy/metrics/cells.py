@@ -196,6 +196,7 @@ class ClusterCells:
         self.brokers: dict[str, BrokerCells] = {}
         self.topics: Topics | None = None  # with a detail that reads bodies, and so are:
         self.lags: Lags | None = None
+        self.lag_evicted: dict[str, int] = {}  # offsets that fell out of their bounds, by kind (lag.KINDS)
         self.clients = Clients()
         self.insight: Callable[[], InsightCells] | None = None  # what is known of groups, as last counted
         self.unheard: dict[str, int] = {}  # exchanges that insight did not get, by why

@@ -440,17 +440,35 @@ def _lags(clusters: list[ClusterCells], now_ns: int, wall_ns: int) -> Iterator[M
         "kproxy_consumer_lag_seconds",
         "Age of the first record that a consumer has not got; an upper bound where its own timestamp is not known.",
     )
+    unknown = GaugeMetricFamily(
+        "kproxy_group_lag_unknown_partitions",
+        "Partitions with a committed offset whose lag is not known, since nobody reports the end of the log.",
+        labels=("cluster", "group", "topic"),
+    )
+    evicted = CounterMetricFamily(
+        "kproxy_lag_evicted",
+        "Offsets of which lag is computed that were dropped at a bound: ends of logs, committed offsets, positions.",
+        labels=("cluster", "kind"),
+    )
     for cluster in clusters:
+        for kind, count in cluster.lag_evicted.copy().items():
+            evicted.add_metric((cluster.cluster, kind), count)
         if cluster.lags is None:
             continue
         for by, consumers in cluster.lags.shown(now_ns, wall_ns):
             for name, topic, lag in consumers:
                 labels = {"cluster": cluster.cluster, by: name, "topic": topic}
+                if by == "group":
+                    unknown.add_metric((cluster.cluster, name, topic), lag.unknown)
+                if lag.records is None:
+                    continue
                 records.add_sample(records.name, labels, lag.records)
                 if lag.seconds is not None:
                     seconds.add_sample(seconds.name, labels, lag.seconds)
     yield records
     yield seconds
+    yield unknown
+    yield evicted
 
 
 def _clients(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:

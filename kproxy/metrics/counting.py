@@ -73,7 +73,7 @@ class ConnectionMetrics:
         self._cells = cells
         self._by_plan = cells.by_plan
         self._listener = listener
-        self._fetching = Fetching(lags) if lags is not None else None
+        self._fetching = Fetching(lags, cells.broker) if lags is not None else None
         self._seldom: tuple[Callable[[list[Event]], None], ...] = ()
         if topics is not None:
             self.tell(topics.events)
@@ -211,6 +211,8 @@ class ConnectionMetrics:
         former, listener = self._cells, self._listener
         cells = self._cells = self._cluster.broker(broker, listener)
         self._by_plan = cells.by_plan
+        if self._fetching is not None:
+            self._fetching.broker = broker
         if self._open:
             former.live.discard(self)
             former.open[listener] -= 1

@@ -367,6 +367,7 @@ def lag_rows(metrics: Metrics, wall_ns: int, limit: int) -> list[list[Any]]:
         if cluster.lags is not None
         for by, consumers in cluster.lags.shown(now_ns, wall_ns)
         for name, topic, lag in consumers
+        if lag.records is not None
     ]
     return sorted(rows, key=lambda row: -row[4])[:limit]
 

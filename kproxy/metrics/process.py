@@ -82,7 +82,7 @@ class Metrics:
         cells = cluster.broker(broker, listener)
         if topics and cluster.topics is None:
             cluster.topics = Topics()
-            cluster.lags = Lags(cluster.topics)
+            cluster.lags = Lags(cluster.topics, cluster.lag_evicted)
         of_bodies = (cluster.topics, cluster.lags) if topics else (None, None)
         connection = ConnectionMetrics(
             cluster, cells, listener, pending, *of_bodies, self._inside, self.loop_lag, self.slow, info

@@ -22,6 +22,7 @@ from kproxy.metrics.units import API, BROKER, CLUSTER, UPSTREAM, Place, units
 TOPIC, CLIENT, LOG, FETCHING, COMMITTED, NAMES, PROCESS, SLOW, PUSHED = (
     *("topic", "client", "log", "fetching", "committed", "names", "process", "slow", "pushed"),
 )
+REMOVED = "removed"  # groups, topics and offsets that have ended: see Lags.removed
 PER_SLICE = 32  # units, of some 10 us each
 
 OF_CLUSTER = frozenset((CLUSTER, UPSTREAM, BROKER, API))  # gone with their cluster
@@ -107,6 +108,8 @@ class Published:
     def _lags(self, name: str, lags: Any, seen: set[Place]) -> Iterator[Change | None]:
         """Consumers and ends of logs that were reported since the last time; the clock may stand still a little."""
         since_ns = self._lagged_ns
+        if lags.removed:
+            yield self._if_changed((REMOVED, name), lags.removed.copy())
         for key, log in lags.logs.copy().items():
             yield ((LOG, name, key), pickle.dumps(log)) if log.reported_ns >= since_ns else None
         for each in lags.fetching.copy():

@@ -12,13 +12,38 @@ one process are, times the workers. Refuses to know processes.
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
 from typing import Any
 
 from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells
-from kproxy.metrics.lag import MAX_COMMITTED, MAX_LOGS, Fetching, Lags, Log, Position
+from kproxy.metrics.lag import COMMITTED as COMMITTED_OFFSET
+from kproxy.metrics.lag import (
+    END,
+    MAX_COMMITTED,
+    MAX_LOGS,
+    MAX_REMOVED,
+    UNKNOWN,
+    Fetching,
+    Lags,
+    Log,
+    Position,
+    has_ended,
+)
 from kproxy.metrics.named import MAX_CLIENTS, MAX_TOPICS, Carried, ClientCells, TopicCells, Topics
 from kproxy.metrics.process import Metrics
-from kproxy.metrics.published import CLIENT, COMMITTED, FETCHING, LOG, NAMES, PROCESS, PUSHED, SLOW, TOPIC, Change
+from kproxy.metrics.published import (
+    CLIENT,
+    COMMITTED,
+    FETCHING,
+    LOG,
+    NAMES,
+    PROCESS,
+    PUSHED,
+    REMOVED,
+    SLOW,
+    TOPIC,
+    Change,
+)
 from kproxy.metrics.slow import merged as merged_slow
 from kproxy.metrics.telemetry import Pushes
 from kproxy.metrics.units import API, BROKER, CLUSTER, METRICS, UPSTREAM, Place, add, units
@@ -26,7 +51,8 @@ from kproxy.metrics.upstream import UpstreamCells
 
 WORKER_LOST = "worker_lost"
 _SUMS = frozenset((METRICS, CLUSTER, UPSTREAM, BROKER, API))
-_LATEST = frozenset((LOG, COMMITTED, NAMES))  # facts: it does not matter which worker learned them
+_OF_LAG = frozenset((LOG, COMMITTED))
+_LATEST = frozenset((LOG, COMMITTED, NAMES, REMOVED))  # facts: it does not matter which worker learned them
 
 
 class Shared:
@@ -84,14 +110,35 @@ class Shared:
         known = self._latest.pop(path, None)
         if path[0] == NAMES and known is not None:
             value = known | value
-        elif path[0] == LOG and known is not None:
-            value = _later(known, value)
+        elif path[0] == REMOVED and known is not None:
+            value = _last_removed(known, value)
+        elif path[0] == LOG:
+            value = self._later(path, known, value)
+            if value is None:
+                return
         elif path[0] == COMMITTED and known is not None and known.reported_ns > value.reported_ns:
             value = known
         limit = MAX_LOGS + MAX_COMMITTED
         if len(self._latest) >= limit:
-            del self._latest[next(iter(self._latest))]
+            oldest = next(iter(self._latest))
+            del self._latest[oldest]
+            self._count_evicted(oldest)
         self._latest[path] = value
+
+    def _later(self, path: Place, known: Log | None, log: Log) -> Log | None:
+        """What is known of a log's end with this report; None: its topic has been deleted since."""
+        _, cluster, (topic, number) = path
+        names = self._latest.get((NAMES, cluster), {})
+        key = (topic if isinstance(topic, str) else names.get(topic, topic)), number
+        removed = self._latest.get((REMOVED, cluster), {})
+        reports = [each for each in (known, log) if each is not None and not has_ended(removed, key, each.raised_ns)]
+        return reduce(_later, reports) if reports else None
+
+    def _count_evicted(self, path: Place) -> None:
+        kind = {LOG: END, COMMITTED: COMMITTED_OFFSET}.get(path[0])
+        cluster = self._own.clusters.get(path[1])
+        if kind is not None and cluster is not None:
+            cluster.lag_evicted[kind] = cluster.lag_evicted.get(kind, 0) + 1
 
     # --- a scrape ----------------------------------------------------------------------------------------------------
 
@@ -133,7 +180,7 @@ class Shared:
                 cells.pushes = _pushes([_of(source, PUSHED, name) for source in (gone, *living.values())])
             topics = [_of(source, TOPIC, name) for source in living.values()]
             kept = _of(gone, TOPIC, name)
-            if any(topics) or kept:
+            if any(topics) or kept or any(path[0] in _OF_LAG and path[1] == name for path in latest):
                 cells.topics = Topics()
                 cells.topics.names = latest.get((NAMES, name), {})
                 shown = self._topics.setdefault(name, _Shown(MAX_TOPICS))
@@ -309,10 +356,14 @@ def _pushes(of_workers: list[dict[Any, Any]]) -> Pushes:
 
 
 def _later(one: Log, other: Log) -> Log:
-    """What two workers know of a log's end: the later report, and the marks and earlier ends of both."""
-    late, early = (one, other) if one.reported_ns >= other.reported_ns else (other, one)
+    """What two workers know of a log: the end of the newer leader epoch, else the higher one; the marks of both."""
+    late, early = (one, other) if _order(one) >= _order(other) else (other, one)
+    if one.epoch == UNKNOWN or other.epoch == UNKNOWN:  # nobody says that the log was truncated
+        late, early = (one, other) if one.high_watermark >= other.high_watermark else (other, one)
     log = Log()
-    log.high_watermark, log.reported_ns = late.high_watermark, late.reported_ns
+    log.high_watermark, log.raised_ns, log.source = late.high_watermark, late.raised_ns, late.source
+    log.reported_ns = late.reported_ns
+    log.epoch, log.broker = max(one.epoch, other.epoch), late.broker
     log.marks.extend(sorted({*late.marks, *early.marks}))
     ends: dict[int, int] = {}
     for end, at_ns in (*early.ends, *late.ends, (early.high_watermark, early.reported_ns)):
@@ -327,14 +378,31 @@ def _later(one: Log, other: Log) -> Log:
     return log
 
 
+def _order(log: Log) -> tuple[int, int, int]:
+    return log.epoch, log.high_watermark, log.reported_ns
+
+
+def _last_removed(one: dict[Any, int], other: dict[Any, int]) -> dict[Any, int]:
+    """What has ended, by two workers: the latest MAX_REMOVED, each when it did so last."""
+    both = one | {removal: max(at_ns, one.get(removal, 0)) for removal, at_ns in other.items()}
+    return dict(sorted(both.items(), key=lambda item: item[1])[-MAX_REMOVED:])
+
+
 def _lags(topics: Topics, name: str, latest: dict[Place, Any], living: Iterable[dict[Place, Any]]) -> Lags:
     """The consumers of a cluster, wherever they are connected."""
     lags = Lags(topics)
+    lags.removed = latest.get((REMOVED, name), {})
     for (_, _, (topic, partition)), log in _paths(latest, LOG, name):
         key = (topics.names.get(topic, topic) if not isinstance(topic, str) else topic), partition
-        lags.logs[key] = _later(lags.logs[key], log) if key in lags.logs else log
+        if not lags.is_removed(key, log.raised_ns):
+            lags.logs[key] = _later(lags.logs[key], log) if key in lags.logs else log
     for (_, _, (group, (topic, partition))), position in _paths(latest, COMMITTED, name):
         key = (topics.names.get(topic, topic) if not isinstance(topic, str) else topic), partition
+        known = lags.committed.get((group, key))
+        if lags.is_removed(key, position.reported_ns, group) or (
+            known is not None and known.reported_ns > position.reported_ns
+        ):
+            continue
         lags.committed[group, key] = _dated(lags, key, position)
     for source in living:
         for _, (client_id, asked_ns, positions, left) in _paths(source, FETCHING, name):
@@ -353,4 +421,4 @@ def _dated(lags: Lags, key: Any, position: Position) -> Position:
     """A commit whose worker did not see the records: another one may have, and knows when they were written."""
     if position.written_ms > 0:
         return position
-    return lags.position(key, position.offset, position.reported_ns)
+    return lags.position(key, position.offset, position.reported_ns, position.source)

@@ -105,7 +105,8 @@ def _cluster(cells: ClusterCells, now_ns: int) -> Taken:
             of.topics[cells.topics.label(topic)] = numbers
     if cells.lags is not None:
         for kind, consumers in cells.lags.shown(now_ns, time.time_ns()):
-            of.lags.update({(kind, name, topic): lag.records for name, topic, lag in consumers})
+            known = {(kind, name, topic): lag.records for name, topic, lag in consumers}
+            of.lags.update({consumer: records for consumer, records in known.items() if records is not None})
     insight = cells.insight() if cells.insight is not None else None
     if insight is not None:
         of.causes = dict(insight.causes)

@@ -14,8 +14,8 @@ from kproxy.protocol.plans import join
 from kproxy.protocol.schema import Field, address_path
 from kproxy.wire.bodies.found import SUMS, TOPICS, Partition
 
-# Offsets are in Fetch, ListOffsets, OffsetCommit and OffsetFetch, and in the answers to Produce. A request of a fetch session (KIP-227) lists only the
-# partitions that were added or changed, and those that were removed.
+# Offsets are in Fetch, ListOffsets, OffsetCommit and OffsetFetch, and in the answers to Produce. A request of a fetch
+# session (KIP-227) lists only the partitions that were added or changed, and those that were removed.
 _WITH_OFFSETS = frozenset((1, 2, 8, 9))
 _PRODUCE = 0
 _SESSION_EPOCH = "sessionEpoch"

@@ -2,8 +2,9 @@
 
 Duty: `Found` and the rows in it, one per topic-partition and one per record batch, and `Room`, the memory budget for
 copies of batches. Bounds: MAX_ERRORS error codes, MAX_NAMES topic names and as many broker addresses, MAX_FORGOTTEN
-partitions that leave a fetch session, whose end is asked for, or that were deleted; what exceeds them is dropped. Partitions and batches are not bounded here: the
-caller takes them after each piece (`BodyWalker.feed`). Knows no layouts and reads no bytes.
+each of partitions that leave a fetch session, whose end is asked for, or that were deleted; what exceeds them is
+dropped. Partitions and batches are not bounded here: the caller takes them after each piece (`BodyWalker.feed`). Knows
+no layouts and reads no bytes.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,0 +1,427 @@
+"""Lag equal to that of kafka-consumer-groups, or said to be unknown: what raises, lowers and ends both of its offsets.
+
+Each case is a conversation that a broker and its clients could have; time is a number that the test gives.
+"""
+
+from uuid import UUID
+
+import pytest
+
+from kproxy.metrics import Metrics, lag
+from kproxy.metrics.named import EXPIRY_NS, Topics
+from kproxy.metrics.published import Published
+from kproxy.metrics.shared import Shared
+from kproxy.wire.bodies import ERRORS, TOPICS
+from kproxy.wire.interest import Interest
+from tests.metrics.test_lag import IDS, METADATA, Cluster, batch
+from tests.metrics.test_metrics import labels, scrape
+from tests.metrics.test_shared import told as published
+
+PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH = 0, 1, 2, 8, 9
+DELETE_TOPICS, DELETE_GROUPS, OFFSET_DELETE = 20, 42, 47
+UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID = 3, 100
+S = 10**9
+ORDERS, CLICKS = ("orders", 0), ("clicks", 0)
+
+
+@pytest.fixture(params=["metrics", "recorded"])
+def cluster(request):
+    """Bodies are read for metrics alone, or also for tables."""
+    cluster = Cluster()
+    cluster.interest = Interest(detail=TOPICS, details=request.param == "recorded")
+    return cluster
+
+
+def records(cluster, by="group"):
+    return {of: behind for of, (behind, _) in cluster.lags(by).items()}
+
+
+def unknown(cluster):
+    lags = cluster.metrics.cluster("default").lags
+    found = dict(lags.shown(cluster.now_ns, cluster.now_ns))["group"]
+    return {(name, topic): each.unknown for name, topic, each in found if each.unknown}
+
+
+def produce(consumer, partition, count, base, version=9, error=0):
+    topic, number = partition
+    named = {"name": topic} if version < 13 else {"topicId": IDS[topic]}
+    asked = {"index": number, "records": batch(0, count)}
+    answered = {"index": number, "errorCode": error, "baseOffset": base}
+    consumer.ask(
+        PRODUCE,
+        version,
+        {"acks": -1, "topicData": [{**named, "partitionData": [asked]}]},
+        {"responses": [{**named, "partitionResponses": [answered]}]},
+    )
+
+
+def list_offsets(consumer, partition, offset, *, timestamp=-1, isolation=0, replica=-1, epoch=-1, error=0):
+    topic, number = partition
+    asked = {"partitionIndex": number, "timestamp": timestamp}
+    answered = {"partitionIndex": number, "errorCode": error, "offset": offset, "leaderEpoch": epoch}
+    consumer.ask(
+        LIST_OFFSETS,
+        6,
+        {"replicaId": replica, "isolationLevel": isolation, "topics": [{"name": topic, "partitions": [asked]}]},
+        {"topics": [{"name": topic, "partitions": [answered]}]},
+    )
+
+
+def fetch_offsets(consumer, group, offsets, version=8, errors=()):
+    """offsets: {(topic, partition): offset}"""
+    topics = [
+        {
+            "name": topic,
+            "partitions": [
+                {"partitionIndex": number, "committedOffset": offset, "errorCode": 14 if number in errors else 0}
+            ],
+        }
+        for (topic, number), offset in offsets.items()
+    ]
+    if version < 8:
+        consumer.ask(OFFSET_FETCH, version, {"groupId": group, "topics": []}, {"topics": topics})
+    else:
+        body = {"groups": [{"groupId": group, "topics": None}]}
+        consumer.ask(OFFSET_FETCH, version, body, {"groups": [{"groupId": group, "topics": topics}]})
+
+
+def fetch(consumer, partition, offset, high_watermark, *, epoch=-1, rack="", replica=-1, error=0):
+    """One Fetch, with what the helper of `test_lag` leaves out: epochs, racks and replicas."""
+    topic, number = partition
+    replicas = {"replicaId": replica} if consumer.version < 15 else {"replicaState": {"replicaId": replica}}
+    asked = {"partition": number, "fetchOffset": offset, "currentLeaderEpoch": epoch}
+    answered = {"partitionIndex": number, "highWatermark": high_watermark, "errorCode": error, "records": None}
+    consumer.ask(
+        FETCH,
+        consumer.version,
+        {**replicas, "rackId": rack, "topics": [{**consumer.topic(topic), "partitions": [asked]}]},
+        {"responses": [{**consumer.topic(topic), "partitions": [answered]}]},
+    )
+
+
+def delete_groups(consumer, results):
+    """results: {group: error code}"""
+    consumer.ask(
+        DELETE_GROUPS,
+        1,
+        {"groupsNames": list(results)},
+        {"results": [{"groupId": group, "errorCode": code} for group, code in results.items()]},
+    )
+
+
+def delete_topics(consumer, results, version=4):
+    by_id = [{"name": None, "topicId": IDS[topic]} for topic in results]
+    asked = {"topicNames": list(results)} if version < 6 else {"topics": by_id}
+    answered = [
+        {"name": topic, "errorCode": code, "topicId": IDS[topic] if version >= 6 else UUID(int=0)}
+        for topic, code in results.items()
+    ]
+    consumer.ask(DELETE_TOPICS, version, asked, {"responses": answered})
+
+
+def delete_offsets(consumer, group, results):
+    """results: {(topic, partition): error code}"""
+    asked = [{"name": topic, "partitions": [{"partitionIndex": number}]} for topic, number in results]
+    answered = [
+        {"name": topic, "partitions": [{"partitionIndex": number, "errorCode": code}]}
+        for (topic, number), code in results.items()
+    ]
+    consumer.ask(OFFSET_DELETE, 0, {"groupId": group, "topics": asked}, {"errorCode": 0, "topics": answered})
+
+
+def name_topics(consumer, names):
+    consumer.ask(METADATA, 12, {}, {"topics": [{"name": name, "topicId": key} for name, key in names.items()]})
+
+
+# --- ends of logs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [3, 7, 9, 13])
+def test_a_group_whose_consumers_stopped_falls_behind_what_is_produced(cluster, version):
+    member, producer = cluster.consumer(version=12 if version < 13 else 13), cluster.consumer("producer")
+    name_topics(producer, IDS)
+    member.fetch({ORDERS: 90}, {ORDERS: (100, None)})
+    member.commit("behind", {ORDERS: 90})
+    member.commit("atend", {ORDERS: 100})
+    member.counting.closed("client_closed")
+    produce(producer, ORDERS, 500, 100, version)
+    cluster.now_ns += 62 * S
+    assert records(cluster) == {("behind", "orders"): 510, ("atend", "orders"): 500}
+    produce(producer, ORDERS, 1, -1, version, error=7)  # refused: the log is as it was
+    produce(producer, ORDERS, 500, 100, version)  # an idempotent producer's second attempt
+    assert records(cluster) == {("behind", "orders"): 510, ("atend", "orders"): 500}
+    cluster.now_ns += 30 * S
+    seconds = cluster.lags("group")["atend", "orders"][1]
+    assert seconds == pytest.approx(92, abs=1)  # the records were not there before they were produced
+
+
+def test_the_end_is_known_from_producers_alone(cluster):
+    """One partition is paused, or its member is gone; only the other is fetched."""
+    producer, member = cluster.consumer("producer"), cluster.consumer()
+    produce(producer, ORDERS, 1000, 0)
+    member.fetch({("orders", 1): 1000}, {("orders", 1): (1000, None)})
+    member.commit("billing", {ORDERS: 1, ("orders", 1): 1000})
+    cluster.now_ns += 5 * S
+    assert cluster.lags("group") == {("billing", "orders"): (999, 5.0)}
+
+
+def test_the_end_is_known_from_list_offsets_of_the_latest(cluster):
+    member, tool = cluster.consumer(), cluster.consumer("tool")
+    member.commit("billing", {ORDERS: 40})
+    assert records(cluster) == {} and unknown(cluster) == {("billing", "orders"): 1}
+    list_offsets(tool, ORDERS, 7, timestamp=-2)  # the earliest
+    list_offsets(tool, ORDERS, 90, isolation=1)  # the last stable offset
+    list_offsets(tool, ORDERS, 91, replica=3)  # what a follower has to copy
+    list_offsets(tool, ORDERS, 92, error=6)
+    assert records(cluster) == {} and unknown(cluster) == {("billing", "orders"): 1}
+    list_offsets(tool, ORDERS, 100)
+    assert records(cluster) == {("billing", "orders"): 60} and not unknown(cluster)
+
+
+def test_a_follower_never_lowers_the_end(cluster):
+    member, other = cluster.consumer(), cluster.consumer("rack-b")
+    written_ms = cluster.now_ns // 10**6 - 30_000
+    member.fetch({ORDERS: 899}, {ORDERS: (1000, batch(899, 1, written_ms))})
+    member.commit("billing", {ORDERS: 900})
+    assert cluster.lags("group") == {("billing", "orders"): (100, 30.0)}
+    other.fetch({ORDERS: 880}, {ORDERS: (880, None)})
+    assert cluster.lags("group") == {("billing", "orders"): (100, 30.0)}
+    member.fetch({ORDERS: 900}, {ORDERS: (1000, None)})
+    assert cluster.lags("group") == {("billing", "orders"): (100, 30.0)}
+
+
+def test_only_a_newer_leader_epoch_lowers_the_end(cluster):
+    member, near = cluster.consumer(), cluster.consumer("near")
+    member.commit("billing", {ORDERS: 900})
+    fetch(member, ORDERS, 900, 1000, epoch=5)
+    fetch(member, ORDERS, 900, 950, epoch=5)  # answers of several connections come in any order
+    assert records(cluster) == {("billing", "orders"): 100}
+    fetch(near, ORDERS, 880, 880, epoch=6, rack="b")  # a follower in the new epoch, which has yet to learn
+    assert records(cluster) == {("billing", "orders"): 100}
+    fetch(member, ORDERS, 900, 940, epoch=6)  # truncated: an unclean election
+    assert records(cluster) == {("billing", "orders"): 40}
+    list_offsets(member, ORDERS, 930, epoch=7)
+    assert records(cluster) == {("billing", "orders"): 30}
+
+
+@pytest.mark.parametrize("version", [12, 13, 15, 17])
+def test_replication_is_no_consumer_but_knows_the_end(cluster, version):
+    replica, member = cluster.consumer("broker-2-fetcher-0", version=version), cluster.consumer()
+    name_topics(replica, IDS)
+    fetch(replica, ORDERS, 100, 100, replica=2)
+    member.commit("billing", {ORDERS: 60})
+    assert records(cluster) == {("billing", "orders"): 40}
+    assert not cluster.lags("client_id")
+
+
+# --- committed offsets -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [2, 8, 10])
+def test_a_commit_that_is_refused_in_part_counts_for_the_rest(cluster, version):
+    member = cluster.consumer()
+    name_topics(member, IDS)
+    member.fetch({ORDERS: 50}, {ORDERS: (100, None)})
+    member.commit("billing", {ORDERS: 50}, version)
+    assert records(cluster) == {("billing", "orders"): 50}
+    member.commit("billing", {ORDERS: 95, ("orders", 7): 7}, version, errors=[7])
+    assert records(cluster) == {("billing", "orders"): 5} and not unknown(cluster)
+    member.commit("billing", {ORDERS: 99}, version, errors=[0])
+    assert records(cluster) == {("billing", "orders"): 5}
+
+
+@pytest.mark.parametrize("version", [1, 5, 7, 8, 9])
+def test_offset_fetch_says_what_a_group_has_committed(cluster, version):
+    member = cluster.consumer()
+    member.fetch({ORDERS: 50, ("orders", 1): 10}, {ORDERS: (100, None), ("orders", 1): (10, None)})
+    fetch_offsets(member, "billing", {ORDERS: 40, ("orders", 1): 10}, version)
+    assert records(cluster) == {("billing", "orders"): 60}
+    fetch_offsets(member, "billing", {ORDERS: -1, ("orders", 1): 4}, version, errors=[0])  # unstable, not absent
+    assert records(cluster) == {("billing", "orders"): 66}
+    fetch_offsets(member, "billing", {ORDERS: -1}, version)  # its offset has expired, or was deleted elsewhere
+    assert records(cluster) == {("billing", "orders"): 6}
+
+
+def test_a_group_that_hangs_falls_behind_for_hours():
+    """Alive, it commits nothing; another group goes on."""
+    lags = lag.Lags(Topics())
+    log = lags.logs[ORDERS] = lag.Log()
+    lags.committed["stuck", ORDERS] = lag.Position(100, 1, 1 * S)
+    for second in (10, 600, 3599, 3602, 7200, 100 * 3600):
+        log.end(100 + second, second * S, second * S)
+        found = dict(lags.shown(second * S, second * S))["group"]
+        assert [(group, topic, each.records) for group, topic, each in found] == [("stuck", "orders", second)]
+
+
+# --- what ends offsets -----------------------------------------------------------------------------------------------
+
+
+def test_deleted_groups_and_offsets_have_no_lag(cluster):
+    member, admin = cluster.consumer(), cluster.consumer("admin")
+    member.fetch({ORDERS: 500, CLICKS: 9}, {ORDERS: (500, None), CLICKS: (9, None)})
+    for group in ("gone", "kept", "offsets"):
+        member.commit(group, {ORDERS: 100, CLICKS: 8})
+    cluster.now_ns += 1
+    delete_groups(admin, {"gone": 0, "kept": 68})  # NON_EMPTY_GROUP
+    delete_offsets(admin, "offsets", {ORDERS: 0, CLICKS: 86})  # GROUP_SUBSCRIBED_TO_TOPIC
+    assert records(cluster) == {
+        ("kept", "orders"): 400,
+        ("kept", "clicks"): 1,
+        ("offsets", "clicks"): 1,
+    }
+    cluster.now_ns += 1
+    member.commit("gone", {ORDERS: 499})
+    assert records(cluster)["gone", "orders"] == 1
+
+
+@pytest.mark.parametrize("version", [1, 4, 6])
+def test_a_deleted_topic_has_no_lag_nor_has_its_successor_before_a_commit(cluster, version):
+    member, admin = cluster.consumer(), cluster.consumer("admin")
+    name_topics(admin, IDS)
+    member.fetch({ORDERS: 1000, CLICKS: 5}, {ORDERS: (1000, None), CLICKS: (5, None)})
+    member.commit("billing", {ORDERS: 900, CLICKS: 5})
+    cluster.now_ns += 1
+    delete_topics(admin, {"invoices": 0}, version)
+    delete_topics(admin, {"orders": 29}, version)  # TOPIC_AUTHORIZATION_FAILED
+    assert records(cluster)["billing", "orders"] == 100
+    delete_topics(admin, {"orders": 0}, version)
+    assert records(cluster) == {("billing", "clicks"): 0}
+    assert not unknown(cluster)
+    assert records(cluster, "client_id") == {("c", "clicks"): 0}
+    cluster.now_ns += 1
+    name_topics(admin, {"orders": UUID(int=77)})
+    member.fetch({ORDERS: 0, CLICKS: 5}, {ORDERS: (20, None), CLICKS: (5, None)})
+    assert records(cluster) == {("billing", "clicks"): 0}
+    assert records(cluster, "client_id")["c", "orders"] == 20
+    member.commit("billing", {ORDERS: 3})
+    name_topics(admin, {"orders": UUID(int=77)} | {"orders": IDS["orders"]})  # a broker that has not heard of it yet
+    assert records(cluster)["billing", "orders"] == 17
+
+
+def test_a_new_topic_id_is_a_topic_that_was_created_again(cluster):
+    """Deleted where kproxy does not see it."""
+    member, new = cluster.consumer(version=13), cluster.consumer("new", version=13)
+    name_topics(member, IDS)
+    member.fetch({ORDERS: 1000}, {ORDERS: (1000, None)})
+    member.commit("billing", {ORDERS: 900}, 9)
+    cluster.now_ns += 1
+    name_topics(new, {"orders": UUID(int=77)})
+    assert not records(cluster) and not unknown(cluster)
+    fetch(member, ORDERS, 1000, -1, error=UNKNOWN_TOPIC_ID)  # of the former topic: nothing to the new one
+    produce(new, ORDERS, 7, 0, version=9)
+    member.commit("billing", {ORDERS: 2}, 9)
+    name_topics(new, IDS)  # a broker that has not heard of it yet
+    fetch(member, ORDERS, 1000, -1, error=UNKNOWN_TOPIC_ID)
+    assert records(cluster) == {("billing", "orders"): 5}
+
+
+def test_a_partition_that_its_broker_does_not_know_any_more_is_gone(cluster):
+    member, elsewhere = cluster.consumer(), cluster.consumer("elsewhere")
+    elsewhere.counting.move("2")
+    member.fetch({ORDERS: 1000}, {ORDERS: (1000, None)})
+    member.commit("billing", {ORDERS: 900})
+    fetch(elsewhere, ORDERS, 1000, -1, error=UNKNOWN_TOPIC)  # it may not have heard of the topic yet
+    assert records(cluster) == {("billing", "orders"): 100}
+    fetch(member, ORDERS, 1000, -1, error=UNKNOWN_TOPIC)
+    assert not records(cluster) and not unknown(cluster)
+
+
+def test_offsets_by_id_and_by_name_are_of_one_topic(cluster):
+    """The name of an id is learned later than the offsets."""
+    member, admin = cluster.consumer(version=13), cluster.consumer("admin")
+    member.fetch({ORDERS: 0}, {ORDERS: (100, None)})
+    member.commit("billing", {ORDERS: 5}, 10)
+    name_topics(admin, IDS)
+    cluster.now_ns += 1
+    member.commit("billing", {ORDERS: 95}, 9)
+    assert records(cluster) == {("billing", "orders"): 5}
+    delete_topics(admin, {"orders": 0})
+    assert not records(cluster)
+
+
+# --- unknown, and bounds ---------------------------------------------------------------------------------------------
+
+
+def test_partitions_without_an_end_are_said_and_the_sum_covers_the_rest(cluster):
+    """A sidecar beside the coordinator, and beside the leader of one of two partitions."""
+    cluster.now_ns = cluster.metrics.now_ns()
+    member = cluster.consumer()
+    member.fetch({ORDERS: 0}, {ORDERS: (500, None)})
+    member.commit("billing", {ORDERS: 0, ("orders", 1): 0})
+    member.commit("nowhere", {CLICKS: 3})
+    found = scrape(cluster.metrics)
+    of = labels(cluster="default", group="billing", topic="orders")
+    nowhere = labels(cluster="default", group="nowhere", topic="clicks")
+    assert found["kproxy_group_lag_unknown_partitions"] == {of: 1, nowhere: 1}
+    by_group = {key: value for key, value in found["kproxy_consumer_lag_records"].items() if "group" in dict(key)}
+    assert by_group == {of: 500}
+
+
+def test_an_end_that_nobody_confirms_is_unknown_where_the_group_is_at_it(cluster):
+    member = cluster.consumer()
+    member.fetch({ORDERS: 5, CLICKS: 5}, {ORDERS: (5, None), CLICKS: (9, None)})
+    member.commit("billing", {ORDERS: 5, CLICKS: 5})
+    member.counting.closed("client_closed")
+    cluster.now_ns += lag.UNCONFIRMED_NS - 1
+    assert records(cluster) == {("billing", "orders"): 0, ("billing", "clicks"): 4} and not unknown(cluster)
+    cluster.now_ns += EXPIRY_NS
+    assert records(cluster) == {("billing", "clicks"): 4}
+    assert unknown(cluster) == {("billing", "orders"): 1}
+
+
+def test_what_falls_out_of_the_bounds_is_counted(cluster, monkeypatch):
+    for name in ("MAX_COMMITTED", "MAX_LOGS", "MAX_POSITIONS"):
+        monkeypatch.setattr(lag, name, 10)
+    monkeypatch.setattr(lag, "MAX_REMOVED", 4)
+    member, admin = cluster.consumer(), cluster.consumer("admin")
+    topics = {(f"t{number}", 0): 1 for number in range(13)}
+    member.fetch(topics, dict.fromkeys(topics, (10, None)))
+    member.commit("billing", topics)
+    evicted = scrape(cluster.metrics)["kproxy_lag_evicted_total"]
+    expected = {"end": 3, "committed": 3, "position": 3}
+    assert evicted == {labels(cluster="default", kind=kind): count for kind, count in expected.items()}
+    delete_groups(admin, {f"g{number}": 0 for number in range(9)})
+    lags = cluster.metrics.cluster("default").lags
+    assert len(lags.removed) == 4
+    delete_groups(admin, {"billing": 0})
+    assert not lags.committed and not lags._groups
+
+
+def test_headers_alone_read_no_more_than_before():
+    """Nothing of lag runs where bodies are not read."""
+    interest = Interest(detail=ERRORS)
+    for key, version in ((PRODUCE, 9), (LIST_OFFSETS, 6), (OFFSET_COMMIT, 8), (OFFSET_FETCH, 8), (DELETE_TOPICS, 6)):
+        plan = interest.plan(key << 16 | version)
+        assert plan.request_reader is plan.response_reader is None
+        assert plan.quick_scan is plan.scan
+        assert (plan.prefix is None) == (key != PRODUCE)
+
+
+# --- several workers -------------------------------------------------------------------------------------------------
+
+
+def test_what_one_worker_saw_end_has_ended_for_all():
+    first, second = Cluster(), Cluster()
+    for cluster in (first, second):
+        cluster.now_ns = first.metrics.now_ns()
+    old, admin = first.consumer(), second.consumer("admin")
+    old.fetch({ORDERS: 0, CLICKS: 0}, {ORDERS: (1000, None), CLICKS: (50, None)})
+    for group in ("gone", "kept"):
+        old.commit(group, {ORDERS: 900, CLICKS: 40})
+    second.now_ns += S
+    delete_groups(admin, {"gone": 0})
+    delete_topics(admin, {"orders": 0})
+    second.now_ns += S
+    late = second.consumer("late")
+    late.fetch({ORDERS: 0}, {ORDERS: (20, None)})
+    late.commit("late", {ORDERS: 13})
+    for order in ((first, second), (second, first)):
+        shared = Shared(Metrics())
+        for number, each in enumerate(order):
+            shared.take(number, published(Published(each.metrics)))
+        lags = shared.merged().clusters["default"].lags
+        found = dict(lags.shown(second.now_ns, second.now_ns))["group"]
+        assert sorted((group, topic, each.records) for group, topic, each in found) == [
+            ("kept", "clicks", 10),
+            ("late", "orders", 7),
+        ]
