@@ -16,20 +16,10 @@ from functools import reduce
 from typing import Any
 
 from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells
-from kproxy.metrics.lag import COMMITTED as COMMITTED_OFFSET
-from kproxy.metrics.lag import (
-    END,
-    MAX_COMMITTED,
-    MAX_LOGS,
-    MAX_REMOVED,
-    UNKNOWN,
-    Fetching,
-    Lags,
-    Log,
-    Position,
-    has_ended,
-)
+from kproxy.metrics.lag import Fetching, Lags
 from kproxy.metrics.named import MAX_CLIENTS, MAX_TOPICS, Carried, ClientCells, TopicCells, Topics
+from kproxy.metrics.offsets import COMMITTED as COMMITTED_OFFSET
+from kproxy.metrics.offsets import END, MAX_COMMITTED, MAX_LOGS, MAX_REMOVED, UNKNOWN, Log, Position, has_ended
 from kproxy.metrics.process import Metrics
 from kproxy.metrics.published import (
     CLIENT,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kproxy.metrics import Metrics, lag
+from kproxy.metrics import Metrics, lag, offsets
 from kproxy.metrics.named import EXPIRY_NS, MAX_LABEL, OTHER
 from kproxy.protocol.records import Record, write_batch
 from kproxy.wire.bodies import TOPICS
@@ -287,8 +287,8 @@ def test_a_stepped_wall_clock_moves_the_age_of_records_and_hides_nothing():
 
 
 def test_what_consumers_invent_is_bounded(monkeypatch):
-    monkeypatch.setattr(lag, "MAX_COMMITTED", 700)
-    monkeypatch.setattr(lag, "MAX_LOGS", 300)
+    monkeypatch.setattr(offsets, "MAX_COMMITTED", 700)
+    monkeypatch.setattr(offsets, "MAX_LOGS", 300)
     monkeypatch.setattr(lag, "MAX_POSITIONS", 100)
     cluster = Cluster()
     consumer = cluster.consumer("c" * 5000)
@@ -396,13 +396,13 @@ def test_lag_is_what_a_consumer_lacks_whatever_its_sessions_leave_unsaid(seed, v
 
 
 def test_a_scrape_takes_ages_while_logs_change():
-    log = lag.Log()
-    log.marks.extend((number, number + 1, number) for number in range(lag.MARKS))
+    log = offsets.Log()
+    log.marks.extend((number, number + 1, number) for number in range(offsets.MARKS))
     over = threading.Event()
     before = sys.getswitchinterval()
 
     def changes():
-        number = lag.MARKS
+        number = offsets.MARKS
         while not over.is_set():
             number += 1
             log.marks.append((number, number + 1, number))
@@ -413,7 +413,7 @@ def test_a_scrape_takes_ages_while_logs_change():
     changing.start()
     try:
         assert all(log.age_s(-1, 1, 10**18, 10**18) == 1e9 - 1e-3 for _ in range(20_000))
-        assert log.high_watermark > lag.MARKS
+        assert log.high_watermark > offsets.MARKS
     finally:
         over.set()
         changing.join()

@@ -8,7 +8,7 @@ anything itself, and to enforce: each bound is enforced where the thing is held.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from kproxy.metrics import lag, marks, named
+from kproxy.metrics import lag, marks, named, offsets
 from kproxy.proxy.access import audit, limits, policy, proxy_header, telemetry
 from kproxy.proxy.access import policy_authorizer as authorizer
 from kproxy.proxy.access.globs import MAX_BYTES as GLOB_BYTES
@@ -197,8 +197,8 @@ ACCOUNTS: tuple[Account, ...] = (
         "names in metrics, and how far consumers are",
         f"{lag.MAX_POSITIONS:,} partitions",
         f"of a cluster {named.MAX_TOPICS} topics and as many clients with series, {lag.MAX_ALL_POSITIONS:,} partitions "
-        f"of all connections, {lag.MAX_LOGS:,} ends of logs of {16 * 2 * marks.MAX_POINTS:,} bytes, "
-        f"{lag.MAX_COMMITTED:,} commits, {lag.MAX_REMOVED:,} removals; names of {named.MAX_LABEL} characters",
+        f"of all connections, {offsets.MAX_LOGS:,} ends of logs of {16 * 2 * marks.MAX_POINTS:,} bytes, "
+        f"{offsets.MAX_COMMITTED:,} commits, {offsets.MAX_REMOVED:,} removals; names of {named.MAX_LABEL} characters",
         "others are counted as `other`; the oldest go (`kproxy_lag_evicted_total`)",
         2 * named.MAX_TOPICS,
     ),

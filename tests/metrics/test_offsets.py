@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from kproxy.metrics import Metrics, lag
+from kproxy.metrics import Metrics, lag, offsets
 from kproxy.metrics.named import EXPIRY_NS, Topics
 from kproxy.metrics.published import Published
 from kproxy.metrics.shared import Shared
@@ -245,8 +245,8 @@ def test_offset_fetch_says_what_a_group_has_committed(cluster, version):
 def test_a_group_that_hangs_falls_behind_for_hours():
     """Alive, it commits nothing; another group goes on."""
     lags = lag.Lags(Topics())
-    log = lags.logs[ORDERS] = lag.Log()
-    lags.committed["stuck", ORDERS] = lag.Position(100, 1, 1 * S)
+    log = lags.logs[ORDERS] = offsets.Log()
+    lags.committed["stuck", ORDERS] = offsets.Position(100, 1, 1 * S)
     for second in (10, 600, 3599, 3602, 7200, 100 * 3600):
         log.end(100 + second, second * S, second * S)
         found = dict(lags.shown(second * S, second * S))["group"]
@@ -370,9 +370,9 @@ def test_an_end_that_nobody_confirms_is_unknown_where_the_group_is_at_it(cluster
 
 
 def test_what_falls_out_of_the_bounds_is_counted(cluster, monkeypatch):
-    for name in ("MAX_COMMITTED", "MAX_LOGS", "MAX_POSITIONS"):
-        monkeypatch.setattr(lag, name, 10)
-    monkeypatch.setattr(lag, "MAX_REMOVED", 4)
+    for module, name in ((offsets, "MAX_COMMITTED"), (offsets, "MAX_LOGS"), (lag, "MAX_POSITIONS")):
+        monkeypatch.setattr(module, name, 10)
+    monkeypatch.setattr(offsets, "MAX_REMOVED", 4)
     member, admin = cluster.consumer(), cluster.consumer("admin")
     topics = {(f"t{number}", 0): 1 for number in range(13)}
     member.fetch(topics, dict.fromkeys(topics, (10, None)))

@@ -1,0 +1,463 @@
+"""The two offsets that lag is the difference of: the end of each log, and what each group has committed in it.
+
+Duty: both for each topic-partition, with their source and the time at which they were read.
+
+The end of a log comes from answers to Produce (base offset plus the records of the request), Fetch (high watermark) and
+ListOffsets (latest, read_uncommitted). It only rises, whoever answers: a follower (KIP-392) has a lower high watermark
+than the leader. Only an answer of the leader with a newer leader epoch lowers it, since the log was truncated.
+
+The committed offset of a group comes from OffsetCommit, for each partition that the broker accepted, and from
+OffsetFetch. Offsets that a transaction commits are not read: its outcome is known later, and elsewhere.
+
+Both end with DeleteGroups, OffsetDelete and DeleteTopics that were answered without an error, with a topic that was
+created again (another topic id), and with UNKNOWN_TOPIC_OR_PARTITION from the broker that answered for the log before;
+never because of their age. `removed` says so to the other workers.
+
+Bounded by MAX_LOGS and MAX_COMMITTED per cluster: the oldest go, which is counted in `evicted`. Also by MAX_REMOVED
+removals, MAX_NAMES topic ids, and MARKS and twice marks.MAX_POINTS of each log. Changed on the thread of the event loop
+only. Events are compared with the clock of the events, records' timestamps with the wall clock. Refuses to know
+connections, and what is shown.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+from uuid import UUID
+
+from kproxy.metrics.marks import Marks
+from kproxy.metrics.named import MAX_LABEL, MAX_NAMES, Topics
+from kproxy.wire.bodies import Partition, Sums
+from kproxy.wire.events import Exchange
+from kproxy.wire.interest import (
+    DELETE_GROUPS,
+    DELETE_TOPICS,
+    FETCH,
+    LIST_OFFSETS,
+    OFFSET_COMMIT,
+    OFFSET_DELETE,
+    OFFSET_FETCH,
+    PRODUCE,
+)
+
+MAX_LOGS = 16 * 1024
+MAX_COMMITTED = 64 * 1024
+MAX_REMOVED = 16 * 1024
+MARKS = 16  # of a log: stretches whose age is known (a consumer commits what it has just fetched), and earlier ends
+_MAX_WRITTEN_MS = (2**63 - 1) // 10**6  # producers write any int64
+UNKNOWN = -1  # a time that no batch contained; a leader epoch that no answer named
+
+END, COMMITTED, POSITION = KINDS = ("end", "committed", "position")  # what falls out of the bounds
+
+UNKNOWN_TOPIC_OR_PARTITION = 3
+UNKNOWN_TOPIC_ID = 100
+GONE = frozenset((UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID))
+
+Key = tuple[str | UUID | None, int]  # of a topic-partition, as the wire calls it
+# What was removed: ("group", group), ("topic", topic), ("partition", topic, number), ("offset", group, topic, number).
+Removal = tuple[str | UUID | int | None, ...]
+
+
+class Position(NamedTuple):
+    """Where a consumer is: the next offset, and when the record before it was written, in milliseconds."""
+
+    offset: int
+    written_ms: int
+    reported_ns: int  # when that was learned
+    source: int = FETCH  # from which API
+
+
+class Log:
+    """What is known of a topic-partition's end.
+
+    `high_watermark` is the end, of `source` (an API key), since `raised_ns`, and confirmed by an answer at
+    `reported_ns`. `broker` is the label of the broker that last answered as leader, `epoch` its leader epoch.
+    """
+
+    __slots__ = (
+        *("broker", "earlier_ends", "ends", "epoch", "high_watermark", "marks", "raised_ns", "reported_ns"),
+        *("source", "written"),
+    )
+
+    def __init__(self) -> None:
+        self.high_watermark = 0
+        self.source = UNKNOWN
+        self.raised_ns = 0
+        self.reported_ns = 0  # 0: the end is not known
+        self.epoch = UNKNOWN
+        self.broker: str | None = None
+        self.marks: deque[tuple[int, int, int]] = deque(maxlen=MARKS)  # first offset, the one after the last, written
+        # Earlier ends, and when each was the end for the last time: the last ones, and sparse ones of a day.
+        self.ends: deque[tuple[int, int]] = deque(maxlen=MARKS)
+        self.earlier_ends = Marks()
+        self.written = Marks()  # records fetched so far, sparse, by their timestamps
+
+    def end(
+        self,
+        offset: int,
+        now_ns: int,
+        unchanged_ns: int,
+        *,
+        epoch: int = UNKNOWN,
+        source: int = FETCH,
+        broker: str | None = None,
+        by_leader: bool = True,
+    ) -> None:
+        """An answer says that the log ends at `offset` now; until `unchanged_ns` it ended where it did.
+
+        A lower offset changes nothing, unless the leader says it in a newer epoch than before.
+        """
+        if offset < 0:
+            return
+        is_newer = by_leader and epoch > self.epoch
+        is_truncated = offset < self.high_watermark and is_newer and self.epoch != UNKNOWN
+        if is_newer:
+            self.epoch = epoch
+        if by_leader and broker is not None:
+            self.broker = broker
+        if is_truncated:
+            self.ends.clear()
+            self.earlier_ends.clear()
+            self.written.clear()
+        elif offset < self.high_watermark:
+            return
+        elif offset > self.high_watermark and self.reported_ns:
+            last_ns = max(self.reported_ns, unchanged_ns)
+            self.ends.append((self.high_watermark, last_ns))
+            self.earlier_ends.add(self.high_watermark, last_ns, now_ns)
+        if offset != self.high_watermark or not self.reported_ns:
+            self.raised_ns = now_ns
+            self.source = source
+        self.high_watermark = offset
+        self.reported_ns = now_ns
+
+    def read(self, first: int, following: int, written_ms: int, now_ns: int) -> None:
+        """Records up to `following` were fetched, and the newest of them was written then."""
+        self.marks.append((first, following, written_ms))
+        if written_ms <= _MAX_WRITTEN_MS:
+            self.written.add(following, min(written_ms * 10**6, now_ns), now_ns)  # a later time would hide all others
+
+    def age_s(self, offset: int, written_ms: int, now_ns: int, wall_ns: int) -> float | None:
+        """The age of the record at an offset, or its upper bound; `written_ms` is that of the record before it.
+
+        Called by a scrape, while the loop's thread goes on.
+        """
+        for first, following, alone_ms in reversed(tuple(self.marks)):
+            if first == offset and following == offset + 1:
+                return max(0.0, wall_ns / 1e9 - alone_ms / 1e3)
+        bounds = [wall_ns / 1e9 - written_ms / 1e3] if written_ms > 0 else []
+        bounds += [(now_ns - end_ns) / 1e9 for end, end_ns in tuple(self.ends) if end <= offset]
+        if (earlier_ns := self.earlier_ends.latest_ns(offset)) is not None:
+            bounds.append((now_ns - earlier_ns) / 1e9)
+        if (written_ns := self.written.latest_ns(offset)) is not None:
+            bounds.append((wall_ns - written_ns) / 1e9)
+        return max(0.0, min(bounds)) if bounds else None
+
+    def written_ms(self, offset: int) -> int:
+        """When the record before an offset was written, if that is known."""
+        for first, following, written_ms in reversed(self.marks):
+            if first < offset <= following:
+                return written_ms
+        written_ns = self.written.latest_ns(offset)
+        return UNKNOWN if written_ns is None else written_ns // 10**6
+
+
+class Offsets:
+    """Of one cluster. `evicted`: counts what falls out of the bounds, by one of KINDS."""
+
+    def __init__(self, topics: Topics, evicted: dict[str, int] | None = None) -> None:
+        self.logs: dict[Key, Log] = {}
+        self.committed: dict[tuple[str, Key], Position] = {}  # the last one reported comes last
+        self.removed: dict[Removal, int] = {}  # when; what was reported until then does not count, whoever reports it
+        self.evicted: dict[str, int] = {} if evicted is None else evicted
+        for kind in KINDS:
+            self.evicted.setdefault(kind, 0)
+        self._topics = topics
+        self._groups: dict[Key, set[str]] = {}  # that have committed an offset, by partition
+        self._ids: dict[str, UUID] = {}  # of topics, the newest
+        self._former: dict[UUID, None] = {}  # ids of topics that were created again, or deleted
+        self._nameless: set[UUID] = set()  # ids that stand for a topic in the keys of `logs` and `committed`
+
+    # --- ends of logs ------------------------------------------------------------------------------------------------
+
+    def learn(
+        self,
+        key: Key,
+        partition: Partition,
+        now_ns: int,
+        unchanged_ns: int,
+        epoch: int = UNKNOWN,
+        broker: str | None = None,
+        by_leader: bool = True,
+    ) -> None:
+        """What a Fetch answer says of a log; until `unchanged_ns` its session knew of no change."""
+        named = self._named(key)
+        if named is None:
+            return
+        log = self._log(named)
+        log.end(partition.high_watermark, now_ns, unchanged_ns, epoch=epoch, broker=broker, by_leader=by_leader)
+        if partition.batches and partition.max_timestamp > 0:
+            log.read(partition.first_offset, partition.last_offset + 1, partition.max_timestamp, now_ns)
+
+    def produced(self, exchange: Exchange, broker: str | None) -> None:
+        """The records of a Produce stand at the end of the log: its leader answers their first offset.
+
+        Nothing is learned of compressed message sets, which hide their count.
+        """
+        asked, answered = exchange.request_body, exchange.response_body
+        if asked is None or answered is None:
+            return
+        carried: Iterable[Sums | Partition] = asked.sums or asked.partitions
+        counts = {key_of(each): each.records for each in carried if each.records > 0}
+        now_ns = exchange.response_start
+        for partition in answered.partitions:
+            key = key_of(partition)
+            if partition.error_code:
+                if partition.error_code in GONE:
+                    self.partition_gone(key, broker, now_ns)
+                continue
+            count = counts.get(key)
+            if count is None or partition.offset < 0 or (named := self._named(key)) is None:
+                continue
+            log = self._log(named)
+            if not log.reported_ns:  # so the age of these records has a bound
+                log.end(partition.offset, exchange.request_start, 0, source=PRODUCE, broker=broker)
+            unchanged_ns = exchange.request_start if partition.offset == log.high_watermark else 0
+            log.end(partition.offset + count, now_ns, unchanged_ns, source=PRODUCE, broker=broker)
+
+    def listed(self, exchange: Exchange, broker: str | None) -> None:
+        """The ends that a ListOffsets asked for: only the leader answers it."""
+        asked, answered = exchange.request_body, exchange.response_body
+        if asked is None or answered is None or not asked.latest or asked.isolation_level or asked.replica_id >= 0:
+            return
+        latest = set(asked.latest)
+        for partition in answered.partitions:
+            if partition.error_code or partition.offset < 0 or (partition.topic, partition.partition) not in latest:
+                continue
+            named = self._named(key_of(partition))
+            if named is not None:
+                self._log(named).end(
+                    partition.offset,
+                    exchange.response_start,
+                    0,
+                    epoch=partition.leader_epoch,
+                    source=LIST_OFFSETS,
+                    broker=broker,
+                )
+
+    def _log(self, key: Key) -> Log:
+        log = self.logs.get(key)
+        if log is None:
+            if len(self.logs) >= MAX_LOGS:
+                del self.logs[next(iter(self.logs))]
+                self.evicted[END] += 1
+            log = self.logs[key] = Log()
+        return log
+
+    # --- committed offsets -------------------------------------------------------------------------------------------
+
+    def position(self, key: Key, offset: int, now_ns: int, source: int = FETCH) -> Position:
+        log = self.logs.get(self._named(key) or key)
+        return Position(offset, log.written_ms(offset) if log is not None else UNKNOWN, now_ns, source)
+
+    def committed_by(self, exchange: Exchange) -> None:
+        """A group's offsets, of the partitions that the broker accepted."""
+        asked, answered = exchange.request_body, exchange.response_body
+        if asked is None:
+            return
+        refused: set[Key] = set()
+        if exchange.errors:
+            if answered is None:
+                return
+            refused = {key_of(partition) for partition in answered.partitions if partition.error_code}
+        for partition in asked.partitions:
+            key = key_of(partition)
+            if partition.group_id is not None and partition.offset >= 0 and key not in refused:
+                self._commit(partition.group_id, key, partition.offset, exchange.response_start, OFFSET_COMMIT)
+
+    def fetched_offsets(self, exchange: Exchange) -> None:
+        """A group's offsets, as its coordinator has them; a partition without one has -1."""
+        answered = exchange.response_body
+        if answered is None:
+            return
+        now_ns = exchange.response_start
+        for partition in answered.partitions:
+            group = exchange.group_id if partition.group_id is None else partition.group_id
+            if group is None or partition.error_code:
+                continue
+            key = key_of(partition)
+            if partition.offset >= 0:
+                self._commit(group, key, partition.offset, now_ns, OFFSET_FETCH)
+            elif (named := self._named(key)) is not None and (group[:MAX_LABEL], named) in self.committed:
+                self._remove(("offset", group[:MAX_LABEL], *named), now_ns)
+                self._uncommit((group[:MAX_LABEL], named))
+
+    def _commit(self, group: str, key: Key, offset: int, now_ns: int, source: int) -> None:
+        named = self._named(key)
+        if named is None:
+            return
+        committed = self.committed
+        name = (group[:MAX_LABEL], named)
+        position = self.position(named, offset, now_ns, source)
+        before = committed.pop(name, None)
+        if before is not None and before.offset == position.offset:
+            position = position._replace(written_ms=max(before.written_ms, position.written_ms))
+        if len(committed) >= MAX_COMMITTED:
+            self._uncommit(next(iter(committed)))
+            self.evicted[COMMITTED] += 1
+        committed[name] = position
+        self._groups.setdefault(named, set()).add(name[0])
+
+    def _uncommit(self, name: tuple[str, Key]) -> None:
+        """Forget what a group committed in a partition."""
+        self.committed.pop(name, None)
+        group, key = name
+        groups = self._groups.get(key)
+        if groups is not None:
+            groups.discard(group)
+            if not groups:
+                del self._groups[key]
+
+    # --- what ends both ----------------------------------------------------------------------------------------------
+
+    def deleted(self, exchange: Exchange) -> None:
+        """Groups, offsets of groups, or topics were deleted."""
+        answered = exchange.response_body
+        assert answered is not None
+        now_ns = exchange.response_start
+        api_key = exchange.plan.api_key
+        if api_key == DELETE_GROUPS:
+            self._groups_gone({str(group)[:MAX_LABEL] for group, _ in answered.deleted}, now_ns)
+        elif api_key == OFFSET_DELETE and exchange.group_id is not None:
+            group = exchange.group_id[:MAX_LABEL]
+            for topic, number in answered.deleted:
+                self._remove(("offset", group, topic, number), now_ns)
+                self._uncommit((group, (topic, number)))
+        elif api_key == DELETE_TOPICS:
+            topics = {named[0] for each in answered.deleted if (named := self._named(each)) is not None}
+            for topic in topics:
+                if isinstance(topic, str) and (identity := self._ids.pop(topic, None)) is not None:
+                    self._retire(identity)
+            self._topics_gone(topics, now_ns)
+
+    def partition_gone(self, key: Key, broker: str | None, now_ns: int) -> None:
+        """A broker does not know a partition: the log is gone if the same broker answered for it before.
+
+        Others may not have heard of a new topic.
+        """
+        named = self._named(key)
+        log = None if named is None else self.logs.get(named)
+        if log is None or named is None or (log.broker is not None and log.broker != broker):
+            return
+        self._remove(("partition", *named), now_ns)
+        self._forget_log(named)
+
+    def name_topics(self, names: Mapping[UUID, str], now_ns: int) -> None:
+        """Learn the names of topic ids; a name with a new id is a topic that was deleted and created again."""
+        ids = self._ids
+        again = set()
+        for identity, name in names.items():
+            known = ids.get(name)
+            if known == identity or identity in self._former:
+                continue
+            if known is not None:
+                self._retire(known)
+                again.add(name)
+            elif len(ids) >= MAX_NAMES:
+                del ids[next(iter(ids))]
+            ids[name] = identity
+        if again:
+            self._topics_gone(again, now_ns)
+        for identity in self._nameless & names.keys():
+            self._nameless.discard(identity)
+            self._rename(identity, names[identity])
+
+    def _retire(self, identity: UUID) -> None:
+        """A topic with this id is no more."""
+        self._former[identity] = None
+        if len(self._former) > MAX_NAMES:
+            del self._former[next(iter(self._former))]
+
+    def _groups_gone(self, groups: Collection[str], now_ns: int) -> None:
+        for group in groups:
+            self._remove(("group", group), now_ns)
+        for name in [name for name in self.committed if name[0] in groups]:
+            self._uncommit(name)
+
+    def _topics_gone(self, topics: Collection[str | UUID | None], now_ns: int) -> None:
+        for topic in topics:
+            self._remove(("topic", topic), now_ns)
+        for key in [key for key in {*self.logs, *self._groups} if key[0] in topics]:
+            self._forget_log(key)
+
+    def _forget_log(self, key: Key) -> None:
+        """Forget a log, and what groups committed in it."""
+        self.logs.pop(key, None)
+        for group in tuple(self._groups.get(key, ())):
+            self._uncommit((group, key))
+
+    def _remove(self, removal: Removal, now_ns: int) -> None:
+        self.removed.pop(removal, None)
+        if len(self.removed) >= MAX_REMOVED:
+            del self.removed[next(iter(self.removed))]
+        self.removed[removal] = now_ns
+
+    def is_removed(self, key: Key, at_ns: int, group: str | None = None) -> bool:
+        """Whether what was reported then of a partition, or of a group in it, has ended since."""
+        return has_ended(self.removed, key, at_ns, group)
+
+    def _named(self, key: Key) -> Key | None:
+        """Some call a topic by its name and some by its id: by its name, once that is known. None: it is deleted."""
+        topic, partition = key
+        if not isinstance(topic, UUID):
+            return key
+        if topic in self._former:
+            return None
+        name = self._topics.names.get(topic)
+        if name is not None:
+            return name, partition
+        if len(self._nameless) < MAX_NAMES:
+            self._nameless.add(topic)
+        return key
+
+    def _rename(self, identity: UUID, name: str) -> None:
+        """The name of a topic has become known whose id was used so far."""
+        for key in [key for key in {*self.logs, *self._groups} if key[0] == identity]:
+            named = name, key[1]
+            log = self.logs.pop(key, None)
+            if log is not None and named not in self.logs:
+                self.logs[named] = log
+            for group in tuple(self._groups.get(key, ())):
+                position = self.committed.get((group, key))
+                self._uncommit((group, key))
+                if position is not None and (group, named) not in self.committed:
+                    self.committed[group, named] = position
+                    self._groups.setdefault(named, set()).add(group)
+        self.committed = dict(sorted(self.committed.items(), key=lambda item: item[1].reported_ns))
+
+    def is_stale(self, key: Key, position: Position) -> bool:
+        """Whether the partition of a client's position was deleted since."""
+        topic, number = key
+        if isinstance(topic, UUID):
+            if topic in self._former:
+                return True
+            topic = self._topics.names.get(topic, topic)
+        return self.is_removed((topic, number), position.reported_ns)
+
+
+def has_ended(removed: Mapping[Removal, int], key: Key, at_ns: int, group: str | None = None) -> bool:
+    """Whether what was reported at `at_ns` of a partition, or of a group in it, was removed since."""
+    if not removed:
+        return False
+    topic, number = key
+    ends_ns = max(removed.get(("topic", topic), 0), removed.get(("partition", topic, number), 0))
+    if group is not None:
+        of_group = max(removed.get(("group", group), 0), removed.get(("offset", group, topic, number), 0))
+        ends_ns = max(ends_ns, of_group)
+    return at_ns <= ends_ns
+
+
+def key_of(partition: Partition | Sums) -> Key:
+    topic = partition.topic
+    if topic and len(topic) > MAX_LABEL:  # invented: a topic's name has at most 249 characters
+        topic = topic[:MAX_LABEL]
+    return topic or partition.topic_id, partition.partition
