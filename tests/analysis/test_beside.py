@@ -52,6 +52,7 @@ def test_clusters_are_told_apart_where_there_are_several(tmp_path):
         assert all(ours == theirs for ours, theirs in found.pairs)
 
 
+@pytest.mark.ring2
 def test_a_report_that_compares_has_each_table_that_is_paired(both):
     ours, theirs = both
     found = answered(ours, other={name: theirs[name] for name in TABLES})

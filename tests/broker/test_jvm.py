@@ -19,6 +19,7 @@ def test_a_tool_is_told_apart_from_those_before_it() -> None:
     assert len(tool(STORAGE, "random-uuid").strip()) == 22
 
 
+@pytest.mark.ring2
 def test_a_tool_that_hangs_is_ended() -> None:
     nobody = f"127.0.0.1:{free_ports(1)}"
     with pytest.raises(AssertionError, match=f"--bootstrap-server {nobody} --topic t did not end within 3 s"):

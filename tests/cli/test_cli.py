@@ -56,6 +56,7 @@ def test_an_option_that_cannot_be_is_refused(tmp_path, command, wrong):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", (["convert"], ["spark", "ingest"]), ids=("convert", "ingest"))
 @pytest.mark.parametrize(
     ("more", "said"),
@@ -183,6 +184,7 @@ def test_the_help_of_spark_needs_no_pyspark(tmp_path):
     assert done.returncode == 2 and install_command("spark") in done.stderr
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("closed", [0, 1, 2])
 def test_standard_files_that_were_closed_take_no_socket(closed):
     """uvloop aborts the process when it is to close one of these numbers."""

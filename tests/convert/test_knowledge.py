@@ -69,6 +69,7 @@ def test_rows_say_whose_they_are(converted):
     assert set(moved.values()) <= {1, 2, 3}
 
 
+@pytest.mark.ring2
 def test_captures_of_one_run_are_one_knowledge(converted, tmp_path):
     """A generation whose members joined in one file, and were assigned in the next, is one rebalance."""
     whole = {(row["group_id"], row["generation"]): row for row in told(converted, "rebalances")}
@@ -118,6 +119,7 @@ def test_controllers_tell_brokers_addresses(tmp_path):
     assert {row["broker_id"] for row in told(tmp_path, "exchanges")} == {2}
 
 
+@pytest.mark.ring2
 def test_what_is_left_out_is_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "SMALL_BYTES", 1 << 40)
     monkeypatch.setattr(groups, "MAX_GROUPS", 1)

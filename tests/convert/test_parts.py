@@ -127,7 +127,7 @@ class InParts:
 TORN = {"secrets", "fragments", "not_kept", "idle", "logs", "late packets"}
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_parts_of_any_capture_change_nothing(path, tmp_path):
     read, dice = InParts(path, tmp_path), random.Random(path.name)
@@ -303,6 +303,7 @@ def test_ports_that_are_used_again_cost_their_connection_only(tmp_path, seed):
     assert read.seen["carried"] < read.seen["bytes"] / 4 and read.seen["handed"] >= read.seen["borders"] / 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("lives", "why"),
     [

@@ -131,6 +131,7 @@ def test_small_captures_are_read_side_by_side_and_nothing_changes(tmp_path, monk
         assert (tmp_path / "two" / file).read_bytes() == (tmp_path / "one" / file).read_bytes(), file
 
 
+@pytest.mark.ring2
 def test_records_are_told_only_where_they_are_asked_for(tmp_path):
     path = captures.capture("k41_librdkafka")
     folders = [tmp_path / str(processes) for processes in (1, 3)]

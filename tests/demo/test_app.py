@@ -108,6 +108,7 @@ def on_a_terminal(seconds, **environment):
     return output.decode()
 
 
+@pytest.mark.ring2
 def test_what_could_not_be_recorded_is_told_at_the_end(tmp_path):
     place = tmp_path / "tables"
     command = [*COMMAND, "--seconds", "1", "--record", str(place)]
@@ -120,6 +121,7 @@ def test_what_could_not_be_recorded_is_told_at_the_end(tmp_path):
     assert re.search(rf"\nkproxy: not all was recorded into {place}: \d+ events are lost", errors), errors
 
 
+@pytest.mark.ring2
 def test_a_terminal_that_draws_nothing_gets_lines():
     text = on_a_terminal(2.5, TERM="dumb")
     assert "\x1b" not in text

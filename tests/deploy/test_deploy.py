@@ -199,6 +199,7 @@ def socket_to(port: int) -> Iterator[socket.socket]:
         yield sock
 
 
+@pytest.mark.ring2
 def test_the_container_has_all_that_kproxy_is_made_of(tmp_path):
     text = (DEPLOY / "Containerfile").read_text()
     source = tmp_path / "src"

@@ -236,6 +236,7 @@ def test_on_the_machine_of_a_broker(namespaces, tmp_path):
         assert kproxy.metric("kproxy_requests_total", broker="1", api="Produce") > 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_rules_that_redirect_kproxy_itself_make_no_loop(namespaces, tmp_path, workers):
     """It runs as root and without a mark, so that nothing tells its connections from those of clients."""

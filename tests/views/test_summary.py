@@ -64,6 +64,7 @@ def test_ports_without_kafka_are_said_to_be_why_there_is_none(tmp_path):
     )
 
 
+@pytest.mark.ring2
 def test_the_end_of_a_conversion_and_the_overview_say_the_same(tmp_path):
     """Figures of its captures alone, though the folder holds others; the same rules for errors and for brokers."""
     converted(tmp_path, captures.capture("k41_librdkafka"))

@@ -65,10 +65,12 @@ def test_versions_that_the_newest_kafka_has_dropped_are_told_once_where_brokers_
     assert answer["old_versions", "8 clients"].severity == "note"
 
 
+@pytest.mark.ring2
 def test_a_group_that_lost_members_over_and_over_does_not_come_to_rest(found):
     assert ("rebalance_storm", "group range-g") in found("k41_groups_a")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["k41_sasl_plain", "k111_kcat_sarama", "k41_librdkafka", "k41_kafkajs"])
 def test_short_captures_of_ordinary_clients_raise_no_alarm(found, name):
     assert not found(name)

@@ -400,6 +400,7 @@ def same_in_any_windows(path, dice, most_flows=flows.MAX_FLOWS, **options):
         return same(path, detail=dice.choice((bodies.ERRORS, bodies.BATCHES)), **options)
 
 
+@pytest.mark.ring2
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((0.0, 0.01, 0.03, 0.1)), st.sampled_from((0, 1, 9092)))
 def test_made_up_captures_give_the_same_rows(tmp_path_factory, seed, harm, port):

@@ -224,6 +224,7 @@ def test_a_worker_that_is_killed_costs_its_own_connections_and_no_counter():
     live(test(), PATIENCE_S)
 
 
+@pytest.mark.ring2
 def test_twenty_kills_leave_nothing_behind():
     async def test():
         async with kproxy() as here:
