@@ -110,8 +110,8 @@ class ConnectionMetrics:
         plan: ApiPlan | None = None
         cells = _NO_CELLS
         # Exchanges of one read are often alike: what was the bucket of one is that of the next.
-        request_bytes = response_bytes = last_queue = last_duration = -1
-        request_bucket = response_bucket = queue_bucket = duration_bucket = 0
+        request_bytes = response_bytes = last_queue = last_duration = last_wait = -1
+        request_bucket = response_bucket = queue_bucket = duration_bucket = wait_bucket = 0
         of_broker = self._cells
         slow_ns = self._slow.threshold_ns
         unanswered = False
@@ -137,7 +137,7 @@ class ConnectionMetrics:
                 response_bucket = bisect_left(SIZE_BYTES, size)
             cells.response_bytes += size
             cells.response_size[response_bucket] += 1
-            duration = event.response_start - event.request_end
+            duration = between = event.response_start - event.request_end
             queue = event.queue_ns
             if queue:
                 duration -= queue
@@ -151,11 +151,21 @@ class ConnectionMetrics:
                 duration -= muted
                 of_broker.mute[bisect_left(MUTE_NS, muted)] += 1
                 of_broker.mute_ns += muted
-            if event.response_end - event.request_start != duration:
-                duration = self._waited(cells, event)
+            wait = event.response_end - event.request_start
+            if wait != between:  # not each in one read
+                duration = between = self._waited(cells, event)
             if duration != last_duration:
                 last_duration = duration
                 duration_bucket = bisect_left(DURATION_NS, duration)
+            if duration != between:  # queue and mute are all that the wait has beside it
+                if wait != last_wait:
+                    last_wait = wait
+                    wait_bucket = bisect_left(DURATION_NS, wait)
+                if wait_bucket != duration_bucket:
+                    moved = cells.moved
+                    moved[duration_bucket] -= 1
+                    moved[wait_bucket] += 1
+                cells.moved_ns += wait - duration if duration > 0 else wait
             cells.duration[duration_bucket] += 1
             if duration > 0:
                 cells.duration_ns += duration
@@ -177,7 +187,7 @@ class ConnectionMetrics:
             self._unanswered(events)
 
     def _waited(self, cells: ApiCells, event: Exchange) -> int:
-        """Its client waited for more than the broker's own time, which is returned: `cells.waits` counts the whole."""
+        """Count the client's wait where request or answer came in several reads; returns the broker's part of it."""
         begun, asked, start = event.request_start, event.request_end, event.response_start
         end = max(start, event.response_end)
         ready = begun + event.queue_ns + event.muted_ns
