@@ -84,8 +84,6 @@ class ApiCells:
         "errors",
         "excess_wait",
         "excess_wait_ns",
-        "moved",
-        "moved_ns",
         "receiving_ns",
         "request_bytes",
         "request_size",
@@ -94,15 +92,16 @@ class ApiCells:
         "sending_ns",
         "throttle",
         "throttle_ns",
+        "waits",
+        "waits_ns",
     )
 
     def __init__(self, api: str) -> None:
         self.api = api  # as its label spells it
         self.duration = cell(DURATION_NS)
         self.duration_ns = 0
-        # The client's wait is mostly the broker's time alone: here is what of that histogram is in another bucket.
-        self.moved = cell(DURATION_NS)
-        self.moved_ns = 0
+        self.waits = cell(DURATION_NS)  # from the first byte of a request to the last of its answer
+        self.waits_ns = 0
         self.sending_ns = 0  # of the wait, between a request's first and last byte; neither in a queue nor muted
         self.receiving_ns = 0  # between an answer's first and last byte
         self.request_size = cell(SIZE_BYTES)
@@ -119,15 +118,6 @@ class ApiCells:
     def requests(self) -> int:
         """Each has a size, so they need no count of their own."""
         return sum(self.request_size)
-
-    @property
-    def waits(self) -> list[int]:
-        """From the first byte of a request to the last of its answer, over DURATION_NS."""
-        return [max(0, count + moved) for count, moved in zip(self.duration.copy(), self.moved.copy(), strict=True)]
-
-    @property
-    def waits_ns(self) -> int:
-        return self.duration_ns + self.moved_ns
 
 
 _PENDING = attrgetter("pending")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS, cell
+from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
 from kproxy.metrics.cells import BrokerCells
 from kproxy.metrics.counting import ConnectionMetrics
 from kproxy.wire.bulk import NULL, Bulk
@@ -42,12 +42,8 @@ def _count(connection: ConnectionMetrics, of_broker: BrokerCells, bulk: Bulk, mi
     duration = columns["response_start"] - begun - queue - muted
     sending = np.maximum(columns["request_end"] - begun - queue - muted, 0)
     duration -= sending
-    broker_ns = _add(cells.duration, _DURATION, np.maximum(duration, 0))
-    cells.duration_ns += broker_ns
-    waits = cell(DURATION_NS)
-    cells.moved_ns += _add(waits, _DURATION, columns["response_end"] - begun) - broker_ns
-    for bucket, (count, less) in enumerate(zip(waits, _buckets(_DURATION, duration), strict=True)):
-        cells.moved[bucket] += count - less
+    cells.duration_ns += _add(cells.duration, _DURATION, np.maximum(duration, 0))
+    cells.waits_ns += _add(cells.waits, _DURATION, columns["response_end"] - begun)
     cells.sending_ns += int(sending.sum())
     cells.receiving_ns += int((columns["response_end"] - columns["response_start"]).sum())
     patience = np.array([-1 if prefix[2] is None else prefix[2] for prefix in bulk.prefixes], np.int64)
@@ -75,12 +71,7 @@ def _add(cell: list[int], bounds: np.ndarray, values: np.ndarray) -> int:
     """Put values into their buckets; returns their sum."""
     if not len(values):
         return 0
-    buckets = _buckets(bounds, values)
+    buckets = np.bincount(np.searchsorted(bounds, values, "left"))
     for bucket in np.flatnonzero(buckets).tolist():
         cell[bucket] += int(buckets[bucket])
     return int(values.sum())
-
-
-def _buckets(bounds: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """How many values are in each bucket."""
-    return np.bincount(np.searchsorted(bounds, values, "left"), minlength=len(bounds) + 1)

@@ -153,19 +153,15 @@ class ConnectionMetrics:
                 of_broker.mute_ns += muted
             wait = event.response_end - event.request_start
             if wait != between:  # not each in one read
-                duration = between = self._waited(cells, event)
+                duration = self._broker_time(cells, event)
             if duration != last_duration:
                 last_duration = duration
                 duration_bucket = bisect_left(DURATION_NS, duration)
-            if duration != between:  # queue and mute are all that the wait has beside it
-                if wait != last_wait:
-                    last_wait = wait
-                    wait_bucket = bisect_left(DURATION_NS, wait)
-                if wait_bucket != duration_bucket:
-                    moved = cells.moved
-                    moved[duration_bucket] -= 1
-                    moved[wait_bucket] += 1
-                cells.moved_ns += wait - duration if duration > 0 else wait
+            if wait != last_wait:
+                last_wait = wait
+                wait_bucket = duration_bucket if wait == duration else bisect_left(DURATION_NS, wait)
+            cells.waits[wait_bucket] += 1
+            cells.waits_ns += wait
             cells.duration[duration_bucket] += 1
             if duration > 0:
                 cells.duration_ns += duration
@@ -186,20 +182,15 @@ class ConnectionMetrics:
         if unanswered:
             self._unanswered(events)
 
-    def _waited(self, cells: ApiCells, event: Exchange) -> int:
-        """Count the client's wait where request or answer came in several reads; returns the broker's part of it."""
-        begun, asked, start = event.request_start, event.request_end, event.response_start
-        end = max(start, event.response_end)
-        ready = begun + event.queue_ns + event.muted_ns
+    def _broker_time(self, cells: ApiCells, event: Exchange) -> int:
+        """The broker's part of a wait where request or answer came in several reads; counts what that took."""
+        asked, start = event.request_end, event.response_start
+        ready = event.request_start + event.queue_ns + event.muted_ns
         if asked > ready:  # it came in several reads, while the broker would have taken it
             cells.sending_ns += asked - ready
             ready = asked
-        duration = start - ready
-        cells.moved[bisect_left(DURATION_NS, duration)] -= 1
-        cells.moved[bisect_left(DURATION_NS, end - begun)] += 1
-        cells.moved_ns += end - begun - (duration if duration > 0 else 0)
-        cells.receiving_ns += end - start
-        return duration
+        cells.receiving_ns += max(0, event.response_end - start)
+        return start - ready
 
     # --- what is read by column (columns.py), and seen from beside the connection ------------------------------------
 

@@ -115,7 +115,7 @@ def _all_names(cells: Any) -> list[str]:
 
 
 _API_SUMS = (
-    *("duration_ns", "moved_ns", "sending_ns", "receiving_ns"),
+    *("duration_ns", "waits_ns", "sending_ns", "receiving_ns"),
     *("request_bytes", "response_bytes", "excess_wait_ns", "throttle_ns"),
 )
 
@@ -123,7 +123,7 @@ _API_SUMS = (
 def _add_apis(one: ApiCells, other: ApiCells) -> ApiCells:
     """As `add` does; there are many of these in a scrape."""
     total = ApiCells(one.api)
-    for name in ("duration", "moved", "request_size", "response_size", "excess_wait", "throttle"):
+    for name in ("duration", "waits", "request_size", "response_size", "excess_wait", "throttle"):
         mine, its = getattr(one, name), getattr(other, name)
         setattr(total, name, [a + b for a, b in zip(mine, its, strict=True)] if any(its) else mine)
     for name in _API_SUMS:
