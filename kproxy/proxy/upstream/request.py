@@ -1,7 +1,8 @@
 """One request of kproxy's own to a broker, and its answer.
 
 An answer that may be long is read as it arrives, a slice at a time: the loop has its turn between two of them. Bounded:
-MAX_ANSWER bytes of one that is decoded at once, MAX_WALKED of the other kind; the caller sets a timeout. Refuses to
+MAX_ANSWER bytes of one that is decoded at once, MAX_LONG_ANSWER in slices, MAX_WALKED of one that is read as it
+arrives; the caller sets a timeout. Refuses to
 know what is asked, and why.
 """
 
@@ -21,6 +22,7 @@ from kproxy.proxy.relay.streams import receive, receive_exactly, send_all
 from kproxy.wire.bodies import BodyWalker
 
 MAX_ANSWER = 64 * 1024  # ten thousand APIs in ApiVersions
+MAX_LONG_ANSWER = 4 * 1024 * 1024
 MAX_WALKED = 64 * 1024 * 1024
 SLICE = 4 * 1024  # 0.2 to 0.4 ms of a walk
 
@@ -41,6 +43,23 @@ async def ask(sock: socket.socket, address: Address, api_key: int, version: int,
         left = await _answer(sock, address, api_key, version, body, client_id, MAX_ANSWER)
         answer = await receive_exactly(sock, left)
     return codec.decode_response(_INT32.pack(api_key) + answer, api_key, version)[1]
+
+
+async def ask_long(
+    sock: socket.socket, address: Address, api_key: int, version: int, body: Body, *, client_id: str
+) -> Body:
+    """The body of an answer that may be long, which is decoded in slices. Raises as `ask` does."""
+    with _named(address, api_key):
+        left = await _answer(sock, address, api_key, version, body, client_id, MAX_LONG_ANSWER)
+        answer = await receive_exactly(sock, left)
+    slices = codec.decoded_in_slices(_INT32.pack(api_key) + answer, api_key, version)
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            decoded: Body = end.value[1]
+            return decoded
+        await asyncio.sleep(0)
 
 
 async def ask_walked(

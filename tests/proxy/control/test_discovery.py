@@ -14,7 +14,7 @@ import pytest
 
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.control import discovery
-from kproxy.proxy.upstream import question
+from kproxy.proxy.upstream import conversation, question
 from tests.proxy.live import HOST, Broker, Wire, free_ports, kproxy, live, request, response
 
 METADATA = 3
@@ -31,7 +31,7 @@ def node(node_id: int, port: int, host: str = HOST):
 
 def test_a_defect_in_it_is_logged_and_does_not_end_it(monkeypatch, caplog):
     monkeypatch.setattr(discovery, "FIRST_RETRY_S", 0.02)
-    ask = question._Conversation.metadata_version
+    ask = conversation.Conversation.metadata_version
     asked = 0
 
     async def fails_once(self):
@@ -41,7 +41,7 @@ def test_a_defect_in_it_is_logged_and_does_not_end_it(monkeypatch, caplog):
             raise ZeroDivisionError("a defect")
         return await ask(self)
 
-    monkeypatch.setattr(question._Conversation, "metadata_version", fails_once)
+    monkeypatch.setattr(conversation.Conversation, "metadata_version", fails_once)
 
     async def test():
         async with kproxy(wait=False) as here:
