@@ -27,7 +27,16 @@ BATCHES = rate("kproxy_topic_batches_total", *TOPIC, by="topic, direction")
 PRODUCED = rate("kproxy_topic_bytes_total", *TOPIC, by="cluster, topic", where='direction="request"')
 FETCHED = rate("kproxy_topic_bytes_total", *TOPIC, by="cluster, topic", where='direction="response"')
 UNKNOWN = of("kproxy_group_lag_unknown_partitions", *TOPIC)
-BEHIND = of("kproxy_consumer_lag_records", *TOPIC, where='group!=""')
+REFUSED = 'outcome!="answered"'
+OF_GROUPS = of("kproxy_consumer_lag_records", *TOPIC, where='group!=""')
+JOINED = of("cluster_group_topic:kproxy_group_lag_records:sum", "cluster", "topic")  # where Prometheus has the rules
+BEHIND = f"({JOINED} or max by (cluster, group, topic) ({OF_GROUPS}))"
+BY_PARTITION = (
+    f"max by (cluster, topic, partition) ({of('kproxy_log_end_offset', *TOPIC)})"
+    " - on (cluster, topic, partition) group_right () "
+    f"max by (cluster, group, topic, partition) ({of('kproxy_group_committed_offset', *TOPIC)})"
+)
+MOST = f"max by (cluster, group, topic) (max_over_time({OF_GROUPS}[$__range] @ end()))"
 
 PARTS = (
     row(
@@ -88,13 +97,13 @@ PARTS = (
             "From what a group has committed to the end of the log, over the partitions of which both are known. A "
             "line that only grows: the group is too slow, or has stopped.",
             "short",
-            (_lag("kproxy_consumer_lag_records", "group"), "{{group}} {{topic}}"),
+            (largest(BEHIND, "cluster, group, topic", MOST), "{{group}} {{topic}}"),
             only=f"{ONLY}, and groups commit",
         ),
         series(
             "Lag of groups, time",
             "Age of the first record that a group has not committed; an upper bound where its own timestamp is not "
-            "known. Compare with what the business may wait for.",
+            "known, as kproxy_consumer_lag_seconds_exact says. Compare with what the business may wait for.",
             "s",
             (_lag("kproxy_consumer_lag_seconds", "group"), "{{group}} {{topic}}"),
             threshold=600,
@@ -104,7 +113,7 @@ PARTS = (
             "Groups behind",
             "Groups by the records that they lack now.",
             "short",
-            f"sort_desc(max by (cluster, group, topic) ({BEHIND}))",
+            f"sort_desc(max by (cluster, group, topic) {BEHIND})",
             ("cluster", "group", "topic"),
             width=8,
             value="Records",
@@ -116,15 +125,64 @@ PARTS = (
             "of that group is too low.",
             "short",
             (f"sum by (cluster, group, topic) ({UNKNOWN}) > 0", "{{group}} {{topic}}"),
-            width=12,
+            width=8,
             only=f"{ONLY}, and ends of logs are not known",
+        ),
+        table(
+            "Partitions furthest behind",
+            "Ends of logs less committed offsets, of all kproxies together, where they have series by partition.",
+            "short",
+            f"sort_desc(topk(50, {BY_PARTITION} > 0))",
+            ("cluster", "group", "topic", "partition"),
+            width=12,
+            value="Records",
+            only=f"{ONLY}, and groups commit",
+        ),
+        series(
+            "Records appended",
+            "By how far the ends of logs grow, whoever writes. Above what is produced here: others write elsewhere.",
+            "cps",
+            (f"sum by (cluster, topic) (deriv({of('kproxy_log_end_offset', *TOPIC)}[5m]) > 0)", "{{topic}}"),
+            width=12,
+            only=ONLY,
+        ),
+        series(
+            "Ages that are upper bounds",
+            "Consumers whose lag in seconds is an upper bound, since the record's own timestamp is not known.",
+            "short",
+            (f"count by (cluster) ({of('kproxy_consumer_lag_seconds_exact', *TOPIC)} == 0)", "{{cluster}}"),
+            width=8,
+            only=f"{ONLY}, and ages are not exact",
+        ),
+        series(
+            "Series by partition left out",
+            "A cluster with more than partition_series of [cluster.lag] has none; rules take the sums by topic then.",
+            "short",
+            (
+                f"max by (cluster, kind) ({of('kproxy_lag_partition_series_left_out', *CLUSTER)}) > 0",
+                "{{cluster}} {{kind}}",
+            ),
+            width=8,
+            only=f"{ONLY}, and there are too many",
+        ),
+        series(
+            "Questions for offsets that brokers refuse or do not answer",
+            "kproxy asks brokers for what traffic does not show, at ask_interval_s of [cluster.lag]. `not_authorized`: "
+            "its login lacks Describe of a topic or group, whose lag is that of what passes here.",
+            "cps",
+            (
+                f"{rate('kproxy_lag_questions_total', *CLUSTER, by='cluster, api, outcome', where=REFUSED)} > 0",
+                "{{cluster}} {{api}} {{outcome}}",
+            ),
+            width=8,
+            only=f"{ONLY}, and brokers refuse",
         ),
         series(
             "Offsets dropped at a bound",
             "Ends of logs, committed offsets and positions beyond the bounds of memory: their lags are missing.",
             "cps",
             (rate("kproxy_lag_evicted_total", *CLUSTER, by="cluster, kind"), "{{cluster}} {{kind}}"),
-            width=12,
+            width=8,
             only=ONLY,
         ),
     ),

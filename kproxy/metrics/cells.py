@@ -41,6 +41,7 @@ from kproxy.metrics.known import (
     EVERYDAY_REASONS,
     FAULTS,
     HIDING_APIS,
+    LAG_OUTCOMES,
     LIMITS,
     MAX_BORN,
     OTHER_ERROR,
@@ -49,7 +50,7 @@ from kproxy.metrics.known import (
     UNHEARD,
     UNKNOWN_OTHER_ERROR,
 )
-from kproxy.metrics.lag import Lags
+from kproxy.metrics.lag import PARTITION_SERIES, Lags
 from kproxy.metrics.named import Clients, Topics
 from kproxy.metrics.telemetry import Answers, Pushes
 from kproxy.metrics.tls import TlsSide
@@ -187,6 +188,8 @@ class ClusterCells:
         self.topics: Topics | None = None  # with a detail that reads bodies, and so are:
         self.lags: Lags | None = None
         self.lag_evicted: dict[str, int] = {}  # offsets that fell out of their bounds, by kind (lag.KINDS)
+        self.lag_questions: dict[tuple[str, str], int] = {}  # that kproxy asks, by api and outcome
+        self.partition_series = PARTITION_SERIES  # of ends of logs, and of committed offsets; beyond, there are none
         self.clients = Clients()
         self.insight: Callable[[], InsightCells] | None = None  # what is known of groups, as last counted
         self.unheard: dict[str, int] = {}  # exchanges that insight did not get, by why
@@ -229,6 +232,12 @@ class ClusterCells:
         for reason in reasons:
             for api in EVERYDAY_APIS if reason in EVERYDAY_REASONS else (OTHER_API,):
                 self.refusals.setdefault((api, reason), 0)
+
+    def asks_for_lag(self, apis: Iterable[str]) -> None:
+        """kproxy asks brokers for offsets with these APIs: the series begin, at 0."""
+        for api in apis:
+            for outcome in LAG_OUTCOMES:
+                self.lag_questions.setdefault((api, outcome), 0)
 
     def takes_pushes(self, errors: Mapping[str, tuple[str, ...]]) -> tuple[Answers, Pushes]:
         """Clients can push their metrics: the series begin, at 0. errors: of the answers to them, by API."""

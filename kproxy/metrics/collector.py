@@ -22,6 +22,7 @@ from kproxy import __version__
 from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
 from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells
 from kproxy.metrics.collector_groups import of_groups
+from kproxy.metrics.collector_lag import of_lag
 from kproxy.metrics.exemplars import exemplars
 from kproxy.metrics.families import Exemplars
 from kproxy.metrics.families import Histogram as _Histogram
@@ -83,7 +84,7 @@ class CellCollector(Collector):
         yield from _upstreams(clusters, metrics.connection_limit)
         yield from _tls(clusters)
         yield from _topics(clusters, now_ns)
-        yield from _lags(clusters, now_ns, time_ns())
+        yield from of_lag(clusters, now_ns, time_ns())
         yield from _clients(clusters, now_ns)
         yield from of_groups(clusters, now_ns)
         yield from telemetry_families(clusters, now_ns)
@@ -429,46 +430,6 @@ def _topics(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:
                 for codecs, count in carried.batches.copy().items():
                     sums["batches"].add((*labels, _codec(codecs)), count)
     yield from (family.family() for family in sums.values())
-
-
-def _lags(clusters: list[ClusterCells], now_ns: int, wall_ns: int) -> Iterator[Metric]:
-    records = GaugeMetricFamily(
-        "kproxy_consumer_lag_records",
-        "Records between a consumer and the high watermark: what a client has fetched, what a group has committed.",
-    )
-    seconds = GaugeMetricFamily(
-        "kproxy_consumer_lag_seconds",
-        "Age of the first record that a consumer has not got; an upper bound where its own timestamp is not known.",
-    )
-    unknown = GaugeMetricFamily(
-        "kproxy_group_lag_unknown_partitions",
-        "Partitions with a committed offset whose lag is not known, since nobody reports the end of the log.",
-        labels=("cluster", "group", "topic"),
-    )
-    evicted = CounterMetricFamily(
-        "kproxy_lag_evicted",
-        "Offsets of which lag is computed that were dropped at a bound: ends of logs, committed offsets, positions.",
-        labels=("cluster", "kind"),
-    )
-    for cluster in clusters:
-        for kind, count in cluster.lag_evicted.copy().items():
-            evicted.add_metric((cluster.cluster, kind), count)
-        if cluster.lags is None:
-            continue
-        for by, consumers in cluster.lags.shown(now_ns, wall_ns):
-            for name, topic, lag in consumers:
-                labels = {"cluster": cluster.cluster, by: name, "topic": topic}
-                if by == "group":
-                    unknown.add_metric((cluster.cluster, name, topic), lag.unknown)
-                if lag.records is None:
-                    continue
-                records.add_sample(records.name, labels, lag.records)
-                if lag.seconds is not None:
-                    seconds.add_sample(seconds.name, labels, lag.seconds)
-    yield records
-    yield seconds
-    yield unknown
-    yield evicted
 
 
 def _clients(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:

@@ -61,6 +61,10 @@ LIMITS = (
 # Why a request that a broker got was never answered, where the broker may be at fault: what alerts look at.
 UNANSWERED_CAUSES = ("broker_closed", "broker_reset", "broker_stalled")
 
+# How questions of kproxy's own for offsets end: with all that was asked for; not authorised, or refused for another
+# reason, for some of it at least; without an answer.
+LAG_OUTCOMES = ("answered", "not_authorized", "refused", "failed")
+
 # (side, kind) of the faults that a live session reports.
 _OF_BOTH_SIDES = ("size", "too_much_named")
 FAULTS = (

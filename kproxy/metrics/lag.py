@@ -32,11 +32,12 @@ from uuid import UUID
 from kproxy.metrics.named import MAX_LABEL, OTHER, Topics, shown
 from kproxy.metrics.offsets import GONE, POSITION, UNKNOWN, Key, Log, Offsets, Position, key_of
 from kproxy.wire.events import ANSWERED, Event, Exchange
-from kproxy.wire.interest import FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, PRODUCE
+from kproxy.wire.interest import FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, PRODUCE, TXN_OFFSET_COMMIT
 
 MAX_POSITIONS = 16 * 1024
 MAX_ALL_POSITIONS = 512 * 1024  # of all connections to a cluster: some 100 MiB
 MAX_SERIES = 500
+PARTITION_SERIES = 5000  # where no setting says otherwise
 UNCONFIRMED_NS = 60 * 10**9
 
 Consumer = tuple[str, str]  # a client or a group, and the topic
@@ -48,6 +49,7 @@ class Lag(NamedTuple):
     records: int | None  # of the partitions whose lag is known; None: of none
     seconds: float | None
     unknown: int = 0  # partitions with a committed offset whose lag is not known
+    is_exact: bool = False  # the seconds are an age by a record's own timestamp, not an upper bound
 
 
 class Fetching:
@@ -81,6 +83,8 @@ class Fetching:
                     lags.committed_by(event)
                 elif key == OFFSET_FETCH:
                     lags.fetched_offsets(event)
+                elif key == TXN_OFFSET_COMMIT:
+                    lags.note_group(event.group_id)
                 elif answered is not None and answered.deleted:
                     lags.deleted(event)
 
@@ -185,9 +189,7 @@ class Lags(Offsets):
             if not self.is_stale(key, at)
         ]
         fetched = _furthest(((each.client_id, key, at) for each, key, at in live), labels)
-        confirmed = {  # by each answer that leaves the end out
-            (labels[key[0]], key[1]) for each, key, _ in live if each.asked_ns + UNCONFIRMED_NS > now_ns
-        }
+        confirmed = _confirmed(((each, key) for each, key, _ in live), labels, now_ns)
         groups = {(name, labels[topic], number): at for (name, (topic, number)), at in self.committed.copy().items()}
         for by, places in (
             ("client_id", _furthest(left, labels) | fetched),
@@ -205,6 +207,32 @@ class Lags(Offsets):
                 behind[of] = lag if before is None else _plus(before, lag)
             yield by, [(*of, lag) for of, lag in _largest(behind)]
 
+    def ends(self, now_ns: int) -> dict[tuple[str, int], int]:
+        """(topic, partition) -> where the log ends.
+
+        An end that no answer has confirmed for UNCONFIRMED_NS is left out, unless a group is behind it.
+        """
+        labels = _Labels(self._topics)
+        fetched = ((each, key) for each in self.fetching.copy() for key in each.positions.copy())
+        confirmed = _confirmed(fetched, labels, now_ns)
+        behind: dict[tuple[str, int], int] = {}
+        for (_, topic, number), offset in self.offsets().items():
+            behind[topic, number] = min(offset, behind.get((topic, number), offset))
+        found = {}
+        for key, log in self.logs.copy().items():
+            of = labels[key[0]], key[1]
+            end = log.high_watermark
+            is_confirmed = of in confirmed or log.reported_ns + UNCONFIRMED_NS > now_ns
+            if log.reported_ns and (is_confirmed or behind.get(of, end) < end):
+                found[of] = end
+        return found
+
+    def offsets(self) -> dict[tuple[str, str, int], int]:
+        """(group, topic, partition) -> the committed offset."""
+        labels = _Labels(self._topics)
+        committed = self.committed.copy()
+        return {(shown(group), labels[topic], number): at.offset for (group, (topic, number)), at in committed.items()}
+
 
 _UNKNOWN_LAG = Lag(None, None, 1)
 
@@ -213,10 +241,16 @@ def _lag(log: Log, position: Position, is_confirmed: bool, now_ns: int, wall_ns:
     """The lag in one partition; at an end that nobody confirms it is not known."""
     records = log.high_watermark - position.offset
     if records > 0:
-        return Lag(records, log.age_s(position.offset, position.written_ms, now_ns, wall_ns))
+        seconds, is_exact = log.age_s(position.offset, position.written_ms, now_ns, wall_ns)
+        return Lag(records, seconds, is_exact=is_exact)
     if is_confirmed or log.reported_ns + UNCONFIRMED_NS > now_ns:
         return Lag(0, None)
     return _UNKNOWN_LAG
+
+
+def _confirmed(fetched: "Iterable[tuple[Fetching, Key]]", labels: "_Labels", now_ns: int) -> set[tuple[str, int]]:
+    """Partitions whose end is confirmed by each answer of a fetch session that leaves it out."""
+    return {(labels[topic], number) for each, (topic, number) in fetched if each.asked_ns + UNCONFIRMED_NS > now_ns}
 
 
 class _Labels(dict[str | UUID | None, str]):
@@ -244,9 +278,10 @@ def _furthest(positions: Iterable[tuple[str, Key, Position]], labels: _Labels) -
 
 def _plus(one: Lag, other: Lag) -> Lag:
     known = [lag for lag in (one, other) if lag.records is not None]
-    ages = [lag.seconds for lag in known if lag.seconds is not None]
+    ages = [(lag.seconds, lag.is_exact) for lag in known if lag.seconds is not None]
     records = sum(lag.records or 0 for lag in known) if known else None
-    return Lag(records, max(ages, default=None), one.unknown + other.unknown)
+    seconds, is_exact = max(ages, default=(None, False))
+    return Lag(records, seconds, one.unknown + other.unknown, is_exact)
 
 
 def _largest(behind: dict[Consumer, Lag]) -> Iterator[tuple[Consumer, Lag]]:
@@ -256,7 +291,7 @@ def _largest(behind: dict[Consumer, Lag]) -> Iterator[tuple[Consumer, Lag]]:
         others = reduce(_plus, (behind[of] for of in behind.keys() - dict(largest).keys()))
         largest.append(((OTHER, OTHER), others))
     for of, lag in largest:
-        yield of, lag._replace(seconds=0.0) if lag.records == 0 else lag
+        yield of, lag._replace(seconds=0.0, is_exact=True) if lag.records == 0 else lag
 
 
 def _rank(item: tuple[Consumer, Lag]) -> int:

@@ -7,20 +7,24 @@ ListOffsets (latest, read_uncommitted). It only rises, whoever answers: a follow
 than the leader. Only an answer of the leader with a newer leader epoch lowers it, since the log was truncated.
 
 The committed offset of a group comes from OffsetCommit, for each partition that the broker accepted, and from
-OffsetFetch. Offsets that a transaction commits are not read: its outcome is known later, and elsewhere.
+OffsetFetch. Offsets that a transaction commits are not read, since its outcome is known later, and elsewhere; but their
+group is one to ask for.
+
+kproxy may ask brokers itself (`told_ends`, `told_offsets`): a leader's answer also lowers an end that nothing has
+raised since the question, and what a coordinator does not list is removed. What passed after the question is newer.
 
 Both end with DeleteGroups, OffsetDelete and DeleteTopics that were answered without an error, with a topic that was
 created again (another topic id), and with UNKNOWN_TOPIC_OR_PARTITION from the broker that answered for the log before;
 never because of their age. `removed` says so to the other workers.
 
 Bounded by MAX_LOGS and MAX_COMMITTED per cluster: the oldest go, which is counted in `evicted`. Also by MAX_REMOVED
-removals, MAX_NAMES topic ids, and MARKS and twice marks.MAX_POINTS of each log. Changed on the thread of the event loop
-only. Events are compared with the clock of the events, records' timestamps with the wall clock. Refuses to know
-connections, and what is shown.
+removals, MAX_SEEN groups of transactions, MAX_NAMES topic ids, and MARKS and twice marks.MAX_POINTS of each log.
+Changed on the thread of the event loop only. Events are compared with the clock of the events, records' timestamps with
+the wall clock. Refuses to know connections, and what is shown.
 """
 
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 from uuid import UUID
 
@@ -42,6 +46,7 @@ from kproxy.wire.interest import (
 MAX_LOGS = 16 * 1024
 MAX_COMMITTED = 64 * 1024
 MAX_REMOVED = 16 * 1024
+MAX_SEEN = 4096
 MARKS = 16  # of a log: stretches whose age is known (a consumer commits what it has just fetched), and earlier ends
 _MAX_WRITTEN_MS = (2**63 - 1) // 10**6  # producers write any int64
 UNKNOWN = -1  # a time that no batch contained; a leader epoch that no answer named
@@ -101,15 +106,18 @@ class Log:
         source: int = FETCH,
         broker: str | None = None,
         by_leader: bool = True,
+        asked_ns: int | None = None,
     ) -> None:
         """An answer says that the log ends at `offset` now; until `unchanged_ns` it ended where it did.
 
-        A lower offset changes nothing, unless the leader says it in a newer epoch than before.
+        A lower offset changes nothing, unless the leader says it in a newer epoch than before, or to a question of
+        kproxy's own at `asked_ns` and nothing has raised the end since.
         """
         if offset < 0:
             return
         is_newer = by_leader and epoch > self.epoch
         is_truncated = offset < self.high_watermark and is_newer and self.epoch != UNKNOWN
+        is_asked = asked_ns is not None and self.raised_ns <= asked_ns
         if is_newer:
             self.epoch = epoch
         if by_leader and broker is not None:
@@ -118,7 +126,7 @@ class Log:
             self.ends.clear()
             self.earlier_ends.clear()
             self.written.clear()
-        elif offset < self.high_watermark:
+        elif offset < self.high_watermark and not is_asked:
             return
         elif offset > self.high_watermark and self.reported_ns:
             last_ns = max(self.reported_ns, unchanged_ns)
@@ -136,21 +144,23 @@ class Log:
         if written_ms <= _MAX_WRITTEN_MS:
             self.written.add(following, min(written_ms * 10**6, now_ns), now_ns)  # a later time would hide all others
 
-    def age_s(self, offset: int, written_ms: int, now_ns: int, wall_ns: int) -> float | None:
-        """The age of the record at an offset, or its upper bound; `written_ms` is that of the record before it.
+    def age_s(self, offset: int, written_ms: int, now_ns: int, wall_ns: int) -> tuple[float | None, bool]:
+        """The age of the record at an offset, and whether it is exact or an upper bound; None: nothing is known of it.
+
+        `written_ms` is that of the record before it.
 
         Called by a scrape, while the loop's thread goes on.
         """
         for first, following, alone_ms in reversed(tuple(self.marks)):
             if first == offset and following == offset + 1:
-                return max(0.0, wall_ns / 1e9 - alone_ms / 1e3)
+                return max(0.0, wall_ns / 1e9 - alone_ms / 1e3), True
         bounds = [wall_ns / 1e9 - written_ms / 1e3] if written_ms > 0 else []
         bounds += [(now_ns - end_ns) / 1e9 for end, end_ns in tuple(self.ends) if end <= offset]
         if (earlier_ns := self.earlier_ends.latest_ns(offset)) is not None:
             bounds.append((now_ns - earlier_ns) / 1e9)
         if (written_ns := self.written.latest_ns(offset)) is not None:
             bounds.append((wall_ns - written_ns) / 1e9)
-        return max(0.0, min(bounds)) if bounds else None
+        return max(0.0, min(bounds)) if bounds else None, False
 
     def written_ms(self, offset: int) -> int:
         """When the record before an offset was written, if that is known."""
@@ -167,6 +177,7 @@ class Offsets:
     def __init__(self, topics: Topics, evicted: dict[str, int] | None = None) -> None:
         self.logs: dict[Key, Log] = {}
         self.committed: dict[tuple[str, Key], Position] = {}  # the last one reported comes last
+        self.seen: dict[str, None] = {}  # groups whose offsets transactions commit, the last one seen last
         self.removed: dict[Removal, int] = {}  # when; what was reported until then does not count, whoever reports it
         self.evicted: dict[str, int] = {} if evicted is None else evicted
         for kind in KINDS:
@@ -316,6 +327,55 @@ class Offsets:
             groups.discard(group)
             if not groups:
                 del self._groups[key]
+
+    # --- what kproxy asks brokers ------------------------------------------------------------------------------------
+
+    def note_group(self, group: str | None) -> None:
+        """A transaction commits offsets of this group."""
+        if not group:
+            return
+        self.seen.pop(group[:MAX_LABEL], None)
+        if len(self.seen) >= MAX_SEEN:
+            del self.seen[next(iter(self.seen))]
+        self.seen[group[:MAX_LABEL]] = None
+
+    def groups(self) -> list[str]:
+        """Groups that commit offsets, as far as their names are known whole."""
+        return [group for group in {*self.seen, *(of[0] for of in self.committed)} if len(group) < MAX_LABEL]
+
+    def told_ends(self, ends: Mapping[tuple[str, int], tuple[int, int]], asked_ns: int, now_ns: int) -> None:
+        """The end and leader epoch of each log, as its leader answered a question of `asked_ns`."""
+        for key, (offset, epoch) in ends.items():
+            if not self.is_removed(key, asked_ns):
+                self._log(key).end(offset, now_ns, 0, epoch=epoch, source=LIST_OFFSETS, asked_ns=asked_ns)
+
+    def told_offsets(
+        self,
+        groups: Mapping[str, Mapping[tuple[str, int], int]],
+        asked_ns: int,
+        now_ns: int,
+        is_listed: Callable[[str], bool],
+    ) -> None:
+        """All that each group has committed, as its coordinator answered a question of `asked_ns`.
+
+        is_listed: whether the coordinator lists offsets of a topic to kproxy; others may be committed all the same.
+        """
+        known: defaultdict[str, dict[Key, Position]] = defaultdict(dict)
+        for (group, key), position in self.committed.items():
+            if group in groups:
+                known[group][key] = position
+        for group, offsets in groups.items():
+            for key, position in known[group].items():
+                topic = key[0]
+                is_gone = isinstance(topic, str) and key not in offsets and is_listed(topic)
+                if is_gone and position.reported_ns <= asked_ns:
+                    self._remove(("offset", group, *key), now_ns)
+                    self._uncommit((group, key))
+            for partition, offset in offsets.items():
+                before = known[group].get(partition)
+                is_newer = before is not None and before.reported_ns > asked_ns
+                if not is_newer and not self.is_removed(partition, asked_ns, group):
+                    self._commit(group, partition, offset, now_ns, OFFSET_FETCH)
 
     # --- what ends both ----------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ TOPIC, CLIENT, LOG, FETCHING, COMMITTED, NAMES, PROCESS, SLOW, PUSHED = (
     *("topic", "client", "log", "fetching", "committed", "names", "process", "slow", "pushed"),
 )
 REMOVED = "removed"  # groups, topics and offsets that have ended: see Lags.removed
+SEEN = "seen"  # groups of transactions: see Lags.seen
 PER_SLICE = 32  # units, of some 10 us each
 
 OF_CLUSTER = frozenset((CLUSTER, UPSTREAM, BROKER, API))  # gone with their cluster
@@ -108,6 +109,8 @@ class Published:
     def _lags(self, name: str, lags: Any, seen: set[Place]) -> Iterator[Change | None]:
         """Consumers and ends of logs that were reported since the last time; the clock may stand still a little."""
         since_ns = self._lagged_ns
+        if lags.seen:
+            yield self._if_changed((SEEN, name), list(lags.seen))
         if lags.removed:
             yield self._if_changed((REMOVED, name), lags.removed.copy())
         for key, log in lags.logs.copy().items():

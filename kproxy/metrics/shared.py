@@ -16,7 +16,7 @@ from functools import reduce
 from typing import Any
 
 from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells
-from kproxy.metrics.lag import Fetching, Lags
+from kproxy.metrics.lag import PARTITION_SERIES, Fetching, Lags
 from kproxy.metrics.named import MAX_CLIENTS, MAX_TOPICS, Carried, ClientCells, TopicCells, Topics
 from kproxy.metrics.offsets import COMMITTED as COMMITTED_OFFSET
 from kproxy.metrics.offsets import END, MAX_COMMITTED, MAX_LOGS, MAX_REMOVED, UNKNOWN, Log, Position, has_ended
@@ -30,6 +30,7 @@ from kproxy.metrics.published import (
     PROCESS,
     PUSHED,
     REMOVED,
+    SEEN,
     SLOW,
     TOPIC,
     Change,
@@ -130,6 +131,29 @@ class Shared:
         if kind is not None and cluster is not None:
             cluster.lag_evicted[kind] = cluster.lag_evicted.get(kind, 0) + 1
 
+    # --- what kproxy asks brokers ------------------------------------------------------------------------------------
+
+    def lags(self, cluster: str) -> Lags | None:
+        """What workers know of consumers and groups; None: nothing yet."""
+        if not any(path[0] in _OF_LAG and path[1] == cluster for path in self._latest):
+            return None
+        topics = Topics()
+        topics.names = self._latest.get((NAMES, cluster), {})
+        lags = _lags(topics, cluster, self._latest, self._living.values())
+        for units_of in self._living.values():
+            lags.seen |= dict.fromkeys(units_of.get((SEEN, cluster), ()))
+        return lags
+
+    def told(self, cluster: str, lags: Lags, since_ns: int) -> None:
+        """Keep what brokers have answered since then."""
+        self._learn((REMOVED, cluster), lags.removed)
+        for key, log in lags.logs.items():
+            if log.reported_ns >= since_ns:
+                self._learn((LOG, cluster, key), log)
+        for name, position in lags.committed.items():
+            if position.reported_ns >= since_ns:
+                self._learn((COMMITTED, cluster, name), position)
+
     # --- a scrape ----------------------------------------------------------------------------------------------------
 
     def merged(self) -> Metrics:
@@ -162,6 +186,7 @@ class Shared:
             else:
                 cluster.upstream = None  # its state is the parent's to know
             cluster.insight = None if ours is None else ours.insight
+            cluster.partition_series = PARTITION_SERIES if ours is None else ours.partition_series
         now_ns = own.now_ns()
         for name, cells in merged.clusters.items():
             of_cluster = [_of(source, CLIENT, name) for source in living.values()]

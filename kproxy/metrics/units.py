@@ -32,7 +32,7 @@ _NOT_SUMS: dict[type, set[str]] = {
         "otlp_pushes",
         "otlp_pushed_ns",
     },
-    ClusterCells: {"cluster", "brokers", "topics", "lags", "clients", "upstream", "pushes"},
+    ClusterCells: {"cluster", "brokers", "topics", "lags", "partition_series", "clients", "upstream", "pushes"},
     BrokerCells: {"cluster", "broker", "live", "apis", "by_plan"},
 }
 PLAIN = (int, float, str, tuple, list, dict)

@@ -61,10 +61,11 @@ PREFIX_FIELDS = (
 
 # APIs whose requests and answers name topic-partitions; and the subsets that are read for metrics alone.
 _OF_PARTITIONS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, TXN_OFFSET_COMMIT, SHARE_FETCH))
-_COUNTED_REQUESTS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT))
+_COUNTED_REQUESTS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, TXN_OFFSET_COMMIT))
 _COUNTED_ANSWERS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, SHARE_FETCH))
 _DELETIONS = frozenset((DELETE_TOPICS, DELETE_GROUPS, OFFSET_DELETE))  # answers that end offsets or logs
-_NAME_GROUPS = frozenset((OFFSET_FETCH, OFFSET_DELETE))  # requests that name the group their answers are of
+# Requests that name the group that their answers, or their partitions, are of.
+_NAME_GROUPS = frozenset((OFFSET_FETCH, OFFSET_DELETE, TXN_OFFSET_COMMIT))
 
 _UNKNOWN_PLANS = 64
 

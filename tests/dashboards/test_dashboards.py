@@ -300,7 +300,8 @@ def test_the_boards_show_every_metric(scraped):
 # What the miniature cluster cannot show: groups, and what a listener must be set up for.
 NOT_IN_MINIATURE = re.compile(
     r"kproxy_group_|group!=|kproxy_tls_|kproxy_certificate_|kproxy_authentications|kproxy_policy|kproxy_unanswered|"
-    r"kproxy_zookeeper_|kproxy_watch_|kproxy_telemetry_|kproxy_client_telemetry_|kproxy_otlp_"
+    r"kproxy_zookeeper_|kproxy_watch_|kproxy_telemetry_|kproxy_client_telemetry_|kproxy_otlp_|kproxy_lag_questions|"
+    r"kproxy_lag_partition_series_left_out|kproxy_consumer_lag_seconds_exact"
 )
 
 

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from kproxy.proxy.config.addresses import MAX_PORT, WILDCARDS, Address, is_wildcard, parse_address
 from kproxy.proxy.config.authentication import Authentication
 from kproxy.proxy.config.flight import Flight, of_folder
+from kproxy.proxy.config.lag import Lag
 from kproxy.proxy.config.limits import Limits, Networks
 from kproxy.proxy.config.login import Login
 from kproxy.proxy.config.model import Frozen, model_in
@@ -157,6 +158,7 @@ class Cluster(Frozen):
     tls: ClientTls | None = None
     upstream_tls: UpstreamTls | None = None
     telemetry: Telemetry | None = None
+    lag: Lag = Lag()
 
     @property
     def advertised(self) -> str:

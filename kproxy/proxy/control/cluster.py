@@ -23,6 +23,7 @@ from kproxy.proxy.control.clients.logins import Logins
 from kproxy.proxy.control.clients.proxy_protocol import ReadProxyHeader
 from kproxy.proxy.control.clients.tls import ClusterTls
 from kproxy.proxy.control.discovery import Brokers, Discovery
+from kproxy.proxy.control.knowledge.lag_questions import LagQuestions
 from kproxy.proxy.control.tasks import Tasks
 from kproxy.proxy.control.transparent import Transparent
 from kproxy.proxy.control.workers.worker import Worker
@@ -76,6 +77,7 @@ class ClusterProxy:
         causes = DIAL_CAUSES if cluster.login is None else (*DIAL_CAUSES, *LOGIN_CAUSES)
         self._metrics = worker.metrics.upstream(cluster.name, causes, self._state)
         self._cells = worker.metrics.cluster(cluster.name)
+        self._cells.partition_series = cluster.lag.partition_series
         self._logins = Logins(cluster, worker.loops, self._cells)
         names = ServerNames(cluster.sni, cluster.sni_bootstrap) if cluster.sni is not None else None
         self._tls = ClusterTls(cluster, self._cells, worker.handshakes, names)
@@ -193,7 +195,21 @@ class ClusterProxy:
         if self._redirected is not None and not self._bootstrap.take_any_destination():
             log.info("cluster=%s: nftables REDIRECT works, TPROXY does not: CAP_NET_ADMIN is missing", cluster.name)
         self._tasks.spawn(self._discovery.run())
+        if cluster.lag.ask_interval_s and cluster.detail != "headers":
+            self._tasks.spawn(self._lag_questions().run())
         self._serve()
+
+    def _lag_questions(self) -> LagQuestions:
+        cluster, worker = self.cluster, self._worker
+        return LagQuestions(
+            self._cells,
+            self._door,
+            BootstrapAddresses(cluster.bootstrap),
+            lambda node_id: self.routes.upstreams.get(node_id),
+            worker.lags,
+            cluster.lag.ask_interval_s,
+            worker.now_ns,
+        )
 
     def _serve(self) -> None:
         """Start what whoever serves clients needs beside ports and discovery."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kproxy.errors import KproxyError
 from kproxy.metrics import Metrics
+from kproxy.metrics.lag import Lags
 from kproxy.metrics.shared import Shared
 from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
@@ -70,6 +71,7 @@ class Parent(Server):
 
     def _start_worker(self, shares: descriptors.Shares) -> None:
         super()._start_worker(shares)
+        self._running.lags = self
         self.crew.most_in_each = shares.in_each
 
     def _start_flight(self, worker: int | None = None) -> None:
@@ -269,6 +271,14 @@ class Parent(Server):
         await self.crew.ask_all("publish", with_lags, timeout_s=SCRAPE_S)
         self.shared.workers = len(self.crew.ready)
         self.shared.restarts = self.crew.restarts
+
+    async def lags(self, cluster: str) -> Lags | None:
+        """What all workers know of consumers and groups (`lag_questions.LagSource`)."""
+        await self._collect(True)
+        return self.shared.lags(cluster)
+
+    def learned(self, cluster: str, lags: Lags, since_ns: int) -> None:
+        self.shared.told(cluster, lags, since_ns)
 
     async def operate(self, operation: str, *arguments: Any) -> list[Any]:
         here = await super().operate(operation, *arguments)

@@ -11,6 +11,7 @@ from kproxy.proxy.config.settings import Config
 from kproxy.proxy.control.clients.ageing import Ageing
 from kproxy.proxy.control.flight import FlightRecorder
 from kproxy.proxy.control.knowledge.feed import Feed
+from kproxy.proxy.control.knowledge.lag_questions import LagSource, OwnLags
 from kproxy.proxy.control.operators.tracing import Traces
 from kproxy.proxy.relay.handshakes import Handshakes
 from kproxy.proxy.relay.listeners import Gate
@@ -50,6 +51,7 @@ class Worker:
     lanes: SlowLanes = field(init=False)  # of slow work of all sessions
     traces: Traces = field(default_factory=Traces)
     feed: Feed = field(default_factory=Feed)  # what is decoded in another process
+    lags: LagSource = field(init=False)
     audit: Audit | None = field(init=False)  # of all clusters; its thread is this process's
     _connections: int = 0
     _handshakes: Handshakes | None = None
@@ -59,6 +61,7 @@ class Worker:
         self.held = HeldBudget(self.config.max_held_bytes, MAX_NOTED_TOGETHER)
         self.held.give_up = self._give_up_held
         self.lanes = SlowLanes(self.readings)
+        self.lags = OwnLags(self.metrics)
         self.ageing = Ageing(self.relays)
         self.dialler = Dialler(Resolver(), self.loops, self.config.connect_timeout_s, mark=self.config.upstream_mark)
         self.audit = Audit(self.config.audit) if self.config.audit else None

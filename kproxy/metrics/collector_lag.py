@@ -1,0 +1,102 @@
+"""Offsets and lag to Prometheus metric families, at scrape time; see `collector`.
+
+Refuses to know how they came about (`lag`, `offsets`).
+"""
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from kproxy.metrics.cells import ClusterCells
+from kproxy.metrics.offsets import COMMITTED, END
+
+
+def of_lag(clusters: Sequence[ClusterCells], now_ns: int, wall_ns: int) -> Iterator[Metric]:
+    """Lag of clients and groups, the offsets that it is the difference of, and what is asked of brokers for them."""
+    yield from _lags(clusters, now_ns, wall_ns)
+    yield from _by_partition(clusters, now_ns)
+    yield from _questions(clusters)
+
+
+def _lags(clusters: Sequence[ClusterCells], now_ns: int, wall_ns: int) -> Iterator[Metric]:
+    records = GaugeMetricFamily(
+        "kproxy_consumer_lag_records",
+        "Records between a consumer and the high watermark: what a client has fetched, what a group has committed.",
+    )
+    seconds = GaugeMetricFamily(
+        "kproxy_consumer_lag_seconds",
+        "Age of the first record that a consumer has not got; an upper bound where its own timestamp is not known.",
+    )
+    exact = GaugeMetricFamily(
+        "kproxy_consumer_lag_seconds_exact",
+        "1 where kproxy_consumer_lag_seconds is an age by the record's own timestamp, 0 where it is an upper bound.",
+    )
+    unknown = GaugeMetricFamily(
+        "kproxy_group_lag_unknown_partitions",
+        "Partitions with a committed offset whose lag is not known, since nobody reports the end of the log.",
+        labels=("cluster", "group", "topic"),
+    )
+    evicted = CounterMetricFamily(
+        "kproxy_lag_evicted",
+        "Offsets of which lag is computed that were dropped at a bound: ends of logs, committed offsets, positions.",
+        labels=("cluster", "kind"),
+    )
+    for cluster in clusters:
+        for kind, count in cluster.lag_evicted.copy().items():
+            evicted.add_metric((cluster.cluster, kind), count)
+        if cluster.lags is None:
+            continue
+        for by, consumers in cluster.lags.shown(now_ns, wall_ns):
+            for name, topic, lag in consumers:
+                labels = {"cluster": cluster.cluster, by: name, "topic": topic}
+                if by == "group":
+                    unknown.add_metric((cluster.cluster, name, topic), lag.unknown)
+                if lag.records is None:
+                    continue
+                records.add_sample(records.name, labels, lag.records)
+                if lag.seconds is not None:
+                    seconds.add_sample(seconds.name, labels, lag.seconds)
+                    exact.add_sample(exact.name, labels, lag.is_exact)
+    yield from (records, seconds, exact, unknown, evicted)
+
+
+def _by_partition(clusters: Sequence[ClusterCells], now_ns: int) -> Iterator[Metric]:
+    ends = GaugeMetricFamily(
+        "kproxy_log_end_offset",
+        "Where the log of a partition ends: its high watermark, or beyond it by what was just produced.",
+        labels=("cluster", "topic", "partition"),
+    )
+    offsets = GaugeMetricFamily(
+        "kproxy_group_committed_offset",
+        "The offset that a group has committed in a partition.",
+        labels=("cluster", "group", "topic", "partition"),
+    )
+    left_out = GaugeMetricFamily(
+        "kproxy_lag_partition_series_left_out",
+        "Series by partition that there are not, since there would be more than partition_series of [cluster.lag].",
+        labels=("cluster", "kind"),
+    )
+    for cluster in clusters:
+        if cluster.lags is None:
+            continue
+        name, most = cluster.cluster, cluster.partition_series
+        of_logs, of_groups = cluster.lags.ends(now_ns), cluster.lags.offsets()
+        for kind, family, found in ((END, ends, of_logs), (COMMITTED, offsets, of_groups)):
+            is_shown = len(found) <= most
+            left_out.add_metric((name, kind), 0 if is_shown else len(found))
+            for labels, offset in found.items() if is_shown else ():
+                family.add_metric((name, *map(str, labels)), offset)
+    yield from (ends, offsets, left_out)
+
+
+def _questions(clusters: Sequence[ClusterCells]) -> Iterator[Metric]:
+    questions = CounterMetricFamily(
+        "kproxy_lag_questions",
+        "Requests of kproxy's own for offsets and for whom to ask for them, by how they ended.",
+        labels=("cluster", "api", "outcome"),
+    )
+    for cluster in clusters:
+        for (api, outcome), count in cluster.lag_questions.copy().items():
+            questions.add_metric((cluster.cluster, api, outcome), count)
+    yield questions

@@ -1,0 +1,158 @@
+"""The questions that lag needs: who leads partitions and coordinates groups, where logs end, what groups committed.
+
+In versions since Kafka 0.11 (`TooOld`): an older Metadata would create the topics that it names. Each function asks on
+one connection, in requests of at most MAX_PARTITIONS partitions or MAX_GROUPS groups, and returns what was answered
+beside what was refused, by error code. Raises UpstreamError, and ProtocolError for an answer that does not decode. The
+caller bounds the time. Refuses to know when to ask, and what the answers are for.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import Any, Generic, TypeVar
+
+from kproxy.errors import UpstreamError
+from kproxy.protocol.schema import schema
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.upstream.conversation import METADATA, Conversation, newest
+
+LIST_OFFSETS, OFFSET_FETCH, FIND_COORDINATOR = 2, 9, 10
+APIS = (METADATA, LIST_OFFSETS, OFFSET_FETCH, FIND_COORDINATOR)
+MAX_PARTITIONS = 1000
+MAX_GROUPS = 100
+
+# The first version in which all offsets of a group can be asked for, a topic is not created by asking, and so on.
+_OLDEST = {METADATA: 4, LIST_OFFSETS: 1, OFFSET_FETCH: 2, FIND_COORDINATOR: 0}
+_LAST_BY_NAME = 9  # version 10 of OffsetFetch answers topic ids
+_FIRST_BATCHED = {OFFSET_FETCH: 8, FIND_COORDINATOR: 4}  # of several groups in one request
+_LATEST = -1  # the timestamp by which a ListOffsets asks for the end of a log
+
+Offers = Mapping[int, tuple[int, int]]  # API key -> (lowest, highest) version
+Partition = tuple[str, int]
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T")
+
+
+class TooOld(UpstreamError):
+    """The broker offers no version of an API in which kproxy can ask."""
+
+
+@dataclass
+class Answer(Generic[K, V]):
+    """What was answered, and the error code of what was refused. `requests`: how many it took."""
+
+    found: dict[K, V] = field(default_factory=dict)
+    refused: dict[K, int] = field(default_factory=dict)
+    brokers: dict[int, Address] = field(default_factory=dict)  # that the answers name, by node id
+    requests: int = 0
+
+    def add(self, key: K, code: int, value: V) -> None:
+        if code:
+            self.refused[key] = code
+        else:
+            self.found[key] = value
+
+
+async def leaders(talk: Conversation, offers: Offers, topics: Iterable[str]) -> Answer[str, dict[int, int]]:
+    """Of each topic, the node id of each partition's leader; partitions without a leader are left out."""
+    version = _version(offers, METADATA)
+    answer: Answer[str, dict[int, int]] = Answer()
+    for some in _pieces(topics, MAX_GROUPS):
+        asked = {"topics": [{"name": topic} for topic in some], "allowAutoTopicCreation": False}
+        said = await _ask(talk, answer, METADATA, version, asked)
+        for broker in said["brokers"]:
+            answer.brokers[broker["nodeId"]] = Address(broker["host"], broker["port"])
+        for topic in said["topics"]:
+            led = {each["partitionIndex"]: each["leaderId"] for each in topic["partitions"] if each["leaderId"] >= 0}
+            answer.add(topic["name"], topic["errorCode"], led)
+    return answer
+
+
+async def coordinators(talk: Conversation, offers: Offers, groups: Iterable[str]) -> Answer[str, int]:
+    """The node id of each group's coordinator."""
+    version = _version(offers, FIND_COORDINATOR)
+    answer: Answer[str, int] = Answer()
+    for some in _pieces(groups, MAX_GROUPS if version >= _FIRST_BATCHED[FIND_COORDINATOR] else 1):
+        if version >= _FIRST_BATCHED[FIND_COORDINATOR]:
+            said = await _ask(talk, answer, FIND_COORDINATOR, version, {"keyType": 0, "coordinatorKeys": some})
+            found: list[dict[str, Any]] = said["coordinators"]
+        else:
+            asked: dict[str, Any] = {"key": some[0], "keyType": 0} if version else {"key": some[0]}
+            found = [{"key": some[0], **await _ask(talk, answer, FIND_COORDINATOR, version, asked)}]
+        for each in found:
+            answer.add(each["key"], each["errorCode"], each["nodeId"])
+            if not each["errorCode"]:
+                answer.brokers[each["nodeId"]] = Address(each["host"], each["port"])
+    return answer
+
+
+async def ends(
+    talk: Conversation, offers: Offers, partitions: Iterable[Partition]
+) -> Answer[Partition, tuple[int, int]]:
+    """(end, leader epoch or -1) of each log, as its leader says; read_uncommitted, so it is the high watermark."""
+    version = _version(offers, LIST_OFFSETS)
+    answer: Answer[Partition, tuple[int, int]] = Answer()
+    for some in _pieces(sorted(partitions), MAX_PARTITIONS):
+        topics = [
+            {
+                "name": topic,
+                "partitions": [
+                    {"partitionIndex": number, "currentLeaderEpoch": -1, "timestamp": _LATEST} for _, number in numbers
+                ],
+            }
+            for topic, numbers in groupby(some, key=itemgetter(0))
+        ]
+        asked = {"replicaId": -1, "isolationLevel": 0, "topics": topics, "timeoutMs": 0}
+        said = await _ask(talk, answer, LIST_OFFSETS, version, asked)
+        for topic in said["topics"]:
+            for each in topic["partitions"]:
+                end = each["offset"], each.get("leaderEpoch", -1)
+                answer.add((topic["name"], each["partitionIndex"]), each["errorCode"], end)
+    return answer
+
+
+async def committed(talk: Conversation, offers: Offers, groups: Iterable[str]) -> Answer[str, dict[Partition, int]]:
+    """Of each group all offsets that it has committed, as its coordinator says.
+
+    Topics that kproxy may not describe are missing, without an error.
+    """
+    version = min(_version(offers, OFFSET_FETCH), _LAST_BY_NAME)
+    answer: Answer[str, dict[Partition, int]] = Answer()
+    for some in _pieces(groups, MAX_GROUPS if version >= _FIRST_BATCHED[OFFSET_FETCH] else 1):
+        if version >= _FIRST_BATCHED[OFFSET_FETCH]:
+            wanted = [{"groupId": group, "memberId": None, "memberEpoch": -1, "topics": None} for group in some]
+            said = await _ask(talk, answer, OFFSET_FETCH, version, {"groups": wanted, "requireStable": False})
+            found: list[dict[str, Any]] = said["groups"]
+        else:
+            asked = {"groupId": some[0], "topics": None, "requireStable": False}
+            found = [{"groupId": some[0], **await _ask(talk, answer, OFFSET_FETCH, version, asked)}]
+        for group in found:
+            offsets = {
+                (topic["name"], each["partitionIndex"]): each["committedOffset"]
+                for topic in group["topics"]
+                for each in topic["partitions"]
+                if not each["errorCode"] and each["committedOffset"] >= 0
+            }
+            answer.add(group["groupId"], group["errorCode"], offsets)
+    return answer
+
+
+async def _ask(talk: Conversation, answer: Answer[K, V], api_key: int, version: int, asked: dict[str, Any]) -> Any:
+    answer.requests += 1
+    return await talk.ask_long(api_key, version, asked)
+
+
+def _version(offers: Offers, api_key: int) -> int:
+    """The newest version that both sides speak. Raises TooOld."""
+    if api_key not in offers or newest(offers, api_key) < _OLDEST[api_key]:
+        name = schema().apis[api_key].name
+        raise TooOld(f"it offers no {name} from version {_OLDEST[api_key]} on, which Kafka has since 0.11")
+    return newest(offers, api_key)
+
+
+def _pieces(items: Iterable[T], most: int) -> Iterator[Sequence[T]]:
+    rest = iter(items)
+    while piece := list(islice(rest, most)):
+        yield piece

@@ -1,0 +1,292 @@
+"""The lag that kproxy shows is the one that `kafka-consumer-groups --describe --all-groups` shows at the same moment.
+
+One scene before real brokers: clients of three libraries consume, stop, fall behind, commit in transactions; groups,
+offsets and topics are changed where kproxy does not see it. A gateway with two workers has all of the clients, then
+three sidecars each have what goes to their broker. At each moment, when nothing moves, every partition of every group
+is equal, and so is what the three show together.
+"""
+
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from kafka import KafkaConsumer
+from kafka.structs import OffsetAndMetadata
+from kafka.structs import TopicPartition as Partition
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.broker.cluster import Cluster, wait_for
+from tests.broker.jvm import tool
+from tests.broker.kproxy import Kproxy
+from tests.broker.tools import CONSUMER, GROUPS, create_topic, delete_topic
+from tests.ports import free_ports
+
+SETTINGS = """
+workers = {workers}
+[[cluster]]
+detail = "topics"
+{route}
+[cluster.lag]
+ask_interval_s = 0.5
+"""
+
+Lags = dict[tuple[str, str, int], tuple[int, int]]  # (group, topic, partition) -> committed offset, end of the log
+
+
+class Scene:
+    """Clients of `bootstrap`, before which kproxies are, and what happens behind their back, at the cluster itself."""
+
+    def __init__(self, cluster: Cluster, bootstrap: str, kproxies: list[Kproxy]) -> None:
+        self.cluster = cluster
+        self.bootstrap = bootstrap
+        self.kproxies = kproxies
+        self.groups: set[str] = set()
+        self.moments: dict[str, Lags] = {}
+        self.admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def group(self, name: str) -> str:
+        group = f"{name}-{uuid.uuid4().hex[:8]}"
+        self.groups.add(group)
+        return group
+
+    def produce(self, topic: str, records: int, *, to: str | None = None) -> None:
+        """So many records to each of its three partitions; `to`: not by way of kproxy."""
+        producer = Producer({"bootstrap.servers": to or self.bootstrap, "linger.ms": 5})
+        for number in range(3 * records):
+            producer.produce(topic, b"v" * 100, partition=number % 3)
+        assert producer.flush(60) == 0
+
+    @contextmanager
+    def consumer(self, group: str, topic: str, **settings: Any) -> Iterator[Consumer]:
+        """librdkafka; it commits when it is told to."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": group,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                **{name.replace("_", "."): value for name, value in settings.items()},
+            }
+        )
+        consumer.subscribe([topic])
+        try:
+            yield consumer
+        finally:
+            consumer.close()
+
+    def consume(self, group: str, topic: str, records: int, **settings: Any) -> None:
+        """Consume so many records and commit them; the consumer leaves."""
+        with self.consumer(group, topic, **settings) as consumer:
+            committed(consumer, read(consumer, records))
+
+    # --- what is said ------------------------------------------------------------------------------------------------
+
+    def described(self) -> Lags:
+        """By Kafka's own tool, of the groups of this scene."""
+        found: Lags = {}
+        text = tool(GROUPS, "--bootstrap-server", self.cluster.bootstrap, "--describe", "--all-groups")
+        for line in text.splitlines():
+            group, topic, partition, offset, end, *_ = [*line.split(), *"-----"]
+            if group in self.groups and offset.isdigit():
+                found[group, topic, int(partition)] = int(offset), int(end)
+        return found
+
+    def shown(self) -> tuple[Lags, dict[tuple[str, str], float], float]:
+        """By the kproxies together, as a rule of Prometheus joins them: each partition, the sums, what is unknown."""
+        ends: dict[tuple[str, int], int] = {}
+        offsets: dict[tuple[str, str, int], int] = {}
+        sums: dict[tuple[str, str], float] = {}
+        unknown = 0.0
+        for kproxy in self.kproxies:
+            for family in text_string_to_metric_families(kproxy.get("/metrics")):
+                for name, labels, value, *_ in family.samples:
+                    if name == "kproxy_log_end_offset":
+                        log = labels["topic"], int(labels["partition"])
+                        ends[log] = max(int(value), ends.get(log, 0))
+                    elif labels.get("group") not in self.groups:
+                        continue
+                    elif name == "kproxy_group_committed_offset":
+                        of = labels["group"], labels["topic"], int(labels["partition"])
+                        offsets[of] = max(int(value), offsets.get(of, 0))
+                    elif name == "kproxy_consumer_lag_records":
+                        sums[labels["group"], labels["topic"]] = value
+                    elif name == "kproxy_group_lag_unknown_partitions":
+                        unknown += value
+        return {of: (offset, ends.get(of[1:], -1)) for of, offset in offsets.items()}, sums, unknown
+
+    def moment(self, name: str) -> None:
+        """Nothing moves: both say the same, of each partition and of each group in a topic."""
+        told = self.moments[name] = self.described()
+        sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+        for (group, topic, _), (offset, end) in told.items():
+            sums[group, topic] += end - offset
+        shown = self.shown()
+
+        def agrees() -> bool:
+            nonlocal shown
+            shown = self.shown()
+            return shown == (told, dict(sums), 0) if len(self.kproxies) == 1 else shown[0] == told
+
+        try:
+            wait_for(name, agrees, pause_s=0.2)
+        except AssertionError as fault:
+            raise AssertionError(f"{fault}\nKafka: {told}\nkproxy: {shown}") from None
+
+
+def read(consumer: Consumer, records: int) -> dict[tuple[str, int], int]:
+    """Poll so many records; the offset behind the last one of each partition."""
+    offsets: dict[tuple[str, int], int] = {}
+    left = records
+
+    def is_read() -> bool:
+        nonlocal left
+        message = consumer.poll(0.2)
+        if message is not None:
+            assert message.error() is None, message.error()
+            offsets[message.topic(), message.partition()] = message.offset() + 1
+            left -= 1
+        return left == 0
+
+    wait_for(f"{records} records", is_read, pause_s=0)
+    return offsets
+
+
+def committed(consumer: Consumer, offsets: dict[tuple[str, int], int]) -> None:
+    consumer.commit(
+        offsets=[TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()],
+        asynchronous=False,
+    )
+
+
+def play(scene: Scene) -> None:
+    cluster = scene.cluster
+    behind = cluster.bootstrap
+    topic, group = create_topic(cluster.bootstrap), scene.group("stops")
+    scene.produce(topic, 10)
+    scene.consume(group, topic, 30)
+    scene.moment("the group is at the end")
+    scene.produce(topic, 20)
+    scene.moment("its consumers have stopped, producers go on")
+    scene.produce(topic, 10, to=behind)
+    scene.moment("producers go on elsewhere")
+
+    paused = scene.group("pauses")
+    with scene.consumer(paused, topic) as consumer:
+        offsets = read(consumer, 120)
+        committed(consumer, offsets)
+        consumer.pause([TopicPartition(topic, 0)])
+        scene.produce(topic, 5)
+        committed(consumer, read(consumer, 10))
+        scene.moment("a partition is paused")
+
+    slow = scene.group("prefetches")
+    with scene.consumer(slow, topic, group_instance_id="static-1") as consumer:
+        committed(consumer, read(consumer, 7))
+        scene.moment("a consumer has fetched all, and committed little")
+    scene.moment("a static member has stopped")
+
+    simple = scene.group("assigns")
+    assigned = KafkaConsumer(
+        bootstrap_servers=scene.bootstrap, group_id=simple, enable_auto_commit=False, auto_offset_reset="earliest"
+    )
+    try:
+        assigned.assign([Partition(topic, 1)])
+        wait_for("a record", lambda: bool(assigned.poll(timeout_ms=500)))
+        assigned.commit({Partition(topic, 1): OffsetAndMetadata(3, "", -1)})
+        scene.moment("a consumer without a subscription commits in one partition")
+    finally:
+        assigned.close(autocommit=False)
+
+    java = scene.group("java")
+    consumed = ("--topic", topic, "--group", java, "--from-beginning", "--max-messages", "20")
+    tool(CONSUMER, "--bootstrap-server", scene.bootstrap, *consumed)
+    scene.moment("a Java consumer has stopped")
+
+    new = scene.group("kip848")
+    with scene.consumer(new, topic, group_protocol="consumer") as consumer:
+        committed(consumer, read(consumer, 40))
+        scene.moment("a consumer of the new protocol")
+
+    transactions(scene, topic)
+
+    reset = ("--reset-offsets", "--topic", topic, "--to-offset", "4", "--execute")
+    tool(GROUPS, "--bootstrap-server", behind, "--group", group, *reset)
+    scene.moment("offsets are reset elsewhere")
+    tool(GROUPS, "--bootstrap-server", behind, "--group", group, "--delete-offsets", "--topic", f"{topic}:1")
+    scene.moment("offsets of a partition are deleted elsewhere")
+    tool(GROUPS, "--bootstrap-server", behind, "--group", java, "--delete")
+    scene.moment("a group is deleted elsewhere")
+
+    short = create_topic(cluster.bootstrap)
+    again = scene.group("again")
+    scene.produce(short, 20)
+    scene.consume(again, short, 60)
+    scene.moment("another topic")
+    delete_topic(cluster.bootstrap, short)
+    scene.moment("a topic is deleted")
+    wait_for("the topic to be gone", lambda: short not in scene.admin.list_topics(timeout=10).topics)
+    shape = ("--create", "--topic", short, "--partitions", "3", "--replication-factor", "3")
+    tool("org.apache.kafka.tools.TopicCommand", "--bootstrap-server", behind, *shape)
+    scene.produce(short, 5)
+    scene.moment("it is created again")
+    scene.consume(again, short, 9)
+    scene.moment("and the group has committed in the new one")
+
+    moved = cluster.brokers[1]
+    moved.stop()
+    try:
+        scene.produce(topic, 3)
+        scene.moment("a broker is gone, and what it led and coordinated is elsewhere")
+    finally:
+        moved.start()
+        moved.wait_until_started()
+    scene.produce(topic, 3)
+    scene.moment("the broker is back")
+
+
+def transactions(scene: Scene, topic: str) -> None:
+    """Offsets that transactions commit, which count once those are committed."""
+    group = scene.group("transactions")
+    producer = Producer({"bootstrap.servers": scene.bootstrap, "transactional.id": group})
+    producer.init_transactions(60)
+    with scene.consumer(group, topic, isolation_level="read_committed") as consumer:
+        for name, ends in (("aborted", producer.abort_transaction), ("committed", producer.commit_transaction)):
+            offsets = read(consumer, 10)
+            producer.begin_transaction()
+            of_partitions = [TopicPartition(topic, number, offset) for (_, number), offset in offsets.items()]
+            producer.send_offsets_to_transaction(of_partitions, consumer.consumer_group_metadata(), 60)
+            producer.produce(topic, b"in a transaction", partition=0)
+            producer.flush(60)
+            scene.moment(f"a transaction is open, to be {name}")
+            ends(60)
+            scene.moment(f"it is {name}")
+
+
+def test_a_gateway(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "kproxy.toml"
+    file.write_text(SETTINGS.format(workers=2, route=""))
+    with Kproxy(cluster.bootstrap, tmp_path, "--config", str(file)) as kproxy:
+        play(Scene(cluster, kproxy.bootstrap, [kproxy]))
+
+
+def test_three_sidecars(cluster: Cluster, tmp_path: Path) -> None:
+    port = free_ports(1, "")
+    file = tmp_path / "kproxy.toml"
+    file.write_text(SETTINGS.format(workers=1, route='route = "sidecar"'))
+    with ExitStack() as stack:
+        sidecars = []
+        for broker in cluster.brokers:
+            folder = tmp_path / str(broker.node_id)
+            folder.mkdir()
+            listen = f"{broker.host}:{port}"
+            sidecar = Kproxy(broker.address, folder, "--config", str(file), "--listen", listen)
+            sidecars.append(stack.enter_context(sidecar))
+        play(Scene(cluster, ",".join(f"{broker.host}:{port}" for broker in cluster.brokers), sidecars))
