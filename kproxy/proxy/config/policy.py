@@ -17,6 +17,7 @@ from kproxy.proxy.config.model import Frozen
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MAX_PATTERN = 1024  # characters; a topic's name has 249 at most
+PRINCIPAL_TYPE = "User:"  # every principal that kproxy knows begins with it
 
 
 def _several(value: Any) -> list[Any]:
@@ -74,9 +75,15 @@ Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
 
 
 def principal_pattern(pattern: str) -> str:
-    """A pattern of principals, or ValueError where it is the name of one without its type, and matches nobody."""
-    if not re.search(r"[:*?\\]", pattern):
-        raise ValueError(f"{pattern!r} matches nobody: principals begin with their type, like 'User:{pattern}'")
+    """A pattern of principals, or ValueError where nothing that begins with PRINCIPAL_TYPE can match it."""
+    tokens = re.findall(r"\\.|[^\\]", pattern, re.DOTALL)
+    if "*" in tokens:
+        tokens = tokens[: tokens.index("*")]
+    elif len(tokens) < len(PRINCIPAL_TYPE):
+        tokens.append("")
+    if any(token not in ("?", letter, f"\\{letter}") for token, letter in zip(tokens, PRINCIPAL_TYPE, strict=False)):
+        like = PRINCIPAL_TYPE + re.sub(r"^\w*:", "", pattern)
+        raise ValueError(f"{pattern!r} matches nobody: principals begin with their type, like {like!r}")
     return pattern
 
 
