@@ -87,6 +87,16 @@ def principal_pattern(pattern: str) -> str:
     return pattern
 
 
+def _topics(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Patterns of topics, or ValueError for one with a character that no topic's name has: it would match nothing."""
+    for pattern in patterns:
+        if not re.fullmatch(r"(?:\\?[a-zA-Z0-9._-]|[*?])+", pattern):
+            text = "names have letters, digits, '.', '_' and '-', patterns '*' and '?' beside, and several are a list"
+            raise ValueError(f"{pattern!r} matches no topic: {text}")
+    return patterns
+
+
+Topics = Annotated[Patterns, AfterValidator(_topics)]
 Principals = Annotated[Patterns, AfterValidator(lambda patterns: tuple(map(principal_pattern, patterns)))]
 
 
@@ -98,7 +108,7 @@ class Rule(Frozen):
     api: Annotated[tuple[str, ...], BeforeValidator(_apis)] = ("*",)
     # versions of the API, like 0-8 or 9-
     version: Annotated[tuple[range, ...], BeforeValidator(_versions)] | None = None
-    topic: Patterns | None = None  # patterns of topic names
+    topic: Topics | None = None  # patterns of topic names
     group: Patterns | None = None  # patterns of group ids
     transactional_id: Patterns | None = None  # patterns of transactional ids
     client_id: Patterns | None = None  # patterns of client ids

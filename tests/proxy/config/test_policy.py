@@ -99,6 +99,14 @@ def test_a_principal_that_somebody_can_be_is_one(pattern: str) -> None:
     assert Rule(action="deny", principal=pattern).principal == (pattern,)
 
 
+@pytest.mark.parametrize("pattern", ["secret-*, private-*", "a|b", "^secret", "[a-z]*", "", "a b", "\\*", "secret/*"])
+def test_a_pattern_that_no_topic_can_match_is_no_rule(pattern: str) -> None:
+    """A rule that denies it would deny nothing."""
+    with pytest.raises(ValueError, match="matches no topic: names have letters"):
+        Rule(action="deny", topic=["orders", pattern])
+    assert Rule(action="deny", topic=["secret-*", r"a\.b?_C"], group=pattern).topic == ("secret-*", r"a\.b?_C")
+
+
 def test_check_answers_only_for_what_a_request_could_be(tmp_path):
     """An exit status of 0 would be taken for "allowed"."""
     file = tmp_path / "kproxy.toml"
