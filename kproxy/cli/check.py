@@ -1,5 +1,6 @@
 """`kproxy check`: the options. The checks: `proxy.control.checks.check`, how they look: `views.check`."""
 
+import ipaddress
 import json
 import logging
 import os
@@ -7,6 +8,7 @@ import sys
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 
 @click.command(
@@ -42,8 +44,7 @@ def check(file: str, as_json: bool, request: str | None, cluster: str | None, **
     from kproxy.proxy.control.checks.check import summary
     from kproxy.views.check import faults, runs
 
-    if ":" not in asked["principal"]:
-        raise click.UsageError(f"--principal has the type before the name, like User:{asked['principal']}")
+    _refuse_mistakes(request, asked)
     found = checked(file, os.environ)
     if request is not None and found.config is not None:
         from kproxy.proxy.access.policy_explain import explain, listener
@@ -64,3 +65,21 @@ def check(file: str, as_json: bool, request: str | None, cluster: str | None, **
         for line in runs(summary(found.config)):
             click.echo(line)
     sys.exit(1 if found.faults else 0)
+
+
+def _refuse_mistakes(request: str | None, asked: dict[str, Any]) -> None:
+    """Raises click.UsageError for options that no request could have, or that are given without --request."""
+    from kproxy.proxy.config.policy import PRINCIPAL_TYPE
+
+    context = click.get_current_context()
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if request is None and given and option.name in (*asked, "cluster"):
+            raise click.UsageError(f"{option.opts[0]} is about a request: add --request API")
+    if not asked["principal"].startswith(PRINCIPAL_TYPE):
+        name = asked["principal"].rpartition(":")[2]
+        raise click.UsageError(f"--principal has the type before the name, like {PRINCIPAL_TYPE}{name}")
+    try:
+        ipaddress.ip_address(asked["address"])
+    except ValueError:
+        raise click.UsageError(f"--address: {asked['address']!r} is no IP address, like 10.1.2.3") from None

@@ -17,6 +17,7 @@ from kproxy.proxy.config.model import Frozen
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MAX_PATTERN = 1024  # characters; a topic's name has 249 at most
+PRINCIPAL_TYPE = "User:"  # every principal that kproxy knows begins with it
 
 
 def _several(value: Any) -> list[Any]:
@@ -74,12 +75,28 @@ Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
 
 
 def principal_pattern(pattern: str) -> str:
-    """A pattern of principals, or ValueError where it is the name of one without its type, and matches nobody."""
-    if not re.search(r"[:*?\\]", pattern):
-        raise ValueError(f"{pattern!r} matches nobody: principals begin with their type, like 'User:{pattern}'")
+    """A pattern of principals, or ValueError where nothing that begins with PRINCIPAL_TYPE can match it."""
+    tokens = re.findall(r"\\.|[^\\]", pattern, re.DOTALL)
+    if "*" in tokens:
+        tokens = tokens[: tokens.index("*")]
+    elif len(tokens) < len(PRINCIPAL_TYPE):
+        tokens.append("")
+    if any(token not in ("?", letter, f"\\{letter}") for token, letter in zip(tokens, PRINCIPAL_TYPE, strict=False)):
+        like = PRINCIPAL_TYPE + re.sub(r"^\w*:", "", pattern)
+        raise ValueError(f"{pattern!r} matches nobody: principals begin with their type, like {like!r}")
     return pattern
 
 
+def _topics(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Patterns of topics, or ValueError for one with a character that no topic's name has: it would match nothing."""
+    for pattern in patterns:
+        if not re.fullmatch(r"(?:\\?[a-zA-Z0-9._-]|[*?])+", pattern):
+            text = "names have letters, digits, '.', '_' and '-', patterns '*' and '?' beside, and several are a list"
+            raise ValueError(f"{pattern!r} matches no topic: {text}")
+    return patterns
+
+
+Topics = Annotated[Patterns, AfterValidator(_topics)]
 Principals = Annotated[Patterns, AfterValidator(lambda patterns: tuple(map(principal_pattern, patterns)))]
 
 
@@ -91,7 +108,7 @@ class Rule(Frozen):
     api: Annotated[tuple[str, ...], BeforeValidator(_apis)] = ("*",)
     # versions of the API, like 0-8 or 9-
     version: Annotated[tuple[range, ...], BeforeValidator(_versions)] | None = None
-    topic: Patterns | None = None  # patterns of topic names
+    topic: Topics | None = None  # patterns of topic names
     group: Patterns | None = None  # patterns of group ids
     transactional_id: Patterns | None = None  # patterns of transactional ids
     client_id: Patterns | None = None  # patterns of client ids

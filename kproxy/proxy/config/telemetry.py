@@ -17,6 +17,9 @@ def _prefixes(value: Any) -> Any:
     names = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
     if isinstance(names, list | tuple) and ALL_METRICS in names and len(names) > 1:
         raise ValueError("'*' stands for all metrics: leave the others out, or leave it out")
+    for name in names if isinstance(names, list | tuple) else ():
+        if isinstance(name, str) and "*" in name and name != ALL_METRICS:
+            raise ValueError(f"{name!r} matches no metric: it is a beginning of names, and takes no pattern")
     return names
 
 

@@ -60,6 +60,11 @@ def make_folder(folder: Path) -> None:
         raise ConfigError([("flight.folder", f"{folder} cannot be used: {why_no_folder(fault)}")]) from None
 
 
+def _is_full(held_bytes: int, limit_bytes: int) -> bool:
+    """Whether a memory may have let go of what is not too old: much of it is free only if nothing had to make room."""
+    return held_bytes > limit_bytes // 2
+
+
 class FlightRecorder:
     """A sink; `watch` is called for each session. All on the loop but the writing of a dump."""
 
@@ -171,6 +176,10 @@ class FlightRecorder:
         now_ns = time.time_ns()
         kept, tallies = self._headers.taken()
         chunks = list(self._frames.chunks)
+        full = {
+            "tables_full": _is_full(self._headers.held_bytes, self.settings.header_memory),
+            "frames_full": _is_full(self._frames.held_bytes, self.settings.frame_memory),
+        }
 
         def started(process: subprocess.Popen[bytes]) -> None:
             self._process = process
@@ -197,7 +206,7 @@ class FlightRecorder:
                 self._remove_old()
 
         try:
-            told = await asyncio.to_thread(work)
+            told = await asyncio.to_thread(work) | full
         except (KproxyError, OSError) as fault:
             self._counts[cause][FAILED] += 1
             log.error("no dump cause=%s: %s", cause, fault)

@@ -85,3 +85,41 @@ def test_an_ipv4_address_is_one_however_it_is_written() -> None:
     assert [str(network(each)) for each in written] == [
         *("10.1.2.3/32", "10.0.0.0/8", "0.0.0.0/0", "10.0.0.0/8", "::/0", "fe80::/10")
     ]
+
+
+@pytest.mark.parametrize("pattern", ["alice", "user:alice", "USER:*", "Users:alice", "Group:alice", "u*", "\\*", "?"])
+def test_a_principal_that_nobody_can_be_is_no_rule(pattern: str) -> None:
+    """A rule that denies it would deny nobody."""
+    with pytest.raises(ValueError, match="matches nobody: principals begin with their type, like 'User:"):
+        Rule(action="deny", principal=pattern)
+
+
+@pytest.mark.parametrize("pattern", ["User:alice", "User:*", "U*", "*", "*alice", "?ser:a", "\\User\\:a", "Us*r:a?"])
+def test_a_principal_that_somebody_can_be_is_one(pattern: str) -> None:
+    assert Rule(action="deny", principal=pattern).principal == (pattern,)
+
+
+@pytest.mark.parametrize("pattern", ["secret-*, private-*", "a|b", "^secret", "[a-z]*", "", "a b", "\\*", "secret/*"])
+def test_a_pattern_that_no_topic_can_match_is_no_rule(pattern: str) -> None:
+    """A rule that denies it would deny nothing."""
+    with pytest.raises(ValueError, match="matches no topic: names have letters"):
+        Rule(action="deny", topic=["orders", pattern])
+    assert Rule(action="deny", topic=["secret-*", r"a\.b?_C"], group=pattern).topic == ("secret-*", r"a\.b?_C")
+
+
+def test_check_answers_only_for_what_a_request_could_be(tmp_path):
+    """An exit status of 0 would be taken for "allowed"."""
+    file = tmp_path / "kproxy.toml"
+    file.write_text(EXAMPLES[2])
+
+    def refused(*options):
+        done = CliRunner().invoke(cli, ["check", str(file), *options])
+        assert done.exit_code == 2
+        return done.output.splitlines()[-1]
+
+    fetch = ("--request", "Fetch", "--topic", "orders")
+    assert refused("--topic", "secret-1") == "Error: --topic is about a request: add --request API"
+    assert refused("--cluster", "guarded") == "Error: --cluster is about a request: add --request API"
+    assert refused(*fetch, "--principal", "user:a").endswith("has the type before the name, like User:a")
+    assert refused(*fetch, "--address", "10.1.2") == "Error: --address: '10.1.2' is no IP address, like 10.1.2.3"
+    assert CliRunner().invoke(cli, ["check", str(file), *fetch]).exit_code == 0

@@ -31,6 +31,7 @@ def test_the_table_alone_asks_for_all_metrics_each_minute(tmp_path: Path) -> Non
     [
         ('metrics = ["*", "org.apache.kafka.producer."]', "'*' stands for all metrics"),
         ("metrics = []", "metrics"),
+        ('metrics = ["org.apache.kafka.producer.*"]', "matches no metric: it is a beginning of names"),
         ("push_interval_s = 0.01", "push_interval_s"),
         ("max_push_bytes = 1000000000", "max_push_bytes"),
         ('answer = "never"', "answer"),

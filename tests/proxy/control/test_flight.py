@@ -277,7 +277,9 @@ def test_a_dump_says_which_of_its_memories_was_too_small():
     """Tables of two workers, and frames that begin 40 s later since there are many bytes of them."""
     start = 1_700_000_000 * 10**9
     told = [{"tables_from_ns": start + n * 10**9, "frames_from_ns": start + 40 * 10**9} for n in range(2)]
-    windows = _windows(told, Flight(folder="dumps"))
+    with_room = _windows([{**one, "frames_full": False, "tables_full": True} for one in told], Flight(folder="dumps"))
+    windows = _windows([{**told[0], "frames_full": True}, told[1]], Flight(folder="dumps"))
+    assert with_room == {name: windows[name] for name in ("tables_from", "frames_from")}, "nothing had to make room"
     assert windows["tables_from"] == "2023-11-14T22:13:21.000Z" and windows["frames_from"] == "2023-11-14T22:14:00.000Z"
     assert windows["shorter"].startswith("frames begin 39.0 s later: [flight] frame_memory of 64 MiB")
     (nothing,) = [_windows([{"tables_from_ns": None, "frames_from_ns": start}], Flight(folder="dumps"))]

@@ -6,7 +6,9 @@ task for each connection whose logins do not last for ever. Refuses to know fram
 
 import asyncio
 import logging
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from kproxy.errors import LOGIN_CAUSES, ConfigError, UpstreamError, of_extras
@@ -77,6 +79,7 @@ class Logins:
         self._ends: dict[int, Callable[[], object]] = {}  # by the number of the connection: what is to be cancelled
         self._expired: Interest | None = None
         self._warn_of_plaintext(cluster)
+        self._warn_of_writers(cluster)
         if cluster.authentication is not None:
             place = f"{cluster.name}: authentication"
             try:
@@ -102,6 +105,16 @@ class Logins:
         if authentication is not None and cluster.tls is None and not _is_here(cluster.listen.host):
             for mechanism in sorted(reusable.intersection(authentication.mechanisms)):
                 log.warning(text, cluster.name, mechanism, f"from clients to {cluster.listen}", "tls")
+
+    @staticmethod
+    def _warn_of_writers(cluster: Cluster) -> None:
+        """Who can write to what logins are checked by can log in as anybody."""
+        settings = cluster.authentication
+        for path in (settings.users_file, settings.jwks_file) if settings is not None else ():
+            with suppress(OSError):  # a file that cannot be read is a fault, told by whoever reads it
+                if path is not None and path.stat().st_mode & stat.S_IWOTH:
+                    text = "cluster=%s: every user of this machine can write to %s, and so log in as anybody: chmod o-w"
+                    log.warning(f"{text} %s", cluster.name, path, path)
 
     def _authenticator(self, settings: Settings) -> Authenticator:
         users = UsersFile(settings.users_file) if settings.users_file is not None else None

@@ -177,7 +177,10 @@ class Operator:
 
 
 def _windows(told: Sequence[Json], settings: Flight) -> dict[str, str]:
-    """From when on the tables of a dump, and its frames, are of every process; and why one of both begins later."""
+    """From when on the tables of a dump, and its frames, are of every process; and which full memory made it later.
+
+    What has no exchange, like bytes that are not Kafka's, has frames all the same: with room left, all is there.
+    """
     begins = {
         name: max((one[f"{name}_from_ns"] for one in told if one.get(f"{name}_from_ns")), default=None)
         for name in ("tables", "frames")
@@ -185,9 +188,11 @@ def _windows(told: Sequence[Json], settings: Flight) -> dict[str, str]:
     windows = {f"{name}_from": timestamp(ns) for name, ns in begins.items() if ns is not None}
     tables_ns, frames_ns = begins["tables"], begins["frames"]
     if tables_ns is not None and frames_ns is not None and abs(later := frames_ns - tables_ns) > _SAME_WINDOW_NS:
-        shorter = "frame_memory" if later > 0 else "header_memory"
+        name, shorter = ("frames", "frame_memory") if later > 0 else ("tables", "header_memory")
+        if not any(one.get(f"{name}_full") for one in told):
+            return windows
         windows["shorter"] = (
-            f"{'frames begin' if later > 0 else 'tables begin'} {abs(later) / 1e9:.1f} s later: [flight] {shorter} of "
+            f"{name} begin {abs(later) / 1e9:.1f} s later: [flight] {shorter} of "
             f"{getattr(settings, shorter) >> 20} MiB holds no more; raise it to have both"
         )
     return windows

@@ -439,6 +439,21 @@ def test_a_secret_that_would_be_readable_on_the_network_is_warned_of(
     broker.close()
 
 
+def test_users_that_everybody_on_the_machine_can_add_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker()
+    (cluster,) = load(written(tmp_path, broker, AUTHENTICATION)).clusters
+    users = tmp_path / "users"
+    for mode, count in ((0o600, 0), (0o644, 0), (0o646, 1)):
+        users.chmod(mode)
+        caplog.clear()
+        Logins(cluster, LoopGuard(lambda host, port: False), ClusterCells("default"))
+        said = f"cluster=default: every user of this machine can write to {users}, and so log in as anybody: "
+        assert [record.getMessage() for record in caplog.records] == [f"{said}chmod o-w {users}"][:count]
+    broker.close()
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
