@@ -349,33 +349,40 @@ class Offsets:
             if not self.is_removed(key, asked_ns):
                 self._log(key).end(offset, now_ns, 0, epoch=epoch, source=LIST_OFFSETS, asked_ns=asked_ns)
 
+    def committed_keys(self) -> dict[str, list[Key]]:
+        """By group, the partitions in which it has committed an offset."""
+        keys: defaultdict[str, list[Key]] = defaultdict(list)
+        for group, key in self.committed:
+            keys[group].append(key)
+        return keys
+
     def told_offsets(
         self,
-        groups: Mapping[str, Mapping[tuple[str, int], int]],
+        group: str,
+        offsets: Mapping[tuple[str, int], int],
+        known: Iterable[Key],
         asked_ns: int,
         now_ns: int,
         is_listed: Callable[[str], bool],
     ) -> None:
-        """All that each group has committed, as its coordinator answered a question of `asked_ns`.
+        """All that a group has committed, as its coordinator answered a question of `asked_ns`.
 
-        is_listed: whether the coordinator lists offsets of a topic to kproxy; others may be committed all the same.
+        known: partitions in which it had committed an offset then. is_listed: whether the coordinator lists offsets of
+        a topic to kproxy; others may be committed all the same.
         """
-        known: defaultdict[str, dict[Key, Position]] = defaultdict(dict)
-        for (group, key), position in self.committed.items():
-            if group in groups:
-                known[group][key] = position
-        for group, offsets in groups.items():
-            for key, position in known[group].items():
-                topic = key[0]
-                is_gone = isinstance(topic, str) and key not in offsets and is_listed(topic)
-                if is_gone and position.reported_ns <= asked_ns:
-                    self._remove(("offset", group, *key), now_ns)
-                    self._uncommit((group, key))
-            for partition, offset in offsets.items():
-                before = known[group].get(partition)
-                is_newer = before is not None and before.reported_ns > asked_ns
-                if not is_newer and not self.is_removed(partition, asked_ns, group):
-                    self._commit(group, partition, offset, now_ns, OFFSET_FETCH)
+        for key in known:
+            topic = key[0]
+            position = self.committed.get((group, key))
+            if position is None or position.reported_ns > asked_ns or key in offsets:
+                continue
+            if isinstance(topic, str) and is_listed(topic):
+                self._remove(("offset", group, *key), now_ns)
+                self._uncommit((group, key))
+        for partition, offset in offsets.items():
+            position = self.committed.get((group, partition))
+            is_newer = position is not None and position.reported_ns > asked_ns
+            if not is_newer and not self.is_removed(partition, asked_ns, group):
+                self._commit(group, partition, offset, now_ns, OFFSET_FETCH)
 
     # --- what ends both ----------------------------------------------------------------------------------------------
 

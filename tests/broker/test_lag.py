@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from kafka import KafkaConsumer
@@ -277,6 +278,7 @@ def test_a_gateway(cluster: Cluster, tmp_path: Path) -> None:
         play(Scene(cluster, kproxy.bootstrap, [kproxy]))
 
 
+@pytest.mark.ring2
 def test_three_sidecars(cluster: Cluster, tmp_path: Path) -> None:
     port = free_ports(1, "")
     file = tmp_path / "kproxy.toml"

@@ -17,6 +17,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Sequence
 from contextlib import AsyncExitStack
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from kproxy.errors import ProtocolError, UpstreamError
@@ -48,6 +49,8 @@ from kproxy.proxy.upstream.request import ClosedByBroker
 MAX_GROUPS = 2000
 MAX_PARTITIONS = 20_000
 MAX_PAUSE_S = 300.0
+GROUPS_PER_TURN = 10  # whose offsets are taken in before the loop has its turn
+PARTITIONS_PER_TURN = 200
 
 _NOT_AUTHORIZED = frozenset((29, 30, 31))  # TOPIC_, GROUP_, CLUSTER_AUTHORIZATION_FAILED
 _FEW = 3  # names in a line of the log
@@ -132,7 +135,7 @@ class LagQuestions:
     async def round(self) -> bool:
         """Ask once for everything that there is to ask; whether some broker answered, or none had to."""
         lags = await self._source.lags(self._cells.cluster)
-        groups = self._some("groups", sorted(lags.groups()), MAX_GROUPS) if lags is not None else []
+        groups = self._some("groups", lags.groups(), MAX_GROUPS) if lags is not None else []
         if lags is None or not groups:
             return True
         begun_ns = self._now_ns()
@@ -185,17 +188,22 @@ class LagQuestions:
             answer = await self._asked(brokers, node_id, OFFSET_FETCH, committed, some)
             for group in some if answer is None else answer.refused:
                 self._coordinators.pop(group, None)
-            if answer is not None:
-                lags.told_offsets(answer.found, asked_ns, self._now_ns(), self._is_listed)
+            if answer is None:
+                continue
+            keys = lags.committed_keys()
+            for number, (group, offsets) in enumerate(answer.found.items()):
+                known = keys.get(group, ())
+                lags.told_offsets(group, offsets, known, asked_ns, self._now_ns(), self._is_listed)
+                if number % GROUPS_PER_TURN == 0:
+                    await asyncio.sleep(0)
 
     async def _ask_ends(self, brokers: "_Brokers", lags: Lags) -> None:
-        wanted = sorted(
-            {
-                (topic, number)
-                for _, (topic, number) in lags.committed
-                if isinstance(topic, str) and topic in self._leaders
-            }
-        )
+        wanted = [
+            (topic, number)
+            for topic, number in {key: None for _, key in lags.committed}
+            if isinstance(topic, str) and topic in self._leaders
+        ]
+        await asyncio.sleep(0)
         leaderless: set[str] = set()
         led: dict[Partition, int] = {}
         for topic, number in self._some("partitions", wanted, MAX_PARTITIONS):
@@ -208,8 +216,10 @@ class LagQuestions:
             asked_ns = self._now_ns()
             answer = await self._asked(brokers, node_id, LIST_OFFSETS, ends, partitions)
             leaderless.update(topic for topic, _ in (partitions if answer is None else answer.refused))
-            if answer is not None:
-                lags.told_ends(answer.found, asked_ns, self._now_ns())
+            found = iter(answer.found.items() if answer is not None else ())
+            while some := dict(islice(found, PARTITIONS_PER_TURN)):
+                lags.told_ends(some, asked_ns, self._now_ns())
+                await asyncio.sleep(0)
         for topic in leaderless:
             self._leaders.pop(topic, None)
 
@@ -249,6 +259,7 @@ class LagQuestions:
         """Those whose turn it is, where there are too many for one round."""
         if len(items) <= most:
             return items
+        items = sorted(items, key=str)  # the same order in each round
         start = self._turn.get(what, 0) % len(items)
         self._turn[what] = start + most
         return [*items[start:], *items[:start]][:most]
