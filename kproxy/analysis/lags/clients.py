@@ -1,0 +1,65 @@
+"""How far clients are behind: by what they fetch, and by what they commit for their groups.
+
+A consumer that prefetches is at the end of the log by its fetches while its application is thousands of records
+behind: what a group has committed decides, as in `kafka-consumer-groups --describe`. Both stand in one answer.
+Refuses to know files, sessions and formats of output.
+"""
+
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.lags.groups import group_lag
+from kproxy.analysis.pieces import FETCHED, TOPIC, at_last, bucket, of_exchanges
+
+
+def lag(
+    partitions: Frame,
+    exchanges: Frame,
+    committed_offsets: Frame,
+    group_events: Frame,
+    changes: Frame,
+    topology: Frame,
+    every: str | None = None,
+    replicas: bool = False,
+    where: str | None = None,
+) -> Frame:
+    """How far consumers are behind, by client, topic and partition: first, last and most, as their fetches say.
+
+    Clients that prefetch are at the end by their fetches: `committed_lag_records` is what the group has not committed
+    for which the client committed last, and `growing` is true where either of both lags grows. `last_lag_ns` is the age
+    of the newest record that the client got. Over time there are fetches only. `group-lag` has more of groups.
+    """
+    tables = {"partitions": partitions, "exchanges": exchanges}
+    fetched = f"""
+        select {f"{bucket(every)} as `time`," if every else ""} cluster, client, {TOPIC} as topic, `partition`,
+            count(*) as fetches,
+            {at_last("lag_records", "min_by")} as first_lag_records,
+            {at_last("lag_records")} as last_lag_records,
+            max(lag_records) as max_lag_records,
+            {at_last("lag_ns")} as last_lag_ns,
+            {at_last("high_watermark")} as high_watermark,
+            max(`time`) as last,
+            {at_last("lag_records")} > {at_last("lag_records", "min_by")} as growing
+        from ours where {where or "true"} group by all"""
+    steps = {"fetched": FETCHED, "ours": of_exchanges("fetched", ("Fetch",), replicas), "of_fetches": fetched}
+    if every:
+        by = "`time`, last_lag_records desc, max_lag_records desc, cluster nulls first, client nulls first"
+        answer = f"select * from of_fetches order by {by}, topic nulls first, `partition`"
+        return ask(tables, **steps, answer=answer)
+    same = " and ".join(
+        f"f.{key} is not distinct from c.{key}" for key in ("cluster", "client", "topic", "`partition`")
+    )
+    groups = group_lag(partitions, exchanges, committed_offsets, group_events, changes, topology)
+    return ask(
+        {**tables, "groups_behind": groups},
+        **steps,
+        of_commits="""
+            select cluster, client, topic, `partition`, max(lag_records) as lag_records,
+                count_if(growing) > 0 as growing
+            from groups_behind where client is not null group by cluster, client, topic, `partition`""",
+        answer=f"""
+            select f.cluster, f.client, f.topic, f.`partition`, f.fetches, f.first_lag_records, f.last_lag_records,
+                f.max_lag_records, f.last_lag_ns, c.lag_records as committed_lag_records, f.high_watermark, f.last,
+                f.growing or coalesce(c.growing, false) as growing
+            from of_fetches f left join of_commits c on {same}
+            order by greatest(f.last_lag_records, coalesce(c.lag_records, 0)) desc, f.max_lag_records desc,
+                f.cluster nulls first, f.client nulls first, f.topic nulls first, f.`partition`""",
+    )
