@@ -143,6 +143,11 @@ def scene(t):
     t.metadata("other id", 2)
     t.commit("other id", "other id", 5)
     t.fetch("other id", 5, 20)
+    t.commit("recreated", "recreated", 1000)
+    t.fetch("recreated", 1000, 1000)
+    t.delete_topic("recreated")
+    t.fetch("recreated", 0, 20)
+    t.commit("recreated", "recreated", 20)
     t.fetch("starts again", 0, 0)
     t.produce("starts again", 0, 20)
     t.fetch("starts again", 20, 20)
@@ -171,6 +176,7 @@ WHAT_HOLDS = {  # group: committed offset, end, lag
     "offset again": (11, 13, 2),
     "other id": (5, 20, 15),
     "other id idle": (100, 1000, 900),
+    "recreated": (20, 20, 0),
     "starts again": (15, 20, 5),
     "denied elsewhere": (100, 1000, 900),
 }
@@ -195,6 +201,14 @@ def test_offline_lag_follows_the_rules_of_live_lag(made_up):
         assert {row["group_id"]: tuple(row[name] for name in told) for row in found} == WHAT_HOLDS
         assert {row["group_id"]: row["unknown"] for row in found if row["unknown"]} == WHY_UNKNOWN
         assert {row["group_id"]: row["commits"] for row in found if row["topic"] == "other id"} == {"other id": 1}
+
+
+def test_a_fetch_from_a_follower_is_behind_the_end_of_its_leader(made_up):
+    with Tables(made_up) as tables:
+        found = dicts(jobs.lag(*(tables[name] for name in OF_LAG), where="client = 'c'"))
+    behind = {row["topic"]: (row["last_lag_records"], row["committed_lag_records"]) for row in found}
+    assert behind["follower"] == (30, 30) and behind["elected"] == (40, 40)
+    assert behind["truncated"] == (20, 20) and behind["recreated"] == (20, 0)
 
 
 def test_steps_of_time_are_each_of_the_log_that_was_there(made_up):

@@ -14,10 +14,10 @@ OF = ", ".join(LOG)
 GONE = "(3, 100)"  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
 FAR = 2**62  # behind every time
 
-# What answers tell of ends, followers' too: time, cluster, topic, partition, end_offset. is_start: the log may be new,
-# empty or a Produce wrote its beginning; is_mark: told by a high watermark or a ListOffsets.
+# What answers tell of ends, followers' too: KEYS, time, us, cluster, topic, partition, end_offset. is_start: it may be
+# a new log, empty or a Produce wrote its beginning; is_mark: told by a high watermark or a ListOffsets.
 TOLD_ENDS = f"""
-    select `time`, unix_micros(`time`) as us, cluster, {TOPIC} as topic, `partition`,
+    select {", ".join(KEYS)}, `time`, unix_micros(`time`) as us, cluster, {TOPIC} as topic, `partition`,
         coalesce(end_offset, high_watermark) as end_offset,
         coalesce(case when api = 'Produce' then `offset` = 0 else end_offset = 0 end, false) as is_start,
         api != 'Produce' as is_mark
