@@ -247,7 +247,7 @@ class PartitionColumns(BodyRows):
                 if key == FETCH:
                     lag_records, lag_ns = _lag(exchange, direction, partition, positions)
                 if asked is not None:
-                    end_offset = _end(key, partition, asked)
+                    end_offset = partition.high_watermark if key == FETCH else _end(key, partition, asked)
                 code = partition.error_code
                 packed.packed += packed.pack(
                     source,
@@ -468,9 +468,7 @@ def _asked(exchange: Exchange) -> Collection[Any] | None:
 
 
 def _end(key: int, partition: Partition, asked: Any) -> int:
-    """The end of a log as an answer tells it, with what `_asked` has of the request; NONE: it does not tell."""
-    if key == FETCH:
-        return partition.high_watermark
+    """The end of a log as an answer to no Fetch tells it, with what `_asked` has of the request; NONE: it does not."""
     if key == LIST_OFFSETS:
         return partition.offset if (partition.topic, partition.partition) in asked else NONE
     records: int = asked.get(
@@ -480,7 +478,7 @@ def _end(key: int, partition: Partition, asked: Any) -> int:
 
 
 def _ends(bulk: Bulk) -> np.ndarray | int:
-    """`_end` of the answers of many exchanges, as a column; a ListOffsets is never among them (`lockstep.reader`)."""
+    """The same of the answers of many exchanges, as a column; a ListOffsets is never among them (`lockstep.reader`)."""
     key, asked, got = bulk.plan.api_key, bulk.request_body, bulk.response_body
     if asked is None or got is None:
         return NONE
