@@ -86,7 +86,7 @@ def one_by_one(bulk: Bulk) -> Iterator[tuple[int, Exchange]]:
         said = {name: int(column[row]) for name, column in bulk.columns.items()}
         code = said["error_code"]
         first = (said.pop(name) for name in ("correlation_id", "number", "in_flight", "request_bytes", "request_start"))
-        replica_id = said.pop("replica_id")
+        replica_id, has_rack = said.pop("replica_id"), said.pop("has_rack")
         exchange = Exchange(bulk.plan, *first)
         for name, value in said.items():
             setattr(exchange, name, value)
@@ -104,6 +104,8 @@ def one_by_one(bulk: Bulk) -> Iterator[tuple[int, Exchange]]:
             exchange.request_body = found(bulk.request_body, row)
             if replica_id >= 0:
                 exchange.request_body.replica_id = replica_id
+            if has_rack:
+                exchange.request_body.has_rack = True
         if bulk.response_body is not None:
             exchange.response_body = found(bulk.response_body, row)
         yield connection, exchange

@@ -33,6 +33,7 @@ from kproxy.analysis.knowledge import (
     split_brain,
     topology,
 )
+from kproxy.analysis.lags import TABLES as OF_LAG
 from kproxy.analysis.lags import group_lag, lag
 from kproxy.analysis.parties import clients, connections, errors, quality, talkers, throttle
 from kproxy.analysis.pieces import TOPIC
@@ -143,7 +144,7 @@ JOBS = {
             no_replicas=_OF_BATCHES,
         ),
         Job(fetching, ("exchanges",), " --by client"),
-        Job(lag, ("partitions", "exchanges"), " --format parquet --out lag", _OF_EXCHANGE),
+        Job(lag, OF_LAG, " --format parquet --out lag", _OF_EXCHANGE),
         Job(behind, ("partitions", "exchanges"), " --every '10 seconds'", (*_OF_EXCHANGE, ("topic", TOPIC))),
         Job(
             offsets,
@@ -154,7 +155,7 @@ JOBS = {
         ),
         Job(
             group_lag,
-            ("partitions", "exchanges", "committed_offsets"),
+            OF_LAG,
             " --where \"group_id = 'billing'\"",
             (*_OF_EXCHANGE, ("group_id", "of_group"), ("topic", "of_topic")),
             no_replicas=_COMMITS,

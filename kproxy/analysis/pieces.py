@@ -195,17 +195,17 @@ def of_clients(replicas: bool) -> str:
     return "true" if replicas else f"not {OF_BROKERS}"
 
 
-def of_exchanges(rows: str, apis: Sequence[str], replicas: bool = True) -> str:
+def of_exchanges(rows: str, apis: Sequence[str], replicas: bool = True, also: Sequence[str] = ()) -> str:
     """A SELECT: rows of `partitions` or `batches` with what EXCHANGE_NAMES has, of their exchange.
 
     apis: those that the rows are of; exchanges of other APIs are not read. `asked_group` is the group that its request
-    names. Without `replicas` it leaves out the rows of brokers' own.
+    names. Without `replicas` it leaves out the rows of brokers' own. also: more columns of `exchanges`.
     """
     brought = {**{each: GROUPS[each] for each in ("client", "host", "broker")}, "client_id": "client_id"}
-    wanted = ", ".join(f"{text} as {each}" for each, text in brought.items())
+    wanted = ", ".join([*(f"{text} as {each}" for each, text in brought.items()), *also])
     keys = " and ".join(f"r.{key} = e.{key}" for key in KEYS)
     return (
-        f"select r.*, {', '.join(f'e.{each}' for each in EXCHANGE_NAMES)} from {rows} r left join "
+        f"select r.*, {', '.join(f'e.{each}' for each in (*EXCHANGE_NAMES, *also))} from {rows} r left join "
         f"(select {', '.join(KEYS)}, {wanted}, group_id as asked_group, {OF_BROKERS} as is_broker from exchanges "
         f"where api in ({', '.join(map(literal, apis))})) e on {keys}"
         + ("" if replicas else " where not coalesce(e.is_broker, false)")

@@ -13,10 +13,11 @@ from typing import Any
 from kproxy.analysis.engine import Frame, ask, rows
 from kproxy.analysis.findings.failures import REFUSED
 from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding
+from kproxy.analysis.lags import TABLES as OF_LAG
 from kproxy.analysis.lags import group_lag
 from kproxy.analysis.pieces import KEYS, LONG_POLLS, literal, missed_answers, of_clients, percentiles
 
-TABLES = ("exchanges", "connections", "partitions", "committed_offsets")
+TABLES = tuple(dict.fromkeys(("exchanges", "connections", *OF_LAG)))
 # Of which kinds which evidence says how long somebody stood still.
 STANDSTILLS = {
     "broker_gone": "silent_ns",
@@ -125,7 +126,7 @@ def _refused(tables: Mapping[str, Frame]) -> Frame:
 
 def _behind(tables: Mapping[str, Frame]) -> Frame:
     """The group that is furthest behind, by what it committed."""
-    lag = group_lag(tables["partitions"], tables["exchanges"], tables["committed_offsets"])
+    lag = group_lag(*(tables[name] for name in OF_LAG))
     return ask(
         {"lag": lag},
         answer="""

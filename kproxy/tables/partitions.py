@@ -1,13 +1,16 @@
 """What bodies say of topic-partitions -> Arrow batches of the `partitions` and `batches` tables.
 
-Duty: one row per topic-partition and direction, and one per record batch; how far a fetch lags behind its partition.
+Duty: one row per topic-partition and direction, and one per record batch; how far a fetch lags behind its partition;
+where a log ends (`end_offset`), as answers of its leader tell: a Fetch whose request named no rack, so that no follower
+answered it (KIP-392), a ListOffsets that asked for the latest offset (read_uncommitted), and a Produce, by its base
+offset and the records of its request.
 The names of topics that a body calls by their ids are looked up when a file is written: see `names`.
 
 Bounded by the owner, who takes `batch()` before there are too many `rows`; positions of MAX_POSITIONS partitions per
 connection. Refuses to know files, and where events come from.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -22,7 +25,7 @@ from kproxy.tables import arrays
 from kproxy.tables.arrays import array, distinct, listed
 from kproxy.tables.columns import PackedRows, Words, in_order, named, numbers
 from kproxy.tables.schema import BATCHES, FLAG, I64, PARTITIONS, TEXT, TIME, Table
-from kproxy.wire.bodies import Partition
+from kproxy.wire.bodies import BLANK, Found, Partition
 from kproxy.wire.bulk import NULL, Bodies, Bulk
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
@@ -30,6 +33,7 @@ from kproxy.wire.interest import (
     FETCH,
     LIST_OFFSETS,
     OFFSET_COMMIT,
+    OFFSET_DELETE,
     OFFSET_FETCH,
     PRODUCE,
     SHARE_FETCH,
@@ -44,8 +48,8 @@ MAX_TIMESTAMP_MS = ((1 << 63) - 1) // 1_000_000  # later ones, as of producers t
 MAX_OFFSET = (1 << 63) - 1
 
 APIS = frozenset(
-    (PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, TXN_OFFSET_COMMIT, SHARE_FETCH)
-)  # whose topic-partitions are rows
+    (PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, TXN_OFFSET_COMMIT, SHARE_FETCH, OFFSET_DELETE)
+)  # whose topic-partitions are rows; of OffsetDelete those that were deleted
 _CARRY = frozenset(((PRODUCE, CLIENT), (FETCH, BROKER), (SHARE_FETCH, BROKER)))  # whose bodies carry records
 
 Positions = dict[
@@ -186,6 +190,7 @@ _NONE_IS_NULL = frozenset(
         "last_stable_offset",
         "log_start_offset",
         "leader_epoch",
+        "end_offset",
         "base_timestamp",
         "max_timestamp",
         "timestamp",
@@ -220,6 +225,7 @@ class PartitionColumns(BodyRows):
                 "lag_ns",
                 "metadata",
                 "group_id",
+                "end_offset",
             ),
         )
 
@@ -235,9 +241,13 @@ class PartitionColumns(BodyRows):
                 continue
             carries = (key, direction) in _CARRY
             source, cluster, connection, number, api, start, _ = self.common(info, exchange, direction)
-            for partition in found.partitions:
+            end_offset, asked = NONE, _asked(exchange) if direction == BROKER else None
+            partitions = found.partitions if key != OFFSET_DELETE else _deleted(exchange, found)
+            for partition in partitions:
                 if key == FETCH:
                     lag_records, lag_ns = _lag(exchange, direction, partition, positions)
+                if asked is not None:
+                    end_offset = partition.high_watermark if key == FETCH else _end(key, partition, asked)
                 code = partition.error_code
                 packed.packed += packed.pack(
                     source,
@@ -264,8 +274,9 @@ class PartitionColumns(BodyRows):
                     lag_ns,
                     words[partition.metadata],
                     words[_name(partition.group_id)],
+                    end_offset,
                 )
-            self.rows += len(found.partitions)
+            self.rows += len(partitions)
 
     def extend(self, infos: Sequence[ConnectionInfo], bulk: Bulk, positions: Sequence[Positions]) -> None:
         """The rows of both bodies of many exchanges; `infos` and `positions` are those of connections."""
@@ -285,6 +296,7 @@ class PartitionColumns(BodyRows):
             texts = found.texts
             own["metadata"] = self._coded(texts["metadata"]) if "metadata" in texts else 0
             own["group_id"] = self._coded(map(_name, texts["group_id"])) if "group_id" in texts else 0
+            own["end_offset"] = _ends(bulk) if direction == BROKER else NONE
             self.add(infos, bulk, direction, found.of, own)
 
     def _coded(self, texts: Iterable[str | None]) -> np.ndarray:
@@ -439,6 +451,68 @@ def _lags(bulk: Bulk, positions: Sequence[Positions]) -> dict[int, tuple[np.ndar
     dated = carries & (numbers["max_timestamp"] > 0) & (numbers["max_timestamp"] <= MAX_TIMESTAMP_MS)
     age = bulk.columns["response_start"][got.of] - np.where(dated, numbers["max_timestamp"], 0) * 1_000_000
     return {BROKER: (lag, np.where(dated, age, NULL))}
+
+
+def _asked(exchange: Exchange) -> Collection[Any] | None:
+    """What of a request decides whether its answer tells where logs end, for `_end`; None: it tells no end."""
+    key, asked = exchange.plan.api_key, exchange.request_body
+    if asked is None:
+        return None
+    if key == FETCH:
+        return None if asked.has_rack else ()
+    if key == PRODUCE:
+        return {(*partition[:2], partition.partition): partition.records for partition in asked.partitions}
+    if key == LIST_OFFSETS and not asked.isolation_level and asked.replica_id < 0:
+        return frozenset(asked.latest)
+    return None
+
+
+def _end(key: int, partition: Partition, asked: Any) -> int:
+    """The end of a log as an answer to no Fetch tells it, with what `_asked` has of the request; NONE: it does not."""
+    if key == LIST_OFFSETS:
+        return partition.offset if (partition.topic, partition.partition) in asked else NONE
+    records: int = asked.get(
+        (*partition[:2], partition.partition), 0
+    )  # 0 for compressed message sets too, which hide their count
+    return partition.offset + records if records > 0 and 0 <= partition.offset <= MAX_OFFSET - records else NONE
+
+
+def _ends(bulk: Bulk) -> np.ndarray | int:
+    """The same of the answers of many exchanges, as a column; a ListOffsets is never among them (`lockstep.reader`)."""
+    key, asked, got = bulk.plan.api_key, bulk.request_body, bulk.response_body
+    if asked is None or got is None:
+        return NONE
+    if key == FETCH:
+        return np.where(bulk.columns["has_rack"][got.of] > 0, NONE, got.numbers["high_watermark"])
+    if key != PRODUCE:
+        return NONE
+    offset, records = got.numbers["offset"], _records_of(asked, got)
+    told = (records > 0) & (offset >= 0) & (offset <= MAX_OFFSET - records)
+    return np.where(told, offset + np.where(told, records, 0), NONE)
+
+
+def _records_of(asked: Bodies, got: Bodies) -> np.ndarray:
+    """How many records each topic-partition of many answers was sent, 0 where that is not known."""
+    topics: dict[Any, int] = {}
+    sent, told = (np.stack((each.of, each.topic_keys(topics), each.numbers["partition"])) for each in (asked, got))
+    records: np.ndarray = np.maximum(asked.numbers["records"], 0)
+    if np.array_equal(sent, told):
+        return records
+    _, place = np.unique(np.concatenate((sent, told), axis=1), axis=1, return_inverse=True)
+    place = place.reshape(-1)
+    found = np.zeros(int(place.max(initial=-1)) + 1, np.int64)
+    found[place[: len(records)]] = records
+    rest: np.ndarray = found[place[len(records) :]]
+    return rest
+
+
+def _deleted(exchange: Exchange, found: Found) -> list[Partition]:
+    """The offsets of a group that an OffsetDelete deleted."""
+    return [
+        BLANK._replace(topic=topic, partition=partition, error_code=0, group_id=exchange.group_id)
+        for topic, partition in found.deleted
+        if isinstance(topic, str)
+    ]
 
 
 def with_offsets(rows: pa.RecordBatch, connection: int, offsets: Sequence[int]) -> pa.RecordBatch:

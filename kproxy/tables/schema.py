@@ -12,7 +12,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-VERSION = 6
+VERSION = 7
 
 TIME = pa.timestamp("us", tz="UTC")
 I16, I32, I64, TEXT, FLAG = pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.bool_()
@@ -144,6 +144,7 @@ PARTITIONS = Table(
             ("lag_ns", I64),
             ("metadata", TEXT),
             ("group_id", TEXT),
+            ("end_offset", I64),  # where the log ends, as the answer of its leader tells; null: it does not
         ]
     ),
     ("time", "connection", "number", "direction", "topic_id", "topic", "partition"),

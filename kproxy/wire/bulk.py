@@ -93,7 +93,8 @@ class Bulk:
     connection: np.ndarray  # an index into what the owner calls its connections
     prefix: np.ndarray  # an index into `prefixes`
     prefixes: Sequence[tuple[str | None, int | None, int | None, str | None, str | None]]  # see interest.PREFIX_FIELDS
-    # The numbers of `events.Exchange` by their names, of which error_code may be NULL; and replica_id of the requests.
+    # The numbers of `events.Exchange` by their names, of which error_code may be NULL; and
+    # of the requests replica_id, and has_rack as 0 or 1.
     columns: dict[str, np.ndarray]
     request_body: Bodies | None
     response_body: Bodies | None

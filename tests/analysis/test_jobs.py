@@ -10,7 +10,17 @@ from kproxy.analysis import engine, jobs
 from kproxy.analysis.duck import Tables, quoted, type_text
 from kproxy.analysis.parts import CAUSES
 from kproxy.analysis.pieces import duration_of
-from kproxy.tables.schema import BATCHES, COMMITTED_OFFSETS, CONNECTIONS, EXCHANGES, PARTITIONS, QUALITY, TOPOLOGY
+from kproxy.tables.schema import (
+    BATCHES,
+    CHANGES,
+    COMMITTED_OFFSETS,
+    CONNECTIONS,
+    EXCHANGES,
+    GROUP_EVENTS,
+    PARTITIONS,
+    QUALITY,
+    TOPOLOGY,
+)
 from kproxy.views import units
 
 REPLICA = re.compile("(broker-.*-fetcher|ReplicaFetcherThread)-")  # as brokers call their clients
@@ -39,7 +49,15 @@ EXCHANGE = {
     "muted_ns": 0,
     "retransmissions": 0,
 }
-API_KEYS = {"Produce": 0, "Fetch": 1, "JoinGroup": 11, "OffsetCommit": 8, "TxnOffsetCommit": 28, "LeaderAndIsr": 4}
+API_KEYS = {
+    "Produce": 0,
+    "Fetch": 1,
+    "JoinGroup": 11,
+    "OffsetCommit": 8,
+    "TxnOffsetCommit": 28,
+    "LeaderAndIsr": 4,
+    "EndTxn": 26,
+}
 
 
 def exchange(number, at_s=0.0, **columns):
@@ -373,8 +391,9 @@ def test_lag_and_offsets(frame):
     )
     names = ("cluster", "client", "fetches", "first_lag_records", "last_lag_records", "max_lag_records", "growing")
     mine = [("east", "app", 3, 5, 20, 90, True), ("west", "app", 1, 1, 1, 1, False)]
-    assert rows(jobs.lag(table, talk), *names) == mine
-    assert rows(jobs.lag(table, talk, replicas=True), "last_lag_records")[0] == (900,)
+    others = [frame(each, [{}]) for each in (COMMITTED_OFFSETS, GROUP_EVENTS, CHANGES, TOPOLOGY)]
+    assert rows(jobs.lag(table, talk, *others), *names) == mine
+    assert rows(jobs.lag(table, talk, *others, replicas=True), "last_lag_records")[0] == (900,)
     names = (
         "cluster", "group_id", "commits", "longest_gap_ns", "last_offset", "went_back", "refused", "commits_per_second"
     )  # fmt: skip
@@ -398,26 +417,37 @@ def test_group_lag(frame):
         [
             row(0, "OffsetFetch", "response", offset=5, group_id="g"),
             row(1, "OffsetCommit", "request", offset=10),
+            row(1, "OffsetCommit", "response", error_code=0),
             row(2, "TxnOffsetCommit", "request", offset=20),
+            row(2, "TxnOffsetCommit", "response", error_code=0),
             row(3, "OffsetCommit", "request", offset=90),
             row(3, "OffsetCommit", "response", error_code=27),  # refused
             row(4, "OffsetFetch", "response", offset=7, group_id="h", partition=1),
             row(4, "OffsetFetch", "response", offset=-1, group_id="new", partition=1),  # it has committed nothing
-            row(5, "Fetch", "response", high_watermark=100, error_code=0),
+            row(5, "Fetch", "response", high_watermark=100, end_offset=100, error_code=0),
             row(6, "Fetch", "response", high_watermark=-1, error_code=3, partition=1),
-            row(7, "ListOffsets", "response", offset=0, error_code=0),
+            row(7, "ListOffsets", "response", offset=0, error_code=0),  # of the beginning
             row(8, "OffsetCommit", "request", offset=30, cluster="west"),
-            row(9, "Produce", "response", offset=49, error_code=0, cluster="west"),
+            row(8, "OffsetCommit", "response", error_code=0, cluster="west"),
+            row(9, "Produce", "response", offset=40, end_offset=50, error_code=0, cluster="west"),
         ],
     )
-    talk = frame(EXCHANGES, [exchange(n, api="OffsetCommit", group_id="g") for n in (1, 2, 3, 8)])
+    transaction = {"transactional_id": "x", "cluster": "east"}
+    talk = [exchange(n, api="OffsetCommit", group_id="g") for n in (1, 3, 8)]
+    talk += [exchange(2, at_s=2, api="TxnOffsetCommit", group_id="g", **transaction)]
+    talk += [exchange(4, at_s=4, api="EndTxn", connection=2, **transaction)]
+    talk = frame(EXCHANGES, talk)
+    ended = keys | {"number": 4, "connection": 2, "time": START + timedelta(seconds=4), "group_id": "g"}
+    others = frame(GROUP_EVENTS, [ended | {"event": "offsets_committed"}]), frame(CHANGES, [{}]), frame(TOPOLOGY, [{}])
     names = ("cluster", "group_id", "partition", "committed_offset", "end_offset", "lag_records", "commits")
 
     def written(number, group, offset, change="committed"):
         at = {"number": number, "time": START + timedelta(seconds=number), "group_id": group, "change": change}
         return keys | at | {"offset": offset}
 
-    assert rows(jobs.group_lag(table, talk, frame(COMMITTED_OFFSETS, [written(9, "g", 99, "pending")])), *names) == [
+    assert rows(
+        jobs.group_lag(table, talk, frame(COMMITTED_OFFSETS, [written(9, "g", 99, "pending")]), *others), *names
+    ) == [
         ("east", "g", 0, 20, 100, 80, 2),
         ("west", "g", 0, 30, 50, 20, 1),
         ("east", "h", 1, 7, None, None, 0),
@@ -435,13 +465,13 @@ def test_group_lag(frame):
             written(3, "gone", None, "removed"),
         ],
     )
-    assert rows(jobs.group_lag(table, talk, log), *names) == [
+    assert rows(jobs.group_lag(table, talk, log, *others), *names) == [
         ("east", "g", 0, 25, 100, 75, 2),
         ("east", "unseen", 0, 40, 100, 60, 1),
         ("west", "g", 0, 30, 50, 20, 1),
         ("east", "h", 1, 7, None, None, 0),
     ]
-    only = rows(jobs.group_lag(table, talk, log, every="5 seconds", where="of_group = 'unseen'"), *names)
+    only = rows(jobs.group_lag(table, talk, log, *others, every="5 seconds", where="of_group = 'unseen'"), *names)
     assert only == [("east", "unseen", 0, 40, None, None, 1)]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from kproxy.analysis import engine, jobs, sections
 from kproxy.analysis.duck import Tables
+from kproxy.analysis.lags import TABLES as OF_LAG
 from kproxy.convert.processes import convert
 from tests import captures
 from tests.insight.truth import CAPTURE, DATA, generations
@@ -187,22 +188,54 @@ def asked_of(frame):
     return [dict(zip(names, row, strict=True)) for row in engine.rows(frame)]
 
 
-def test_lag_of_groups_is_what_the_official_tool_said(answer):
-    """At the end, when all had left."""
-    last = [
-        json.loads(line)
-        for line in gzip.decompress((DATA / "k41_groups_a.describe.jsonl.gz").read_bytes()).splitlines()
-    ][-1]
-    assert last["how"] == "--offsets"
-    told = {}
-    for row in last["text"].splitlines():
-        if found := re.match(r"(\S+-g)\s+(\S+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", row):
-            told[found[1], found[2], int(found[3])] = int(found[4]), int(found[5])
-    assert len(told) > 20
-    found = {(row["group_id"], row["topic"], row["partition"]): row for row in answer("group-lag")}
-    for key, (committed, end) in told.items():
-        assert found[key]["committed_offset"] == committed
-        assert committed <= found[key]["end_offset"] <= end
+TOLD = [
+    said
+    for line in gzip.decompress((DATA / "k41_groups_a.describe.jsonl.gz").read_bytes()).splitlines()
+    if (said := json.loads(line))["how"] == "--offsets"
+]
+COMMITTING = ("OffsetCommit", "Produce", "Fetch")  # of clients and brokers; the tool itself asks for offsets
+
+
+def told_by_the_tool(said):
+    """(committed offset, end, lag) by group, topic and partition."""
+    rows = re.findall(r"^(\S+-g)\s+(\S+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", said["text"], re.MULTILINE)
+    return {(group, topic, int(partition)): tuple(map(int, offsets)) for group, topic, partition, *offsets in rows}
+
+
+def lag_until(tables, at_s, apis=None):
+    """The same by kproxy, of what was said until a moment."""
+    chosen = f" and api in {apis}" if apis else ""
+    until = f"select * from t where unix_micros(`time`) <= {int(at_s * 1e6)}"
+    frames = (
+        engine.ask({"t": tables[name]}, answer=until + (chosen if name == "partitions" else "")) for name in OF_LAG
+    )
+    return {
+        (row["group_id"], row["topic"], row["partition"]): (
+            row["committed_offset"],
+            row["end_offset"],
+            row["lag_records"],
+        )
+        for row in asked_of(jobs.group_lag(*frames))
+    }
+
+
+def test_lag_of_groups_is_what_the_official_tool_said(tables):
+    """At the end, when all had left, of all groups and partitions, and also if the tool's own questions are left out.
+
+    While they were at work, what the tool said lies between what was so before and behind it.
+    """
+    *others, last = TOLD
+    told = told_by_the_tool(last)
+    assert len(told) == 37
+    assert lag_until(tables, last["to"]) == told
+    assert lag_until(tables, last["to"], COMMITTING) == told
+    for said in others:
+        before, after = (lag_until(tables, said[at], COMMITTING) for at in ("from", "to"))
+        told = told_by_the_tool(said)
+        assert told and set(told) <= set(after)
+        for place, (committed, end, _) in told.items():
+            earlier = before.get(place, (0, 0, 0))
+            assert earlier[0] <= committed <= after[place][0] and earlier[1] <= end <= after[place][1], (place, said)
 
 
 def test_a_member_that_thaws_fetches_what_another_has_got(answer):

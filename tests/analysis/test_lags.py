@@ -5,15 +5,18 @@ from pathlib import Path
 
 import pytest
 
+import kproxy.spark
 from kproxy.analysis import engine, jobs
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.findings import findings
+from kproxy.analysis.lags import TABLES as OF_LAG
+from kproxy.analysis.lags.groups import NO_END, NO_OUTCOME
 from kproxy.convert.processes import convert
-from kproxy.tables.schema import COMMITTED_OFFSETS, EXCHANGES, PARTITIONS
+from kproxy.tables.schema import CHANGES, COMMITTED_OFFSETS, EXCHANGES, GROUP_EVENTS, PARTITIONS, TOPOLOGY
+from tests.analysis.lagging import EARLIEST, LATEST, Traffic
 from tests.analysis.test_jobs import START, exchange, frame  # noqa: F401 - the fixture
 
 CAPTURE = Path(__file__).parents[1] / "data" / "incidents" / "k41_lag_prefetch.pcap.zst"
-INPUTS = ("partitions", "exchanges", "committed_offsets")
 S = 10**9
 
 
@@ -32,7 +35,7 @@ def dicts(answer):
 
 def test_a_group_that_prefetches_is_behind_by_what_it_has_committed(tables):
     """The official tool said 35,758 records ten seconds before the capture's end; 450 a second came."""
-    found = dicts(jobs.group_lag(*(tables[name] for name in INPUTS)))
+    found = dicts(jobs.group_lag(*(tables[name] for name in OF_LAG)))
     assert [row["group_id"] for row in found] == ["g-slow"] * 3
     assert 35_000 < sum(row["lag_records"] for row in found) < 42_000
     for row in found:
@@ -43,7 +46,7 @@ def test_a_group_that_prefetches_is_behind_by_what_it_has_committed(tables):
 
 
 def test_lag_by_fetches_leads_to_what_was_not_committed(tables):
-    found = dicts(jobs.lag(tables["partitions"], tables["exchanges"]))
+    found = dicts(jobs.lag(*(tables[name] for name in OF_LAG)))
     assert [row["last_lag_records"] for row in found] == [0, 0, 0]  # as the consumer's own fetches say
     assert all(row["committed_lag_records"] > 13_000 for row in found)
     assert all(row["growing"] for row in found)
@@ -63,11 +66,13 @@ def test_a_lag_that_shrinks_says_when_it_is_gone(frame):  # noqa: F811
         at = {"number": number, "time": START + timedelta(seconds=at_s), "api": api, "direction": direction}
         return {name: value for name, value in (own | at | columns).items() if value is not None}
 
-    log = [row(n, n, "ListOffsets", "response", error_code=0, offset=5000 + 100 * n) for n in range(16)]
+    log = [row(n, n, "ListOffsets", "response", error_code=0, end_offset=5000 + 100 * n) for n in range(16)]
     commits = [row(100 + n, n + 0.5, "OffsetCommit", "request", offset=4000 + 150 * n) for n in range(16)]
+    commits += [row(100 + n, n + 0.5, "OffsetCommit", "response", error_code=0) for n in range(16)]
     talk = [exchange(100 + n, n, api="OffsetCommit", group_id="g") for n in range(16)]
     pending = row(0, 0, None, None, group_id="g", offset=1, change="pending")
-    inputs = frame(PARTITIONS, log + commits), frame(EXCHANGES, talk), frame(COMMITTED_OFFSETS, [pending])
+    nothing = [frame(table, [{}]) for table in (GROUP_EVENTS, CHANGES, TOPOLOGY)]
+    inputs = frame(PARTITIONS, log + commits), frame(EXCHANGES, talk), frame(COMMITTED_OFFSETS, [pending]), *nothing
     (found,) = dicts(jobs.group_lag(*inputs))
     assert (found["first_lag_records"], found["lag_records"], found["max_lag_records"]) == (950, 250, 950)
     assert found["growth_per_s"] == pytest.approx(-50, rel=0.1) and not found["growing"]
@@ -75,3 +80,160 @@ def test_a_lag_that_shrinks_says_when_it_is_gone(frame):  # noqa: F811
     # The log ended at 6,200, at or before the offset 6,250, at second 12, and the tables end at second 15.
     assert found["behind_ns"] == 3 * S
     assert found["fetched_offset"] is None
+
+
+def scene(t):
+    """Every rule of lag once, each with a topic and a group of the same name."""
+    # The end of a log.
+    t.commit("produced", "produced", 10)
+    t.produce("produced", 10, 5)
+    t.commit("follower", "follower", 10)
+    t.fetch("follower", 10, 40, broker=1)
+    t.fetch("follower", 10, 10, rack="b", broker=2)
+    t.commit("replicated", "replicated", 10)
+    t.fetch("replicated", 30, 30, replica=2, client="broker-2-fetcher-0")
+    t.commit("listed", "listed", 10)
+    t.list_offsets("listed", LATEST, 20)
+    t.list_offsets("listed", LATEST, 15, isolation=1)
+    t.commit("no end", "no end", 10)
+    t.list_offsets("no end", EARLIEST, 0)
+    t.list_offsets("no end", LATEST, 10, isolation=1)
+    t.commit("truncated", "truncated", 10)
+    t.fetch("truncated", 10, 50, epoch=3)
+    t.fetch("truncated", 10, 30, epoch=4)
+    t.commit("elected", "elected", 10)
+    t.fetch("elected", 10, 50, epoch=3)
+    t.fetch("elected", 10, 30, epoch=4, rack="b", broker=2)  # a follower's
+    # What was committed.
+    t.commit("partly", "partly", 10, 10, refused=(1,))
+    t.produce("partly", 10, 3)
+    t.commit("cut", "cut", 10)
+    t.produce("cut", 10, 3)
+    t.commit("cut", "cut", 13, answered=False)
+    t.produce("read", 10, 3)
+    t.fetch_offset("read", "read", 12)
+    t.commit("none", "none", 10)
+    t.produce("none", 10, 3)
+    t.fetch_offset("none", "none", -1)
+    for name in ("tx-committed", "tx-aborted", "tx-refused", "tx-open"):
+        t.commit(name, name, 10)
+        t.produce(name, 10, 10)
+        t.commit_in(name, name, name, 15)
+    t.end("tx-committed", True)
+    t.end("tx-aborted", False)
+    t.end("tx-refused", True, error=51)
+    t.commit_in("tx-only", "tx-only", "tx-only", 15)
+    # What removes it.
+    for name in ("offset deleted", "group deleted", "topic deleted", "kept", "offset again"):
+        t.commit(name, name, 10)
+        t.produce(name, 10, 3)
+    t.delete_offset("offset deleted", "offset deleted")
+    t.delete_group("group deleted")
+    t.delete_topic("topic deleted")
+    t.delete_offset("kept", "kept", error=86)
+    t.delete_group("kept", error=68)
+    t.delete_topic("kept", error=29)
+    t.delete_offset("offset again", "offset again")
+    t.commit("offset again", "offset again", 11)
+    # A topic that is created again.
+    t.metadata("other id", 1)
+    for name in ("other id", "other id idle", "starts again", "denied", "denied elsewhere"):
+        t.commit(name, name, 100)
+        t.fetch(name, 100, 1000)
+    t.metadata("other id", 2)
+    t.commit("other id", "other id", 5)
+    t.fetch("other id", 5, 20)
+    t.commit("recreated", "recreated", 1000)
+    t.fetch("recreated", 1000, 1000)
+    t.delete_topic("recreated")
+    t.fetch("recreated", 0, 20)
+    t.commit("recreated", "recreated", 20)
+    t.fetch("starts again", 0, 0)
+    t.produce("starts again", 0, 20)
+    t.fetch("starts again", 20, 20)
+    t.commit("starts again", "starts again", 15)
+    t.fetch("denied", 100, -1, error=3)
+    t.fetch("denied elsewhere", 100, -1, error=3, broker=2)
+
+
+WHAT_HOLDS = {  # group: committed offset, end, lag
+    "produced": (10, 15, 5),
+    "follower": (10, 40, 30),
+    "replicated": (10, 30, 20),
+    "listed": (10, 20, 10),
+    "no end": (10, None, None),
+    "truncated": (10, 30, 20),
+    "elected": (10, 50, 40),
+    "partly": (10, 13, 3),
+    "cut": (10, 13, 3),
+    "read": (12, 13, 1),
+    "tx-committed": (15, 20, 5),
+    "tx-aborted": (10, 20, 10),
+    "tx-refused": (10, 20, 10),
+    "tx-open": (10, 20, 10),
+    "tx-only": (None, None, None),
+    "kept": (10, 13, 3),
+    "offset again": (11, 13, 2),
+    "other id": (5, 20, 15),
+    "other id idle": (100, 1000, 900),
+    "recreated": (20, 20, 0),
+    "starts again": (15, 20, 5),
+    "denied elsewhere": (100, 1000, 900),
+}
+WHY_UNKNOWN = {"no end": NO_END, "tx-refused": NO_OUTCOME, "tx-open": NO_OUTCOME, "tx-only": NO_OUTCOME}
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory):
+    place = tmp_path_factory.mktemp("lagging")
+    traffic = Traffic()
+    scene(traffic)
+    (place / "a.pcap").write_bytes(traffic.pcap())
+    convert([place / "a.pcap"], place / "tables")
+    return place / "tables"
+
+
+def test_offline_lag_follows_the_rules_of_live_lag(made_up):
+    with Tables(made_up) as tables:
+        found = dicts(jobs.group_lag(*(tables[name] for name in OF_LAG)))
+        assert all(row["group_id"] == row["topic"] and row["partition"] == 0 for row in found)
+        told = ("committed_offset", "end_offset", "lag_records")
+        assert {row["group_id"]: tuple(row[name] for name in told) for row in found} == WHAT_HOLDS
+        assert {row["group_id"]: row["unknown"] for row in found if row["unknown"]} == WHY_UNKNOWN
+        assert {row["group_id"]: row["commits"] for row in found if row["topic"] == "other id"} == {"other id": 1}
+
+
+def test_a_fetch_from_a_follower_is_behind_the_end_of_its_leader(made_up):
+    with Tables(made_up) as tables:
+        found = dicts(jobs.lag(*(tables[name] for name in OF_LAG), where="client = 'c'"))
+    behind = {row["topic"]: (row["last_lag_records"], row["committed_lag_records"]) for row in found}
+    assert behind["follower"] == (30, 30) and behind["elected"] == (40, 40)
+    assert behind["truncated"] == (20, 20) and behind["recreated"] == (20, 0)
+
+
+def test_steps_of_time_are_each_of_the_log_that_was_there(made_up):
+    with Tables(made_up) as tables:
+        inputs = [tables[name] for name in OF_LAG]
+        found = dicts(jobs.group_lag(*inputs, every="1 second", where="group_id = 'other id'"))
+        assert [(row["committed_offset"], row["end_offset"], row["commits"]) for row in found] == [
+            (100, None, 1),
+            (5, None, 1),
+        ]
+        found = dicts(jobs.group_lag(*inputs, every="1 hour", where="group_id in ('denied', 'truncated', 'other id')"))
+        assert [(row["group_id"], row["committed_offset"], row["end_offset"]) for row in found] == [
+            ("truncated", 10, 30),
+            ("other id", 5, 20),
+        ]
+
+
+@pytest.mark.ring2
+def test_lag_is_the_same_on_spark(made_up, spark):
+    asked = [{}, {"every": "7 seconds"}]
+    frames = [kproxy.spark.table(spark, str(made_up), name) for name in OF_LAG]
+    with Tables(made_up) as tables:
+        for job in (jobs.lag, jobs.group_lag):
+            for options in asked:
+                mine, theirs = (job(*inputs, **options) for inputs in ([tables[name] for name in OF_LAG], frames))
+                assert engine.columns(mine) == engine.columns(theirs)
+                rows = list(engine.rows(mine))
+                assert rows and rows == list(engine.rows(theirs))

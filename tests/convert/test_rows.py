@@ -161,10 +161,43 @@ def test_the_broker_that_asks_is_known(tmp_path):
     taken = []
     rows = Both(lambda table, batch: taken.append(batch) if table.name == "exchanges" else None)
     read(rows, save(tmp_path / "replicas.pcap", talk))
-    assert rows.by_column > 200  # but what has tagged fields
+    assert rows.by_column > 150  # but what has tagged fields, and ListOffsets
     exchanges = pa.Table.from_batches(taken).to_pylist()
     assert [row["replica_id"] for row in exchanges] == [kinds[row["number"] // 100][3] for row in exchanges]
     assert len(exchanges) == turns
+
+
+def test_answers_of_the_leader_tell_where_a_log_ends(tmp_path):
+    """A follower may answer a Fetch that names its rack; a Produce tells by its records, in any order of partitions."""
+    batch = write_batch([Record(n, NOW_MS, None, b"v") for n in range(3)])
+    talk, wanted = [], []
+    for number in range(600):
+        if number < 400:
+            rack = "b" if number % 3 == 1 else ""
+            asked = {"replicaId": -1, "rackId": rack, "topics": [{"topic": "t", "partitions": [{"partition": 0}]}]}
+            told = {"partitionIndex": 0, "highWatermark": number, "records": None}
+            answer = {"responses": [{"topic": "t", "partitions": [told]}]}
+            talk.append((request(1, 11, number, asked), response(1, 11, number, answer)))
+            wanted.append([None if rack else number])
+        else:
+            numbers = (0, 1) if number % 2 else (1, 0)
+            sent = [{"index": n, "records": batch * (n + 1)} for n in (0, 1)]
+            asked = {"acks": -1, "topicData": [{"name": "t", "partitionData": sent}]}
+            told = [{"index": n, "errorCode": 0, "baseOffset": number} for n in numbers]
+            answer = {"responses": [{"name": "t", "partitionResponses": told}]}
+            talk.append((request(0, 8, number, asked), response(0, 8, number, answer)))
+            wanted.append([number + 3, number + 6])
+    taken = []
+    rows = Both(lambda table, batch: taken.append(batch) if table.name == "partitions" else None)
+    read(rows, save(tmp_path / "ends.pcap", talk))
+    assert rows.by_column > 400
+    found = [[] for _ in wanted]
+    for row in pa.Table.from_batches(taken).to_pylist():
+        if row["direction"] == "response":
+            found[row["number"]].append((row["partition"], row["end_offset"]))
+        else:
+            assert row["end_offset"] is None
+    assert [[end for _, end in sorted(each)] for each in found] == wanted
 
 
 def test_partitions_have_their_cluster_and_those_of_transactions_are_among_them(tmp_path):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, clean, found
 from kproxy.analysis.findings.thresholds import Limits
+from kproxy.analysis.lags import TABLES as OF_LAG
 from kproxy.analysis.lags import group_lag
 from kproxy.analysis.pieces import (
     FETCHED,
@@ -214,7 +215,7 @@ def lagging(tables: Tables, limits: Limits) -> Frame:
 
 def lagging_groups(tables: Tables, limits: Limits) -> Frame:
     """Rows of Lagging by group: records between what it has committed and the end, those that lack most first."""
-    lags = group_lag(tables["partitions"], tables["exchanges"], tables["committed_offsets"])
+    lags = group_lag(*(tables[name] for name in OF_LAG))
     return ask(
         {"lags": lags},
         answer=f"""
@@ -259,5 +260,5 @@ PROBES = (
     Probe(("empty_fetches", "tiny_fetches"), ("exchanges",), fetched, Fetched, judge_fetched),
     Probe(("commit_storm",), ("exchanges",), committed, Committed, judge_committed),
     Probe(("growing_lag",), ("partitions", "exchanges"), lagging, Lagging, judge_lagging),
-    Probe(("growing_lag",), ("partitions", "exchanges", "committed_offsets"), lagging_groups, Lagging, judge_lagging),
+    Probe(("growing_lag",), OF_LAG, lagging_groups, Lagging, judge_lagging),
 )

@@ -19,9 +19,9 @@ import numpy as np
 from kproxy.protocol.plans import FIXED, join, size_of, uuid_of
 from kproxy.protocol.records import CODEC, CONTROL, HEADER_BYTES, LEAST_LENGTH, V2, BatchHeader
 from kproxy.protocol.schema import Field, schema
-from kproxy.wire.bodies import BLANK, MAX_TEXT, NONE, REPLICA_ID, Partition, Wanted
+from kproxy.wire.bodies import BLANK, MAX_TEXT, NONE, RACK_ID, REPLICA_ID, Partition, Wanted
 from kproxy.wire.bulk import NULL, Bodies
-from kproxy.wire.interest import API_VERSIONS
+from kproxy.wire.interest import API_VERSIONS, LIST_OFFSETS
 from kproxy.wire.structures import joined, picked, taken
 
 MOST = 64  # elements of an array, or batches of a partition: each takes a round of steps,
@@ -48,6 +48,7 @@ class Read:
     throttle_ms: np.ndarray  # NONE: there is no such field
     error_code: np.ndarray  # the top level's; NULL: there is no such field
     replica_id: np.ndarray  # of the broker that asks; NONE: a client does
+    has_rack: np.ndarray  # 1: a Fetch request names its rack
     bodies: Bodies | None
 
 
@@ -55,6 +56,8 @@ class Read:
 def reader(api_key: int, version: int, side: str, detail: int) -> "Lockstep | None":
     """What reads the bodies of this API and version; None if that has to be done one by one."""
     if api_key == API_VERSIONS:  # whose answers may be of another version
+        return None
+    if api_key == LIST_OFFSETS and side == "request" and detail:  # what each asks for is in no column
         return None
     found = Lockstep(api_key, version, side, detail)
     return None if side == "response" and (found.wanted.named or found.wanted.statements) else found
@@ -154,13 +157,14 @@ class _Reading:
         count = len(cursor.pos)
         throttle_ms = cursor.around.get("throttleTimeMs")
         error_code = cursor.around.get("errorCode")
-        replica_id = cursor.around.get(REPLICA_ID)
+        replica_id, rack = cursor.around.get(REPLICA_ID), cursor.around.get(RACK_ID)
         return Read(
             self._left,
             self._short,
             np.full(count, NONE, np.int64) if throttle_ms is None else throttle_ms,
             np.full(count, NULL, np.int64) if error_code is None else error_code,
             np.full(count, NONE, np.int64) if replica_id is None else replica_id,
+            np.zeros(count, np.int64) if rack is None else ((rack >= 0) & (rack & MAX_TEXT > 0)).astype(np.int64),
             self._found() if self._wanted.detail else None,
         )
 
@@ -357,10 +361,10 @@ class _Reading:
         run.clear()
 
     def _keeps(self, path: str) -> bool:
-        return path in self._wanted.attributes or path in self._wanted.noted or self._is_replica(path)
+        return path in self._wanted.attributes or path in self._wanted.noted or self._is_asker(path)
 
-    def _is_replica(self, path: str) -> bool:
-        return path == REPLICA_ID and path in self._wanted.statements
+    def _is_asker(self, path: str) -> bool:
+        return path in (REPLICA_ID, RACK_ID) and path in self._wanted.statements
 
     def _kept(self, path: str, values: np.ndarray, cursor: _Cursor) -> None:
         if path in self._wanted.noted:
@@ -368,7 +372,7 @@ class _Reading:
                 cursor.around[path] = values
             else:
                 self._leave(cursor, self._alive(cursor, values) != 0)
-        if self._is_replica(path):
+        if self._is_asker(path):
             cursor.around[path] = values
         name = self._wanted.attributes.get(path)
         if name is not None:

@@ -269,6 +269,7 @@ class _Reading:
         groups = []
         error_code = np.full(len(part), NULL, np.int64)
         replica_id = np.full(len(part), NONE, np.int64)
+        has_rack = np.zeros(len(part), np.int64)
         for key_version in sorted(set(heads["key_version"].tolist())):
             which = np.flatnonzero(heads["key_version"] == key_version)
             group = _Group(self, which, key_version)
@@ -277,6 +278,7 @@ class _Reading:
             self._throttle_ms[which] = group.throttle_ms
             error_code[which] = group.error_code
             replica_id[which] = group.replica_id
+            has_rack[which] = group.has_rack
         some = np.flatnonzero(self._counts > 0)
         answered = np.searchsorted(self._answer_heads, requests.head) - self._first_answers[part]
         in_flight = self._waiting[part] + pair - answered
@@ -314,6 +316,7 @@ class _Reading:
             "response_bytes": responses.size,
             "error_code": error_code,
             "replica_id": replica_id,
+            "has_rack": has_rack,
             "throttle_ms": self._throttle_ms,
             "in_flight": in_flight,
         }
@@ -385,8 +388,8 @@ class _Reading:
 
     def bodies(
         self, side: int, which: np.ndarray, plan: ApiPlan, detail: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Bodies | None] | None:
-        """(those that are not read, throttle_ms, error_code, replica_id, the rest) of the frames of a kind.
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, Bodies | None] | None:
+        """(those that are not read, throttle_ms, error_code, replica_id, has_rack, the rest) of the frames of a kind.
 
         None: they have to be read one by one.
         """
@@ -399,6 +402,7 @@ class _Reading:
         throttle_ms = np.full(len(which), NONE, np.int64)
         error_code = np.full(len(which), NULL, np.int64)
         replica_id = np.full(len(which), NONE, np.int64)
+        has_rack = np.zeros(len(which), np.int64)
         bodies: list[tuple[Bodies, np.ndarray]] = []
         in_place = np.flatnonzero(~found.is_joined[which])
         for place, is_joined in ((in_place, False), (np.flatnonzero(found.is_joined[which]), True)):
@@ -420,14 +424,14 @@ class _Reading:
             )
             unread[place] = result.left | result.short
             throttle_ms[place], error_code[place] = result.throttle_ms, result.error_code
-            replica_id[place] = result.replica_id
+            replica_id[place], has_rack[place] = result.replica_id, result.has_rack
             if result.bodies is not None:
                 bodies.append((result.bodies, place))
             if not is_joined:
                 in_place = place[result.short]
                 lanes.join_some(found, which[in_place])
                 in_place = in_place[found.is_joined[which[in_place]]]
-        return unread, throttle_ms, error_code, replica_id, Bodies.together(bodies) if bodies else None
+        return unread, throttle_ms, error_code, replica_id, has_rack, Bodies.together(bodies) if bodies else None
 
 
 class _Group:
@@ -441,6 +445,7 @@ class _Group:
         self.throttle_ms: np.ndarray | int = NONE
         self.error_code: np.ndarray | int = NULL
         self.replica_id: np.ndarray | int = NONE
+        self.has_rack: np.ndarray | int = 0
         self.plan: ApiPlan | None = None
         self._bodies: list[Bodies | None] = [None, None]
         for place, opening in self._openings.items():
@@ -463,7 +468,7 @@ class _Group:
             if found is None:
                 self.wrong[:] = True
                 return
-            unread, throttle_ms, error_code, replica_id, self._bodies[side] = found
+            unread, throttle_ms, error_code, replica_id, has_rack, self._bodies[side] = found
             self.wrong |= unread
             if side == BROKER:
                 self.throttle_ms, self.error_code = throttle_ms, error_code
@@ -473,7 +478,7 @@ class _Group:
                 if plan.api_key == FETCH and reading.logs is not None and answers is not None:
                     self.wrong[_with_logs(reading.logs, answers)] = True  # columns hold no batches
             else:
-                self.replica_id = replica_id
+                self.replica_id, self.has_rack = replica_id, has_rack
 
     def bulk(self, taken: np.ndarray, columns: dict[str, np.ndarray]) -> Bulk | None:
         """Of the pairs that are taken."""

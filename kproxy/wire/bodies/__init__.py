@@ -6,7 +6,7 @@ generates the Python code that reads it, and `walker` runs that code over a body
 frames, no pairing, and, beside what coordinators' records look like, nothing below a record batch's header.
 """
 
-from kproxy.wire.bodies.fields import REPLICA_ID, Wanted, head_array, names_brokers, names_topics
+from kproxy.wire.bodies.fields import RACK_ID, REPLICA_ID, Wanted, head_array, names_brokers, names_topics
 from kproxy.wire.bodies.found import (
     BATCHES,
     BLANK,
@@ -39,6 +39,7 @@ __all__ = [
     "MAX_ERRORS",
     "MAX_TEXT",
     "NONE",
+    "RACK_ID",
     "RECORDS",
     "REPLICA_ID",
     "SUMS",

@@ -23,6 +23,7 @@ _FORGOTTEN = "forgottenTopicsData"
 
 # The id of the broker that sends a Fetch or a ListOffsets; from Fetch v15 on in a tagged field (KIP-903).
 REPLICA_ID = "replicaId"
+RACK_ID = "rackId"
 _REPLICA_IDS = (REPLICA_ID, f"replicaState.{REPLICA_ID}")
 
 # A topic-partition is an element of an array of structs with one of these fields; the topic is in a struct around it.
@@ -50,7 +51,7 @@ _SUMMED_BY = frozenset(("topic", "topic_id", "of_partition"))
 # Statements that record what requests ask for, and what answers report as deleted, by API key.
 _LATEST = -1  # the timestamp by which a ListOffsets asks for the end of a log
 _ASKED = {
-    1: {"rackId": "found.has_rack = bool({})"},
+    1: {RACK_ID: "found.has_rack = bool({})"},
     2: {
         "isolationLevel": "found.isolation_level = {}",
         "topics.partitions.timestamp": f"if {{}} == {_LATEST}: found.note_latest(topic, of_partition)",

@@ -15,6 +15,7 @@ from kproxy.protocol.records import Record, write_batch, write_message_set
 from kproxy.protocol.schema import Field
 from kproxy.wire import bodies
 from kproxy.wire.bulk import NULL
+from kproxy.wire.interest import LIST_OFFSETS
 from tests import captures
 from tests.capture.dialogues import Share
 from tests.protocol.messages import Layout, Vector, layouts, vectors
@@ -131,11 +132,15 @@ def content(name: str, value: Any, dice: random.Random, oddness: float) -> Any:
 @pytest.mark.parametrize(("oddness", "least"), ((0.0, 1.0), (0.1, 0.5)))
 @pytest.mark.parametrize("side", ("request", "response"))
 def test_bodies_side_by_side(side: str, oddness: float, least: float) -> None:
-    """Of any version, with any number of topics and partitions. Without oddities none is left to the other reader."""
+    """Of any version, with any number of topics and partitions. Without oddities none is left to the other reader.
+
+    But requests of ListOffsets: what each asks for is in no column.
+    """
     share, rows = Share(), 0
+    told = [each for each in TELLING if each.side == side and (each.api_key, side) != (LIST_OFFSETS, "request")]
 
     @settings(max_examples=40, deadline=None)
-    @given(st.sampled_from([layout for layout in TELLING if layout.side == side]), st.integers(0, 1 << 32))
+    @given(st.sampled_from(told), st.integers(0, 1 << 32))
     def holds(layout: Layout, seed: int) -> None:
         nonlocal rows
         dice = random.Random(seed)

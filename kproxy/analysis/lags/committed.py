@@ -1,0 +1,149 @@
+"""What groups have committed: the offset of each group, topic and partition, and what removed it.
+
+An OffsetCommit counts for each partition that the broker accepted, an OffsetFetch as the coordinator answers it, and a
+TxnOffsetCommit where its transaction was committed: an EndTxn of the same transactional id behind it, answered without
+error. Where no EndTxn was seen, or not what it said, the offset does not count (`is_pending`). Where somebody fetched
+`__consumer_offsets`, what coordinators wrote there counts too. An offset is removed by OffsetDelete, DeleteGroups, an
+OffsetFetch that finds none, and with its log (`ends.turns`).
+
+Steps of a question over `partitions`, `exchanges`, `committed_offsets`, `group_events` and `changes`. Refuses to know
+where logs end.
+"""
+
+from collections.abc import Sequence
+
+from kproxy.analysis.lags.ends import OF
+from kproxy.analysis.pieces import EXCHANGE_NAMES, KEYS, TOPIC, name, of_exchanges
+
+COMMITTING = ("OffsetCommit", "TxnOffsetCommit")
+COMMITS = "api in ('OffsetCommit', 'TxnOffsetCommit')"
+PLACE = ("cluster", "of_group", "of_topic", "`partition`")  # of an offset
+_OWN = ("of_topic", "of_group", "is_removal", "is_pending")  # beside what conditions may name
+
+
+def _chosen(columns: Sequence[str], row: str, **own: str) -> str:
+    """Columns of a row for `select`, some of them by a text of their own."""
+    return ", ".join(f"{own.get(each, f'{row}.{name(each)}')} as {name(each)}" for each in columns)
+
+
+def places(columns: Sequence[str]) -> dict[str, str]:
+    """Step `said_places`: each offset that a group was said to have, in the order of `time`, when that was answered.
+
+    It has `columns`, which a condition may name, of the message that said so; `of_group`, `of_topic`; `is_removal`, the
+    offset is -1; `is_pending`, it does not count since nobody knows how its transaction ended.
+    """
+    all_columns = (*columns, *_OWN)
+    blank = dict.fromkeys((*columns, *EXCHANGE_NAMES), "null")
+    blank |= {each: name(each) for each in ("source", "cluster", "connection", "number", "time", "topic", "partition")}
+    logged = blank | {
+        "offset": "coalesce(`offset`, -1)",
+        "direction": "'log'",
+        "of_topic": "topic",
+        "of_group": "group_id",
+        "is_removal": "coalesce(`offset`, -1) < 0",
+        "is_pending": "false",
+    }
+    deleted = {each: name(each) for each in columns if each not in EXCHANGE_NAMES} | dict.fromkeys(
+        EXCHANGE_NAMES, "cast(null as string)"
+    )
+    deleted |= {"offset": "cast(-1 as bigint)", "of_topic": TOPIC, "of_group": "group_id", "is_removal": "true"}
+    deleted["is_pending"] = "false"
+    group = "coalesce(a.group_id, a.asked_group)"
+    of_commits = {
+        "time": "coalesce(a.ended_at, a.answered_at)",
+        "of_group": group,
+        "is_removal": "false",
+        "is_pending": "a.is_committed is null",
+    }
+    offset = "coalesce(a.`offset`, -1)"
+    of_reads = {"offset": offset, "of_group": group, "is_removal": f"{offset} < 0", "is_pending": "false"}
+    same_answer = " and ".join(f"q.{key} = a.{key}" for key in KEYS)
+    same_exchange = " and ".join(f"x.{key} = a.{key}" for key in KEYS)
+    return {
+        "answers": f"""
+            select {", ".join(KEYS)}, {TOPIC} as answered_topic, `partition`, max(`time`) as answered_at
+            from partitions where {COMMITS} and direction = 'response'
+            group by {", ".join(KEYS)}, {TOPIC}, `partition` having max(abs(coalesce(error_code, 0))) = 0""",
+        "accepted_rows": f"""
+            select q.*, coalesce(q.topic, q.topic_id) as of_topic, a.answered_at
+            from partitions q join answers a on {same_answer} and q.`partition` = a.`partition`
+                and coalesce(q.topic, q.topic_id) = a.answered_topic
+            where q.api in ('OffsetCommit', 'TxnOffsetCommit') and q.direction = 'request' and q.`offset` >= 0""",
+        "accepted": of_exchanges("accepted_rows", COMMITTING, also=("transactional_id",)),
+        # How transactions ended, by group: null where no event says it.
+        "ended": """
+            select cluster, transactional_id, source, connection, `number`, unix_micros(`time`) as us from exchanges
+            where api = 'EndTxn' and outcome = 'answered' and coalesce(error_code, 0) = 0""",
+        "in_order": f"""
+            select distinct {", ".join(KEYS)}, cluster, transactional_id, unix_micros(answered_at) as us,
+                cast(null as bigint) as end_us
+            from accepted where api = 'TxnOffsetCommit'
+            union all
+            select {", ".join(KEYS)}, cluster, transactional_id, us, us as end_us from ended""",
+        "ends_behind": f"""
+            select {", ".join(KEYS)}, min(next_us) as next_us from (
+                select *, min(end_us) over (partition by cluster, transactional_id order by us, end_us nulls first
+                    rows between current row and unbounded following) as next_us
+                from in_order) o
+            where end_us is null group by {", ".join(KEYS)}""",
+        "outcomes": f"""
+            select n.cluster, n.transactional_id, n.us, e.group_id, max(e.`time`) as ended_at,
+                max(case when e.event = 'offsets_committed' then 1 else 0 end) as is_committed
+            from ended n join group_events e on {" and ".join(f"n.{key} = e.{key}" for key in KEYS)}
+            where e.event in ('offsets_committed', 'offsets_aborted')
+            group by n.cluster, n.transactional_id, n.us, e.group_id""",
+        # Those of transactions that were not committed are left out; is_committed is null where nobody knows.
+        "counted": f"""
+            select a.*, o.ended_at, case when a.api = 'OffsetCommit' then 1 else o.is_committed end as is_committed
+            from accepted a left join ends_behind x on {same_exchange}
+            left join outcomes o on a.cluster is not distinct from o.cluster
+                and a.transactional_id = o.transactional_id and x.next_us = o.us and {group} = o.group_id
+            where a.api = 'OffsetCommit' or coalesce(o.is_committed, 1) = 1""",
+        "read_rows": f"""
+            select *, {TOPIC} as of_topic from partitions
+            where api = 'OffsetFetch' and direction = 'response' and coalesce(error_code, 0) = 0""",
+        "read_offsets": of_exchanges("read_rows", ("OffsetFetch",)),
+        "said_places": f"""
+            select {_chosen(all_columns, "a", **of_commits)} from counted a
+            union all
+            select {_chosen(all_columns, "a", **of_reads)} from read_offsets a
+            union all
+            select {", ".join(f"{deleted[each]} as {name(each)}" for each in all_columns)}
+            from partitions where api = 'OffsetDelete' and direction = 'response' and error_code = 0
+            union all
+            select {", ".join(f"{logged[each]} as {name(each)}" for each in all_columns)} from committed_offsets
+            where `change` in ('committed', 'removed')""",
+    }
+
+
+def since(step: str = "") -> dict[str, str]:
+    """Step `since`: the rows of `said_places` that nothing removed, behind `turns` of `ends`.
+
+    step: of time, each of which is by itself: what was removed in a later one is still there.
+    """
+    named, by = (f", {step} as step", ", step") if step else ("", "")
+    same_step = " and s.step = {}.step" if step else ""
+    return {
+        "groups_gone": f"""
+            select of_cluster, gone_group, max(us) as us{by} from (
+                select cluster as of_cluster, resource_name as gone_group, unix_micros(`time`) as us{named}
+                from changes where api = 'DeleteGroups' and answered and error is null) g
+            group by of_cluster, gone_group{by}""",
+        "logs_gone": f"""
+            select {OF}, max(us) as us{by} from (
+                select *{named} from (select *, timestamp_micros(us) as `time` from turns where is_lost) t) t
+            group by {OF}{by}""",
+        "stated": f"""
+            select *, max(case when is_removal then unix_micros(`time`) end) over (
+                partition by {", ".join(PLACE)}{by}) as removed_us
+            from (select *{named} from said_places where of_group is not null) p""",
+        "since": f"""
+            select s.* from stated s
+            left join groups_gone g on s.cluster is not distinct from g.of_cluster and s.of_group = g.gone_group
+                {same_step.format("g")}
+            left join logs_gone l on s.cluster is not distinct from l.cluster and s.of_topic = l.topic
+                and s.`partition` = l.`partition`{same_step.format("l")}
+            where not s.is_removal
+                and unix_micros(s.`time`)
+                    > greatest(coalesce(s.removed_us, -1), coalesce(g.us, -1), coalesce(l.us, -1))""",
+    }

@@ -1,0 +1,153 @@
+"""The ends of logs, and where a log ended and another began in its place.
+
+The end comes from answers to Produce, Fetch, ListOffsets (`partitions.end_offset`). It only rises, whoever answers: a
+follower (KIP-392) has a lower high watermark than the leader. A lower one counts behind a turn: a topic was deleted or
+created again, or the leader's log truncated. Steps of a question over `partitions`, `exchanges`, `changes` and
+`topology`; times are microseconds. Each step is named once by others where that can be: Spark computes it wherever it
+is named. Refuses to know groups.
+"""
+
+from kproxy.analysis.pieces import GROUPS, KEYS, TOPIC
+
+LOG = ("cluster", "topic", "`partition`")
+OF = ", ".join(LOG)
+GONE = "(3, 100)"  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
+FAR = 2**62  # behind every time
+
+# What answers tell of ends, followers' too: KEYS, time, us, cluster, topic, partition, end_offset. is_start: it may be
+# a new log, empty or a Produce wrote its beginning; is_mark: told by a high watermark or a ListOffsets.
+TOLD_ENDS = f"""
+    select {", ".join(KEYS)}, `time`, unix_micros(`time`) as us, cluster, {TOPIC} as topic, `partition`,
+        coalesce(end_offset, high_watermark) as end_offset,
+        coalesce(case when api = 'Produce' then `offset` = 0 else end_offset = 0 end, false) as is_start,
+        api != 'Produce' as is_mark
+    from partitions
+    where direction = 'response' and coalesce(error_code, 0) = 0 and coalesce(end_offset, high_watermark) >= 0"""
+
+
+def same(one: str, other: str) -> str:
+    """A condition: two rows are of one log."""
+    return " and ".join(f"{one}.{key} is not distinct from {other}.{key}" for key in LOG)
+
+
+def turns() -> dict[str, str]:
+    """Step `turns` (cluster, topic, partition, us, is_lost), behind `told_ends`: what a log was is over.
+
+    is_lost: the log is no more, and with it the offsets that groups have committed; else it was truncated.
+    """
+    return {
+        **_of_topics(),
+        **_of_unknown_partitions(),
+        **_of_new_starts(),
+        **_of_truncations(),
+        "turns": f"""
+            select {OF}, us, true as is_lost from topics_gone
+            union all
+            select {OF}, us, true as is_lost from partitions_gone
+            union all
+            select {OF}, us, true as is_lost from started_again
+            union all
+            select {OF}, us, false as is_lost from truncated""",
+    }
+
+
+def _of_topics() -> dict[str, str]:
+    """Step `topics_gone`: a topic was deleted, or its name has another id from then on; a row for each partition."""
+    return {
+        "topic_ids": """
+            select cluster, topic, topic_id, min(unix_micros(`time`)) as us from topology
+            where kind = 'topic' and topic is not null and topic_id is not null group by cluster, topic, topic_id""",
+        "names_gone": """
+            select cluster as of_cluster, topic as of_topic, us from (
+                select *, min(us) over (partition by cluster, topic) as first_us from topic_ids) i
+            where us > first_us
+            union all
+            select cluster, resource_name, unix_micros(`time`) as us from changes
+            where api = 'DeleteTopics' and answered and error is null and resource_name is not null""",
+        "topics_gone": f"""
+            select l.cluster, l.topic, l.`partition`, g.us
+            from (select distinct cluster, {TOPIC} as topic, `partition` from partitions) l join names_gone g
+                on l.cluster is not distinct from g.of_cluster and l.topic = g.of_topic""",
+    }
+
+
+def _of_unknown_partitions() -> dict[str, str]:
+    """Step `partitions_gone`: the broker that led a log does not know it any more.
+
+    Others may not have heard of a new topic: so it has to be the broker that was the last one to tell the log's end.
+    """
+    asked = "direction = 'response' and api in ('Produce', 'Fetch', 'ListOffsets')"
+    broker = f"select {', '.join(KEYS)}, {GROUPS['broker']} as broker from exchanges"
+    keys = " and ".join(f"p.{key} = e.{key}" for key in KEYS)
+    return {
+        "denied_logs": f"""
+            select distinct cluster as of_cluster, {TOPIC} as of_topic, `partition` as of_number
+            from partitions where {asked} and error_code in {GONE}""",
+        "statements": f"""
+            select p.cluster, d.of_topic as topic, p.`partition`, unix_micros(p.`time`) as us, e.broker,
+                coalesce(p.error_code, 0) in {GONE} as is_denied
+            from partitions p join denied_logs d
+                on p.cluster is not distinct from d.of_cluster and coalesce(p.topic, p.topic_id) = d.of_topic
+                and p.`partition` = d.of_number
+            join ({broker} where api in ('Produce', 'Fetch', 'ListOffsets')) e on {keys}
+            where {asked} and (p.error_code in {GONE} or p.end_offset >= 0 and coalesce(p.error_code, 0) = 0)""",
+        "led": f"""
+            select *, max(case when not is_denied then concat(lpad(cast(us as string), 20, '0'), broker) end) over (
+                partition by {OF} order by us, is_denied rows between unbounded preceding and current row) as leader
+            from statements""",
+        "partitions_gone": f"""
+            select {OF}, min(us) as us from led where is_denied and substr(leader, 21) = broker
+            group by {OF}, leader""",
+    }
+
+
+def _of_new_starts() -> dict[str, str]:
+    """Step `started_again`: a log that had records begins at 0 again, the last time; `us` is just before that.
+
+    Of use where no deletion and no topic id was seen. None is a Produce that is answered behind a Fetch of its records,
+    a high watermark behind what was just produced, and a Produce that was repeated.
+    """
+    before = "case when us < start_us and not is_start"
+    return {
+        "last_starts": f"""
+            select {OF}, max(case when is_start then us end) as start_us from told_ends group by {OF}
+            having max(case when is_start then us end) > min(case when not is_start then us end)""",
+        "before_starts": f"""
+            select *, max({before} then us end) over log as full_us,
+                max({before} then end_offset end) over log as full_end,
+                max({before} and is_mark then end_offset end) over log as full_mark
+            from (select t.*, s.start_us from told_ends t join last_starts s on {same("t", "s")}) t
+            window log as (partition by {OF})""",
+        "first_starts": f"""
+            select *, min(case when is_start and us > full_us then us end) over (partition by {OF}) as first_us
+            from before_starts""",
+        "started_again": f"""
+            select {OF}, first_us - 1 as us from first_starts where us >= first_us group by {OF}, first_us
+            having max(case when us = first_us and is_start
+                    and end_offset < case when is_mark then full_mark else full_end end then 1 end) = 1
+                and coalesce(min(case when is_mark then end_offset end), 0) < max(full_end)""",
+    }
+
+
+def _of_truncations() -> dict[str, str]:
+    """Step `truncated`: a leader of the newest epoch told a lower end than was known; `us` is just before that."""
+    asked = "direction = 'request' and api in ('Fetch', 'ListOffsets') and leader_epoch >= 0"
+    keys = " and ".join(f"q.{key} = a.{key}" for key in KEYS)
+    return {
+        "epochs": f"""
+            select {", ".join(KEYS)}, cluster, {TOPIC} as topic, `partition`, leader_epoch,
+                max(leader_epoch) over log as newest, min(leader_epoch) over log as oldest
+            from partitions where {asked} window log as (partition by cluster, {TOPIC}, `partition`)""",
+        "told_newest": f"""
+            select q.cluster, q.topic, q.`partition`, min(unix_micros(a.`time`)) as new_us,
+                min_by(a.end_offset, named_struct('t', unix_micros(a.`time`), 'n', a.`number`)) as new_end
+            from epochs q join partitions a
+                on {keys} and a.direction = 'response' and q.topic = coalesce(a.topic, a.topic_id)
+                and q.`partition` = a.`partition` and a.end_offset >= 0 and coalesce(a.error_code, 0) = 0
+            where q.leader_epoch = q.newest and q.newest > q.oldest
+            group by q.cluster, q.topic, q.`partition`""",
+        "truncated": f"""
+            select n.cluster, n.topic, n.`partition`, n.new_us - 1 as us
+            from told_newest n join told_ends t on {same("n", "t")} and t.us < n.new_us
+            group by n.cluster, n.topic, n.`partition`, n.new_us having max(t.end_offset) > max(n.new_end)""",
+    }

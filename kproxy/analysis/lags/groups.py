@@ -1,0 +1,198 @@
+"""How far groups are behind: what they committed against the ends of logs, over time and at last.
+
+Refuses to know how either is found out (`committed`, `ends`), files, sessions and formats of output.
+"""
+
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.lags.committed import PLACE, places, since
+from kproxy.analysis.lags.ends import FAR, OF, TOLD_ENDS, same, turns
+from kproxy.analysis.pieces import EXCHANGE_NAMES, FETCHED, TOPIC, at_last, bucket, of_exchanges
+
+TABLES = ("partitions", "exchanges", "committed_offsets", "group_events", "changes", "topology")  # that lag is from
+_MOMENTS = range(1, 9)  # eighths of the time that tables cover: a lag's trend is that of the later half
+# Why a lag is not known, or a committed offset not counted: the column `unknown`.
+NO_END = "no answer told where the log ends"
+NO_OUTCOME = "how a transaction ended that committed offsets was not seen: they do not count"
+
+
+def group_lag(
+    partitions: Frame,
+    exchanges: Frame,
+    committed_offsets: Frame,
+    group_events: Frame,
+    changes: Frame,
+    topology: Frame,
+    every: str | None = None,
+    where: str | None = None,
+) -> Frame:
+    """How far groups are behind: what they committed, or were told that they had, against the end of the log.
+
+    The end of a log is the highest that any answer told since it was created or truncated. Commits count for each
+    partition that was accepted, those of a transaction when it is committed; what coordinators wrote counts too, where
+    somebody fetched `__consumer_offsets`. What was deleted has no row: a group, its offsets, a topic; of a topic that
+    was created again only what was committed since counts. `unknown` says why a lag is null, or what does not count.
+    Over time a step has what was committed last in it, against the end as it was known by then.
+
+    Without steps of time the answer also has what `client`, who commits for the group, has fetched (`fetched_offset`,
+    `fetch_lag_records`); how the lag went: first, most, `growth_per_s` (records, over the later half of the time),
+    `growing`, and `catch_up_ns`, which it takes at that rate where it shrinks. `behind_ns` is how old the first record
+    that is not committed is at most, by when the log ended before it, or by the timestamps of records fetched before
+    it; null where the tables begin later.
+    """
+    from kproxy.tables.schema import PARTITIONS  # heavy, and no help text needs it
+
+    columns = (*PARTITIONS.schema.names, *EXCHANGE_NAMES)  # what a condition may name
+    frames = (partitions, exchanges, committed_offsets, group_events, changes, topology)
+    return ask(
+        dict(zip(TABLES, frames, strict=True)),
+        once=("turns",),
+        fetched=FETCHED,
+        told_ends=TOLD_ENDS,
+        **turns(),
+        **places(columns),
+        **(_stepwise(bucket(every), where) if every else _at_the_end(where)),
+    )
+
+
+def _stepwise(step: str, where: str | None) -> dict[str, str]:
+    """Steps behind `said_places` and `turns`: each step of time, with the end of the log that was there at its end."""
+    return {
+        **since(step),
+        "committed": f"""
+            select step, {_COMMITTED} from since where {where or "true"} group by step, {", ".join(PLACE)}""",
+        "lives": f"""
+            select {OF}, us as from_us, lead(us) over of_log as until_us, row_number() over of_log as life
+            from (select distinct {OF}, us from turns) t window of_log as (partition by {OF} order by us)""",
+        "ends": f"""
+            select t.*, coalesce(l.life, 0) as life
+            from told_ends t left join lives l
+                on {same("t", "l")} and t.us > l.from_us and t.us <= coalesce(l.until_us, {FAR})""",
+        "begun": f"select timestamp_micros(from_us) as `time`, life, {OF} from lives",
+        "met": f"""
+            select step, cast(null as bigint) as life, {OF}, group_id, committed_offset, commits, last_commit, is_open,
+                cast(null as bigint) as told_end, cast(null as timestamp) as told_at
+            from committed
+            union all
+            select {step}, life, {OF}, null, null, null, null, null, max(end_offset), max(`time`)
+            from ends group by {step}, life, {OF}
+            union all
+            select {step}, life, {OF}, null, null, null, null, null, null, null from begun""",
+        "in_lives": f"""
+            select *, coalesce(life, max(life) over (partition by {OF} order by step), 0) as in_life from met""",
+        "known": f"""
+            select *, max(told_end) over so_far as end_offset, max(told_at) over so_far as end_seen
+            from in_lives window so_far as (partition by {OF}, in_life order by step)""",
+        "answer": f"""
+            select step as `time`, cluster, group_id, topic, `partition`, committed_offset, end_offset,
+                {_lag_of("end_offset", "committed_offset")} as lag_records, commits, last_commit, end_seen,
+                {_unknown("end_offset")} as `unknown`
+            from known where group_id is not null and (committed_offset is not null or is_open)
+            order by `time`, end_offset is null, lag_records desc, cluster, group_id, topic, `partition`""",
+    }
+
+
+def _at_the_end(where: str | None) -> dict[str, str]:
+    """Steps behind `said_places` and `turns`: what holds at the end, how it went, and what was fetched beside it."""
+    held = "".join(f", {_committed_by(f'eighth <= {n}')} as held_{n}" for n in _MOMENTS)
+    ended = "".join(f", max(case when m.eighth <= {n} then m.end_offset end) as end_{n}" for n in _MOMENTS)
+    lags = "".join(f", {_lag_of(f'end_{n}', f'held_{n}')} as lag_{n}" for n in _MOMENTS)
+    of_moments = ", ".join(f"lag_{n}" for n in _MOMENTS)
+    own = ["cluster", "group_id", "topic", "`partition`", "committed_offset", "commits", "first_commit", "last_commit"]
+    own += ["is_open", "client", "host", *(f"held_{n}" for n in _MOMENTS)]
+    middle, last = _MOMENTS[len(_MOMENTS) // 2 - 1], _MOMENTS[-1]
+    committer = (
+        "case when direction = 'request' then named_struct('t', unix_micros(`time`), 'c', client, 'h', host) end"
+    )
+    return {
+        **since(),
+        "spans": """
+            select cluster as of_cluster, min(unix_micros(`time`)) as first_us,
+                max(unix_micros(`time`)) - min(unix_micros(`time`)) as span_us
+            from partitions group by cluster""",
+        "committed": f"""
+            select {_COMMITTED}, max_by(client, {committer}) as client, max_by(host, {committer}) as host{held}
+            from {_timed("since")} where {where or "true"} group by {", ".join(PLACE)}""",
+        # The record at an offset was written after the log ended there or before, and after the record before it.
+        "told_marks": f"""
+            select `time`, {OF}, us as told_us, us, end_offset, end_offset as mark_offset from told_ends
+            union all
+            select `time`, cluster, {TOPIC} as topic, `partition`, unix_micros(`time`) as told_us,
+                unix_micros(`time`) - cast(floor(lag_ns / 1e3) as bigint) as us, null,
+                high_watermark - lag_records as mark_offset
+            from fetched where lag_ns is not null""",
+        "begins": f"select {OF}, max(us) as from_us from turns group by {OF}",
+        "told_since": f"""
+            select t.* from told_marks t left join begins b on {same("t", "b")}
+            where t.told_us > coalesce(b.from_us, -1)""",
+        "marks": f"""
+            select {OF}, end_offset, mark_offset, max(us) as us, min(eighth) as eighth,
+                max(case when end_offset is not null then `time` end) as end_seen
+            from {_timed("told_since")} group by {OF}, end_offset, mark_offset""",
+        "lags": f"""
+            select {", ".join(f"c.{each}" for each in own)}, max(m.end_offset) as end_offset,
+                max(m.end_seen) as end_seen,
+                max(case when m.mark_offset <= c.committed_offset then m.us end) as marked_us{ended}
+            from committed c left join marks m on {same("c", "m")}
+            group by {", ".join(f"c.{each}" for each in own)}""",
+        "followed": f"""
+            select *, {_lag_of("end_offset", "committed_offset")} as lag_records,
+                {_unknown("end_offset")} as `unknown`{lags}
+            from lags where committed_offset is not null or is_open""",
+        "trended": f"""
+            select a.*, coalesce({of_moments}) as first_lag_records,
+                greatest({of_moments}, lag_records) as max_lag_records,
+                round(try_divide(lag_{last} - lag_{middle}, s.span_us / 2e6), 3) as growth_per_s
+            from followed a join spans s on a.cluster is not distinct from s.of_cluster""",
+        "fetches": of_exchanges("fetched", ("Fetch",), False),
+        "fetched_to": f"""
+            select cluster, client, host, {TOPIC} as topic, `partition`,
+                {at_last("high_watermark - lag_records")} as fetched_offset
+            from fetches group by all""",
+        "answer": f"""
+            select a.cluster, a.group_id, a.topic, a.`partition`, a.committed_offset, a.end_offset, a.lag_records,
+                a.client, b.fetched_offset, {_lag_of("a.end_offset", "b.fetched_offset")} as fetch_lag_records,
+                a.first_lag_records, a.max_lag_records, a.growth_per_s,
+                coalesce(a.growth_per_s > 0 and a.lag_records > a.first_lag_records, false) as growing,
+                cast(case when a.lag_records > 0 and a.growth_per_s < 0
+                    then floor(a.lag_records / -a.growth_per_s * 1e9) end as bigint) as catch_up_ns,
+                case when a.lag_records > 0
+                    then greatest(unix_micros(a.end_seen) - a.marked_us, 0) * 1000 end as behind_ns,
+                a.commits, a.first_commit, a.last_commit, a.end_seen, a.`unknown`
+            from trended a left join fetched_to b on {same("a", "b")} and a.client = b.client and a.host = b.host
+            order by a.end_offset is null, a.lag_records desc, a.cluster, a.group_id, a.topic, a.`partition`""",
+    }
+
+
+def _committed_by(moment: str = "true") -> str:
+    """The offset that was committed last, or until a moment."""
+    at = "named_struct('t', unix_micros(`time`), 'c', connection, 'n', `number`)"
+    return f"max_by(`offset`, case when {moment} and not is_pending then {at} end)"
+
+
+_IS_COMMIT = "not is_pending and direction in ('request', 'log')"
+# Of the rows of a group, topic and partition: what it has committed. is_open: what it committed last may not count.
+_COMMITTED = f"""cluster, of_group as group_id, of_topic as topic, `partition`,
+                {_committed_by()} as committed_offset,
+                greatest(count_if({_IS_COMMIT} and direction = 'request'),
+                    count_if({_IS_COMMIT} and direction = 'log')) as commits,
+                min(case when {_IS_COMMIT} then `time` end) as first_commit,
+                max(case when {_IS_COMMIT} then `time` end) as last_commit,
+                coalesce(max(case when is_pending then `time` end)
+                    >= max(case when not is_pending then `time` end), max(is_pending)) as is_open"""
+
+
+def _unknown(end: str, row: str = "") -> str:
+    return f"""case when {row}committed_offset is not null and {end} is null then '{NO_END}'
+                when {row}is_open then '{NO_OUTCOME}' end"""
+
+
+def _lag_of(end: str, offset: str) -> str:
+    return f"case when {end} - {offset} is not null then greatest({end} - {offset}, 0) end"
+
+
+def _timed(rows: str) -> str:
+    """Rows with the eighth of their cluster's time that they are in, from 1 on."""
+    eighth = f"cast(floor((unix_micros(`time`) - first_us) / (span_us + 1e0) * {_MOMENTS[-1]}) as int) + 1"
+    return (
+        f"(select r.*, {eighth} as eighth from {rows} r join spans s on r.cluster is not distinct from s.of_cluster) t"
+    )
