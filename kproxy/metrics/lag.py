@@ -32,7 +32,16 @@ from uuid import UUID
 from kproxy.metrics.named import MAX_LABEL, OTHER, Topics, shown
 from kproxy.metrics.offsets import GONE, POSITION, UNKNOWN, Key, Log, Offsets, Position, key_of
 from kproxy.wire.events import ANSWERED, Event, Exchange
-from kproxy.wire.interest import FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, PRODUCE, TXN_OFFSET_COMMIT
+from kproxy.wire.interest import (
+    END_TXN,
+    FETCH,
+    INIT_PRODUCER_ID,
+    LIST_OFFSETS,
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
+    PRODUCE,
+    TXN_OFFSET_COMMIT,
+)
 
 MAX_POSITIONS = 16 * 1024
 MAX_ALL_POSITIONS = 512 * 1024  # of all connections to a cluster: some 100 MiB
@@ -84,7 +93,9 @@ class Fetching:
                 elif key == OFFSET_FETCH:
                     lags.fetched_offsets(event)
                 elif key == TXN_OFFSET_COMMIT:
-                    lags.note_group(event.group_id)
+                    lags.committed_in_transaction(event)
+                elif key in (END_TXN, INIT_PRODUCER_ID):
+                    lags.transaction_ended(event)
                 elif answered is not None and answered.deleted:
                     lags.deleted(event)
 

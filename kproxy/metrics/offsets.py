@@ -7,8 +7,8 @@ ListOffsets (latest, read_uncommitted). It only rises, whoever answers: a follow
 than the leader. Only an answer of the leader with a newer leader epoch lowers it, since the log was truncated.
 
 The committed offset of a group comes from OffsetCommit, for each partition that the broker accepted, and from
-OffsetFetch. Offsets that a transaction commits are not read, since its outcome is known later, and elsewhere; but their
-group is one to ask for.
+OffsetFetch. Offsets of a TxnOffsetCommit count when an EndTxn commits their transaction, by its transactional id; where
+that goes to another process, their group is one to ask for.
 
 kproxy may ask brokers itself (`told_ends`, `told_offsets`): a leader's answer also lowers an end that nothing has
 raised since the question, and what a coordinator does not list is removed. What passed after the question is newer.
@@ -18,13 +18,13 @@ created again (another topic id), and with UNKNOWN_TOPIC_OR_PARTITION from the b
 never because of their age. `removed` says so to the other workers.
 
 Bounded by MAX_LOGS and MAX_COMMITTED per cluster: the oldest go, which is counted in `evicted`. Also by MAX_REMOVED
-removals, MAX_SEEN groups of transactions, MAX_NAMES topic ids, and MARKS and twice marks.MAX_POINTS of each log.
-Changed on the thread of the event loop only. Events are compared with the clock of the events, records' timestamps with
-the wall clock. Refuses to know connections, and what is shown.
+removals, MAX_SEEN groups and MAX_PENDING offsets of transactions, MAX_NAMES topic ids, and MARKS and twice
+marks.MAX_POINTS of each log. Changed on the thread of the event loop only. Events are compared with the clock of the
+events, records' timestamps with the wall clock. Refuses to know connections, and what is shown.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 from uuid import UUID
 
@@ -41,12 +41,14 @@ from kproxy.wire.interest import (
     OFFSET_DELETE,
     OFFSET_FETCH,
     PRODUCE,
+    TXN_OFFSET_COMMIT,
 )
 
 MAX_LOGS = 16 * 1024
 MAX_COMMITTED = 64 * 1024
 MAX_REMOVED = 16 * 1024
 MAX_SEEN = 4096
+MAX_PENDING = 16 * 1024  # offsets of open transactions
 MARKS = 16  # of a log: stretches whose age is known (a consumer commits what it has just fetched), and earlier ends
 _MAX_WRITTEN_MS = (2**63 - 1) // 10**6  # producers write any int64
 UNKNOWN = -1  # a time that no batch contained; a leader epoch that no answer named
@@ -178,6 +180,8 @@ class Offsets:
         self.logs: dict[Key, Log] = {}
         self.committed: dict[tuple[str, Key], Position] = {}  # the last one reported comes last
         self.seen: dict[str, None] = {}  # groups whose offsets transactions commit, the last one seen last
+        self._pending: dict[str, dict[tuple[str, Key], int]] = {}  # offsets of open transactions, by transactional id
+        self._pending_offsets = 0
         self.removed: dict[Removal, int] = {}  # when; what was reported until then does not count, whoever reports it
         self.evicted: dict[str, int] = {} if evicted is None else evicted
         for kind in KINDS:
@@ -272,18 +276,35 @@ class Offsets:
 
     def committed_by(self, exchange: Exchange) -> None:
         """A group's offsets, of the partitions that the broker accepted."""
-        asked, answered = exchange.request_body, exchange.response_body
-        if asked is None:
+        for group, key, offset in _accepted(exchange):
+            self._commit(group, key, offset, exchange.response_start, OFFSET_COMMIT)
+
+    def committed_in_transaction(self, exchange: Exchange) -> None:
+        """Offsets that count once their transaction is committed."""
+        self.note_group(exchange.group_id)
+        if exchange.transactional_id is None:
             return
-        refused: set[Key] = set()
-        if exchange.errors:
-            if answered is None:
-                return
-            refused = {key_of(partition) for partition in answered.partitions if partition.error_code}
-        for partition in asked.partitions:
-            key = key_of(partition)
-            if partition.group_id is not None and partition.offset >= 0 and key not in refused:
-                self._commit(partition.group_id, key, partition.offset, exchange.response_start, OFFSET_COMMIT)
+        transaction = exchange.transactional_id[:MAX_LABEL]
+        offsets = self._pending.pop(transaction, {})
+        self._pending[transaction] = offsets  # the last one comes last
+        for group, key, offset in _accepted(exchange):
+            of = group[:MAX_LABEL], key
+            self._pending_offsets += of not in offsets
+            offsets[of] = offset
+        while self._pending_offsets > MAX_PENDING or len(self._pending) > MAX_PENDING:
+            self._pending_offsets -= len(self._pending.pop(next(iter(self._pending))))
+            self.evicted[COMMITTED] += 1
+
+    def transaction_ended(self, exchange: Exchange) -> None:
+        """An EndTxn commits or aborts a transaction; an InitProducerId aborts the one that its producer left open."""
+        if exchange.errors or exchange.transactional_id is None:
+            return
+        offsets = self._pending.pop(exchange.transactional_id[:MAX_LABEL], {})
+        self._pending_offsets -= len(offsets)
+        asked = exchange.request_body
+        if asked is not None and asked.is_commit:
+            for (group, key), offset in offsets.items():
+                self._commit(group, key, offset, exchange.response_start, TXN_OFFSET_COMMIT)
 
     def fetched_offsets(self, exchange: Exchange) -> None:
         """A group's offsets, as its coordinator has them; a partition without one has -1."""
@@ -521,6 +542,20 @@ def has_ended(removed: Mapping[Removal, int], key: Key, at_ns: int, group: str |
         of_group = max(removed.get(("group", group), 0), removed.get(("offset", group, topic, number), 0))
         ends_ns = max(ends_ns, of_group)
     return at_ns <= ends_ns
+
+
+def _accepted(exchange: Exchange) -> Iterator[tuple[str, Key, int]]:
+    """(group, partition, offset) of an OffsetCommit or TxnOffsetCommit, where the broker accepted it."""
+    asked, answered = exchange.request_body, exchange.response_body
+    if asked is None or (exchange.errors and answered is None):
+        return
+    refused: set[Key] = set()
+    if exchange.errors and answered is not None:
+        refused = {key_of(partition) for partition in answered.partitions if partition.error_code}
+    for partition in asked.partitions:
+        key = key_of(partition)
+        if partition.group_id is not None and partition.offset >= 0 and key not in refused:
+            yield partition.group_id, key, partition.offset
 
 
 def key_of(partition: Partition | Sums) -> Key:

@@ -32,6 +32,8 @@ FETCH = 1
 LIST_OFFSETS = 2
 OFFSET_COMMIT = 8
 OFFSET_FETCH = 9
+INIT_PRODUCER_ID = 22
+END_TXN = 26
 TXN_OFFSET_COMMIT = 28
 DELETE_TOPICS = 20
 DELETE_GROUPS = 42
@@ -61,11 +63,12 @@ PREFIX_FIELDS = (
 
 # APIs whose requests and answers name topic-partitions; and the subsets that are read for metrics alone.
 _OF_PARTITIONS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, TXN_OFFSET_COMMIT, SHARE_FETCH))
+_OF_TRANSACTIONS = frozenset((INIT_PRODUCER_ID, END_TXN))  # which end one, by their transactional id
 _COUNTED_REQUESTS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, TXN_OFFSET_COMMIT))
-_COUNTED_ANSWERS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, SHARE_FETCH))
+_COUNTED_ANSWERS = _COUNTED_REQUESTS | {OFFSET_FETCH, SHARE_FETCH}
 _DELETIONS = frozenset((DELETE_TOPICS, DELETE_GROUPS, OFFSET_DELETE))  # answers that end offsets or logs
-# Requests that name the group that their answers, or their partitions, are of.
-_NAME_GROUPS = frozenset((OFFSET_FETCH, OFFSET_DELETE, TXN_OFFSET_COMMIT))
+# Requests that name the group, or the transaction, that they or their answers are of.
+_NAMING = frozenset((OFFSET_FETCH, OFFSET_DELETE, TXN_OFFSET_COMMIT)) | _OF_TRANSACTIONS
 
 _UNKNOWN_PLANS = 64
 
@@ -301,14 +304,18 @@ class Interest:
     def _known(self, api: schema.Api, version: int) -> ApiPlan:
         plan = ApiPlan(api.key, version, api.name, True)
         plan.throttled_after_answer = version in api.throttled_after_answer
-        names_group = bool(self.detail) and api.key in _NAME_GROUPS
-        if self.details or names_group or api.key in (PRODUCE, FETCH, SASL_HANDSHAKE, API_VERSIONS):
+        if (
+            self.details
+            or (self.detail and api.key in _NAMING)
+            or api.key in (PRODUCE, FETCH, SASL_HANDSHAKE, API_VERSIONS)
+        ):
             plan.prefix = codec.request_prefix(api.key, version, PREFIX_FIELDS)
         plan.scan = shapes.remembered(codec.response_scan(api.key, version))
         address = schema.address_path(api.key, version)
         plan.carries_addresses = address is not None
         plan.response = STREAM if api.key in (FETCH, SHARE_FETCH) else SCAN
-        if self.detail and api.key in (_OF_PARTITIONS if self.details else _COUNTED_REQUESTS):
+        read = (_OF_PARTITIONS if self.details else _COUNTED_REQUESTS) | _OF_TRANSACTIONS
+        if self.detail and api.key in read:
             plan.request_reader = self._reader(api.key, version, "request")
         reads_answer = api.key in (_OF_PARTITIONS if self.details else _COUNTED_ANSWERS)
         reads_answer |= api.key in _DELETIONS or bodies.names_topics(api.key, version)

@@ -39,6 +39,7 @@ def test_the_page_describes_every_metric_as_it_is_exposed():
     relaying.zookeeper["old"] = ZooKeeperCells(["zk1:2181"])
     relaying.zookeeper["old"].count(Operation("getData", 1, 0, 0, outcome=ANSWERED, error=-101))
     relaying.cluster("default").takes_pushes({"PushTelemetry": ("NONE",)})
+    relaying.cluster("default").asks_for_lag(("ListOffsets",))
     relaying.otlp_pushes["success"] = 1
     relaying.flight_dumps["asked"] = {"written": 1}
     pages = [render(registry_of(metrics))[0].decode() for metrics in (passive, relaying)]

@@ -19,6 +19,7 @@ from tests.metrics.test_shared import told as published
 
 PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH = 0, 1, 2, 8, 9
 DELETE_TOPICS, DELETE_GROUPS, OFFSET_DELETE = 20, 42, 47
+INIT_PRODUCER_ID, END_TXN, TXN_OFFSET_COMMIT = 22, 26, 28
 UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID = 3, 100
 S = 10**9
 ORDERS, CLICKS = ("orders", 0), ("clicks", 0)
@@ -242,6 +243,67 @@ def test_offset_fetch_says_what_a_group_has_committed(cluster, version):
     assert records(cluster) == {("billing", "orders"): 6}
 
 
+def commit_in_transaction(consumer, version, offsets, transaction="shop-1", errors=()):
+    """offsets: {(topic, partition): offset}"""
+    asked = [
+        {"name": topic, "partitions": [{"partitionIndex": number, "committedOffset": offset}]}
+        for (topic, number), offset in offsets.items()
+    ]
+    answered = [
+        {"name": topic, "partitions": [{"partitionIndex": number, "errorCode": 29 if number in errors else 0}]}
+        for topic, number in offsets
+    ]
+    body = {"transactionalId": transaction, "groupId": "shop", "producerId": 7, "producerEpoch": 0, "topics": asked}
+    consumer.ask(TXN_OFFSET_COMMIT, version, body, {"topics": answered})
+
+
+def end_transaction(consumer, version, *, commits, transaction="shop-1", error=0):
+    body = {"transactionalId": transaction, "producerId": 7, "producerEpoch": 0, "committed": commits}
+    consumer.ask(END_TXN, version, body, {"errorCode": error})
+
+
+@pytest.mark.parametrize("version", [0, 3, 5])
+def test_offsets_of_a_transaction_count_once_it_is_committed(cluster, version):
+    """A producer of offsets, and the same one's EndTxn on another connection."""
+    producer, coordinator = cluster.consumer(), cluster.consumer()
+    for topic, end in ((ORDERS, 100), (CLICKS, 50)):
+        fetch(producer, topic, 0, end)
+    commit_in_transaction(producer, version, {ORDERS: 10, CLICKS: 20})
+    assert records(cluster) == {}
+    end_transaction(coordinator, version, commits=True, error=51)  # CONCURRENT_TRANSACTIONS: it is asked again
+    assert records(cluster) == {}
+    end_transaction(coordinator, version, commits=True)
+    assert records(cluster) == {("shop", "orders"): 90, ("shop", "clicks"): 30}
+    commit_in_transaction(producer, version, {ORDERS: 40})
+    end_transaction(coordinator, version, commits=True, transaction="another")
+    end_transaction(coordinator, version, commits=False)
+    end_transaction(coordinator, version, commits=True)
+    assert records(cluster) == {("shop", "orders"): 90, ("shop", "clicks"): 30}
+    commit_in_transaction(producer, version, {ORDERS: 50, ("orders", 1): 60}, errors=(1,))
+    end_transaction(coordinator, version, commits=True)
+    assert records(cluster) == {("shop", "orders"): 50, ("shop", "clicks"): 30}
+    assert unknown(cluster) == {}
+    commit_in_transaction(producer, version, {ORDERS: 70})  # its producer dies, and begins anew
+    asked = {"transactionalId": "shop-1", "transactionTimeoutMs": 1000, "producerId": -1, "producerEpoch": -1}
+    coordinator.ask(INIT_PRODUCER_ID, min(version, 4), asked, {"errorCode": 0, "producerId": 7, "producerEpoch": 1})
+    end_transaction(coordinator, version, commits=True)
+    assert records(cluster) == {("shop", "orders"): 50, ("shop", "clicks"): 30}
+
+
+def test_offsets_of_transactions_that_never_end_are_bounded(cluster, monkeypatch):
+    monkeypatch.setattr(offsets, "MAX_PENDING", 3)
+    producer = cluster.consumer()
+    fetch(producer, ORDERS, 0, 100)
+    for number in range(10):
+        commit_in_transaction(producer, 3, {ORDERS: number}, f"shop-{number}")
+    lags = cluster.metrics.cluster("default").lags
+    assert lags.evicted["committed"] == 7
+    end_transaction(producer, 3, commits=True, transaction="shop-2")  # forgotten
+    assert records(cluster) == {}
+    end_transaction(producer, 3, commits=True, transaction="shop-9")
+    assert records(cluster) == {("shop", "orders"): 91}
+
+
 def test_a_group_that_hangs_falls_behind_for_hours():
     """Alive, it commits nothing; another group goes on."""
     lags = lag.Lags(Topics())
@@ -390,7 +452,14 @@ def test_what_falls_out_of_the_bounds_is_counted(cluster, monkeypatch):
 def test_headers_alone_read_no_more_than_before():
     """Nothing of lag runs where bodies are not read."""
     interest = Interest(detail=ERRORS)
-    for key, version in ((PRODUCE, 9), (LIST_OFFSETS, 6), (OFFSET_COMMIT, 8), (OFFSET_FETCH, 8), (DELETE_TOPICS, 6)):
+    for key, version in (
+        (PRODUCE, 9),
+        (LIST_OFFSETS, 6),
+        (OFFSET_COMMIT, 8),
+        (OFFSET_FETCH, 8),
+        (DELETE_TOPICS, 6),
+        (END_TXN, 3),
+    ):
         plan = interest.plan(key << 16 | version)
         assert plan.request_reader is plan.response_reader is None
         assert plan.quick_scan is plan.scan

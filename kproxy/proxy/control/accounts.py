@@ -198,8 +198,8 @@ ACCOUNTS: tuple[Account, ...] = (
         f"{lag.MAX_POSITIONS:,} partitions",
         f"of a cluster {named.MAX_TOPICS} topics and as many clients with series, {lag.MAX_ALL_POSITIONS:,} partitions "
         f"of all connections, {offsets.MAX_LOGS:,} ends of logs of {16 * 2 * marks.MAX_POINTS:,} bytes, "
-        f"{offsets.MAX_COMMITTED:,} commits, {offsets.MAX_REMOVED:,} removals, {offsets.MAX_SEEN:,} groups of "
-        f"transactions; names of {named.MAX_LABEL} characters",
+        f"{offsets.MAX_COMMITTED:,} commits, {offsets.MAX_REMOVED:,} removals, {offsets.MAX_SEEN:,} groups "
+        f"and {offsets.MAX_PENDING:,} offsets of transactions; names of {named.MAX_LABEL} characters",
         "others are counted as `other`; the oldest go (`kproxy_lag_evicted_total`)",
         2 * named.MAX_TOPICS,
     ),

@@ -14,9 +14,9 @@ from kproxy.protocol.plans import join
 from kproxy.protocol.schema import Field, address_path
 from kproxy.wire.bodies.found import SUMS, TOPICS, Partition
 
-# Offsets are in Fetch, ListOffsets, OffsetCommit and OffsetFetch, and in the answers to Produce. A request of a fetch
-# session (KIP-227) lists only the partitions that were added or changed, and those that were removed.
-_WITH_OFFSETS = frozenset((1, 2, 8, 9))
+# Offsets are in Fetch, ListOffsets, OffsetCommit, OffsetFetch and TxnOffsetCommit, and in the answers to Produce. A
+# request of a fetch session (KIP-227) lists only the partitions that were added or changed, and those that were removed.
+_WITH_OFFSETS = frozenset((1, 2, 8, 9, 28))
 _PRODUCE = 0
 _SESSION_EPOCH = "sessionEpoch"
 _FORGOTTEN = "forgottenTopicsData"
@@ -56,6 +56,7 @@ _ASKED = {
         "isolationLevel": "found.isolation_level = {}",
         "topics.partitions.timestamp": f"if {{}} == {_LATEST}: found.note_latest(topic, of_partition)",
     },
+    26: {"committed": "found.is_commit = {}"},
 }
 _DELETED = {
     20: {"responses.name": "topic = {}", "responses.errorCode": "if not {}: found.note_deleted(topic or topic_id, -1)"},

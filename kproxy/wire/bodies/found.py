@@ -141,6 +141,7 @@ class Found:
     has_rack = False  # a Fetch request names its rack, so that a follower may answer it (KIP-392)
     isolation_level = 0  # of a ListOffsets request; 0: read_uncommitted
     latest: Sequence[tuple[str | None, int]] = ()  # (topic, partition) whose end a ListOffsets request asks for
+    is_commit = False  # of an EndTxn request; else its transaction is aborted
     # What was deleted without an error: groups (DeleteGroups) and topics by name or id (DeleteTopics), each with NONE;
     # the (topic, partition) of a group's offsets (OffsetDelete).
     deleted: Sequence[tuple[str | UUID | None, int]] = ()
