@@ -2,8 +2,8 @@
 
 One scene before real brokers: clients of three libraries consume, stop, fall behind, commit in transactions; groups,
 offsets and topics are changed where kproxy does not see it. A gateway with two workers has all of the clients, then
-three sidecars each have what goes to their broker. At each moment, when nothing moves, every partition of every group
-is equal, and so is what the three show together.
+three sidecars each have what goes to their broker, and Prometheus joins them by the rules of `dashboards/`. At each
+moment, when nothing moves, every partition of every group is equal, and so are the sums.
 """
 
 import uuid
@@ -26,6 +26,7 @@ from tests.broker.jvm import tool
 from tests.broker.kproxy import Kproxy
 from tests.broker.tools import CONSUMER, GROUPS, create_topic, delete_topic
 from tests.ports import free_ports
+from tests.prometheus import Prometheus
 
 SETTINGS = """
 workers = {workers}
@@ -36,14 +37,19 @@ detail = "topics"
 ask_interval_s = 0.5
 """
 
+RULES = ("records:sum", "unknown_partitions:count")
+
 Lags = dict[tuple[str, str, int], tuple[int, int]]  # (group, topic, partition) -> committed offset, end of the log
 
 
 class Scene:
     """Clients of `bootstrap`, before which kproxies are, and what happens behind their back, at the cluster itself."""
 
-    def __init__(self, cluster: Cluster, bootstrap: str, kproxies: list[Kproxy]) -> None:
+    def __init__(
+        self, cluster: Cluster, bootstrap: str, kproxies: list[Kproxy], prometheus: Prometheus | None = None
+    ) -> None:
         self.cluster = cluster
+        self.prometheus = prometheus  # which has the rules, and scrapes all of them
         self.bootstrap = bootstrap
         self.kproxies = kproxies
         self.groups: set[str] = set()
@@ -101,7 +107,7 @@ class Scene:
         return found
 
     def shown(self) -> tuple[Lags, dict[tuple[str, str], float], float]:
-        """By the kproxies together, as a rule of Prometheus joins them: each partition, the sums, what is unknown."""
+        """By the kproxies together: each partition; the sums and what is unknown, by Prometheus' rules if there is one."""
         ends: dict[tuple[str, int], int] = {}
         offsets: dict[tuple[str, str, int], int] = {}
         sums: dict[tuple[str, str], float] = {}
@@ -121,7 +127,19 @@ class Scene:
                         sums[labels["group"], labels["topic"]] = value
                     elif name == "kproxy_group_lag_unknown_partitions":
                         unknown += value
+        if self.prometheus is not None:
+            sums, missing = (self._recorded(f"cluster_group_topic:kproxy_group_lag_{name}") for name in RULES)
+            unknown = sum(missing.values())
         return {of: (offset, ends.get(of[1:], -1)) for of, offset in offsets.items()}, sums, unknown
+
+    def _recorded(self, rule: str) -> dict[tuple[str, str], float]:
+        """By group and topic, what Prometheus has recorded by a rule."""
+        assert self.prometheus is not None
+        return {
+            (each["metric"]["group"], each["metric"]["topic"]): float(each["value"][1])
+            for each in self.prometheus.query(rule)
+            if each["metric"]["group"] in self.groups
+        }
 
     def moment(self, name: str) -> None:
         """Nothing moves: both say the same, of each partition and of each group in a topic."""
@@ -134,7 +152,7 @@ class Scene:
         def agrees() -> bool:
             nonlocal shown
             shown = self.shown()
-            return shown == (told, dict(sums), 0) if len(self.kproxies) == 1 else shown[0] == told
+            return shown == (told, dict(sums), 0)
 
         try:
             wait_for(name, agrees, pause_s=0.2)
@@ -291,4 +309,7 @@ def test_three_sidecars(cluster: Cluster, tmp_path: Path) -> None:
             listen = f"{broker.host}:{port}"
             sidecar = Kproxy(broker.address, folder, "--config", str(file), "--listen", listen)
             sidecars.append(stack.enter_context(sidecar))
-        play(Scene(cluster, ",".join(f"{broker.host}:{port}" for broker in cluster.brokers), sidecars))
+        targets = {f"sidecar-{number}": sidecar.admin for number, sidecar in enumerate(sidecars)}
+        prometheus = stack.enter_context(Prometheus(tmp_path / "prometheus", targets))
+        bootstrap = ",".join(f"{broker.host}:{port}" for broker in cluster.brokers)
+        play(Scene(cluster, bootstrap, sidecars, prometheus))
