@@ -107,7 +107,7 @@ class Scene:
         return found
 
     def shown(self) -> tuple[Lags, dict[tuple[str, str], float], float]:
-        """By the kproxies together: each partition; the sums and what is unknown, by Prometheus' rules if there is one."""
+        """By the kproxies together: each partition; the sums and what is unknown, by Prometheus' rules if it runs."""
         ends: dict[tuple[str, int], int] = {}
         offsets: dict[tuple[str, str, int], int] = {}
         sums: dict[tuple[str, str], float] = {}
