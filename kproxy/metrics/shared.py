@@ -36,7 +36,7 @@ from kproxy.metrics.published import (
     Change,
 )
 from kproxy.metrics.slow import merged as merged_slow
-from kproxy.metrics.telemetry import Pushes
+from kproxy.metrics.telemetry import Pushes, PushingClient
 from kproxy.metrics.units import API, BROKER, CLUSTER, METRICS, UPSTREAM, Place, add, units
 from kproxy.metrics.upstream import UpstreamCells
 
@@ -356,15 +356,24 @@ def _clients(of_workers: list[dict[Any, tuple[int, int]]]) -> list[tuple[Any, Cl
 
 
 def _pushes(of_workers: list[dict[Any, Any]]) -> Pushes:
-    """What clients have pushed to all workers: of each the latest, wherever that went."""
+    """What clients have pushed to all workers: of each the latest, wherever that went.
+
+    An instance id belongs to the client id that used it first: another one's pushes under it do not count.
+    """
     pushes = Pushes()
     for clients in of_workers:
         for instance, pushed in clients.items():
             if instance is None:
                 pushes.other = add(pushes.other, pushed)
-            elif instance not in pushes.clients or pushes.clients[instance].pushed_ns < pushed.pushed_ns:
+            elif (known := pushes.clients.get(instance)) is None or _replaces(pushed, known):
                 pushes.clients[instance] = pushed
     return pushes
+
+
+def _replaces(one: PushingClient, other: PushingClient) -> bool:
+    if one.client_id != other.client_id:
+        return one.since_ns < other.since_ns
+    return one.pushed_ns > other.pushed_ns
 
 
 # --- consumers -------------------------------------------------------------------------------------------------------

@@ -69,7 +69,8 @@ class Answers:
 class PushingClient:
     """What one client has pushed."""
 
-    def __init__(self, client_id: str, software: tuple[str, str], ends_ns: int) -> None:
+    def __init__(self, client_id: str, software: tuple[str, str], ends_ns: int, since_ns: int = 0) -> None:
+        self.since_ns = since_ns
         self.client_id = client_id[:MAX_LABEL]
         self.software = software[0][:MAX_LABEL], software[1][:MAX_LABEL]
         self.ends_ns = ends_ns  # by the clock of the events
@@ -98,15 +99,20 @@ class Pushes:
         while len(self.clients) > max_clients:
             self._release(self.clients.popitem()[1])
 
+    def has_place(self, instance: UUID, now_ns: int) -> bool:
+        """Whether this client has series of its own, or there is room for them."""
+        if instance not in self.clients and len(self.clients) >= self._max_clients:
+            self._sweep(now_ns)
+            return len(self.clients) < self._max_clients
+        return True
+
     def admit(self, instance: UUID, client_id: str, software: tuple[str, str], now_ns: int, life_ns: int) -> bool:
-        """Whether this client has series of its own: from now on, if there is room."""
+        """Give a client that pushes a place, if there is room; whether it has one."""
+        if not self.has_place(instance, now_ns):
+            return False
         client = self.clients.get(instance)
         if client is None:
-            if len(self.clients) >= self._max_clients:
-                self._sweep(now_ns)
-                if len(self.clients) >= self._max_clients:
-                    return False
-            client = self.clients[instance] = PushingClient(client_id, software, now_ns + life_ns)
+            client = self.clients[instance] = PushingClient(client_id, software, now_ns + life_ns, now_ns)
         client.ends_ns = max(client.ends_ns, now_ns + life_ns)
         return True
 

@@ -2,13 +2,15 @@
 
 import asyncio
 import pickle
+from uuid import UUID
 
 from kproxy.metrics import Metrics
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
 from kproxy.metrics.named import EXPIRY_NS, MAX_TOPICS, TopicCells
 from kproxy.metrics.published import Published
-from kproxy.metrics.shared import Shared, _Shown
+from kproxy.metrics.shared import Shared, _pushes, _Shown
+from kproxy.metrics.telemetry import GAUGE, PushingClient, Series
 from kproxy.metrics.tls import TlsSide
 from kproxy.wire.bodies import Found, Sums
 from kproxy.wire.events import ClientNamed
@@ -212,3 +214,25 @@ def test_a_topic_that_has_a_series_late_leaves_what_it_had_before_in_other():
             assert (mine.bytes, mine.records) == (1000 * (count - 1), 10 * (count - 1))
             assert {codec: each for codec, each in mine.batches.items() if each} == {"zstd": count - 1}
             assert (left.bytes, left.records, left.batches["zstd"]) == (1000, 10, 1)
+
+
+def test_what_another_client_pushes_under_an_instance_id_at_another_worker_does_not_count():
+    """The latest push counts of a client that moves from worker to worker; of two, the one that used the id first."""
+
+    def clients(*values):
+        """By worker, one after another: (client id, value)."""
+        of_workers = []
+        for number, (client_id, value) in enumerate(values, 1):
+            client = PushingClient(client_id, ("", ""), 0, since_ns=number)
+            client.pushed_ns = 100 + number
+            client.values = {Series("x", GAUGE, ()): value}
+            of_workers.append({UUID(int=7): client})
+        return of_workers
+
+    def shown(*values):
+        (client,) = _pushes(clients(*values)).clients.values()
+        return client.client_id, *client.values.values()
+
+    assert shown(("a", 1.0), ("a", 2.0)) == ("a", 2.0)
+    assert shown(("a", 1.0), ("thief", 666.0)) == ("a", 1.0)
+    assert shown(("a", 1.0), ("thief", 666.0), ("a", 3.0)) == ("a", 3.0)

@@ -5,11 +5,14 @@ in OTLP. The id of a subscription follows from the settings and the client's own
 it, also one that has just started. Clients with series of their own are asked for values since their start, which a
 lost push does not change; the others for differences, which can be added up.
 
+An id belongs to the client id and principal that come with it first, for as long as it is in use: /metrics shows ids,
+and whoever pushed under another's would replace its values. Others are answered INVALID_REQUEST.
+
 Bounds, per cluster and process: MAX_INSTANCES clients are remembered for the pace of their pushes; of a connection the
-first client can have series of its own; `max_push_bytes` of a push, before and after its decompression; BYTES_PER_S of
-all pushes, MAX_BURST_BYTES at once, and MAX_WAITING_BYTES that wait to be read: what is more is answered with
-THROTTLING_QUOTA_EXCEEDED, after which clients wait for their next interval. Raises nothing on a client's bytes. Refuses
-to know sockets, and what metrics mean (`kproxy.metrics.telemetry`).
+first client can have series of its own, from its first push on; `max_push_bytes` of a push, before and after its
+decompression; BYTES_PER_S of all pushes, MAX_BURST_BYTES at once, and MAX_WAITING_BYTES that wait to be read: what is
+more is answered with THROTTLING_QUOTA_EXCEEDED, after which clients wait for their next interval. Raises nothing on a
+client's bytes. Refuses to know sockets, and what metrics mean (`kproxy.metrics.telemetry`).
 """
 
 import asyncio
@@ -58,7 +61,7 @@ CODES = {
     "TELEMETRY_TOO_LARGE": 118,
 }
 ERRORS_OF = {
-    "GetTelemetrySubscriptions": ("NONE", "THROTTLING_QUOTA_EXCEEDED"),
+    "GetTelemetrySubscriptions": ("NONE", "INVALID_REQUEST", "THROTTLING_QUOTA_EXCEEDED"),
     "PushTelemetry": tuple(CODES),
 }
 _ASK_AGAIN = ("UNKNOWN_SUBSCRIPTION_ID", "UNSUPPORTED_COMPRESSION_TYPE")  # a client asks anew at once after these
@@ -66,6 +69,7 @@ _COMPRESSIONS = (ZSTD, LZ4, GZIP, SNAPPY)  # in the order in which brokers offer
 _RESERVED = (UUID(int=0), UUID(int=1))  # ids of Kafka's own
 
 Software = tuple[str, str]  # name and version
+Owner = tuple[str, str]  # client id, cut, and principal
 
 log = logging.getLogger("kproxy.telemetry")
 
@@ -73,9 +77,10 @@ log = logging.getLogger("kproxy.telemetry")
 class _Instance:
     """What is remembered of one client."""
 
-    __slots__ = ("error", "got_ns", "is_malformed", "may_push", "pushed_ns", "terminating")
+    __slots__ = ("error", "got_ns", "is_malformed", "may_push", "owner", "pushed_ns", "terminating")
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
         self.got_ns = self.pushed_ns = 0
         self.is_malformed = False  # its last push: large ones are parsed behind their answer, the next one tells of it
         self.may_push = True  # at once: it has subscribed since its last push, or is not known
@@ -122,15 +127,20 @@ class Receiver:
         self._limit()
         self._instances.clear()  # their pace was that of the settings before
 
-    def subscribe(self, instance: UUID, client_id: str, software: Software, *, may_own: bool) -> Body:
+    def subscribe(self, instance: UUID, owner: Owner, client: str, *, may_own: bool) -> Body:
         """The answer to GetTelemetrySubscriptions. may_own: the client may have series of its own."""
         now_ns = self._now_ns()
-        known = self._instance(instance)
+        known = self._instance(instance, owner, now_ns)
+        if known is None:
+            return self._foreign("GetTelemetrySubscriptions", owner, client)
         early = max(known.got_ns, known.pushed_ns) + self._interval_ns > now_ns
         if early and known.got_ns and known.error not in _ASK_AGAIN:
             return self._refused("GetTelemetrySubscriptions", known, "THROTTLING_QUOTA_EXCEEDED")
         known.got_ns, known.may_push, known.error = now_ns, True, "NONE"
-        owns = self._owns(instance, client_id, software, now_ns, may_own)
+        owns = self._owns(instance, now_ns, may_own)
+        if may_own and self._asks and not owns:
+            text = "cluster=%s client=%s: all places of max_clients (%d) are taken: what it pushes adds up in `other`"
+            self._limiter.log(logging.WARNING, "full", text, self._cluster, client, self.settings.max_clients)
         self.cells.answers["GetTelemetrySubscriptions", "NONE"] += 1
         return {
             "clientInstanceId": instance,
@@ -142,15 +152,16 @@ class Receiver:
             "requestedMetrics": list(self.settings.metrics) if self._asks else [],
         }
 
-    def push(self, body: Body, client_id: str, software: Software, client: str, *, may_own: bool) -> Body:
+    def push(self, body: Body, owner: Owner, software: Software, client: str, *, may_own: bool) -> Body:
         """The answer to PushTelemetry; what it carries is kept, within bounds."""
-        instance: UUID = body["clientInstanceId"]
-        known = self._instance(instance)
-        error, text = self._push(known, body, client_id, software, may_own)
+        known = self._instance(body["clientInstanceId"], owner, self._now_ns())
+        if known is None:
+            return self._foreign("PushTelemetry", owner, client)
+        error, text = self._push(known, body, software, may_own)
         known.terminating |= bool(body["terminating"])
         if text:
             line = "cluster=%s client=%s client_id=%s: the metrics that it pushed are refused: %s"
-            self._limiter.log(logging.WARNING, error, line, self._cluster, client, client_id[:64], text)
+            self._limiter.log(logging.WARNING, error, line, self._cluster, client, owner[0][:64], text)
         if error:
             return self._refused("PushTelemetry", known, error)
         known.error = "NONE"
@@ -162,7 +173,7 @@ class Receiver:
         self.cells.answers["PushTelemetry", "TELEMETRY_TOO_LARGE"] += 1
         return answered(exchange, {"errorCode": CODES["TELEMETRY_TOO_LARGE"]})
 
-    def _push(self, known: _Instance, body: Body, client_id: str, software: Software, may_own: bool) -> tuple[str, str]:
+    def _push(self, known: _Instance, body: Body, software: Software, may_own: bool) -> tuple[str, str]:
         """(the error, what to log of it); both may be empty. In the order in which brokers check."""
         instance, metrics, compression = body["clientInstanceId"], body["metrics"], body["compressionType"]
         now_ns = self._now_ns()
@@ -172,7 +183,7 @@ class Receiver:
         if early and not known.may_push and not body["terminating"]:  # the first may: clients jitter their intervals
             return "THROTTLING_QUOTA_EXCEEDED", ""
         known.pushed_ns, known.may_push = now_ns, False
-        owns = self._owns(instance, client_id, software, now_ns, may_own)
+        owns = self._owns(instance, now_ns, may_own)
         if body["subscriptionId"] != self._subscription(instance, owns):
             return "UNKNOWN_SUBSCRIPTION_ID", ""
         if compression not in (NONE, *_COMPRESSIONS):
@@ -196,6 +207,9 @@ class Receiver:
             return "INVALID_RECORD", str(fault)
         finally:
             self._credit_bytes -= cost
+        if owns and (plain or instance in self._pushes.clients):
+            life_ns = LIFE_INTERVALS * self._interval_ns
+            self._pushes.admit(instance, known.owner[0], software, now_ns, life_ns)
         size = max(len(plain), MIN_WAITING_BYTES)
         self._waiting_bytes += size
         self._waiting.append((instance, parsed, size))
@@ -213,7 +227,8 @@ class Receiver:
                     for _ in self._pushes.take(instance, parsed, self._now_ns(), self.cells.left_out):
                         await asyncio.sleep(0)
                 except Malformed as fault:  # of a large push, which was answered before it was parsed
-                    self._instance(instance).is_malformed = True
+                    if instance in self._instances:
+                        self._instances[instance].is_malformed = True
                     line = "cluster=%s instance=%s: the metrics that it pushed are refused: %s"
                     self._limiter.log(logging.WARNING, "INVALID_RECORD", line, self._cluster, instance, fault)
                 finally:
@@ -222,11 +237,10 @@ class Receiver:
         finally:
             self._is_reading = False
 
-    def _owns(self, instance: UUID, client_id: str, software: Software, now_ns: int, may_own: bool) -> bool:
-        """Whether a client has series of its own."""
+    def _owns(self, instance: UUID, now_ns: int, may_own: bool) -> bool:
+        """Whether a client has series of its own, or gets them with its first push."""
         self._limit()
-        life_ns = LIFE_INTERVALS * self._interval_ns
-        return self._asks and may_own and self._pushes.admit(instance, client_id, software, now_ns, life_ns)
+        return self._asks and may_own and self._pushes.has_place(instance, now_ns)
 
     def _limit(self) -> None:
         self._pushes.limit(self.settings.max_clients, self.settings.max_series_per_client)
@@ -237,14 +251,25 @@ class Receiver:
         self._credited_ns = now_ns
         return self._credit_bytes > 0
 
-    def _instance(self, instance: UUID) -> _Instance:
+    def _instance(self, instance: UUID, owner: Owner, now_ns: int) -> _Instance | None:
+        """What is remembered of a client; None: its id is another's, and in use."""
         known = self._instances.get(instance)
+        if known is not None and known.owner != owner and instance not in _RESERVED:
+            if max(known.got_ns, known.pushed_ns) + LIFE_INTERVALS * self._interval_ns > now_ns:
+                return None
+            known = None
         if known is None:
             if len(self._instances) >= MAX_INSTANCES:
                 self._instances.popitem(last=False)
-            known = self._instances[instance] = _Instance()
+            known = self._instances[instance] = _Instance(owner)
         self._instances.move_to_end(instance)
         return known
+
+    def _foreign(self, api: str, owner: Owner, client: str) -> Body:
+        line = "cluster=%s client=%s client_id=%s: %s under an instance id that another client uses is refused"
+        self._limiter.log(logging.WARNING, "foreign", line, self._cluster, client, owner[0][:64], api)
+        self.cells.answers[api, "INVALID_REQUEST"] += 1
+        return {"errorCode": CODES["INVALID_REQUEST"]}
 
     def _subscription(self, instance: UUID, owns: bool) -> int:
         settings = self.settings
@@ -264,11 +289,17 @@ class AnswerTelemetry:
     """
 
     def __init__(
-        self, receiver: Receiver, client: str, software: Software | None, behind: Authorizer | None = None
+        self,
+        receiver: Receiver,
+        client: str,
+        principal: str,
+        software: Software | None,
+        behind: Authorizer | None = None,
     ) -> None:
         self.broker_answers = False
         self._receiver = receiver
         self._client = client
+        self._principal = principal
         self._software = software or ("", "")
         self._behind = behind
         self._first: UUID | None = None  # the first client of the connection; others come from a hostile one
@@ -326,13 +357,14 @@ class AnswerTelemetry:
 
     def _answer(self, exchange: Exchange, client_id: str, body: Body) -> Answer:
         instance = body["clientInstanceId"]
+        owner = client_id[:MAX_LABEL], self._principal
         if exchange.plan.api_key == PUSH_TELEMETRY:
-            owns = self._may_own(instance)
-            return answered(exchange, self._receiver.push(body, client_id, self._software, self._client, may_own=owns))
+            may_own = self._may_own(instance)
+            return answered(exchange, self._receiver.push(body, owner, self._software, self._client, may_own=may_own))
         if instance.int == 0:
             instance = new_instance()
-        owns = self._may_own(instance)
-        return answered(exchange, self._receiver.subscribe(instance, client_id, self._software, may_own=owns))
+        may_own = self._may_own(instance)
+        return answered(exchange, self._receiver.subscribe(instance, owner, self._client, may_own=may_own))
 
     def _may_own(self, instance: UUID) -> bool:
         if self._first is None:

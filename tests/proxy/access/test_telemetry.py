@@ -61,9 +61,12 @@ class Cluster:
 class Talk(Dialogue):
     """A client's connection to it."""
 
-    def __init__(self, cluster: Cluster | None = None, software=("librdkafka", "2.6"), **more) -> None:
+    def __init__(
+        self, cluster: Cluster | None = None, software=("librdkafka", "2.6"), client_id="app", principal="", **more
+    ) -> None:
         self.cluster = cluster or Cluster()
-        self.authorizer = AnswerTelemetry(self.cluster.receiver, "10.0.0.1:5000", software, **more)
+        self.client_id = client_id
+        self.authorizer = AnswerTelemetry(self.cluster.receiver, "10.0.0.1:5000", principal, software, **more)
         super().__init__(Interest(authorizes=wants), authorizer=self.authorizer)
         self.instance, self.subscription = NO_ID, 0
         self._number = 0
@@ -72,7 +75,7 @@ class Talk(Dialogue):
         """The answer to a request, which the broker does not get."""
         self._number += 1
         before = len(self.sent[CLIENT])
-        self.client(request(key, 0, self._number, body, "app"), chunks)
+        self.client(request(key, 0, self._number, body, self.client_id), chunks)
         assert not self.faults and self.sent[BROKER] == b""
         header, answer = codec.decode_response(self.sent[CLIENT][before + 4 :], key, 0)
         assert header["correlationId"] == self._number
@@ -228,14 +231,48 @@ def test_what_does_not_decompress_to_its_end_costs_as_much_as_what_does():
     assert errors == ["INVALID_RECORD"] * 4 + ["THROTTLING_QUOTA_EXCEEDED"] * 2
 
 
-def test_clients_beyond_those_with_series_are_asked_for_differences_until_there_is_room():
+def test_clients_beyond_those_with_series_are_asked_for_differences_until_there_is_room(caplog):
     cluster = Cluster(max_clients=1)
     first, second = Talk(cluster), Talk(cluster)
-    assert not first.subscribe()["deltaTemporality"] and second.subscribe()["deltaTemporality"]
-    assert second.push() == "NONE"
+    assert not first.subscribe()["deltaTemporality"] and first.push() == "NONE"
+    assert second.subscribe()["deltaTemporality"] and second.push() == "NONE"
+    assert "all places of max_clients (1) are taken" in caplog.text
     second.later(31)  # the first has not pushed meanwhile
     assert second.push() == "UNKNOWN_SUBSCRIPTION_ID"
     assert not second.subscribe()["deltaTemporality"] and second.push() == "NONE"
+
+
+def test_a_place_is_taken_by_a_push_and_not_by_a_question():
+    """Connections that ask, or push nothing, take no place from a client that has metrics."""
+    cluster = Cluster(max_clients=2)
+    for number in range(5):
+        idle = Talk(cluster, client_id=f"idle-{number}")
+        assert not idle.subscribe()["deltaTemporality"]
+        assert idle.push(metrics=b"") == "NONE"
+    talk = Talk(cluster)
+    assert not talk.subscribe()["deltaTemporality"] and talk.push() == "NONE"
+    assert list(cluster.pushes.clients) == [talk.instance]
+    assert cluster.values() == {"producer_connection_creation": 3}
+
+
+@pytest.mark.parametrize("thief", [{"client_id": "thief"}, {"principal": "User:thief"}])
+def test_an_instance_id_belongs_to_who_used_it_first_while_it_is_in_use(thief, caplog):
+    cluster = Cluster()
+    owner, other = Talk(cluster), Talk(cluster, **thief)
+    owner.subscribe()
+    assert owner.push() == "NONE"
+    other.instance, other.subscription = owner.instance, owner.subscription  # as /metrics shows, and as follows from it
+    more = pushed(counter("org.apache.kafka.producer.connection.creation.total", 666))
+    assert other.push(more) == other.push(b"", terminating=True) == "INVALID_REQUEST"
+    assert other.subscribe()["errorCode"] == telemetry.CODES["INVALID_REQUEST"]
+    assert "under an instance id that another client uses is refused" in caplog.text
+    assert cluster.values() == {"producer_connection_creation": 3}
+    assert owner.later().push() == "NONE"
+    again = Talk(cluster)  # the same client, on another connection
+    again.instance, again.subscription = owner.instance, owner.subscription
+    assert again.later().push() == "NONE"
+    other.later(31)
+    assert other.subscribe()["errorCode"] == 0 and other.push(more) == "NONE"  # it is not in use any more
 
 
 def test_a_connection_that_invents_clients_gets_the_series_of_one(monkeypatch):
@@ -244,7 +281,8 @@ def test_a_connection_that_invents_clients_gets_the_series_of_one(monkeypatch):
     for number in range(110):
         talk.instance = UUID(int=1000 + number)
         talk.subscribe()
-        assert talk.push(metrics=b"") == "NONE"
+        assert talk.push() == "NONE"
+        assert talk.push(metrics=b"", terminating=True) == "NONE"
     assert list(talk.cluster.pushes.clients) == [UUID(int=1000)]
     assert len(talk.cluster.receiver._instances) == 100
 
@@ -266,6 +304,7 @@ def test_the_software_of_a_client_is_what_it_names_in_api_versions():
     talk.broker(response(API_VERSIONS, 3, 1))
     talk.sent = {CLIENT: b"", BROKER: b""}
     talk.subscribe()
+    talk.push()
     assert talk.cluster.pushes.clients[talk.instance].software == ("apache-kafka-java", "4.1.0")
 
 
@@ -377,7 +416,7 @@ def test_other_settings_reach_a_client_that_is_connected():
     others = [Talk(talk.cluster) for _ in range(2)]
     for each in (talk, *others):
         each.subscribe()
-    assert [each.push() for each in (talk, *others)] == ["NONE"] * 3
+        assert each.push() == "NONE"
     talk.cluster.read()
     assert len(talk.cluster.pushes.clients) == 2
     settings = Telemetry(push_interval_s=30, metrics=["a."], max_clients=1, max_push_bytes=2048)

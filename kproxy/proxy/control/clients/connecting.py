@@ -278,7 +278,9 @@ class Connector:
         telemetry: AnswerTelemetry | None = None
         if self._telemetry is not None:
             software = client.session.software if client.session is not None else None
-            authorizer = telemetry = AnswerTelemetry(self._telemetry, str(client.peer), software, of_policy)
+            authorizer = telemetry = AnswerTelemetry(
+                self._telemetry, str(client.peer), client.principal, software, of_policy
+            )
             telemetry.broker_answers = client.broker_takes_telemetry
         rewriter = None
         if self._redirected is None:
