@@ -1,8 +1,9 @@
 """The ports that stand for a cluster's brokers: bound as brokers become known, tried again where that failed.
 
 Bounded by MAX_BROKERS, and by the file descriptors set aside for listening: an answer could name as many brokers as
-there are ports. A port that cannot be bound is advertised all the same, never the broker's own address. Refuses to know
-how brokers are found and what happens on a connection.
+there are ports. A port that cannot be bound is advertised all the same, never the broker's own address. It keeps the
+cluster from being ready, and so does a broker for which no port stands: it is not declared, or its node id is too high.
+Refuses to know how brokers are found and what happens on a connection.
 """
 
 import asyncio
@@ -38,6 +39,7 @@ class BrokerPorts:
     ) -> None:
         self.open: dict[int, Listener] = {}  # by node id
         self._unbound: dict[int, str] = {}  # node id -> why its port is not bound
+        self._without: dict[int, None] = {}  # node ids for which no port stands
         self.backlog = backlog  # of ports that are bound from now on
         self._gate = gate
         self._cluster = cluster
@@ -54,13 +56,16 @@ class BrokerPorts:
 
     def __str__(self) -> str:
         ports = ",".join(f"{node_id}:{listener.port}" for node_id, listener in sorted(self.open.items())) or "-"
-        return f"{ports} without a port: {_listed(self._unbound)}" if self._unbound else ports
+        lacking = [*self._unbound, *self._without]
+        return f"{ports} without a port: {_listed(lacking)}" if lacking else ports
 
     def not_ready(self) -> Iterator[str]:
         """Why clients cannot reach some broker."""
         yield from list(self._unbound.values())[:_LISTED]
         if len(self._unbound) > _LISTED:
             yield f"and so {len(self._unbound) - _LISTED} more brokers"
+        if self._without:
+            yield _without(self._without)
 
     def bind(self, node_id: int) -> bool:
         """Make sure that a broker's port is open; whether it is. After `close` no further port opens."""
@@ -70,14 +75,17 @@ class BrokerPorts:
             return False
         port_of = self._routes.port_of(node_id)
         name = self._cluster.name
-        if port_of is None:
-            text = "cluster=%s: no port stands for broker %d: declare it in [[cluster.brokers]]"
-            self._limiter.log(logging.ERROR, "no port", text, name, node_id)
-            return False
-        known = len(self.open) + len(self._unbound)
-        if known >= MAX_BROKERS and node_id not in self._unbound and not self._cluster.brokers:
+        known = len(self.open) + len(self._unbound) + len(self._without)
+        is_declared = port_of is not None and bool(self._cluster.brokers)
+        if known >= MAX_BROKERS and not is_declared and node_id not in self._unbound and node_id not in self._without:
             text = "cluster=%s: broker %d gets no port: %d others have one, or wait for theirs"
             self._limiter.log(logging.ERROR, "brokers", text, name, node_id, MAX_BROKERS)
+            return False
+        if port_of is None:
+            if node_id not in self._without:
+                self._without[node_id] = None
+                self._failed.append(node_id)
+                self._report_soon()
             return False
         where = Address(self._cluster.listen.host, port_of.bind)
         if not self._gate.has_room(len(self._hosts)):
@@ -102,8 +110,9 @@ class BrokerPorts:
     def forget(self, known: Collection[int]) -> None:
         """Give up unbound ports of brokers that the cluster no longer names; declared ones are still wanted."""
         wanted = {*known, *self._routes.declared()}
-        for node_id in [node_id for node_id in self._unbound if node_id not in wanted]:
-            del self._unbound[node_id]
+        for brokers in (self._unbound, self._without):
+            for node_id in [node_id for node_id in brokers if node_id not in wanted]:
+                del brokers[node_id]
 
     def close(self) -> None:
         """Close all of them, for good."""
@@ -140,6 +149,7 @@ class BrokerPorts:
         """One line for all ports of one turn, bound and not: an answer may name thousands."""
         self._report = None
         new, self._new = self._new, []
+        without = [node_id for node_id in self._failed if node_id in self._without]
         failed, self._failed = [node_id for node_id in self._failed if node_id in self._unbound], []
         name = self._cluster.name
         new = [node_id for node_id in new if self.former.get(node_id) != self.open[node_id].port]
@@ -147,12 +157,19 @@ class BrokerPorts:
             upstreams = self._routes.upstreams
             ports = (f"{node_id}:{self.open[node_id].port}->{upstreams.get(node_id, 'unknown')}" for node_id in new)
             log.info("listening cluster=%s brokers=%s", name, _listed(list(ports)))
+        if without:
+            text = "cluster=%s: %s, and clients cannot reach them"
+            self._limiter.log(logging.ERROR, "without", text, name, _without(without))
         if failed:
             text = "cluster=%s: %s; tried again every %g s"
             reasons = "; ".join(self._unbound[node_id] for node_id in failed[:_REASONS])
             if len(failed) > _REASONS:
                 reasons += f"; nor those of brokers {_listed(failed[_REASONS:])}"
             self._limiter.log(logging.ERROR, "bind", text, name, reasons, RETRY_S)
+
+
+def _without(node_ids: Collection[int]) -> str:
+    return f"no port stands for brokers {_listed(node_ids)}: declare them in [[cluster.brokers]]"
 
 
 def _listed(values: Collection[object]) -> str:

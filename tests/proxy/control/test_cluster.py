@@ -132,13 +132,22 @@ def test_a_port_that_cannot_be_bound_is_told_all_the_same(monkeypatch, caplog):
             await here.until(lambda: str(ports).endswith(f"3:{here.port + 4}"))
             assert await told(client, broker, [node(2, here.broker.port)]) == expected
             assert here.counted.unbound == 2
-            assert await told(client, broker, [node(70000, here.broker.port)]) == {70000: (HOST, 0)}
+            assert not any("no port stands" in reason for reason in here.server.not_ready())
+            high = [node(70000 + number, here.broker.port) for number in range(2)]
+            assert await told(client, broker, high) == {70000: (HOST, 0), 70001: (HOST, 0)}
+            assert "cluster default: no port stands for brokers 70000,70001: declare them in [[cluster.brokers]]" in (
+                here.server.not_ready()
+            )
+            assert here.counted.unbound == 4
+            await asyncio.sleep(0)
+            here.server.clusters[0]._ports.forget([1, 2])  # the cluster has them no more
+            assert not any("no port stands" in reason for reason in here.server.not_ready())
 
     live(test())
     (line,) = [line for line in caplog.text.splitlines() if "tried again" in line]
     for node_id in (2, 3):
         assert f"the port of broker {node_id}, cannot be bound: another program listens there" in line
-    assert "no port stands for broker 70000" in caplog.text
+    assert "no port stands for brokers 70000,70001: declare them in [[cluster.brokers]], and clients" in caplog.text
 
 
 def test_a_port_that_another_cluster_has_is_not_said_to_be_another_programs(caplog):
