@@ -94,11 +94,13 @@ class RefusedClient(KproxyError):
     """A client that is closed before it has a relay. `cause` is a label of metrics: one of few.
 
     kind: lines of one kind are limited together; finer than the cause where that has several.
+    said_nothing: it closed its connection before its first byte, as health checks of balancers do: no line for each.
     """
 
-    def __init__(self, cause: str, text: str, kind: str = "") -> None:
+    def __init__(self, cause: str, text: str, kind: str = "", *, said_nothing: bool = False) -> None:
         self.cause = cause
         self.kind = kind or cause
+        self.said_nothing = said_nothing
         super().__init__(text)
 
 

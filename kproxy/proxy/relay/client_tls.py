@@ -161,7 +161,8 @@ async def _begins(sock: socket.socket) -> None:
             first = b""
             break
     if not first:
-        raise RefusedClient("tls", "it closed the connection before it said anything, as health checks do", "closed")
+        text = "it closed the connection before it said anything, as health checks do"
+        raise RefusedClient("tls", text, "closed", said_nothing=True)
     if first[0] == _HANDSHAKE:
         return
     if _HTTP.match(first):

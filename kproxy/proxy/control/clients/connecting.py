@@ -252,8 +252,8 @@ class Connector:
     def _refused(self, info: ConnectionInfo, listener: str, fault: RefusedClient) -> None:
         self._worker.metrics.connection(info, listener, label(info.broker_id)).closed(fault.cause)
         self._limiter.log(
-            logging.WARNING,
-            ("refused", fault.kind),
+            logging.DEBUG if fault.said_nothing else logging.WARNING,
+            ("refused", fault.kind, fault.said_nothing),
             "refused=%s cluster=%s client=%s: %s",
             fault.cause,
             info.cluster,

@@ -22,6 +22,7 @@ from kproxy.proxy.control.server import Server
 from kproxy.proxy.upstream.loops import LoopGuard
 from tests.proxy.access.sasl.test_tokens import OTHER, RSA, jwk, jwks, token
 from tests.proxy.live import HOST, Broker, Live, Wire, free_ports, live, request, response
+from tests.pushed import counter, pushed
 
 HANDSHAKE, API_VERSIONS, AUTHENTICATE, METADATA, SUBSCRIPTIONS = 17, 18, 36, 3, 71
 OFFERS = [{"apiKey": key, "minVersion": 0, "maxVersion": newest} for key, newest in ((3, 12), (17, 1), (36, 2))]
@@ -39,6 +40,7 @@ def written(folder: Path, broker: Broker, settings: str) -> Path:
     return file
 
 
+PUSHED = pushed(counter("org.apache.kafka.producer.connection.creation.total", 3))
 SESSION_S = 3
 AUTHENTICATION = """
 [cluster.authentication]
@@ -371,7 +373,10 @@ def test_pushes_of_metrics_are_offered_before_the_login_and_taken_after_it(
                 await client.send(request(SUBSCRIPTIONS, 0, 7, {}))
                 assert codec.decode_request((await broker.frame())[4:])[0]["requestApiKey"] == SUBSCRIPTIONS
             else:
-                instance = (await asked(client, SUBSCRIPTIONS, 0, {}, 7))["clientInstanceId"]
+                told = await asked(client, SUBSCRIPTIONS, 0, {}, 7)
+                instance = told["clientInstanceId"]
+                push = {"clientInstanceId": instance, "subscriptionId": told["subscriptionId"], "metrics": PUSHED}
+                assert (await asked(client, 72, 0, push, 8))["errorCode"] == 0
                 (cells,) = here.server.metrics.clusters.values()
                 assert cells.pushes is not None
                 assert cells.pushes.clients[instance].software == ("librdkafka", "2.6")

@@ -132,6 +132,7 @@ def test_towards_clients_alone_and_each_mistake_is_named(authority, caplog):
         r"no version, cipher or key type in common",
     ):
         assert len([line for line in caplog.messages if re.search(text, line)]) == 1, text
+    assert "before it said anything" not in caplog.text  # a balancer looks every second whether the port is open
 
 
 def _only_old(authority):
