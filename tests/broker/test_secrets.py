@@ -32,6 +32,7 @@ from tests.broker.test_login import kproxy_with, login, produced
 from tests.wire.playbook import request, sized
 
 GUESSED = "guessed-but-secret-all-the-same"
+AUTHENTICATIONS = "kproxy_authentications_total"
 
 
 def written_as(secret: str) -> Iterator[bytes]:
@@ -82,7 +83,15 @@ def test_no_secret_is_in_anything_that_kproxy_writes_answers_or_keeps(
     with kproxy_with(secured, folder, settings, more=("--record", str(tables))) as kproxy:
         records = produced(kproxy.bootstrap, topic, 20, **of_client)
         consume(kproxy.bootstrap, topic, len(records), **of_client)
-        time.sleep(2)  # kproxy's login and the clients' are renewed
+        stays = Producer({"bootstrap.servers": kproxy.bootstrap, "linger.ms": 0} | of_client)
+
+        def renewed() -> bool:
+            stays.produce(topic, b"x")
+            assert stays.flush(30) == 0
+            counted = {"mechanism": mechanism, "outcome": "renewed"}
+            return all(kproxy.metric(AUTHENTICATIONS, side=side, **counted) for side in ("client", "broker"))
+
+        wait_for("renewed logins of a client and of kproxy", renewed)
         wrong = {**of_client, "log_level": 0, "bootstrap.servers": kproxy.bootstrap}
         if mechanism == OAUTHBEARER:
             wrong["oauth_cb"] = lambda _: (tokens[1], time.time() + 3600)
@@ -91,7 +100,7 @@ def test_no_secret_is_in_anything_that_kproxy_writes_answers_or_keeps(
         refused = Producer(wrong)
 
         def failed() -> bool:
-            return kproxy.metric("kproxy_authentications_total", mechanism=mechanism, outcome="failed") > 0
+            return kproxy.metric(AUTHENTICATIONS, mechanism=mechanism, outcome="failed") > 0
 
         wait_for("a refused login", failed)
         with pytest.raises(KafkaException):

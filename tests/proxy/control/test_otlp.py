@@ -139,9 +139,16 @@ def test_a_stop_at_the_moment_that_a_push_ends_is_a_stop() -> None:
     async def run() -> None:
         push, _ = pushing("http://127.0.0.1:1", interval_s=1)
         exported: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        push._on_a_thread = lambda _: exported  # type: ignore[method-assign]
+        began = asyncio.Event()
+
+        def begin(_: Metrics) -> "asyncio.Future[str]":
+            began.set()
+            return exported
+
+        push._on_a_thread = begin  # type: ignore[method-assign]
         push.start()
-        await asyncio.sleep(0.01)
+        await began.wait()
+        await asyncio.sleep(0)  # it waits for its end
         exported.set_result("")
         await asyncio.wait_for(push._tasks.cancel(), 10)
 

@@ -126,8 +126,10 @@ def test_the_end_does_not_wait_for_one_that_hangs(monkeypatch: pytest.MonkeyPatc
         with socket.create_server(("127.0.0.1", 0)) as silent:
             push, metrics = pushing(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=60, interval_s=1)
             push.start()
-            await asyncio.sleep(0.1)
-            await push.stop()
+            silent.setblocking(False)
+            peer, _ = await asyncio.get_running_loop().sock_accept(silent)  # so it has begun
+            with peer:
+                await push.stop()
             assert metrics.otlp_pushes == {"success": 0, "failed": 0}
 
     asyncio.run(asyncio.wait_for(run(), 60))

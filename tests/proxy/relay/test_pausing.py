@@ -27,11 +27,12 @@ async def test_a_request_in_transit_is_read_to_its_end_and_no_byte_of_the_next(
     relay = relay_of(here)
     paused = asyncio.Event()
     relay.pause(paused.set)
-    await asyncio.sleep(0.05)
+    await client.send(first[50:60])
+    assert await broker.read(10) == first[50:60]
     assert not paused.is_set()
-    await client.send(first[50:] + second)
+    await client.send(first[60:] + second)
     await paused.wait()
-    assert await broker.read(len(first) - 50) == first[50:]
+    assert await broker.read(len(first) - 60) == first[60:]
     assert await broker.is_silent()
     got: list[bytes] = []
     assert relay.ask(MINE, got.append, "kproxy")

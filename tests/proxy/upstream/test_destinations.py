@@ -10,12 +10,11 @@ from tests.proxy.live import live
 
 
 async def settled(known):
-    """A round of look-ups: its queue is empty and the last one has ended."""
+    """A round of look-ups: the last one has ended, and it waits for the next."""
     running = asyncio.create_task(known.run())
     try:
-        while not known._new.empty():  # noqa: ASYNC110 - it has no event for it
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)
+        while not known._new._getters:  # noqa: ASYNC110 - it has no event for it
+            await asyncio.sleep(0.001)
     finally:
         running.cancel()
 

@@ -5,6 +5,7 @@ import base64
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,17 +68,26 @@ def jwt(lifetime_s: float) -> str:
     return f"e30.{body}.c2ln"
 
 
-def test_a_commands_token_is_kept_until_shortly_before_it_expires(tmp_path: Path) -> None:
+def test_a_commands_token_is_kept_until_shortly_before_it_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead_s = 0.0
+    clocks = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + ahead_s)
+    monkeypatch.setattr("kproxy.proxy.access.sasl.identities.time", clocks)
     runs, tokens = tmp_path / "runs", tmp_path / "tokens"
     script = f"echo x >> {runs}; head -n $(wc -l < {runs}) {tokens} | tail -n 1"
-    tokens.write_text(f"{jwt(2.0)}\n{jwt(3600)}\n")
+    tokens.write_text(f"{jwt(300)}\n{jwt(3600)}\n")
     identities = Identities(Login(mechanism="OAUTHBEARER", token_command=("/bin/sh", "-c", script)))
 
     async def logins() -> None:
+        nonlocal ahead_s
         identity = identities.of(None)
         await asyncio.gather(*(identity.login() for _ in range(5)))
         assert runs.read_text() == "x\n"  # one run for all who ask at once
-        await asyncio.sleep(2.0)
+        ahead_s = 200
+        await identity.login()
+        assert runs.read_text() == "x\n"
+        ahead_s = 300 - 1  # a second before it expires
         token = (await identity.login()).first()
         assert token == f"n,,\x01auth=Bearer {tokens.read_text().split()[1]}\x01\x01".encode()
         await identity.login()

@@ -61,23 +61,22 @@ def test_clients_that_ask_all_the_time_get_all_their_answers():
 
     async def test():
         broker = Broker()
-        async with kproxy(broker, drain_timeout_s=3) as here:
+        async with kproxy(broker, drain_timeout_s=60) as here:
             serving = asyncio.create_task(answer_for_ever(broker))
             answered = [0] * 12
 
             async def ask(number: int) -> None:
                 wire = await Wire.dial(here.port)
-                count = 0
                 while not await has_ended(wire):
+                    count = answered[number]
                     await wire.send(b"".join(request(HEARTBEAT, 4, count + each) for each in range(3)))
                     for each in range(3):
                         assert await wire.frame() == response(HEARTBEAT, 4, count + each)
-                    count += 3
-                answered[number] = count
+                    answered[number] += 3
                 wire.close()
 
             asking = [asyncio.create_task(ask(number)) for number in range(12)]
-            await asyncio.sleep(0.3)
+            await here.until(lambda: min(answered) >= 3 or any(task.done() for task in asking))
             await here.server.stop()
             await asyncio.gather(*asking)
             assert min(answered) >= 3
@@ -181,11 +180,33 @@ async def has_ended(wire: Wire) -> bool:
         return False
 
 
-def test_a_client_that_never_pauses_is_closed_in_time_between_two_requests():
+def test_a_client_that_never_pauses_is_closed_in_time_between_two_requests(monkeypatch):
+    drain_s, last_share = 60, 0.03
+    monkeypatch.setattr(draining, "EARLY_SHARE", last_share / 2)
+    monkeypatch.setattr(draining, "LAST_SHARE", last_share)
+    is_last, drain_relay = asyncio.Event(), Relay.drain
+    monkeypatch.setattr(Relay, "drain", lambda relay, *cause: (is_last.set(), drain_relay(relay, *cause)))
+
+    async def answer_one_less(broker: Broker) -> None:
+        """Each request when kproxy has passed on the next one, until it is to read no more of them."""
+        wire = await broker.accept()
+        asked = []
+        reading, ending = asyncio.create_task(wire.frame()), asyncio.create_task(is_last.wait())
+        while True:
+            await asyncio.wait({reading} if is_last.is_set() else {reading, ending}, return_when="FIRST_COMPLETED")
+            if reading.done():
+                if len(frame := reading.result()) <= 4:
+                    return
+                asked.append(int.from_bytes(frame[8:12], "big"))
+                reading = asyncio.create_task(wire.frame())
+            await asyncio.sleep(0.003)
+            while len(asked) > (0 if is_last.is_set() else 1):
+                await wire.send(response(HEARTBEAT, 4, asked.pop(0)))
+
     async def test():
         broker = Broker()
-        async with kproxy(broker, drain_timeout_s=4) as here:  # of which 0.6 s are left to answer in
-            serving = asyncio.create_task(answer_for_ever(broker))
+        async with kproxy(broker, drain_timeout_s=drain_s) as here:
+            serving = asyncio.create_task(answer_one_less(broker))
             wire = await Wire.dial(here.port)
 
             await wire.send(request(HEARTBEAT, 4, 0) + request(HEARTBEAT, 4, 1))
@@ -198,10 +219,10 @@ def test_a_client_that_never_pauses_is_closed_in_time_between_two_requests():
                     start = time.monotonic()
                     stopping = asyncio.create_task(here.server.stop())
                 await wire.send(request(HEARTBEAT, 4, number + 1))
-            assert 3 < time.monotonic() - start < 30
+            assert is_last.is_set() and time.monotonic() - start > last_share * drain_s - 0.1
             wire.close()
             await stopping
-            serving.cancel()
+            await serving
             assert not here.counted.unanswered and here.counted.disconnects == {"drained": 1}
 
     live(test())
@@ -213,26 +234,38 @@ def test_the_wait_ends_at_once_when_it_is_told_to():
             client, _ = await here.connect()
             await client.send(request(HEARTBEAT, 4, 1))
             at_once = asyncio.Event()
-            draining = asyncio.create_task(drain(here.server._worker.relays.values(), 60, at_once, "a test"))
-            await asyncio.sleep(0.2)
+            (relay,) = here.server._worker.relays.values()
+            its_drain = asyncio.create_task(drain([relay], 60, at_once, "a test"))
+            await here.until(lambda: relay._finishing)
+            assert not its_drain.done()
             at_once.set()
-            assert await draining == (0, 1)
+            assert await its_drain == (0, 1)
             assert here.counted.disconnects == {"drain_timeout": 1}
 
     live(test())
 
 
-def test_during_the_delay_it_is_not_ready_and_serves_all_the_same():
+def test_during_the_delay_it_is_not_ready_and_serves_all_the_same(monkeypatch):
+    delays_s = []
+
     async def test():
-        async with kproxy(drain_delay_s=2, drain_timeout_s=1) as here:
+        is_over = asyncio.Event()
+
+        async def waited(_, delay_s):
+            delays_s.append(delay_s)
+            await is_over.wait()
+
+        monkeypatch.setattr("kproxy.proxy.control.server.waited", waited)
+        async with kproxy(drain_delay_s=2, drain_timeout_s=60) as here:
             stopping = asyncio.create_task(here.server.stop())
-            await asyncio.sleep(0.1)
-            assert here.server.not_ready() == ["draining"]
+            await here.until(lambda: delays_s)
+            assert delays_s == [2] and here.server.not_ready() == ["draining"]
             client, wire = await here.connect()  # of somebody who has not heard of it yet
             await client.send(request(HEARTBEAT, 4, 7))
             await wire.frame()
             await wire.send(response(HEARTBEAT, 4, 7))
             assert await client.frame() == response(HEARTBEAT, 4, 7)
+            is_over.set()
             assert await client.rest() == b""
             client.close()
             await stopping

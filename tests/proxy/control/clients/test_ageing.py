@@ -13,7 +13,18 @@ def limited(**limits):
     return {"cluster": {"limits": Limits(**limits)}}
 
 
-def test_an_idle_connection_ends_and_one_that_is_used_or_waits_does_not():
+def test_an_idle_connection_ends_and_one_that_is_used_or_waits_does_not(monkeypatch):
+    now_s = 1000.0
+    monkeypatch.setattr(ageing, "monotonic", lambda: now_s)
+
+    def passes(here, seconds):
+        nonlocal now_s
+        now_s += seconds
+        watching = here.server._worker.ageing
+        if watching._timer is not None:
+            watching._timer.cancel()
+            watching._tick()
+
     async def test():
         async with kproxy(**limited(idle_timeout_s=2.0)) as here:
             idle, idle_broker = await here.connect()
@@ -27,8 +38,8 @@ def test_an_idle_connection_ends_and_one_that_is_used_or_waits_does_not():
                 assert await used_broker.frame() == request(HEARTBEAT, 4, number)
                 await used_broker.send(response(HEARTBEAT, 4, number))
                 await used.frame()
-                await asyncio.sleep(0.25)
-                if ended.done() and number > 8:
+                passes(here, 0.25)
+                if here.limits and number > 8:
                     break
             assert await ended == b"", "an end, not a reset"
             assert await idle_broker.rest() == b""
@@ -38,7 +49,9 @@ def test_an_idle_connection_ends_and_one_that_is_used_or_waits_does_not():
             await here.until(lambda: here.relays == 2)
             assert here.counted.disconnects == {"idle_timeout": 1}
             assert here.limits == {"idle_timeout_s": 1}
-            await here.until(lambda: here.relays == 0)  # now they are
+            passes(here, 4)  # a look at each
+            passes(here, 4)  # now they are
+            await here.until(lambda: here.relays == 0)
 
     live(test())
 

@@ -65,7 +65,7 @@ def test_a_topic_that_is_called_by_an_unknown_id_is_refused_until_kproxy_has_ask
                     assert await client.frame() == answered
                 else:
                     assert code(await client.frame()) == 29
-                await asyncio.sleep(0.6)  # kproxy asks at most twice a second
+                await here.until(lambda: not here.server.clusters[0]._connector._is_naming)  # it pauses between two
             (cells,) = here.server.metrics.clusters.values()
             assert cells.refusals["Fetch", "rule"] == 1
             assert cells.refusals["Fetch", "unknown_topic_id"] == 2

@@ -2,9 +2,10 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,20 +160,47 @@ def test_a_client_newer_than_its_broker_is_told_as_a_broker_tells_it(tmp_path: P
     live(test())
 
 
-def test_a_session_that_is_renewed_goes_on_and_one_that_is_not_ends_with_the_next_request(tmp_path: Path) -> None:
+class Timers:
+    """The loop, with timers whose time passes when the test says so."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._set: list[tuple[float, Callable[..., Any], tuple[Any, ...]]] = []
+
+    def call_later(self, delay_s: float, call: Callable[..., Any], *arguments: Any) -> SimpleNamespace:
+        timer = (self._now_s + delay_s, call, arguments)
+        self._set.append(timer)
+        return SimpleNamespace(cancel=lambda: self._set.remove(timer) if timer in self._set else None)
+
+    def passes(self, seconds: float) -> None:
+        self._now_s += seconds
+        for timer in [timer for timer in self._set if timer[0] <= self._now_s]:
+            self._set.remove(timer)
+            timer[1](*timer[2])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio.get_running_loop(), name)
+
+
+def test_a_session_that_is_renewed_goes_on_and_one_that_is_not_ends_with_the_next_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers = Timers()
+    monkeypatch.setattr("kproxy.proxy.control.clients.logins.asyncio", SimpleNamespace(get_running_loop=lambda: timers))
+
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION + f"session_lifetime_s = {SESSION_S}\n") as here:
             client = await dialled(here)
             assert (await logged_in(client))["sessionLifetimeMs"] == SESSION_S * 1000
             await answers(here.broker)
             for number in range(4):
-                await asyncio.sleep(0.3 * SESSION_S)  # together more than one lasts
+                timers.passes(0.3 * SESSION_S)  # together more than one lasts
                 assert (await asked(client, METADATA, 12, {"topics": []}, number))["brokers"]
                 assert (await logged_in(client, number=number))["sessionLifetimeMs"] == SESSION_S * 1000
-            await asyncio.sleep(1.1 * SESSION_S)  # expired: to log in is all that is left, and it helps
+            timers.passes(1.1 * SESSION_S)  # expired: to log in is all that is left, and it helps
             assert (await logged_in(client))["errorCode"] == 0
             assert (await asked(client, METADATA, 12, {"topics": []}))["brokers"]
-            await asyncio.sleep(1.1 * SESSION_S)
+            timers.passes(1.1 * SESSION_S)
             await client.send(request(METADATA, 12, 9, {"topics": []}))
             assert await client.rest() == b""
             await here.until(lambda: not here.relays)

@@ -33,11 +33,12 @@ async def haproxy(folder, bind, server):
     )
     process = subprocess.Popen(["haproxy", "-db", "-q", "-f", str(config)])  # noqa: ASYNC220 - it takes no time
     try:
-        for _ in range(500):
+        while True:
             try:
                 probe = await Wire.dial(port)
                 break
             except ConnectionRefusedError:
+                assert process.poll() is None
                 await asyncio.sleep(0.02)
         probe.close()
         yield port
@@ -168,7 +169,10 @@ def test_a_check_of_the_balancer_itself_is_a_client_like_any_other():
             await talks(client, broker, 3)
             assert clients_of(here) == [own_address(client)]
             (await Wire.dial(here.port)).close()  # a check whether the port is open
-            await asyncio.sleep(0.1)
+            behind = await Wire.dial(here.port)
+            await behind.send(write("v2"))
+            await here.broker.accept()  # so the check was accepted before
+            await here.until(lambda: here.server._worker.gate.connections == 2)  # and has gone
             assert not here.counted.disconnects
 
     live(test())

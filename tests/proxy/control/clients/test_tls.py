@@ -378,10 +378,13 @@ def test_handshakes_that_are_left_open_keep_nobody_out(authority, monkeypatch, c
             left_open = [await Wire.dial(here.port) for _ in range(4)]
             for wire in left_open:
                 await wire.send(hello)
-            await asyncio.sleep(0.1)
+            taken = 0 if sent else handshakes.AT_ONCE  # of a hello that is not complete, the kernel keeps the bytes
+            places = here.server._worker.handshakes()._clients
+            await here.until(lambda: here.server._worker.gate.connections == len(left_open))
+            await here.until(lambda: len(places._silent) == taken)
             client = await dial(here, trusting(authority))
             await exchange(client, await here.broker.accept())
-            given_up = 0 if sent else 3  # of a hello that is not complete, the kernel keeps the bytes
+            given_up = 0 if sent else 3
             assert results(here) == {"ok": 1} | ({"timeout": given_up} if given_up else {})
             assert here.counted.disconnects == ({"handshake_timeout": given_up} if given_up else {})
             for wire in left_open[given_up:]:  # a client that goes on within its time is served

@@ -60,7 +60,7 @@ def test_what_sessions_keep_arrives_whole_and_in_order():
     got = received(theirs, 5)
     assert [(each.whose, each.number) for each in got] == [(WHOSE, number) for number in (0, 1, 2, 0, 1)]
     assert got[0].request == exchanges(1)[0].request_frame and len(got[3].request) > 300_000
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while sender.waiting_bytes:
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -80,7 +80,7 @@ def test_where_nobody_reads_what_does_not_fit_is_dropped_and_counted(monkeypatch
     received(theirs, 100 - left_out["queue_full"])
     theirs.close()
     before = left_out["queue_full"]
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while left_out["queue_full"] == before:  # who reads has gone: what waits for the next one is bounded as before
         assert time.monotonic() < end
         take(exchanges(10, 10_000))
@@ -97,7 +97,7 @@ def test_what_is_lost_with_who_read_it_waits_no_more():
     theirs.close()
     take(exchanges(5))
     sender.use(ours)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while sender.waiting_bytes or left_out != {"queue_full": 5}:
         assert time.monotonic() < end, (sender.waiting_bytes, left_out)
         time.sleep(0.01)

@@ -206,13 +206,26 @@ def test_a_burst_of_silent_connections_leaves_no_slot_taken(monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["metrics", "nothing-here"])
-def test_busy_connections_keep_nobody_out(path):
+def test_busy_connections_keep_nobody_out(path, monkeypatch):
     """All connections are busy when the last one comes; they go on to ask, more often than silence would end them."""
     released = threading.Event()
+    begun = []
+    metrics = Admin._metrics
+
+    async def counted(admin, request):
+        begun.append(request)
+        return await metrics(admin, request)
+
+    monkeypatch.setattr(Admin, "_metrics", counted)
 
     def scrape(_):
-        assert released.wait(30)
+        assert released.wait(60)
         return BODY, "text/plain"
+
+    async def are_under_way(requests):
+        async with asyncio.timeout(60):
+            while len(begun) < requests:  # noqa: ASYNC110 - it has no event for it
+                await asyncio.sleep(0.005)
 
     async def ask_on(writer, asked):
         while not writer.is_closing():
@@ -225,10 +238,10 @@ def test_busy_connections_keep_nobody_out(path):
             busy = [await asyncio.open_connection(url.host, url.port) for _ in range(3)]
             for _, writer in busy:
                 writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            await asyncio.sleep(0.2)
+            await are_under_way(3)
             last, its_writer = await asyncio.open_connection(url.host, url.port)
-            await asyncio.sleep(0.2)
             its_writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await are_under_way(4)
             asking = [asyncio.create_task(ask_on(writer, path)) for _, writer in busy]
             released.set()
             assert (await last.readline()).startswith(b"HTTP/1.1 200")

@@ -409,15 +409,16 @@ def test_a_worker_that_is_being_forked_when_kproxy_is_to_end_does_not_keep_it(mo
     live(test(), PATIENCE_S)
 
 
-def test_a_worker_that_is_stopped_gets_no_further_client():
+def test_a_worker_that_is_stopped_gets_no_further_client(monkeypatch, tmp_path):
     """Those that it has got wait; others are served meanwhile."""
+    patient_for(monkeypatch, tmp_path, "crew.LATE_S = 0.1")
 
     async def test():
         async with kproxy() as here:
             os.kill(here.workers[0], signal.SIGSTOP)
             waiting = [await Wire.dial(here.port) for _ in range(2)]  # one of them is the stopped one's
             await here.broker.accept()
-            await asyncio.sleep(0.7)
+            await asyncio.sleep(0.7)  # much more than the time after which it is late
             pairs = [await here.connect() for _ in range(6)]
             for client, broker in pairs:
                 assert await alive(client, broker)
@@ -556,7 +557,11 @@ def test_a_broker_that_moved_is_known_to_all_workers():
             await broker.frame()
             await broker.send(response(METADATA, 12, 1, {"brokers": [{"nodeId": 1, "host": HOST, "port": moved.port}]}))
             await client.frame()
-            await asyncio.sleep(0.2)
+
+            async def is_known() -> bool:
+                return str(moved.port) in await here.get("/api/clusters")
+
+            await here.until(is_known)
             for _ in range(4):  # both workers get some
                 wire = await Wire.dial(here.port + 3)
                 assert await alive(wire, await moved.accept())
@@ -701,13 +706,12 @@ def test_other_settings_reach_the_workers(tmp_path):
             written(tmp_path, port, broker, "max_request_bytes = 2000\n")
             here.process.send_signal(signal.SIGHUP)
             await here.said("reload by SIGHUP: ")
-            await asyncio.sleep(0.3)
-            for client, wire in before:
-                assert await alive(client, wire)
-            for _ in range(2):
+            for _ in range(2):  # one of each worker, which has the settings by then
                 client, _ = await here.connect()
                 await client.send((3000).to_bytes(4, "big") + bytes(3000))
                 assert await is_closed(client)
+            for client, wire in before:
+                assert await alive(client, wire)
 
             os.kill(here.workers[0], signal.SIGKILL)  # its replacement begins with the settings that run now
             await here.said("another one starts")
