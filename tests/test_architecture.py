@@ -63,6 +63,7 @@ BEYOND_MODULES = {
     "tests/test_packaging.py",
     "tests/test_rings.py",
     "tests/test_traps.py",
+    "tests/test_waiting.py",
     "tests/tools",
 }
 

@@ -35,6 +35,10 @@ def whole(by_api):
     return {key: count for key, count in by_api.items() if key[0] != "FindCoordinator"}
 
 
+def requests(of):
+    return whole(of.total("kproxy_requests_total", "api", "version"))
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     """The same traffic through `kproxy run`, seen by two `kproxy watch` and by tcpdump: what each has made of it."""
@@ -59,12 +63,15 @@ def seen(tmp_path_factory):
         )
         until("tcpdump", lambda: "listening on lo" in (folder / "tcpdump.log").read_text())
         here.run(sys.executable, "-c", CLIENT, "127.0.0.1:9092", "20000")
-        until("the last connection", lambda: not any(recording.total("kproxy_open_connections").values()))
-        time.sleep(0.5)
+        three = (run, counting, recording)
+        for each in three:
+            until("the last connection", lambda each=each: not any(each.total("kproxy_open_connections").values()))
+        with suppress(AssertionError):  # which of them differ is for the tests to say
+            until("all to have counted as much", lambda: len({sum(requests(each).values()) for each in three}) == 1, 20)
         of = {}
         for name, each in (("run", run), ("counting", counting), ("recording", recording)):
             of[name] = {
-                "requests": whole(each.total("kproxy_requests_total", "api", "version")),
+                "requests": requests(each),
                 "request_bytes": whole(each.total("kproxy_request_bytes_total", "api")),
                 "answers": each.total("kproxy_request_duration_seconds_count", api="Produce"),
                 "fetched": each.total("kproxy_response_bytes_total", api="Fetch"),
