@@ -53,7 +53,6 @@ class Scene:
         self.bootstrap = bootstrap
         self.kproxies = kproxies
         self.groups: set[str] = set()
-        self.moments: dict[str, Lags] = {}
         self.admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
 
     # --- what happens ------------------------------------------------------------------------------------------------
@@ -143,16 +142,16 @@ class Scene:
 
     def moment(self, name: str) -> None:
         """Nothing moves: both say the same, of each partition and of each group in a topic."""
-        told = self.moments[name] = self.described()
-        sums: defaultdict[tuple[str, str], float] = defaultdict(float)
-        for (group, topic, _), (offset, end) in told.items():
-            sums[group, topic] += end - offset
-        shown = self.shown()
+        told: Lags = {}
+        shown: Any = None
 
         def agrees() -> bool:
-            nonlocal shown
-            shown = self.shown()
-            return shown == (told, dict(sums), 0)
+            nonlocal told, shown
+            told, shown = self.described(), self.shown()  # while coordinators move, neither knows all groups
+            sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+            for (group, topic, _), (offset, end) in told.items():
+                sums[group, topic] += end - offset
+            return bool(told) and shown == (told, dict(sums), 0)
 
         try:
             wait_for(name, agrees, pause_s=0.2)
