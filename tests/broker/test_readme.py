@@ -152,8 +152,9 @@ def test_gateway(cluster: Cluster, tmp_path: Path) -> None:
 def test_capture(cluster: Cluster, tmp_path: Path) -> None:
     broker = cluster.brokers[0]
     tcpdump = command(CAPTURE, **{"9092": str(broker.port)})
-    # Debian's tcpdump gives up its rights before it opens the file, and hands packets on once a second.
-    tcpdump += " -Z root --immediate-mode -U"
+    # Debian's tcpdump gives up its rights before it opens the file, and hands packets on once a second. At once, it has
+    # a buffer of 2 MiB for packets of up to 256 KiB: for 8 of them, and a busy machine needs room for more.
+    tcpdump += " -Z root --immediate-mode -U -B 65536"
     with running(shlex.join(as_root()) + f" {tcpdump}", tmp_path) as capturing:
         assert capturing.stdout is not None
         wait_for("tcpdump to listen", lambda: "listening on any" in capturing.stdout.readline())
@@ -161,12 +162,8 @@ def test_capture(cluster: Cluster, tmp_path: Path) -> None:
         # At Ctrl-C tcpdump leaves what the kernel still has: the last packet of all shows that the others are written.
         last = b"the last packet"
         with socket.create_connection((broker.host, broker.port), timeout=30) as client:
-
-            def is_written() -> bool:  # again each time: a busy kernel drops packets, and one may be this one
-                client.sendall(framed_request(18, 0, 1, last.decode(), {}))
-                return last in (tmp_path / "incident.pcap").read_bytes()
-
-            wait_for("tcpdump to write", is_written, pause_s=0.5)
+            client.sendall(framed_request(18, 0, 1, last.decode(), {}))
+            wait_for("tcpdump to write", lambda: last in (tmp_path / "incident.pcap").read_bytes())
     summary = output(command(CONVERT), tmp_path)
     assert "exchanges" in summary
     (read,) = (text for language, text in BLOCKS if language == "python" and text.startswith("import pyarrow"))
