@@ -352,7 +352,7 @@ class Offsets:
     # --- what kproxy asks brokers ------------------------------------------------------------------------------------
 
     def note_group(self, group: str | None) -> None:
-        """A transaction commits offsets of this group."""
+        """Remember a group whose offsets a transaction commits, to ask its coordinator for them."""
         if not group:
             return
         self.seen.pop(group[:MAX_LABEL], None)
@@ -361,7 +361,7 @@ class Offsets:
         self.seen[group[:MAX_LABEL]] = None
 
     def groups(self) -> list[str]:
-        """Groups that commit offsets, as far as their names are known whole."""
+        """The groups that commit offsets. Those whose names were cut are left out: brokers do not know them."""
         return [group for group in {*self.seen, *(of[0] for of in self.committed)} if len(group) < MAX_LABEL]
 
     def told_ends(self, ends: Mapping[tuple[str, int], tuple[int, int]], asked_ns: int, now_ns: int) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
 from kafka import KafkaConsumer
 from kafka.structs import OffsetAndMetadata
 from kafka.structs import TopicPartition as Partition
@@ -24,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.broker.cluster import Cluster, wait_for
 from tests.broker.jvm import tool
 from tests.broker.kproxy import Kproxy
-from tests.broker.tools import CONSUMER, GROUPS, create_topic, delete_topic
+from tests.broker.tools import CONSUMER, GROUPS, TOPICS, create_topic, delete_topic
 from tests.ports import free_ports
 from tests.prometheus import Prometheus
 
@@ -53,7 +52,6 @@ class Scene:
         self.bootstrap = bootstrap
         self.kproxies = kproxies
         self.groups: set[str] = set()
-        self.admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
@@ -250,9 +248,9 @@ def play(scene: Scene) -> None:
     scene.moment("another topic")
     delete_topic(cluster.bootstrap, short)
     scene.moment("a topic is deleted")
-    wait_for("the topic to be gone", lambda: short not in scene.admin.list_topics(timeout=10).topics)
+    wait_for("the topic to be gone", lambda: short not in tool(TOPICS, "--bootstrap-server", behind, "--list").split())
     shape = ("--create", "--topic", short, "--partitions", "3", "--replication-factor", "3")
-    tool("org.apache.kafka.tools.TopicCommand", "--bootstrap-server", behind, *shape)
+    tool(TOPICS, "--bootstrap-server", behind, *shape)
     scene.produce(short, 5)
     scene.moment("it is created again")
     scene.consume(again, short, 9)

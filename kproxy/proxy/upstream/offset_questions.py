@@ -1,9 +1,10 @@
 """The questions that lag needs: who leads partitions and coordinates groups, where logs end, what groups committed.
 
 In versions since Kafka 0.11 (`TooOld`): an older Metadata would create the topics that it names. Each function asks on
-one connection, in requests of at most MAX_PARTITIONS partitions or MAX_GROUPS groups, and returns what was answered
-beside what was refused, by error code. Raises UpstreamError, and ProtocolError for an answer that does not decode. The
-caller bounds the time. Refuses to know when to ask, and what the answers are for.
+one connection, and returns what was answered beside what was refused, by error code. One request has at most
+PARTITIONS_PER_REQUEST partitions, GROUPS_PER_REQUEST groups or TOPICS_PER_REQUEST topics. Raises UpstreamError, and
+ProtocolError for an answer that does not decode. The caller bounds the time. Refuses to know when to ask, and what the
+answers are for.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,8 +20,8 @@ from kproxy.proxy.upstream.conversation import METADATA, Conversation, newest
 
 LIST_OFFSETS, OFFSET_FETCH, FIND_COORDINATOR = 2, 9, 10
 APIS = (METADATA, LIST_OFFSETS, OFFSET_FETCH, FIND_COORDINATOR)
-MAX_PARTITIONS = 1000
-MAX_GROUPS = 100
+PARTITIONS_PER_REQUEST = 1000
+GROUPS_PER_REQUEST = TOPICS_PER_REQUEST = 100
 
 # The first version in which all offsets of a group can be asked for, a topic is not created by asking, and so on.
 _OLDEST = {METADATA: 4, LIST_OFFSETS: 1, OFFSET_FETCH: 2, FIND_COORDINATOR: 0}
@@ -59,7 +60,7 @@ async def leaders(talk: Conversation, offers: Offers, topics: Iterable[str]) -> 
     """Of each topic, the node id of each partition's leader; partitions without a leader are left out."""
     version = _version(offers, METADATA)
     answer: Answer[str, dict[int, int]] = Answer()
-    for some in _pieces(topics, MAX_GROUPS):
+    for some in _pieces(topics, TOPICS_PER_REQUEST):
         asked = {"topics": [{"name": topic} for topic in some], "allowAutoTopicCreation": False}
         said = await _ask(talk, answer, METADATA, version, asked)
         for broker in said["brokers"]:
@@ -74,7 +75,7 @@ async def coordinators(talk: Conversation, offers: Offers, groups: Iterable[str]
     """The node id of each group's coordinator."""
     version = _version(offers, FIND_COORDINATOR)
     answer: Answer[str, int] = Answer()
-    for some in _pieces(groups, MAX_GROUPS if version >= _FIRST_BATCHED[FIND_COORDINATOR] else 1):
+    for some in _pieces(groups, GROUPS_PER_REQUEST if version >= _FIRST_BATCHED[FIND_COORDINATOR] else 1):
         if version >= _FIRST_BATCHED[FIND_COORDINATOR]:
             said = await _ask(talk, answer, FIND_COORDINATOR, version, {"keyType": 0, "coordinatorKeys": some})
             found: list[dict[str, Any]] = said["coordinators"]
@@ -94,7 +95,7 @@ async def ends(
     """(end, leader epoch or -1) of each log, as its leader says; read_uncommitted, so it is the high watermark."""
     version = _version(offers, LIST_OFFSETS)
     answer: Answer[Partition, tuple[int, int]] = Answer()
-    for some in _pieces(sorted(partitions), MAX_PARTITIONS):
+    for some in _pieces(sorted(partitions), PARTITIONS_PER_REQUEST):
         topics = [
             {
                 "name": topic,
@@ -120,7 +121,7 @@ async def committed(talk: Conversation, offers: Offers, groups: Iterable[str]) -
     """
     version = min(_version(offers, OFFSET_FETCH), _LAST_BY_NAME)
     answer: Answer[str, dict[Partition, int]] = Answer()
-    for some in _pieces(groups, MAX_GROUPS if version >= _FIRST_BATCHED[OFFSET_FETCH] else 1):
+    for some in _pieces(groups, GROUPS_PER_REQUEST if version >= _FIRST_BATCHED[OFFSET_FETCH] else 1):
         if version >= _FIRST_BATCHED[OFFSET_FETCH]:
             wanted = [{"groupId": group, "memberId": None, "memberEpoch": -1, "topics": None} for group in some]
             said = await _ask(talk, answer, OFFSET_FETCH, version, {"groups": wanted, "requireStable": False})
