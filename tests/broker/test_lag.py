@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.broker.cluster import Cluster, wait_for
 from tests.broker.jvm import tool
 from tests.broker.kproxy import Kproxy
+from tests.broker.test_outages import leaders_spread
 from tests.broker.tools import CONSUMER, GROUPS, TOPICS, create_topic, delete_topic
 from tests.ports import free_ports
 from tests.prometheus import Prometheus
@@ -265,7 +266,9 @@ def play(scene: Scene) -> None:
         moved.start()
         moved.wait_until_started()
     scene.produce(topic, 3)
-    scene.moment("the broker is back")
+    # Leaders and coordinators go back by themselves too, minutes later: into a test that counts on its connections.
+    wait_for("every broker to lead again", lambda: leaders_spread(behind, topic))
+    scene.moment("the broker is back, and leads and coordinates what it did")
 
 
 def transactions(scene: Scene, topic: str) -> None:
