@@ -27,13 +27,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no defect: how long one example takes is not what properties are about. Ring 1 tries the same
-# examples in each run, so that it is red only where something has changed; all other runs try new ones.
+# examples in each run, so that it is red only where something has changed; all other runs try new ones, and more.
 settings.register_profile("kproxy", deadline=None)
-settings.register_profile("ring 1", deadline=None, derandomize=True)
+settings.register_profile("ring 1", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("kproxy")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # xdist's own order: files with the most tests first, not the longest ones
     settings.load_profile("ring 1" if config.getoption("ring") == "1" else "kproxy")
 
 
@@ -42,6 +43,16 @@ pytest_plugins = ["tests.spark_session"]
 # One Kafka cluster, one Spark: what needs it runs in one process.
 KAFKA = ("tests/broker/", "tests/chaos/", "tests/knowledge/", "tests/matrix/")
 SPARK = ("tests/spark/", "tests/analysis/", "tests/cli/test_spark.py", "tests/views/test_answers.py")
+# What takes long beside these: begun early, so that no process is left with it at the end.
+LONG = (
+    "tests/proxy/control/",
+    "tests/watch/",
+    "tests/cli/",
+    "tests/convert/",
+    "tests/demo/",
+    "tests/views/",
+    "tests/docs/",
+)
 
 # Ring 1 decides whether kproxy works and takes minutes: `./dev test`. Ring 2 has every combination that ring 1 samples:
 # these files and folders, tests that are marked `ring2`, and of those marked `sampled(n)` the cases after the first n.
@@ -105,7 +116,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set(items) - set(chosen)
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-    items[:] = sorted(chosen, key=lambda item: not item.nodeid.startswith((*KAFKA, *SPARK)))
+    items[:] = sorted(
+        chosen, key=lambda item: (not item.nodeid.startswith((*KAFKA, *SPARK)), not item.nodeid.startswith(LONG))
+    )
 
 
 def is_in_shard(file: str, number: int, count: int) -> bool:
@@ -142,6 +155,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((group[0] for group in (KAFKA, SPARK) if nodeid.startswith(group)), nodeid)
+            file = nodeid.partition("::")[0]  # whose fixtures are made once
+            return next((group[0] for group in (KAFKA, SPARK) if nodeid.startswith(group)), file)
 
     return Together(config, log)

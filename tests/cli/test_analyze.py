@@ -56,6 +56,7 @@ def test_examples_work(tables, tmp_path, monkeypatch):
         assert done.exit_code == 0, done.output
 
 
+@pytest.mark.ring2
 def test_commands_of_the_page_work(tables, tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "analyze.md").read_text()
     monkeypatch.chdir(tmp_path)
@@ -194,6 +195,7 @@ def test_conditions_take_the_names_of_groups_and_those_that_sql_reserves(tables)
     assert told("latency", tables, "--where", 'api = "Fetch" and client_id != \'a\\\\b""c{}\'', "--replicas")
 
 
+@pytest.mark.ring2
 def test_times(tables):
     seconds = told("latency", tables, "--by", "source", "--every", "1 second")
     first, last = min(row["time"] for row in seconds), max(row["time"] for row in seconds)
@@ -320,6 +322,7 @@ def test_sql_behind_the_tables_is_put_right(tables):
         run("sql", tables, "select 1 as n")
 
 
+@pytest.mark.ring2
 def test_overview(tables, tmp_path):
     """Its figures are those of the jobs."""
     said = json.loads(run("overview", tables, "--format", "json", "--limit", 1000))

@@ -34,6 +34,7 @@ def run(spark):
     return invoke
 
 
+@pytest.mark.ring2
 def test_the_answer_is_that_of_analyze(run, tables, tmp_path):
     """In every format; the engines themselves: tests/analysis/test_engine.py."""
     by = ("latency", tables, "--by", "api,client", "--every", "1 minute", "--having", "exchanges > 1")

@@ -112,6 +112,7 @@ def test_the_number_of_processes_changes_nothing(tmp_path):
         assert len({(folder / name).read_bytes() for folder in folders}) == 1
 
 
+@pytest.mark.ring2
 def test_small_captures_are_read_side_by_side_and_nothing_changes(tmp_path, monkeypatch):
     paths = [captures.capture(name) for name in ("k41_sasl_plain", "k41_midstream", "k0102_sasl_plain", "k41_quota")]
     nothing = tmp_path / "nothing.pcap"
@@ -166,6 +167,7 @@ def test_a_run_that_cannot_be_published_leaves_the_records_of_an_earlier_one(tmp
     assert rows(tmp_path, "records", path.name)
 
 
+@pytest.mark.ring2
 def test_checksums_are_checked_where_that_is_asked_for(tmp_path):
     path = captures.capture("k41_librdkafka")
     for checked, arguments in ((None, []), (True, ["--checksums"])):

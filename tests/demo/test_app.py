@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 COMMAND = [sys.executable, "-c", "from kproxy.cli import main; main()", "demo"]
 
 
+@pytest.mark.ring2
 def test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c(tmp_path):
     process = subprocess.Popen(
         [*COMMAND, "--record", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

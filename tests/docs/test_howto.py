@@ -43,6 +43,7 @@ def test_gateways_and_sidecars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             assert isinstance(command, click.Group) and words[1] in command.list_commands(click.Context(command))
 
 
+@pytest.mark.ring2
 def test_captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs/capture.md").read_text()
     monkeypatch.chdir(tmp_path)
@@ -124,6 +125,7 @@ def test_a_command_that_is_none_is_found() -> None:
     assert not unknown(["ctl", "-a", ":1", "connections", "--client", "x"])
 
 
+@pytest.mark.ring2
 def test_questions_to_zookeeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each finds rows of an old cluster, with the names and the times of that one."""
     page = (ROOT / "docs/zookeeper.md").read_text()

@@ -29,6 +29,7 @@ def test_names_are_read_as_kafka_reads_them_or_the_request_is_refused() -> None:
     assert min(seen[f"replaced, {what}"] for what in ("Fetch", "Metadata", "cursor")) > 10, seen
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("lenient", "mutation"), [("sizes", "hide"), ("bits", "alias")])
 def test_a_lenient_reader_is_found_out(lenient: str, mutation: str) -> None:
     """Tagged fields skipped by their sizes; tags of more bits than Java reads."""

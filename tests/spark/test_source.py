@@ -50,6 +50,7 @@ def test_the_tables_of_convert(spark, converted):
         assert in_order(ours, theirs).equals(in_order(theirs, theirs)), name
 
 
+@pytest.mark.ring2
 def test_segments_are_the_same_however_files_are_split(spark):
     paths = [capture(name) for name in FILES]
     whole = load(spark, "segments", paths, splitBytes=0).toArrow()
@@ -80,6 +81,7 @@ def test_a_file_that_cannot_be_read_in_splits_is_told(tmp_path):
     assert sum(batch.num_rows for part in whole.partitions() for batch in whole.read(part)) > 1000
 
 
+@pytest.mark.ring2
 def test_options(spark, converted):
     path = capture("k41_BASE")
     all_rows = [row for row in converted["exchanges"].to_pylist() if row["source"] == path.name]
@@ -114,6 +116,7 @@ def test_options_that_make_no_sense_are_told(spark, options, said):
         load(spark, options.pop("table", "exchanges"), [capture("k41_BASE")], **options).count()
 
 
+@pytest.mark.ring2
 def test_a_stream_follows_a_folder(spark, tmp_path):
     """Each file is read once, when it is complete, whatever its time of change: rsync and mv keep those of long ago."""
     folder, out, state = tmp_path / "in", tmp_path / "out", tmp_path / "state"
@@ -287,6 +290,7 @@ def test_a_file_that_is_under_way_in_hdfs_waits(monkeypatch):
         server.server_close()
 
 
+@pytest.mark.ring2
 def test_a_stream_says_what_it_cut(spark, tmp_path, converted):
     """An exchange between two batches is unanswered, and `connections` and `quality` say why."""
     uncut = [row for row in converted["exchanges"].to_pylist() if row["source"] == "k41_BASE.pcap"]

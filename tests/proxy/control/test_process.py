@@ -114,6 +114,7 @@ def listening(lines: list[str]) -> list[str]:
     return [line for line in lines if re.search(r" INFO +\S+ listening cluster=one", line)]
 
 
+@pytest.mark.ring2
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_reload_under_load(settings, workers):

@@ -189,6 +189,7 @@ def test_a_list_of_groups_is_not_cut_where_the_process_ends_between_two_slices()
     live(test(), PATIENCE_S)
 
 
+@pytest.mark.ring2
 def test_if_the_process_hangs_it_is_killed_and_another_one_follows(monkeypatch, tmp_path):
     set_in_kproxy(monkeypatch, tmp_path, "link.BEAT_S, link.HANGS_S = 0.1, 3.0")
 
@@ -281,6 +282,7 @@ def invented(number: int, frames: bytes, count: int) -> bytes:
     return b"".join(frames.replace(FIRST.encode(), b"%06d" % each) for each in range(number, number + count))
 
 
+@pytest.mark.ring2
 def test_what_a_client_invents_moves_memory_and_scrape_up_to_the_caps_only(monkeypatch, tmp_path):
     """30,000 groups of 120,000 members, 102,000 topics, or a share of it. The first part fills the caps; from there on
     nothing grows.

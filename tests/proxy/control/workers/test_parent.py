@@ -348,6 +348,7 @@ def test_the_process_that_forks_is_replaced_and_workers_go_on():
     live(test(), PATIENCE_S)
 
 
+@pytest.mark.ring2
 def test_a_template_that_ends_at_once_is_given_up(tmp_path):
     """So that whoever started kproxy starts it anew, by the version that is installed by then."""
 
@@ -365,6 +366,7 @@ def test_a_template_that_ends_at_once_is_given_up(tmp_path):
     live(test(), PATIENCE_S)
 
 
+@pytest.mark.ring2
 def test_where_no_descriptor_is_left_for_a_template_kproxy_ends_as_it_says():
     async def test():
         async with kproxy("--drain-timeout-s", "1") as here:
@@ -907,6 +909,7 @@ def test_workers_without_descriptors_turn_clients_away_and_serve_those_that_come
     live(test(), PATIENCE_S)
 
 
+@pytest.mark.ring2
 def test_processes_that_hang_do_not_keep_kproxy_from_its_end():
     async def test():
         async with kproxy("--drain-timeout-s", "1") as here:
