@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kproxy.proxy.access.sasl.mechanisms import OAUTHBEARER, PLAIN
 from kproxy.proxy.access.sasl.tokens import MAX_TOKEN_BYTES, TokenChecker, TokenError, UnknownKeyError
-from kproxy.proxy.access.sasl.users import UsersFile, is_password
+from kproxy.proxy.access.sasl.users import Credential, UsersFile, is_password
 
 _PEPPER = secrets.token_bytes(32)  # of this process: what is remembered of passwords is of no use elsewhere
 # The client's first message of RFC 7628, 3.1: a GS2 header, then pairs that end with 0x01, and one more 0x01.
@@ -41,9 +41,8 @@ class Known(NamedTuple):
 class Check(Protocol):
     """One login of a client."""
 
-    @property
-    def is_slow(self) -> bool:
-        """Whether the next `receive` computes for milliseconds."""
+    def is_slow(self, token: bytes) -> bool:
+        """Whether `receive` of it computes for milliseconds."""
 
     def receive(self, token: bytes) -> tuple[bytes, Known | None]:
         """(the token to answer with, who it is once that is known). Raises LoginRefusedError."""
@@ -56,24 +55,47 @@ class Passwords:
         self._users = users
         self._right: dict[str, bytes] = {}  # by name: a digest of the password with what it was checked against
 
+    def remembers(self, name: str, password: str) -> bool:
+        """Whether it was right before, and the user's line is the same; it takes microseconds."""
+        _, known, exists = self._users.plain(name)
+        return exists and hmac.compare_digest(self._right.get(name, b""), _digest(known, password))
+
     def is_right(self, name: str, password: str) -> bool:
+        if self.remembers(name, password):
+            return True
         mechanism, known, exists = self._users.plain(name)
-        digest = hmac.digest(_PEPPER, known.stored_key + password.encode(), "sha256")
-        if hmac.compare_digest(self._right.get(name, b""), digest):
-            return exists
         if not is_password(mechanism, password, known) or not exists:
             return False
-        self._right[name] = digest
+        self._right[name] = _digest(known, password)
         return True
 
 
-class PlainCheck:
-    is_slow = True
+def _digest(known: Credential, password: str) -> bytes:
+    return hmac.digest(_PEPPER, known.stored_key + password.encode(), "sha256")
 
+
+class PlainCheck:
     def __init__(self, passwords: Passwords) -> None:
         self._passwords = passwords
 
+    def is_slow(self, token: bytes) -> bool:
+        """A client that logs in again does not wait behind those that guess."""
+        try:
+            return not self._passwords.remembers(*self._parts(token))
+        except LoginRefusedError:
+            return False
+
     def receive(self, token: bytes) -> tuple[bytes, Known | None]:
+        name, password = self._parts(token)
+        if not self._passwords.is_right(name, password):
+            raise LoginRefusedError(
+                "Authentication failed: Invalid username or password", f"wrong password, or no such user: {name[:80]!r}"
+            )
+        return b"", Known(name)
+
+    @staticmethod
+    def _parts(token: bytes) -> tuple[str, str]:
+        """(name, password)"""
         try:
             parts = token.decode().split("\0")
         except UnicodeDecodeError:
@@ -89,16 +111,10 @@ class PlainCheck:
             raise LoginRefusedError(
                 "Authentication failed: Client requested an authorization id that is different from username"
             )
-        if not self._passwords.is_right(name, password):
-            raise LoginRefusedError(
-                "Authentication failed: Invalid username or password", f"wrong password, or no such user: {name[:80]!r}"
-            )
-        return b"", Known(name)
+        return name, password
 
 
 class ScramCheck:
-    is_slow = False
-
     def __init__(self, mechanism: str, users: UsersFile) -> None:
         from scramp import ScramMechanism  # only who checks SCRAM needs it
 
@@ -113,6 +129,9 @@ class ScramCheck:
         self._name = name
         known, self._exists = self._users.find(name, self._mechanism)
         return known.salt, known.stored_key, known.server_key, known.iterations
+
+    def is_slow(self, token: bytes) -> bool:
+        return False
 
     def receive(self, token: bytes) -> tuple[bytes, Known | None]:
         self._round += 1
@@ -145,11 +164,12 @@ class ScramCheck:
 class TokenCheck:
     """A token that is refused is answered with the reason as RFC 7628 has it; the client's next token then fails."""
 
-    is_slow = False
-
     def __init__(self, checker: TokenChecker) -> None:
         self._checker = checker
         self._reason = ""
+
+    def is_slow(self, token: bytes) -> bool:
+        return False
 
     def receive(self, token: bytes, *, last: bool = True) -> tuple[bytes, Known | None]:
         """last: not to be tried again with newer keys; otherwise UnknownKeyError is raised where these may help."""

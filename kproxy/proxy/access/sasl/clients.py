@@ -160,7 +160,7 @@ class _Login:
                     answer, known = await self._check_token(check, token)
                 else:
                     receive = check.receive
-                    answer, known = await self._owner.apart(receive, token) if check.is_slow else receive(token)
+                    answer, known = await self._owner.apart(receive, token) if check.is_slow(token) else receive(token)
             except LoginRefusedError as fault:
                 if header is not None:
                     body = {"errorCode": SASL_AUTHENTICATION_FAILED, "errorMessage": str(fault)}

@@ -1,7 +1,7 @@
 """Clients' logins, answered as brokers answer: every mechanism, every refusal, and whatever else a client may send."""
 
 import asyncio
-import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -268,19 +268,38 @@ def test_no_bytes_of_a_client_crash_or_hang_a_login(users: UsersFile, frames: li
     assert len(answers) <= 12 and len(talk.counted) == 1
 
 
-def test_passwords_are_right_quickly_the_second_time_until_they_change(tmp_path: Path) -> None:
+def test_who_logs_in_again_does_not_wait_behind_those_that_guess(tmp_path: Path) -> None:
+    """Until the password changes; who is unknown, or has another password, takes its turn."""
     path = tmp_path / "users"
     change(path, "alice", "one password")
     file = UsersFile(path)
-    logged_in(file, "PLAIN", password="one password")
-    start = time.perf_counter()
-    logged_in(file, "PLAIN", password="one password")
-    assert time.perf_counter() - start < 5
+    checks = Checks(ALL, file, checker())
+    right, wrong, unknown = b"\0alice\0one password", b"\0alice\0another password", b"\0bob\0one password"
+    assert all(checks.of("PLAIN").is_slow(token) for token in (right, wrong, unknown))
+    checks.of("PLAIN").receive(right)
+    assert [checks.of("PLAIN").is_slow(token) for token in (right, wrong, unknown)] == [False, True, True]
+    assert not any(checks.of("PLAIN").is_slow(token) for token in (b"", b"\xff", b"\0alice\0", b"a\0b\0c"))
     change(path, "alice", "another password")
     file.refresh()
-    refused(file, "PLAIN", password="one password")
-    logged_in(file, "PLAIN", password="another password")
-    assert json.dumps(file.fault) == '""'
+    assert checks.of("PLAIN").is_slow(right) and checks.of("PLAIN").is_slow(wrong)
+    with pytest.raises(LoginRefusedError):
+        checks.of("PLAIN").receive(right)
+    checks.of("PLAIN").receive(wrong)
+    assert not checks.of("PLAIN").is_slow(wrong)
+
+    async def log_in_beside_a_guess() -> Session:
+        guess, talk = threading.Event(), Talk()
+        login = Authenticator(checks, None, 0.0, lambda _: asyncio.sleep(0), lambda _: None, lambda *_: None)
+        waits = asyncio.ensure_future(login.apart(lambda token: (token, guess.wait() and None), b""))
+        talk.login = asyncio.ensure_future(login.authenticate(talk))
+        await converse(log_in(Plain("alice", Secret("another password"))), talk.exchange)
+        session = await talk.login
+        assert not waits.done()
+        guess.set()
+        await waits
+        return session
+
+    assert asyncio.run(log_in_beside_a_guess()).known.name == "alice"
 
 
 def test_passwords_are_checked_one_after_another(users: UsersFile) -> None:
