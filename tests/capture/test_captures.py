@@ -8,6 +8,7 @@ import os
 import pytest
 
 from kproxy.capture.captures import Capture, in_time
+from kproxy.capture.columns import mapped
 from kproxy.capture.quality import Quality
 from kproxy.errors import CaptureError
 from tests.capture import packet
@@ -81,3 +82,27 @@ def test_a_compressed_file_that_was_cut_is_counted_once_wherever_it_ends(tmp_pat
     records = [record for window in Capture([tmp_path / "cut.gz"], quality).windows() for record in window.records]
     assert (len(records), quality.count("cut_file")) == (1 if first + left < len(whole) else 2, 1)
     assert quality.size("cut_file") == left % (first - 24)
+
+
+@pytest.mark.parametrize("grown", (1, 100, 9000, 100_000))
+@pytest.mark.parametrize("kind", ("pcap", "pcapng"))
+def test_a_capture_that_is_still_written_to_is_cut_and_not_damaged(tmp_path, monkeypatch, kind, grown):
+    """It is read as far as it went when it was opened, or a little further, whatever comes meanwhile."""
+    monkeypatch.setattr(mapped, "FIRST_RECORDS", 8)
+    times = range(2000)
+    whole = capture_of(*times)
+    if kind == "pcapng":
+        blocks = [packet.enhanced(packet.ethernet(bytes(200)), time_s * 1_000_000) for time_s in times]
+        whole = packet.section() + packet.interface() + b"".join(blocks)
+    path = tmp_path / "grows"
+    path.write_bytes(whole[: len(whole) // 2 + 33])
+    quality = Quality()
+    count = written = 0
+    for window in Capture([path], quality).windows():
+        count += len(window.records)
+        at = path.stat().st_size
+        with path.open("ab") as file:
+            written += file.write(whole[at : at + grown])
+    kinds = {row.kind for row in quality}
+    assert kinds <= {"cut_file"} and 990 < count <= 2000 and written
+    assert quality.count("cut_file") or path.stat().st_size == len(whole)
