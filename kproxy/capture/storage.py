@@ -12,6 +12,7 @@ bytes mean.
 import io
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ FIRST_BYTES = 64 << 10  # of a part of a file; each range is twice as long as th
 BEHIND_BYTES = 1 << 10  # a part's end: the heads of records are looked at many at a time
 SILENCE_S = 60.0  # of a server of WebHDFS, before a request fails; as that of S3
 MOST_FILES = 1_000_000  # that one folder or pattern may stand for
+MOST_LOOKED_AT = 10_000  # names below a folder, for a remedy
 _BESIDE = 10_000  # names that a mistyped one is compared with
 
 # .pcap7: as tcpdump -C writes; the last three are not read, and are said to be not, rather than passed over in silence.
@@ -337,8 +339,8 @@ def _typed(options: Mapping[str, str]) -> dict[str, Any]:
 def _local(path: str) -> Iterator[str]:
     none = f"{shown(path)}: no file matches this pattern"
     if os.path.isdir(path):  # noqa: PTH112 - raises never
-        none = _no_captures(path)
         folder = str(Path(path))
+        none = _no_captures(path) + _below(folder)
         before = "" if folder == "." else os.path.join(folder, "")  # noqa: PTH118 - a Path keeps each name for good
         try:
             with os.scandir(path) as entries:
@@ -373,6 +375,22 @@ def _closed(pattern: str) -> str | None:
 
 def _no_captures(path: str) -> str:
     return f"{shown(path)}: no captures in this folder (*.pcap, *.pcapng or *.cap, also compressed): name the files"
+
+
+def _below(folder: str) -> str:
+    """The pattern for captures in folders below this one, by day for example, as the end of a sentence; or nothing.
+
+    Looks at MOST_LOOKED_AT names.
+    """
+    looked_at = 0
+    for place, _, names in os.walk(folder):
+        if ends := {found[0] for found in map(_CAPTURE.search, names) if found is not None}:
+            pattern = os.path.join(folder, "**", f"*{min(ends)}")  # noqa: PTH118
+            return f", or those of the folders below it by a pattern in quotes: {shlex.quote(pattern)}"
+        looked_at += len(names) + 1
+        if looked_at > MOST_LOOKED_AT or place.count(os.sep) - folder.count(os.sep) > 3:
+            break
+    return ""
 
 
 def _spelled_as(path: str) -> Any:

@@ -140,6 +140,17 @@ def test_a_folder_stands_for_its_captures(tmp_path):
         captures_of([tmp_path / "e.pcap"], Settings())
 
 
+def test_captures_in_folders_by_day_are_read_by_the_pattern_that_is_named(tmp_path):
+    for day in (1, 2):
+        folder = tmp_path / "captures of june" / f"2026-06-0{day}"
+        folder.mkdir(parents=True)
+        shutil.copy(captures.capture("k41_BASE"), folder / f"{day}.pcap0")
+    with pytest.raises(KproxyError, match="or those of the folders below it") as fault:
+        captures_of([tmp_path / "captures of june"], Settings())
+    (pattern,) = shlex.split(str(fault.value).rpartition(" quotes: ")[2])
+    assert [job.source for job in captures_of([pattern], Settings())] == ["1.pcap0", "2.pcap0"]
+
+
 def test_names_are_no_markup_and_cannot_move_the_cursor(tmp_path, capsys):
     name = "a[/b] :boom: \x1b[31m\udcff.pcap"
     show(Summary(tmp_path / "[red]" / "[/x]", {"exchanges": 3}, {name: quality("packets")}, [CaptureError(name, "no")]))
