@@ -97,7 +97,7 @@ def test_prometheus(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     admin = settings(services["kproxy"]["command"]).admin
     (job,) = yaml.safe_load((tmp_path / "prometheus.yml").read_text())["scrape_configs"]
-    assert job["static_configs"] == [{"targets": [f"kproxy:{admin.port}"]}]
+    assert job["static_configs"] == [{"targets": [f"kproxy:{admin.port}"]}] and job["honor_labels"]
 
 
 def test_kubernetes_sidecar():
