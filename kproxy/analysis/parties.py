@@ -9,6 +9,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.pieces import (
     ACCURACY,
     ALL_BYTES,
+    CONNECTED,
     GROUPS,
     KEYS,
     OF_BROKERS,
@@ -200,7 +201,7 @@ def connections(
     every: str | None = None,
     replicas: bool = False,
 ) -> Frame:
-    """How connections live: churn, round-trip time, retransmissions, closed windows, resets.
+    """How connections live: churn, round-trip time, retransmissions, closed windows, resets, connects that failed.
 
     `per_minute` is churn: how many there were in a minute, from the first packet of all connections to the last, or
     within a step of time. Connections on which brokers ask each other are left out.
@@ -219,8 +220,9 @@ def connections(
                 {percentiles("handshake_rtt_ns", "round_trip_", 0.5, 0.99)},
                 sum(retransmissions) as retransmissions, sum(out_of_order) as out_of_order,
                 sum(zero_windows) as zero_windows, count_if(close = 'reset') as resets,
-                count_if(requests = 0) as unused, sum(requests) as requests,
-                sum(client_bytes + broker_bytes) as bytes, sum(gap_bytes) as gap_bytes
+                count_if(requests = 0 and {CONNECTED}) as unused, sum(requests) as requests,
+                sum(client_bytes + broker_bytes) as bytes, sum(gap_bytes) as gap_bytes,
+                count_if(close = 'refused') as refused, count_if(close = 'unanswered') as unanswered
             from ours
             cross join (select (max(end_ns) - min(start_ns)) / 6e10 as minutes from connections) whole
             group by all

@@ -12,6 +12,8 @@ from the first byte of the request to the last of the answer:
                 it, depending on where the capture was made
     broker      what is left of the time until the answer begins
     receiving   between the first byte of the answer and its last
+    delivery    from the last byte of the answer until its client acknowledged what was sent again of it; of captures
+                only, of the latest answer of each connection
     unanswered  of requests without an answer, all of their time, up to the end of their connection
 
 Tables of kproxy before schema 6 have no column `broker_ns`; their queue and mutes begin at the request's last byte.
@@ -36,6 +38,7 @@ CAUSES = {
     "sending": "until its last byte was sent",
     "receiving": "until the last byte of the answer",
     "broker": "in the broker",
+    "delivery": "until its client had all of the answer",
     "unanswered": "without an answer",
 }
 
@@ -52,13 +55,20 @@ def steps(condition: str) -> dict[str, str]:
     return {
         "trips": """
             select source, connection, max(handshake_rtt_ns) as round_trip_ns, max(end_ns) as ended_ns,
-                max(close) as close
+                max(close) as close, max(late_answer_ns) as late_ns, max(late_answer_since_ns) as since_ns,
+                max(late_answer_times) as late_times
             from connections group by source, connection""",
+        "late": """
+            select e.source, e.connection, max(e.response_end_ns) as sent_ns from exchanges e join trips t
+                on e.source = t.source and e.connection = t.connection and e.response_end_ns <= t.since_ns
+            group by e.source, e.connection""",
         "ends": """
             select source, max(coalesce(response_end_ns, request_end_ns, request_start_ns)) as last_ns
             from exchanges group by source""",
         "measured": f"""
             select e.*, t.round_trip_ns, t.close,
+                case when e.response_end_ns = d.sent_ns then t.late_ns else 0 end as late_ns,
+                case when e.response_end_ns = d.sent_ns then t.late_times end as late_times,
                 coalesce(e.latency_ns, 0) as wait_ns,
                 coalesce(e.muted_ns, 0) as mute_ns,
                 coalesce(e.queue_ns, 0) as queued_ns,
@@ -73,6 +83,7 @@ def steps(condition: str) -> dict[str, str]:
                     else greatest(0, coalesce(t.ended_ns, l.last_ns) - e.request_start_ns) end as whole_ns
             from exchanges e left join trips t on e.source = t.source and e.connection = t.connection
                 left join ends l on e.source = l.source
+                left join late d on e.source = d.source and e.connection = d.connection
             where e.outcome in ('{ANSWERED}', '{UNANSWERED}') and {condition}""",
         "served": """
             select *, case when answers_first then 0 else least(penalty_ns, work_ns) end as held_ns from measured""",
@@ -83,21 +94,22 @@ def steps(condition: str) -> dict[str, str]:
         "travelled": """
             select *, least(coalesce(round_trip_ns, 0), work_ns - held_ns - polled_ns) as trip_ns from polled""",
         "parts": f"""
-            select `time`, whole_ns as total_ns, api, {GROUPS["client"]} as client, {GROUPS["broker"]} as broker,
-                client_address,
+            select `time`, whole_ns + late_ns as total_ns, api, {GROUPS["client"]} as client,
+                {GROUPS["broker"]} as broker, client_address,
                 api_version,
                 mute_ns + held_ns as throttle_ns, queued_ns as queue_ns, polled_ns as long_poll_ns,
                 held_up_ns as network_ns, trip_ns as round_trip_ns, asked_ns as sending_ns,
                 greatest(0, coalesce(receiving_ns, total_ns - asked_ns - mute_ns - queued_ns - work_ns - held_up_ns, 0))
                     as receiving_ns,
-                work_ns - held_ns - polled_ns - trip_ns as broker_ns, cast(0 as bigint) as unanswered_ns,
+                work_ns - held_ns - polled_ns - trip_ns as broker_ns, late_ns as delivery_ns,
+                cast(0 as bigint) as unanswered_ns, late_times,
                 retransmissions, source, connection, `number`,
                 mute_ns, held_ns, allowed_ns, muted_ns, in_flight, records, request_bytes, response_bytes, acks,
                 loss_ns, closed_window_ns, throttle_ms, outcome, close, request_start_ns, response_end_ns
             from travelled where outcome = '{ANSWERED}'
             union all
             select `time`, whole_ns, api, {GROUPS["client"]}, {GROUPS["broker"]}, client_address, api_version,
-                0, 0, 0, 0, 0, 0, 0, 0, whole_ns, retransmissions, source, connection, `number`,
+                0, 0, 0, 0, 0, 0, 0, 0, 0, whole_ns, null, retransmissions, source, connection, `number`,
                 0, 0, allowed_ns, muted_ns, in_flight, records, request_bytes, response_bytes, acks,
                 loss_ns, closed_window_ns, throttle_ms, outcome, close, request_start_ns,
                 request_start_ns + whole_ns
@@ -147,6 +159,10 @@ def explanation() -> str:
                 cast(coalesce(request_bytes, 0) as string), ' bytes, which the broker would have taken at once')
             when cause = 'receiving' then concat('its answer of ', cast(coalesce(response_bytes, 0) as string),
                 ' bytes took ', {duration_of("receiving_ns")}, ' from the first to the last')
+            when cause = 'delivery'
+            then concat('its answer was sent again ',
+                case when late_times = 1 then 'once' else concat(cast(late_times as string), ' times') end, ': ',
+                {duration_of("delivery_ns")}, ' until its client acknowledged it, or left')
             else concat('the broker took ', {duration_of("broker_ns")},
                 case when api = 'Produce' and acks = -1 then ', replication to the others included' else '' end) end,
         case when second_ns * 4 >= total_ns

@@ -131,6 +131,10 @@ def keyed(table: str) -> str:
             and t.broker_port = k.of_port"""
 
 
+# How connects fail (capture.flow); of anything else they are left out by CONNECTED, a condition on `connections`.
+FAILED_CONNECT = "close in ('refused', 'unanswered')"
+CONNECTED = f"coalesce(not {FAILED_CONNECT}, true)"
+
 ALL_BYTES = "(coalesce(request_bytes, 0) + coalesce(response_bytes, 0))"  # of an exchange, both ways
 TOPIC = "coalesce(topic, topic_id)"  # by its name, or by its id where no answer named it
 

@@ -10,12 +10,14 @@ packets belong to a flow, and when it ends.
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Any, Protocol
 
 from kproxy.capture import content, stalls
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import MASK, Budget, Conversation, Receiver
+from kproxy.wire.bulk import Bulk
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import CLIENT, NONE, Desync, Event, Exchange, Gap
@@ -23,6 +25,7 @@ from kproxy.wire.interest import Interest
 from kproxy.wire.state import Usual
 from kproxy.zookeeper import session as zookeeper
 
+REFUSED, UNANSWERED = UNCONNECTED = "refused", "unanswered"  # how connects fail
 Listener = Callable[[list[Event]], None]
 ZooKeeperListener = Callable[[list[zookeeper.Event]], None]
 
@@ -82,7 +85,7 @@ class Flow:
         self.start_seen = False
         self.plain = True  # past its handshake and not ended: segments go straight to the conversation
         self.reset_by = -1  # the side that reset it
-        self.close = "open"  # fin, reset, idle, reused, or open at the capture's end
+        self.close = "open"  # fin, reset, idle, reused, refused, unanswered, or open at the capture's end
         self.speaks: str | None = None
         self.continues = False  # one whose beginning another reader has; whoever joins them counts its flaws
         self.decrypted = False  # its protocol was found in decrypted bytes
@@ -93,6 +96,18 @@ class Flow:
         self.heard_ns = time_ns  # what time it is for the listener of its events
         self.later: Behind | None = None
         self.talk = Conversation(DEAF, budget)
+
+    @property
+    def failed_connect(self) -> str | None:
+        """How the connect of a flow that ended failed, None where it did not: REFUSED by a reset, or UNANSWERED.
+
+        One SYN at the end of a capture may be answered behind it, so UNANSWERED is one that was sent again.
+        """
+        if self.syn_ns < 0 or self.talk.halves[1 - self.client].seen:
+            return None
+        if self.close == "reset":
+            return REFUSED if self.reset_by != self.client else None
+        return UNANSWERED if self.talk.halves[self.client].retransmissions else None
 
     def total(self, counter: str) -> int:
         """Both halves together: retransmissions, out_of_order, zero_windows, gaps, gap_bytes or truncated."""
@@ -184,11 +199,16 @@ class Flow:
                 quality.note("raw_sasl", first, count=self.sasl_tokens, last_ns=last)
             if self.decrypted:
                 quality.note("tls_decrypted", first, size=sum(self.payload_bytes), last_ns=last)
-        quality.note(self.speaks or "no_data", first, size=sum(self.payload_bytes), last_ns=last)
+        if close in UNCONNECTED:
+            quality.failed_connect(close, spelled(self.ends[1 - self.client]), first, last)
+        else:
+            quality.note(self.speaks or "no_data", first, size=sum(self.payload_bytes), last_ns=last)
 
     def columns(self) -> dict[str, Any]:
         """The columns of its row of `connections` that say what TCP did."""
         client = self.client
+        broker = self.talk.halves[1 - client]
+        late_ns, since_ns, times = broker.latest
         return {
             "start_ns": self.first_ns,
             "end_ns": self.last_ns,
@@ -196,7 +216,7 @@ class Flow:
             "broker_bytes": self.payload_bytes[client ^ 1],
             "tls": "tls_decrypted" if self.decrypted else "tls" if self.speaks == content.TLS else "plain",
             "start_seen": self.start_seen,
-            "end_seen": self.close in ("fin", "reset"),
+            "end_seen": self.close in ("fin", "reset", REFUSED),
             "close": self.close,
             "handshake_rtt_ns": None if self.rtt_ns < 0 else self.rtt_ns,
             "retransmissions": self.total("retransmissions"),
@@ -204,7 +224,22 @@ class Flow:
             "zero_windows": self.total("zero_windows"),
             "gaps": self.total("gaps"),
             "gap_bytes": self.total("gap_bytes"),
+            "late_answers": broker.late,
+            "late_answer_ns": late_ns or None,
+            "late_answer_since_ns": since_ns if late_ns else None,
+            "late_answer_times": times if late_ns else None,
         }
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """Callbacks of the owner of flows: those that speak Kafka or are encrypted, ZooKeeper's, and failed connects."""
+
+    decided: Callable[[Flow], Listener]  # the protocol of a flow is clear; returns the listener of its events
+    many: Callable[[Sequence[Flow], Bulk], None] | None  # exchanges read by column; None: all come as events
+    ended: Callable[[Flow], None]
+    zookeeper: Callable[[ConnectionInfo], ZooKeeperListener] | None = None  # None: nobody listens
+    unconnected: Callable[[Flow], None] | None = None  # a connect failed: all that there is of a flow
 
 
 class Shard:

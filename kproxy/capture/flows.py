@@ -13,7 +13,6 @@ Refuses to know files, tables and progress.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,14 +22,23 @@ from kproxy.capture.columns import inorder
 from kproxy.capture.columns.later import Deferred, Later
 from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.copies import SAME_PACKET_NS, Recent, times_of
-from kproxy.capture.flow import DEAF, Deaf, Flow, Kafka, Listener, Shard, Undecided, ZooKeeper, ZooKeeperListener
+from kproxy.capture.flow import (
+    DEAF,
+    UNCONNECTED,
+    Deaf,
+    Flow,
+    Handlers,
+    Kafka,
+    Shard,
+    Undecided,
+    ZooKeeper,
+)
 from kproxy.capture.keys import SHARDS, back, shard_of
 from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import BEHIND, FURTHEST, MASK, Receiver, ahead
 from kproxy.capture.records import Record, Window
 from kproxy.wire.bodies import BATCHES, ERRORS, TOPICS, Logs, Room
-from kproxy.wire.bulk import Bulk
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.interest import Interest
@@ -53,16 +61,6 @@ MOST_CALM = 64  # where that was in vain
 LEAST = 16  # packets of a connection that are worth it
 
 Packet = tuple[int, int, Segment]  # its index in the window, its time
-
-
-@dataclass(frozen=True)
-class Handlers:
-    """Callbacks of the owner, for connections that speak Kafka or are encrypted, and for those of ZooKeeper."""
-
-    decided: Callable[[Flow], Listener]  # the protocol of a flow is clear; returns the listener of its events
-    many: Callable[[Sequence[Flow], Bulk], None] | None  # exchanges read by column; None: all come as events
-    ended: Callable[[Flow], None]
-    zookeeper: Callable[[ConnectionInfo], ZooKeeperListener] | None = None  # None: nobody listens
 
 
 class Flows:
@@ -535,6 +533,7 @@ class Flows:
         """End a flow and count its flaws. Its keys are remembered a while, for late segments."""
         flow.talk.finish(flow.last_ns)
         flow.close = close
+        flow.close = flow.failed_connect or close
         flow.plain = False
         shard = self._shards[shard_of(flow.keys[0])]
         shard.open.pop(flow, None)
@@ -566,7 +565,11 @@ class Flows:
             flow.sasl_tokens = flow.session.sasl_tokens
         if not flow.continues:
             flow.count_kind(self.quality)
-        if flow.info is not None and flow.speaks != content.ZOOKEEPER:
+        if flow.close in UNCONNECTED:
+            if self._handlers.unconnected is not None and self._trusted(flow.keys[0])[0] != content.ZOOKEEPER:
+                flow.info = self._info(flow)
+                self._handlers.unconnected(flow)
+        elif flow.info is not None and flow.speaks != content.ZOOKEEPER:
             self._handlers.ended(flow)
         flow.session = flow.later = None
         flow.talk.receiver = DEAF
@@ -578,8 +581,7 @@ class Flows:
             return DEAF
         if flow.client < 0:  # TLS in the middle of a stream: servers have the lower ports
             flow.client = int(flow.ends[0][1] < flow.ends[1][1])
-        client, broker = flow.ends[flow.client], flow.ends[1 - flow.client]
-        flow.info = ConnectionInfo(self._cluster, self._source, *client, *broker, None, flow.first_ns)
+        flow.info = self._info(flow)
         if speaks == content.ZOOKEEPER:
             listen = self._handlers.zookeeper
             room = self._shards[shard_of(flow.keys[0])].zookeeper
@@ -594,6 +596,10 @@ class Flows:
             return receiver
         flow.later = Later(flow, receiver, self._deferred)
         return flow.later
+
+    def _info(self, flow: Flow) -> ConnectionInfo:
+        client, broker = flow.ends[flow.client], flow.ends[1 - flow.client]
+        return ConnectionInfo(self._cluster, self._source, *client, *broker, None, flow.first_ns)
 
     def _note(self, kind: str, time_ns: int, *, count: int = 1, size: int = 0, last_ns: int = -1) -> None:
         if self._first:

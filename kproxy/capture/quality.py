@@ -6,7 +6,8 @@ Every byte of a capture that does not end in a table is in one of these rows.
 Address translation does not change sequence numbers. So two connections that begin with the same ones at the same time
 are one stream that was captured on both sides of a translation, and its exchanges are in the tables twice.
 
-Bounded by the kinds below, and MAX_STREAMS connections whose sequence numbers are compared.
+Bounded by the kinds below, MAX_STREAMS connections whose sequence numbers are compared, and MAX_SERVERS with failed
+connects that are named.
 
 Refuses to know files, packets and sessions: whoever meets the flaw names its kind.
 """
@@ -18,9 +19,11 @@ from itertools import pairwise
 NONE = -1
 
 MAX_STREAMS = 1 << 16
+MAX_SERVERS = 1 << 10
 SAME_STREAM_NS = 1_000_000_000  # between the first packets of two captures of one stream
 _STREAM = "stream "  # begins the keys of rows that only `_copies` reads
-_NAMED = 3  # copies named in the sentence
+_CONNECT = "connect "  # and those that only `_failed_connects` reads
+_NAMED = 3  # copies, or servers, named in a sentence
 
 # kind -> sentence; the order here is the order of the summary
 KINDS = {
@@ -56,6 +59,8 @@ KINDS = {
     "not_kafka": "connections that speak neither Kafka nor TLS, ZooKeeper or HTTP",
     "undecided": "connections whose protocol is not clear: too few bytes, or one side only",
     "no_data": "connections without a byte of payload",
+    "connect_refused": "connects that were refused: nothing listens there, or a firewall resets",
+    "connect_unanswered": "connects that nobody answered: the host is down, unknown or behind a firewall",
     "raw_sasl": "SASL tokens without a Kafka header, which give no exchanges",
     "after_reset": "segments captured behind the reset of their connection; what they carry is in no table",
     "other_ports": "segments of ports that were not asked for",
@@ -90,6 +95,7 @@ class Quality:
     def __init__(self) -> None:
         self._rows: dict[str, list[int]] = {}
         self._streams = 0
+        self._servers = 0  # with failed connects
 
     def note(self, kind: str, time_ns: int = NONE, *, count: int = 1, size: int = 0, last_ns: int = NONE) -> None:
         """Count a kind, `count` times, with `size` bytes, first at `time_ns` and last at `last_ns` (or then too)."""
@@ -108,7 +114,7 @@ class Quality:
     def forget(self) -> None:
         """Nothing was counted."""
         self._rows.clear()
-        self._streams = 0
+        self._streams = self._servers = 0
 
     def stream(self, numbers: tuple[int, int], name: str, time_ns: int, size: int) -> None:
         """A Kafka connection: the sequence numbers of client and broker at its first packet, and its bytes."""
@@ -116,6 +122,14 @@ class Quality:
         if self._streams < MAX_STREAMS:
             self._streams += key not in self._rows
             self.note(key, time_ns, size=size)
+
+    def failed_connect(self, how: str, server: str, time_ns: int, last_ns: int) -> None:
+        """A connect to a server failed; how: refused or unanswered."""
+        self.note(f"connect_{how}", time_ns, last_ns=last_ns)
+        key = f"{_CONNECT}{how} {server}"
+        if self._servers < MAX_SERVERS or key in self._rows:
+            self._servers += key not in self._rows
+            self.note(key, time_ns)
 
     def counts(self) -> Iterator[tuple[str, int, int, int, int]]:
         """What `note` takes to make these counts again: kind, count, bytes, first_ns, last_ns."""
@@ -145,7 +159,17 @@ class Quality:
                 if copies is not None:
                     yield copies
             elif row is not None:
+                if kind.startswith("connect_"):
+                    sentence = f"{sentence} ({self._failed_connects(kind)})"
                 yield Row(kind, row[0], row[1], row[2], row[3], sentence)
+
+    def _failed_connects(self, kind: str) -> str:
+        """The servers of failed connects, those with the most first."""
+        begin = f"{_CONNECT}{kind.removeprefix('connect_')} "
+        servers = [(-row[0], key.removeprefix(begin)) for key, row in self._rows.items() if key.startswith(begin)]
+        servers.sort()
+        named = ", ".join(f"{server}: {-count}" for count, server in servers[:_NAMED])
+        return f"{named} and {len(servers) - _NAMED} more" if len(servers) > _NAMED else named
 
     def _copies(self) -> Row | None:
         """The connections that are copies of another one."""

@@ -39,6 +39,10 @@ KEPT_STRAYS = 16  # also how many show a hole if the peer was not captured
 
 CAPTURED, MISSING, END = 0, 1, 2
 
+# Bytes that were sent again until the peer acknowledged them, or the connection ended: for how long, since when, how
+# often they were sent again.
+NOT_LATE = (0, -1, 0)
+
 COUNTERS = (
     "retransmissions",
     "duplicates",
@@ -49,6 +53,7 @@ COUNTERS = (
     "gap_bytes",
     "long_gaps",
     "zero_windows",
+    "late",
 )  # of a half-stream
 
 # (start, stop, kind, bytes, time_ns, the peer's position that its sender had reached)
@@ -84,6 +89,8 @@ class HalfStream:
         "first",
         "gap_bytes",
         "gaps",
+        "late",
+        "latest",
         "long_gaps",
         "out_of_order",
         "pieces",
@@ -93,6 +100,7 @@ class HalfStream:
         "seen",
         "truncated",
         "truncated_bytes",
+        "unacked",
         "zero_window",
         "zero_windows",
     )
@@ -116,6 +124,9 @@ class HalfStream:
         self.gap_bytes = 0
         self.long_gaps = 0  # of them those whose size is only known modulo 4 GiB
         self.astray: Astray | None = None
+        self.unacked: list[int] | None = None  # what is sent again now: behind it, since_ns, how often
+        self.late = 0  # times that bytes were sent again before the peer acknowledged them
+        self.latest = NOT_LATE
         self.zero_window = False  # now
         self.zero_windows = 0
 
@@ -158,6 +169,15 @@ def _lasting(data: memoryview) -> memoryview:
     return data if isinstance(whole, bytes) and len(whole) == len(data) else memoryview(bytes(data))
 
 
+def _arrived(half: HalfStream, time_ns: int) -> None:
+    """What was sent again was acknowledged, or will not be."""
+    assert half.unacked is not None
+    _, since_ns, times = half.unacked
+    half.unacked = None
+    half.late += 1
+    half.latest = max(half.latest, (time_ns - since_ns, since_ns, times))
+
+
 class Astray:
     """Strays of one direction that follow one another: its stream beyond a hole, if the peer acknowledges them."""
 
@@ -197,6 +217,7 @@ class Conversation:
         "_budget",
         "_has_stalled",
         "_patience",
+        "_was_unacked",
         "clock_ns",
         "halves",
         "open_sides",
@@ -219,6 +240,7 @@ class Conversation:
         self.retransmitted_ns: list[int] = []
         self.stalls = Stalls()
         self._has_stalled = False  # by the segment that was taken last
+        self._was_unacked = False  # what it sent again
 
     def open(self, side: int, seq: int) -> None:
         """A SYN of `side`: its stream begins after it."""
@@ -245,6 +267,7 @@ class Conversation:
         for half in self.halves:
             for name in COUNTERS:
                 setattr(half, name, 0)
+            half.latest = NOT_LATE
 
     def join(self, before: "Conversation", turned: int) -> None:
         """Add what was counted of the same connection before; turned: 1 where its sides are the other way round."""
@@ -254,6 +277,7 @@ class Conversation:
             half.first = earlier.first
             for name in COUNTERS:
                 setattr(half, name, getattr(half, name) + getattr(earlier, name))
+            half.latest = max(half.latest, earlier.latest)
 
     def segment(
         self, side: int, seq: int, ack: int, flags: int, window: int, view: memoryview, length: int, time_ns: int
@@ -299,6 +323,8 @@ class Conversation:
             elif after > peer.acked:
                 peer.acked = after
                 half.ack = ack
+                if peer.unacked is not None and after >= peer.unacked[0]:
+                    _arrived(peer, time_ns)
                 if peer.seen and peer.position == peer.first and not peer.pieces:
                     peer.position = peer.first = after  # before the capture's start, or a keep-alive probe's number
         if half.astray or peer.astray:
@@ -315,7 +341,7 @@ class Conversation:
             half.zero_window = True
             half.zero_windows += 1
         again = half.retransmissions
-        self._has_stalled = False
+        self._has_stalled = self._was_unacked = False
         self._disorder(side, half, peer, seq, flags, view, length, time_ns, after)
         return half.retransmissions > again
 
@@ -335,6 +361,11 @@ class Conversation:
         self.retransmitted_ns.pop()
         if self._has_stalled:
             self.stalls.found.pop()
+        unacked = self.halves[side].unacked
+        if unacked is not None and self._was_unacked:
+            unacked[2] -= 1
+            if not unacked[2]:
+                self.halves[side].unacked = None
 
     def finish(self, time_ns: int) -> None:
         """Nothing more will come: holes are declared, and both sides end."""
@@ -344,6 +375,9 @@ class Conversation:
         while self._deliver() or self._give_up():  # what waited keeps the times at which it came
             pass
         self.clock_ns = max(self.clock_ns, time_ns)
+        for half in self.halves:
+            if half.unacked is not None:
+                _arrived(half, self.clock_ns)
         for side in (0, 1):
             self._end(side)
 
@@ -435,6 +469,10 @@ class Conversation:
                     self._again(half, time_ns)
                     if peer.ack >= 0 and ahead(peer.ack, half.position) < stop - half.position:
                         self._has_stalled = self.stalls.add(self.clock_ns, time_ns, side, REPEATED)
+                        if half.unacked is None:
+                            half.unacked = [stop, self.clock_ns, 0]
+                        half.unacked[2] += 1
+                        self._was_unacked = True
             else:
                 captured = start + len(view)
                 in_order = start <= half.position and not half.pieces
@@ -492,7 +530,7 @@ class Conversation:
             self._budget.left += queued - half.queued_bytes - peer.queued_bytes
             if not moved:
                 break
-        self._patience = PATIENCE if half.astray or peer.astray else -1
+        self._patience = PATIENCE if half.astray or peer.astray or half.unacked or peer.unacked else -1
 
     def _deliver(self) -> bool:
         """Deliver what is contiguous and whose sender's view is delivered; whether there was any."""

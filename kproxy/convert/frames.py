@@ -19,8 +19,8 @@ import numpy as np
 
 from kproxy.capture.captures import Capture
 from kproxy.capture.decrypt import decrypt
-from kproxy.capture.flow import Flow
-from kproxy.capture.flows import Flows, Handlers
+from kproxy.capture.flow import Flow, Handlers
+from kproxy.capture.flows import Flows
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import Receiver
 from kproxy.convert.job import Job, Settings, captures_of

@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kproxy.capture.captures import Capture
-from kproxy.capture.flows import Flows, Handlers
+from kproxy.capture.flow import Handlers
+from kproxy.capture.flows import Flows
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import Settings, captures_of
 from kproxy.convert.rows import Rows

@@ -16,8 +16,8 @@ import pyarrow as pa
 from kproxy.capture.captures import Capture
 from kproxy.capture.columns.later import Later
 from kproxy.capture.decrypt import decrypt
-from kproxy.capture.flow import DEAF, Flow, Kafka
-from kproxy.capture.flows import Flows, Handlers
+from kproxy.capture.flow import DEAF, Flow, Handlers, Kafka
+from kproxy.capture.flows import Flows
 from kproxy.capture.keys import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import Job
@@ -114,7 +114,7 @@ class Rows:
         flows = Flows(
             job.source,
             quality,
-            Handlers(self.decided, self.many, self.ended, self.zookeeper if keeps else None),
+            Handlers(self.decided, self.many, self.ended, self.zookeeper if keeps else None, self.unconnected),
             cluster=job.cluster,
             ports=job.ports,
             zookeeper_ports=job.zookeeper_ports,
@@ -200,6 +200,9 @@ class Rows:
             self.continued.append(counted)
         else:
             self._connection_rows.append(counted.row())
+
+    def unconnected(self, flow: Flow) -> None:
+        self._connection_rows.append(Counted(flow, 0, 0, 0, 0).row())
 
     def counted(self, flow: Flow) -> "Counted":
         """What is known of a connection that ends here, or goes on elsewhere."""

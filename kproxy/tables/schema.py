@@ -12,7 +12,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-VERSION = 7
+VERSION = 8
 
 TIME = pa.timestamp("us", tz="UTC")
 I16, I32, I64, TEXT, FLAG = pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.bool_()
@@ -232,6 +232,10 @@ CONNECTIONS = Table(
             ("gap_bytes", I64),
             ("resyncs", I64),
             ("faults", I64),
+            ("late_answers", I64),
+            ("late_answer_ns", I64),
+            ("late_answer_since_ns", I64),
+            ("late_answer_times", I64),
         ]
     ),
     ("time", "connection"),

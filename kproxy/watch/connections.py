@@ -144,8 +144,8 @@ class Connection:
         }
 
 
-class Encrypted:
-    """A connection of which TLS leaves only TCP to be seen: it has a row in `connections` when it has ended."""
+class OnlyTcp:
+    """A connection of which only TCP is seen, by TLS or since the connect failed: it has a row when it has ended."""
 
     __slots__ = ("_record", "flow")
 
@@ -199,7 +199,7 @@ class Connections:
         self._destinations = destinations
         self._on_ports = on_ports
         self._open: dict[Flow, Connection] = {}  # the oldest first
-        self._others: dict[Flow, Encrypted] = {}
+        self._others: dict[Flow, OnlyTcp] = {}
         self._copies: set[Flow] = set()
         self._twins = Twins()
         self._numbers = 0
@@ -261,7 +261,7 @@ class Connections:
         if node_id is not None:
             flow.info = info = replace(info, broker_id=node_id)
         if flow.speaks == content.TLS:
-            encrypted = self._others[flow] = Encrypted(flow, self)
+            encrypted = self._others[flow] = OnlyTcp(flow, self)
             return encrypted
         self._numbers += 1
         pending = flow.session.pending if flow.session is not None else ()
@@ -284,6 +284,10 @@ class Connections:
             if isinstance(connection, Connection):
                 self._nameless.pop(connection, None)
         self._copies.discard(flow)
+
+    def unconnected(self, flow: Flow) -> None:
+        """A connect failed."""
+        OnlyTcp(flow, self).end()
 
     # --- brokers -----------------------------------------------------------------------------------------------------
 

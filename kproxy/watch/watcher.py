@@ -19,7 +19,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kproxy import __version__
-from kproxy.capture.flows import Flows, Handlers
+from kproxy.capture.flow import Handlers
+from kproxy.capture.flows import Flows
 from kproxy.capture.quality import KINDS, Quality
 from kproxy.errors import KproxyError, of_extras
 from kproxy.metrics import Metrics
@@ -226,6 +227,7 @@ class Watcher:
             self._connections.many if by_column else None,
             self._connections.ended,
             self._zookeeper.connected,
+            self._connections.unconnected,
         )
         kept = self._connections.kept
         self._flows = Flows(

@@ -8,7 +8,8 @@ import pytest
 
 from kproxy.capture import content
 from kproxy.capture.captures import Capture
-from kproxy.capture.flows import Flows, Handlers
+from kproxy.capture.flow import Handlers
+from kproxy.capture.flows import Flows
 from kproxy.capture.keys import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.zookeeper.session import CLIENT, SERVER, Notification, Operation, Session

@@ -8,7 +8,8 @@ import pytest
 from kproxy.capture import content, flows, pcap
 from kproxy.capture.captures import Capture
 from kproxy.capture.columns import mapped
-from kproxy.capture.flows import Flows, Handlers
+from kproxy.capture.flow import Handlers
+from kproxy.capture.flows import Flows
 from kproxy.capture.keys import SHARDS, shard_of
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import SAME_STREAM_NS, Quality
@@ -65,8 +66,9 @@ class Seen:
         self.exchanges = []  # (info, exchange)
         self.at_once = 0  # of them were taken by column
         self.flows = []
+        self.unconnected = []
         self.quality = Quality()
-        handlers = Handlers(self.decided, self.many, self.flows.append)
+        handlers = Handlers(self.decided, self.many, self.flows.append, unconnected=self.unconnected.append)
         reader = Flows("test", self.quality, handlers, ports=ports, shards=shards, detail=detail)
         for window in Capture(paths, self.quality).windows():
             reader.window(window)
@@ -490,6 +492,70 @@ def test_syns_sent_again_are_one_connection(tmp_path):
     (flow,) = seen.flows
     assert flow.total("retransmissions") == 2
     assert len(seen.exchanges) == 1
+
+
+def test_connects_that_fail_are_told_and_none_that_work(tmp_path):
+    """Refused and unanswered ones, named by their servers; beside them whatever else has no bytes."""
+    packets = []
+    for port, said in (
+        (1, "S r"),  # refused
+        (2, "SSS"),  # nobody answers
+        (3, "SS r"),  # refused late
+        (4, "S sAF f A"),  # a health check
+        (5, "S sR"),  # another one
+        (6, "S sA"),  # still open
+        (7, "S"),  # the capture's end
+        (8, "A"),  # its beginning
+        (9, "SSS sA"),  # answered late
+        (10, "S R"),  # the client gave up
+    ):
+        wire = Wire(client=(packet.CLIENT[0], 50000 + port))
+        for letter in said.replace(" ", ""):
+            flags = {"S": SYN, "A": ACK, "F": FIN | ACK, "R": RST}[letter.upper()] | (ACK if letter in "sr" else 0)
+            if letter == "S":
+                wire.next[0] = 1000
+            wire.send(int(letter.islower()), flags=flags)
+        packets += wire.packets
+    wire = Wire().shake().ask(1)
+    wire.packets = packets + wire.packets
+    seen = wire.seen(tmp_path)
+    assert {(flow.ends[0][1] - 50000, flow.close) for flow in seen.unconnected} == {
+        *((1, "refused"), (2, "unanswered"), (3, "refused")),
+    }
+    assert len(seen.flows) == 1
+    kinds = seen.kinds()
+    assert (kinds["connect_refused"], kinds["connect_unanswered"], kinds["no_data"]) == (2, 1, 6)
+    (row,) = (row for row in seen.quality if row.kind == "connect_refused")
+    assert row.sentence.endswith("(10.0.0.2:9092: 2)")
+
+
+@pytest.mark.parametrize("end", ("acknowledged", "reset", "the capture's"))
+def test_an_answer_that_arrives_late_is_told_with_how_long_it_took(tmp_path, end):
+    """Sent three times more; a packet captured twice, and what had been acknowledged, are not sent again late."""
+    wire = Wire().shake().ask(1).send(0)
+    begun = wire.next[1]
+    wire.ask(2)
+    stop, sent = wire.next[1], len(wire.packets) - 1
+    for _ in range(3):
+        wire.next[1] = begun
+        wire.send(1, answer(2))
+        wire.packets.append(wire.packets[-1])  # captured twice
+    if end == "acknowledged":
+        wire.send(0)
+        late_ns = len(wire.packets) - 1 - sent
+        wire.next[1] = begun
+        wire.send(1, answer(2)).ask(3).send(0)
+    else:
+        wire.next[1] = stop
+        if end == "reset":
+            wire.send(0, flags=RST)
+        late_ns = len(wire.packets) - 1 - sent
+    seen = wire.seen(tmp_path, step_ns=100_000)
+    (flow,) = seen.flows
+    columns = flow.columns()
+    late = [columns[name] for name in ("late_answers", "late_answer_ns", "late_answer_since_ns", "late_answer_times")]
+    assert late == [1, late_ns * 100_000, sent * 100_000, 3]
+    assert len(seen.exchanges) == 2 + (end == "acknowledged")
 
 
 @pytest.mark.parametrize("window", (pcap.WINDOW, 300, 1))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from bench.offline import KINDS, Connection, generate
 from kproxy.capture import flows, pcapng, splits
+from kproxy.capture.packets import ACK, RST, SYN
 from kproxy.capture.pcap import CLASSIC
 from kproxy.convert import parts, processes, stints
 from kproxy.convert.job import Settings, captures_of
@@ -24,7 +25,7 @@ from kproxy.errors import KproxyError
 from kproxy.protocol import codec
 from kproxy.tables import schema, writer
 from tests.capture.dialogues import frames, stretches
-from tests.capture.packet import pcap
+from tests.capture.packet import BROKER, CLIENT, ethernet, ipv4, pcap, tcp
 from tests.captures import capture, folder
 
 
@@ -155,6 +156,30 @@ def test_parts_of_made_up_dialogues_change_nothing(tmp_path_factory):
 
     holds()
     assert total["handed"] and total["torn"] * 4 < total["rounds"], total
+
+
+def test_connects_that_fail_are_told_once_wherever_a_capture_is_cut(tmp_path):
+    """Refused, unanswered and answered late, some of each in the air at every border."""
+    frames = []
+
+    def send(source, target, **head):
+        segment = tcp(source=source, target=target, **head)
+        frames.append(ethernet(ipv4(segment, source=source, target=target, identity=len(frames))))
+
+    for turn in range(4):
+        for number in range(12):
+            client, seq = (CLIENT[0], 40000 + number), 1000 * number
+            if turn < 3:
+                send(client, BROKER, seq=seq, ack=0, flags=SYN)
+            elif number % 3 < 2:
+                send(BROKER, client, ack=seq + 1, flags=ACK | (RST, SYN)[number % 3])
+    path = tmp_path / "connects.pcap"
+    path.write_bytes(pcap([(number * 1_000_000, frame) for number, frame in enumerate(frames)]))
+    read = InParts(path, tmp_path)
+    assert sorted(read.whole[0]["connections"]["close"].to_pylist()) == ["refused"] * 4 + ["unanswered"] * 4
+    for place in range(30, path.stat().st_size, 400):
+        read.check([place], 2)
+    assert read.seen["borders"] > 5 and not read.torn
 
 
 def made_up(dialogues, dice, disorder):

@@ -18,6 +18,7 @@ from kproxy.analysis.findings.balance import PROBES as BALANCE
 from kproxy.analysis.findings.causes import folded
 from kproxy.analysis.findings.clients import PROBES as CLIENTS
 from kproxy.analysis.findings.compression import measured
+from kproxy.analysis.findings.connects import PROBES as CONNECTS
 from kproxy.analysis.findings.consuming import PROBES as CONSUMING
 from kproxy.analysis.findings.failures import PROBES as FAILURES
 from kproxy.analysis.findings.finding import SEVERITIES, Finding, Probe, ranked
@@ -37,6 +38,7 @@ MAX_ROWS = 1000  # of one question, those that weigh most first: bounds what is 
 
 PROBES: tuple[Probe, ...] = (
     *OUTAGES,
+    *CONNECTS,
     *FAILURES,
     *PRODUCING,
     *CONSUMING,

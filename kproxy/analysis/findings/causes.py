@@ -22,7 +22,7 @@ class Edge(NamedTuple):
     """A finding of kind `cause` explains one of kind `consequence` where they share `same` and times lie as `when`.
 
     same: names of places (broker, topic, client, group_id); `held_back`: a reader stands where the last stable offset
-    does; `everywhere`: the consequence is of no single broker.
+    does; `everywhere`: the consequence is of no single broker; `machine`: listeners of one address.
     """
 
     cause: str
@@ -40,6 +40,8 @@ EDGES: tuple[Edge, ...] = (
     # Of a broker: what it led, coordinated and answered.
     *_edges(_DOWN, ("coordinator_lost", "under_replicated", "offline_partitions"), ("broker",), OVERLAPS),
     *_edges(_DOWN, ("unanswered", "client_timeouts", "reconnect_storm"), ("broker",), OVERLAPS),
+    *_edges(("late_answers",), ("reconnect_storm", "unanswered", "client_timeouts"), ("broker",), OVERLAPS),
+    *_edges(_DOWN, ("connects_failed",), ("machine",), OVERLAPS),  # its other listeners too
     *_edges(_DOWN, ("slow_broker", "retransmissions", "zero_windows"), ("broker",), EVER),
     *_edges(_DOWN, ("slow_broker",), ("everywhere",), OVERLAPS),
     # Elsewhere in the cluster, meanwhile: elections, and leaders that wait for its replicas.
@@ -128,6 +130,11 @@ def _is_same(name: str, cause: Finding, of_cause: Mapping[str, Any], one: Findin
         if None not in ids:
             return ids[0] == ids[1]
         return of_cause.get("broker") is not None and of_cause.get("broker") == of_one.get("broker")
+    if name == "machine":
+        address, other = str(of_cause.get("broker")), str(of_one.get("broker"))
+        return address.rpartition(":")[0] == other.rpartition(":")[0] or _is_same(
+            "broker", cause, of_cause, one, of_one
+        )
     if name == "everywhere":
         return of_one.get("broker") is None and of_one.get("broker_id") is None
     if name == "held_back":

@@ -10,7 +10,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, at, found
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.parties import served_by
-from kproxy.analysis.pieces import GROUPS, SOFTWARE, of_clients
+from kproxy.analysis.pieces import CONNECTED, GROUPS, SOFTWARE, of_clients
 from kproxy.protocol.schema import served_versions
 
 _QUOTAS = {  # the quota that throttles an API; all others: request_percentage
@@ -213,7 +213,7 @@ def churning(tables: Tables, limits: Limits) -> Frame:
                 count(distinct n.client_address) as hosts,
                 min(unix_micros(`time`)) as first_us, max(unix_micros(`time`)) as last_us
             from connections n left join clients c on n.source = c.source and n.connection = c.connection
-            where coalesce(start_seen, true)
+            where coalesce(start_seen, true) and {CONNECTED}
             group by n.cluster, coalesce(c.client, n.client_address)
             having count(*) >= {limits.connections_min}
             order by connections desc, n.cluster nulls first, client nulls first""",

@@ -93,7 +93,7 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
                 max(a.asked) as asked, min(first_us) as first_us, max(last_us) as last_us
             from counted c left join asked a on c.cluster is not distinct from a.cluster
                 and c.client is not distinct from a.client and c.broker = a.broker
-            group by c.cluster, c.client, c.broker having sum(failed) >= {limits.unanswered_min}
+            group by c.cluster, c.client, c.broker having sum(failed) >= {limits.unanswered_min} or sum(gave_up) > 0
             order by failed desc, c.cluster nulls first, c.client nulls first, c.broker""",
     )
 

@@ -56,6 +56,34 @@ KINDS = {
             "slow",
         ),
         Kind(
+            "connects_failed",
+            "Connections that could not be made",
+            "{failed} of {asked} connects failed: {refused} refused, {unanswered} not answered",
+            "A client that reaches no broker does nothing; one that reaches some of them lacks the partitions that the "
+            "others lead.",
+            "Refused: nothing listens at that address; look whether the broker runs, and whether advertised.listeners "
+            "names an address and port where it listens. Not answered: a firewall or security group drops packets, the "
+            "host is down, or the advertised address is of a network that the client is not in.",
+            ("advertised.listeners", "bootstrap.servers", "socket.connection.setup.timeout.ms"),
+            ("connects_failed_min", "unanswered_min", "felt_failed", "felt_failed_share", "felt_failed_few"),
+            "connections of one packet or two: a SYN that was answered by a reset, or sent again and again",
+            "connections",
+        ),
+        Kind(
+            "late_answers",
+            "Answers that reached their client late",
+            "answers sent again until the client acknowledged them: {answers}; one for {longest_ns}, sent again "
+            "{times} times",
+            "The broker answered in time, the client waited on: its time runs until the bytes arrive.",
+            "Captured at the broker, packets towards that host are lost: an MTU that a tunnel or VPN makes smaller "
+            "(large answers vanish, small ones pass: compare `ping -M do -s 1472`), a firewall that lost the "
+            "connection, a host that is gone.",
+            ("request.timeout.ms",),
+            ("late_answer_s", "felt_stood_still_s"),
+            "segments of answers that were sent again while the client had not acknowledged them",
+            "slow",
+        ),
+        Kind(
             "coordinator_lost",
             "A group without its coordinator",
             "stood still for {outage_ns}; refused {refusals} times",

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kproxy.analysis.engine import Frame, ask
-from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, clean, found
+from kproxy.analysis.findings.felt import severity
+from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, broker_name, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import GROUPS
+from kproxy.analysis.pieces import CONNECTED, GROUPS, KNOWN_BROKERS, keyed
 
 SEGMENT_BYTES = 1448  # of payload, with an MTU of 1500 and TCP's timestamps
 
@@ -40,7 +41,7 @@ def paths(tables: Tables, limits: Limits) -> Frame:
                 sum(coalesce(requests, 0)) as requests,
                 cast(floor(min(start_ns) / 1e3) as bigint) as first_us,
                 cast(floor(max(coalesce(end_ns, start_ns)) / 1e3) as bigint) as last_us
-            from connections where start_ns is not null
+            from connections where start_ns is not null and {CONNECTED}
             group by cluster, client_address, {GROUPS["broker"]}
             having sum(retransmissions) >= {limits.retransmissions_min}
                 or sum(zero_windows) >= {limits.zero_windows_min}
@@ -73,4 +74,53 @@ def judge_path(row: Path, limits: Limits) -> Iterator[Finding]:
         yield found("zero_windows", NOTE, row.zero_windows / 1000, row.cluster, where, place, times, evidence)
 
 
-PROBES = (Probe(("retransmissions", "zero_windows"), ("connections",), paths, Path, judge_path),)
+class Late(NamedTuple):
+    """Connections between a host and a broker with answers that were sent again before they were acknowledged."""
+
+    cluster: str | None
+    host: str
+    broker: str
+    broker_id: int | None
+    answers: int
+    connections: int
+    longest_ns: int
+    times: int  # that the latest one was sent again
+    first_us: int
+    last_us: int
+
+
+def late(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Late, the latest first."""
+    return ask(
+        {"connections": tables["connections"], "exchanges": tables["exchanges"]},
+        known=KNOWN_BROKERS,
+        connected=keyed("connections"),
+        answer=f"""
+            select cluster, client_address as host, {GROUPS["broker"]} as broker, max(known_id) as broker_id,
+                sum(late_answers) as answers, count(*) as connections, max(late_answer_ns) as longest_ns,
+                max_by(late_answer_times, late_answer_ns) as times,
+                cast(floor(min(late_answer_since_ns) / 1e3) as bigint) as first_us,
+                cast(floor(max(late_answer_since_ns + late_answer_ns) / 1e3) as bigint) as last_us
+            from connected where late_answer_ns >= {limits.late_answer_s * 1e9:.0f}
+            group by cluster, client_address, {GROUPS["broker"]}
+            order by longest_ns desc, cluster nulls first, host, broker""",
+    )
+
+
+def judge_late(row: Late, limits: Limits) -> Iterator[Finding]:
+    yield found(
+        "late_answers",
+        severity(limits, stood_still_ns=row.longest_ns),
+        row.longest_ns / 60e9,
+        row.cluster,
+        f"host {clean(row.host)}, {broker_name(row.broker, row.broker_id)}",
+        {"host": row.host, "broker": row.broker, "broker_id": row.broker_id},
+        (row.first_us, row.last_us),
+        {"answers": row.answers, "longest_ns": row.longest_ns, "times": row.times, "connections": row.connections},
+    )
+
+
+PROBES = (
+    Probe(("retransmissions", "zero_windows"), ("connections",), paths, Path, judge_path),
+    Probe(("late_answers",), ("connections", "exchanges"), late, Late, judge_late),
+)

@@ -13,7 +13,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, at, broker_name, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import GROUPS, KNOWN_BROKERS, LONG_POLLS, keyed, literal, of_clients
+from kproxy.analysis.pieces import CONNECTED, GROUPS, KNOWN_BROKERS, LONG_POLLS, keyed, literal, of_clients
 
 _STEP_NS = 100_000_000  # answers are counted in steps of this: a silence is between two steps
 _BEFORE_STEPS = 50
@@ -87,9 +87,9 @@ def silent(tables: Tables, limits: Limits) -> Frame:
                 and a.request_end_ns between g.last_ns - {_NEAR_NS} and g.until_ns
                 and (outcome = 'unanswered' or request_end_ns + mute_ns <= g.until_ns - {least_ns})
             group by {gap}""",
-        theirs="""
+        theirs=f"""
             select cluster, broker_key as broker, start_ns, end_ns, close from connected
-            where start_ns is not null""",
+            where start_ns is not null and {CONNECTED}""",
         links=f"""
             select {gap},
                 count_if(a.close != 'open' and a.end_ns <= g.last_ns + {_SOON_NS}) as closed_soon,
@@ -384,7 +384,7 @@ def storming(tables: Tables, limits: Limits) -> Frame:
             select c.cluster, coalesce(w.client, c.client_address) as client, broker_key as broker,
                 {GROUPS["broker"]} as address, c.known_id as broker_id, c.start_ns
             from connected c left join whose w on c.source = w.source and c.connection = w.connection
-            where coalesce(c.start_seen, true) and c.close != 'open'
+            where coalesce(c.start_seen, true) and c.close != 'open' and {CONNECTED}
                 and coalesce(w.served, c.answers, c.requests, 0) = 0 and c.start_ns is not null""",
         counted=f"""
             select *, count(*) over (partition by cluster, client, broker order by start_ns

@@ -51,6 +51,8 @@ THRESHOLDS = {
             "Critical from here on: 200 polls of max.poll.records (500) only to catch up.",
         ),
         # failures
+        Threshold("late_answer_s", 1, "s", "TCP sends again after 0.2 and 0.6 s at first: everyday loss."),
+        Threshold("connects_failed_min", 1, "connects", "Connects do not fail where everything works."),
         Threshold("unanswered_min", 3, "requests", "One or two requests are lost by any restart of a client."),
         Threshold(
             "gave_up_s",

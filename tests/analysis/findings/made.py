@@ -15,7 +15,15 @@ from kproxy.tables import schema
 START = datetime(2026, 1, 1, tzinfo=UTC)
 START_NS = int(START.timestamp()) * 10**9
 MS = 10**6
-KEYS = {"Produce": 0, "Fetch": 1, "OffsetCommit": 8, "Heartbeat": 12, "AddPartitionsToTxn": 24, "EndTxn": 26}
+KEYS = {
+    "Produce": 0,
+    "Fetch": 1,
+    "OffsetCommit": 8,
+    "Heartbeat": 12,
+    "AddPartitionsToTxn": 24,
+    "EndTxn": 26,
+    "Metadata": 3,
+}
 
 Rows = dict[str, list[dict[str, Any]]]
 
@@ -84,6 +92,7 @@ def dataset(place: Path) -> Path:
     transactions(made)
     resent(made)
     network(made)
+    connects(made)
     refusals(made)
     recut(made)
     cluster(made)
@@ -178,12 +187,39 @@ def network(made: Made) -> None:
             ("10.9.0.2", {"retransmissions": 400, "client_bytes": 10**9}),  # of 700,000 segments
             ("10.9.0.3", {"zero_windows": 50}),
             ("10.9.0.4", {"zero_windows": 2, "retransmissions": 5}),
+            ("10.9.0.11", _late(30.0)),
+            ("10.9.0.12", _late(0.3)),
         )
     ):
         _connection(made, 900 + number, host, 0.0, 60.0, **columns)
     for number in range(100):  # each in the place of the one before it
         _connection(made, 1000 + number, "10.9.0.5", number / 2, 0.4)
         _connection(made, 2000 + number, "10.9.0.6", number / 2, 300.0)  # a fleet that starts, and stays
+
+
+def _late(seconds: float) -> dict[str, int]:
+    late_ns = int(seconds * 1e9)
+    return {"late_answers": 1, "late_answer_ns": late_ns, "late_answer_since_ns": START_NS, "late_answer_times": 7}
+
+
+def connects(made: Made) -> None:
+    """`10.9.0.8` reaches no broker; what `10.9.0.9` does not reach is no broker; one of many fails to `10.9.0.10`."""
+    nothing = {"client_bytes": 0, "broker_bytes": 0, "requests": 0}
+    for number, (host, port, close) in enumerate(
+        (
+            *[("10.9.0.8", 9092, "refused")] * 2,
+            ("10.9.0.8", 9092, "unanswered"),
+            *[("10.9.0.9", 8080, "refused")] * 30,
+            ("10.9.0.10", 9092, "refused"),
+            *[("10.9.0.10", 9092, "fin")] * 5,
+        )
+    ):
+        of_failed = {} if close == "fin" else nothing
+        _connection(made, 4000 + number, host, 100.0 + number, 30.0, close=close, broker_port=port, **of_failed)
+    # One request that its client waited for in vain is enough.
+    lost = {"outcome": "unanswered", "latency_ns": None, "request_end_ns": START_NS + 100 * 10**9, "broker": 1}
+    key = made.exchange("waiting", "Metadata", 100, **lost)
+    _connection(made, key["connection"], "10.0.0.1", 100.0, 30.0)
 
 
 def refusals(made: Made) -> None:
@@ -315,6 +351,10 @@ PROVOKED = {
     ("timed_out", "client late, Produce, topic of-late"),
     ("no_leader", "client stray, Produce, topic of-stray"),
     ("unanswered", "client cutter, broker 1 (10.0.1.1:9092)"),
+    ("client_timeouts", "client waiting, broker 1 (10.0.1.1:9092)"),
+    ("connects_failed", "host 10.9.0.8, broker 1 (10.0.1.1:9092)"),
+    ("connects_failed", "host 10.9.0.10, broker 1 (10.0.1.1:9092)"),
+    ("late_answers", "host 10.9.0.11, broker 1 (10.0.1.1:9092)"),
     ("controller_changes", "the controller"),
     ("offline_partitions", "topic dark"),
     ("under_replicated", "broker 2"),

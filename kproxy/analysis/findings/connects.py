@@ -1,0 +1,80 @@
+"""Findings about connections that could not be made: refused, or answered by nobody.
+
+A connect counts as one to Kafka where a connection to that port carried Kafka, an answer named the port, it is a usual
+port of Kafka, or nothing else was captured. What fails before the first connect to that address that works is a broker
+that starts, and no finding. Refuses to know engines, and how findings look.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.findings.felt import severity
+from kproxy.analysis.findings.finding import NOTE, Finding, Probe, Tables, broker_name, found
+from kproxy.analysis.findings.thresholds import Limits
+from kproxy.analysis.pieces import CONNECTED, FAILED_CONNECT, GROUPS, KNOWN_BROKERS, keyed
+
+_USUAL_PORTS = 9092, 9099  # of listeners in Kafka's documentation and images
+
+
+class Unconnected(NamedTuple):
+    """Connects of a host to a broker's address that failed."""
+
+    cluster: str | None
+    host: str
+    broker: str  # its address
+    broker_id: int | None
+    refused: int
+    unanswered: int
+    asked: int  # connects of that host to that address
+    first_us: int
+    last_us: int
+
+
+def unconnected(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Unconnected, those with the most first."""
+    first, last = _USUAL_PORTS
+    return ask(
+        {name: tables[name] for name in ("connections", "exchanges", "topology")},
+        known=KNOWN_BROKERS,
+        ports="""
+            select distinct of_port as port from known union select distinct port from topology
+            where kind = 'broker' and port is not null""",
+        size="select count(*) as exchanges from exchanges",
+        connected=keyed("connections"),
+        opened=f"""
+            select cluster, client_address as host, {GROUPS["broker"]} as broker, known_id, close,
+                unix_micros(`time`) as us, {FAILED_CONNECT} as is_failed,
+                min(case when {CONNECTED} then unix_micros(`time`) end)
+                    over (partition by cluster, broker_address, c.broker_port) as works_us
+            from connected c left join ports p on c.broker_port = p.port cross join size
+            where coalesce(start_seen, true)
+                and (p.port is not null or c.broker_port between {first} and {last} or size.exchanges = 0)""",
+        answer=f"""
+            select cluster, host, broker, max(known_id) as broker_id, count_if(close = 'refused') as refused,
+                count_if(close = 'unanswered') as unanswered, count(*) as asked,
+                min(case when is_failed then us end) as first_us, max(case when is_failed then us end) as last_us
+            from opened where works_us is null or us >= works_us
+            group by cluster, host, broker having count_if(is_failed) >= {limits.connects_failed_min}
+            order by refused + unanswered desc, cluster nulls first, host, broker""",
+    )
+
+
+def judge_unconnected(row: Unconnected, limits: Limits) -> Iterator[Finding]:
+    failed = row.refused + row.unanswered
+    is_rare = failed < limits.unanswered_min and failed < row.asked  # and others were made
+    yield found(
+        "connects_failed",
+        NOTE if is_rare else severity(limits, failed=failed, asked=row.asked),
+        failed / 1e4,
+        row.cluster,
+        f"host {row.host}, {broker_name(row.broker, row.broker_id)}",
+        {"host": row.host, "broker": row.broker, "broker_id": row.broker_id},
+        (row.first_us, row.last_us),
+        {"failed": failed, "asked": row.asked, "refused": row.refused, "unanswered": row.unanswered},
+    )
+
+
+PROBES = (
+    Probe(("connects_failed",), ("connections", "exchanges", "topology"), unconnected, Unconnected, judge_unconnected),
+)
