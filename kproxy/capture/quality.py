@@ -50,6 +50,10 @@ KINDS = {
     "midstream": "connections already open when the capture began",
     "open": "connections still open when the capture ended",
     "idle": "connections put away because too many were open at once; the longest idle went first",
+    "clusters": "clusters, told apart by the ids in brokers' answers, or by which brokers name each other: the column "
+    "cluster has them",
+    "cluster_unknown": "connections of which no answer tells the cluster: their column cluster has the name that was "
+    "given",
     "same_stream": "connections captured a second time under other addresses, as of a ClusterIP and of its pod: their "
     "exchanges are counted twice; leave one address out of the capture, or out of the question",
     "tls_decrypted": "Kafka connections that were encrypted with TLS, and read with its keys",

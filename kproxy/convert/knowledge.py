@@ -13,12 +13,14 @@ from base64 import urlsafe_b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
+from types import MappingProxyType
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 
 from kproxy.capture.quality import Quality
+from kproxy.convert.clusters import Labels
 from kproxy.convert.spoken import SPOKEN
 from kproxy.insight import rows as insight_rows
 from kproxy.insight.coordinator_logs import LOGS, Logged
@@ -92,25 +94,32 @@ def know(
     registry: Sequence[Path],
     names: Mapping[str, Names],
     told: Told,
+    clusters: Mapping[str, Labels] = MappingProxyType({}),
 ) -> dict[str, Quality]:
     """Feed what was said to one `Knowledge`, and its rows to `told`; returns what is left out, by source.
 
-    runs, registry: sorted runs of SPOKEN and of the table registry. names: by source.
+    runs, registry: sorted runs of SPOKEN and of the table registry. names: by source. clusters: where there are
+    several, those of the connections of each source; then each has a `Knowledge` of its own.
     """
     everything = Names()
     for each in names.values():
         everything.add(each.told())
-    known = Knowledge(cluster, {_uuid(identity): name for identity, name in everything.topics.items()})
-    repeats = Repeats()
+    topics = {_uuid(identity): name for identity, name in everything.topics.items()}
+    every: dict[str, tuple[Knowledge, Repeats]] = {cluster: (Knowledge(cluster, topics), Repeats())}
     left_out: dict[str, Quality] = {}
+    last: dict[str, tuple[str | None, int | None]] = {}  # source and time of what each was fed
     source: str | None = None
-    at_ns: int | None = None
     for part in writer.merged(SPOKEN, list(runs)):
         for batch in part.to_batches(max_chunksize=TOGETHER):
-            before = sum(known.left_out.values())
+            before = sum(sum(known.left_out.values()) for known, _ in every.values())
             for said in batch.to_pylist():
                 source = said.pop("source")
                 at_ns = said.pop("at_ns")
+                whose = clusters[source].get(said["connection"], cluster) if source in clusters else cluster
+                if whose not in every:
+                    every[whose] = Knowledge(whose, topics), Repeats()
+                known, repeats = every[whose]
+                last[whose] = source, at_ns
                 host, port = said.pop("broker_address"), said.pop("broker_port")
                 if said["broker_id"] is None and source in names:
                     said["broker_id"] = names[source].broker_at(host, port)
@@ -138,7 +147,7 @@ def know(
                     for row in known.feed_log(logged):
                         told.add(source, row)
                     continue
-                spoken = spoken_of(*plan, *frames, *times, cluster=cluster, source=source, **said)
+                spoken = spoken_of(*plan, *frames, *times, cluster=whose, source=source, **said)
                 if spoken is None:
                     left_out.setdefault(source, Quality()).note("not_decoded", at_ns, size=sum(map(_size, frames)))
                     continue
@@ -146,11 +155,13 @@ def know(
                 repeats.fed(spoken, rows, known.topics.changes)
                 for row in rows:
                     told.add(source, row)
-            missing = sum(known.left_out.values()) - before
+            missing = sum(sum(known.left_out.values()) for known, _ in every.values()) - before
             if missing and source is not None:
                 left_out.setdefault(source, Quality()).note("forgotten", count=missing)
-    for row in (*known.due(at_ns), *known.finish()):
-        told.add(source, row)
+    for whose, (known, _) in every.items():
+        source, at_ns = last.get(whose, (None, None))
+        for row in (*known.due(at_ns), *known.finish()):
+            told.add(source, row)
     _registry(cluster, registry, told)
     told.finish()
     return left_out

@@ -13,7 +13,7 @@ import logging
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,11 +22,13 @@ from pathlib import Path
 from threading import current_thread, main_thread
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from kproxy.capture.keys import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.capture.storage import is_remote
-from kproxy.convert import machine, parts
+from kproxy.convert import clusters, machine, parts
+from kproxy.convert.clusters import Labels
 from kproxy.convert.job import Job, Settings, Summary, captures_of, manifest, output_folder, refuse_replacing
 from kproxy.convert.knowledge import Told, by_source, know
 from kproxy.convert.rows import Rows, quality_batch
@@ -108,7 +110,8 @@ def convert(
             said.spoken.adopt(read.runs[SPOKEN.name])
             said.registry.adopt(read.runs[schema.REGISTRY.name])
             said.names[source], numbers[source] = read.names, number
-        _know(jobs[0].cluster, said, work, numbers, summary, places)
+        labels = _told_apart(said, summary, places)
+        _know(jobs[0].cluster, said, work, numbers, summary, places, labels)
         if settings.records is not None and not summary.rows.get(schema.RECORDS.name):
             batches = [file for place, file in places.items() if place.startswith(f"{schema.BATCHES.name}/")]
             summary.topics = writer.some_values(batches, ("topic", "topic_id"))
@@ -121,12 +124,42 @@ def convert(
     return summary
 
 
+def _told_apart(said: _Said, summary: Summary, places: Mapping[str, Path]) -> dict[str, Labels]:
+    """The clusters of each source's connections, where there are several, once its tables have them."""
+    of_addresses = clusters.heard(said.spoken.runs).labels()
+    if not of_addresses:
+        return {}
+    found: dict[str, Labels] = {}
+    for source in summary.paths:
+        files = {
+            table: places[place]
+            for table in (schema.CONNECTIONS, schema.EXCHANGES, schema.PARTITIONS, schema.BATCHES, schema.RECORDS)
+            if (place := f"{table.name}/{file_of(source)}") in places
+        }
+        labels = found[source] = clusters.of_connections(
+            source, of_addresses, files[schema.CONNECTIONS], files.get(schema.EXCHANGES)
+        )
+        quality, connections = summary.quality[source], pq.read_metadata(files[schema.CONNECTIONS]).num_rows
+        quality.note("clusters", count=len(set(labels.values())))
+        if len(labels) < connections:
+            quality.note("cluster_unknown", count=connections - len(labels))
+        for table, file in files.items():
+            clusters.relabel(table, file, labels)
+    return found
+
+
 def _know(
-    cluster: str, said: _Said, work: Path, numbers: dict[str, int], summary: Summary, places: dict[str, Path]
+    cluster: str,
+    said: _Said,
+    work: Path,
+    numbers: dict[str, int],
+    summary: Summary,
+    places: dict[str, Path],
+    labels: Mapping[str, Labels],
 ) -> None:
     """Write the tables of insight, and `quality`, which counts what they lack."""
     told = Told(work, ("source",))
-    left_out = know(cluster, said.spoken.runs, said.registry.runs, said.names, told)
+    left_out = know(cluster, said.spoken.runs, said.registry.runs, said.names, told, labels)
     for table in schema.KNOWLEDGE:
         summary.rows[table.name] = 0
         files = {source: work / f"{number}.{table.name}.parquet" for source, number in numbers.items()}

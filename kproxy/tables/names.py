@@ -54,7 +54,7 @@ class Names:
 
     def learn_broker(self, host: str, port: int, node: int) -> None:
         """A broker's address, if it is one and no name."""
-        address = _address(host)
+        address = address_of(host)
         if address is not None:
             self._add_broker(f"{address} {port}", node)
 
@@ -104,7 +104,7 @@ def _filled(rows: pa.Table, column: str, keys: pa.ChunkedArray, known: dict[str,
 
 
 @lru_cache(maxsize=1024)
-def _address(host: str) -> str | None:
+def address_of(host: str) -> str | None:
     """An IP address as the tables write it; None for a name."""
     family = AF_INET6 if ":" in host else AF_INET
     try:

@@ -1,0 +1,141 @@
+"""Two clusters in one capture, or in captures of one run, are told apart; one is not, whatever its listeners."""
+
+import socket
+
+import pyarrow.parquet as pq
+import pytest
+
+from kproxy.convert import job
+from kproxy.convert.processes import convert
+from kproxy.protocol import codec
+from tests.capture import packet
+from tests.capture.test_flows import Wire, answer, request
+
+METADATA = 3
+
+
+def metadata(number, brokers, cluster_id, *, topic="orders", version=2):
+    """The frames of a Metadata request and its answer; brokers: node ids by host, all at port 9092."""
+    header = {"requestApiKey": METADATA, "requestApiVersion": version, "correlationId": number, "clientId": "me"}
+    asked = codec.encode_request(header, {"topics": None if version else []})
+    first = min(brokers.values())
+    partition = {"partitionIndex": 0, "leaderId": first, "replicaNodes": [first], "isrNodes": [first], "errorCode": 0}
+    body = {
+        "brokers": [{"nodeId": node, "host": host, "port": 9092, "rack": None} for host, node in brokers.items()],
+        "topics": [{"errorCode": 0, "name": topic, "isInternal": False, "partitions": [partition]}],
+        "clusterId": cluster_id,
+        "controllerId": first,
+    }
+    told = codec.encode_response(METADATA, version, {"correlationId": number}, body)
+    return [len(frame).to_bytes(4) + frame for frame in (asked, told)]
+
+
+class Talk(Wire):
+    """One connection: of a client's port to a broker's address."""
+
+    def __init__(self, port, broker, client_id="me"):
+        super().__init__(client=(packet.CLIENT[0], port))
+        self.ends = (self.ends[0], (socket.inet_aton(broker), 9092))
+        self.client_id = client_id
+        self.shake()
+
+    def metadata(self, number, *told, **more):
+        asked, answered = metadata(number, *told, **more)
+        self.send(0, asked).send(1, answered)
+        return self
+
+    def versions(self, number):
+        self.send(0, request(number, client_id=self.client_id)).send(1, answer(number))
+        return self
+
+
+def converted(folder, captures):
+    """(clusters of each client port by capture, kinds of quality, rows of the table topology)"""
+    paths = []
+    for name, talks in captures.items():
+        packets = [each for talk in talks for each in talk.packets]
+        path = folder / f"{name}.pcap"
+        path.write_bytes(packet.pcap([(number * 1_000_000, each) for number, each in enumerate(packets)]))
+        paths.append(path)
+    out = folder / "tables"
+    summary = convert(paths, out, job.Settings())
+    found, tables = {}, {}
+    for name in ("connections", "exchanges", "topology"):
+        tables[name] = pq.read_table(out / name).to_pylist()
+    for row in tables["connections"]:
+        found.setdefault(row["source"].removesuffix(".pcap"), {})[row["client_port"]] = row["cluster"]
+    of_connection = {row["connection"]: row["cluster"] for row in tables["connections"]}
+    assert all(row["cluster"] == of_connection[row["connection"]] for row in tables["exchanges"])
+    kinds = {source: {row.kind: row.count for row in quality} for source, quality in summary.quality.items()}
+    return found, kinds, tables["topology"]
+
+
+EAST, WEST = {"10.0.1.1": 1, "10.0.1.2": 2}, {"10.0.2.1": 1, "10.0.2.2": 2}
+
+
+def test_clusters_are_told_apart_by_their_ids_and_each_has_a_topology_of_its_own(tmp_path):
+    talks = [
+        Talk(1, "10.0.1.1").metadata(1, EAST, "east").metadata(2, EAST, "east"),
+        Talk(2, "10.0.2.1").metadata(1, WEST, "west").metadata(2, WEST, "west"),
+        Talk(3, "10.0.1.2").versions(1),
+        Talk(4, "10.0.2.2").versions(1),
+        Talk(5, "10.0.9.9", "stranger").versions(1),
+    ]
+    found, kinds, topology = converted(tmp_path, {"both": talks})
+    assert found == {"both": {1: "east", 2: "west", 3: "east", 4: "west", 5: "default"}}
+    assert (kinds["both.pcap"]["clusters"], kinds["both.pcap"]["cluster_unknown"]) == (2, 1)
+    assert {(row["cluster"], row["host"]) for row in topology if row["kind"] == "broker"} == {
+        *(("east", host) for host in EAST),
+        *(("west", host) for host in WEST),
+    }
+    assert not {row["change"] for row in topology} & {"gone", "elected"}
+
+
+def test_brokers_that_advertise_names_are_known_by_who_speaks_to_them(tmp_path):
+    """As MirrorMaker does, with a client id for each cluster; one that goes to both tells nothing."""
+    talks = [
+        Talk(1, "10.0.1.1", "in").versions(0).metadata(1, {"kafka-1.east": 1}, "east"),
+        Talk(2, "10.0.2.1", "out").versions(0).metadata(1, {"kafka-1.west": 1}, "west"),
+        Talk(3, "10.0.3.3", "in").versions(1),
+        Talk(4, "10.0.4.4", "out").versions(1),
+        Talk(5, "10.0.5.5", "me").versions(1),
+    ]
+    assert converted(tmp_path, {"both": talks})[0]["both"] == {1: "east", 2: "west", 3: "east", 4: "west", 5: "default"}
+
+
+@pytest.mark.parametrize("nodes", ((11, 12), (1, 12)))
+def test_without_cluster_ids_those_that_name_each_other_are_one_cluster(tmp_path, nodes):
+    """Unless a node id is in both: it may be another listener of the same broker."""
+    west = dict(zip(WEST, nodes, strict=True))
+    talks = [
+        Talk(1, "10.0.1.1").metadata(1, EAST, None, version=0),
+        Talk(2, "10.0.2.1").metadata(1, west, None, version=0),
+        Talk(3, "10.0.2.2").metadata(1, west, None, version=0),
+    ]
+    labels = {1: "10.0.1.1:9092", 2: "10.0.2.1:9092", 3: "10.0.2.1:9092"}
+    assert converted(tmp_path, {"old": talks})[0]["old"] == (
+        labels if nodes == (11, 12) else dict.fromkeys(labels, "default")
+    )
+
+
+def test_listeners_of_one_cluster_are_one_cluster(tmp_path):
+    talks = [Talk(1, "10.0.1.1").metadata(1, EAST, "one"), Talk(2, "10.0.2.1").metadata(1, WEST, "one")]
+    found, kinds, _ = converted(tmp_path, {"one": talks})
+    assert set(found["one"].values()) == {"default"} and "clusters" not in kinds["one.pcap"]
+
+
+def test_captures_of_one_run_may_be_of_several_clusters_at_the_same_addresses(tmp_path):
+    """And lose nothing that each alone has."""
+    captures = {
+        "a": [Talk(1, "10.0.1.1").metadata(1, EAST, "east"), Talk(2, "10.0.1.2").versions(1)],
+        "b": [Talk(1, "10.0.1.1").metadata(1, EAST, "west"), Talk(2, "10.0.1.2").versions(1)],
+    }
+    found, _, together = converted(tmp_path, captures)
+    assert found == {"a": {1: "east", 2: "east"}, "b": {1: "west", 2: "west"}}
+    alone = []
+    for name, talks in captures.items():
+        (tmp_path / name).mkdir()
+        alone += converted(tmp_path / name, {name: talks})[2]
+    assert sorted((row["source"], row["kind"], row["change"]) for row in together) == sorted(
+        (row["source"], row["kind"], row["change"]) for row in alone
+    )
