@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from os.path import exists
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +25,7 @@ from kproxy.cli.asking import (
 )
 from kproxy.cli.findings import findings_command, show_findings
 from kproxy.errors import KproxyError
+from kproxy.tables import dataset
 
 if TYPE_CHECKING:
     from kproxy.analysis.duck import Tables
@@ -82,6 +84,7 @@ def tables_at(
     if len(places) == 1 and cached.is_dataset(places[0]):
         check_tables(places, tables, quiet)
         yield lambda again: places[0]
+        dataset.refuse_unfinished(Path(places[0]))  # else the answer may be of old tables and new ones
         return
     from kproxy.convert import machine
     from kproxy.views import progress

@@ -23,14 +23,13 @@ from kproxy.errors import KproxyError, why_no_folder
 from kproxy.spark import is_connect
 from kproxy.spark.store import NONE
 from kproxy.tables import schema
-from kproxy.tables.dataset import MANIFEST
+from kproxy.tables.dataset import MANIFEST, UNFINISHED
 from kproxy.tables.writer import refuse_file, sync, writing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-STAGE = ".unfinished-spark"
-LOG = "_publish.json"  # in STAGE: what is to be done, written when all is there
+STAGE, LOG = UNFINISHED.split("/")  # LOG: what is to be done, written when all is there
 CAPTURES = "_captures"  # a file for each run: the captures that it added
 _PACKAGES = {  # of file systems that are not in Spark, by scheme; of Hadoop's version
     "s3a": "org.apache.hadoop:hadoop-aws:{}",
@@ -73,6 +72,11 @@ class Target:
     def stage(self) -> str:
         """Where Spark writes a run's tables."""
         return f"{self.url}/{STAGE}"
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether tables are being moved to their places, or a run was ended while it did that."""
+        return self._files.read(UNFINISHED) is not None
 
     def manifest(self) -> dict[str, Any]:
         """What the tables say of themselves; empty where there are none.

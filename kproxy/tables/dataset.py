@@ -14,6 +14,7 @@ from kproxy.errors import KproxyError
 from kproxy.tables import schema
 
 MANIFEST = "_kproxy.json"
+UNFINISHED = ".unfinished-spark/_publish.json"  # there while `kproxy spark ingest` moves tables to their places
 _CAPTURES = (".pcap", ".pcapng", ".cap")
 _MAX_STEM_BYTES = 200  # a name of a file has at most 255
 
@@ -48,6 +49,19 @@ def file_of(source: str) -> str:
 
 def _spelled(character: str) -> str:
     return "".join(f"~{byte:02x}" for byte in character.encode())
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Raise KproxyError while tables are moved to their places: old ones and new ones are there together."""
+    if (folder / UNFINISHED).exists():
+        raise unfinished(str(folder))
+
+
+def unfinished(folder: str) -> KproxyError:
+    return KproxyError(
+        f"{folder}: `kproxy spark ingest` is putting tables in their places, or was ended while it did: ask again when "
+        "it is done, or start it again, which first finishes what was begun"
+    )
 
 
 def check_version(folder: Path) -> None:
@@ -86,6 +100,7 @@ def has_rows(folder: str, table: str) -> bool:
     if not place.is_dir():
         raise KproxyError(f"{folder}: there is no such folder; `kproxy convert` makes tables of a capture")
     check_version(place)
+    refuse_unfinished(place)
     form = read_manifest(place).get("format")
     if form is not None:
         raise KproxyError(

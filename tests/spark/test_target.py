@@ -14,7 +14,7 @@ from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
 from kproxy.spark import pipeline, target
 from kproxy.spark.target import STAGE, Target
-from kproxy.tables import schema
+from kproxy.tables import dataset, schema
 from tests.captures import capture
 from tests.spark.test_pipeline import known, rows, same
 
@@ -54,7 +54,7 @@ def test_a_run_that_dies_at_any_step_is_finished_by_the_next(tmp_path, monkeypat
     class Killed(BaseException):
         pass
 
-    steps = 0
+    steps = mixed = 0
     while True:
         folder = tmp_path / str(steps)
         old = staged(folder, "old")
@@ -85,6 +85,14 @@ def test_a_run_that_dies_at_any_step_is_finished_by_the_next(tmp_path, monkeypat
         seen = [path for path in files(folder) if not path.startswith(".")]
         for table in ("exchanges", "partitions"):
             assert any(path.startswith(f"{table}/") for path in seen), "the tables are gone"
+        if replace and {path.rpartition("-")[2] for path in seen if path.endswith(".parquet")} == {
+            "old.parquet",
+            "new.parquet",
+        }:
+            mixed += 1
+            with pytest.raises(KproxyError, match="start it again, which first finishes what was begun"):
+                dataset.has_rows(str(folder), "exchanges")
+            assert Target(None, str(folder)).is_unfinished
         if dying._claim >= 0:
             target.os.close(dying._claim)
         after = Target(None, str(folder))
@@ -94,10 +102,11 @@ def test_a_run_that_dies_at_any_step_is_finished_by_the_next(tmp_path, monkeypat
         wanted = those("old") if run == "old" else those("new") if replace else those("new", "old")
         assert files(folder) == wanted
         assert run == ("old" if steps == 0 else "new")
+        assert dataset.has_rows(str(folder), "exchanges") and not after.is_unfinished
         if not died:
             break
         steps += 1
-    assert steps >= 5
+    assert steps >= 5 and bool(mixed) == replace
 
 
 def test_a_disk_that_takes_no_more_is_told(tmp_path):
