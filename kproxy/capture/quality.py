@@ -56,6 +56,8 @@ KINDS = {
     "given",
     "same_stream": "connections captured a second time under other addresses, as of a ClusterIP and of its pod: their "
     "exchanges are counted twice; leave one address out of the capture, or out of the question",
+    "in_two_captures": "connections that another capture holds too, as those of both ends: their exchanges are in the "
+    "tables twice; ask about one of the captures by --where, and compare both by --by source",
     "tls_decrypted": "Kafka connections that were encrypted with TLS, and read with its keys",
     "tls": "connections encrypted with TLS: to read them, give their keys with --key-log FILE",
     "zookeeper": "ZooKeeper connections, whose operations are in the table registry",
@@ -134,6 +136,12 @@ class Quality:
         if self._servers < MAX_SERVERS or key in self._rows:
             self._servers += key not in self._rows
             self.note(key, time_ns)
+
+    def streams(self) -> Iterator[tuple[str, int, int]]:
+        """Its Kafka connections: each by sequence numbers and ends, the time of its first packet, its bytes."""
+        for key, (_, size, first_ns, _) in self._rows.items():
+            if key.startswith(_STREAM):
+                yield key, first_ns, size
 
     def counts(self) -> Iterator[tuple[str, int, int, int, int]]:
         """What `note` takes to make these counts again: kind, count, bytes, first_ns, last_ns."""

@@ -110,6 +110,7 @@ def convert(
             said.spoken.adopt(read.runs[SPOKEN.name])
             said.registry.adopt(read.runs[schema.REGISTRY.name])
             said.names[source], numbers[source] = read.names, number
+        _count_twice(summary.quality)
         labels = _told_apart(said, summary, places)
         _know(jobs[0].cluster, said, work, numbers, summary, places, labels)
         if settings.records is not None and not summary.rows.get(schema.RECORDS.name):
@@ -122,6 +123,17 @@ def convert(
     finally:
         dataset.abandon()
     return summary
+
+
+def _count_twice(qualities: Mapping[str, Quality]) -> None:
+    """Count in each capture the connections that one before it holds too."""
+    seen: set[str] = set()
+    for quality in qualities.values():
+        mine = list(quality.streams())
+        for stream, first_ns, size in mine:
+            if stream in seen:
+                quality.note("in_two_captures", first_ns, size=size)
+        seen.update(stream for stream, _, _ in mine)
 
 
 def _told_apart(said: _Said, summary: Summary, places: Mapping[str, Path]) -> dict[str, Labels]:

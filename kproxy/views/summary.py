@@ -115,7 +115,8 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
             return "No Kafka in it at these ports. Without --port, Kafka is recognised by its content, on any port."
         return "No Kafka in it. If there should be, name the brokers' ports with --port."
     lost = losses(quality, key_log)
-    twice = " Exchanges of connections captured twice are counted twice." if quality.count("same_stream") else ""
+    is_twice = quality.count("same_stream") or quality.count("in_two_captures")
+    twice = " Exchanges of connections captured twice are counted twice." if is_twice else ""
     if not lost:
         return "Complete: every byte that the ends acknowledged was captured." + twice
     return f"Not complete: {', '.join(lost)}. An exchange without an answer may have had one." + twice

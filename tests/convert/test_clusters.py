@@ -139,3 +139,22 @@ def test_captures_of_one_run_may_be_of_several_clusters_at_the_same_addresses(tm
     assert sorted((row["source"], row["kind"], row["change"]) for row in together) == sorted(
         (row["source"], row["kind"], row["change"]) for row in alone
     )
+
+
+def test_a_connection_in_two_captures_is_said_to_be_there_twice(tmp_path):
+    """As captured at both ends; one that uses the same ports again is another connection."""
+    again = Talk(1, "10.0.1.1").versions(1)
+    again.packets.clear()
+    again.next = [77, 99]
+    again.shake().versions(1)
+    captures = {
+        "client": [Talk(1, "10.0.1.1").versions(1), Talk(2, "10.0.1.1").versions(1)],
+        "broker": [Talk(1, "10.0.1.1").versions(1)],
+        "later": [again],
+    }
+    _, kinds, _ = converted(tmp_path, captures)
+    assert {source: kind.get("in_two_captures") for source, kind in kinds.items()} == {
+        "client.pcap": None,
+        "broker.pcap": 1,
+        "later.pcap": None,
+    }
