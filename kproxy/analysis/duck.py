@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from kproxy.analysis.pieces import no_such
 from kproxy.errors import KproxyError
-from kproxy.tables import dataset, schema
+from kproxy.tables import dataset, schema, views
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -226,11 +226,18 @@ class Tables(Mapping[str, Frame]):
             raise no_such("there is no column", found[1], list(near or columns)) from None
 
     def names(self) -> dict[str, list[str]]:
-        """The tables that are there, each with its columns."""
+        """The tables that are there, and views over them, each with its columns."""
         for name in schema.BY_NAME:
             with suppress(KproxyError):
                 self[name]
-        return {name: schema.BY_NAME[name].schema.names for name in self._frames}
+        for name, text in views.VIEWS.items():
+            if name not in self._frames and all(table in self._frames for table in views.NEEDED[name]):
+                self._connection.execute(f"create view {quoted(name)} as {text.replace('`', chr(34))}")
+                self._frames[name] = Frame(self._connection, f"select * from main.{quoted(name)}")
+        return {
+            name: schema.BY_NAME[name].schema.names if name in schema.BY_NAME else frame.columns
+            for name, frame in self._frames.items()
+        }
 
     def statements(self, text: str) -> list[str]:
         """The statements of a text that has several, ended by semicolons. Raises DuckDB's error for what is no SQL."""

@@ -38,6 +38,7 @@ NEXT = 3  # questions to go on with
     show_default=True,
     help="What `records` keeps of keys, values and headers: the first N bytes, a hash, or everything.",
 )
+@click.option("--append", is_flag=True, help="Add to a folder that has the tables of other captures.")
 @click.option("--overwrite", is_flag=True, help="Replace the tables of another capture that has the same name.")
 @click.option(
     "--strict",
@@ -60,6 +61,7 @@ def convert(
     checksums: bool,
     records: str | None,
     record_values: str,
+    append: bool,
     overwrite: bool,
     strict: bool,
     follow: bool,
@@ -94,6 +96,7 @@ def convert(
         detail=detail,
         checksums=checksums,
         records=captures.records(records, record_values),
+        append=append,
         overwrite=overwrite,
     )
     with progress.bar(quiet) as advance:

@@ -49,6 +49,7 @@ class Settings:
     checksums: check that of every batch (`crc_valid`), for which every byte of it is read.
     records: topics whose records become rows of `records`; None: of none.
     overwrite: replace the tables of another capture that has the same name, or with Spark all that the folder holds.
+    append: add to a folder that has the tables of other captures (`convert`; Spark has an option of its own).
     storage: how captures are reached that lie in a storage (s3://, webhdfs://, gs://, abfs://).
     """
 
@@ -60,6 +61,7 @@ class Settings:
     checksums: bool = False
     records: Chosen | None = None
     overwrite: bool = False
+    append: bool = False
     zookeeper_ports: tuple[int, ...] = ()
     storage: Storage = LOCAL
 
@@ -215,6 +217,19 @@ def refuse_replacing(folder: Path, jobs: Sequence[Job]) -> None:
                     f"{folder} has tables of another capture that is called {job.source}: "
                     "name another folder, rename the capture, or replace those tables with --overwrite"
                 )
+
+
+def refuse_adding(folder: Path, jobs: Sequence[Job]) -> None:
+    """Raise KproxyError if the dataset has tables of other captures and none of these."""
+    known = read_manifest(folder).get("sources", {})
+    if others := sorted(set(known) - {job.source for job in jobs}):
+        if all(job.source in known for job in jobs):
+            return  # what is there is made anew
+        named = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        raise KproxyError(
+            f"{folder} has the tables of {named}, and questions to it are about all captures in it: add to them with "
+            "--append, or name another folder"
+        )
 
 
 def manifest(jobs: Sequence[Job], summary: Summary) -> dict[str, Any]:

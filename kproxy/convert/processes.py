@@ -29,7 +29,16 @@ from kproxy.capture.quality import Quality
 from kproxy.capture.storage import is_remote
 from kproxy.convert import clusters, machine, parts
 from kproxy.convert.clusters import Labels
-from kproxy.convert.job import Job, Settings, Summary, captures_of, manifest, output_folder, refuse_replacing
+from kproxy.convert.job import (
+    Job,
+    Settings,
+    Summary,
+    captures_of,
+    manifest,
+    output_folder,
+    refuse_adding,
+    refuse_replacing,
+)
 from kproxy.convert.knowledge import Told, by_source, know
 from kproxy.convert.rows import Rows, quality_batch
 from kproxy.convert.shares import FED, Share, remove, share, sorters
@@ -78,13 +87,15 @@ def convert(
 
     Files appear whole or not at all, and the same captures give the same bytes. A capture that cannot be read is in
     `Summary.failed` and does not stop the others. Raises KproxyError before anything is written if settings exclude
-    each other, if two captures have one name, or if the folder has tables of another capture of that name; and where
-    the folder cannot be written to.
+    each other, if two captures have one name, if the folder has tables of another capture of that name, or of others
+    and they are not to be added to; and where the folder cannot be written to.
     """
     folder = output_folder(out)
     jobs = captures_of(captures, settings)
     if not settings.overwrite:
         refuse_replacing(folder, jobs)
+    if not settings.append:
+        refuse_adding(folder, jobs)
     dataset = writer.Dataset(folder)
     summary = Summary(folder, key_log=jobs[0].key_log, chosen=settings.records)
     work = dataset.begin("convert")

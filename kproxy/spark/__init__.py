@@ -17,6 +17,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -192,6 +193,27 @@ def table(spark: "SparkSession", folder: str, name: str) -> "DataFrame":
     if not dataset.has_rows(folder, name):
         return spark.createDataFrame([], known)
     return spark.read.schema(known).parquet(_place(folder) + "/" + name)
+
+
+def views(spark: "SparkSession", folder: str) -> list[str]:
+    """Make temporary views of the tables that are there, and of `kproxy.tables.views`; returns their names.
+
+    So that `spark.sql("select * from partitions_full")` asks them. Raises KproxyError as `table` does for `exchanges`.
+    """
+    from kproxy.tables import schema
+    from kproxy.tables.views import NEEDED, VIEWS
+
+    table(spark, folder, "exchanges")
+    names = []
+    for name in schema.BY_NAME:
+        with suppress(KproxyError):
+            table(spark, folder, name).createOrReplaceTempView(name)
+            names.append(name)
+    for name, text in VIEWS.items():
+        if all(needed in names for needed in NEEDED[name]):
+            spark.sql(text).createOrReplaceTempView(name)
+            names.append(name)
+    return names
 
 
 def _place(folder: str) -> str:
