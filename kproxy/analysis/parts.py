@@ -93,13 +93,13 @@ def steps(condition: str) -> dict[str, str]:
                 work_ns - held_ns - polled_ns - trip_ns as broker_ns, cast(0 as bigint) as unanswered_ns,
                 retransmissions, source, connection, `number`,
                 mute_ns, held_ns, allowed_ns, muted_ns, in_flight, records, request_bytes, response_bytes, acks,
-                loss_ns, closed_window_ns, throttle_ms, outcome, close, request_start_ns, response_end_ns
+                max_wait_ms, loss_ns, closed_window_ns, throttle_ms, outcome, close, request_start_ns, response_end_ns
             from travelled where outcome = '{ANSWERED}'
             union all
             select `time`, whole_ns, api, {GROUPS["client"]}, {GROUPS["broker"]}, client_address, api_version,
                 0, 0, 0, 0, 0, 0, 0, 0, whole_ns, retransmissions, source, connection, `number`,
                 0, 0, allowed_ns, muted_ns, in_flight, records, request_bytes, response_bytes, acks,
-                loss_ns, closed_window_ns, throttle_ms, outcome, close, request_start_ns,
+                max_wait_ms, loss_ns, closed_window_ns, throttle_ms, outcome, close, request_start_ns,
                 request_start_ns + whole_ns
             from travelled where outcome = '{UNANSWERED}'""",
         "caused": f"select *, case {causes} end as cause from parts",
@@ -147,6 +147,9 @@ def explanation() -> str:
                 cast(coalesce(request_bytes, 0) as string), ' bytes, which the broker would have taken at once')
             when cause = 'receiving' then concat('its answer of ', cast(coalesce(response_bytes, 0) as string),
                 ' bytes took ', {duration_of("receiving_ns")}, ' from the first to the last')
+            when api in ('Fetch', 'ShareFetch') and max_wait_ms is null and cause = 'broker'
+            then concat({duration_of("broker_ns")}, ' of the broker, a long poll perhaps: how long this version of a ',
+                'request may wait cannot be read')
             else concat('the broker took ', {duration_of("broker_ns")},
                 case when api = 'Produce' and acks = -1 then ', replication to the others included' else '' end) end,
         case when second_ns * 4 >= total_ns
