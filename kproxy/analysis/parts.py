@@ -105,13 +105,13 @@ def steps(condition: str) -> dict[str, str]:
                 cast(0 as bigint) as unanswered_ns, late_times,
                 retransmissions, source, connection, `number`,
                 mute_ns, held_ns, allowed_ns, muted_ns, in_flight, records, request_bytes, response_bytes, acks,
-                loss_ns, closed_window_ns, throttle_ms, outcome, close, request_start_ns, response_end_ns
+                max_wait_ms, loss_ns, closed_window_ns, throttle_ms, outcome, close, request_start_ns, response_end_ns
             from travelled where outcome = '{ANSWERED}'
             union all
             select `time`, whole_ns, api, {GROUPS["client"]}, {GROUPS["broker"]}, client_address, api_version,
                 0, 0, 0, 0, 0, 0, 0, 0, 0, whole_ns, null, retransmissions, source, connection, `number`,
                 0, 0, allowed_ns, muted_ns, in_flight, records, request_bytes, response_bytes, acks,
-                loss_ns, closed_window_ns, throttle_ms, outcome, close, request_start_ns,
+                max_wait_ms, loss_ns, closed_window_ns, throttle_ms, outcome, close, request_start_ns,
                 request_start_ns + whole_ns
             from travelled where outcome = '{UNANSWERED}'""",
         "caused": f"select *, case {causes} end as cause from parts",
@@ -163,6 +163,9 @@ def explanation() -> str:
             then concat('its answer was sent again ',
                 case when late_times = 1 then 'once' else concat(cast(late_times as string), ' times') end, ': ',
                 {duration_of("delivery_ns")}, ' until its client acknowledged it, or left')
+            when api in ('Fetch', 'ShareFetch') and max_wait_ms is null and cause = 'broker'
+            then concat({duration_of("broker_ns")}, ' of the broker, a long poll perhaps: how long this version of a ',
+                'request may wait cannot be read')
             else concat('the broker took ', {duration_of("broker_ns")},
                 case when api = 'Produce' and acks = -1 then ', replication to the others included' else '' end) end,
         case when second_ns * 4 >= total_ns

@@ -111,7 +111,7 @@ def _decodes(head: bytes | bytearray) -> bool | None:
     if len(head) < 4 + size:
         return None
     try:
-        codec.decode_request(memoryview(head)[4 : 4 + size])
+        codec.decode_request(frames.without_client_id(head, 0, 4 + size))
     except ProtocolError:
         return None if int.from_bytes(head[4:6]) == API_VERSIONS else False
     return True

@@ -1,9 +1,9 @@
 """What members of a group send each other through JoinGroup and SyncGroup: subscriptions and assignments.
 
-Duty: the consumer protocol in every version; a version that the schema lacks is read like the last one it has, as
-Kafka's own clients do. Kafka Connect's workers own connectors and their tasks, as (connector, CONNECTOR) and
-(connector, task). Members of Kafka Streams are consumers whose tasks are in `user_data`. Bytes of other kinds of
-clients are None here.
+Duty: the consumer protocol in every version, also where it ends early; a version that the schema lacks is read like the
+last one it has, as Kafka's own clients do. Kafka Connect's workers own connectors and their tasks, as (connector,
+CONNECTOR) and (connector, task). Members of Kafka Streams are consumers whose tasks are in `user_data`. Bytes of other
+kinds of clients are None here.
 
 Bounds: MAX_TOPICS of a subscription and MAX_OWNED partitions are followed; who has more is as one that is not known.
 Of tasks in words MAX_SHOWN are named. Refuses to know groups.
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from kproxy.errors import ProtocolError
 from kproxy.insight.spoken import Body
 from kproxy.protocol import codec
+from kproxy.protocol.plans import TRAILING
 from kproxy.protocol.schema import schema
 
 Partition = tuple[str, int]  # topic, index; of Connect the connector and its task
@@ -30,6 +31,7 @@ CONSUMER, CONNECT, STREAMS = "consumer", "connect", "streams"
 STREAM = "stream"  # that strategy: StreamsPartitionAssignor.name()
 MAX_TYPE = 64
 CONNECTOR = -1  # in place of a task: the connector itself (ConnectProtocol.CONNECTOR_TASK)
+_NULL_BYTES = b"\xff\xff\xff\xff"  # as user data
 INCREMENTAL = 1  # from this version of Connect's protocol on an assignment is what is new, beside what is revoked
 
 
@@ -86,14 +88,14 @@ def given(kind: str | None, assignment: bytes | None) -> Given | None:
         return None
     words = None
     if kind == STREAMS and assignment:
-        user_data = _decoded("ConsumerProtocolAssignment", assignment)["userData"]
+        user_data = _decoded_part("ConsumerProtocolAssignment", assignment)["userData"]
         words = _tasks_given(user_data) if user_data else None
     return Given(owned, None, words)
 
 
 def subscription(metadata: bytes) -> Subscription | None:
     """A ConsumerProtocolSubscription; None: it is none."""
-    body = _decoded("ConsumerProtocolSubscription", metadata)
+    body = _decoded_part("ConsumerProtocolSubscription", metadata)
     if body is None or len(body["topics"]) > MAX_TOPICS:
         return None
     owned = partitions(body["ownedPartitions"]) if "ownedPartitions" in body else None
@@ -104,7 +106,7 @@ def assigned(assignment: bytes | None) -> Owned | None:
     """The partitions of a ConsumerProtocolAssignment, none of an empty one; None: it is none."""
     if not assignment:
         return NOTHING
-    body = _decoded("ConsumerProtocolAssignment", assignment)
+    body = _decoded_part("ConsumerProtocolAssignment", assignment)
     return None if body is None else partitions(body["assignedPartitions"])
 
 
@@ -204,6 +206,24 @@ def _named(tasks: Iterable[tuple[int, int]]) -> str:
     ordered = sorted(set(tasks))
     more = f" and {len(ordered) - MAX_SHOWN} more" if len(ordered) > MAX_SHOWN else ""
     return ", ".join(f"{group}_{partition}" for group, partition in ordered[:MAX_SHOWN]) + more
+
+
+def _decoded_part(name: str, data: bytes) -> Any:
+    """A message of the consumer protocol that may end behind any field but its first, as that of some clients does.
+
+    kafka-go and sarama have written version 1 without ownedPartitions. Each version appends fields to those of the one
+    before, so a message that ends early is a whole one of an earlier version, or version 0 without user data.
+    """
+    body = _decoded(name, data)
+    if body is not None or len(data) < 2:
+        return body
+    version = min(int.from_bytes(data[:2], "big", signed=True), schema().data[name].versions[-1])
+    for earlier in range(version - 1, -1, -1):
+        body = _decoded(name, earlier.to_bytes(2, "big") + data[2:])
+        if body is not None and TRAILING not in body:
+            return body
+    body = _decoded(name, bytes(2) + data[2:] + _NULL_BYTES)
+    return body if body is not None and body["userData"] is None and TRAILING not in body else None
 
 
 def _decoded(name: str, data: bytes) -> Any:

@@ -33,6 +33,7 @@ TAG_SIZE = -1
 
 _UNSUPPORTED_VERSION = 35
 _API_VERSIONS = 18
+_LAST_CLASSIC_API_VERSIONS = 2  # newer ones are flexible
 _CLIENT_ID = "header.clientId"
 _MOST_FLAT_SLICES = 3  # a long token or text ends one, and so may a tagged field of a later release behind it
 _MISFITS = (AttributeError, TypeError, ValueError, ArithmeticError, struct_error)  # what a value of a wrong type raises
@@ -88,7 +89,7 @@ def decode_response(frame: Buffer, api_key: int, api_version: int) -> tuple[Head
     try:
         header, pos = _reader("ResponseHeader", header_version)(frame, 0, len(frame))
         if api_key == _API_VERSIONS:
-            api_version = _api_versions_version(frame, pos, api_version)
+            api_version = api_versions_version(frame, pos, len(frame), api_version)
         return header, _body(_reader((api_key, "response"), api_version), frame, pos)
     except Malformed as fault:
         raise _hinting_at_size(frame, fault) from None
@@ -249,7 +250,7 @@ def response_scan(
     downgraded = response_scan(api_key, 0)
 
     def scan_api_versions(buffer: Buffer, start: int, end: int) -> tuple[int, int | None, tuple[int, ...], bool]:
-        plan = downgraded if _api_versions_version(buffer, start, version) == 0 else scan
+        plan = downgraded if api_versions_version(buffer, start, end, version) == 0 else scan
         return plan(buffer, start, end)
 
     return scan_api_versions
@@ -293,7 +294,7 @@ def locate(api_key: int, version: int, side: str, paths: tuple[str, ...]) -> Cal
     downgraded = locate(api_key, 0, side, paths)
 
     def locate_api_versions(buffer: Buffer, start: int, end: int) -> list[Span]:
-        return (downgraded if _api_versions_version(buffer, start, version) == 0 else plan)(buffer, start, end)
+        return (downgraded if api_versions_version(buffer, start, end, version) == 0 else plan)(buffer, start, end)
 
     return locate_api_versions
 
@@ -311,9 +312,19 @@ def locate_in_slices(
     return cast(Callable[[Buffer, int, int], Slices[list[Span]]], read)
 
 
-def _api_versions_version(buffer: Buffer, start: int, version: int) -> int:
-    """The version of this ApiVersions answer: a broker answers what it cannot serve with error 35 in version 0."""
-    return 0 if int.from_bytes(buffer[start : start + 2], "big") == _UNSUPPORTED_VERSION else version
+def api_versions_version(buffer: Buffer, start: int, end: int, version: int) -> int:
+    """The version of the ApiVersions answer whose body is buffer[start:end], where `version` was asked for.
+
+    A broker that does not serve that version answers error 35 in version 0 (KIP-511), librdkafka's mock broker in the
+    version asked for. As Kafka's client reads it: in the version asked for, and in version 0 where that cannot be.
+    """
+    if int.from_bytes(buffer[start : start + 2], "big") != _UNSUPPORTED_VERSION:
+        return version
+    if version > _LAST_CLASSIC_API_VERSIONS:  # in version 0 the first byte of a count, here no count that can be
+        return version if end - start > 2 and buffer[start + 2] else 0
+    count = int.from_bytes(buffer[start + 2 : start + 6], "big")
+    throttle_at = start + 6 + 6 * count  # three int16 each
+    return version if throttle_at + 4 <= end else 0
 
 
 def _message(name: str) -> Message:

@@ -2,8 +2,8 @@
 
 No size that a peer's bytes claim causes an allocation. Output grows as it is produced, and raises Malformed beyond
 MAX_DECOMPRESSED_BYTES (or the caller's own limit). The snappy library allocates what its input claims, so it is called
-only if the input can really expand to that size. Input is consumed to its end: a frame that is cut short is Malformed,
-as in Kafka's own reader.
+only if the input can really expand to that size. What Kafka's own reader takes is taken: a frame that is cut short is
+Malformed, bytes behind the last frame of gzip or LZ4 are ignored, and so are LZ4's content size and checksum.
 
 Codecs are the numbers that batches carry. Their libraries are imported at first use: a proxy that reads no records
 never needs them, and they take 2 MB. Refuses to know records.
@@ -11,9 +11,8 @@ never needs them, and they take 2 MB. Refuses to know records.
 
 import zlib
 from collections.abc import Callable
-from functools import partial
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from kproxy.errors import Malformed, TooLarge, Unsupported
 from kproxy.protocol.primitives import Buffer, read_uvarint
@@ -93,28 +92,54 @@ def compress(codec: int, data: bytes, *, magic: int = 2) -> bytes:
 Take = Callable[[bytes], int]  # takes a piece of output, gives the number of bytes still allowed
 
 
-def _reader_of_frames(new_frame: Callable[[], Any], expansion: int) -> Callable[[Buffer, Take, int], None]:
+class _Frame(NamedTuple):
+    decompressor: Any
+    header_bytes: int = 0  # that the decompressor has already, or does not need
+    trailer_bytes: int = 0  # behind the end that it sees
+
+
+def _reader_of_frames(
+    begin: Callable[[memoryview], _Frame], expansion: int, follows: Callable[[memoryview], bool] | None = None
+) -> Callable[[Buffer, Take, int], None]:
     """A reader of one or more concatenated frames.
 
     A byte of this codec expands to at most `expansion` bytes, so input is given in slices that cannot exceed the limit.
+    `follows`: whether the bytes behind a frame are another one; they are ignored if not.
     """
 
     def read(data: Buffer, take: Take, left: int) -> None:
         view, pos = memoryview(data), 0
         for _ in range(_MAX_FRAMES):
-            frame = new_frame()
-            while not frame.eof:
+            decompressor, header_bytes, trailer_bytes = begin(view[pos:])
+            pos += header_bytes
+            while not decompressor.eof:
                 if pos >= len(view):
                     raise EOFError("it is cut short")
                 step = max(64, left // expansion)
-                left = take(frame.decompress(view[pos : pos + step]))
+                left = take(decompressor.decompress(view[pos : pos + step]))
                 pos += step
-            pos = min(pos, len(view)) - len(frame.unused_data or b"")
-            if pos == len(view):
+            pos = min(pos, len(view)) - len(decompressor.unused_data or b"") + trailer_bytes
+            if pos > len(view):
+                raise EOFError("it is cut short")
+            if pos == len(view) or (follows is not None and not follows(view[pos:])):
                 return
         raise Malformed(f"more than {_MAX_FRAMES} frames, or bytes after the last one")
 
     return read
+
+
+# ---------------------------------------------------------------------------------------------------------------- gzip
+
+_GZIP_MAGIC = b"\x1f\x8b\x08"
+_GZIP_LEAST = 18  # a header and a trailer; Java's GZIPInputStream looks for no member in so few bytes
+
+
+def _gzip_member(rest: memoryview) -> _Frame:
+    return _Frame(zlib.decompressobj(_GZIP_WBITS))
+
+
+def _gzip_follows(rest: memoryview) -> bool:
+    return len(rest) > _GZIP_LEAST and rest[:3] == _GZIP_MAGIC
 
 
 # -------------------------------------------------------------------------------------------------------------- snappy
@@ -135,8 +160,8 @@ def _snappy(data: bytes, take: Take, left: int) -> None:
         if data.startswith(_XERIAL_MAGIC, pos):
             pos += len(_XERIAL_HEADER)
             continue
-        if end - pos < 4:
-            raise EOFError("it is cut short")
+        if end - pos < 4:  # no size: snappy-java takes it for the end
+            return
         (size,) = _INT32.unpack_from(data, pos)
         pos += 4
         if not 0 <= size <= end - pos:
@@ -166,12 +191,30 @@ def _snappy_block(block: bytes, left: int) -> bytes:
 # ----------------------------------------------------------------------------------------------------------------- lz4
 
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
+_LZ4_MAX_HEADER = 19
+_LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 0x08, 0x04
 
 
-def _lz4_frame() -> Any:
+def _lz4_frame(rest: memoryview) -> _Frame:
+    """Kafka's reader compares neither the size nor the checksum of the content: both are taken out of the header."""
     import lz4.frame
 
-    return lz4.frame.LZ4FrameDecompressor()
+    decompressor = lz4.frame.LZ4FrameDecompressor()
+    head = bytes(rest[:_LZ4_MAX_HEADER])
+    end = _lz4_descriptor_end(head)
+    flags = head[4]
+    if not flags & (_LZ4_CONTENT_SIZE | _LZ4_CONTENT_CHECKSUM):
+        return _Frame(decompressor)
+    if head[end] != _lz4_checksum(head[4:end]):
+        raise Malformed("the lz4 frame's header has a wrong checksum")
+    descriptor = bytes((flags & ~(_LZ4_CONTENT_SIZE | _LZ4_CONTENT_CHECKSUM), head[5]))
+    descriptor += head[14 if flags & _LZ4_CONTENT_SIZE else 6 : end]  # the id of a dictionary
+    decompressor.decompress(_LZ4_MAGIC + descriptor + bytes((_lz4_checksum(descriptor),)))
+    return _Frame(decompressor, end + 1, 4 if flags & _LZ4_CONTENT_CHECKSUM else 0)
+
+
+def _lz4_follows(rest: memoryview) -> bool:
+    return rest[:4] == _LZ4_MAGIC
 
 
 def _lz4_descriptor_end(frame: bytes) -> int:
@@ -188,12 +231,17 @@ def _lz4_descriptor_end(frame: bytes) -> int:
 def _with_true_lz4_checksum(frame: bytes) -> bytes:
     """KAFKA-3160: in message sets v0 the checksum covers the frame's magic too; readers of v0 accept anything."""
     end = _lz4_descriptor_end(frame)
-    return frame[:end] + bytes((_xxh32(frame[4:end]) >> 8 & 0xFF,)) + frame[end + 1 :]
+    return frame[:end] + bytes((_lz4_checksum(frame[4:end]),)) + frame[end + 1 :]
 
 
 def _with_false_lz4_checksum(frame: bytes) -> bytes:
     end = _lz4_descriptor_end(frame)
-    return frame[:end] + bytes((_xxh32(frame[:end]) >> 8 & 0xFF,)) + frame[end + 1 :]
+    return frame[:end] + bytes((_lz4_checksum(frame[:end]),)) + frame[end + 1 :]
+
+
+def _lz4_checksum(descriptor: bytes) -> int:
+    """The checksum byte of a frame's header."""
+    return _xxh32(descriptor) >> 8 & 0xFF
 
 
 def _xxh32(data: bytes) -> int:
@@ -219,11 +267,11 @@ def _rotate(value: int, by: int) -> int:
 # ---------------------------------------------------------------------------------------------------------------- zstd
 
 
-def _zstd_frame() -> Any:
+def _zstd_frame(rest: memoryview) -> _Frame:
     import zstandard
 
     # The window is what Java's reader takes by default.
-    return zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
+    return _Frame(zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj())
 
 
 _zstd_frames = _reader_of_frames(_zstd_frame, 1 << 15)  # a block of four bytes becomes 128 KiB
@@ -239,8 +287,8 @@ def _zstd(data: bytes, take: Take, left: int) -> None:
 
 
 _READERS: dict[int, Callable[[bytes, Take, int], None]] = {
-    GZIP: _reader_of_frames(partial(zlib.decompressobj, _GZIP_WBITS), 1032),
+    GZIP: _reader_of_frames(_gzip_member, 1032, _gzip_follows),
     SNAPPY: _snappy,
-    LZ4: _reader_of_frames(_lz4_frame, 255),
+    LZ4: _reader_of_frames(_lz4_frame, 255, _lz4_follows),
     ZSTD: _zstd,
 }

@@ -57,6 +57,8 @@ _INT16_PAIR = Struct(">hh")
 _MESSAGE_BYTES = (_MESSAGE.size, _MESSAGE.size + 8)  # before the key, by magic
 LEAST_LENGTH = (14, 22, HEADER_BYTES - _PREFIX_BYTES)  # by magic, as the length counts
 
+_ZERO_STEP = 1 << 16
+
 CODEC = 0x07
 _LOG_APPEND_TIME = 0x08
 _TRANSACTIONAL = 0x10
@@ -194,8 +196,8 @@ class Batch:
                 raise Malformed("inside a compressed message only uncompressed messages may stand")
             yield Batch(header, plain[pos : pos + header.size_bytes])
             pos += header.size_bytes
-        if pos != len(plain) or pos == 0:
-            raise Malformed(f"a compressed message ends in {len(plain) - pos} bytes that are no message")
+        if pos == 0:  # a message that is cut behind others is ignored, as Kafka's reader does
+            raise Malformed(f"a compressed message holds {len(plain)} bytes that are no message")
 
     def _inner_offsets(self, limit_bytes: int) -> tuple[int, int]:
         """Of the first and the last inner message, as written."""
@@ -297,7 +299,9 @@ def iterate_headers(buffer: Buffer, start: int = 0, end: int | None = None) -> I
 
 
 def read_batches(buffer: Buffer) -> tuple[list[Batch], int]:
-    """The whole batches of a buffer, and the number of bytes after the last of them, which are a cut batch.
+    """The whole batches of a buffer, and the number of bytes after the last of them: a cut batch, or zeros.
+
+    A segment that a broker allocated in advance (`log.preallocate`) ends in zeros.
 
     The buffer is what a Produce or a Fetch holds of one partition (`records`): record batches of magic 2, or messages
     of magic 0 and 1. A `Batch` has its `header` (offsets, producer, codec; times in milliseconds), `crc_valid`, and
@@ -306,8 +310,22 @@ def read_batches(buffer: Buffer) -> tuple[list[Batch], int]:
     https://kafka.apache.org/documentation/#messageformat
     """
     view = memoryview(buffer)
-    batches = [Batch(header, view[pos : pos + header.size_bytes]) for pos, header in iterate_headers(view)]
-    return batches, len(view) - sum(batch.header.size_bytes for batch in batches)
+    batches: list[Batch] = []
+    end = 0
+    try:
+        for pos, header in iterate_headers(view):
+            end = pos + header.size_bytes
+            batches.append(Batch(header, view[pos:end]))
+    except Malformed:
+        if not is_zero(view[end:]):
+            raise
+    return batches, len(view) - end
+
+
+def is_zero(view: memoryview) -> bool:
+    """Whether all bytes are zero, as those of a segment that nothing was written to."""
+    pieces = (view[at : at + _ZERO_STEP] for at in range(0, len(view), _ZERO_STEP))
+    return all(bytes(piece).count(0) == len(piece) for piece in pieces)
 
 
 def control_type(record: Record) -> str:

@@ -28,7 +28,7 @@ from kproxy.protocol.error_codes import ERRORS, error_name
 from kproxy.protocol.log_records import LOGS, LogRecord, decode_record
 from kproxy.protocol.plans import TAGS, TRAILING
 from kproxy.protocol.primitives import Buffer
-from kproxy.protocol.records import Batch, Record, control_type, iterate_headers
+from kproxy.protocol.records import Batch, Record, control_type, is_zero, iterate_headers
 from kproxy.protocol.schema import Field, api_name
 from kproxy.protocol.secrets import redact
 
@@ -193,7 +193,10 @@ class _Human:
                 end = pos + header.size_bytes
                 yield from self.batch(Batch(header, view[pos:end]))
         except ProtocolError as fault:
-            yield Text(f"what follows cannot be read: {fault}", _BAD)
+            if is_zero(view[end:]):
+                yield Text(f"{count_bytes(len(view) - end)} of zeros, as at the end of a preallocated segment", _QUIET)
+            else:
+                yield Text(f"what follows cannot be read: {fault}", _BAD)
             return
         if end < len(view):
             yield Text(f"{count_bytes(len(view) - end)} of a batch that is cut short", _QUIET)

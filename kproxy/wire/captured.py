@@ -173,7 +173,20 @@ class CapturedSession(Session):
         super()._take_prefix(exchange, client_id, *values)
 
     def _unpaired(self, correlation_id: int, view: Any, pos: int, now: int) -> Exchange | None:
-        """Without a gap only a damaged size leads to an unexpected answer; after one, `follows` must accept it."""
+        """Without a gap an answer out of turn belongs to the one request with its id, and the older ones wait on.
+
+        If there is none, a damaged size led to it; after a gap, `follows` must accept it.
+        """
+        if not self._seen_gap:
+            places = [place for place, each in enumerate(self.pending) if each.correlation_id == correlation_id]
+            if len(places) == 1:
+                exchange = self.pending.pop(places[0])
+                text = (
+                    f"the answer {correlation_id} ({exchange.plan.api}) came before {places[0]} older ones; "
+                    "a broker answers a connection in order"
+                )
+                self._fault(BROKER, "out_of_order", text, exchange.plan, now)
+                return exchange
         self.is_surprised |= not self._seen_gap
         if not self._seen_gap or not resync.follows(view, pos, len(view), self._waited_for()):
             self._mark(BROKER, pos)

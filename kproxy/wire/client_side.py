@@ -468,8 +468,10 @@ class ClientSide(Holding):
         """The first fields of a Produce say whether an answer comes, on which pairing rests: no guess where it decides.
 
         So it does where answers are rewritten: paired with another request, one could pass unread. Elsewhere the broker
-        decides, which mostly closes the connection.
+        decides, which mostly closes the connection. Nothing rests on the client id of an unknown API or version.
         """
+        if not exchange.plan.known:
+            return
         if self._authorizer is None and not (self._interest.rewrite and exchange.plan.api_key == PRODUCE):
             self._malformed_request(exchange, why, now)
             return

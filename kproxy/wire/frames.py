@@ -30,8 +30,9 @@ _SLICE_EDITS = 1024
 MAX_REQUEST = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by default
 
 _HTTP = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"CONN", b"PRI ", b"DELE", b"HTTP")
-# ApiVersions and its like come in hundreds of bytes; a client id is a name, and names are short.
-_MAX_CLIENT_ID = 512
+_CLIENT_ID_AT = 14  # behind its length, in all headers but that of ControlledShutdown v0
+NAMELESS = 7 << 16  # which has no client id
+_NULL = b"\xff\xff"
 
 
 @cache
@@ -95,11 +96,12 @@ def sniff(head: bytes) -> tuple[str, str]:
 
 
 def plausible_request(view: Any, pos: int, end: int) -> bool:
-    """Whether a request could begin at `pos`: its size, a known key and version, a printable client id.
+    """Whether a request could begin at `pos`: its size, a known key and version, a client id that fits in.
 
-    False when fewer than 14 bytes are there. ControlledShutdown v0, alone without a client id, is not recognised.
+    A broker takes a client id of any bytes, so its text decides nothing. False when fewer than 14 bytes are there.
+    ControlledShutdown v0, alone without a client id, is not recognised.
     """
-    return end - pos >= 14 and is_known(view, pos) and client_id(view, pos, end) is not ...
+    return end - pos >= _CLIENT_ID_AT and is_known(view, pos) and client_id(view, pos, end) is not ...
 
 
 def is_known(view: Any, pos: int) -> bool:
@@ -110,12 +112,24 @@ def is_known(view: Any, pos: int) -> bool:
 
 
 def client_id(view: Any, pos: int, end: int) -> bytes | EllipsisType | None:
-    """The client id of the request at `pos`, as far as it is there; ... if its size or its text is invalid."""
+    """The client id of the request at `pos`, as far as it is there; ... if it does not fit into the request."""
     size = int.from_bytes(view[pos : pos + 4], signed=True)
-    length = int.from_bytes(view[pos + 12 : pos + 14], signed=True)
-    if not 10 <= size <= MAX_REQUEST or not -1 <= length <= min(_MAX_CLIENT_ID, size - 10):
+    length = int.from_bytes(view[pos + 12 : pos + _CLIENT_ID_AT], signed=True)
+    if not 10 <= size <= MAX_REQUEST or not -1 <= length <= size - 10:
         return ...
     if length < 0:
         return None
-    text = bytes(view[pos + 14 : min(pos + 14 + length, end)])
-    return text if all(32 <= byte < 127 or byte >= 128 for byte in text) else ...
+    return bytes(view[pos + _CLIENT_ID_AT : min(pos + _CLIENT_ID_AT + length, end)])
+
+
+def is_printable(client_id: bytes | None) -> bool:
+    """Whether a client id is a text as clients are configured with."""
+    return client_id is None or all(32 <= byte < 127 or byte >= 128 for byte in client_id)
+
+
+def without_client_id(view: Any, pos: int, end: int) -> bytes:
+    """The request in [pos, end), without its size and with a null client id: its text need not be UTF-8."""
+    name = client_id(view, pos, end)
+    if not isinstance(name, bytes) or REQUEST_HEAD.unpack_from(view, pos)[1] == NAMELESS:
+        return bytes(view[pos + 4 : end])
+    return b"".join((view[pos + 4 : pos + 12], _NULL, view[pos + _CLIENT_ID_AT + len(name) : end]))

@@ -61,6 +61,8 @@ PREFIX_FIELDS = (
     "clientSoftwareVersion",
 )
 
+_NO_FIELDS = (None,) * len(PREFIX_FIELDS)
+
 # APIs whose requests and answers name topic-partitions; and the subsets that are read for metrics alone.
 _OF_PARTITIONS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, TXN_OFFSET_COMMIT, SHARE_FETCH))
 _OF_TRANSACTIONS = frozenset((INIT_PRODUCER_ID, END_TXN))  # which end one, by their transactional id
@@ -354,6 +356,7 @@ class Interest:
 
     def _foreign(self, api_key: int, api_version: int) -> ApiPlan:
         plan = ApiPlan(api_key, api_version, schema.api_name(api_key), False)
+        plan.prefix = _client_id_prefix
         if self.rewrite:
             plan.transforms_always = True  # what it says is unknown: the owner may look for addresses in it
             if api_key == API_VERSIONS:
@@ -363,6 +366,18 @@ class Interest:
         if not plan.request and self._authorizes is not None and self._authorizes(api_key, api_version):
             plan.request = AUTHORIZE
         return plan
+
+
+def _client_id_prefix(buffer: Any, start: int, end: int) -> tuple[tuple[Any, ...], int] | None:
+    """As `codec.request_prefix`, of an unknown API or version: the client id stands at one place in all headers."""
+    if end - start < 2:
+        return None
+    length = int.from_bytes(buffer[start : start + 2], "big", signed=True)
+    stop = start + 2 + max(length, 0)
+    if stop > end:
+        return None
+    client_id = bytes(buffer[start + 2 : stop]).decode("utf-8", "replace") if length >= 0 else None
+    return (client_id, *_NO_FIELDS), stop
 
 
 def _is_success(found: Scanned) -> bool:

@@ -1,12 +1,13 @@
 """Finding the next plausible frame in a side of a capture after its frame boundaries were lost.
 
-A request is plausible by its header (size, known key and version, printable client id), an answer by the correlation
-id of a pending request. Either also needs a second indication: it ends where the data end, a plausible frame follows
-it, or it starts a segment; and a complete request must decode. Anything else is skipped, and the session reports how
-many bytes.
+A request is plausible by its header (size, known key and version, a client id that fits in), an answer by the
+correlation id of a pending request. Either also needs a second indication: it ends where the data end, a plausible
+frame follows it, or it starts a segment; and a complete request must decode. Anything else is skipped, and the session
+reports how many bytes.
 
 Behind a frame weaker checks suffice: `believable` and `follows` reject only what a damaged size must have led to. A
-frame that is found here passes them too; otherwise the session would search again at the same place, for ever.
+client id may have any bytes and an API any number, since brokers take them. A frame that is found here passes them too;
+otherwise the session would search again at the same place, for ever.
 
 Refuses to know connections and events.
 """
@@ -23,11 +24,9 @@ from kproxy.wire import frames
 WINDOW = 2048  # bytes kept from one segment to the next: small segments can split a header
 CANDIDATES = 256  # waiting requests whose answer is looked for: the oldest
 
-_NAMELESS = 7 << 16  # ControlledShutdown v0, the one header without a client id
-
-# Size < 16 MiB and no less than a header's (zeros are common), key < 256, version < 32, a client id that is null or
-# shorter than 512: all big-endian.
-_REQUEST = re.compile(rb"(?s)(?=\x00(?!\x00\x00[\x00-\x09]).{3}\x00.\x00[\x00-\x1f].{4}(?:\xff\xff|[\x00\x01]))")
+# Size < 16 MiB and no less than a header's (zeros are common), key < 256, version < 32, a client id that is null or has
+# a length: all big-endian.
+_REQUEST = re.compile(rb"(?s)(?=\x00(?!\x00\x00[\x00-\x09]).{3}\x00.\x00[\x00-\x1f].{4}(?:\xff\xff|[\x00-\x7f]))")
 
 
 ClientId = bytes | EllipsisType | None  # ...: not known
@@ -43,10 +42,26 @@ def find_request(data: bytes, segment: int, before: ClientId) -> int:
         pos = match.start()
         if not frames.plausible_request(data, pos, end):
             continue
-        opens = pos in (0, segment) and (before is ... or frames.client_id(data, pos, end) == before)
+        opens = pos in (0, segment) and _is_expected(frames.client_id(data, pos, end), before)
         if _is_witnessed(data, pos, end, opens) and believable(memoryview(data)[pos:], 0, end - pos, before):
             return pos
     return -1
+
+
+def _is_expected(named: ClientId, before: ClientId) -> bool:
+    """Whether requests had that client id before; of the first one, whether it is a printable text."""
+    if named is ...:
+        return False
+    return frames.is_printable(named) if before is ... else _is_same(named, before)
+
+
+def _is_same(named: bytes | None, before: bytes | None) -> bool:
+    """`before` was read as text, where what is not UTF-8 is replaced."""
+    return named == before or (named is not None and _as_text(named) == before)
+
+
+def _as_text(named: bytes) -> bytes:
+    return named.decode("utf-8", "replace").encode()
 
 
 def _is_witnessed(data: Any, pos: int, end: int, opens: bool) -> bool:
@@ -54,35 +69,58 @@ def _is_witnessed(data: Any, pos: int, end: int, opens: bool) -> bool:
     after = pos + 4 + int.from_bytes(data[pos : pos + 4])
     if after > end:
         return opens
-    if after < end and not frames.plausible_request(data, after, end):
+    if after < end and not _may_follow(data, after, end, frames.client_id(data, pos, end)):
         return False
     try:
-        codec.decode_request(memoryview(data)[pos + 4 : after])
+        codec.decode_request(frames.without_client_id(data, pos, after))
     except ProtocolError:
         return False
     return True
 
 
+def _may_follow(data: Any, pos: int, end: int, before: ClientId) -> bool:
+    """Whether a request could begin at `pos`: of a known API, or of the same client."""
+    if end - pos < 14:
+        return False
+    named = frames.client_id(data, pos, end)
+    return named is not ... and (frames.is_known(data, pos) or named == before)
+
+
 def believable(view: Any, pos: int, end: int, before: ClientId) -> bool:
     """Whether a request can stand where one ended. `before`: the client id that those had.
 
-    A connection keeps to one client id: another needs a second witness, and an API or version that the schema does not
-    have cannot have one.
+    A connection mostly keeps to one client id. Another one needs a second witness: that the request is whole and
+    decodes, or, while it is not whole, that the id is a printable text. Of an unknown API or version there is one
+    witness only: that the request ends where another one begins, or the data end.
     """
     if end - pos < 14:
         return True  # too few bytes to judge
     size, key_version, _ = frames.REQUEST_HEAD.unpack_from(view, pos)
-    if key_version == _NAMELESS:
+    if key_version == frames.NAMELESS:
         return bool(size == 12)
     named = frames.client_id(view, pos, end)
-    known = frames.is_known(view, pos)
-    if named is ... or not (known or _could_be(key_version)):
+    if named is ...:
         return False
-    if before is ... or named == before:
+    is_known = frames.is_known(view, pos)
+    if before is ... and is_known:
         return True
-    if before and named is not None and pos + 14 + len(named) == end and before.startswith(named):
-        return True  # the rest of the name is not there yet
-    return known and _is_witnessed(view, pos, end, False)
+    if before is not ... and (
+        _is_same(named, before) or _begins(named, before, is_cut=pos + 14 + len(named or b"") == end)
+    ):
+        return True
+    after = pos + 4 + size
+    if is_known:
+        return _is_witnessed(view, pos, end, bool(named) and frames.is_printable(named))
+    if after > end:
+        return before is ... and _could_be(key_version)
+    return after == end or _may_follow(view, after, end, named)
+
+
+def _begins(named: bytes | None, before: bytes | None, *, is_cut: bool) -> bool:
+    """Whether a client id whose rest is not there yet can be the one that the requests before had."""
+    if not is_cut or not before or named is None:
+        return False
+    return before.startswith(named.decode("utf-8", "replace").rstrip("\ufffd").encode())
 
 
 def _could_be(key_version: int) -> bool:

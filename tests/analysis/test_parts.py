@@ -79,3 +79,12 @@ def test_lost_segments_are_the_cause_only_where_they_delayed_something(frame):
         1: "the broker took 320 ms; segments sent again meanwhile: 1, which delayed nothing",
         2: "its reader took nothing for 300 ms: its window was closed",
     }
+
+
+def test_of_a_fetch_whose_version_is_unknown_a_long_poll_is_not_excluded(frame):
+    asked = ({"api": "Fetch"}, {"api": "Fetch", "max_wait_ms": 0}, {})
+    table = frame(EXCHANGES, [exchange(n, latency=320, broker_ns=320 * MS, **of) for n, of in enumerate(asked)])
+    answer = timing.slow(table, frame(CONNECTIONS, [{"source": "a.pcap", "connection": 9}]), replicas=True)
+    perhaps = "320 ms of the broker, a long poll perhaps: how long this version of a request may wait cannot be read"
+    took = "the broker took 320 ms"
+    assert dict(rows(answer, "number", "explanation")) == {0: perhaps, 1: took, 2: took}

@@ -73,6 +73,38 @@ def test_members_of_streams_are_consumers_that_say_their_tasks():
         assert told.words == tasks + ("; error 9001 of Streams" if version > 3 else "")
 
 
+@pytest.mark.parametrize("version", range(6))
+def test_a_subscription_may_end_behind_any_field_but_its_topics(version):
+    """Version 1 of kafka-go and of sarama ends before ownedPartitions; nothing that ends inside a field is read."""
+    fields = {"topics": ["a", "b"], "userData": b"\xff\xff\0\0", "generationId": 0x10002, "rackId": "r"}
+    fields["ownedPartitions"] = [{"topic": "a", "partitions": [1, 2]}, {"topic": "b", "partitions": [0]}]
+    known = min(version, 3)
+    whole = codec.encode_data("ConsumerProtocolSubscription", known, fields)
+    owned = frozenset({("a", 1), ("a", 2), ("b", 0)})
+    ends = {12: (None, None, None), 20: (b"\xff\xff\0\0", None, None)}  # where topics and user data end
+    if known >= 1:
+        ends |= {50: (b"\xff\xff\0\0", owned, None)}
+    if known >= 2:
+        ends |= {54: (b"\xff\xff\0\0", owned, None)}
+    if known >= 3:
+        ends |= {57: (b"\xff\xff\0\0", owned, "r")}
+    assert len(whole) == max(ends)
+    for end in range(len(whole) + 1):
+        said = embedded.said("consumer", version.to_bytes(2, "big") + whole[2:end])
+        assert (said and (said.user_data, said.owned, said.rack)) == ends.get(end)
+        assert said is None or said.topics == ("a", "b")
+
+
+@pytest.mark.parametrize("version", range(6))
+def test_an_assignment_may_end_before_its_user_data(version):
+    assigned = [{"topic": "a", "partitions": [1, -1]}]
+    whole = codec.encode_data("ConsumerProtocolAssignment", 0, {"assignedPartitions": assigned, "userData": b"xyz"})
+    for kind in ("consumer", STREAMS):
+        for end in range(2, len(whole) + 1):
+            told = embedded.given(kind, version.to_bytes(2, "big") + whole[2:end])
+            assert (told and told.owned) == ({("a", 1), ("a", -1)} if end in (21, len(whole)) else None)
+
+
 def test_what_other_kinds_of_members_say_is_bytes():
     assert embedded.group_type("sr", "v0") == "sr"
     assert embedded.said("sr", b"{}") is None and embedded.given("sr", b"{}") is None

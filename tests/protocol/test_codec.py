@@ -294,6 +294,25 @@ def test_api_versions_is_answered_in_version_0_when_unsupported() -> None:
         assert spans == [(1, 14, 16), (0, 10, 16)]
 
 
+@pytest.mark.parametrize("version", schema().apis[18].response.versions)
+@pytest.mark.parametrize("count", [0, 1, 130])
+def test_api_versions_of_error_35_is_read_in_the_version_asked_for_too(version: int, count: int) -> None:
+    """As librdkafka's mock broker answers; Kafka's client reads either."""
+    offers = [{"apiKey": 18, "minVersion": 0, "maxVersion": 4}] * count
+    body = {"errorCode": 35, "apiKeys": offers, **({"throttleTimeMs": 1 << 20} if version else {})}
+    if version > 2:
+        body["apiKeys"] = [offer | {"_tags": {9: b"new"}} for offer in offers]
+    for trailing in ({}, {"_trailing": b"\0\0\2\0"} if version else {}):
+        frame = codec.encode_response(18, version, {"correlationId": 3}, body | trailing)
+        assert codec.decode_response(frame, 18, version) == ({"correlationId": 3}, body | trailing)
+        throttle = 1 << 20 if version else -1
+        assert codec.response_scan(18, version)(frame, 4, len(frame)) == (throttle, 35, (35,), False)
+        assert len(codec.locate(18, version, "response", ("apiKeys[]",))(frame, 4, len(frame))) == count
+    for cut in (2, 3):
+        with pytest.raises(Malformed):
+            codec.decode_response(frame[: 4 + cut], 18, version)
+
+
 def test_locate_in_a_tagged_field() -> None:
     body = {"nodeEndpoints": [{"nodeId": 7, "host": "h" * 130, "port": 9092}], "_tags": {3: b"abc"}}
     frame = codec.encode_response(1, 18, {"correlationId": 3}, body)

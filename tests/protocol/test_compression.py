@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kproxy.errors import Malformed, Unsupported
-from kproxy.protocol.compression import CODECS, GZIP, LZ4, NONE, SNAPPY, ZSTD, codec_name, compress, decompress
+from kproxy.protocol.compression import (
+    CODECS,
+    GZIP,
+    LZ4,
+    NONE,
+    SNAPPY,
+    ZSTD,
+    _lz4_checksum,
+    codec_name,
+    compress,
+    decompress,
+)
 
 COMPRESSING = (GZIP, SNAPPY, LZ4, ZSTD)
 TEXT = b"the same words again and again, " * 3000  # several xerial blocks
@@ -31,6 +42,54 @@ def test_snappy_framed_joined_and_raw():
     assert decompress(SNAPPY, framed + compress(SNAPPY, b"more")) == TEXT + b"more"
     raw = bytes((5, 4 << 2)) + b"hello"  # a literal of five bytes
     assert decompress(SNAPPY, raw) == b"hello"
+
+
+@pytest.mark.parametrize(
+    "behind", [b"\0", bytes(9), bytes(100), b"j", b"junk" * 9, b"\x1f\x8b", compress(GZIP, b"x")[:18]]
+)
+def test_bytes_behind_gzip_members_are_ignored(behind):
+    """As by Java's GZIPInputStream; a member that begins there must be whole."""
+    whole = compress(GZIP, TEXT)
+    assert decompress(GZIP, whole + behind) == TEXT
+    assert decompress(GZIP, whole + compress(GZIP, b"more") + behind) == TEXT + b"more"
+    for cut in (1, 8, 12):
+        with pytest.raises(Malformed):
+            decompress(GZIP, whole + compress(GZIP, b"some text that is long enough")[:-cut])
+
+
+@pytest.mark.parametrize("magic", [0, 1, 2])
+def test_of_lz4_what_kafkas_reader_ignores_is_ignored(magic):
+    """The size and the checksum of the content, and what is behind the end mark; but all of the frame must be there."""
+
+    def frame(**options):
+        return lz4.frame.compress(TEXT, block_linked=False, **options)
+
+    plain, summed, sized = frame(store_size=False), frame(content_checksum=True), frame(block_checksum=True)
+    false_size = bytearray(sized)
+    false_size[6:14] = (99).to_bytes(8, "little")
+    false_size[14] = _lz4_checksum(bytes(false_size[4:14]))
+    for whole in (plain, summed, sized, false_size, summed[:-4] + b"\1\2\3\4"):
+        for behind in (b"", bytes(8), b"junkjunk"):
+            assert decompress(LZ4, whole + behind, magic=magic) == TEXT
+        assert decompress(LZ4, whole + plain, magic=magic) == TEXT * 2
+    for cut in (plain[:-4], plain[:-2], summed[:-4], summed[:-1]):
+        with pytest.raises(Malformed, match="cut short"):
+            decompress(LZ4, cut, magic=magic)
+    wrong = bytearray(summed)
+    wrong[14] ^= 0x55
+    if magic:
+        with pytest.raises(Malformed, match="wrong checksum"):
+            decompress(LZ4, wrong, magic=magic)
+    else:
+        assert decompress(LZ4, wrong, magic=magic) == TEXT
+
+
+def test_bytes_behind_snappy_blocks_that_are_no_size_are_ignored():
+    whole = compress(SNAPPY, TEXT)
+    for behind in (b"\0", bytes(3), whole[:16]):
+        assert decompress(SNAPPY, whole + behind) == TEXT
+    with pytest.raises(Malformed):
+        decompress(SNAPPY, whole + b"junk")
 
 
 def test_lz4_of_message_sets_v0_has_its_flawed_checksum():
@@ -57,8 +116,8 @@ def test_lz4_with_linked_blocks():
 def test_every_cut_is_refused(codec):
     whole = compress(codec, b"some text, some text, some text")
     for cut in range(len(whole)):
-        if codec == SNAPPY and cut == 16:
-            continue  # a xerial header alone is an empty stream
+        if codec == SNAPPY and 16 <= cut < 20:
+            continue  # a xerial header without the size of a block is an empty stream
         for magic in (0, 2):
             with pytest.raises(Malformed):
                 decompress(codec, whole[:cut], magic=magic)

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from kproxy.errors import Malformed, Unsupported
 from kproxy.protocol import compression
-from kproxy.protocol.compression import GZIP, NONE, ZSTD
+from kproxy.protocol.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
 from kproxy.protocol.decode import records_as_json
 from kproxy.protocol.records import (
     HEADER_BYTES,
     Record,
+    _write_message,
     control_type,
     iterate_headers,
     read_batches,
@@ -174,6 +175,39 @@ def test_a_cut_is_a_count_of_trailing_bytes(name):
         for cut in {*range(start, min(start + 70, end)), *range(start, end, 97), end - 1}:
             batches, trailing = read_batches(whole[:cut])
             assert (len(batches), trailing) == (count, cut - start)
+
+
+@pytest.mark.parametrize("magic", [0, 1, 2])
+@pytest.mark.parametrize("zeros", [1, 17, 61, 4096, 70_000])
+def test_zeros_of_a_preallocated_segment_are_trailing_bytes(magic, zeros):
+    records = [Record(0, 1, b"k", b"v")]
+    whole = write_batch(records) if magic == 2 else write_message_set(records, magic=magic)
+    for count in (0, 2):
+        found = json.loads("".join(records_as_json(whole * count + bytes(zeros))))
+        assert (len(found["batches"]), found["trailing_bytes"]) == (count, zeros)
+    with pytest.raises(Malformed):
+        read_batches(whole + bytes(zeros + 60) + b"x")
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_cut_message_inside_a_compressed_one_is_ignored_as_kafka_does(codec, magic):
+    """Kafka's reader stops at it: what is left are the whole messages, and in v1 the outer offset is the last one's."""
+    records = [Record(offset, 1, b"k", b"value") for offset in (7, 8, 9)]
+    inner = write_message_set([record._replace(offset=offset) for offset, record in enumerate(records)], magic=magic)
+    size = len(inner) // 3
+    for cut in (1, 13, size - 1):
+        for whole in (3, 2):
+            plain = (inner * 2)[: whole * size + cut]
+            message = _write_message(9, magic, codec, 1, None, compress(codec, plain, magic=magic))
+            (batch,), _ = read_batches(message)
+            first = 10 - whole if magic else 0
+            assert [record.offset for record in batch.records()] == list(range(first, first + whole))
+            assert batch.base_offset == first
+    nothing = _write_message(9, magic, codec, 1, None, compress(codec, inner[: size - 1], magic=magic))
+    (batch,), _ = read_batches(nothing)
+    with pytest.raises(Malformed, match="no message"):
+        list(batch.records())
 
 
 def test_the_checksum_leaves_out_what_brokers_change():

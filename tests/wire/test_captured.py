@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from kproxy.wire.captured import CapturedSession
-from kproxy.wire.events import ANSWERED, BROKER, CLIENT, Gap
+from kproxy.wire.events import ANSWERED, BROKER, CLIENT, OPAQUE, Gap
 from kproxy.wire.interest import Interest
 from tests.wire.playbook import MS, Dialogue, foreign_request, request, response
 
-PRODUCE, METADATA = 0, 3
+PRODUCE, FETCH, METADATA = 0, 1, 3
 
 
 def captured(**more: Any) -> Dialogue:
@@ -54,12 +54,45 @@ def test_a_damaged_size_leads_to_no_request_of_an_api_that_nobody_knows() -> Non
     assert not talk.faults[0].fatal
 
 
-@pytest.mark.parametrize(("client", "believed"), (("c", True), (None, False), ("d", False)))
-def test_an_api_to_come_is_believed_under_the_name_that_the_connection_has(client: str | None, believed: bool) -> None:
-    name = b"\xff\xff" if client is None else len(client).to_bytes(2) + client.encode()
-    talk = captured().client(request(12, 4, 1)).client(foreign_request(120, 3, 2, name + b"more"))
-    talk.client(request(12, 4, 3)).broker(response(12, 4, 1))
-    assert [exchange.correlation_id for exchange in talk.session.pending] == ([2, 3] if believed else [3])
+@pytest.mark.parametrize(
+    ("api_key", "version"), [(120, 3), (10_007, 0), (-2, 40), (FETCH, 30), (FETCH, 32), (12, 3000)]
+)
+@pytest.mark.parametrize("client", [b"c", b"d\n", b"\xff\xfe", b"n" * 32_767, None])
+def test_an_unknown_api_or_version_is_an_opaque_exchange_of_its_client(
+    api_key: int, version: int, client: bytes
+) -> None:
+    name = b"\xff\xff" if client is None else len(client).to_bytes(2) + client
+    foreign = foreign_request(api_key, version, 2, name + b"more")
+    known = None if client is None else client.decode("utf-8", "replace")
+    for requests in ((foreign, request(12, 4, 3)), (request(12, 4, 1), foreign, request(12, 4, 3))):
+        for talk in (captured(), Dialogue()):
+            for ask in requests:
+                talk.client(ask)
+            ids = [exchange.correlation_id for exchange in talk.session.pending]
+            assert ids == [1, 2, 3][-len(requests) :]
+            for number in ids:
+                talk.broker(response(12, 4, number))
+            found = talk.exchanges[-2]
+            assert (found.correlation_id, found.outcome, found.decoded, found.client_id) == (2, ANSWERED, OPAQUE, known)
+            assert found.response_end > found.request_end > 0
+            assert not talk.faults
+
+
+@pytest.mark.parametrize("turn", [(2, 1, 3), (3, 2, 1), (2, 3, 1), (3, 1, 2)])
+def test_answers_out_of_order_belong_to_the_requests_with_their_ids(turn: tuple[int, ...]) -> None:
+    talk = captured().client(b"".join(request(12, 4, number) for number in (1, 2, 3)))
+    for number in turn:
+        talk.broker(response(12, 4, number))
+    assert [each.correlation_id for each in talk.exchanges] == list(turn)
+    assert {each.outcome for each in talk.exchanges} == {ANSWERED} and not talk.session.pending
+    early = sum(any(older in turn[place:] for older in range(1, number)) for place, number in enumerate(turn))
+    assert [fault.kind for fault in talk.faults] == ["out_of_order"] * early
+
+
+def test_an_answer_out_of_order_to_one_of_several_requests_with_its_id_is_not_guessed() -> None:
+    talk = captured().client(b"".join(request(12, 4, number) for number in (1, 2, 2)))
+    talk.broker(response(12, 4, 2)).broker(response(12, 4, 1))
+    assert [fault.kind for fault in talk.faults][:1] == ["unexpected_answer"]
 
 
 def test_an_answer_that_nobody_asked_for_is_no_answer_where_no_byte_is_missing() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from kproxy.wire import resync
-from tests.wire.playbook import request
+from tests.wire.playbook import request, sized
 
 JUNK = b"\xee" * 50
 WAITING = {7, 8}
@@ -90,13 +90,50 @@ def test_a_request_under_another_name_is_believed_if_it_is_whole() -> None:
     whole = memoryview(HEARTBEAT)
     assert resync.believable(whole, 0, len(whole), b"me")
     assert resync.believable(whole, 0, len(whole), b"you")
-    assert not resync.believable(whole[:-1], 0, len(whole) - 1, b"you")
+    assert resync.believable(whole[:-1], 0, len(whole) - 1, b"you")  # or its id is a text
+    other = memoryview(heartbeat(b"\0\1"))
+    assert resync.believable(other, 0, len(other), b"you")
+    assert not resync.believable(other[:-1], 0, len(other) - 1, b"you")
     assert resync.believable(whole[:13], 0, 13, b"you")  # too little of it to tell
     named = memoryview(request(12, 4, 1, {"groupId": "group"}, client="a client"))
     assert resync.believable(named[:17], 0, 17, b"a client")  # "a c": the rest of the name is not there yet
-    assert not resync.believable(named[:17], 0, 17, b"another")
-    foreign = memoryview(request(12, 4, 1, {}, client="me")[:4] + (300).to_bytes(2) + HEARTBEAT[6:])
-    assert not resync.believable(foreign, 0, len(foreign), b"me")  # no Kafka to come has such an API
+    assert resync.believable(named[:17], 0, 17, b"another")  # a text too
+
+
+def heartbeat(client: bytes, key_version: bytes = b"\0\x0c\0\4") -> bytes:
+    """A request of any client id, API and version."""
+    rest = HEARTBEAT[12 + 2 + len("me") :]
+    return sized(key_version + HEARTBEAT[8:12] + len(client).to_bytes(2) + client + rest)
+
+
+CLIENT_IDS = (b"", b"x\n", b"\x00\x01", b"\xff\xfe", "Zoë".encode(), "Zoë".encode()[:3], b"\xf0" * 700, b"long" * 8000)
+
+
+@pytest.mark.parametrize("client", CLIENT_IDS)
+@pytest.mark.parametrize(
+    "key_version", ["000c0004", "000c0063", "00c80003", "27130000", "2717001f", "7fff7fff", "fffffffe"]
+)
+def test_a_client_id_of_any_bytes_and_an_api_of_any_number_are_believed(client: bytes, key_version: str) -> None:
+    frame = heartbeat(client, bytes.fromhex(key_version))
+    before = client.decode("utf-8", "replace").encode()
+    for data in (frame, frame + frame, frame + HEARTBEAT):
+        for known in (before, b"me", None, ...):
+            assert resync.believable(memoryview(data), 0, len(data), known)
+        for end in range(14, min(len(frame), 4000), 7):  # as it comes
+            assert resync.believable(memoryview(data), 0, end, before)
+    assert not resync.believable(memoryview(heartbeat(client) + JUNK), 0, len(frame) + len(JUNK), b"me")
+    foreign = heartbeat(client, b"\x27\x17\0\0") + JUNK
+    assert not resync.believable(memoryview(foreign), 0, len(foreign), b"me")
+
+
+@pytest.mark.parametrize("client", CLIENT_IDS)
+def test_a_request_of_any_client_id_is_found(client: bytes) -> None:
+    frame = heartbeat(client)
+    for before in (client.decode("utf-8", "replace").encode(), b"me", ...):
+        assert resync.find_request(JUNK + frame, 0, before) == len(JUNK)
+        assert resync.find_request(JUNK + frame + HEARTBEAT, 0, before) == len(JUNK)
+        assert resync.find_request(JUNK + frame + heartbeat(client, b"\x27\x17\0\0"), 0, before) == len(JUNK)
+        assert resync.find_request(JUNK + frame + JUNK, 0, before) == -1
 
 
 @pytest.mark.parametrize("at", [0, 30, 49])

@@ -287,6 +287,18 @@ def test_a_broker_that_refuses_an_api_versions_answers_in_the_v0_layout() -> Non
         assert not talk.faults
 
 
+def test_a_broker_may_refuse_an_api_versions_in_the_version_asked_for() -> None:
+    """librdkafka's mock broker does, with a count of another layout: its client reads that much of it."""
+    mock = bytes.fromhex("00000011 00000001 0023 01 00120000 00 0200000000")
+    refusals = (mock, *(response(API_VERSIONS, version, 1, {"errorCode": 35}) for version in (1, 2, 3, 4)))
+    for refusal, version in zip(refusals, (3, 1, 2, 3, 4), strict=True):
+        for talk in (rewriting(), Dialogue(TRANSPARENT), Dialogue(TRANSPARENT, CapturedSession)):
+            talk.client(request(API_VERSIONS, version, 1)).broker(refusal).client(request(12, 4, 2))
+            assert talk.sent[CLIENT] == refusal
+            assert [(e.error_code, e.decoded) for e in talk.exchanges] == [(35, "full")]
+            assert not talk.faults
+
+
 def test_who_a_client_takes_the_broker_for_passes_and_so_does_the_brokers_refusal() -> None:
     """KIP-1242: cluster id and node id stay the cluster's own, so both may be checked end to end."""
     ask = request(API_VERSIONS, 5, 1, {"clientSoftwareName": "n", "clusterId": "another cluster", "nodeId": 7})

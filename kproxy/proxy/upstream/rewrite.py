@@ -14,7 +14,7 @@ from struct import Struct
 from types import MappingProxyType
 
 from kproxy.errors import Malformed
-from kproxy.protocol.codec import TAG_SIZE, Span, encode_response, locate
+from kproxy.protocol.codec import TAG_SIZE, Span, api_versions_version, encode_response, locate
 from kproxy.protocol.primitives import Buffer, read_uvarint, write_uvarint
 from kproxy.protocol.schema import ADDRESS_CARRIERS, address_path, schema
 from kproxy.wire.frames import Edit, patched
@@ -34,7 +34,6 @@ _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 _MAX_INT16 = 0x7FFF
 _CONTROLLERS = 2  # DescribeCluster's EndpointType: what is listed are controllers, who are not proxied
-_UNSUPPORTED_VERSION = 35
 
 # Without topic ids from Metadata (version 10) a client could not use versions that know topics by id alone.
 _FIRST_METADATA_WITH_TOPIC_IDS = 10
@@ -74,8 +73,7 @@ def cap_versions(version: int, frame: memoryview, further: Mapping[int, int] = M
     All other APIs and the tagged features stay as they are. An entry goes only if the broker's lowest version is above
     our highest. None if there was nothing to change. further: the highest version of other APIs, by key.
     """
-    if int.from_bytes(frame[_BODY : _BODY + 2], "big") == _UNSUPPORTED_VERSION:
-        version = 0  # KIP-511: whatever was asked, the error comes in version 0
+    version = api_versions_version(frame, _BODY, len(frame), version)
     compact = version in schema().apis[API_VERSIONS].response.flexible_versions
     offers: list[tuple[int, int, int, int, int, int]] = []  # api key, lowest, highest and its place, the entry's place
     count_at = _BODY
