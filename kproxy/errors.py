@@ -19,10 +19,25 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-# Why a broker cannot be reached: its name is not known, it refused, it did not answer in time, the network has no way
-# to it, the address leads back to kproxy, no file descriptor is left, nothing has named an address yet,
-# TLS did not come about.
-DIAL_CAUSES = ("name", "refused", "timeout", "unreachable", "loop", "no_descriptor", "no_address", "tls", "other")
+# Why a broker cannot be reached: its name is not known, the resolver does not answer, the broker refused, it did not
+# answer in time, the network has no route to it, rules of this machine forbid it, the address leads back to kproxy, no
+# local port or no file descriptor is left, the source address is none of this machine, nothing has named an address
+# yet, TLS did not come about.
+DIAL_CAUSES = (
+    "name",
+    "resolver",
+    "refused",
+    "timeout",
+    "unreachable",
+    "not_permitted",
+    "loop",
+    "no_port",
+    "no_descriptor",
+    "source_address",
+    "no_address",
+    "tls",
+    "other",
+)
 
 # Why kproxy's own login at a broker fails: wrong credentials, a mechanism that the broker does not offer, a listener
 # without SASL, an answer that is none, a password or a token that cannot be had, a client for whom there is no login.
@@ -83,11 +98,13 @@ class StorageError(CaptureError):
 
 class UpstreamError(KproxyError):
     """A broker cannot be reached, or its answer is of no use. `cause`, a label of metrics, is one of
-    DIAL_CAUSES, or of LOGIN_CAUSES."""
+    DIAL_CAUSES, or of LOGIN_CAUSES. Its string is `text`, which says what happened, and `remedy`, if there is one."""
 
-    def __init__(self, text: str, cause: str = "other") -> None:
+    def __init__(self, text: str, cause: str = "other", remedy: str = "") -> None:
+        self.text = text
         self.cause = cause
-        super().__init__(text)
+        self.remedy = remedy
+        super().__init__(f"{text}: {remedy}" if remedy else text)
 
 
 class RefusedClient(KproxyError):

@@ -317,6 +317,23 @@ def test_files_that_are_none(tmp_path):
     assert faults(written(tmp_path, 'cluster = "default"')) == [f"{tmp_path / 'kproxy.toml'}: cluster"]
 
 
+def test_source_addresses_are_numeric_and_of_one_machine(tmp_path):
+    cluster = "[[cluster]]\nlisten = '127.0.0.1:9092'\nbootstrap = 'kafka:9092'\n"
+    given = "upstream_source_addresses = ['10.0.0.5', '[2001:DB8::5]', '::ffff:10.0.0.6']\n"
+    expected = ("10.0.0.5", "2001:db8::5", "10.0.0.6")
+    assert load(written(tmp_path, given + cluster)).upstream_source_addresses == expected
+    for wrong, said in (
+        ("kafka", "is no numeric address"),
+        ("10.0.0.5:0", "is no numeric address"),
+        ("fe80::1%eth0", "is no numeric address"),
+        ("0.0.0.0", "no address of one machine"),
+        ("::", "no address of one machine"),
+        ("ff02::1", "no address of one machine"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            load(written(tmp_path, f"upstream_source_addresses = '{wrong}'\n{cluster}"))
+
+
 def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
     file = Path(__file__).parents[2] / "deploy/kproxy.toml"
     config = load(file)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from kproxy.proxy.config.addresses import MAX_PORT, WILDCARDS, Address, is_wildcard, parse_address
+from kproxy.proxy.config.addresses import MAX_PORT, WILDCARDS, Address, is_wildcard, numeric, parse_address
 from kproxy.proxy.config.authentication import Authentication
 from kproxy.proxy.config.flight import Flight, of_folder
 from kproxy.proxy.config.lag import Lag
@@ -53,6 +53,16 @@ def _host(value: str) -> str:
     if not name or set(name) & set(" /:*"):
         raise ValueError(f"{value!r} is no name: write it as it stands in a URL, without scheme and port, no patterns")
     return name
+
+
+def _source(value: str) -> str:
+    text = value.strip().removeprefix("[").removesuffix("]")
+    address = numeric(text)
+    if address is None or "%" in text:
+        raise ValueError(f"{value!r} is no numeric address: write it like 10.0.0.5 or 2001:db8::5")
+    if address.is_unspecified or address.is_multicast:
+        raise ValueError(f"{value!r} is no address of one machine that connections could come from")
+    return str(address)
 
 
 def _upstreams(value: Any) -> Any:
@@ -193,6 +203,11 @@ class Config(Frozen):
     discovery_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
     # SO_MARK of connections to brokers, for rules of the kernel; needs CAP_NET_ADMIN
     upstream_mark: Annotated[int, Field(ge=1, lt=1 << 32)] | None = None
+    # addresses of this machine that connections to brokers come from, in turn; those of IPv4 serve brokers of IPv4,
+    # those of IPv6 brokers of IPv6; default: the kernel chooses
+    upstream_source_addresses: Annotated[
+        tuple[Annotated[str, AfterValidator(_source)], ...], BeforeValidator(_upstreams)
+    ] = ()
     record: Path | None = None
     record_keep_h: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # older recorded files are removed
     record_keep_bytes: Annotated[int, Field(ge=1 << 20)] | None = None  # of all of them; the oldest are removed

@@ -33,7 +33,7 @@ from kproxy.proxy.control.operators.operating import OPERATIONS, connection_row
 from kproxy.proxy.control.tasks import Tasks, waited
 from kproxy.proxy.control.workers.worker import Worker
 from kproxy.proxy.relay.given import GivenSockets
-from kproxy.proxy.relay.listeners import Gate, Listener, why_unbound
+from kproxy.proxy.relay.listeners import Gate, Listener, is_local, why_unbound
 from kproxy.proxy.relay.poller import Poller
 from kproxy.proxy.relay.pressure import Pressure
 from kproxy.proxy.relay.redirected import can_mark
@@ -111,6 +111,10 @@ class Server:
         """Bind, listen and serve. Raises ConfigError where the configuration cannot be."""
         if self.config.upstream_mark is not None and not can_mark(self.config.upstream_mark):
             raise ConfigError([("upstream_mark", "kproxy may not mark its sockets: give it CAP_NET_ADMIN")])
+        for source in self.config.upstream_source_addresses:
+            if not is_local(source):
+                text = f"{source} is no address of this machine: see ip address"
+                raise ConfigError([("upstream_source_addresses", text)])
         shares = self._shares()
         self._otlp = self._otlp_push()
         self._start_recorder()
@@ -295,7 +299,8 @@ class Server:
         try:
             await admin.start()
         except OSError as fault:
-            raise ConfigError([("admin", f"{address} cannot be bound: {why_unbound(fault)}")]) from None
+            text = f"{address} cannot be bound: {why_unbound(fault, port=address.port)}"
+            raise ConfigError([("admin", text)]) from None
         self._admin = admin
         self._sampling = self._tasks.spawn(live.run())
         log.info("%s", admin.offers)

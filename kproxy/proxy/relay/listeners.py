@@ -9,10 +9,13 @@ the number of listeners; the others wait in the backlog for the next turn. Refus
 import asyncio
 import errno
 import ipaddress
+import itertools
 import logging
 import socket
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 
 from kproxy.proxy.config.addresses import Address, numeric
 from kproxy.proxy.log_limiter import LogLimiter
@@ -23,6 +26,18 @@ from kproxy.proxy.relay.sockets import prepare
 ACCEPTS_PER_TURN = 4  # each costs 0.6 ms until it is relayed, and its first read may cost another 1 ms
 OUT_OF_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _EXHAUSTED_PAUSE_S = 1.0
+PRIVILEGED_PORTS = 1024
+MAX_SOCKETS_READ = 50_000  # of a table of the kernel, to find what holds a port: 50 ms
+_LISTENING = "0A"  # TCP_LISTEN of net/tcp_states.h
+_RESERVE = (
+    "take another port, or keep this one from outgoing connections (sysctl net.ipv4.ip_local_reserved_ports) and end "
+    "the one that holds it"
+)
+_HELD = {
+    "listener": "another program listens there: stop it (ss -ltnp), or take another port",
+    "connection": f"an outgoing connection of this machine has that port (ss -tnp): {_RESERVE}",
+    "": "another program has it, or an outgoing connection of this machine (ss -tanp): stop it, or take another port",
+}
 _MAPPED = "::ffff:"  # an IPv4 client of an IPv6 socket
 
 Accepted = Callable[[socket.socket, Address], None]
@@ -250,12 +265,37 @@ def why_unbound(fault: OSError, gate: Gate | None = None, hosts: Iterable[str] =
             if own.port == port and any(map(own.takes, hosts)):
                 text = "this kproxy has it already (%s): keep the ports of clusters apart (listen, broker_port_base)"
                 return text % own.name
-        return "another program listens there: stop it, or take another port"
+        return _HELD[_holder(port)]
     if fault.errno == errno.EADDRNOTAVAIL:
-        return "that is no address of this machine"
-    if fault.errno == errno.EACCES:
-        return "ports below 1024 need root or CAP_NET_BIND_SERVICE"
-    return fault.strerror or str(fault)
+        return "that is no address of this machine: see ip address"
+    if fault.errno in (errno.EACCES, errno.EPERM):
+        if port >= PRIVILEGED_PORTS:
+            return "rules of this machine (SELinux, a seccomp profile) do not let kproxy bind it: allow it there"
+        return (
+            f"ports below {PRIVILEGED_PORTS} need root or CAP_NET_BIND_SERVICE (or sysctl "
+            "net.ipv4.ip_unprivileged_port_start)"
+        )
+    if fault.errno == errno.EAFNOSUPPORT:
+        return "IPv6 is switched off here: listen at an IPv4 address, such as 0.0.0.0"
+    reason = fault.strerror or str(fault)
+    if fault.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{reason}: raise the limit of open files (ulimit -n, LimitNOFILE; fs.file-max)"
+    return reason
+
+
+def _holder(port: int) -> str:
+    """What holds a port of this machine: "listener", "connection", or "" where neither is found."""
+    wanted = f":{port:04X}"
+    found = ""
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):  # listeners come first; the format is in proc(5)
+        with suppress(OSError), table.open(encoding="ascii", errors="replace") as lines:
+            for line in itertools.islice(lines, MAX_SOCKETS_READ):
+                _, local, _, state, *_ = (*line.split(maxsplit=4), "", "", "", "")
+                if local.endswith(wanted):
+                    if state == _LISTENING:
+                        return "listener"
+                    found = "connection"
+    return found
 
 
 def listening(

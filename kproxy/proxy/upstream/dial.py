@@ -6,33 +6,49 @@ said on a connection.
 
 import asyncio
 import errno
+import itertools
 import os
 import socket
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from kproxy.errors import UpstreamError
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.relay.listeners import OUT_OF_DESCRIPTORS
 from kproxy.proxy.relay.redirected import mark
 from kproxy.proxy.relay.sockets import prepare
+from kproxy.proxy.upstream.dial_faults import RESOLVER, UNREACHABLE, SourceAddressError, of_connect, of_lookup
 from kproxy.proxy.upstream.loops import LoopGuard
 from kproxy.proxy.upstream.resolver import Resolver
 
-_UNREACHABLE = frozenset((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN))
+_IP_BIND_ADDRESS_NO_PORT = 24  # linux/in.h: the port is chosen by connect, so brokers share the range of ports
 
 
 class Dialler:
     """Dials brokers for one kproxy. Who closes a socket that it made uses `close`, or `loops.closed`.
 
     mark: what each of its sockets has as SO_MARK, for rules of the kernel to know them by.
+    sources: numeric addresses of this machine; connections come from those of the broker's family in turn.
     """
 
-    def __init__(self, resolver: Resolver, loops: LoopGuard, timeout_s: float, *, mark: int | None = None) -> None:
+    def __init__(
+        self,
+        resolver: Resolver,
+        loops: LoopGuard,
+        timeout_s: float,
+        *,
+        mark: int | None = None,
+        sources: Sequence[str] = (),
+    ) -> None:
         self.resolver = resolver
         self.loops = loops
         self.timeout_s = timeout_s
         self._mark = mark
+        self._sources: dict[int, Iterator[str]] = {
+            family: itertools.cycle(hosts)
+            for family in (socket.AF_INET, socket.AF_INET6)
+            if (hosts := [host for host in sources if (":" in host) == (family == socket.AF_INET6)])
+        }
 
     async def dial(self, address: Address, *, asking: bool = False) -> socket.socket:
         """A connected socket, prepared; every address of the name is tried in turn, with its share of the time.
@@ -41,11 +57,13 @@ class Dialler:
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + self.timeout_s
-        fault: Exception | None = None
-        cause = "name"
+        fault: OSError | None = None
+        is_resolved = False
+        why = UNREACHABLE
         try:
             async with asyncio.timeout_at(end):
                 addresses = await self.resolver.addresses(address)
+                is_resolved = True
                 for left, (family, sockaddr) in zip(range(len(addresses), 0, -1), addresses, strict=True):
                     upstream = Address(*sockaddr[:2])
                     self.loops.check(address, upstream, asking=asking)
@@ -54,13 +72,20 @@ class Dialler:
                             return await self._connected(loop, address, family, sockaddr)
                     except OSError as refused:  # a TimeoutError is one
                         fault = refused
-                        cause = _cause(refused)
+                        why = of_connect(refused)
+                        if why.cause == "no_port" and not _has_source(family, sockaddr):
+                            why = UNREACHABLE
         except OSError as unknown:
             fault = unknown
+            if is_resolved:
+                why = of_connect(unknown)
+            else:
+                why = RESOLVER if isinstance(unknown, TimeoutError) else of_lookup(unknown)
         if isinstance(fault, TimeoutError) and fault.errno is None:
-            raise UpstreamError(f"{address} did not answer within {self.timeout_s:g} s", "timeout") from None
+            failed = "did not answer" if is_resolved else "was not looked up"
+            raise UpstreamError(f"{address} {failed} within {self.timeout_s:g} s", why.cause, why.remedy) from None
         reason = getattr(fault, "strerror", None) or str(fault)
-        raise UpstreamError(f"{address} cannot be reached: {reason}", cause) from fault
+        raise UpstreamError(f"{address} cannot be reached: {reason}", why.cause, why.remedy) from fault
 
     async def _connected(
         self, loop: asyncio.AbstractEventLoop, address: Address, family: int, sockaddr: tuple[Any, ...]
@@ -70,6 +95,8 @@ class Dialler:
             prepare(sock)
             if self._mark is not None:
                 mark(sock, self._mark)
+            if family in self._sources:
+                _bind(sock, next(self._sources[family]))
             await self._connect(loop, sock, sockaddr)
             self.loops.connected(address, sock)
         except BaseException:
@@ -102,11 +129,21 @@ class Dialler:
         sock.close()
 
 
-def _cause(fault: OSError) -> str:
-    if isinstance(fault, TimeoutError):
-        return "timeout"
-    if fault.errno == errno.ECONNREFUSED:
-        return "refused"
-    if fault.errno in _UNREACHABLE:
-        return "unreachable"
-    return "no_descriptor" if fault.errno in OUT_OF_DESCRIPTORS else "other"
+def _bind(sock: socket.socket, source: str) -> None:
+    """Let a socket's connection come from that address of this machine."""
+    with suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+    try:
+        sock.bind((source, 0))
+    except OSError as fault:
+        raise SourceAddressError(fault.errno, f"{fault.strerror} ({source})") from None
+
+
+def _has_source(family: int, sockaddr: tuple[Any, ...]) -> bool:
+    """Whether this machine has an address to dial that one from: UDP has ports of its own, and sends nothing here."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(sockaddr)
+    except OSError as fault:
+        return fault.errno != errno.EADDRNOTAVAIL
+    return True

@@ -39,7 +39,8 @@ class Resolver:
     def _start(self, of: Address) -> "asyncio.Future[SocketAddresses]":
         """Look a name up on a thread of its own. It is registered only once that thread runs, so it cannot hang."""
         if len(self._lookups) >= MAX_LOOKUPS:
-            raise OSError(f"{MAX_LOOKUPS} other names are being looked up, and nothing answers")
+            text = f"{MAX_LOOKUPS} other names are being looked up, and no name server answers: see /etc/resolv.conf"
+            raise OSError(errno.EAGAIN, text)
         loop = asyncio.get_running_loop()
         lookup: asyncio.Future[SocketAddresses] = loop.create_future()
         try:

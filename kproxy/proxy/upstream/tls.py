@@ -4,12 +4,14 @@ What fails is an UpstreamError of the cause "tls", whose text names what happene
 door, in number by `Handshakes`. Refuses to know how files are read, and who the connection is for.
 """
 
+import re
 import ssl
 from collections.abc import Callable
 from time import monotonic_ns
 
 from kproxy.errors import UpstreamError
 from kproxy.metrics.tls import TlsSide
+from kproxy.proxy.config.addresses import numeric
 from kproxy.proxy.config.tls import UpstreamTls
 from kproxy.proxy.relay.ends import Outgoing
 from kproxy.proxy.relay.handshakes import Handshakes
@@ -17,6 +19,8 @@ from kproxy.proxy.relay.tls_socket import TlsSocket
 
 CAUSE = "tls"
 _NAME_MISMATCHES = frozenset((62, 64))  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+_GIVE_NAME = "give a name that its certificate holds as server_name in [cluster.upstream_tls]"
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _UNKNOWN_ISSUERS = frozenset((2, 18, 19, 20, 21))  # no issuer's certificate, self-signed ones
 
 
@@ -67,6 +71,13 @@ class BrokerHandshakes:
                 whose = "`ca`" if self._settings.ca is not None else "the system's CAs (no `ca` is given)"
                 return "certificate", f"its certificate is not vouched for by {whose}: {fault.verify_message}"
             return "certificate", f"its certificate is not accepted: {fault.verify_message}"
+        if isinstance(fault, ValueError) and not isinstance(fault, OSError):
+            return "name", f"{name!r} is no server name ({fault}): {_GIVE_NAME}"
+        if _is_refusal(fault, reason) and not _is_server_name(name):
+            return "name", (
+                f"the broker ended the TLS handshake ({said or 'closed'}), as brokers in Java do for {name!r}: a "
+                f"server name has letters, digits and hyphens alone; {_GIVE_NAME}"
+            )
         if "WRONG_VERSION_NUMBER" in reason or "HTTP_REQUEST" in reason:
             return "plaintext", "no TLS is spoken at that port: take [cluster.upstream_tls] away, or give the TLS port"
         if "VERSION" in reason or "PROTOCOL" in reason or "HANDSHAKE_FAILURE" in reason or "CIPHER" in reason:
@@ -78,6 +89,15 @@ class BrokerHandshakes:
                 "the broker closed the connection in the TLS handshake: a plaintext port does so, and one that wants "
                 "another certificate"
             )
-        if isinstance(fault, ValueError):
-            return "other", f"{name!r} is no server name: {fault}"
         return "other", f"the TLS handshake failed: {said or fault}"
+
+
+def _is_refusal(fault: Exception, reason: str) -> bool:
+    """Whether the broker ended the handshake, and gave no version, cipher or certificate as its reason."""
+    about = ("VERSION", "CIPHER", "CERTIFICATE", "UNKNOWN_CA", "WRONG", "HTTP_REQUEST")
+    return isinstance(fault, EOFError) or ("ALERT" in reason and not any(word in reason for word in about))
+
+
+def _is_server_name(name: str) -> bool:
+    """Whether Java's SNIHostName takes a name (RFC 6066, 3; STD 3): it has no underscores. No address is sent."""
+    return numeric(name) is not None or (len(name) < 254 and all(map(_LABEL.fullmatch, name.split("."))))

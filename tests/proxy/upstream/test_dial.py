@@ -11,6 +11,7 @@ import uvloop
 from kproxy.errors import UpstreamError
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.upstream.dial import Dialler
+from kproxy.proxy.upstream.dial_faults import REFUSED, TIMEOUT
 from kproxy.proxy.upstream.loops import LoopGuard
 from kproxy.proxy.upstream.resolver import Resolver, SocketAddresses
 from tests.proxy.live import HOST, live
@@ -77,9 +78,12 @@ def test_why_no_address_was_any_good():
         with silent() as nowhere, socket.socket() as closed:
             closed.bind((HOST, 0))
             for ports, reason in (
-                ((nowhere,), "kafka:9092 did not answer within 0.2 s"),
-                ((closed.getsockname()[1], nowhere), "kafka:9092 did not answer within 0.2 s"),
-                ((nowhere, closed.getsockname()[1]), "kafka:9092 cannot be reached: Connection refused"),
+                ((nowhere,), f"kafka:9092 did not answer within 0.2 s: {TIMEOUT.remedy}"),
+                ((closed.getsockname()[1], nowhere), f"kafka:9092 did not answer within 0.2 s: {TIMEOUT.remedy}"),
+                (
+                    (nowhere, closed.getsockname()[1]),
+                    f"kafka:9092 cannot be reached: Connection refused: {REFUSED.remedy}",
+                ),
             ):
                 with pytest.raises(UpstreamError) as caught:
                     await dialled(ports, 0.2)

@@ -22,6 +22,11 @@ _BEARER = re.compile(r"n,(?:a=([^,]*))?,\x01(?:[A-Za-z]+=[^\x01]*\x01)*?auth=[Bb
 # more, which brokers before 4.0 accept (by String.endsWith, since 3.7.2), and which proves as much.
 _NONCE = re.compile(r",r=([^,]*)")
 
+_DELEGATION_TOKEN = (
+    "delegation tokens cannot be checked here, since brokers alone know them: give this client a user of its own, or a "
+    "cluster without [cluster.authentication], whose logins pass through to the brokers"
+)
+
 
 class LoginRefusedError(Exception):
     """A login is refused; the text is the client's to see."""
@@ -138,6 +143,8 @@ class ScramCheck:
         try:
             text = token.decode()
             if self._round == 1:
+                if _is_delegation_token(text):
+                    raise self._refused(_DELEGATION_TOKEN)
                 self._server.set_client_first(text)
                 return str(self._server.get_server_first()).encode(), None
             found = _NONCE.search(text)
@@ -146,19 +153,26 @@ class ScramCheck:
                 self._server.nonce = type(nonce)(found[1])
             self._server.set_client_final(text)
             final = str(self._server.get_server_final()).encode()
+        except LoginRefusedError:
+            raise
         except Exception:  # scramp's, of whatever a client invents
             raise self._refused() from None
         if not self._exists:
             raise self._refused()
         return final, Known(self._name)
 
-    def _refused(self) -> LoginRefusedError:
+    def _refused(self, reason: str = "") -> LoginRefusedError:
         whom = f": {self._name[:80]!r}" if self._name else ""
         return LoginRefusedError(
             f"Authentication failed during authentication due to invalid credentials with SASL mechanism "
             f"{self._mechanism}",
-            f"wrong password, or no such user{whom}",
+            reason or f"wrong password, or no such user{whom}",
         )
+
+
+def _is_delegation_token(client_first: str) -> bool:
+    """Whether SCRAM proves a delegation token (KIP-48): an extension behind GS2 header, name and nonce says so."""
+    return any(part.strip().lower() == "tokenauth=true" for part in client_first.split(",")[4:])
 
 
 class TokenCheck:

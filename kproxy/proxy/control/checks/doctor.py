@@ -216,7 +216,7 @@ def _port(subject: str, address: Address, gate: Gate, report: Report) -> None:
     try:
         listener = Listener(gate, resolve(address.host), address.port, 1, lambda sock, _: sock.close())
     except OSError as fault:
-        report.error("ports", subject, f"cannot be bound: {why_unbound(fault)}", PORT_MEND)
+        report.error("ports", subject, f"cannot be bound: {why_unbound(fault, port=address.port)}", PORT_MEND)
         return
     listener.close()
     report.ok("ports", subject, "free")

@@ -21,6 +21,7 @@ from kproxy.proxy.control.operators.findings import Report
 from kproxy.proxy.control.workers.worker import Worker
 from kproxy.proxy.relay.listeners import Listener, resolve, why_unbound
 from kproxy.proxy.relay.tls_socket import TlsSocket
+from kproxy.proxy.upstream.dial_faults import NAME, TIMEOUT
 from kproxy.proxy.upstream.offers import capped, missing, title
 from kproxy.proxy.upstream.proxy_protocol import UNREAD
 from kproxy.proxy.upstream.question import ask_brokers, ask_versions
@@ -35,10 +36,8 @@ HEARD_S = 2.0  # for what was accepted to say who it is
 _FIRST_BYTES = 4096
 
 _MENDS = {
-    "name": "correct the name, or the DNS of this host (getent hosts NAME)",
-    "refused": "nothing listens there: is the broker up, is it the right port?",
-    "timeout": "a firewall drops it, or the broker hangs: allow this host, check the port",
-    "unreachable": "there is no route: check the network of this host",
+    "name": NAME.remedy,
+    "timeout": TIMEOUT.remedy,
     "loop": "give the brokers' own addresses: bootstrap and advertised.listeners must not lead to kproxy",
 }
 _LOGIN_MEND = "check [cluster.login]: mechanism, user name, password or token, and the broker's listener"
@@ -46,7 +45,7 @@ _TLS_MEND = "check [cluster.upstream_tls]: ca, certificate, server_name; does th
 _CLOSED_MEND = "it may want a certificate of kproxy ([cluster.upstream_tls] certificate), or a login ([cluster.login])"
 _OTHER_MEND = "is it a Kafka broker's listener, and of the protocol that is configured (plaintext, TLS, SASL)?"
 
-PORT_MEND = "see what holds it: ss -ltnp (a kproxy that runs already holds its own ports)"
+PORT_MEND = "see what holds it: ss -tanp (a kproxy that runs already holds its own ports)"
 
 Say = Callable[[str], None]
 
@@ -77,7 +76,7 @@ class ClusterExamination:
             self._hosts = resolve(listen.host)
             self._port = Listener(self._worker.gate, self._hosts, listen.port, 64, self._take).port
         except OSError as fault:
-            found = f"cannot be bound: {why_unbound(fault)}"
+            found = f"cannot be bound: {why_unbound(fault, port=listen.port)}"
             self._report.error("ports", f"{self._name}: listen {listen}", found, PORT_MEND)
             return
         self._report.ok("ports", f"{self._name}: listen {listen}", "free")
@@ -140,10 +139,10 @@ class ClusterExamination:
             }
             if len(failed) == len(targets):
                 refused = next(iter(failed.values()))
-                self._report.error("reachability", subject, str(refused), _mend(refused))
+                self._report.error("reachability", subject, refused.text, _mend(refused))
                 return False
             for target, refused in failed.items():
-                found = f"{target}, one of its {len(targets)} addresses: {refused}"
+                found = f"{target}, one of its {len(targets)} addresses: {refused.text}"
                 self._report.warn("reachability", subject, found, "clients lose time there: mend it or its DNS entry")
             times = [dial for dial in dials if isinstance(dial, int)]
             if max(times) > SLOW_NS:
@@ -214,7 +213,7 @@ class ClusterExamination:
             # With TLS 1.3 a broker that wants a certificate closes only after the handshake.
             self._report.error("tls", subject, str(fault), _CLOSED_MEND)
         else:
-            self._report.error(_check(fault), subject, str(fault), _mend(fault))
+            self._report.error(_check(fault), subject, fault.text, _mend(fault))
 
     # --- brokers -----------------------------------------------------------------------------------------------------
 
@@ -309,7 +308,7 @@ class ClusterExamination:
             try:
                 Listener(self._worker.gate, self._hosts, port_of.bind, 16, self._take)
             except OSError as fault:
-                found = f"{where} cannot be bound: {why_unbound(fault)}"
+                found = f"{where} cannot be bound: {why_unbound(fault, port=port_of.bind)}"
                 self._report.error("ports", subject, found, PORT_MEND)
                 continue
             opened.add(node_id)
@@ -381,6 +380,8 @@ def _check(fault: UpstreamError) -> str:
 
 
 def _mend(fault: UpstreamError) -> str:
+    if fault.remedy:
+        return fault.remedy
     check = _check(fault)
     if check == "login":
         return _LOGIN_MEND

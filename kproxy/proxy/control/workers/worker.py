@@ -63,7 +63,13 @@ class Worker:
         self.lanes = SlowLanes(self.readings)
         self.lags = OwnLags(self.metrics)
         self.ageing = Ageing(self.relays)
-        self.dialler = Dialler(Resolver(), self.loops, self.config.connect_timeout_s, mark=self.config.upstream_mark)
+        self.dialler = Dialler(
+            Resolver(),
+            self.loops,
+            self.config.connect_timeout_s,
+            mark=self.config.upstream_mark,
+            sources=self.config.upstream_source_addresses,
+        )
         self.audit = Audit(self.config.audit) if self.config.audit else None
         if self.audit is not None:
             self.metrics.audit_lines = self.audit.counts

@@ -158,6 +158,18 @@ def test_a_session_ends_with_its_token(users: UsersFile) -> None:
     assert authenticator(users, talk, 1.0).lifetime_ms(session.known) <= 1000
 
 
+@pytest.mark.parametrize("name", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_delegation_token_is_named_in_the_log_and_refused_like_a_wrong_password(users: UsersFile, name: str) -> None:
+    """As ScramSaslClient of Kafka begins a login by a token (KIP-48)."""
+    for extension in ("tokenauth=true", "tokenauth=TRUE", "other=1,tokenauth=true"):
+        with pytest.raises(LoginRefusedError, match=f"invalid credentials with SASL mechanism {name}") as caught:
+            ScramCheck(name, users).receive(f"n,,n=alice,r=abc,{extension}".encode())
+        assert "delegation tokens cannot be checked here" in caught.value.reason
+    for first in ("n,,n=tokenauth=3Dtrue,r=abc", "n,,n=alice,r=tokenauth=true"):
+        answer, known = ScramCheck(name, users).receive(first.encode())
+        assert answer.startswith(b"r=") and known is None
+
+
 @pytest.mark.parametrize("is_forged", [False, True])
 def test_a_nonce_that_repeats_the_clients_part_is_accepted_and_no_other(users: UsersFile, is_forged: bool) -> None:
     """librdkafka before 2.6.1 repeats it."""

@@ -199,6 +199,8 @@ def test_towards_brokers_alone_with_a_certificate_of_kproxy(authority):
         ({}, r"its certificate is not vouched for by the system's CAs", "certificate"),
         ({"ca": True}, r"its certificate is not for '127.0.0.1': .*server_name", "name"),
         ({"ca": True, "server_name": "other.example", "min_version": "1.3"}, r"no version", "version"),
+        ({"ca": True, "server_name": "kafka_1.example"}, r"Java do for 'kafka_1\.example': .*server_name", "name"),
+        ({"ca": True, "server_name": "kafka..example"}, r"'kafka\.\.example' is no server name .*server_name", "name"),
         (None, r"speaks TLS: .*\[cluster.upstream_tls\]", None),
     ],
 )
@@ -208,6 +210,11 @@ def test_what_is_wrong_with_a_brokers_tls_is_told_by_ready(settings, told, resul
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     other = authority.other_name()
     context.load_cert_chain(other.certificate, other.key)
+
+    def as_java(connection, name, _):
+        return ssl.ALERT_DESCRIPTION_ILLEGAL_PARAMETER if name is not None and "_" in name else None
+
+    context.sni_callback = as_java
 
     async def serve(broker):
         while True:
