@@ -25,7 +25,6 @@ from kproxy.cli.asking import (
 )
 from kproxy.cli.findings import findings_command, show_findings
 from kproxy.errors import KproxyError
-from kproxy.tables import dataset
 
 if TYPE_CHECKING:
     from kproxy.analysis.duck import Tables
@@ -84,6 +83,8 @@ def tables_at(
     if len(places) == 1 and cached.is_dataset(places[0]):
         check_tables(places, tables, quiet)
         yield lambda again: places[0]
+        from kproxy.tables import dataset
+
         dataset.refuse_unfinished(Path(places[0]))  # else the answer may be of old tables and new ones
         return
     from kproxy.convert import machine

@@ -57,7 +57,7 @@ def test_every_name_of_a_capture_gives_tables_that_readers_see(tmp_path):
     names = ("_incident.pcap", ".hidden.pcap", "2026-11-22T10:00:00.pcap", "t[1].pcap", f"{'x' * 245}.pcap")
     for name in names:
         (tmp_path / name).write_bytes(capture("k41_midstream").read_bytes())
-        convert([tmp_path / name], tmp_path / "tables")
+        convert([tmp_path / name], tmp_path / "tables", Settings(append=True))
     assert sorted(set(pq.read_table(tmp_path / "tables/exchanges")["source"].to_pylist())) == sorted(names)
 
 

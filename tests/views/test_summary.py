@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from kproxy.capture.quality import Quality
 from kproxy.cli import cli
 from kproxy.convert.job import Settings, Summary, captures_of
+from kproxy.convert.processes import convert
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.views import units
 from kproxy.views.summary import show, verdict
@@ -68,7 +69,7 @@ def test_ports_without_kafka_are_said_to_be_why_there_is_none(tmp_path):
 def test_the_end_of_a_conversion_and_the_overview_say_the_same(tmp_path):
     """Figures of its captures alone, though the folder holds others; the same rules for errors and for brokers."""
     converted(tmp_path, captures.capture("k41_librdkafka"))
-    result, lines = converted(tmp_path, captures.capture("k41_java_cluster"))
+    result, lines = converted(tmp_path, captures.capture("k41_java_cluster"), "--append")
     other = tmp_path / "other"
     other.mkdir()
     alone = converted(other, captures.capture("k41_java_cluster"))[1]
@@ -106,7 +107,9 @@ def test_groups_are_mentioned_if_anything_happened(tmp_path):
 def test_what_else_the_folder_holds_is_said_and_quiet_leaves_out_the_overview(tmp_path):
     _, first = converted(tmp_path, captures.capture("k41_BASE"))
     assert not [line for line in first if "also holds" in line]
-    _, second = converted(tmp_path, captures.capture("k41_quota"))
+    with pytest.raises(KproxyError, match=r"out has the tables of k41_BASE.pcap, .* add to them with --append"):
+        convert([captures.capture("k41_quota")], tmp_path / "out")
+    _, second = converted(tmp_path, captures.capture("k41_quota"), "--append")
     assert f"{tmp_path / 'out'} also holds k41_BASE.pcap" in second
     _, quiet = converted(tmp_path, captures.capture("k41_quota"), "--quiet")
     assert "Next:" not in quiet and not [line for line in quiet if line.startswith("brokers")]

@@ -27,7 +27,7 @@ ACCEPTS_PER_TURN = 4  # each costs 0.6 ms until it is relayed, and its first rea
 OUT_OF_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _EXHAUSTED_PAUSE_S = 1.0
 PRIVILEGED_PORTS = 1024
-MAX_SOCKETS_READ = 50_000  # of a table of the kernel, to find what holds a port: 50 ms
+MAX_SOCKETS_READ = 50_000  # of a table of the kernel, to find what holds a port
 _LISTENING = "0A"  # TCP_LISTEN of net/tcp_states.h
 _RESERVE = (
     "take another port, or keep this one from outgoing connections (sysctl net.ipv4.ip_local_reserved_ports) and end "

@@ -48,7 +48,7 @@ _BY_ERRNO = {
     errno.EPERM: NOT_PERMITTED,
     errno.EADDRNOTAVAIL: NO_PORT,
     errno.EADDRINUSE: NO_PORT,  # of a socket with a source address
-    errno.EAGAIN: NO_PORT,  # of Linux before 2.6.27
+    errno.EAGAIN: NO_PORT,  # as connect(2) has it
     errno.EMFILE: NO_DESCRIPTOR,
     errno.ENFILE: NO_DESCRIPTOR,
     errno.ENOBUFS: NO_MEMORY,
