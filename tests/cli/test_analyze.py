@@ -327,8 +327,8 @@ def test_overview(tables, tmp_path):
     """Its figures are those of the jobs."""
     said = json.loads(run("overview", tables, "--format", "json", "--limit", 1000))
     (span,) = said["span"]
-    (counted,) = told("latency", tables, "--by", "cluster", "--replicas")
-    assert span["exchanges"] >= counted["exchanges"] and span["sources"] == 3
+    counted = sum(row["exchanges"] for row in told("latency", tables, "--by", "cluster", "--replicas"))
+    assert span["exchanges"] >= counted > 0 and span["sources"] == 3
     assert sum(row["exchanges"] for row in said["brokers"]) == span["exchanges"]
     assert sum(row["bytes"] for row in said["clients"]) == sum(row["bytes"] for row in told("talkers", tables))
     by_api = {row["api"]: row for row in told("latency", tables)}
