@@ -153,6 +153,9 @@ class ClusterProxy:
         name = self.cluster.name
         if self._discovery.not_ready:
             yield f"cluster {name}: {self._discovery.not_ready}"
+        looped = self._connector.looped
+        if looped is not None and self._worker.loops.is_refused(looped):
+            yield f"cluster {name}: connections to {looped} lead back to this kproxy"
         if self._ports is not None:
             for reason in self._ports.not_ready():
                 yield f"cluster {name}: {reason}"

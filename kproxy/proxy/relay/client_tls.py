@@ -88,7 +88,8 @@ class ClientHandshakes:
                     logging.WARNING,
                     "no name",
                     "cluster=%s client=%s sent no server name (SNI) and is served as one that bootstraps: only names "
-                    "lead to brokers here; let it dial a name, not an IP address",
+                    "lead to brokers here; let it dial a name, not an IP address, and have its library send it "
+                    "(kafka-python 3.0: ssl_check_hostname=True; kafkajs: servername in ssl)",
                     self._cluster,
                     client.peer,
                 )

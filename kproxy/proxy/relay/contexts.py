@@ -22,6 +22,7 @@ from kproxy.proxy.access.principals import PrincipalRules
 from kproxy.proxy.config.files import named, open_regular
 from kproxy.proxy.config.tls import ClientTls, KeyPair, UpstreamTls
 from kproxy.proxy.log_limiter import LogLimiter
+from kproxy.proxy.relay.other_forms import CERTIFICATES, KEY, remedy
 
 CHECK_S = 5.0
 _MAX_FILE = 1024 * 1024
@@ -88,7 +89,8 @@ class _Files:
             self.fault(setting, f"{path} is damaged: {fault}")
             return []
         if not found:
-            self.fault(setting, f"{path} holds no certificate: it should be PEM, -----BEGIN CERTIFICATE-----")
+            why = remedy(path, data, CERTIFICATES) or "it should be PEM, -----BEGIN CERTIFICATE-----"
+            self.fault(setting, f"{path} holds no certificate: {why}")
             return []
         return found
 
@@ -221,7 +223,8 @@ def _load_pair(context: ssl.SSLContext, pair: KeyPair, files: _Files, prefix: st
         return []
     if b"PRIVATE KEY-----" not in key:
         mend = "" if pair.key is not None else "; give the key's file as `key`"
-        files.fault(of_key, f"{key_path} holds no private key: it should be PEM, -----BEGIN PRIVATE KEY-----{mend}")
+        why = remedy(key_path, key, KEY) or f"it should be PEM, -----BEGIN PRIVATE KEY-----{mend}"
+        files.fault(of_key, f"{key_path} holds no private key: {why}")
         return []
     if password is None and b"ENCRYPTED" in key:
         files.fault(of_key, f"{key_path} is encrypted: give key_password_file")

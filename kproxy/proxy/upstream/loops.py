@@ -24,7 +24,9 @@ from kproxy.errors import UpstreamError
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.relay.listeners import normal
 
-REFUSED_S = 60.0
+REFUSED_S = (
+    5.0  # then it is tried again: rules of the kernel may have been corrected, and a loop is one connection long
+)
 MAX_REFUSED = 4096
 MAX_QUESTIONS = 64
 

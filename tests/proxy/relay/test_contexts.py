@@ -2,7 +2,10 @@
 
 import os
 import re
+import shlex
 import ssl
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -176,3 +179,43 @@ def test_new_files_are_taken_up_and_unsound_ones_are_not(authority, tmp_path, ca
 def test_a_context_that_cannot_be_made_at_start_is_a_fault_of_the_settings(tmp_path):
     with pytest.raises(ConfigError, match=r"tls\.certificate: .* cannot be read"):
         Reloading("", lambda: for_clients(ClientTls(certificate=tmp_path / "none", key=tmp_path / "none")))
+
+
+@pytest.mark.parametrize("form", ("pkcs12", "jks", "der"))
+def test_other_forms_are_named_with_the_commands_that_make_pem_of_them(authority, tmp_path, form):
+    """Each command is run as it stands, with the password that it would ask for, and its file is taken."""
+    server = authority.server(file=f"of {form}")
+    store, key = tmp_path / "my store", tmp_path / "my key"
+    if form == "der":
+        for command, source, made in (("x509", server.certificate, store), ("pkey", server.key, key)):
+            _run(f"openssl {command} -in '{source}' -outform der -out '{made}'")
+    else:
+        server.pkcs12(store, "secret")
+        if form == "jks":
+            made = tmp_path / "my.jks"
+            _run(f"keytool -importkeystore -srckeystore '{store}' -destkeystore '{made}' -deststoretype JKS")
+            store = made
+        key = store
+
+    def fault(**settings):
+        ((_, text),) = tls_faults(ClientTls(**settings), None)
+        return text
+
+    certificate = _made_by(fault(certificate=store, key=server.key))
+    certificate = certificate.rename(tmp_path / "certificate.pem")
+    private = _made_by(fault(certificate=server.certificate, key=key))
+    assert not list(tls_faults(ClientTls(certificate=certificate, key=private), None))
+
+
+def _made_by(text):
+    """The file that the command in a fault writes."""
+    command = text.partition(" make PEM of it by ")[2]
+    assert command, text
+    _run(command)
+    return Path(shlex.split(command)[-1])
+
+
+def _run(command):
+    command = command.replace("openssl pkcs12", "openssl pkcs12 -passin pass:secret")
+    command = command.replace("-importkeystore", "-importkeystore -noprompt -srcstorepass secret -deststorepass secret")
+    subprocess.run(command, shell=True, check=True, capture_output=True)

@@ -200,6 +200,7 @@ def test_two_that_are_each_others_bootstrap_take_no_connections(monkeypatch):
 def test_a_brokers_port_that_leads_back_through_something_else_is_found(monkeypatch, caplog):
     """No question goes there by itself: the number of connections gives cause to ask."""
     monkeypatch.setattr(connecting, "PROBED_AT", 8)
+    monkeypatch.setattr(loops, "REFUSED_S", 1.0)
 
     async def test():
         port = free_ports(8)
@@ -215,7 +216,14 @@ def test_a_brokers_port_that_leads_back_through_something_else_is_found(monkeypa
                 raise ConnectionError
             await here.until(lambda: here.relays == 0)
             assert between.connections < 200
+            assert f"connections to {HOST}:{port + 7} lead back" in "".join(here.server.not_ready())
             await here.connect()
+            # Mended: it is tried again soon, whether anybody asks or not.
+            between.target = here.broker.port
+            await here.until(lambda: not here.server.not_ready())
+            client = await Wire.dial(port + 1)
+            await here.broker.accept()
+            client.close()
         between.stop()
 
     live(test())

@@ -119,6 +119,7 @@ class Connector:
         self._broker_lost = broker_lost
         self._door = door
         self._redirected = redirected
+        self.looped: Address | None = None  # the upstream that led back to this kproxy last
         steps = (*((redirected.find_destination,) if redirected is not None else ()), *welcome)
         self.entrance = Entrance(cluster, steps, worker.metrics.cluster(cluster.name).limits, self._kept_out)
         self._logins = logins if logins is not None and logins.answers_clients else None
@@ -438,6 +439,7 @@ class Connector:
 
     def loop_found(self, upstream: Address, evidence: str) -> None:
         """Refuse that upstream from now on, and close all connections that go there."""
+        self.looped = upstream
         worker = self._worker
         worker.loops.refuse(upstream)
         self._metrics.loop_refused()
