@@ -50,6 +50,10 @@ class Authentication(Frozen):
     issuer: str | None = None  # OAUTHBEARER: the issuer that tokens must name
     # OAUTHBEARER: one of these must be in the token's audience
     audience: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()
+    # OAUTHBEARER: the claim that says which client a token was issued to, as azp or client_id, where it has no audience
+    client_claim: Annotated[str, Field(min_length=1)] | None = None
+    # OAUTHBEARER: client_claim must be one of these
+    allowed_clients: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()
     principal_claim: Annotated[str, Field(min_length=1)] = "sub"  # the claim of a token that says who the client is
     # by how much clocks may differ when a token's times are checked
     clock_skew_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 30.0
@@ -72,8 +76,14 @@ def authentication_faults(authentication: Authentication) -> Iterator[tuple[str,
     if "OAUTHBEARER" in mechanisms:
         if len(keys) != 1:
             yield path, "OAUTHBEARER needs the keys that sign tokens: give one of jwks_file and jwks_url"
-        if authentication.issuer is None or not authentication.audience:
-            text = "OAUTHBEARER needs issuer and audience: else tokens that were issued for others would do"
+        if authentication.issuer is None or not (authentication.audience or authentication.allowed_clients):
+            text = (
+                "OAUTHBEARER needs issuer and audience: else tokens that were issued for others would do. For tokens "
+                'without an audience say to whom they may have been issued: client_claim = "azp" and allowed_clients'
+            )
             yield path, text
+        if (authentication.client_claim is None) != (not authentication.allowed_clients):
+            missing = "allowed_clients" if authentication.client_claim is not None else "client_claim"
+            yield f"{path}.{missing}", "is missing: client_claim and allowed_clients belong together"
     elif keys:
         yield f"{path}.{keys[0]}", "no mechanism uses it: leave it out, or add OAUTHBEARER to mechanisms"

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.proxy.config.test_login import faults
+from kproxy.proxy.config.load import load
+from tests.proxy.config.test_login import HEAD, faults
 
 TOKENS = 'mechanisms = ["OAUTHBEARER"]\njwks_file = "keys"\nissuer = "i"\naudience = "kafka"\n'
 
@@ -26,6 +27,8 @@ TOKENS = 'mechanisms = ["OAUTHBEARER"]\njwks_file = "keys"\nissuer = "i"\naudien
         (TOKENS.replace('jwks_file = "keys"', 'jwks_url = "https:///keys"'), "no URL of keys"),
         (TOKENS.replace('issuer = "i"\n', ""), "issuer and audience"),
         (TOKENS.replace('audience = "kafka"\n', ""), "issuer and audience"),
+        (TOKENS + 'client_claim = "azp"\n', "allowed_clients: is missing"),
+        (TOKENS + 'allowed_clients = ["shop"]\n', "client_claim: is missing"),
         ('mechanisms = ["PLAIN"]\nusers_file = "users"\njwks_file = "keys"\n', "no mechanism uses it"),
         ('mechanisms = ["PLAIN"]\nusers_file = "users"\nsession_lifetime_s = 0\n', "session_lifetime_s"),
     ],
@@ -33,3 +36,11 @@ TOKENS = 'mechanisms = ["OAUTHBEARER"]\njwks_file = "keys"\nissuer = "i"\naudien
 def test_what_is_missing_or_too_much(tmp_path: Path, settings: str, said: str) -> None:
     told = faults(tmp_path, f"[cluster.authentication]\n{settings}")
     assert said in told and "authentication" in told and "hunter2" not in told
+
+
+def test_tokens_without_an_audience_need_clients_that_are_allowed(tmp_path: Path) -> None:
+    without = TOKENS.replace('audience = "kafka"\n', "") + 'client_claim = "azp"\nallowed_clients = "shop"\n'
+    file = tmp_path / "kproxy.toml"
+    file.write_text(f"{HEAD}[cluster.authentication]\n{without}")
+    (cluster,) = load(file).clusters
+    assert cluster.authentication is not None and cluster.authentication.allowed_clients == ("shop",)

@@ -19,6 +19,13 @@ FETCH_S = 10.0
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 
 
+_REQUIRED = {
+    "exp": "'exp', which says when it expires",
+    "iss": "'iss', which says who issued it",
+    "aud": "'aud', which says for whom it is: issue it with an audience, or check another claim (client_claim)",
+}
+
+
 class TokenError(ValueError):
     """Why a token is not accepted, or keys cannot be had; without anything of the token."""
 
@@ -37,13 +44,25 @@ class Claims(NamedTuple):
 class TokenChecker:
     """Checks tokens with the keys that `use` was last given."""
 
-    def __init__(self, *, issuer: str | None, audience: tuple[str, ...], claim: str, skew_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        issuer: str | None,
+        audience: tuple[str, ...],
+        claim: str,
+        skew_s: float,
+        client_claim: str | None = None,
+        clients: tuple[str, ...] = (),
+    ) -> None:
+        """client_claim: the claim that says for whom a token was issued; it must be one of `clients`."""
         import jwt  # an extra: only who checks tokens needs it
 
         self._jwt: Any = jwt
         self._issuer = issuer
         self._audience = audience
         self._claim = claim
+        self._client_claim = client_claim
+        self._clients = clients
         self._skew_s = skew_s
         self._required = ["exp", *(["iss"] if issuer is not None else []), *(["aud"] if audience else [])]
         self._keys: list[tuple[str | None, Any]] = []  # (key id, key)
@@ -93,9 +112,15 @@ class TokenChecker:
             except (jwt.InvalidSignatureError, jwt.InvalidAlgorithmError, jwt.InvalidKeyError, TypeError):
                 continue
             except jwt.PyJWTError as fault:
-                raise TokenError(_reason(fault, self._jwt)) from None
+                raise TokenError(self._reason(fault)) from None
         else:
             raise UnknownKeyError("its signature is not by a key of the JWKS")
+        if self._client_claim is not None:
+            client = claims.get(self._client_claim)
+            if client is None:
+                raise TokenError(f"it has no claim {self._client_claim!r}, which client_claim asks for")
+            if client not in self._clients:
+                raise TokenError(f"its claim {self._client_claim!r} is none of the allowed_clients")
         name = claims.get(self._claim)
         if not isinstance(name, str) or not name:
             raise TokenError(f"it has no claim {self._claim!r}, which names the user")
@@ -113,19 +138,20 @@ class TokenChecker:
         )
         return claims
 
-
-def _reason(fault: Exception, jwt: Any) -> str:
-    """In our words: the library's may quote what the token says."""
-    for kind, text in (
-        (jwt.ExpiredSignatureError, "it has expired"),
-        (jwt.InvalidIssuerError, "its issuer is not the configured one"),
-        (jwt.InvalidAudienceError, "its audience is not the configured one"),
-        (jwt.ImmatureSignatureError, "it is not valid yet"),
-        (jwt.MissingRequiredClaimError, "it does not say when it expires, or who issued it and for whom"),
-    ):
-        if isinstance(fault, kind):
-            return text
-    return "it is no valid JWT"
+    def _reason(self, fault: Exception) -> str:
+        """In our words: the library's may quote what the token says."""
+        jwt = self._jwt
+        if isinstance(fault, jwt.MissingRequiredClaimError) and fault.claim in _REQUIRED:
+            return f"it has no claim {_REQUIRED[fault.claim]}"
+        for kind, text in (
+            (jwt.ExpiredSignatureError, "it has expired (exp)"),
+            (jwt.InvalidIssuerError, "its issuer (iss) is not the configured one"),
+            (jwt.InvalidAudienceError, "its audience (aud) is not the configured one"),
+            (jwt.ImmatureSignatureError, "it is not valid yet (nbf, iat)"),
+        ):
+            if isinstance(fault, kind):
+                return text
+        return "it is no valid JWT"
 
 
 def fetch(url: str, ca_file: Path | None) -> bytes:

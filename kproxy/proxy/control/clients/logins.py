@@ -127,6 +127,8 @@ class Logins:
                 audience=settings.audience,
                 claim=settings.principal_claim,
                 skew_s=settings.clock_skew_s,
+                client_claim=settings.client_claim,
+                clients=settings.allowed_clients,
             )
             if settings.jwks_file is not None:
                 load = partial(tokens.read, settings.jwks_file)

@@ -47,6 +47,26 @@ def checker(*keys: dict[str, Any], claim: str = "sub") -> TokenChecker:
     return checker
 
 
+def test_tokens_without_an_audience_are_those_of_clients_that_are_allowed() -> None:
+    """As Keycloak, Okta and Entra issue access tokens; whatever the claim holds, another client's is refused."""
+    settings = {"issuer": "https://issuer", "audience": (), "claim": "sub", "skew_s": 5}
+    one = TokenChecker(**settings, client_claim="azp", clients=("shop", "billing"))
+    one.use(jwks(jwk(RSA, kid="one")))
+    assert one.check(token(aud=None, azp="billing")).name == one.check(token(aud="else", azp="shop")).name == "alice"
+    with pytest.raises(TokenError, match="it has no claim 'azp', which client_claim asks for"):
+        one.check(token(aud=None))
+    for other in ("other", "", "sho", ["shop"], {"shop": 1}, 7, True):
+        with pytest.raises(TokenError, match="its claim 'azp' is none of the allowed_clients") as refused:
+            one.check(token(aud=None, azp=other))
+        assert "other" not in str(refused.value)
+    both = TokenChecker(**settings | {"audience": ("kafka",)}, client_claim="azp", clients=("shop",))
+    both.use(jwks(jwk(RSA, kid="one")))
+    assert both.check(token(azp="shop")).name == "alice"
+    for bad in (token(aud="else", azp="shop"), token(azp="other"), token(aud=None, azp="shop")):
+        with pytest.raises(TokenError):
+            both.check(bad)
+
+
 def base64url(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
@@ -84,11 +104,11 @@ def test_an_rsa_key_without_an_algorithm_checks_each_of_rsa_and_one_with_it_that
     ("bad", "said"),
     [
         (token(exp=time.time() - 10), "expired"),
-        (token(exp=None), "does not say when it expires"),
+        (token(exp=None), "no claim 'exp', which says when"),
         (token(iss="https://else"), "issuer"),
-        (token(iss=None), "who issued it"),
+        (token(iss=None), "no claim 'iss', which says who"),
         (token(aud="mine"), "audience"),
-        (token(aud=None), "whom"),
+        (token(aud=None), "no claim 'aud', .*client_claim"),
         (token(nbf=time.time() + 86_400), "not valid yet"),
         (token(sub=None), "claim 'sub'"),
         (token(sub=""), "claim 'sub'"),
