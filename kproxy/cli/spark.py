@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -28,7 +28,7 @@ from kproxy.interrupts import Asks
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from kproxy.convert.job import Settings, Summary
 
@@ -161,9 +161,20 @@ def answer(asked: Asked, master: str | None, config: tuple[str, ...]) -> None:
     with progress.waiting(_STARTING, asked.quiet):
         session = started(master, config)
     with _said_plainly():
-        tables = {table: spark.table(session, folder, table) for table in asked.job.tables}
+        tables = _tables(session, folder, asked.job.tables)
         other = None if asked.other is None else spark.table(session, asked.other, asked.job.tables[0])
         answers.show(question.answer(tables, other), asked.shown, asked.out, asked.limit, asked.quiet)
+
+
+def _tables(session: Any, folder: str, names: Collection[str]) -> "dict[str, DataFrame]":
+    """The tables of a folder. Raises KproxyError where a run of ingest has not finished to put them in their places."""
+    from kproxy import spark
+    from kproxy.spark.target import Target
+    from kproxy.tables import dataset
+
+    if "://" in folder and Target(session, folder).is_unfinished:  # of this machine `table` looks itself
+        raise dataset.unfinished(folder)
+    return {name: spark.table(session, folder, name) for name in names}
 
 
 def overview(places: tuple[str, ...], master: str | None, config: tuple[str, ...], **given: Any) -> None:
@@ -177,13 +188,12 @@ def overview(places: tuple[str, ...], master: str | None, config: tuple[str, ...
     (folder,) = places
     check_tables([folder], TABLES, given["quiet"])
 
-    from kproxy import spark
     from kproxy.views import progress
 
     with progress.waiting(_STARTING, given["quiet"]):
         session = started(master, config)
     with _said_plainly():
-        show_overview("spark", places, {name: spark.table(session, folder, name) for name in TABLES}, **given)
+        show_overview("spark", places, _tables(session, folder, TABLES), **given)
 
 
 def findings(places: tuple[str, ...], master: str | None, config: tuple[str, ...], **given: Any) -> None:
@@ -201,7 +211,7 @@ def findings(places: tuple[str, ...], master: str | None, config: tuple[str, ...
     with progress.waiting(_STARTING, given["quiet"]):
         session = started(master, config)
     with _said_plainly():
-        tables = {name: spark.table(session, folder, name) for name in TABLES}
+        tables = _tables(session, folder, TABLES)
         with suppress(KproxyError):  # records are there only where they were asked for
             tables["records"] = spark.table(session, folder, "records")
         show_findings(tables, **given)

@@ -184,12 +184,9 @@ def table(spark: "SparkSession", folder: str, name: str) -> "DataFrame":
     newer kproxy wrote it.
     """
     from kproxy.spark.source import spark_schema
-    from kproxy.spark.target import Target
     from kproxy.tables import dataset, schema
 
     known = spark_schema(schema.BY_NAME[name].schema)
-    if "://" in folder and Target(spark, folder).is_unfinished:
-        raise dataset.unfinished(folder)
     if not dataset.has_rows(folder, name):
         return spark.createDataFrame([], known)
     return spark.read.schema(known).parquet(_place(folder) + "/" + name)

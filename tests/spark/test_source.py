@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Thread
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -47,6 +48,8 @@ def in_order(table, like):
 def test_the_tables_of_convert(spark, converted):
     for name, theirs in converted.items():
         ours = load(spark, name, [capture(name) for name in FILES]).toArrow()
+        if name == "quality":  # a task knows its capture alone
+            theirs = theirs.filter(pc.not_equal(theirs["kind"], "in_two_captures"))
         assert in_order(ours, theirs).equals(in_order(theirs, theirs)), name
 
 
