@@ -20,7 +20,9 @@ NONE = -1
 MAX_STREAMS = 1 << 16
 SAME_STREAM_NS = 1_000_000_000  # between the first packets of two captures of one stream
 _STREAM = "stream "  # begins the keys of rows that only `_copies` reads
-_NAMED = 3  # copies named in the sentence
+_NAMED = 3  # copies or headers named in the sentence
+_HEADERS = frozenset(("unknown_link", "unread"))  # kinds whose rows are by header
+MAX_HEADERS = 64
 
 # kind -> sentence; the order here is the order of the summary
 KINDS = {
@@ -32,8 +34,9 @@ KINDS = {
     "clock_step": "times that the capturing machine's clock was set: times behind are those of the clock as it was "
     "before, so durations are right and the time of day is not",
     "kernel_drops": "packets that the capturing machine dropped, by its own count: capture with a larger buffer",
-    "unknown_link": "packets of a link type that kproxy does not read",
-    "not_tcp": "packets without TCP inside, or under headers that kproxy does not read",
+    "unknown_link": "packets of a link type that kproxy does not read: capture on Ethernet, or with -i any",
+    "unread": "packets under headers that kproxy does not read: capture inside them, as on the host itself",
+    "not_tcp": "packets without TCP inside",
     "malformed": "packets whose IP or TCP header makes no sense",
     "fragments": "IP fragments whose other parts were not captured",
     "truncated": "segments cut by the capture's snap length: capture with -s 0",
@@ -90,6 +93,7 @@ class Quality:
     def __init__(self) -> None:
         self._rows: dict[str, list[int]] = {}
         self._streams = 0
+        self._headers = 0
 
     def note(self, kind: str, time_ns: int = NONE, *, count: int = 1, size: int = 0, last_ns: int = NONE) -> None:
         """Count a kind, `count` times, with `size` bytes, first at `time_ns` and last at `last_ns` (or then too)."""
@@ -108,7 +112,22 @@ class Quality:
     def forget(self) -> None:
         """Nothing was counted."""
         self._rows.clear()
-        self._streams = 0
+        self._streams = self._headers = 0
+
+    def note_named(self, kind: str, name: str, time_ns: int, *, size: int) -> None:
+        """Count a packet under a header that is not read, and its name for the first MAX_HEADERS of them."""
+        self.note(kind, time_ns, size=size)
+        key = f"{kind} {name}"
+        if key in self._rows or self._headers < MAX_HEADERS:
+            self._headers += key not in self._rows
+            self.note(key, time_ns, size=size)
+
+    def _names(self, kind: str) -> str:
+        """The most frequent headers of a kind, in brackets."""
+        headers = sorted((-row[0], key) for key, row in self._rows.items() if key.startswith(f"{kind} "))
+        named = [f"{key.removeprefix(f'{kind} ')} ×{-count:,}" for count, key in headers[:_NAMED]]
+        more = f" and {len(headers) - _NAMED} more" if len(headers) > _NAMED else ""
+        return f" ({', '.join(named)}{more})" if named else ""
 
     def stream(self, numbers: tuple[int, int], name: str, time_ns: int, size: int) -> None:
         """A Kafka connection: the sequence numbers of client and broker at its first packet, and its bytes."""
@@ -145,7 +164,8 @@ class Quality:
                 if copies is not None:
                     yield copies
             elif row is not None:
-                yield Row(kind, row[0], row[1], row[2], row[3], sentence)
+                names = self._names(kind) if kind in _HEADERS else ""
+                yield Row(kind, row[0], row[1], row[2], row[3], sentence + names)
 
     def _copies(self) -> Row | None:
         """The connections that are copies of another one."""
