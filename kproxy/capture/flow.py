@@ -200,7 +200,7 @@ class Flow:
             if self.decrypted:
                 quality.note("tls_decrypted", first, size=sum(self.payload_bytes), last_ns=last)
         if close in UNCONNECTED:
-            quality.failed_connect(close, spelled(self.ends[1 - self.client]), first, last)
+            quality.note_named(f"connect_{close}", spelled(self.ends[1 - self.client]), first, last_ns=last)
         else:
             quality.note(self.speaks or "no_data", first, size=sum(self.payload_bytes), last_ns=last)
 

@@ -195,8 +195,8 @@ class Flows:
     def _one_by_one(self, window: Window) -> Iterator[Packet]:
         """The segments of a window."""
         dissect, data = self._dissector.segment, window.data
-        for index, (time_ns, link, start, end, _) in enumerate(window.records):
-            segment = dissect(link, data, start, end, time_ns)
+        for index, (time_ns, link, start, end, wire_bytes) in enumerate(window.records):
+            segment = dissect(link, data, start, end, time_ns, wire_bytes)
             if segment is not None:
                 yield index, time_ns, segment
 
@@ -230,8 +230,8 @@ class Flows:
         known: dict[int, Segment | None] = {}
         odd: dict[int, int] = {}
         for index in np.flatnonzero(others).tolist():
-            time_ns, link, start, end, _ = records[index]
-            segment = known[index] = dissect(link, data, start, end, time_ns)
+            time_ns, link, start, end, wire_bytes = records[index]
+            segment = known[index] = dissect(link, data, start, end, time_ns, wire_bytes)
             if segment is not None:
                 key = segment[1]
                 strangers += not self._is_calm(key) and not self._is_foreign(key)
@@ -316,8 +316,8 @@ class Flows:
         for index in np.flatnonzero(~taken).tolist():
             if taken[index]:
                 continue
-            time_ns, link, start, end, _ = records[index]
-            segment = known[index] if index in known else dissect(link, data, start, end, time_ns)
+            time_ns, link, start, end, wire_bytes = records[index]
+            segment = known[index] if index in known else dissect(link, data, start, end, time_ns, wire_bytes)
             if segment is None:
                 continue
             yield index, time_ns, segment

@@ -11,6 +11,7 @@ partial ones. Memory: fragments of at most 256 datagrams, 128 KiB of each. Refus
 
 from mmap import mmap
 from struct import Struct, error
+from typing import Literal
 
 from kproxy.capture.quality import Quality
 
@@ -22,15 +23,28 @@ Segment = tuple[bytes | mmap, bytes, int, int, int, int, int, int, int]
 
 # Link types: https://www.tcpdump.org/linktypes.html
 NULL, ETHERNET, RAW_OLD, RAW_BSD, RAW, LOOP, SLL, IPV4, IPV6, SLL2 = 0, 1, 12, 14, 101, 108, 113, 228, 229, 276
+PPP, PPP_HDLC, PPPOE, C_HDLC, PKTAP_OLD, PPP_WITH_DIRECTION, NFLOG, PKTAP = 9, 50, 51, 104, 149, 204, 239, 258
 
-_IPV4, _IPV6, _TEB = 0x0800, 0x86DD, 0x6558
+# Ethernet types: https://www.iana.org/assignments/ieee-802-numbers
+_IPV4, _IPV6, _TEB, _PPP, _PPPOE, _NSH = 0x0800, 0x86DD, 0x6558, 0x880B, 0x8864, 0x894F
+_ERSPAN_2, _ERSPAN_3 = 0x88BE, 0x22EB
 _TAGS = frozenset((0x8100, 0x88A8, 0x9100))
-_NULL_FAMILIES = {2: _IPV4, 10: _IPV6, 24: _IPV6, 28: _IPV6, 30: _IPV6}
+_MPLS = frozenset((0x8847, 0x8848))
+_WITHOUT_TCP = frozenset((0x0806, 0x8035, 0x8809, 0x8863, 0x888E, 0x88CC, 0x88F7, 0x8902))  # ARP, LACP, LLDP, PTP ...
+_FAMILIES = {2: _IPV4, 10: _IPV6, 24: _IPV6, 28: _IPV6, 30: _IPV6}
+_PPP_KINDS = {0x21: _IPV4, 0x57: _IPV6, 0x281: 0x8847, 0x283: 0x8848}
+_NSH_KINDS = {1: _IPV4, 2: _IPV6, 3: _TEB, 4: _NSH, 5: 0x8847}  # of VXLAN-GPE too
+_SNAP = b"\xaa\xaa\x03\0\0\0"
+_NFLOG_PAYLOAD = 9
 
-_TCP, _UDP, _GRE, _IPIP, _IP6IP = 6, 17, 47, 4, 41
+_TCP, _UDP, _GRE, _IPIP, _IP6IP, _MPLS_IN_IP = 6, 17, 47, 4, 41, 137
+_PROTOCOLS_WITHOUT_TCP = frozenset((1, 2, 17, 58, 59, 88, 89, 103, 112, 132))  # ICMP, IGMP, UDP, OSPF, VRRP, SCTP ...
 _HOP_BY_HOP, _ROUTING, _FRAGMENT, _AUTH, _DESTINATION, _MOBILITY = 0, 43, 44, 51, 60, 135
 _VXLAN_PORTS = frozenset((4789, 8472))
+_VXLAN_GPE_PORT = 4790
 _GENEVE_PORT = 6081
+_MPLS_PORT = 6635
+_VXLAN_FLAG = b"\x08\0\0\0"
 
 _DEEPEST = 8  # tunnels, tags and extension headers in one packet: a packet of nothing else must not keep us busy
 _DATAGRAMS = 256
@@ -50,8 +64,15 @@ class Dissector:
     def __init__(self, quality: Quality) -> None:
         self._quality = quality
         self._fragments: dict[bytes, _Datagram] = {}
+        self._cut = 0  # bytes of the packet that the snap length cut
 
-    def segment(self, link: int, data: bytes | mmap, start: int, end: int, time_ns: int) -> Segment | None:
+    def segment(
+        self, link: int, data: bytes | mmap, start: int, end: int, time_ns: int, wire_bytes: int = 0
+    ) -> Segment | None:
+        """The TCP segment in the packet data[start:end]; None, and counted, where there is none.
+
+        wire_bytes: the packet's length on the wire, for IP headers without a length (segmentation offload).
+        """
         if link == ETHERNET and end - start >= 54:
             kind, first, total, fragment, protocol, key, seq, ack, bits, window = _COMMON(data, start)
             if kind == 0x0800 and first == 0x45 and protocol == 6 and not fragment & 0x3FFF and total:
@@ -67,16 +88,20 @@ class Dissector:
         try:
             data = data[start:end]  # what is cut short ends in an IndexError, not in the next record
             start, end = 0, end - start
+            self._cut = max(0, wire_bytes - end)
             kind, position = _link_layer(link, data)
             if kind < 0:
-                self._quality.note("unknown_link", time_ns, size=end - start)
+                self._quality.note_named("unknown_link", f"link type {-kind}", time_ns, size=end)
                 return None
             found = self._network(kind, data, position, end, time_ns, 0)
         except (IndexError, error):
             found = "malformed"
         if isinstance(found, str):
-            if found:
-                self._quality.note(found, time_ns, size=end - start)
+            flaw, _, name = found.partition(" ")
+            if name:
+                self._quality.note_named(flaw, name, time_ns, size=end - start)
+            elif flaw:
+                self._quality.note(flaw, time_ns, size=end - start)
             return None
         return found
 
@@ -87,7 +112,10 @@ class Dissector:
         self._fragments.clear()
 
     def _network(self, kind: int, data: bytes, position: int, end: int, time_ns: int, depth: int) -> Segment | str:
-        """What an ethertype's payload holds: a segment, or the kind of flaw; "" for a fragment kept for later."""
+        """The segment in an Ethernet type's payload, or the kind of flaw; "" for a fragment kept for later.
+
+        The name of a header that is not read follows the kind, behind a space.
+        """
         while depth < _DEEPEST:
             depth += 1
             if kind in _TAGS:
@@ -98,7 +126,7 @@ class Dissector:
                 header = (first & 15) * 4
                 if first >> 4 != 4 or header < 20 or 0 < total < header:
                     return "malformed"
-                stop = position + total if total else end  # 0: segmentation offload, larger than 64 KiB
+                stop = position + total if total else end + self._cut  # 0: segmentation offload, larger than 64 KiB
                 at = position + header
                 if fragment & 0x3FFF:
                     name = data[position + 12 : position + 20] + bytes((protocol,)) + identity.to_bytes(2, "big")
@@ -112,8 +140,27 @@ class Dissector:
             elif kind == _TEB:
                 kind = _SHORT(data, position + 12)[0]
                 position += 14
-            else:
+            elif kind in _MPLS:
+                is_last = data[position + 2] & 1
+                position += 4
+                if is_last:
+                    kind, position = _below_mpls(data, position)
+                    if not kind:
+                        return "unread MPLS without IP or Ethernet inside"
+            elif kind == _PPPOE:
+                kind, position = _ppp(data, position + 6)
+            elif kind == _PPP:
+                kind, position = _ppp(data, position)
+            elif kind == _NSH:
+                kind = _NSH_KINDS.get(data[position + 3], 0)
+                position += (data[position + 1] & 0x3F) * 4
+            elif kind < 0x600 and data[position : position + 6] == _SNAP:
+                kind = _SHORT(data, position + 6)[0]
+                position += 8
+            elif kind < 0x600 or kind in _WITHOUT_TCP:  # a length, as of spanning tree, or control packets of PPP
                 return "not_tcp"
+            else:
+                return f"unread Ethernet type 0x{kind:04x}"
         return "malformed"
 
     def _ipv6(self, data: bytes, position: int, end: int, time_ns: int, depth: int) -> Segment | str:
@@ -122,7 +169,7 @@ class Dissector:
             return "malformed"
         addresses = data[position + 8 : position + 40]
         at = position + 40
-        stop = at + payload if payload else end  # 0: a jumbogram, or segmentation offload
+        stop = at + payload if payload else end + self._cut  # 0: a jumbogram, or segmentation offload
         for _ in range(_DEEPEST):
             if protocol in (_HOP_BY_HOP, _ROUTING, _DESTINATION, _MOBILITY):
                 protocol, at = data[at], at + 8 + data[at + 1] * 8
@@ -156,22 +203,63 @@ class Dissector:
             captured = max(min(stop, end), payload)
             return data, addresses + data[at : at + 4], seq, ack, bits, window, payload, captured, length
         if protocol == _UDP:
-            port = _SHORT(data, at + 2)[0]
-            if port in _VXLAN_PORTS and data[at + 8] & 0x08:
-                return self._network(_TEB, data, at + 16, end, time_ns, depth)
-            if port == _GENEVE_PORT and not data[at + 8] >> 6:
-                inner = at + 16 + (data[at + 8] & 0x3F) * 4
-                return self._network(_SHORT(data, at + 10)[0], data, inner, end, time_ns, depth)
-        elif protocol == _GRE:
-            bits, kind = _SHORT(data, at)[0], _SHORT(data, at + 2)[0]
-            if not bits & 0x4007:  # version 0, without source routing
-                inner = at + 4 + 4 * ((bits >> 15 & 1) + (bits >> 13 & 1) + (bits >> 12 & 1))
-                return self._network(kind, data, inner, end, time_ns, depth)
-        elif protocol == _IPIP:
+            return self._udp(data, at, end, time_ns, depth)
+        if protocol == _GRE:
+            return self._gre(data, at, end, time_ns, depth)
+        if protocol == _IPIP:
             return self._network(_IPV4, data, at, end, time_ns, depth)
-        elif protocol == _IP6IP:
+        if protocol == _IP6IP:
             return self._network(_IPV6, data, at, end, time_ns, depth)
-        return "not_tcp"
+        if protocol == _MPLS_IN_IP:
+            return self._network(0x8847, data, at, end, time_ns, depth)
+        return "not_tcp" if protocol in _PROTOCOLS_WITHOUT_TCP else f"unread IP protocol {protocol}"
+
+    def _udp(self, data: bytes, at: int, end: int, time_ns: int, depth: int) -> Segment | str:
+        """The segment in a tunnel over UDP: by its port, else by a VXLAN or GENEVE header with IP over TCP inside."""
+        port = _SHORT(data, at + 2)[0]
+        if port in _VXLAN_PORTS:
+            return self._network(_TEB, data, at + 16, end, time_ns, depth) if data[at + 8] & 0x08 else "not_tcp"
+        if port == _VXLAN_GPE_PORT:
+            kind = _NSH_KINDS.get(data[at + 11], 0) if data[at + 8] & 0x04 else _TEB
+            return self._network(kind, data, at + 16, end, time_ns, depth)
+        if port == _MPLS_PORT:
+            return self._network(0x8847, data, at + 8, end, time_ns, depth)
+        if end < at + 50:  # no room for a tunnel's header, IP and TCP
+            return "not_tcp"
+        is_vxlan = data[at + 8 : at + 12] == _VXLAN_FLAG and not data[at + 15]
+        kind, inner = _TEB, at + 16
+        if not is_vxlan:
+            if data[at + 8] >> 6 or (port != _GENEVE_PORT and (data[at + 9] & 0x3F or data[at + 15])):
+                return "not_tcp"
+            kind = _SHORT(data, at + 10)[0]
+            inner += (data[at + 8] & 0x3F) * 4
+            if port == _GENEVE_PORT:
+                return self._network(kind, data, inner, end, time_ns, depth)
+        if kind == _TEB:
+            kind = _SHORT(data, inner + 12)[0]
+            inner += 14
+        if kind not in (_IPV4, _IPV6) and kind not in _TAGS:
+            return "not_tcp"
+        found = self._network(kind, data, inner, end, time_ns, depth)
+        return "not_tcp" if isinstance(found, str) and found else found
+
+    def _gre(self, data: bytes, at: int, end: int, time_ns: int, depth: int) -> Segment | str:
+        bits, kind = _SHORT(data, at)[0], _SHORT(data, at + 2)[0]
+        has_number = bits >> 12 & 1
+        inner = at + 4 + 4 * ((bits >> 15 & 1) + (bits >> 13 & 1) + has_number)
+        version = bits & 7
+        if version == 1 and kind == _PPP:  # PPTP (RFC 2637), with an acknowledgement perhaps
+            inner += bits >> 5 & 4
+            return self._network(kind, data, inner, end, time_ns, depth) if inner < end else "not_tcp"
+        if version or bits & 0x4000:
+            return f"unread GRE version {version}" if version else "unread GRE with source routing"
+        if kind == _ERSPAN_2:  # I, without sequence numbers, has no header of its own
+            kind, inner = _TEB, inner + 8 * has_number
+        elif kind == _ERSPAN_3:
+            is_ip = data[inner + 10] >> 2 & 0x1F == 2
+            inner += 20 if data[inner + 11] & 1 else 12
+            kind = (_IPV4 if data[inner] >> 4 == 4 else _IPV6) if is_ip else _TEB
+        return self._network(kind, data, inner, end, time_ns, depth)
 
     def _fragment(
         self,
@@ -253,7 +341,7 @@ class _Datagram:
 
 
 def _link_layer(link: int, data: bytes) -> tuple[int, int]:
-    """(ethertype, where its payload begins); (-1, 0) for a link type that is not read."""
+    """(ethertype, where its payload begins); minus the link type where that is not read."""
     if link == ETHERNET:
         return _SHORT(data, 12)[0], 14
     if link == SLL:
@@ -266,5 +354,59 @@ def _link_layer(link: int, data: bytes) -> tuple[int, int]:
         family = int.from_bytes(data[:4], "big")
         if family > 0xFFFF:
             family = int.from_bytes(data[:4], "little")
-        return _NULL_FAMILIES.get(family, 0), 4
-    return -1, 0
+        return _FAMILIES.get(family, 0), 4
+    if link in (PPP, PPP_HDLC):
+        return (_SHORT(data, 2)[0], 4) if data[0] in (0x0F, 0x8F) else _ppp(data, 0)  # Cisco's HDLC, or PPP
+    if link == C_HDLC:
+        return _SHORT(data, 2)[0], 4
+    if link == PPP_WITH_DIRECTION:
+        return _ppp(data, 1)
+    if link == PPPOE:
+        return _PPPOE, 0
+    if link == NFLOG:
+        return _nflog(data)
+    if link == PKTAP or (link == PKTAP_OLD and data[4:8] == b"\1\0\0\0"):
+        size, inner = int.from_bytes(data[:4], "little"), int.from_bytes(data[8:12], "little")
+        if inner in (PKTAP, PKTAP_OLD) or size < 12:
+            return -link, 0
+        kind, position = _link_layer(inner, data[size:])
+        return kind, position + size
+    return -link, 0
+
+
+def _below_mpls(data: bytes, position: int) -> tuple[int, int]:
+    """As `_link_layer`, below the last label, which does not name it: Ethernet, with a control word or not, or IP.
+
+    0 where it is neither. https://www.rfc-editor.org/rfc/rfc4928, section 3, and RFC 4448
+    """
+    version = data[position] >> 4
+    if version in (4, 6):
+        return _IPV4 if version == 4 else _IPV6, position
+    for start in (position, position + 4):
+        kind = _SHORT(data, start + 12)[0]
+        if kind in (_IPV4, _IPV6) or kind in _TAGS:
+            return _TEB, start
+    return 0, position
+
+
+def _ppp(data: bytes, position: int) -> tuple[int, int]:
+    """As `_link_layer`, of a PPP header, whose address, control and first protocol byte may lack (RFC 1662)."""
+    if data[position : position + 2] == b"\xff\x03":
+        position += 2
+    if data[position] & 1:
+        return _PPP_KINDS.get(data[position], 0), position + 1
+    return _PPP_KINDS.get(_SHORT(data, position)[0], 0), position + 2
+
+
+def _nflog(data: bytes) -> tuple[int, int]:
+    """As `_link_layer`, of Linux' netfilter log: fields with lengths in the byte order of the capturing host."""
+    position = 4
+    order: Literal["little", "big"] = "little" if 4 <= int.from_bytes(data[4:6], "little") <= len(data) - 4 else "big"
+    while position + 4 <= len(data):
+        size = int.from_bytes(data[position : position + 2], order)
+        if int.from_bytes(data[position + 2 : position + 4], order) & 0x7FFF == _NFLOG_PAYLOAD:
+            return _FAMILIES.get(data[0], 0), position + 4
+        if size < 4:
+            break
+        position += size + 3 & ~3
+    return 0, len(data)

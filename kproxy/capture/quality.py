@@ -6,8 +6,8 @@ Every byte of a capture that does not end in a table is in one of these rows.
 Address translation does not change sequence numbers. So two connections that begin with the same ones at the same time
 are one stream that was captured on both sides of a translation, and its exchanges are in the tables twice.
 
-Bounded by the kinds below, MAX_STREAMS connections whose sequence numbers are compared, and MAX_SERVERS with failed
-connects that are named.
+Bounded by the kinds below, MAX_STREAMS connections whose sequence numbers are compared, and MAX_NAMES headers and
+servers that are named, of each reader.
 
 Refuses to know files, packets and sessions: whoever meets the flaw names its kind.
 """
@@ -19,11 +19,11 @@ from itertools import pairwise
 NONE = -1
 
 MAX_STREAMS = 1 << 16
-MAX_SERVERS = 1 << 10
 SAME_STREAM_NS = 1_000_000_000  # between the first packets of two captures of one stream
 _STREAM = "stream "  # begins the keys of rows that only `_copies` reads
-_CONNECT = "connect "  # and those that only `_failed_connects` reads
-_NAMED = 3  # copies, or servers, named in a sentence
+_NAMED = 3  # copies, headers or servers named in a sentence
+_WITH_NAMES = frozenset(("unknown_link", "unread", "connect_refused", "connect_unanswered"))
+MAX_NAMES = 64
 
 # kind -> sentence; the order here is the order of the summary
 KINDS = {
@@ -35,8 +35,9 @@ KINDS = {
     "clock_step": "times that the capturing machine's clock was set: times behind are those of the clock as it was "
     "before, so durations are right and the time of day is not",
     "kernel_drops": "packets that the capturing machine dropped, by its own count: capture with a larger buffer",
-    "unknown_link": "packets of a link type that kproxy does not read",
-    "not_tcp": "packets without TCP inside, or under headers that kproxy does not read",
+    "unknown_link": "packets of a link type that kproxy does not read: capture on Ethernet, or with -i any",
+    "unread": "packets under headers that kproxy does not read: capture inside them, as on the host itself",
+    "not_tcp": "packets without TCP inside",
     "malformed": "packets whose IP or TCP header makes no sense",
     "fragments": "IP fragments whose other parts were not captured",
     "truncated": "segments cut by the capture's snap length: capture with -s 0",
@@ -101,7 +102,7 @@ class Quality:
     def __init__(self) -> None:
         self._rows: dict[str, list[int]] = {}
         self._streams = 0
-        self._servers = 0  # with failed connects
+        self._named = 0
 
     def note(self, kind: str, time_ns: int = NONE, *, count: int = 1, size: int = 0, last_ns: int = NONE) -> None:
         """Count a kind, `count` times, with `size` bytes, first at `time_ns` and last at `last_ns` (or then too)."""
@@ -120,7 +121,22 @@ class Quality:
     def forget(self) -> None:
         """Nothing was counted."""
         self._rows.clear()
-        self._streams = self._servers = 0
+        self._streams = self._named = 0
+
+    def note_named(self, kind: str, name: str, time_ns: int, *, size: int = 0, last_ns: int = NONE) -> None:
+        """Count a kind, and what it is about, a header or a server, for the first MAX_NAMES of them."""
+        self.note(kind, time_ns, size=size, last_ns=last_ns)
+        key = f"{kind} {name}"
+        if key in self._rows or self._named < MAX_NAMES:
+            self._named += key not in self._rows
+            self.note(key, time_ns, size=size)
+
+    def _names(self, kind: str) -> str:
+        """What a kind was about most often, in brackets."""
+        found = sorted((-row[0], key) for key, row in self._rows.items() if key.startswith(f"{kind} "))
+        named = [f"{key.removeprefix(f'{kind} ')} ×{-count:,}" for count, key in found[:_NAMED]]
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        return f" ({', '.join(named)}{more})" if named else ""
 
     def stream(self, numbers: tuple[int, int], name: str, time_ns: int, size: int) -> None:
         """A Kafka connection: the sequence numbers of client and broker at its first packet, and its bytes."""
@@ -128,14 +144,6 @@ class Quality:
         if self._streams < MAX_STREAMS:
             self._streams += key not in self._rows
             self.note(key, time_ns, size=size)
-
-    def failed_connect(self, how: str, server: str, time_ns: int, last_ns: int) -> None:
-        """A connect to a server failed; how: refused or unanswered."""
-        self.note(f"connect_{how}", time_ns, last_ns=last_ns)
-        key = f"{_CONNECT}{how} {server}"
-        if self._servers < MAX_SERVERS or key in self._rows:
-            self._servers += key not in self._rows
-            self.note(key, time_ns)
 
     def streams(self) -> Iterator[tuple[str, int, int]]:
         """Its Kafka connections: each by sequence numbers and ends, the time of its first packet, its bytes."""
@@ -171,17 +179,8 @@ class Quality:
                 if copies is not None:
                     yield copies
             elif row is not None:
-                if kind.startswith("connect_"):
-                    sentence = f"{sentence} ({self._failed_connects(kind)})"
-                yield Row(kind, row[0], row[1], row[2], row[3], sentence)
-
-    def _failed_connects(self, kind: str) -> str:
-        """The servers of failed connects, those with the most first."""
-        begin = f"{_CONNECT}{kind.removeprefix('connect_')} "
-        servers = [(-row[0], key.removeprefix(begin)) for key, row in self._rows.items() if key.startswith(begin)]
-        servers.sort()
-        named = ", ".join(f"{server}: {-count}" for count, server in servers[:_NAMED])
-        return f"{named} and {len(servers) - _NAMED} more" if len(servers) > _NAMED else named
+                names = self._names(kind) if kind in _WITH_NAMES else ""
+                yield Row(kind, row[0], row[1], row[2], row[3], sentence + names)
 
     def _copies(self) -> Row | None:
         """The connections that are copies of another one."""

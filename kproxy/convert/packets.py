@@ -62,10 +62,10 @@ def _packets(found: Frames, sides: dict[bytes, int], first: int, last: int) -> I
         for taken in Capture([path], Quality()).windows():
             window = clock.take(taken)
             before, number = number, number + len(window.records)
-            for index, (time_ns, link, start, end, _) in enumerate(window.records, before + 1):
+            for index, (time_ns, link, start, end, wire_bytes) in enumerate(window.records, before + 1):
                 if not first - BEFORE_NS <= time_ns <= last:
                     continue
-                segment = dissect(link, window.data, start, end, time_ns)
+                segment = dissect(link, window.data, start, end, time_ns, wire_bytes)
                 if segment is None or segment[1] not in sides:
                     continue
                 side, seq, flags, length = sides[segment[1]], segment[2], segment[4], segment[8]

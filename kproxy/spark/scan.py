@@ -52,7 +52,7 @@ def _dissect(dissector: "_Dissector", window: Window) -> list[tuple[Record, Segm
     found = []
     for record in window.records:
         time_ns, link, start, end, original = record
-        segment = dissect(link, data, start, end, time_ns)
+        segment = dissect(link, data, start, end, time_ns, original)
         if segment is not None and segment[0] is data:
             found.append((record, segment, _NONE))
         elif dissector.name is not None:

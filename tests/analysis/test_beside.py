@@ -13,8 +13,8 @@ from tests.captures import capture
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     place = tmp_path_factory.mktemp("beside")
-    convert([capture("k41_quota"), capture("k41_java_cluster")], place / "ours")
-    convert([capture("k41_librdkafka"), capture("k41_gaps")], place / "theirs")
+    convert([capture("k41_quota"), capture("k41_java_cluster"), capture("k111_java_cluster")], place / "ours")
+    convert([capture("k111_java_cluster"), capture("k41_java_cluster")], place / "theirs")  # two clusters in both
     with Tables(place / "ours") as ours, Tables(place / "theirs") as theirs:
         yield ours, theirs
 

@@ -526,7 +526,7 @@ def test_connects_that_fail_are_told_and_none_that_work(tmp_path):
     kinds = seen.kinds()
     assert (kinds["connect_refused"], kinds["connect_unanswered"], kinds["no_data"]) == (2, 1, 6)
     (row,) = (row for row in seen.quality if row.kind == "connect_refused")
-    assert row.sentence.endswith("(10.0.0.2:9092: 2)")
+    assert row.sentence.endswith("(10.0.0.2:9092 ×2)")
 
 
 @pytest.mark.parametrize("end", ("acknowledged", "reset", "the capture's"))

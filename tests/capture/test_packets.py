@@ -1,6 +1,7 @@
 """Finding TCP in a packet: every layer that can lie around it, and nothing read past the packet's end."""
 
 import random
+import subprocess
 import tracemalloc
 from struct import pack
 
@@ -25,12 +26,51 @@ def tag(kind, payload, number=100):
     return pack(">HH", number, kind) + payload
 
 
-def vxlan(frame):
-    return udp(4789, b"\x08" + bytes(7) + frame)
+def vxlan(frame, port=4789):
+    return udp(port, b"\x08" + bytes(7) + frame)
 
 
-def geneve(kind, payload, options=b""):
-    return udp(6081, pack(">BBHI", len(options) // 4, 0, kind, 0) + options + payload)
+def geneve(kind, payload, options=b"", port=6081):
+    return udp(port, pack(">BBHI", len(options) // 4, 0, kind, 0) + options + payload)
+
+
+MACS = bytes.fromhex("001b21000001001b21000002")
+
+
+def mpls(payload, *labels):
+    return b"".join(pack(">I", label << 12 | (label == labels[-1]) << 8 | 64) for label in labels) + payload
+
+
+def ppp(payload, protocol=0x21):
+    return b"\xff\3" + pack(">H", protocol) + payload
+
+
+def pppoe(payload, protocol=0x21):
+    return pack(">BBHHH", 0x11, 0, 1, 2 + len(payload), protocol) + payload
+
+
+def nsh(payload, following, words=6):
+    return pack(">HBBI", words, 1 if words == 6 else 2, following, 0x2A00) + bytes(words * 4 - 8) + payload
+
+
+def gre(kind, payload, bits=0):
+    return ipv4(pack(">HH", bits, kind) + payload, protocol=47)
+
+
+def erspan_3(payload, platform=b"", is_ip=False):
+    return bytes((0x20, 1)) + bytes(8) + bytes((is_ip << 3, len(platform) and 1)) + platform + payload
+
+
+def nflog(payload, order="<"):
+    fields = ((1, pack(">HBx", 0x0800, 3)), (10, b"kafka\0"), (9, payload))
+    return b"\2\0\0\0" + b"".join(
+        pack(order + "HH", 4 + len(value), kind) + value + bytes(-len(value) % 4 * (kind != 9))
+        for kind, value in fields
+    )
+
+
+def pktap(link, payload):
+    return pack("<III", 108, 1, link) + bytes(96) + payload
 
 
 LAYERS = {
@@ -77,7 +117,65 @@ LAYERS = {
     ),
     "ip in ip": (1, ethernet(ipv4(ipv4(SEGMENT), protocol=4)), KEY),
     "6in4": (1, ethernet(ipv4(ipv6(SEGMENT), protocol=41)), KEY6),
+    "erspan 1": (1, ethernet(gre(0x88BE, ethernet(ipv4(SEGMENT)))), KEY),
+    "erspan 2": (1, ethernet(gre(0x88BE, bytes(4) + b"\x10\1" + bytes(6) + ethernet(ipv4(SEGMENT)), 0x1000)), KEY),
+    "erspan 3": (1, ethernet(gre(0x22EB, bytes(4) + erspan_3(ethernet(ipv6(SEGMENT), V6)), 0x1000)), KEY6),
+    "erspan 3, platform": (
+        1,
+        ethernet(gre(0x22EB, bytes(4) + erspan_3(ethernet(ipv4(SEGMENT)), bytes(8)), 0x1000)),
+        KEY,
+    ),
+    "pptp": (1, ethernet(gre(0x880B, bytes(12) + ppp(ipv4(SEGMENT)), 0x3081)), KEY),
+    "mpls": (1, ethernet(mpls(ipv4(SEGMENT), 16, 17, 18), 0x8847), KEY),
+    "mpls over vlan, ipv6": (1, ethernet(tag(0x8848, mpls(ipv6(SEGMENT), 99)), DOT1Q), KEY6),
+    "mpls pseudowire": (1, ethernet(mpls(bytes(4) + MACS + ethernet(ipv4(SEGMENT))[12:], 99), 0x8847), KEY),
+    "mpls pseudowire without control word": (1, ethernet(mpls(MACS + ethernet(ipv4(SEGMENT))[12:], 99), 0x8847), KEY),
+    "mpls over gre": (1, ethernet(gre(0x8847, mpls(ipv4(SEGMENT), 99))), KEY),
+    "mpls over udp": (1, ethernet(ipv4(udp(6635, mpls(ipv4(SEGMENT), 99)), protocol=17)), KEY),
+    "mpls over ip": (1, ethernet(ipv4(mpls(ipv4(SEGMENT), 99), protocol=137)), KEY),
+    "pppoe": (1, ethernet(pppoe(ipv4(SEGMENT)), 0x8864), KEY),
+    "pppoe, ipv6": (1, ethernet(pppoe(ipv6(SEGMENT), 0x57), 0x8864), KEY6),
+    "nsh": (1, ethernet(nsh(ipv4(SEGMENT), 1), 0x894F), KEY),
+    "nsh over vxlan-gpe": (
+        1,
+        ethernet(ipv4(udp(4790, b"\x0c\0\0\4" + bytes(4) + nsh(ethernet(ipv6(SEGMENT), V6), 3, 2)), protocol=17)),
+        KEY6,
+    ),
+    "snap": (1, ethernet(b"\xaa\xaa\3\0\0\0\x08\0" + ipv4(SEGMENT), 8 + len(ipv4(SEGMENT))), KEY),
+    "vxlan on another port": (1, ethernet(ipv4(vxlan(ethernet(ipv4(SEGMENT)), 48000), protocol=17)), KEY),
+    "geneve on another port": (1, ethernet(ipv4(geneve(V6, ipv6(SEGMENT), bytes(8), 48000), protocol=17)), KEY6),
+    "ppp": (9, ppp(ipv4(SEGMENT)), KEY),
+    "ppp, compressed": (9, b"\x57" + ipv6(SEGMENT), KEY6),
+    "ppp in hdlc framing": (50, ppp(ipv6(SEGMENT), 0x57), KEY6),
+    "ppp with direction": (204, b"\1" + ppp(ipv4(SEGMENT)), KEY),
+    "pppoe as link": (51, pppoe(ipv4(SEGMENT)), KEY),
+    "cisco hdlc": (104, b"\x0f\0\x08\0" + ipv4(SEGMENT), KEY),
+    "cisco hdlc as ppp": (50, b"\x0f\0\x86\xdd" + ipv6(SEGMENT), KEY6),
+    "nflog": (239, nflog(ipv4(SEGMENT)), KEY),
+    "nflog, big endian": (239, nflog(ipv4(SEGMENT), ">"), KEY),
+    "pktap": (258, pktap(1, ethernet(ipv4(SEGMENT))), KEY),
+    "pktap, raw": (258, pktap(12, ipv6(SEGMENT)), KEY6),
 }
+# What tshark reads with an option, or not at all.
+DECODE_AS = {
+    "vxlan on another port": "udp.port==48000,vxlan",
+    "geneve on another port": "udp.port==48000,geneve",
+}
+NOT_BY_TSHARK = {"ipv6 without length (offload)", "nflog, big endian"}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_tshark_finds_the_same_segment(name, tmp_path):
+    link, data, _ = LAYERS[name]
+    path = tmp_path / "one.pcap"
+    path.write_bytes(packet.pcap([(1_000_000_000, data)], link=link))
+    command = ["tshark", "-n", "-r", str(path), "-T", "fields", "-E", "separator=,", "-E", "occurrence=l"]
+    for field in ("tcp.srcport", "tcp.dstport", "tcp.seq_raw", "tcp.ack_raw", "tcp.len"):
+        command += ["-e", field]
+    if name in DECODE_AS:
+        command += ["-d", DECODE_AS[name]]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert (found == f"40000,9092,11,22,{len(PAYLOAD)}") is (name not in NOT_BY_TSHARK), found
 
 
 def dissect(link, data, dissector=None):
@@ -105,7 +203,13 @@ def test_what_the_snap_length_cut_is_missed_and_not_read_from_the_next_record(na
     for size in range(len(data)):
         segment, quality = dissect(link, data[:size])
         if segment is None:
-            assert [row.kind for row in quality] in (["malformed"], ["truncated"], ["not_tcp"], ["unknown_link"])
+            assert [row.kind for row in quality] in (
+                ["malformed"],
+                ["truncated"],
+                ["not_tcp"],
+                ["unread"],
+                ["unknown_link"],
+            )
         else:
             held, found, _, _, _, _, start, end, length = segment
             assert found == key
@@ -190,7 +294,6 @@ def test_fragments_that_never_become_whole_are_counted_and_bounded():
         (1, ethernet(b"\x65" + ipv4(SEGMENT)[1:]), "malformed"),
         (1, ethernet(ipv4(SEGMENT[:12] + b"\x20" + SEGMENT[13:])), "malformed"),  # a TCP header of 8 bytes
         (1, ethernet(ipv4(SEGMENT[:12] + b"\xf0" + SEGMENT[13:30])), "malformed"),  # longer than the packet
-        (147, bytes(80), "unknown_link"),
         (1, ethernet(tag(DOT1Q, b"\0\1\x81\0" * 20), DOT1Q), "malformed"),  # nothing but tags
     ],
 )
@@ -198,6 +301,44 @@ def test_what_holds_no_segment_is_counted_by_kind(link, data, kind):
     segment, quality = dissect(link, data)
     assert segment is None
     assert [(row.kind, row.bytes) for row in quality] == [(kind, len(data))]
+
+
+@pytest.mark.parametrize(
+    ("link", "data", "kind", "named"),
+    [
+        (147, bytes(80), "unknown_link", "link type 147"),
+        (258, pktap(105, bytes(60)), "unknown_link", "link type 105"),
+        (1, ethernet(bytes(60), 0x88E5), "unread", "Ethernet type 0x88e5"),
+        (1, ethernet(tag(0x88E5, bytes(60)), DOT1Q), "unread", "Ethernet type 0x88e5"),
+        (1, ethernet(ipv4(bytes(60), protocol=50)), "unread", "IP protocol 50"),
+        (1, ethernet(gre(V4, ipv4(SEGMENT), 0x4000)), "unread", "GRE with source routing"),
+    ],
+)
+def test_headers_that_are_not_read_are_named(link, data, kind, named):
+    segment, quality = dissect(link, data)
+    assert segment is None
+    (row,) = quality
+    assert (row.kind, row.count, row.bytes) == (kind, 1, len(data))
+    assert row.sentence.endswith(f" ({named} ×1)")
+
+
+def test_the_names_of_headers_are_bounded():
+    quality = Quality()
+    for kind in range(0x9000, 0x9000 + 500):
+        dissect(1, ethernet(bytes(60), kind), packets.Dissector(quality))
+    (row,) = (row for row in quality if row.kind == "unread")
+    assert row.count == 499  # but for 0x9100, which is a tag
+    assert len(list(quality.counts())) <= 70
+    assert row.sentence.endswith(" and 61 more)")
+
+
+@pytest.mark.parametrize("length", (0, 1500))
+def test_offload_is_cut_by_the_snap_length_and_not_by_the_ip_header(length):
+    """An IP header of length 0 leaves the length to the record, which has it as it was on the wire."""
+    data = ethernet(ipv4(SEGMENT, total=0))
+    quality = Quality()
+    segment = packets.Dissector(quality).segment(1, data, 0, len(data), 5, len(data) + length)
+    assert segment[8] == len(PAYLOAD) + length and segment[7] - segment[6] == len(PAYLOAD)
 
 
 def test_no_bytes_whatever_break_it():
