@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Any, Protocol
 
-from kproxy.capture import content, stalls
+from kproxy.capture import content, proxied, stalls
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import MASK, Budget, Conversation, Receiver
 from kproxy.wire.bulk import Bulk
@@ -63,6 +63,7 @@ class Flow:
         "noted",
         "payload_bytes",
         "plain",
+        "proxied",
         "reset_by",
         "rtt_ns",
         "sasl_tokens",
@@ -84,6 +85,7 @@ class Flow:
         self.rtt_ns = -1  # from the SYN to the client's first segment after it
         self.start_seen = False
         self.plain = True  # past its handshake and not ended: segments go straight to the conversation
+        self.proxied: tuple[str, int] | None = None  # the client that a PROXY header names
         self.reset_by = -1  # the side that reset it
         self.close = "open"  # fin, reset, idle, reused, refused, unanswered, or open at the capture's end
         self.speaks: str | None = None
@@ -177,8 +179,10 @@ class Flow:
         for kind, counter in _COUNTED.items():
             if count := self.total(counter):
                 quality.note(kind, first, count=count, last_ns=last)
-        if gaps := self.total("gaps"):
-            quality.note("gap", first, count=gaps, size=self.total("gap_bytes"), last_ns=last)
+        for half in self.talk.halves:
+            if half.gaps:
+                kind = "gap" if half.seen else "one_direction"  # nothing of that side was captured: no hole in it
+                quality.note(kind, first, count=half.gaps if half.seen else 1, size=half.gap_bytes, last_ns=last)
         if truncated := self.total("truncated"):
             quality.note("truncated", first, count=truncated, size=self.total("truncated_bytes"), last_ns=last)
         if self.talk.strays:
@@ -199,10 +203,25 @@ class Flow:
                 quality.note("raw_sasl", first, count=self.sasl_tokens, last_ns=last)
             if self.decrypted:
                 quality.note("tls_decrypted", first, size=sum(self.payload_bytes), last_ns=last)
-        if close in UNCONNECTED:
+        if self._is_unanswered_tls:
+            server = spelled(self.ends[1 - self.client])
+            quality.note_named("tls_unanswered", server, first, size=sum(self.payload_bytes), last_ns=last)
+        elif close in UNCONNECTED:
             quality.note_named(f"connect_{close}", spelled(self.ends[1 - self.client]), first, last_ns=last)
         else:
             quality.note(self.speaks or "no_data", first, size=sum(self.payload_bytes), last_ns=last)
+
+    @property
+    def _is_unanswered_tls(self) -> bool:
+        """Whether its server, whose packets were captured, ended it or was left without a byte of TLS."""
+        server = 1 - self.client
+        return (
+            self.speaks == content.TLS
+            and self.start_seen
+            and self.close != "open"
+            and self.talk.halves[server].seen
+            and not self.payload_bytes[server]
+        )
 
     def columns(self) -> dict[str, Any]:
         """The columns of its row of `connections` that say what TCP did."""
@@ -363,7 +382,10 @@ class ZooKeeper:
 class Undecided:
     """Keeps the first deliveries of a flow until its protocol is clear, then passes them on."""
 
-    __slots__ = ("_decide", "_deliveries", "_flow", "_heads", "_quality", "_size", "_trusted", "_whole", "_witnesses")
+    __slots__ = (
+        *("_decide", "_deliveries", "_flow", "_heads", "_quality", "_size", "_skipped", "_trusted", "_whole"),
+        "_witnesses",
+    )
 
     def __init__(
         self, flow: Flow, decide: Callable[[Flow, str], Receiver], quality: Quality, trusted: str | None
@@ -377,6 +399,7 @@ class Undecided:
         self._deliveries: deque[tuple[int, bytes | int | None, int]] = deque()  # bytes, a hole's size, or the end
         self._heads = (bytearray(), bytearray())
         self._size = 0
+        self._skipped = 0  # bytes of a PROXY header
         self._witnesses: tuple[dict[int, bool], dict[int, bool]] = ({}, {})
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:
@@ -387,6 +410,13 @@ class Undecided:
             head = self._heads[side]
             if len(head) < content.HEAD:
                 head += view[: content.HEAD - len(head)]
+            if side == flow.client and not self._skipped:
+                found = proxied.header(head)
+                if found.length == proxied.PENDING:
+                    return
+                if found.length:
+                    self._skipped, flow.proxied = found.length, found.client
+                    del head[: found.length]
             speaks = content.opening(self._heads[flow.client], self._heads[1 - flow.client], self._trusted)
         else:
             speaks = self._middle(side, view)
@@ -450,7 +480,13 @@ class Undecided:
         self._flow.talk.receiver = receiver
         if receiver is DEAF:
             return
+        skipped = self._skipped
         for side, delivery, now_ns in self._deliveries:
+            if isinstance(delivery, bytes) and side == self._flow.client and skipped:
+                skipped -= len(cut := delivery[:skipped])
+                delivery = delivery[len(cut) :]
+                if not delivery:
+                    continue
             if delivery is None:
                 receiver.close(side, now_ns)
             elif isinstance(delivery, int):

@@ -598,7 +598,7 @@ class Flows:
         return flow.later
 
     def _info(self, flow: Flow) -> ConnectionInfo:
-        client, broker = flow.ends[flow.client], flow.ends[1 - flow.client]
+        client, broker = flow.proxied or flow.ends[flow.client], flow.ends[1 - flow.client]
         return ConnectionInfo(self._cluster, self._source, *client, *broker, None, flow.first_ns)
 
     def _note(self, kind: str, time_ns: int, *, count: int = 1, size: int = 0, last_ns: int = -1) -> None:

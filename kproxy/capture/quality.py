@@ -22,8 +22,9 @@ MAX_STREAMS = 1 << 16
 SAME_STREAM_NS = 1_000_000_000  # between the first packets of two captures of one stream
 _STREAM = "stream "  # begins the keys of rows that only `_copies` reads
 _NAMED = 3  # copies, headers or servers named in a sentence
-_WITH_NAMES = frozenset(("unknown_link", "unread", "connect_refused", "connect_unanswered"))
+_WITH_NAMES = frozenset(("unknown_link", "unread", "connect_refused", "connect_unanswered", "tls_unanswered"))
 MAX_NAMES = 64
+_FEW = 3  # packets that may well have one time
 
 # kind -> sentence; the order here is the order of the summary
 KINDS = {
@@ -47,6 +48,8 @@ KINDS = {
     "zero_windows": "times a receiver closed its window: it reads more slowly than its peer sends",
     "gap": "holes: bytes that the receiver acknowledged and the capture does not hold",
     "long_gap": "holes of more than 1 GiB, such as a missing file of a rotated capture: their size is not known",
+    "one_direction": "connections of which one direction alone was captured: the other one's bytes are not there",
+    "no_times": "packets that all have the same time: no duration and no latency of this capture means anything",
     "resync": "bytes captured but skipped to find the next frame after a hole or a late start",
     "midstream": "connections already open when the capture began",
     "open": "connections still open when the capture ended",
@@ -61,6 +64,7 @@ KINDS = {
     "tables twice; ask about one of the captures by --where, and compare both by --by source",
     "tls_decrypted": "Kafka connections that were encrypted with TLS, and read with its keys",
     "tls": "connections encrypted with TLS: to read them, give their keys with --key-log FILE",
+    "tls_unanswered": "TLS handshakes that the server did not answer: a port without TLS, most often",
     "zookeeper": "ZooKeeper connections, whose operations are in the table registry",
     "http": "HTTP connections",
     "not_kafka": "connections that speak neither Kafka nor TLS, ZooKeeper or HTTP",
@@ -160,7 +164,15 @@ class Quality:
         for kind, count, size, first_ns, last_ns in other.counts():
             self.note(kind, first_ns, count=count, size=size, last_ns=last_ns)
 
+    @property
+    def is_without_times(self) -> bool:
+        """Whether all packets have one time, as of a program that writes none."""
+        packets = self._rows.get("packets")
+        return packets is not None and packets[0] >= _FEW and packets[2] == packets[3]
+
     def count(self, kind: str) -> int:
+        if kind == "no_times":
+            return self._rows["packets"][0] if self.is_without_times else 0
         if kind == "same_stream":
             copies = self._copies()
             return copies.count if copies else 0
@@ -178,6 +190,9 @@ class Quality:
                 copies = self._copies()
                 if copies is not None:
                     yield copies
+            elif kind == "no_times":
+                if self.is_without_times:
+                    yield Row(kind, self.count(kind), 0, self._rows["packets"][2], self._rows["packets"][3], sentence)
             elif row is not None:
                 names = self._names(kind) if kind in _WITH_NAMES else ""
                 yield Row(kind, row[0], row[1], row[2], row[3], sentence + names)

@@ -275,6 +275,7 @@ class Conversation:
         for side, half in enumerate(self.halves):
             earlier = before.halves[side ^ turned]
             half.first = earlier.first
+            half.seen |= earlier.seen
             for name in COUNTERS:
                 setattr(half, name, getattr(half, name) + getattr(earlier, name))
             half.latest = max(half.latest, earlier.latest)

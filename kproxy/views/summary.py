@@ -53,10 +53,7 @@ def show(summary: Summary, first_sight: Sequence[str] | None = None, *, strict: 
         _say(printable(_no_records(summary.chosen.topics, summary.topics)))
     complaints = [printable(str(fault)) for fault in summary.failed]
     if summary.quality and not found:
-        complaints.append(
-            "no Kafka was found: the tables have no exchanges; was the right interface captured? "
-            "--port names brokers' ports, --key-log decrypts TLS"
-        )
+        complaints.append("no Kafka was found: the tables have no exchanges")
     elif strict:
         complaints += [
             f"{printable(source)} is not complete (--strict)"
@@ -107,19 +104,35 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
             )
         if quality.count("tls"):
             return "No plaintext Kafka in it; to read the TLS connections, give their keys with --key-log FILE."
+        if failed := _failed(quality):
+            return f"No Kafka in it: {failed}."
         if quality.count("zookeeper"):
             lost = losses(quality, key_log)
             whole = f"Not complete: {', '.join(lost)}." if lost else "Complete."
             return f"No Kafka in it, but ZooKeeper, whose operations are in the table registry. {whole}"
         if quality.count("other_ports"):
             return "No Kafka in it at these ports. Without --port, Kafka is recognised by its content, on any port."
-        return "No Kafka in it. If there should be, name the brokers' ports with --port."
+        if quality.count("not_kafka") or quality.count("undecided"):
+            return "No Kafka in it. If there should be, name the brokers' ports with --port."
+        if quality.count("no_data") and quality.count("truncated"):
+            return "No payload in it: its packets were cut behind their headers. Capture again with -s 0."
+        if quality.count("unread") or quality.count("unknown_link"):
+            return "No Kafka in it that kproxy can read: see above which headers its packets are under."
+        return "No Kafka in it: no connection carried a byte. Was the right interface captured?"
     lost = losses(quality, key_log)
     is_twice = quality.count("same_stream") or quality.count("in_two_captures")
     twice = " Exchanges of connections captured twice are counted twice." if is_twice else ""
     if not lost:
         return "Complete: every byte that the ends acknowledged was captured." + twice
     return f"Not complete: {', '.join(lost)}. An exchange without an answer may have had one." + twice
+
+
+def _failed(quality: Quality) -> str:
+    """Why nothing was said on connections that were tried; "" where other connections had something to say."""
+    if any(quality.count(kind) for kind in ("not_kafka", "undecided", "http", "zookeeper")):
+        return ""
+    kinds = {"connect_refused", "connect_unanswered", "tls_unanswered"}
+    return "; ".join(f"{row.count:,} {row.sentence}" for row in quality if row.kind in kinds)
 
 
 def losses(quality: Counts, key_log: str | None = None) -> list[str]:
@@ -129,6 +142,8 @@ def losses(quality: Counts, key_log: str | None = None) -> list[str]:
         for kind, text in (
             ("kernel_drops", "the capturing machine dropped packets"),
             ("gap", "there are holes"),
+            ("one_direction", "of some connections one direction alone was captured"),
+            ("no_times", "its packets have no times, so durations and latencies mean nothing"),
             ("clock_step", "the clock was set meanwhile, so times of day behind are those of the clock before"),
             ("truncated", "packets were cut by the snap length"),
             ("cut_file", "the file is cut"),

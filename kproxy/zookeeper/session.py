@@ -474,7 +474,7 @@ def _next(side: int, data: bytearray) -> int:
 def side_of(head: bytes) -> int | None:
     """CLIENT or SERVER: who sent bytes that begin with a frame that can only be ZooKeeper's, in the middle of a stream.
 
-    A ping, a request or a notification that names a path; None for all else, so for most answers.
+    A ping, a login, a request or a notification that names a path; None for all else, so for most answers.
     """
     if len(head) < 12:
         return None
@@ -489,6 +489,8 @@ def side_of(head: bytes) -> int | None:
         if xid == NOTIFICATION and len(frame) >= 16 and not any(frame[12:16]):
             values, end = read("WatcherEvent", frame, 16)
             return SERVER if end == len(frame) and _is_path(values) else None
+        if xid == AUTH and len(frame) > 8 and _SIZE.unpack_from(frame, 4)[0] == layouts()["operations"]["auth"]:
+            return CLIENT if read("AuthPacket", frame, 8)[1] == len(frame) else None
         if len(frame) > 8 and _is_plausible(CLIENT, view, 0):
             values, end = operations.request(names_of("operations")[_SIZE.unpack_from(frame, 4)[0]], frame, 8)
             parts = values.get("operations", [values])

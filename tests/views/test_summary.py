@@ -8,6 +8,7 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
+from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import Quality
 from kproxy.cli import cli
 from kproxy.convert.job import Settings, Summary, captures_of
@@ -16,6 +17,7 @@ from kproxy.errors import CaptureError, KproxyError
 from kproxy.views import units
 from kproxy.views.summary import show, verdict
 from tests import captures
+from tests.capture.test_flows import Wire
 
 
 def quality(*kinds):
@@ -163,7 +165,34 @@ def test_names_are_no_markup_and_cannot_move_the_cursor(tmp_path, capsys):
     assert "[red]/[/x]/exchanges" in output.out
     failed, nothing = output.err.splitlines()
     assert failed == f"kproxy: {shown}: no"
-    assert nothing.startswith("kproxy: no Kafka was found: the tables have no exchanges") and "--key-log" in nothing
+    assert nothing == "kproxy: no Kafka was found: the tables have no exchanges"
+
+
+def _of_no_kafka():
+    """Captures without Kafka, by what is in them."""
+    hello = b"\x16\x03\x01\0\x05hello"
+    yield "refused", Wire().send(0, flags=SYN).send(1, flags=RST | ACK)
+    yield "no byte", Wire().shake().send(0, flags=FIN | ACK).send(1, flags=FIN | ACK).send(0)
+    yield "TLS unanswered", Wire().shake().send(0, hello).send(1, flags=FIN | ACK).send(0, flags=FIN | ACK).send(1)
+    yield "TLS", Wire().shake().send(0, hello).send(1, hello).send(0, flags=FIN | ACK).send(1, flags=FIN | ACK)
+    yield "HTTP", Wire().shake().send(0, b"GET / HTTP/1.1\r\n\r\n").send(1, b"HTTP/1.1 200 OK\r\n\r\n")
+    yield "another protocol", Wire().shake().send(0, bytes(range(200, 250)) * 3).send(1, bytes(range(200, 250)) * 3)
+    yield "too few bytes", Wire().send(0, bytes(range(200, 210)))
+    headers = Wire().shake().send(0, bytes(100)).send(1, bytes(100))
+    headers.packets = [each[:54] for each in headers.packets]
+    yield "headers alone", headers
+
+
+@pytest.mark.parametrize(("name", "wire"), [*_of_no_kafka()], ids=lambda given: given if isinstance(given, str) else "")
+def test_no_option_is_advised_that_would_not_change_the_result(tmp_path, name, wire):
+    """Who follows an advice sees another result; that keys decrypt TLS is tried where there are keys (test_decrypt)."""
+    told = wire.seen(tmp_path).quality
+    advice = verdict(told)
+    assert ("--port" in advice) == (name in ("another protocol", "too few bytes"))
+    assert ("--key-log" in advice) == (name == "TLS") and "--zookeeper-port" not in advice
+    if "--port" in advice:
+        followed = wire.seen(tmp_path, ports=(9092,)).quality
+        assert verdict(followed) != advice and followed.count("kafka") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,60 @@
+"""The PROXY protocol's header, version 1 or 2, in front of a client's first bytes: its length, and who the client is.
+
+Source: https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt, section 2. Refuses to know whether a header is to
+be trusted: a capture shows what was sent.
+"""
+
+import re
+from socket import AF_INET, AF_INET6, inet_ntop
+from typing import NamedTuple
+
+_SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
+_FIXED = 16  # bytes of version 2 before addresses
+_LONGEST_LINE = 107  # of version 1, its end included
+_MOST_ADDRESSES = 4096  # bytes of addresses and TLVs of version 2 that are believed
+_LINE = re.compile(rb"PROXY (?:UNKNOWN[^\r\n]*|TCP[46] ([0-9a-fA-F:.]+) [0-9a-fA-F:.]+ (\d{1,5}) \d{1,5})\r\n")
+_FAMILIES = {0x11: (AF_INET, 4), 0x21: (AF_INET6, 16)}  # TCP over IPv4, over IPv6
+
+PENDING = -1
+
+
+class Header(NamedTuple):
+    """length: in bytes; 0: there is none, PENDING: more of it is to come. client: its address and port, if named."""
+
+    length: int
+    client: tuple[str, int] | None = None
+
+
+NONE = Header(0)
+
+
+def header(head: bytes | bytearray) -> Header:
+    """The header that a client's first bytes begin with."""
+    if head[:6] == b"PROXY "[: len(head[:6])]:
+        return _version_1(bytes(head[:_LONGEST_LINE]))
+    if head[:12] == _SIGNATURE[: len(head[:12])]:
+        return _version_2(bytes(head[: _FIXED + _MOST_ADDRESSES]))
+    return NONE
+
+
+def _version_1(head: bytes) -> Header:
+    found = _LINE.match(head)
+    if found is None:
+        return Header(PENDING) if b"\n" not in head and len(head) < _LONGEST_LINE else NONE
+    client = None if found[1] is None else (found[1].decode(), int(found[2]))
+    return Header(found.end(), client)
+
+
+def _version_2(head: bytes) -> Header:
+    if len(head) < _FIXED:
+        return Header(PENDING)
+    command, family, size = head[12], head[13], int.from_bytes(head[14:16])
+    if command not in (0x20, 0x21) or size > _MOST_ADDRESSES:
+        return NONE
+    if len(head) < _FIXED + size:
+        return Header(PENDING)
+    kind, width = _FAMILIES.get(family, (None, 0))
+    if command == 0x20 or kind is None or size < 2 * width + 4:
+        return Header(_FIXED + size)
+    port = int.from_bytes(head[_FIXED + 2 * width :][:2])
+    return Header(_FIXED + size, (inet_ntop(kind, head[_FIXED:][:width]), port))
