@@ -179,10 +179,11 @@ class Flow:
         for kind, counter in _COUNTED.items():
             if count := self.total(counter):
                 quality.note(kind, first, count=count, last_ns=last)
+        if gaps := self.total("gaps"):
+            quality.note("gap", first, count=gaps, size=self.total("gap_bytes"), last_ns=last)
         for half in self.talk.halves:
-            if half.gaps:
-                kind = "gap" if half.seen else "one_direction"  # nothing of that side was captured: no hole in it
-                quality.note(kind, first, count=half.gaps if half.seen else 1, size=half.gap_bytes, last_ns=last)
+            if half.gaps and not half.seen:  # nothing of that side was captured
+                quality.note("one_direction", first, size=half.gap_bytes, last_ns=last)
         if truncated := self.total("truncated"):
             quality.note("truncated", first, count=truncated, size=self.total("truncated_bytes"), last_ns=last)
         if self.talk.strays:

@@ -168,7 +168,7 @@ class Quality:
     def is_without_times(self) -> bool:
         """Whether all packets have one time, as of a program that writes none."""
         packets = self._rows.get("packets")
-        return packets is not None and packets[0] >= _FEW and packets[2] == packets[3]
+        return packets is not None and packets[0] >= _FEW and NONE != packets[2] == packets[3]
 
     def count(self, kind: str) -> int:
         if kind == "no_times":

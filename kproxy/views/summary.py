@@ -141,8 +141,8 @@ def losses(quality: Counts, key_log: str | None = None) -> list[str]:
         text
         for kind, text in (
             ("kernel_drops", "the capturing machine dropped packets"),
+            ("one_direction", "of some connections one direction alone was captured, the other one is a hole"),
             ("gap", "there are holes"),
-            ("one_direction", "of some connections one direction alone was captured"),
             ("no_times", "its packets have no times, so durations and latencies mean nothing"),
             ("clock_step", "the clock was set meanwhile, so times of day behind are those of the clock before"),
             ("truncated", "packets were cut by the snap length"),
