@@ -14,7 +14,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path
 
 # Imports point from a later line to an earlier one, never within a line. The rooms of `proxy` have their own order.
 LAYERS = (
-    {"errors", "interrupts"},
+    {"errors", "interrupts", "wording"},
     {"protocol", "zookeeper"},
     {"wire"},
     {"insight", "metrics", "tables", "capture"},

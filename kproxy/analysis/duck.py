@@ -232,7 +232,7 @@ class Tables(Mapping[str, Frame]):
                 self[name]
         for name, text in views.VIEWS.items():
             if name not in self._frames and all(table in self._frames for table in views.NEEDED[name]):
-                self._connection.execute(f"create view {quoted(name)} as {text.replace('`', chr(34))}")
+                self._connection.execute(f"create view {quoted(name)} as {text}")
                 self._frames[name] = Frame(self._connection, f"select * from main.{quoted(name)}")
         return {
             name: schema.BY_NAME[name].schema.names if name in schema.BY_NAME else frame.columns

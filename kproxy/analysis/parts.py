@@ -61,6 +61,7 @@ def steps(condition: str) -> dict[str, str]:
         "late": """
             select e.source, e.connection, max(e.response_end_ns) as sent_ns from exchanges e join trips t
                 on e.source = t.source and e.connection = t.connection and e.response_end_ns <= t.since_ns
+            where t.since_ns is not null
             group by e.source, e.connection""",
         "ends": """
             select source, max(coalesce(response_end_ns, request_end_ns, request_start_ns)) as last_ns

@@ -99,15 +99,14 @@ class Flow:
         self.later: Behind | None = None
         self.talk = Conversation(DEAF, budget)
 
-    @property
-    def failed_connect(self) -> str | None:
-        """How the connect of a flow that ended failed, None where it did not: REFUSED by a reset, or UNANSWERED.
+    def failed_connect(self, close: str) -> str | None:
+        """How the connect of a flow that ends by `close` failed, None if it did not: REFUSED by a reset, or UNANSWERED.
 
         One SYN at the end of a capture may be answered behind it, so UNANSWERED is one that was sent again.
         """
         if self.syn_ns < 0 or self.talk.halves[1 - self.client].seen:
             return None
-        if self.close == "reset":
+        if close == "reset":
             return REFUSED if self.reset_by != self.client else None
         return UNANSWERED if self.talk.halves[self.client].retransmissions else None
 
@@ -384,7 +383,15 @@ class Undecided:
     """Keeps the first deliveries of a flow until its protocol is clear, then passes them on."""
 
     __slots__ = (
-        *("_decide", "_deliveries", "_flow", "_heads", "_quality", "_size", "_skipped", "_trusted", "_whole"),
+        "_decide",
+        "_deliveries",
+        "_flow",
+        "_heads",
+        "_quality",
+        "_size",
+        "_skipped",
+        "_trusted",
+        "_whole",
         "_witnesses",
     )
 

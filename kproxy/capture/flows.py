@@ -22,17 +22,7 @@ from kproxy.capture.columns import inorder
 from kproxy.capture.columns.later import Deferred, Later
 from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.copies import SAME_PACKET_NS, Recent, times_of
-from kproxy.capture.flow import (
-    DEAF,
-    UNCONNECTED,
-    Deaf,
-    Flow,
-    Handlers,
-    Kafka,
-    Shard,
-    Undecided,
-    ZooKeeper,
-)
+from kproxy.capture.flow import DEAF, UNCONNECTED, Deaf, Flow, Handlers, Kafka, Shard, Undecided, ZooKeeper
 from kproxy.capture.keys import SHARDS, back, shard_of
 from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
 from kproxy.capture.quality import Quality
@@ -532,8 +522,7 @@ class Flows:
     def _end(self, flow: Flow, close: str) -> None:
         """End a flow and count its flaws. Its keys are remembered a while, for late segments."""
         flow.talk.finish(flow.last_ns)
-        flow.close = close
-        flow.close = flow.failed_connect or close
+        flow.close = flow.failed_connect(close) or close
         flow.plain = False
         shard = self._shards[shard_of(flow.keys[0])]
         shard.open.pop(flow, None)

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from kproxy.wording import few
+
 NONE = -1
 
 MAX_STREAMS = 1 << 16
@@ -23,6 +25,7 @@ SAME_STREAM_NS = 1_000_000_000  # between the first packets of two captures of o
 _STREAM = "stream "  # begins the keys of rows that only `_copies` reads
 _NAMED = 3  # copies, headers or servers named in a sentence
 _WITH_NAMES = frozenset(("unknown_link", "unread", "connect_refused", "connect_unanswered", "tls_unanswered"))
+_DERIVED = frozenset(("same_stream", "no_times"))
 MAX_NAMES = 64
 _FEW = 3  # packets that may well have one time
 
@@ -138,9 +141,8 @@ class Quality:
     def _names(self, kind: str) -> str:
         """What a kind was about most often, in brackets."""
         found = sorted((-row[0], key) for key, row in self._rows.items() if key.startswith(f"{kind} "))
-        named = [f"{key.removeprefix(f'{kind} ')} ×{-count:,}" for count, key in found[:_NAMED]]
-        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        return f" ({', '.join(named)}{more})" if named else ""
+        named = [f"{key.removeprefix(f'{kind} ')} ×{-count:,}" for count, key in found]
+        return f" ({few(named, _NAMED)})" if named else ""
 
     def stream(self, numbers: tuple[int, int], name: str, time_ns: int, size: int) -> None:
         """A Kafka connection: the sequence numbers of client and broker at its first packet, and its bytes."""
@@ -164,18 +166,10 @@ class Quality:
         for kind, count, size, first_ns, last_ns in other.counts():
             self.note(kind, first_ns, count=count, size=size, last_ns=last_ns)
 
-    @property
-    def is_without_times(self) -> bool:
-        """Whether all packets have one time, as of a program that writes none."""
-        packets = self._rows.get("packets")
-        return packets is not None and packets[0] >= _FEW and NONE != packets[2] == packets[3]
-
     def count(self, kind: str) -> int:
-        if kind == "no_times":
-            return self._rows["packets"][0] if self.is_without_times else 0
-        if kind == "same_stream":
-            copies = self._copies()
-            return copies.count if copies else 0
+        if kind in _DERIVED:
+            derived = self._derived(kind)
+            return derived.count if derived else 0
         row = self._rows.get(kind)
         return row[0] if row else 0
 
@@ -185,17 +179,24 @@ class Quality:
 
     def __iter__(self) -> Iterator[Row]:
         for kind, sentence in KINDS.items():
-            row = self._rows.get(kind)
-            if kind == "same_stream":
-                copies = self._copies()
-                if copies is not None:
-                    yield copies
-            elif kind == "no_times":
-                if self.is_without_times:
-                    yield Row(kind, self.count(kind), 0, self._rows["packets"][2], self._rows["packets"][3], sentence)
-            elif row is not None:
+            if kind in _DERIVED:
+                derived = self._derived(kind)
+                if derived is not None:
+                    yield derived
+            elif (row := self._rows.get(kind)) is not None:
                 names = self._names(kind) if kind in _WITH_NAMES else ""
                 yield Row(kind, row[0], row[1], row[2], row[3], sentence + names)
+
+    def _derived(self, kind: str) -> Row | None:
+        """The row of a kind that nobody notes: it follows from what is noted."""
+        return self._copies() if kind == "same_stream" else self._without_times()
+
+    def _without_times(self) -> Row | None:
+        """All packets, where they have one time, as of a program that writes none."""
+        count, _, first_ns, last_ns = self._rows.get("packets", (0, 0, NONE, NONE))
+        if count < _FEW or first_ns == NONE or first_ns != last_ns:
+            return None
+        return Row("no_times", count, 0, first_ns, last_ns, KINDS["no_times"])
 
     def _copies(self) -> Row | None:
         """The connections that are copies of another one."""
@@ -213,8 +214,7 @@ class Quality:
         if not pairs:
             return None
         pairs.sort()
-        named = "; ".join(f"{copy} is {original}" for _, _, copy, original in pairs[:_NAMED])
-        more = f" and {len(pairs) - _NAMED} more" if len(pairs) > _NAMED else ""
+        named = few([f"{copy} is {original}" for _, _, copy, original in pairs], _NAMED, "; ")
         times = [time_ns for time_ns, _, _, _ in pairs]
-        sentence = f"{KINDS['same_stream']} ({named}{more})"
+        sentence = f"{KINDS['same_stream']} ({named})"
         return Row("same_stream", len(pairs), sum(size for _, size, _, _ in pairs), times[0], times[-1], sentence)

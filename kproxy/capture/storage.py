@@ -340,7 +340,7 @@ def _local(path: str) -> Iterator[str]:
     none = f"{shown(path)}: no file matches this pattern"
     if os.path.isdir(path):  # noqa: PTH112 - raises never
         folder = str(Path(path))
-        none = _no_captures(path) + _below(folder)
+        none = _no_captures(path)
         before = "" if folder == "." else os.path.join(folder, "")  # noqa: PTH118 - a Path keeps each name for good
         try:
             with os.scandir(path) as entries:
@@ -350,6 +350,7 @@ def _local(path: str) -> Iterator[str]:
                         yield before + entry.name
         except OSError as fault:
             raise CaptureError(path, f"cannot be opened: {fault.strerror}") from fault
+        none = none and none + _below(folder)
     elif has_magic(path) and not os.path.lexists(path):  # as a shell hands it on where nothing matches, or in quotes
         for file in iglob(path, recursive=True):  # noqa: PTH207 - links stay; ** as in storages
             if not os.path.isdir(file):  # noqa: PTH112

@@ -81,10 +81,10 @@ def tables_at(
             "at URLs, `kproxy spark` asks tables there"
         )
     if len(places) == 1 and cached.is_dataset(places[0]):
-        check_tables(places, tables, quiet)
-        yield lambda again: places[0]
         from kproxy.tables import dataset
 
+        check_tables(places, tables, quiet)
+        yield lambda again: places[0]
         dataset.refuse_unfinished(Path(places[0]))  # else the answer may be of old tables and new ones
         return
     from kproxy.convert import machine

@@ -155,14 +155,14 @@ def answer(asked: Asked, master: str | None, config: tuple[str, ...]) -> None:
             click.echo(line, err=True)
     check_tables([folder, *others], asked.job.tables, asked.quiet)
 
-    from kproxy import spark
     from kproxy.views import answers, progress
 
     with progress.waiting(_STARTING, asked.quiet):
         session = started(master, config)
     with _said_plainly():
         tables = _tables(session, folder, asked.job.tables)
-        other = None if asked.other is None else spark.table(session, asked.other, asked.job.tables[0])
+        first = asked.job.tables[0]
+        other = None if asked.other is None else _tables(session, asked.other, [first])[first]
         answers.show(question.answer(tables, other), asked.shown, asked.out, asked.limit, asked.quiet)
 
 

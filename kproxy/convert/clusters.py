@@ -7,8 +7,8 @@ elsewhere. One cluster needs no telling apart: then the column `cluster` has the
 
 An address is one cluster's in one capture: in another one it may be another's. One that two clusters call theirs is
 nobody's. Two sets of brokers without cluster ids are two clusters if no node id is in both: those of listeners are the
-same. Memory: MAX_ADDRESSES; a connection's number and label each.
-Refuses to know how captures are read, and where files go.
+same. Memory: MAX_ADDRESSES; a number and a name for each connection. Refuses to know how captures are read, and where
+files go.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from kproxy.capture.flow import spelled
 from kproxy.convert.spoken import SPOKEN
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
@@ -63,7 +64,8 @@ class Clusters:
             if len(known) == 1:
                 label = known.pop()
             elif not known and not self._ids and not any(nodes & other for other in others):
-                label = _spelled(min(addresses))
+                _, host, port = min(addresses)
+                label = spelled((host, port))
             else:
                 continue
             found.update(dict.fromkeys(addresses, label))
@@ -174,8 +176,3 @@ def relabel(table: Table, file: Path, labels: Labels) -> None:
     fresh = file.with_suffix(".relabelled")
     writer.store(table, parts(), fresh)
     fresh.replace(file)
-
-
-def _spelled(address: Address) -> str:
-    _, host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

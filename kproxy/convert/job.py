@@ -25,8 +25,10 @@ from kproxy.tables import schema
 from kproxy.tables.dataset import read_manifest
 from kproxy.tables.records import Chosen
 from kproxy.wire.bodies import BATCHES, CHECKED, DETAILS, ERRORS
+from kproxy.wording import few
 
 FINGERPRINT_BYTES = 64 << 10
+_NAMED = 3  # captures in a message
 OF_FLOWS = (
     "exchanges",
     "partitions",
@@ -220,15 +222,13 @@ def refuse_replacing(folder: Path, jobs: Sequence[Job]) -> None:
 
 
 def refuse_adding(folder: Path, jobs: Sequence[Job]) -> None:
-    """Raise KproxyError if the dataset has tables of other captures and none of these."""
-    known = read_manifest(folder).get("sources", {})
-    if others := sorted(set(known) - {job.source for job in jobs}):
-        if all(job.source in known for job in jobs):
-            return  # what is there is made anew
-        named = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+    """Raise KproxyError if the dataset has tables of other captures, and not those of all of these."""
+    known, sources = set(read_manifest(folder).get("sources", ())), {job.source for job in jobs}
+    others = sorted(known - sources)
+    if others and not sources <= known:  # else those that are there are made anew
         raise KproxyError(
-            f"{folder} has the tables of {named}, and questions to it are about all captures in it: add to them with "
-            "--append, or name another folder"
+            f"{folder} has the tables of {few(others, _NAMED)}, and questions to it are about all captures in it: add "
+            "to them with --append, or name another folder"
         )
 
 

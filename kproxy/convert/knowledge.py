@@ -111,7 +111,7 @@ def know(
     source: str | None = None
     for part in writer.merged(SPOKEN, list(runs)):
         for batch in part.to_batches(max_chunksize=TOGETHER):
-            before = sum(sum(known.left_out.values()) for known, _ in every.values())
+            before = _left_out(every)
             for said in batch.to_pylist():
                 source = said.pop("source")
                 at_ns = said.pop("at_ns")
@@ -155,7 +155,7 @@ def know(
                 repeats.fed(spoken, rows, known.topics.changes)
                 for row in rows:
                     told.add(source, row)
-            missing = sum(sum(known.left_out.values()) for known, _ in every.values()) - before
+            missing = _left_out(every) - before
             if missing and source is not None:
                 left_out.setdefault(source, Quality()).note("forgotten", count=missing)
     for whose, (known, _) in every.items():
@@ -165,6 +165,11 @@ def know(
     _registry(cluster, registry, told)
     told.finish()
     return left_out
+
+
+def _left_out(every: Mapping[str, tuple[Knowledge, Repeats]]) -> int:
+    """How much all of them together could not follow."""
+    return sum(sum(known.left_out.values()) for known, _ in every.values())
 
 
 def _registry(cluster: str, runs: Sequence[Path], told: Told) -> None:

@@ -12,6 +12,8 @@ partition counts come from.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from kproxy.wording import few
+
 COOPERATIVE = "cooperative-sticky"
 STICKY = ("sticky", COOPERATIVE)
 MAX_STEPS = 2_000_000
@@ -70,12 +72,12 @@ def _wrong(strategy: str, members: Sequence[Member], partitions: Mapping[str, in
     twice = owned_twice(sent)
     if twice:
         words = [f"{topic}-{index} by {' and '.join(who[:3])}" for (topic, index), who in sorted(twice.items())]
-        wrong.append(f"owned twice: {_few(words)}")
+        wrong.append(f"owned twice: {few(words, MAX_NAMED)}")
     nobody = unowned(sent, members, partitions)
     if strategy == COOPERATIVE:  # what is to move is owned by nobody for a generation
         nobody = nobody.difference(*(member.owned or frozenset() for member in members))
     if nobody:
-        wrong.append(f"owned by nobody: {_few([f'{topic}-{index}' for topic, index in sorted(nobody)])}")
+        wrong.append(f"owned by nobody: {few([f'{topic}-{index}' for topic, index in sorted(nobody)], MAX_NAMED)}")
     wanted = {member.id: frozenset(member.topics) for member in members}
     unwanted = [
         f"{topic}-{index} at {member}"
@@ -84,13 +86,8 @@ def _wrong(strategy: str, members: Sequence[Member], partitions: Mapping[str, in
         if topic not in wanted.get(member, ())
     ]
     if unwanted:
-        wrong.append(f"at one who did not subscribe: {_few(unwanted)}")
+        wrong.append(f"at one who did not subscribe: {few(unwanted, MAX_NAMED)}")
     return "; ".join(wrong) or None
-
-
-def _few(words: Sequence[str]) -> str:
-    more = f" and {len(words) - MAX_NAMED} more" if len(words) > MAX_NAMED else ""
-    return ", ".join(words[:MAX_NAMED]) + more
 
 
 def computed(strategy: str, members: Iterable[Member], partitions: Mapping[str, int]) -> Owned | None:

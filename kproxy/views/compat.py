@@ -6,6 +6,7 @@ from textwrap import wrap
 from kproxy import __version__
 from kproxy.proxy.control.checks.compat import Compatibility, Loss
 from kproxy.views.terminal import printable
+from kproxy.wording import few
 
 WIDTH = 80
 LISTED = 20
@@ -75,7 +76,7 @@ def _range(versions: tuple[int, int] | None) -> str:
 
 
 def _some(items: tuple[str, ...] | list[str]) -> str:
-    return printable(", ".join(items[:8]) + (f" and {len(items) - 8} more" if len(items) > 8 else ""))
+    return printable(few(items, 8))
 
 
 def _wrapped(text: str) -> list[str]:

@@ -20,6 +20,7 @@ from kproxy.convert.processes import convert
 from kproxy.tables import schema
 from tests.analysis.findings import made
 from tests.captures import folder
+from tests.insight.truth import CAPTURE
 
 THREADS = 4  # that ask Spark: its driver plans one question while another runs
 
@@ -57,7 +58,7 @@ def dataset(tmp_path_factory):
         for path in sorted(folder(archive).iterdir())
         if path.name.partition(".")[2] in ("pcap", "pcapng", "pcap.gz")
     ]
-    summary = convert(files, place)
+    summary = convert([*files, CAPTURE], place)  # with groups that lost their coordinator
     assert len(summary.quality) > 30
     one = tmp_path_factory.mktemp("one")  # a file for each table: to open 60 costs Spark more than to answer
     for table in schema.TABLES:

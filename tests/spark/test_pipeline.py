@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
@@ -41,6 +42,8 @@ def rows(place, table):
     """All rows of a table in one order; the folders' date and hour are not columns of ours."""
     files = sorted((place / table.name).rglob("*.parquet"))
     whole = pa.concat_tables([pq.ParquetFile(file).read() for file in files]) if files else table.schema.empty_table()
+    if table is schema.QUALITY:  # `convert` alone compares captures with each other
+        whole = whole.filter(pc.not_equal(whole["kind"], "in_two_captures"))
     flat = [field.name for field in whole.schema if not pa.types.is_nested(field.type)]
     return whole.sort_by([(name, "ascending") for name in ("source", *table.keys, *flat)])
 

@@ -131,10 +131,8 @@ def _is_same(name: str, cause: Finding, of_cause: Mapping[str, Any], one: Findin
             return ids[0] == ids[1]
         return of_cause.get("broker") is not None and of_cause.get("broker") == of_one.get("broker")
     if name == "machine":
-        address, other = str(of_cause.get("broker")), str(of_one.get("broker"))
-        return address.rpartition(":")[0] == other.rpartition(":")[0] or _is_same(
-            "broker", cause, of_cause, one, of_one
-        )
+        host, other = (place["broker"].rpartition(":")[0] for place in (of_cause, of_one))
+        return host == other or _is_same("broker", cause, of_cause, one, of_one)
     if name == "everywhere":
         return of_one.get("broker") is None and of_one.get("broker_id") is None
     if name == "held_back":

@@ -12,6 +12,7 @@ from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.parties import served_by
 from kproxy.analysis.pieces import CONNECTED, GROUPS, SOFTWARE, of_clients
 from kproxy.protocol.schema import served_versions
+from kproxy.wording import few
 
 _QUOTAS = {  # the quota that throttles an API; all others: request_percentage
     "Produce": "producer_byte_rate (or request_percentage)",
@@ -159,8 +160,7 @@ def spoken(tables: Tables, limits: Limits) -> Frame:
 
 
 def judge_spoken(row: Spoken, limits: Limits) -> Iterator[Finding]:
-    names = row.apis.split(", ")
-    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    shown = few(row.apis.split(", "), 4)
     yield found(
         "old_versions",
         WARNING if row.offered else NOTE,  # else brokers as old may be why

@@ -184,7 +184,8 @@ class Mapped:
                 position = mine.offset + mine.records[-1][3]
             if len(mine.records) < len(window.records):
                 if position > self._end:
-                    self._quality.note("damaged" if self._end < self._length else "cut_file", last_ns)  # it grows
+                    # Else the file has grown since it was opened.
+                    self._quality.note("damaged" if self._end < self._length else "cut_file", last_ns)
                 return
 
     def _until_end(self, window: Window) -> Window:

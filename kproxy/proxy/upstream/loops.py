@@ -24,9 +24,7 @@ from kproxy.errors import UpstreamError
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.relay.listeners import normal
 
-REFUSED_S = (
-    5.0  # then it is tried again: rules of the kernel may have been corrected, and a loop is one connection long
-)
+REFUSED_S = 5.0  # then it is tried again, since what led here may have been corrected
 MAX_REFUSED = 4096
 MAX_QUESTIONS = 64
 

@@ -48,6 +48,7 @@ class Check(Protocol):
 
     def is_slow(self, token: bytes) -> bool:
         """Whether `receive` of it computes for milliseconds."""
+        return False
 
     def receive(self, token: bytes) -> tuple[bytes, Known | None]:
         """(the token to answer with, who it is once that is known). Raises LoginRefusedError."""
@@ -63,23 +64,27 @@ class Passwords:
     def remembers(self, name: str, password: str) -> bool:
         """Whether it was right before, and the user's line is the same; it takes microseconds."""
         _, known, exists = self._users.plain(name)
-        return exists and hmac.compare_digest(self._right.get(name, b""), _digest(known, password))
+        return exists and self._is_remembered(name, _digest(known, password))
 
     def is_right(self, name: str, password: str) -> bool:
-        if self.remembers(name, password):
-            return True
         mechanism, known, exists = self._users.plain(name)
+        digest = _digest(known, password)
+        if self._is_remembered(name, digest):
+            return exists
         if not is_password(mechanism, password, known) or not exists:
             return False
-        self._right[name] = _digest(known, password)
+        self._right[name] = digest
         return True
+
+    def _is_remembered(self, name: str, digest: bytes) -> bool:
+        return hmac.compare_digest(self._right.get(name, b""), digest)
 
 
 def _digest(known: Credential, password: str) -> bytes:
     return hmac.digest(_PEPPER, known.stored_key + password.encode(), "sha256")
 
 
-class PlainCheck:
+class PlainCheck(Check):
     def __init__(self, passwords: Passwords) -> None:
         self._passwords = passwords
 
@@ -119,7 +124,7 @@ class PlainCheck:
         return name, password
 
 
-class ScramCheck:
+class ScramCheck(Check):
     def __init__(self, mechanism: str, users: UsersFile) -> None:
         from scramp import ScramMechanism  # only who checks SCRAM needs it
 
@@ -134,9 +139,6 @@ class ScramCheck:
         self._name = name
         known, self._exists = self._users.find(name, self._mechanism)
         return known.salt, known.stored_key, known.server_key, known.iterations
-
-    def is_slow(self, token: bytes) -> bool:
-        return False
 
     def receive(self, token: bytes) -> tuple[bytes, Known | None]:
         self._round += 1
@@ -175,15 +177,12 @@ def _is_delegation_token(client_first: str) -> bool:
     return any(part.strip().lower() == "tokenauth=true" for part in client_first.split(",")[4:])
 
 
-class TokenCheck:
+class TokenCheck(Check):
     """A token that is refused is answered with the reason as RFC 7628 has it; the client's next token then fails."""
 
     def __init__(self, checker: TokenChecker) -> None:
         self._checker = checker
         self._reason = ""
-
-    def is_slow(self, token: bytes) -> bool:
-        return False
 
     def receive(self, token: bytes, *, last: bool = True) -> tuple[bytes, Known | None]:
         """last: not to be tried again with newer keys; otherwise UnknownKeyError is raised where these may help."""

@@ -27,6 +27,7 @@ from kproxy.proxy.upstream.proxy_protocol import UNREAD
 from kproxy.proxy.upstream.question import ask_brokers, ask_versions
 from kproxy.proxy.upstream.request import ClosedByBroker
 from kproxy.proxy.upstream.routing import Routes
+from kproxy.wording import few
 
 MAX_BROKERS = 512
 IN_PARALLEL = 32
@@ -364,7 +365,7 @@ class ClusterExamination:
 
 def _listed(items: Iterable[object]) -> str:
     texts = [f"{item[0]}: {item[1]}" if isinstance(item, tuple) and len(item) == 2 else str(item) for item in items]
-    return ", ".join(texts[:LISTED]) + (f" and {len(texts) - LISTED} more" if len(texts) > LISTED else "")
+    return few(texts, LISTED)
 
 
 def _listed_ids(ids: Iterable[int]) -> str:

@@ -45,6 +45,7 @@ from kproxy.proxy.upstream.offset_questions import (
     leaders,
 )
 from kproxy.proxy.upstream.request import ClosedByBroker
+from kproxy.wording import few
 
 MAX_GROUPS = 2000
 MAX_PARTITIONS = 20_000
@@ -249,7 +250,9 @@ class LagQuestions:
         outcome = "not_authorized" if is_denied else "refused" if codes else "answered"
         self._cells.lag_questions[api, outcome] += answer.requests
         for code in codes.keys() & _NOT_AUTHORIZED:
-            text = f"{api} of {_few(codes[code])} is refused to kproxy, {error_name(code)}: their lag is that of what"
+            text = (
+                f"{api} of {few(codes[code], _FEW)} is refused to kproxy, {error_name(code)}: their lag is that of what"
+            )
             self._say(f"{api} {code}", f"{text} passes here. Allow kproxy to Describe topics and groups")
         if not is_denied:
             self._said = {kind for kind in self._said if not kind.startswith(f"{api} ")}
@@ -351,8 +354,3 @@ def _by_broker(nodes: dict[K, int]) -> dict[int, list[K]]:
     for key, node_id in nodes.items():
         found[node_id].append(key)
     return found
-
-
-def _few(names: Sequence[Hashable]) -> str:
-    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
-    return ", ".join(map(str, names[:_FEW])) + more
