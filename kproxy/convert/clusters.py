@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kproxy.capture.flow import spelled
+from kproxy.capture.quality import Quality
 from kproxy.convert.spoken import SPOKEN
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
@@ -30,6 +31,7 @@ from kproxy.tables.schema import I64, TEXT, Table
 
 METADATA, DESCRIBE_CLUSTER = 3, 60
 MAX_ADDRESSES = 65_536
+CONNECTED = ["connection", "client_address", "broker_address", "broker_port"]
 _READ = ["source", "api_key", "api_version", "broker_address", "broker_port", "response"]
 
 Address = tuple[str, str, int]  # source, IP address or name, port
@@ -90,13 +92,17 @@ class Clusters:
 def heard(runs: Sequence[Path]) -> Clusters:
     """What the exchanges of all captures tell. runs: sorted runs of SPOKEN."""
     clusters = Clusters()
+    for told in answers(writer.merged(SPOKEN, list(runs))):
+        clusters.learn(*told)
+    return clusters
+
+
+def answers(parts: Iterable[pa.Table]) -> Iterator[tuple[Address, dict[Address, int], str | None]]:
+    """(who answered, node ids of brokers by address, the cluster's id) of rows of SPOKEN, each answer once."""
     alike: set[tuple[str, str, int, int]] = set()  # answers that were read: most say what another one has said
-    for part in writer.merged(SPOKEN, list(runs)):
-        keys = part["api_key"].to_pylist()
-        for index, api_key in enumerate(keys):
-            if api_key not in (METADATA, DESCRIBE_CLUSTER):
-                continue
-            (said,) = part.slice(index, 1).select(_READ).to_pylist()
+    for part in parts:
+        said_so = pc.is_in(part["api_key"], value_set=listed(part["api_key"].type, [METADATA, DESCRIBE_CLUSTER]))
+        for said in part.select(_READ).filter(said_so).to_pylist():
             at = said["source"], said["broker_address"], said["broker_port"]
             alike_as = (*at, hash((said["response"] or b"")[8:]))  # behind the size and the correlation id
             if alike_as in alike:
@@ -105,8 +111,7 @@ def heard(runs: Sequence[Path]) -> Clusters:
                 alike.add(alike_as)
             answer = _answer(said)
             if answer is not None:
-                clusters.learn(at, *answer)
-    return clusters
+                yield at, *answer
 
 
 def _answer(said: Mapping[str, Any]) -> tuple[dict[Address, int], str | None] | None:
@@ -124,32 +129,51 @@ def _answer(said: Mapping[str, Any]) -> tuple[dict[Address, int], str | None] | 
 
 
 def of_connections(
-    source: str, of_addresses: Mapping[Address, str], connections: Path, exchanges: Path | None
+    source: str,
+    of_addresses: Mapping[Address, str],
+    connections: Iterable[Mapping[str, Any]],
+    clients: Iterable[tuple[int, str]],
 ) -> dict[int, str]:
-    """The clusters of one capture's connections. connections, exchanges: files of these tables."""
-    rows = pq.read_table(connections, columns=["connection", "client_address", "broker_address", "broker_port"])
+    """The clusters of one capture's connections.
+
+    connections: rows with the columns CONNECTED; clients: (connection, client id), read if an address tells too little.
+    """
     found: dict[int, str] = {}
-    hosts: dict[int, str] = {}  # of connections whose broker is not known, by client too
-    for row in rows.to_pylist():
+    hosts: dict[int, str] = {}  # of clients, by connection
+    for row in connections:
         label = of_addresses.get((source, row["broker_address"], row["broker_port"]))
         if label is not None:
             found[row["connection"]] = label
         hosts[row["connection"]] = row["client_address"]
-    if len(found) < len(hosts) and exchanges is not None:
-        clients: dict[tuple[str, str], set[str]] = {}
-        pairs = [(hosts[number], client, number) for number, client in _clients(exchanges) if number in hosts]
+    if len(found) < len(hosts):
+        pairs = [(hosts[number], client, number) for number, client in clients if number in hosts]
+        by_client: dict[tuple[str, str], set[str]] = {}
         for host, client, number in pairs:
             if number in found:
-                clients.setdefault((host, client), set()).add(found[number])
+                by_client.setdefault((host, client), set()).add(found[number])
         known = dict(found)
         for host, client, number in pairs:
-            labels = clients.get((host, client), set())
+            labels = by_client.get((host, client), set())
             if number not in known and len(labels) == 1:
                 found[number] = next(iter(labels))
     return found
 
 
-def _clients(exchanges: Path) -> Iterable[tuple[int, str]]:
+def note(quality: Quality, labels: Labels, connections: int) -> None:
+    """Count the clusters of a capture that has so many connections, and connections that are of no known one."""
+    if labels:
+        quality.note("clusters", count=len(set(labels.values())))
+    if len(labels) < connections:
+        quality.note("cluster_unknown", count=connections - len(labels))
+
+
+def of_file(source: str, of_addresses: Mapping[Address, str], connections: Path, exchanges: Path | None) -> Labels:
+    """The same, of files of the tables `connections` and `exchanges`."""
+    rows = pq.read_table(connections, columns=CONNECTED).to_pylist()
+    return of_connections(source, of_addresses, rows, _clients(exchanges) if exchanges is not None else ())
+
+
+def _clients(exchanges: Path) -> Iterator[tuple[int, str]]:
     """(connection, client id) of each pair."""
     pairs: dict[tuple[int, str], None] = {}
     with pq.ParquetFile(exchanges) as file:
@@ -157,22 +181,27 @@ def _clients(exchanges: Path) -> Iterable[tuple[int, str]]:
             distinct = pa.Table.from_batches([batch]).group_by(["connection", "client_id"]).aggregate([])
             numbers, clients = distinct["connection"].to_pylist(), distinct["client_id"].to_pylist()
             pairs.update(dict.fromkeys((n, c) for n, c in zip(numbers, clients, strict=True) if c is not None))
-    return pairs
+    yield from pairs
 
 
-def relabel(table: Table, file: Path, labels: Labels) -> None:
-    """Write the clusters of connections into a file of a table that has both columns."""
-    numbers = sorted(labels)
-    keys, values = listed(I64, numbers), listed(TEXT, [labels[number] for number in numbers])
+def told(rows: pa.Table, labels: Mapping[str, Labels]) -> pa.Table:
+    """Rows with the clusters of their connections. labels: by source."""
+    if not {"source", "connection", "cluster"}.issubset(rows.schema.names):
+        return rows
+    place = rows.schema.get_field_index("cluster")
+    for source in rows["source"].unique().to_pylist():
+        if of_source := labels.get(source):
+            keys, values = listed(I64, list(of_source)), listed(TEXT, list(of_source.values()))
+            label = values.take(pc.index_in(rows["connection"], value_set=keys))
+            theirs = pc.if_else(pc.equal(rows["source"], source), label, None)
+            rows = rows.set_column(place, rows.schema.field(place), pc.coalesce(theirs, rows["cluster"]))
+    return rows
 
-    def parts() -> Iterator[pa.Table]:
-        with pq.ParquetFile(file) as rows:
-            for batch in rows.iter_batches():
-                part = pa.Table.from_batches([batch])
-                told = values.take(pc.index_in(part["connection"], value_set=keys))
-                column = pc.coalesce(told, part["cluster"])
-                yield part.set_column(part.schema.get_field_index("cluster"), "cluster", column)
 
+def relabel(table: Table, file: Path, labels: Mapping[str, Labels]) -> None:
+    """Write the clusters of connections into a file of a table. labels: by source."""
     fresh = file.with_suffix(".relabelled")
-    writer.store(table, parts(), fresh)
+    with pq.ParquetFile(file) as rows:
+        parts = (told(pa.Table.from_batches([batch]), labels) for batch in rows.iter_batches())
+        writer.store(table, parts, fresh)
     fresh.replace(file)

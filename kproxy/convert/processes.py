@@ -159,15 +159,11 @@ def _told_apart(said: _Said, summary: Summary, places: Mapping[str, Path]) -> di
             for table in (schema.CONNECTIONS, schema.EXCHANGES, schema.PARTITIONS, schema.BATCHES, schema.RECORDS)
             if (place := f"{table.name}/{file_of(source)}") in places
         }
-        labels = found[source] = clusters.of_connections(
-            source, of_addresses, files[schema.CONNECTIONS], files.get(schema.EXCHANGES)
-        )
-        quality, connections = summary.quality[source], pq.read_metadata(files[schema.CONNECTIONS]).num_rows
-        quality.note("clusters", count=len(set(labels.values())))
-        if len(labels) < connections:
-            quality.note("cluster_unknown", count=connections - len(labels))
+        connections = files[schema.CONNECTIONS]
+        found[source] = clusters.of_file(source, of_addresses, connections, files.get(schema.EXCHANGES))
+        clusters.note(summary.quality[source], found[source], pq.read_metadata(connections).num_rows)
         for table, file in files.items():
-            clusters.relabel(table, file, labels)
+            clusters.relabel(table, file, found)
     return found
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from kproxy.capture.quality import Quality
 from kproxy.convert import machine
+from kproxy.convert.clusters import Labels
 from kproxy.convert.job import Job
 from kproxy.convert.joining import Mend
 from kproxy.convert.knowledge import Told, know
@@ -34,18 +35,22 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def pieces_of(spoken: "DataFrame", cluster: str, mends: Mapping[str, Sequence[Mend]]) -> "DataFrame":
-    """The pieces of insight's tables, and counts of what they lack."""
+def pieces_of(
+    spoken: "DataFrame", cluster: str, mends: Mapping[str, Sequence[Mend]], clusters: Mapping[str, Labels]
+) -> "DataFrame":
+    """The pieces of insight's tables, and counts of what they lack. mends, clusters: by source."""
     from pyspark.sql import functions as F
 
     kind = F.col("kind")
     return (
-        spoken.where(kind.startswith(SAID) | (kind == NAMES)).repartition(1).mapInArrow(_task(cluster, mends), PIECES)
+        spoken.where(kind.startswith(SAID) | (kind == NAMES))
+        .repartition(1)
+        .mapInArrow(_task(cluster, mends, clusters), PIECES)
     )
 
 
 def _task(
-    cluster: str, mends: Mapping[str, Sequence[Mend]]
+    cluster: str, mends: Mapping[str, Sequence[Mend]], clusters: Mapping[str, Labels]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         machine.retain()
@@ -70,7 +75,8 @@ def _task(
                 for sorter in runs.values():
                     sorter.spill()
                 told = Told(folder)
-                left_out = know(cluster, runs[SPOKEN.name].runs, runs[schema.REGISTRY.name].runs, names, told)
+                spoken, registry = (runs[table.name].runs for table in (SPOKEN, schema.REGISTRY))
+                left_out = know(cluster, spoken, registry, names, told, clusters)
                 for table in schema.KNOWLEDGE:
                     yield from piece_rows(table, told.parts(table))
                 for source, quality in left_out.items():

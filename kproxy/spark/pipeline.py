@@ -41,16 +41,17 @@ from kproxy.capture.quality import Quality
 from kproxy.capture.splits import SPLIT_BYTES, Range, Split, Survey, agree, ranges, survey
 from kproxy.capture.storage import Storage, is_remote, local_path
 from kproxy.convert import stints
+from kproxy.convert.clusters import Labels
 from kproxy.convert.job import Job, Settings, Summary, refuse_no_name
 from kproxy.convert.joining import Mend, clash
 from kproxy.convert.stints import Part
 from kproxy.errors import CaptureError, KproxyError
-from kproxy.spark import decode, knowledge, pieces, places, results, store
+from kproxy.spark import clusters, decode, knowledge, pieces, places, results, store
 from kproxy.spark.catalogue import Catalogue
 from kproxy.spark.looking import NEAR, look
 from kproxy.spark.pieces import PIECES, each
 from kproxy.spark.places import PACKET_SCHEMA, packets
-from kproxy.spark.store import PARQUET
+from kproxy.spark.store import PARQUET, Learnt
 from kproxy.spark.target import Target
 from kproxy.tables import schema
 from kproxy.tables.names import Names
@@ -262,6 +263,8 @@ class Run:
         self._mends: dict[str, list[Mend]] = {}  # what rows of captures that were shared out lack
         self._names: dict[str, Names] = {}  # of captures that were shared out
         self._counts: dict[int, Quality] = {}  # likewise
+        self._clusters: dict[str, Labels] = {}  # where captures show several
+        self._told_apart: dict[str, Quality] = {}  # what `quality` says of them
         self._sizes: dict[tuple[str, int], int] = {}  # bytes of pieces by kind and hour
         self._rows: dict[str, int] = {}  # by kind
 
@@ -299,7 +302,8 @@ class Run:
             for row in together.where(F.col("kind") == pieces.FAILED).select("capture", "data").collect():
                 self.failed[row["capture"]] = pieces.fault_of(row["data"])
         if like.is_known:
-            insight = self._keep(knowledge.pieces_of(together, like.cluster, self._mends))
+            self._clusters, self._told_apart = clusters.told_apart(together, lambda table: self.rows(together, table))
+            insight = self._keep(knowledge.pieces_of(together, like.cluster, self._mends, self._clusters))
             self._count(insight)
             self._pieces = together.union(insight)
 
@@ -403,8 +407,7 @@ class Run:
         every = self.finished()
         if every is None:
             return []
-        chosen = self.catalogue.like.records
-        return store.store(every, self._sizes, self._names, self._mends, chosen, folder, form, mode)
+        return store.store(every, self._sizes, self._learnt(), folder, form, mode)
 
     def has_rows(self, table: Table) -> bool:
         return any(name == table.name for name, _ in self._sizes)
@@ -412,7 +415,10 @@ class Run:
     def rows(self, every: "DataFrame", table: Table) -> "DataFrame":
         """The rows of a table, of pieces that are `finished`."""
         hours = store.hours_of(table, self._sizes)
-        return store.rows(every, table, hours, self._names, self._mends, self.catalogue.like.records)
+        return store.rows(every, table, hours, self._learnt())
+
+    def _learnt(self) -> Learnt:
+        return Learnt(self._names, self._mends, self._clusters, self.catalogue.like.records)
 
     def finished(self) -> "DataFrame | None":
         """All pieces, those of `quality` too; None: there are none."""
@@ -421,7 +427,8 @@ class Run:
         from pyspark.sql import functions as F
 
         counts = self._pieces.where(F.col("kind") == pieces.COUNTS).select("data")
-        extra = [[self.catalogue.job(number).source, places.listed(some)] for number, some in self._counts.items()]
+        by_source = [(self.catalogue.job(number).source, some) for number, some in self._counts.items()]
+        extra = [[source, places.listed(some)] for source, some in (*by_source, *self._told_apart.items())]
         if extra:
             more = pieces.frame(self.spark, [(json.dumps(each).encode(),) for each in extra], "data binary")
             counts = counts.union(more)

@@ -9,7 +9,8 @@ Options, beside the paths (files, patterns or folders):
 - `from`, `to`: ISO 8601; rows whose `time` lies in between, `to` not included. `apis`: names of exchanges' APIs.
 - `records` (of that table): topics whose records are told, as `kproxy convert --records` has them, and `recordValues`.
 - `ports`: brokers' ports; by default Kafka is found by content.
-  `zookeeperPorts`: ZooKeeper's, likewise. `cluster`: the column `cluster`.
+  `zookeeperPorts`: ZooKeeper's, likewise. `cluster`: the column `cluster`, also where captures
+  show several clusters, which only `reading` and an ingest tell apart.
 - `rotated`: true: the files are one capture, in the order of their packets.
 - `storage.NAME`: the option NAME of the storage that paths like s3://bucket/*.pcap are in; names lose their capitals.
 - `splitBytes` (segments): a larger file is shared out among tasks; 128 MiB by default, 0 never.

@@ -12,6 +12,7 @@ what was read.
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
@@ -22,7 +23,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kproxy.convert import machine
+from kproxy.convert import clusters, machine
+from kproxy.convert.clusters import Labels
 from kproxy.convert.joining import Mend, mended
 from kproxy.spark.pieces import NO_HOUR, frame
 from kproxy.tables import arrays, schema, writer
@@ -50,6 +52,16 @@ _SETTINGS = {
 _FILES = ["value", "table", "date", "hour"]
 
 
+@dataclass(frozen=True)
+class Learnt:
+    """What rows lack that was known only once their captures were read: all of it by source."""
+
+    names: Mapping[str, Names]
+    mends: Mapping[str, Sequence[Mend]]
+    clusters: Mapping[str, Labels]
+    chosen: Chosen | None  # whose records are told
+
+
 @contextmanager
 def settings(spark: "SparkSession") -> Iterator[None]:
     """A session's settings as an ingest needs them, for so long."""
@@ -69,27 +81,25 @@ def settings(spark: "SparkSession") -> Iterator[None]:
 def store(
     pieces: "DataFrame",
     sizes: Mapping[tuple[str, int], int],
-    names: Mapping[str, Names],
-    mends: Mapping[str, Sequence[Mend]],
-    chosen: Chosen | None,
+    learnt: Learnt,
     folder: str,
     form: str,
     mode: str,
 ) -> list[str]:
     """Write the tables of pieces into a folder (see `place_of`); returns the names of those that have rows.
 
-    sizes: bytes by kind and hour; names, mends: by source; mode: Spark's, append or overwrite.
+    sizes: bytes by kind and hour; mode: Spark's, append or overwrite.
     """
     tables = [(table, hours) for table in schema.BY_NAME.values() if (hours := hours_of(table, sizes))]
     if form == PARQUET:
-        files = _files(pieces, sizes, names, mends, chosen).write.mode(mode).format("text")
+        files = _files(pieces, sizes, learnt).write.mode(mode).format("text")
         for name, value in {"lineSep": writer.MAGIC.decode(), "compression": "none", "maxRecordsPerFile": "0"}.items():
             files = files.option(name, value)
         files.partitionBy("table", "date", "hour").save(folder)
         return [table.name for table, _ in tables]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         jobs = [
-            pool.submit(_write, rows(pieces, table, hours, names, mends, chosen), folder, table, form, mode, hours)
+            pool.submit(_write, rows(pieces, table, hours, learnt), folder, table, form, mode, hours)
             for table, hours in tables
         ]
         for job in jobs:
@@ -119,9 +129,7 @@ def _write(rows: "DataFrame", folder: str, table: Table, form: str, mode: str, h
 def _files(
     pieces: "DataFrame",
     sizes: Mapping[tuple[str, int], int],
-    names: Mapping[str, Names],
-    mends: Mapping[str, Sequence[Mend]],
-    chosen: Chosen | None,
+    learnt: Learnt,
 ) -> "DataFrame":
     """The files of all tables, each in a partition: the largest ones, which take longest, first."""
     of_tables = ((key, size) for key, size in sizes.items() if key[0] in schema.BY_NAME)
@@ -138,7 +146,7 @@ def _files(
         where = (kind, *_date_and_hour(hour))
         with TemporaryDirectory(prefix="kproxy-") as folder, machine.seldom_collected():
             data = (data for _, _, data in chain((first,), every))
-            for part in writer.packed(table, _merged(table, data, Path(folder), names, mends, chosen)):
+            for part in writer.packed(table, _merged(table, data, Path(folder), learnt)):
                 bytes_ = arrays.listed(pa.binary(), [part]).view(pa.string())
                 yield pa.RecordBatch.from_arrays([bytes_, *(arrays.listed(TEXT, [text]) for text in where)], _FILES)
 
@@ -149,9 +157,7 @@ def rows(
     pieces: "DataFrame",
     table: Table,
     hours: Mapping[int, int],
-    names: Mapping[str, Names],
-    mends: Mapping[str, Sequence[Mend]],
-    chosen: Chosen | None,
+    learnt: Learnt,
 ) -> "DataFrame":
     """The rows of a table, each file's in a partition; with its date and hour, if it has times."""
     from kproxy.spark.source import spark_schema
@@ -167,7 +173,7 @@ def rows(
             return
         with TemporaryDirectory(prefix="kproxy-") as folder:
             data = (data for _, _, data in chain((first,), every))
-            for part in _merged(table, data, Path(folder), names, mends, chosen):
+            for part in _merged(table, data, Path(folder), learnt):
                 told = part.cast(RECORDS.schema) if table.name == RECORDS.name else part
                 for batch in told.to_batches():
                     yield _with_hour(batch, first[1])
@@ -207,20 +213,18 @@ def _merged(
     table: Table,
     pieces: Iterator[bytes],
     folder: Path,
-    names: Mapping[str, Names],
-    mends: Mapping[str, Sequence[Mend]],
-    chosen: Chosen | None,
+    learnt: Learnt,
 ) -> Iterator[pa.Table]:
     """The rows of pieces of a table as they are to be told, in their order."""
     sorter = writer.Sorter(table, folder, ".all")
-    every = [mend for of_source in mends.values() for mend in of_source]
+    every = [mend for of_source in learnt.mends.values() for mend in of_source]
     for piece in pieces:
         if piece:
             sorter.adopt_packed(piece)
     changes = dict.fromkeys(sorter.runs, partial(mended, every)) if every else None
     for part in writer.merged(table, sorter.runs, changes):
-        told = named(part, names)
-        yield chosen.of(told) if chosen is not None and table.name == schema.RECORDS.name else told
+        told = clusters.told(named(part, learnt.names), learnt.clusters)
+        yield learnt.chosen.of(told) if learnt.chosen is not None and table.name == schema.RECORDS.name else told
 
 
 def _with_hour(batch: pa.RecordBatch, hour: int) -> pa.RecordBatch:

@@ -1,0 +1,78 @@
+"""Which cluster each connection belongs to, where captures of an ingest show several: `convert.clusters`, on Spark.
+
+Duty: tasks read what brokers answer of themselves, and the driver joins it, as `kproxy convert` does. Where there is
+one cluster, that is all. Memory of the driver: MAX_ADDRESSES, and where there are several clusters a number and a name
+for each connection. Refuses to know how connections are decoded, and where tables go.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kproxy.capture.quality import Quality
+from kproxy.convert.clusters import CONNECTED, Clusters, Labels, answers, note, of_connections
+from kproxy.convert.spoken import SPOKEN
+from kproxy.spark.pieces import PIECE_ROWS, SAID
+from kproxy.tables import arrays, schema
+from kproxy.tables.schema import TEXT, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def told_apart(
+    pieces: "DataFrame", rows: "Callable[[Table], DataFrame]"
+) -> tuple[dict[str, Labels], dict[str, Quality]]:
+    """(clusters of connections, counts for `quality`), both by source; nothing where there is one cluster.
+
+    pieces: those of an ingest; rows: the rows of a table of them.
+    """
+    of_addresses = _heard(pieces).labels()
+    if not of_addresses:
+        return {}, {}
+    connections = _by_source(rows(schema.CONNECTIONS).select("source", *CONNECTED))
+    exchanges = rows(schema.EXCHANGES).where("client_id is not null")
+    clients = _by_source(exchanges.select("source", "connection", "client_id").distinct())
+    labels: dict[str, Labels] = {}
+    counts: dict[str, Quality] = {}
+    for source, of_source in connections.items():
+        pairs = [(row["connection"], row["client_id"]) for row in clients.get(source, ())]
+        labels[source] = of_connections(source, of_addresses, of_source, pairs)
+        counts[source] = Quality()
+        note(counts[source], labels[source], len(of_source))
+    return labels, counts
+
+
+def _heard(pieces: "DataFrame") -> Clusters:
+    """What the exchanges of all captures tell."""
+    from pyspark.sql import functions as F
+
+    clusters = Clusters()
+    said = pieces.where(F.col("kind") == SAID + SPOKEN.name).select("data")
+    for row in said.mapInArrow(_answers, "answer string").collect():
+        at, brokers, cluster_id = json.loads(row["answer"])
+        clusters.learn(tuple(at), {tuple(address): node for address, node in brokers}, cluster_id)
+    return clusters
+
+
+def _answers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def parts() -> Iterator[pa.Table]:
+        for batch in batches:
+            for data in batch.column("data").to_pylist():
+                if data:
+                    with pq.ParquetFile(pa.BufferReader(data)) as file:
+                        for some in file.iter_batches(PIECE_ROWS):
+                            yield pa.Table.from_batches([some])
+
+    told = [json.dumps([at, list(brokers.items()), cluster_id]) for at, brokers, cluster_id in answers(parts())]
+    yield pa.RecordBatch.from_arrays([arrays.listed(TEXT, told)], ["answer"])
+
+
+def _by_source(rows: "DataFrame") -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows.toArrow().to_pylist():
+        found.setdefault(row.pop("source"), []).append(row)
+    return found
