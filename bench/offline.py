@@ -225,7 +225,8 @@ def run(kind: Kind, folder: Path, scale: float, rounds: int) -> list[Cost]:
     fields = [word for field in _FIELDS for word in ("-e", field)]
     first = packets // kind.longer
     reading = [tshark, "-d", f"tcp.port=={PORT},kafka", "-T", "fields", *fields, "-c", str(first), "-r"]
-    converting = [sys.executable, "-c", "from kproxy.cli import main; main()", "convert", "--quiet", "--processes", "1"]
+    kproxy = [sys.executable, "-c", "from kproxy.cli import main; main()"]
+    converting = [*kproxy, "convert", "--quiet", "--append", "--processes", "1"]
     programs: list[tuple[str, float | None, int, list[str]]] = [("tshark", None, first, reading)]
     for detail, limit in zip(DETAILS, kind.limits, strict=True):
         command = [*converting, "--detail", detail, "--out", str(folder / detail)]
