@@ -28,6 +28,8 @@ from kproxy.proxy.config.api_groups import GROUPS, group_of
 from kproxy.proxy.config.limits import Network
 from kproxy.proxy.config.model import model_in
 from kproxy.proxy.config.settings import CLUSTER_SETTINGS, PROCESS_SETTINGS, Config
+from kproxy.tables import meanings
+from kproxy.tables import schema as tables_schema
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs/reference"
@@ -52,6 +54,18 @@ COMMANDS = """# Commands
 
 Every command with its options, as `--help` says them. The questions of `kproxy analyze` and `kproxy spark` have
 [a page of their own](questions.md)."""
+
+COLUMNS = """# Columns
+
+Every column of every table: its Arrow type, its unit and what it means. [The tables](../tables.md) says what a row of
+each is. The files say the same of themselves, as metadata of Arrow's fields:
+
+```python
+import pyarrow.parquet as pq
+
+for field in pq.read_schema("tables/exchanges/incident.pcap.parquet"):
+    print(field.name, field.metadata)
+```"""
 
 ASKING = """# Questions
 
@@ -129,6 +143,7 @@ def pages() -> dict[str, str]:
         "questions": questions(),
         "apis": apis(),
         "rights": rights(),
+        "columns": columns(),
     }
     return {f"{name}.md": MADE + re.sub(r"\n{3,}", "\n\n", text) for name, text in made.items()}
 
@@ -447,6 +462,22 @@ def spanned(versions: range) -> str:
     if not versions:
         return ""
     return f"{versions[0]}" if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
+
+
+# Columns
+
+
+def columns() -> str:
+    lines = [COLUMNS]
+    for name, table in tables_schema.BY_NAME.items():
+        lines += ["", f"## {name}", "", "| column | type | unit | meaning |", "|---|---|---|---|"]
+        for field in table.schema:
+            kind = str(field.type).replace("timestamp[us, tz=UTC]", "timestamp") + (
+                "" if field.nullable else ", never null"
+            )
+            text = cell(escaped(meanings.meaning(name, field.name) or ""))
+            lines.append(f"| {field.name} | {cell(kind)} | {meanings.unit(field.name) or ''} | {text} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

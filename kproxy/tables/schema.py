@@ -1,8 +1,8 @@
 """The tables as Arrow schemas: the columns, their order and types, how they are stored and how their rows are sorted.
 
 Duty: the one place that says what a table looks like; the live recorder, `kproxy convert` and Spark all write these.
-Columns are added, never renamed or moved, and then VERSION goes up. `time` is what Spark reads best, microseconds; the
-exact times and the durations are nanoseconds as plain integers.
+Columns are added, never renamed or moved, and then VERSION goes up; `meanings` says what they mean. `time` is what
+Spark reads best, microseconds; the exact times and the durations are nanoseconds as plain integers.
 
 Refuses to know where rows come from.
 """
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import pyarrow as pa
+
+from kproxy.tables import meanings
 
 VERSION = 8
 
@@ -21,6 +23,15 @@ INTEGERS = pa.list_(pa.field("element", I32))
 HEADERS = pa.list_(pa.field("element", pa.struct([("key", TEXT), ("value", BYTES)]), nullable=False))
 
 
+# Never null, in each table that has them, whatever peers sent.
+_ALWAYS = frozenset(("source", "cluster", "time", "direction", "outcome", "kind", "sentence", "event"))
+
+
+def _columns(*columns: tuple[str, pa.DataType], always: tuple[str, ...] = ()) -> pa.Schema:
+    """always: columns that are never null, beside those of all tables."""
+    return pa.schema([pa.field(name, kind, nullable=name not in (*_ALWAYS, *always)) for name, kind in columns])
+
+
 @dataclass(frozen=True)
 class Table:
     """A table: its name is its folder in a dataset."""
@@ -29,6 +40,11 @@ class Table:
     schema: pa.Schema
     keys: tuple[str, ...]  # rows are sorted by these; the order of what is equal in all of them is that of arrival
     weight: str | None = None  # a column that says what a row may weigh, in bytes, where rows are not alike
+
+    @cached_property
+    def described(self) -> pa.Schema:
+        """The schema as files have it: with what each column means, and its unit."""
+        return pa.schema([_described(self.name, field) for field in self.schema])
 
     @cached_property
     def deltas(self) -> list[str]:
@@ -50,62 +66,66 @@ class Table:
         return [field.name for field in self.schema if field.name not in self.deltas and field.type != FLAG]
 
 
+def _described(table: str, field: pa.Field) -> pa.Field:
+    told = {"description": meanings.meaning(table, field.name), "unit": meanings.unit(field.name)}
+    return field.with_metadata({name: text for name, text in told.items() if text is not None})
+
+
 _COUNTERS = frozenset(
     ("number", "correlation_id", "zxid", "bytes", "high_watermark", "base_timestamp", "max_timestamp", "timestamp")
 )
 
 EXCHANGES = Table(
     "exchanges",
-    pa.schema(
-        [
-            ("source", TEXT),
-            ("cluster", TEXT),
-            ("connection", I64),
-            ("number", I64),
-            ("time", TIME),
-            ("request_start_ns", I64),
-            ("request_end_ns", I64),
-            ("response_start_ns", I64),
-            ("response_end_ns", I64),
-            ("latency_ns", I64),
-            ("queue_ns", I64),
-            ("muted_ns", I64),
-            ("replica_id", I32),  # of the broker that fetches or lists offsets; null: a client, or bodies were not read
-            ("total_ns", I64),
-            ("client_address", TEXT),
-            ("client_port", I32),
-            ("broker_address", TEXT),
-            ("broker_port", I32),
-            ("broker_id", I32),  # the broker that advertises this address in any answer; null behind NAT, or for names
-            ("api_key", I16),
-            ("api", TEXT),
-            ("api_version", I16),
-            ("correlation_id", I32),
-            ("client_id", TEXT),
-            ("request_bytes", I64),
-            ("response_bytes", I64),
-            ("outcome", TEXT),
-            ("error_code", I16),
-            ("error", TEXT),
-            ("errors", I32),
-            ("throttle_ms", I32),
-            ("in_flight", I32),
-            ("acks", I16),
-            ("max_wait_ms", I32),
-            ("topics", I32),
-            ("partitions", I32),
-            ("records", I64),
-            ("group_id", TEXT),
-            ("transactional_id", TEXT),
-            ("decoded", TEXT),
-            ("retransmissions", I32),
-            # With queue_ns and muted_ns these are total_ns, whatever happened.
-            ("sending_ns", I64),
-            ("broker_ns", I64),
-            ("receiving_ns", I64),
-            ("loss_ns", I64),
-            ("closed_window_ns", I64),
-        ]
+    _columns(
+        ("source", TEXT),
+        ("cluster", TEXT),
+        ("connection", I64),
+        ("number", I64),
+        ("time", TIME),
+        ("request_start_ns", I64),
+        ("request_end_ns", I64),
+        ("response_start_ns", I64),
+        ("response_end_ns", I64),
+        ("latency_ns", I64),
+        ("queue_ns", I64),
+        ("muted_ns", I64),
+        ("replica_id", I32),
+        ("total_ns", I64),
+        ("client_address", TEXT),
+        ("client_port", I32),
+        ("broker_address", TEXT),
+        ("broker_port", I32),
+        ("broker_id", I32),
+        ("api_key", I16),
+        ("api", TEXT),
+        ("api_version", I16),
+        ("correlation_id", I32),
+        ("client_id", TEXT),
+        ("request_bytes", I64),
+        ("response_bytes", I64),
+        ("outcome", TEXT),
+        ("error_code", I16),
+        ("error", TEXT),
+        ("errors", I32),
+        ("throttle_ms", I32),
+        ("in_flight", I32),
+        ("acks", I16),
+        ("max_wait_ms", I32),
+        ("topics", I32),
+        ("partitions", I32),
+        ("records", I64),
+        ("group_id", TEXT),
+        ("transactional_id", TEXT),
+        ("decoded", TEXT),
+        ("retransmissions", I32),
+        # With queue_ns and muted_ns these are total_ns, whatever happened.
+        ("sending_ns", I64),
+        ("broker_ns", I64),
+        ("receiving_ns", I64),
+        ("loss_ns", I64),
+        ("closed_window_ns", I64),
+        always=("connection",),
     ),
     ("time", "connection", "number", "response_start_ns", "correlation_id"),
 )
@@ -125,53 +145,51 @@ _OF_PARTITION = [
 
 PARTITIONS = Table(
     "partitions",
-    pa.schema(
-        [
-            *_OF_PARTITION,
-            ("bytes", I64),
-            ("batches", I32),
-            ("records", I64),
-            ("codec", TEXT),
-            ("magic", I16),
-            ("error_code", I16),
-            ("error", TEXT),
-            ("offset", I64),
-            ("high_watermark", I64),
-            ("last_stable_offset", I64),
-            ("log_start_offset", I64),
-            ("leader_epoch", I32),
-            ("lag_records", I64),
-            ("lag_ns", I64),
-            ("metadata", TEXT),
-            ("group_id", TEXT),
-            ("end_offset", I64),  # where the log ends, as the answer of its leader tells; null: it does not
-        ]
+    _columns(
+        *_OF_PARTITION,
+        ("bytes", I64),
+        ("batches", I32),
+        ("records", I64),
+        ("codec", TEXT),
+        ("magic", I16),
+        ("error_code", I16),
+        ("error", TEXT),
+        ("offset", I64),
+        ("high_watermark", I64),
+        ("last_stable_offset", I64),
+        ("log_start_offset", I64),
+        ("leader_epoch", I32),
+        ("lag_records", I64),
+        ("lag_ns", I64),
+        ("metadata", TEXT),
+        ("group_id", TEXT),
+        ("end_offset", I64),
+        always=("connection",),
     ),
     ("time", "connection", "number", "direction", "topic_id", "topic", "partition"),
 )
 
 BATCHES = Table(
     "batches",
-    pa.schema(
-        [
-            *_OF_PARTITION,
-            ("base_offset", I64),
-            ("last_offset", I64),
-            ("records", I64),
-            ("bytes", I64),
-            ("codec", TEXT),
-            ("magic", I16),
-            ("timestamp_type", TEXT),
-            ("base_timestamp", I64),
-            ("max_timestamp", I64),
-            ("producer_id", I64),
-            ("producer_epoch", I16),
-            ("base_sequence", I32),
-            ("transactional", FLAG),
-            ("control", FLAG),
-            ("crc_valid", FLAG),  # null where it was not checked, as relays never do, or the batch is not all there
-            ("partial", FLAG),
-        ]
+    _columns(
+        *_OF_PARTITION,
+        ("base_offset", I64),
+        ("last_offset", I64),
+        ("records", I64),
+        ("bytes", I64),
+        ("codec", TEXT),
+        ("magic", I16),
+        ("timestamp_type", TEXT),
+        ("base_timestamp", I64),
+        ("max_timestamp", I64),
+        ("producer_id", I64),
+        ("producer_epoch", I16),
+        ("base_sequence", I32),
+        ("transactional", FLAG),
+        ("control", FLAG),
+        ("crc_valid", FLAG),
+        ("partial", FLAG),
+        always=("connection",),
     ),
     ("time", "connection", "number", "direction", "topic_id", "topic", "partition", "base_offset"),
 )
@@ -179,19 +197,18 @@ BATCHES = Table(
 # Only where it is asked for, and of the topics that are.
 RECORDS = Table(
     "records",
-    pa.schema(
-        [
-            *_OF_PARTITION,
-            ("base_offset", I64),
-            ("offset", I64),
-            ("timestamp", I64),
-            ("bytes", I64),  # of the key, the value and the headers, before anything was cut
-            ("key_bytes", I64),
-            ("key", BYTES),
-            ("value_bytes", I64),
-            ("value", BYTES),
-            ("headers", HEADERS),
-        ]
+    _columns(
+        *_OF_PARTITION,
+        ("base_offset", I64),
+        ("offset", I64),
+        ("timestamp", I64),
+        ("bytes", I64),
+        ("key_bytes", I64),
+        ("key", BYTES),
+        ("value_bytes", I64),
+        ("value", BYTES),
+        ("headers", HEADERS),
+        always=("connection",),
     ),
     ("time", "connection", "number", "direction", "topic_id", "topic", "partition", "offset"),
     weight="bytes",
@@ -199,60 +216,57 @@ RECORDS = Table(
 
 CONNECTIONS = Table(
     "connections",
-    pa.schema(
-        [
-            ("source", TEXT),
-            ("cluster", TEXT),
-            ("connection", I64),
-            ("time", TIME),
-            ("start_ns", I64),
-            ("end_ns", I64),
-            ("client_address", TEXT),
-            ("client_port", I32),
-            ("broker_address", TEXT),
-            ("broker_port", I32),
-            ("broker_id", I32),
-            ("requests", I64),
-            ("answers", I64),
-            ("client_bytes", I64),
-            ("broker_bytes", I64),
-            ("software_name", TEXT),
-            ("software_version", TEXT),
-            ("sasl_mechanism", TEXT),
-            ("sasl_tokens", I64),
-            ("tls", TEXT),
-            ("start_seen", FLAG),
-            ("end_seen", FLAG),
-            ("close", TEXT),
-            ("handshake_rtt_ns", I64),
-            ("retransmissions", I64),
-            ("out_of_order", I64),
-            ("zero_windows", I64),
-            ("gaps", I64),
-            ("gap_bytes", I64),
-            ("resyncs", I64),
-            ("faults", I64),
-            ("late_answers", I64),
-            ("late_answer_ns", I64),
-            ("late_answer_since_ns", I64),
-            ("late_answer_times", I64),
-        ]
+    _columns(
+        ("source", TEXT),
+        ("cluster", TEXT),
+        ("connection", I64),
+        ("time", TIME),
+        ("start_ns", I64),
+        ("end_ns", I64),
+        ("client_address", TEXT),
+        ("client_port", I32),
+        ("broker_address", TEXT),
+        ("broker_port", I32),
+        ("broker_id", I32),
+        ("requests", I64),
+        ("answers", I64),
+        ("client_bytes", I64),
+        ("broker_bytes", I64),
+        ("software_name", TEXT),
+        ("software_version", TEXT),
+        ("sasl_mechanism", TEXT),
+        ("sasl_tokens", I64),
+        ("tls", TEXT),
+        ("start_seen", FLAG),
+        ("end_seen", FLAG),
+        ("close", TEXT),
+        ("handshake_rtt_ns", I64),
+        ("retransmissions", I64),
+        ("out_of_order", I64),
+        ("zero_windows", I64),
+        ("gaps", I64),
+        ("gap_bytes", I64),
+        ("resyncs", I64),
+        ("faults", I64),
+        ("late_answers", I64),
+        ("late_answer_ns", I64),
+        ("late_answer_since_ns", I64),
+        ("late_answer_times", I64),
+        always=("connection",),
     ),
     ("time", "connection"),
 )
 
 QUALITY = Table(
     "quality",
-    pa.schema(
-        [
-            ("source", TEXT),
-            ("kind", TEXT),
-            ("count", I64),
-            ("bytes", I64),
-            ("first_ns", I64),
-            ("last_ns", I64),
-            ("sentence", TEXT),
-        ]
+    _columns(
+        ("source", TEXT),
+        ("kind", TEXT),
+        ("count", I64),
+        ("bytes", I64),
+        ("first_ns", I64),
+        ("last_ns", I64),
+        ("sentence", TEXT),
     ),
     ("source",),
 )
@@ -262,217 +276,199 @@ _OF_KNOWLEDGE = [("source", TEXT), ("cluster", TEXT), ("time", TIME)]
 
 GROUP_EVENTS = Table(
     "group_events",
-    pa.schema(
-        [
-            *_OF_KNOWLEDGE,
-            ("time_ns", I64),
-            ("group_id", TEXT),
-            ("protocol", TEXT),
-            ("event", TEXT),
-            ("member_id", TEXT),
-            ("group_instance_id", TEXT),
-            ("client_id", TEXT),
-            ("client_address", TEXT),
-            ("generation", I32),
-            ("coordinator_id", I32),
-            ("error", TEXT),
-            ("reason", TEXT),
-            ("connection", I64),
-            ("number", I64),
-            ("group_type", TEXT),
-        ]
+    _columns(
+        *_OF_KNOWLEDGE,
+        ("time_ns", I64),
+        ("group_id", TEXT),
+        ("protocol", TEXT),
+        ("event", TEXT),
+        ("member_id", TEXT),
+        ("group_instance_id", TEXT),
+        ("client_id", TEXT),
+        ("client_address", TEXT),
+        ("generation", I32),
+        ("coordinator_id", I32),
+        ("error", TEXT),
+        ("reason", TEXT),
+        ("connection", I64),
+        ("number", I64),
+        ("group_type", TEXT),
     ),
     ("time",),
 )
 
 REBALANCES = Table(
     "rebalances",
-    pa.schema(
-        [
-            *_OF_KNOWLEDGE,  # time: when it started
-            ("group_id", TEXT),
-            ("protocol", TEXT),
-            ("strategy", TEXT),
-            ("generation", I32),
-            ("cause", TEXT),
-            ("cause_member", TEXT),
-            ("reason", TEXT),
-            ("started_ns", I64),
-            ("joined_ns", I64),
-            ("ended_ns", I64),
-            ("members_before", I32),
-            ("members_after", I32),
-            ("rejoined", I32),
-            ("last_to_join", TEXT),
-            ("coordinator_id", I32),
-            ("waited_ns", I64),
-            ("group_type", TEXT),
-        ]
+    _columns(
+        *_OF_KNOWLEDGE,
+        ("group_id", TEXT),
+        ("protocol", TEXT),
+        ("strategy", TEXT),
+        ("generation", I32),
+        ("cause", TEXT),
+        ("cause_member", TEXT),
+        ("reason", TEXT),
+        ("started_ns", I64),
+        ("joined_ns", I64),
+        ("ended_ns", I64),
+        ("members_before", I32),
+        ("members_after", I32),
+        ("rejoined", I32),
+        ("last_to_join", TEXT),
+        ("coordinator_id", I32),
+        ("waited_ns", I64),
+        ("group_type", TEXT),
     ),
     ("time", "group_id", "generation"),
 )
 
 ASSIGNMENTS = Table(
     "assignments",
-    pa.schema(
-        [
-            *_OF_KNOWLEDGE,
-            ("time_ns", I64),
-            ("group_id", TEXT),
-            ("generation", I32),
-            ("member_id", TEXT),
-            ("client_id", TEXT),
-            ("topic", TEXT),
-            ("partition", I32),
-            ("strategy", TEXT),
-            ("agrees", FLAG),
-            ("group_type", TEXT),
-        ]
+    _columns(
+        *_OF_KNOWLEDGE,
+        ("time_ns", I64),
+        ("group_id", TEXT),
+        ("generation", I32),
+        ("member_id", TEXT),
+        ("client_id", TEXT),
+        ("topic", TEXT),
+        ("partition", I32),
+        ("strategy", TEXT),
+        ("agrees", FLAG),
+        ("group_type", TEXT),
     ),
     ("time", "group_id", "generation", "member_id", "topic", "partition"),
 )
 
 LEADERSHIP = Table(
     "leadership",
-    pa.schema(
-        [
-            *_OF_KNOWLEDGE,
-            ("time_ns", I64),
-            ("api", TEXT),
-            ("controller_id", I32),
-            ("controller_epoch", I32),
-            ("topic", TEXT),
-            ("partition", I32),
-            ("leader", I32),
-            ("leader_epoch", I32),
-            ("isr", INTEGERS),
-            ("replicas", INTEGERS),
-            ("change", TEXT),
-        ]
+    _columns(
+        *_OF_KNOWLEDGE,
+        ("time_ns", I64),
+        ("api", TEXT),
+        ("controller_id", I32),
+        ("controller_epoch", I32),
+        ("topic", TEXT),
+        ("partition", I32),
+        ("leader", I32),
+        ("leader_epoch", I32),
+        ("isr", INTEGERS),
+        ("replicas", INTEGERS),
+        ("change", TEXT),
     ),
     ("time",),
 )
 
 TOPOLOGY = Table(
     "topology",
-    pa.schema(
-        [
-            *_OF_KNOWLEDGE,
-            ("time_ns", I64),
-            ("kind", TEXT),
-            ("broker_id", I32),
-            ("host", TEXT),
-            ("port", I32),
-            ("rack", TEXT),
-            ("topic", TEXT),
-            ("partition", I32),
-            ("leader", I32),
-            ("isr", INTEGERS),
-            ("replicas", INTEGERS),
-            ("change", TEXT),
-            ("api", TEXT),
-            ("topic_id", TEXT),
-            ("partitions", I32),
-        ]
+    _columns(
+        *_OF_KNOWLEDGE,
+        ("time_ns", I64),
+        ("kind", TEXT),
+        ("broker_id", I32),
+        ("host", TEXT),
+        ("port", I32),
+        ("rack", TEXT),
+        ("topic", TEXT),
+        ("partition", I32),
+        ("leader", I32),
+        ("isr", INTEGERS),
+        ("replicas", INTEGERS),
+        ("change", TEXT),
+        ("api", TEXT),
+        ("topic_id", TEXT),
+        ("partitions", I32),
     ),
     ("time",),
 )
 
 CHANGES = Table(
     "changes",
-    pa.schema(
-        [
-            *_OF_KNOWLEDGE,
-            ("time_ns", I64),
-            ("api", TEXT),
-            ("resource_type", TEXT),
-            ("resource_name", TEXT),
-            ("client_id", TEXT),
-            ("client_address", TEXT),
-            ("principal", TEXT),
-            ("error", TEXT),
-            ("detail", TEXT),
-            ("connection", I64),
-            ("number", I64),
-            ("answered", FLAG),
-        ]
+    _columns(
+        *_OF_KNOWLEDGE,
+        ("time_ns", I64),
+        ("api", TEXT),
+        ("resource_type", TEXT),
+        ("resource_name", TEXT),
+        ("client_id", TEXT),
+        ("client_address", TEXT),
+        ("principal", TEXT),
+        ("error", TEXT),
+        ("detail", TEXT),
+        ("connection", I64),
+        ("number", I64),
+        ("answered", FLAG),
     ),
     ("time",),
 )
 
 REGISTRY = Table(
     "registry",
-    pa.schema(
-        [
-            *_OF_KNOWLEDGE,
-            ("time_ns", I64),
-            ("session", TEXT),
-            ("client_address", TEXT),
-            ("client_port", I32),
-            ("xid", I32),
-            ("op", TEXT),
-            ("path", TEXT),
-            ("version", I32),
-            ("zxid", I64),
-            ("ephemeral", FLAG),
-            ("error", TEXT),
-            ("latency_ns", I64),
-            ("value", TEXT),
-            ("kind", TEXT),
-            ("watch", FLAG),
-            ("server_address", TEXT),
-            ("server_port", I32),
-            ("connection", I64),
-            ("number", I64),
-        ]
+    _columns(
+        *_OF_KNOWLEDGE,
+        ("time_ns", I64),
+        ("session", TEXT),
+        ("client_address", TEXT),
+        ("client_port", I32),
+        ("xid", I32),
+        ("op", TEXT),
+        ("path", TEXT),
+        ("version", I32),
+        ("zxid", I64),
+        ("ephemeral", FLAG),
+        ("error", TEXT),
+        ("latency_ns", I64),
+        ("value", TEXT),
+        ("kind", TEXT),
+        ("watch", FLAG),
+        ("server_address", TEXT),
+        ("server_port", I32),
+        ("connection", I64),
+        ("number", I64),
     ),
     ("time", "time_ns", "connection", "number"),
 )
 
 COMMITTED_OFFSETS = Table(
     "committed_offsets",
-    pa.schema(
-        [
-            *_OF_KNOWLEDGE,
-            ("time_ns", I64),
-            ("group_id", TEXT),
-            ("topic", TEXT),
-            ("partition", I32),
-            ("offset", I64),
-            ("leader_epoch", I32),
-            ("metadata", TEXT),
-            ("change", TEXT),
-            ("producer_id", I64),
-            ("expires_ns", I64),
-            ("log_partition", I32),
-            ("log_offset", I64),
-            ("connection", I64),
-            ("number", I64),
-        ]
+    _columns(
+        *_OF_KNOWLEDGE,
+        ("time_ns", I64),
+        ("group_id", TEXT),
+        ("topic", TEXT),
+        ("partition", I32),
+        ("offset", I64),
+        ("leader_epoch", I32),
+        ("metadata", TEXT),
+        ("change", TEXT),
+        ("producer_id", I64),
+        ("expires_ns", I64),
+        ("log_partition", I32),
+        ("log_offset", I64),
+        ("connection", I64),
+        ("number", I64),
     ),
     ("time", "log_partition", "log_offset"),
 )
 
 TRANSACTIONS = Table(
     "transactions",
-    pa.schema(
-        [
-            *_OF_KNOWLEDGE,
-            ("time_ns", I64),
-            ("transactional_id", TEXT),
-            ("state", TEXT),
-            ("producer_id", I64),
-            ("producer_epoch", I32),
-            ("timeout_ms", I32),
-            ("started_ns", I64),
-            ("partitions", TEXT),
-            ("partition_count", I32),
-            ("coordinator_id", I32),
-            ("log_partition", I32),
-            ("log_offset", I64),
-            ("connection", I64),
-            ("number", I64),
-        ]
+    _columns(
+        *_OF_KNOWLEDGE,
+        ("time_ns", I64),
+        ("transactional_id", TEXT),
+        ("state", TEXT),
+        ("producer_id", I64),
+        ("producer_epoch", I32),
+        ("timeout_ms", I32),
+        ("started_ns", I64),
+        ("partitions", TEXT),
+        ("partition_count", I32),
+        ("coordinator_id", I32),
+        ("log_partition", I32),
+        ("log_offset", I64),
+        ("connection", I64),
+        ("number", I64),
     ),
     ("time", "log_partition", "log_offset"),
 )

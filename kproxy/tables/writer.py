@@ -307,7 +307,7 @@ def _piece(pieces: BytesIO) -> bytes:
 def _parquet(table: Table, where: Any, lasts: bool = True) -> pq.ParquetWriter:
     return pq.ParquetWriter(
         where,
-        table.schema,
+        table.described if lasts else table.schema,
         compression="zstd" if lasts else "lz4",
         compression_level=3 if lasts else None,
         use_dictionary=table.words,

@@ -17,14 +17,19 @@ from kproxy.tables import dataset, schema, writer
 from kproxy.tables.schema import EXCHANGES, RECORDS, TABLES
 from tests import captures
 
-COLUMNS = {field.name: None for field in EXCHANGES.schema}
+ALWAYS = {pa.string(): "", pa.int64(): 0, schema.TIME: 0}  # what is in columns that are never null
+
+
+def columns(table):
+    """A row with nothing in it."""
+    return {field.name: None if field.nullable else ALWAYS[field.type] for field in table.schema}
 
 
 def rows(count, seed=0):
     """Rows with few distinct times, so that the later keys decide."""
     dice = random.Random(seed)
     return [
-        COLUMNS
+        columns(EXCHANGES)
         | {"time": dice.randrange(count // 8 + 1), "connection": dice.randrange(9), "number": number, "api": "Fetch"}
         for number in range(count)
     ]
@@ -80,8 +85,9 @@ def test_rows_with_a_weight_are_grouped_by_it(tmp_path, small, monkeypatch):
     monkeypatch.setattr(writer, "GROUP_BYTES", 5000)
     monkeypatch.setattr(writer, "RUN_BYTES", 4000)
     dice = random.Random(5)
-    none = {field.name: None for field in RECORDS.schema}
-    data = [none | {"time": n, "bytes": dice.choice((1, 9, 2500, 7000)), "value": b"v" * 50} for n in range(900)]
+    data = [
+        columns(RECORDS) | {"time": n, "bytes": dice.choice((1, 9, 2500, 7000)), "value": b"v" * 50} for n in range(900)
+    ]
     expected, weight, count = [], 0, 0
     for row in data:
         weight, count = weight + row["bytes"], count + 1
@@ -181,7 +187,7 @@ def test_runs_that_follow_one_another_are_in_memory_one_by_one(tmp_path):
     sorter = writer.Sorter(EXCHANGES, tmp_path)
     for part in range(24):
         sorter.adopt_packed(
-            packed([COLUMNS | {"time": 1000 * part + number, "number": number} for number in range(1000)])
+            packed([columns(EXCHANGES) | {"time": 1000 * part + number, "number": number} for number in range(1000)])
         )
     before, most = pa.total_allocated_bytes(), []
     for part in writer.merged(EXCHANGES, sorter.runs):
@@ -240,7 +246,7 @@ def test_every_table_is_stored_as_it_says(tmp_path):
     for table in TABLES.values():
         path = tmp_path / f"{table.name}.parquet"
         sorter = writer.Sorter(table, tmp_path)
-        sorter.add(pa.RecordBatch.from_pylist([{}], table.schema))
+        sorter.add(pa.RecordBatch.from_pylist([columns(table)], table.schema))
         sorter.spill()
         writer.write(table, sorter.runs, path)
         group = pq.ParquetFile(path).metadata.row_group(0)
