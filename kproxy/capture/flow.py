@@ -49,6 +49,7 @@ class Flow:
     """One connection as the capture shows it; what the `connections` table says about it is here."""
 
     __slots__ = (
+        "alert",
         "client",
         "close",
         "continues",
@@ -93,6 +94,7 @@ class Flow:
         self.decrypted = False  # its protocol was found in decrypted bytes
         self.sasl_tokens = 0  # known at its end
         self.payload_bytes = [0, 0]
+        self.alert: tuple[int, str] | None = None  # the side that ended a TLS handshake, and its alert
         self.info: ConnectionInfo | None = None
         self.session: CapturedSession | None = None
         self.heard_ns = time_ns  # what time it is for the listener of its events
@@ -203,13 +205,21 @@ class Flow:
                 quality.note("raw_sasl", first, count=self.sasl_tokens, last_ns=last)
             if self.decrypted:
                 quality.note("tls_decrypted", first, size=sum(self.payload_bytes), last_ns=last)
-        if self._is_unanswered_tls:
-            server = spelled(self.ends[1 - self.client])
+        server = spelled(self.ends[1 - self.client])
+        if self.alert is not None and self.speaks == content.TLS:
+            side, name = self.alert
+            sender = f"a client of {server}" if side == self.client else f"the server {server}"
+            quality.note_named("tls_alert", f"{name} by {sender}", first, size=sum(self.payload_bytes), last_ns=last)
+        elif self._is_unanswered_tls:
             quality.note_named("tls_unanswered", server, first, size=sum(self.payload_bytes), last_ns=last)
         elif close in UNCONNECTED:
-            quality.note_named(f"connect_{close}", spelled(self.ends[1 - self.client]), first, last_ns=last)
+            quality.note_named(f"connect_{close}", server, first, last_ns=last)
         else:
             quality.note(self.speaks or "no_data", first, size=sum(self.payload_bytes), last_ns=last)
+
+    def deafen(self) -> None:
+        """Nothing more of it is read."""
+        self.talk.receiver = DEAF
 
     @property
     def _is_unanswered_tls(self) -> bool:

@@ -28,6 +28,7 @@ from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import BEHIND, FURTHEST, MASK, Receiver, ahead
 from kproxy.capture.records import Record, Window
+from kproxy.capture.tls_alerts import Alerts
 from kproxy.wire.bodies import BATCHES, ERRORS, TOPICS, Logs, Room
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
@@ -578,7 +579,7 @@ class Flows:
             return ZooKeeper(session, flow.client, listen(flow.info) if listen is not None else None, flow.noted)
         if speaks == content.TLS:
             self._handlers.decided(flow)
-            return DEAF
+            return Alerts(flow) if flow.start_seen else DEAF
         flow.session = CapturedSession(self._shards[shard_of(flow.keys[0])].interest, midstream=not flow.start_seen)
         receiver = Kafka(flow, flow.session, self._handlers.decided(flow), flow.noted)
         if not self._reads_columns:

@@ -24,7 +24,9 @@ MAX_STREAMS = 1 << 16
 SAME_STREAM_NS = 1_000_000_000  # between the first packets of two captures of one stream
 _STREAM = "stream "  # begins the keys of rows that only `_copies` reads
 _NAMED = 3  # copies, headers or servers named in a sentence
-_WITH_NAMES = frozenset(("unknown_link", "unread", "connect_refused", "connect_unanswered", "tls_unanswered"))
+_WITH_NAMES = frozenset(
+    ("unknown_link", "unread", "connect_refused", "connect_unanswered", "tls_alert", "tls_unanswered")
+)
 _DERIVED = frozenset(("same_stream", "no_times"))
 MAX_NAMES = 64
 _FEW = 3  # packets that may well have one time
@@ -67,6 +69,7 @@ KINDS = {
     "tables twice; ask about one of the captures by --where, and compare both by --by source",
     "tls_decrypted": "Kafka connections that were encrypted with TLS, and read with its keys",
     "tls": "connections encrypted with TLS: to read them, give their keys with --key-log FILE",
+    "tls_alert": "TLS handshakes that one side ended by an alert, which says why",
     "tls_unanswered": "TLS handshakes that the server did not answer: a port without TLS, most often",
     "zookeeper": "ZooKeeper connections, whose operations are in the table registry",
     "http": "HTTP connections",

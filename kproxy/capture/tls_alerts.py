@@ -1,0 +1,102 @@
+"""The alert that ends a TLS handshake, as far as it is in clear (RFC 5246, RFC 8446 section 6).
+
+Duty: follows the records of both sides until they are encrypted. From TLS 1.3 on a client's alert is encrypted; its
+size tells it from all else that a client sends first. Memory: the head of a record for each side. Refuses to know what
+comes of an alert.
+"""
+
+from typing import Protocol
+
+CHANGE_CIPHER_SPEC, ALERT, HANDSHAKE, APPLICATION_DATA = 20, 21, 22, 23
+FATAL = 2
+ENCRYPTED = "an alert that TLS 1.3 encrypts"
+_HEAD = 5  # type, version, length
+_ALERT_BYTES = 2  # level, description
+_ENCRYPTED_BYTES = _ALERT_BYTES + 1 + 16  # with its type, and the tag of each cipher suite of TLS 1.3
+_NAMES = {
+    10: "unexpected_message",
+    20: "bad_record_mac",
+    22: "record_overflow",
+    40: "handshake_failure",
+    42: "bad_certificate",
+    43: "unsupported_certificate",
+    44: "certificate_revoked",
+    45: "certificate_expired",
+    46: "certificate_unknown",
+    47: "illegal_parameter",
+    48: "unknown_ca",
+    49: "access_denied",
+    50: "decode_error",
+    51: "decrypt_error",
+    70: "protocol_version",
+    71: "insufficient_security",
+    80: "internal_error",
+    86: "inappropriate_fallback",
+    109: "missing_extension",
+    110: "unsupported_extension",
+    112: "unrecognized_name",
+    113: "bad_certificate_status_response",
+    115: "unknown_psk_identity",
+    116: "certificate_required",
+    120: "no_application_protocol",
+}
+
+
+class Handshake(Protocol):
+    """What is followed: `client` is the side that began it, `alert` becomes (side, name)."""
+
+    client: int
+    alert: tuple[int, str] | None
+
+    def deafen(self) -> None:
+        """Nothing more of it is to be received."""
+
+
+class Alerts:
+    """Takes the bytes of a TLS connection from its first one on."""
+
+    __slots__ = ("_flow", "_heads", "_is_encrypted", "_left")
+
+    def __init__(self, flow: Handshake) -> None:
+        self._flow = flow
+        self._heads = (bytearray(), bytearray())
+        self._left = [0, 0]  # bytes of a record that are still to come
+        self._is_encrypted = [False, False]
+
+    def receive(self, side: int, view: memoryview, now_ns: int) -> None:
+        head = self._heads[side]
+        while view and not self._is_encrypted[side] and self._flow.alert is None:
+            if left := self._left[side]:
+                self._left[side] = max(0, left - len(view))
+                view = view[left:]
+                continue
+            length = int.from_bytes(head[3:_HEAD])
+            wanted = _HEAD + (min(length, _ALERT_BYTES) if len(head) >= _HEAD else 0)
+            taken = wanted - len(head)
+            head += view[:taken]
+            view = view[taken:]
+            if len(head) == _HEAD and int.from_bytes(head[3:]):
+                continue  # its first bytes too
+            if len(head) == wanted:
+                self._record(side, head, length)
+                head.clear()
+
+    def gap(self, side: int, count: int, now_ns: int) -> None:
+        self._flow.deafen()
+
+    def close(self, side: int, now_ns: int) -> None:
+        pass
+
+    def _record(self, side: int, head: bytearray, length: int) -> None:
+        kind, flow = head[0], self._flow
+        self._left[side] = max(0, length - _ALERT_BYTES)
+        if kind == ALERT and length == _ALERT_BYTES:
+            if head[_HEAD] == FATAL:
+                flow.alert = side, _NAMES.get(head[_HEAD + 1], f"alert {head[_HEAD + 1]}")
+                flow.deafen()
+        elif kind not in (CHANGE_CIPHER_SPEC, HANDSHAKE):
+            if kind == APPLICATION_DATA and side == flow.client and length == _ENCRYPTED_BYTES:
+                flow.alert = side, ENCRYPTED
+            self._is_encrypted[side] = True
+            if all(self._is_encrypted):
+                flow.deafen()

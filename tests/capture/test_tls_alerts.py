@@ -1,0 +1,130 @@
+"""A TLS handshake that one side ends is told with the alert's name; one that goes well, and its end, are none."""
+
+import ssl
+from contextlib import suppress
+
+import pytest
+
+from kproxy.capture.packets import ACK, FIN
+from kproxy.views.summary import verdict
+from tests.capture.test_flows import Wire
+from tests.certificates import HOST, Authority
+
+SERVER = "10.0.0.2:9092"  # packet.BROKER
+V1_2, V1_3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+def contexts(authority, version, *, trusts=True, server_asks=False):
+    """(the client's, the server's)"""
+    made = authority.issue("kafka", HOST)
+    client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(made.certificate, made.key)
+    for context in (client, server):
+        context.minimum_version = context.maximum_version = version
+    if trusts:
+        client.load_verify_locations(made.ca)
+    if server_asks:
+        server.verify_mode = ssl.CERT_REQUIRED
+        server.load_verify_locations(made.ca)
+    return client, server
+
+
+def talked(client, server, says=b"hello"):
+    """Pieces of a conversation, (side, bytes): the handshake, what the client says, and the end."""
+    pipes = [(ssl.MemoryBIO(), ssl.MemoryBIO()) for _ in range(2)]
+    ends = [
+        client.wrap_bio(*pipes[0], server_hostname=HOST),
+        server.wrap_bio(*pipes[1], server_side=True),
+    ]
+    pieces, done, failed = [], [False, False], False
+    for step in range(40):
+        side = step % 2
+        if not done[side] and not failed:
+            try:
+                ends[side].do_handshake()
+                done[side] = True
+                if side == 0:
+                    ends[0].write(says)
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError:
+                failed = True
+        elif all(done) and step > 30:
+            with suppress(ssl.SSLError):
+                ends[side].unwrap()
+        if data := pipes[side][1].read():
+            pieces.append((side, data))
+            pipes[1 - side][0].write(data)
+    return pieces
+
+
+def seen(pieces, tmp_path, cut=None):
+    wire = Wire().shake()
+    for side, data in pieces:
+        for start in range(0, len(data), cut or len(data)):
+            wire.send(side, data[start : start + (cut or len(data))])
+    wire.send(1, flags=FIN | ACK).send(0, flags=FIN | ACK).send(1)
+    return wire.seen(tmp_path).quality
+
+
+CASES = {
+    "the client trusts no such CA": (V1_2, {"trusts": False}, f"unknown_ca by a client of {SERVER}"),
+    "nor with TLS 1.3, in clear by OpenSSL": (
+        V1_3,
+        {"trusts": False},
+        f"unknown_ca by a client of {SERVER}",
+    ),
+    "the server wants a certificate": (V1_2, {"server_asks": True}, f"handshake_failure by the server {SERVER}"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("cut", [None, 1, 7])
+def test_an_alert_is_named_with_who_sent_it(case, cut, authority, tmp_path):
+    version, how, expected = CASES[case]
+    quality = seen(talked(*contexts(authority, version, **how)), tmp_path, cut)
+    (row,) = (row for row in quality if row.kind == "tls_alert")
+    assert (row.count, quality.count("tls")) == (1, 0)
+    assert row.sentence.endswith(f"({expected} ×1)")
+    assert expected in verdict(quality) and "--key-log" not in verdict(quality)
+
+
+def test_an_alert_that_is_encrypted_as_java_does_is_told_by_its_size(authority, tmp_path):
+    hello, flight, *_ = talked(*contexts(authority, V1_3))
+    pieces = [hello, flight, (0, b"\x14\x03\x03\0\x01\x01" + b"\x17\x03\x03\0\x13" + bytes(range(19)))]
+    (row,) = (row for row in seen(pieces, tmp_path) if row.kind == "tls_alert")
+    assert row.sentence.endswith(f"(an alert that TLS 1.3 encrypts by a client of {SERVER} ×1)")
+
+
+def test_versions_that_do_not_meet_are_the_servers_alert(authority, tmp_path):
+    client, _ = contexts(authority, V1_2)
+    _, server = contexts(authority, V1_3)
+    (row,) = (row for row in seen(talked(client, server), tmp_path) if row.kind == "tls_alert")
+    assert row.sentence.endswith(f"(protocol_version by the server {SERVER} ×1)")
+
+
+@pytest.mark.parametrize("version", [V1_2, V1_3])
+@pytest.mark.parametrize("says", [b"", b"hello", b"x" * 40_000])
+def test_a_handshake_that_goes_well_has_none(version, says, authority, tmp_path):
+    pieces = talked(*contexts(authority, version), says)
+    assert len(pieces) > 2
+    quality = seen(pieces, tmp_path, 1000)
+    assert (quality.count("tls"), quality.count("tls_alert")) == (1, 0)
+
+
+def test_bytes_that_are_no_records_of_tls_end_it_quietly(tmp_path):
+    hello = b"\x16\x03\x01\0\x05hello"
+    for odd in (
+        b"\x15\x03\x03\0\x02\x01\x70",
+        b"\x15\x03\x03\0\0",
+        b"\x16\x03\x03\xff\xff",
+        b"HTTP/1.1 400",
+        b"\x17" * 9,
+    ):
+        quality = seen([(0, hello), (1, odd)], tmp_path, 3)
+        assert (quality.count("tls"), quality.count("tls_alert")) == (1, 0)
