@@ -105,6 +105,7 @@ class _Conversation:
         self._owner = owner
         self._client = client
         self._is_first = True
+        self.host = client.peer.host
 
     async def receive(self) -> bytes:
         is_first, self._is_first = self._is_first, False

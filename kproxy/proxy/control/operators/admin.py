@@ -8,8 +8,8 @@ Bounded: at most `max_connections` connections, each with REQUEST_S for its requ
 IDLE_S between two of them. The last one that fits replaces the one that has been silent for longest. If none is silent,
 accepting pauses, and every connection closes after its current answer, which its client takes within FULL_S. So neither
 silent nor busy connections lock others out for longer than the requests that are under way take. A stream ends once
-nobody has taken its lines for TAKEN_S. A turn of the loop reads READ_BYTES of a connection, and nothing behind bad HTTP or
-a body that its handler has left.
+nobody has taken its lines for TAKEN_S. A turn of the loop reads READ_BYTES of a connection; nothing is read behind bad
+HTTP, and of a body that its handler has left.
 
 Invariants: a GET changes nothing; every answer is made anew (no cache, here or on the way); one scrape is rendered at a
 time. Refuses to know metrics, sessions and sockets of Kafka: it is given callables. Who may ask what: `admin_guard.py`.

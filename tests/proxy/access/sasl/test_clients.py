@@ -36,7 +36,8 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> UsersFile:
 class Talk:
     """A client's end and kproxy's of one login, in queues."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "10.0.0.1") -> None:
+        self.host = host
         self.requests: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.answers: asyncio.Queue[bytes] = asyncio.Queue()
         self.counted: list[tuple[str, str]] = []
@@ -302,7 +303,7 @@ def test_who_logs_in_again_does_not_wait_behind_those_that_guess(tmp_path: Path)
     async def log_in_beside_a_guess() -> Session:
         guess, talk = threading.Event(), Talk()
         login = Authenticator(checks, None, 0.0, lambda _: asyncio.sleep(0), lambda _: None, lambda *_: None)
-        waits = asyncio.ensure_future(login.apart(lambda token: (token, guess.wait() and None), b""))
+        waits = asyncio.ensure_future(login.apart(talk.host, lambda: (b"", guess.wait() and None)))
         talk.login = asyncio.ensure_future(login.authenticate(talk))
         await converse(log_in(Plain("alice", Secret("another password"))), talk.exchange)
         session = await talk.login
@@ -314,20 +315,31 @@ def test_who_logs_in_again_does_not_wait_behind_those_that_guess(tmp_path: Path)
     assert asyncio.run(log_in_beside_a_guess()).known.name == "alice"
 
 
-def test_passwords_are_checked_one_after_another(users: UsersFile) -> None:
-    """However many are guessed at once: each takes milliseconds of a core, which the loop needs too."""
-    at_once, most = 0, 0
+def test_passwords_are_checked_one_after_another_for_addresses_in_turn(users: UsersFile) -> None:
+    """However many are guessed at once: each takes milliseconds of a core, which the loop and others need too."""
+    begun, go_on = threading.Event(), threading.Event()
+    done: list[str] = []
 
-    def receive(token: bytes) -> tuple[bytes, None]:
-        nonlocal at_once, most
-        at_once += 1
-        most = max(most, at_once)
-        time.sleep(0.001)
-        at_once -= 1
-        return token, None
+    def check(name: str, *, waits: bool = False) -> tuple[bytes, None]:
+        begun.set()
+        assert not waits or go_on.wait(30)
+        done.append(name)
+        return name.encode(), None
 
-    async def guess() -> list[tuple[bytes, Any]]:
+    async def guess() -> None:
         checks = authenticator(users, Talk())
-        return await asyncio.gather(*(checks.apart(receive, b"%d" % number) for number in range(20)))
+        first = asyncio.ensure_future(checks.apart("guesses", lambda: check("0", waits=True)))
+        await asyncio.to_thread(begun.wait, 30)
+        guesses = [asyncio.ensure_future(checks.apart("guesses", lambda n=n: check(f"{n}"))) for n in range(1, 20)]
+        await asyncio.sleep(0)
+        alice = asyncio.ensure_future(checks.apart("alice", lambda: check("alice")))
+        bob = [asyncio.ensure_future(checks.apart("bob", lambda n=n: check(f"bob {n}"))) for n in range(2)]
+        await asyncio.sleep(0)
+        guesses.pop(0).cancel()  # its client has gone
+        go_on.set()
+        assert await alice == (b"alice", None)
+        assert await bob[1] == (b"bob 1", None)
+        assert await first == (b"0", None) and [answer for answer, _ in await asyncio.gather(*guesses)][-1] == b"19"
 
-    assert asyncio.run(guess()) == [(b"%d" % number, None) for number in range(20)] and most == 1
+    asyncio.run(guess())
+    assert done[:7] == ["0", "alice", "bob 0", "2", "bob 1", "3", "4"] and len(done) == 22
