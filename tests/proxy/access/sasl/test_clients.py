@@ -13,7 +13,7 @@ from scramp import ScramClient
 
 from kproxy.errors import RefusedClient, UpstreamError
 from kproxy.protocol import codec
-from kproxy.proxy.access.sasl.checks import Checks, LoginRefusedError, ScramCheck
+from kproxy.proxy.access.sasl.checks import MAX_SCRAM_BYTES, Checks, LoginRefusedError, ScramCheck
 from kproxy.proxy.access.sasl.clients import Authenticator, Session
 from kproxy.proxy.access.sasl.login import log_in
 from kproxy.proxy.access.sasl.mechanisms import OAuthBearer, Plain, Scram
@@ -169,6 +169,20 @@ def test_a_delegation_token_is_named_in_the_log_and_refused_like_a_wrong_passwor
     for first in ("n,,n=tokenauth=3Dtrue,r=abc", "n,,n=alice,r=tokenauth=true"):
         answer, known = ScramCheck(name, users).receive(first.encode())
         assert answer.startswith(b"r=") and known is None
+
+
+@pytest.mark.parametrize("name", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_message_of_scram_that_is_too_long_is_not_read(users: UsersFile, name: str) -> None:
+    """SASLprep of a name takes a millisecond for 200 characters, and the square of that for marks that combine."""
+    fits = f"n,,n={'a' * (MAX_SCRAM_BYTES - 11)},r=abc".encode()
+    assert len(fits) == MAX_SCRAM_BYTES and ScramCheck(name, users).is_slow(fits)
+    answer, known = ScramCheck(name, users).receive(fits)
+    assert answer.startswith(b"r=abc") and known is None
+    with pytest.raises(LoginRefusedError, match=f"invalid credentials with SASL mechanism {name}") as caught:
+        ScramCheck(name, users).receive(fits + b"d")
+    assert "a message of 2049 bytes: kproxy reads 2048 at most" in caught.value.reason
+    first = ScramClient([name], "alice", "pass of alice").get_client_first().encode()
+    assert not ScramCheck(name, users).is_slow(first)
 
 
 @pytest.mark.parametrize("is_forged", [False, True])
