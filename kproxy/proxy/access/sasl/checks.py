@@ -1,8 +1,8 @@
 """The broker's side of each SASL mechanism: takes a client's tokens, gives its own, and knows at the end who it is.
 
 Texts of refusals are those of Kafka's brokers: they go to the client, and say nothing about whether a user exists. Who
-does not exist takes as long as who does. Bounds: a token of MAX_TOKEN_BYTES, a message of SCRAM of MAX_SCRAM_BYTES. Refuses to
-know Kafka's frames.
+does not exist takes as long as who does. Bounds: MAX_TOKEN_BYTES of a token, MAX_SCRAM_BYTES of a message of
+SCRAM. Refuses to know Kafka's frames.
 """
 
 import hmac
