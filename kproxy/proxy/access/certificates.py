@@ -36,6 +36,7 @@ _KEYWORDS = {
 }
 _ESCAPED = frozenset(',=+<>#;"\\')
 _WHITE = " \r"  # Java escapes these at both ends
+MAX_OID_BYTES = 64  # its numbers are decimal in a subject's text: digits take time by their square
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -99,6 +100,8 @@ def _items(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
 
 
 def _oid(value: bytes) -> str:
+    if len(value) > MAX_OID_BYTES:
+        raise ValueError(f"an OID of {len(value)} bytes")
     first, *_ = numbers = list(_base_128(value))
     top = min(first // 40, 2)
     return ".".join(map(str, (top, first - 40 * top, *numbers[1:])))

@@ -152,7 +152,8 @@ ACCOUNTS: tuple[Account, ...] = (
         "logins at kproxy that are under way",
         f"{size(authentication.SMALL_FRAME)} that are not counted, {size(MAX_LOGIN_FRAME)} of a frame",
         f"{size(authentication.MAX_HELD_TOGETHER)} of a cluster",
-        "the client is refused (`authentication`)",
+        "the client of the request that has been incomplete for longest, and for a second, is refused; if there is "
+        "none, this client (`authentication`)",
         authentication.MAX_HELD_TOGETHER,
     ),
     Account(

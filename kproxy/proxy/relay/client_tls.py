@@ -14,7 +14,7 @@ from time import monotonic_ns
 from kproxy.errors import Malformed, RefusedClient
 from kproxy.metrics.tls import TlsSide
 from kproxy.proxy.access.certificates import read
-from kproxy.proxy.access.principals import PrincipalRules
+from kproxy.proxy.access.principals import MAX_SUBJECT, PrincipalRules
 from kproxy.proxy.config.tls import ClientTls
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.contexts import Asked
@@ -105,6 +105,9 @@ class ClientHandshakes:
         except Malformed as fault:
             raise RefusedClient("tls", f"its certificate cannot be read: {fault}", "certificate") from None
         principal = self._rules.principal(subject)
+        if len(subject) > MAX_SUBJECT:
+            text = f"its certificate's subject has {len(subject)} characters: kproxy takes {MAX_SUBJECT} at most"
+            raise RefusedClient("tls", text, "principal")
         if principal is None:
             text = (
                 f"no rule of principal_mapping_rules takes its certificate's subject {subject!r}; end them with DEFAULT"

@@ -17,7 +17,7 @@ from kproxy.proxy.relay.ends import Outgoing
 from kproxy.proxy.relay.streams import receive_exactly, send_all
 from kproxy.proxy.upstream.loops import LoopGuard
 
-MAX_ANSWER = 512 * 1024  # a broker's own sasl.server.max.receive.size
+MAX_ANSWER = 64 * 1024  # ten thousand APIs in ApiVersions; the answers to tokens are shorter
 
 Exchange = Callable[[bytes], Awaitable[bytes]]  # sends a frame with its size; returns the answer without
 

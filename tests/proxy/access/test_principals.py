@@ -2,7 +2,7 @@
 
 import pytest
 
-from kproxy.proxy.access.principals import PrincipalRules
+from kproxy.proxy.access.principals import MAX_SUBJECT, PrincipalRules
 
 DUKE = "CN=Duke,OU=ServiceUsers,O=Org,C=US"
 
@@ -36,3 +36,13 @@ def test_rules(rules, subject, principal):
 def test_what_is_no_rule_is_refused(rules):
     with pytest.raises(ValueError):
         PrincipalRules(rules)
+
+
+def test_a_subject_is_tried_once_and_not_at_all_where_it_is_too_long(monkeypatch):
+    """Kafka's example of six groups takes the fifth power of their length for what it does not match in the end."""
+    rules = PrincipalRules(r"RULE:^CN=(.*?), *OU=(.*?), *O=(.*?), *L=(.*?), *ST=(.*?), *C=(.*?)$/$1@$2/L,DEFAULT")
+    tried = []
+    monkeypatch.setattr(rules, "_rules", [lambda subject: tried.append(subject) or subject])
+    assert [rules.principal(DUKE) for _ in range(3)] == [f"User:{DUKE}"] * 3 and tried == [DUKE]
+    assert rules.principal("CN=" + r"\,OU=\,O=\,L=\,ST=" * 1000) is None and tried == [DUKE]
+    assert rules.principal("o" * MAX_SUBJECT) is not None

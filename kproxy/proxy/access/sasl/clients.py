@@ -6,21 +6,18 @@ its error first. Bounds: MAX_FRAME of one frame, MAX_REQUESTS of a login. Refuse
 """
 
 import asyncio
-import os
-import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from kproxy.errors import Malformed, ProtocolError, RefusedClient
 from kproxy.protocol import codec
 from kproxy.protocol.codec import Body, Header
 from kproxy.protocol.schema import api_name, schema
-from kproxy.proxy.access.sasl.checks import Checks, Known, LoginRefusedError, TokenCheck
+from kproxy.proxy.access.sasl.checks import Check, Checks, Known, LoginRefusedError, TokenCheck
 from kproxy.proxy.access.sasl.tokens import UnknownKeyError
+from kproxy.proxy.access.sasl.turns import Turns
 
 SASL_HANDSHAKE = 17
 API_VERSIONS = 18
@@ -40,6 +37,10 @@ SASL_AUTHENTICATION_FAILED = 58
 
 class Conversation(Protocol):
     """The way to one client, with frames without their sizes."""
+
+    @property
+    def host(self) -> str:
+        """The client's address."""
 
     async def receive(self) -> bytes:
         """Raises RefusedClient for a frame of more than MAX_FRAME bytes, OSError, EOFError."""
@@ -61,14 +62,7 @@ class Session(NamedTuple):
     client_id: str | None = None
 
 
-Receive = Callable[[bytes], tuple[bytes, Known | None]]
-
-
-def _step_back() -> None:
-    """The thread that checks passwords waits for that of the loop where both want a core."""
-    if sys.platform == "linux":  # elsewhere threads have no priorities of their own
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+Checked = tuple[bytes, Known | None]  # a token to answer with, and who the client is once that is known
 
 
 class Authenticator:
@@ -94,7 +88,7 @@ class Authenticator:
         self._lifetime_s = lifetime_s
         self._refresh = refresh
         self._counts = counts
-        self._slow = ThreadPoolExecutor(1, thread_name_prefix="passwords", initializer=_step_back)
+        self._turns = Turns("logins")
 
     async def authenticate(self, conversation: Conversation) -> Session:
         """Talk to a client until it is known. Raises RefusedClient, UpstreamError, OSError."""
@@ -121,9 +115,9 @@ class Authenticator:
         finally:
             self._counts(login.mechanism, outcome)
 
-    async def apart(self, receive: Receive, token: bytes) -> tuple[bytes, Known | None]:
-        """Check a password on the thread for that: however many are guessed, they take turns."""
-        return await asyncio.get_running_loop().run_in_executor(self._slow, receive, token)
+    async def apart(self, host: str, work: Callable[[], Checked]) -> Checked:
+        """A check that takes milliseconds, in the turn of its client's address: who guesses delays no other address."""
+        return await self._turns.run(host, work)
 
     async def prepare(self, *, newer: bool = False) -> None:
         await self._refresh(newer)
@@ -156,11 +150,7 @@ class _Login:
         while True:
             header, token = await self._token(version)
             try:
-                if isinstance(check, TokenCheck):
-                    answer, known = await self._check_token(check, token)
-                else:
-                    receive = check.receive
-                    answer, known = await self._owner.apart(receive, token) if check.is_slow(token) else receive(token)
+                answer, known = await self._receive(check, token)
             except LoginRefusedError as fault:
                 if header is not None:
                     body = {"errorCode": SASL_AUTHENTICATION_FAILED, "errorMessage": str(fault)}
@@ -175,12 +165,16 @@ class _Login:
             if known is not None:
                 return Session(known, self.mechanism, lifetime_ms, self._software, self._client_id)
 
-    async def _check_token(self, check: TokenCheck, token: bytes) -> tuple[bytes, Known | None]:
-        try:
-            return check.receive(token, last=False)
-        except UnknownKeyError:
-            await self._owner.prepare(newer=True)
-            return check.receive(token)
+    async def _receive(self, check: Check, token: bytes) -> Checked:
+        if isinstance(check, TokenCheck):
+            try:
+                return await self._in_turn(check, token, partial(check.receive, token, last=False))
+            except UnknownKeyError:
+                await self._owner.prepare(newer=True)
+        return await self._in_turn(check, token, partial(check.receive, token))
+
+    async def _in_turn(self, check: Check, token: bytes, work: Callable[[], Checked]) -> Checked:
+        return await self._owner.apart(self._conversation.host, work) if check.is_slow(token) else work()
 
     async def _handshake(self) -> int:
         """Requests up to a SaslHandshake that is granted; returns its version."""

@@ -13,7 +13,7 @@ import time
 from base64 import urlsafe_b64decode
 from contextlib import suppress
 from pathlib import Path
-from re import Pattern, compile, escape
+from re import DOTALL, Pattern, compile, escape
 
 from kproxy.errors import UpstreamError, install_command
 from kproxy.proxy.access.sasl.mechanisms import OAUTHBEARER, PLAIN, Mechanism, OAuthBearer, Plain, Scram
@@ -156,7 +156,7 @@ class Identity:
 
 def _pattern(text: str) -> Pattern[str]:
     """`*` stands for any characters, all else for itself."""
-    return compile(".*".join(map(escape, text.split("*"))))
+    return compile(".*".join(map(escape, text.split("*"))), DOTALL)
 
 
 def _read(path: Path, setting: str, *, strips: bool = False) -> Secret:

@@ -1,8 +1,9 @@
 """What a client says in each SASL mechanism: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and OAUTHBEARER.
 
 A mechanism gives its first token, and then one for each challenge of the broker. PLAIN is RFC 4616, SCRAM RFC 5802 and
-7677, OAUTHBEARER RFC 7628. Bounds: MAX_ITERATIONS of SCRAM, since a broker chooses how much kproxy computes; its answer
-to the challenge takes milliseconds, so it is computed on a thread (`is_slow`). Refuses to know Kafka's frames.
+7677, OAUTHBEARER RFC 7628. Bounds: MIN_ITERATIONS and MAX_ITERATIONS of SCRAM, since a broker chooses how much kproxy
+computes; its answer to the challenge takes milliseconds, so it is computed on a thread (`is_slow`). Refuses to know
+Kafka's frames.
 """
 
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ OAUTHBEARER = "OAUTHBEARER"
 SCRAM = (SCRAM_SHA_256, SCRAM_SHA_512)
 MECHANISMS = (PLAIN, *SCRAM, OAUTHBEARER)
 
+MIN_ITERATIONS = 4096  # Kafka's own least (RFC 7677): with fewer a proof soon gives the password away
 MAX_ITERATIONS = 1_000_000  # half a second; Kafka's own limit for those that it stores is 16,384
 
 
@@ -82,10 +84,11 @@ class Scram:
             text = challenge.decode()
             if self._round == 2:
                 self._client.set_server_first(text)
-                if int(self._client.iterations) > MAX_ITERATIONS:
+                iterations = int(self._client.iterations)
+                if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
                     raise UpstreamError(
-                        f"the broker asks for {self._client.iterations} iterations of {self.name}: "
-                        f"more than {MAX_ITERATIONS} are not computed",
+                        f"the broker asks for {iterations} iterations of {self.name}: kproxy computes {MIN_ITERATIONS} "
+                        f"to {MAX_ITERATIONS}",
                         "login_protocol",
                     )
                 return str(self._client.get_client_final()).encode()

@@ -1,7 +1,8 @@
 """Tokens of OAUTHBEARER: signed JWTs, checked with the keys of a JWKS (RFC 7517) from a file or over HTTPS.
 
 Only signatures with a public key are accepted, by algorithms that are listed here, never by what the token asks for. A
-fetch follows no redirection. Bounds: MAX_TOKEN_BYTES, MAX_JWKS_BYTES, MAX_KEYS, FETCH_S. No text contains a token.
+fetch follows no redirection. Bounds: MAX_TOKEN_BYTES, MAX_JWKS_BYTES, MAX_KEYS, MAX_NAME, FETCH_S. No text contains a
+token.
 """
 
 import json
@@ -15,7 +16,9 @@ from kproxy.proxy.config.files import open_regular
 MAX_TOKEN_BYTES = 64 * 1024
 MAX_JWKS_BYTES = 1024 * 1024
 MAX_KEYS = 64
+MAX_NAME = 1024  # characters of a user's name; it stays with the connection
 FETCH_S = 10.0
+_SILENCE_S = 5.0  # of whoever has the keys
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 
 
@@ -124,7 +127,12 @@ class TokenChecker:
         name = claims.get(self._claim)
         if not isinstance(name, str) or not name:
             raise TokenError(f"it has no claim {self._claim!r}, which names the user")
-        return Claims(name, float(claims["exp"]))
+        if len(name) > MAX_NAME:
+            raise TokenError(f"its claim {self._claim!r}, which names the user, has more than {MAX_NAME} characters")
+        try:
+            return Claims(name, float(claims["exp"]))
+        except OverflowError:
+            raise TokenError("it expires (exp) after the end of all times") from None
 
     def _claims(self, token: str, key: Any, algorithm: str) -> dict[str, Any]:
         claims: dict[str, Any] = self._jwt.decode(
@@ -164,17 +172,29 @@ def fetch(url: str, ca_file: Path | None) -> bytes:
             return None
 
     end = time.monotonic() + FETCH_S
+
+    class UntilTheEnd(ssl.SSLSocket):
+        """Reads no longer than FETCH_S in all: a header that comes byte by byte would be read for ever."""
+
+        def recv_into(self, *args: Any, **kwargs: Any) -> int:
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                raise TokenError(f"the JWKS did not arrive within {FETCH_S:g} s")
+            self.settimeout(min(left_s, _SILENCE_S))
+            return super().recv_into(*args, **kwargs)
+
     try:
         context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+        context.sslsocket_class = UntilTheEnd
         opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), NoRedirection())
-        with opener.open(urllib.request.Request(url, headers={"Accept": "application/json"}), timeout=5.0) as answer:
+        with opener.open(
+            urllib.request.Request(url, headers={"Accept": "application/json"}), timeout=_SILENCE_S
+        ) as answer:
             data = bytearray()
             while part := answer.read1(64 * 1024):
                 data += part
                 if len(data) > MAX_JWKS_BYTES:
                     raise TokenError(f"the JWKS has more than {MAX_JWKS_BYTES} bytes")
-                if time.monotonic() > end:
-                    raise TokenError(f"the JWKS did not arrive within {FETCH_S:g} s")
             return bytes(data)
     except (OSError, ValueError) as fault:
         if isinstance(fault, TokenError):

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from kproxy.proxy.access.sasl.mechanisms import MAX_ITERATIONS, SCRAM, SCRAM_SHA_256, SCRAM_SHA_512
+from kproxy.proxy.access.sasl.mechanisms import MAX_ITERATIONS, MIN_ITERATIONS, SCRAM, SCRAM_SHA_256, SCRAM_SHA_512
 from kproxy.proxy.config.files import open_regular
 
-MIN_ITERATIONS = 4096  # Kafka's own least
 ITERATIONS = 8192  # of what is written here: a few milliseconds for each check of a PLAIN password
 MAX_FILE_BYTES = 16 * 1024 * 1024
 _SALT_BYTES = 24

@@ -3,7 +3,8 @@
 Before the login, ApiVersions is answered with what the client's broker offers, as far as kproxy can read it, and with
 kproxy's own SASL versions: kproxy asks the broker on a connection without a login, and remembers the answer for
 VERSIONS_S. So clients that are not known yet cause one question per broker and version in that time. Bounds: MAX_FRAME
-of a frame, MAX_HELD_TOGETHER of incomplete ones of all clients, MAX_REMEMBERED answers. Refuses to know mechanisms.
+of a frame, MAX_HELD_TOGETHER of incomplete ones of all clients, MAX_REMEMBERED answers. Where there is no room for a
+frame, the one that has been incomplete for longest, and for a second, is given up. Refuses to know mechanisms.
 """
 
 import asyncio
@@ -65,6 +66,7 @@ class Authentication:
         self._admits = admits
         self.takes_telemetry = takes_telemetry
         self._held = HeldBudget(MAX_HELD_TOGETHER)
+        self._held.give_up = self._give_up
 
     async def __call__(self, client: Incoming) -> None:
         """The step: afterwards the client's principal is known. Raises RefusedClient, UpstreamError, OSError."""
@@ -88,16 +90,43 @@ class Authentication:
         if not 0 <= size <= MAX_FRAME:
             kind, text = frames.sniff(head + b"\0\0\0\0")
             raise RefusedClient("authentication", f"{text} ({kind}, before its login)")
-        counted = size if size > SMALL_FRAME else 0
-        if not self._held.take(counted):
-            raise RefusedClient("authentication", "too many clients send large requests before their logins")
-        try:
-            frame = await receive_exactly(client.sock, size)
-        finally:
-            self._held.release(counted)
+        frame = await (receive_exactly(client.sock, size) if size <= SMALL_FRAME else self._large(client, size))
         if first and not self._admits(head + frame):
             raise RefusedClient("loop", "it is kproxy's own question, which came back")
         return frame
+
+    async def _large(self, client: Incoming, size: int) -> bytes:
+        """A frame that is counted until it is whole."""
+        patience = asyncio.timeout(None)
+        large = _Large(size, patience)
+        now_ns = time.monotonic_ns()
+        if not self._held.take(size, now_ns, large):
+            raise RefusedClient("authentication", "too many clients send large requests before their logins")
+        self._held.begin(large, now_ns)
+        try:
+            async with patience:
+                return await receive_exactly(client.sock, size)
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            text = "it did not go on with a large request before its login, and others waited for the room"
+            raise RefusedClient("authentication", text) from None
+        finally:
+            self._held.end(large)
+            self._held.release(large.counted)
+
+    def _give_up(self, large: "_Large") -> None:
+        self._held.release(large.counted)
+        large.counted = 0
+        large.patience.reschedule(asyncio.get_running_loop().time())
+
+
+class _Large:
+    """A frame that is being read: what is reserved for it, and what ends the wait for it."""
+
+    def __init__(self, counted: int, patience: asyncio.Timeout) -> None:
+        self.counted = counted
+        self.patience = patience
 
 
 class _Conversation:
@@ -105,6 +134,7 @@ class _Conversation:
         self._owner = owner
         self._client = client
         self._is_first = True
+        self.host = client.peer.host
 
     async def receive(self) -> bytes:
         is_first, self._is_first = self._is_first, False

@@ -13,7 +13,7 @@ from scramp import ScramClient
 
 from kproxy.errors import RefusedClient, UpstreamError
 from kproxy.protocol import codec
-from kproxy.proxy.access.sasl.checks import Checks, LoginRefusedError, ScramCheck
+from kproxy.proxy.access.sasl.checks import MAX_SCRAM_BYTES, Checks, LoginRefusedError, ScramCheck
 from kproxy.proxy.access.sasl.clients import Authenticator, Session
 from kproxy.proxy.access.sasl.login import log_in
 from kproxy.proxy.access.sasl.mechanisms import OAuthBearer, Plain, Scram
@@ -36,7 +36,8 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> UsersFile:
 class Talk:
     """A client's end and kproxy's of one login, in queues."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "10.0.0.1") -> None:
+        self.host = host
         self.requests: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.answers: asyncio.Queue[bytes] = asyncio.Queue()
         self.counted: list[tuple[str, str]] = []
@@ -168,6 +169,20 @@ def test_a_delegation_token_is_named_in_the_log_and_refused_like_a_wrong_passwor
     for first in ("n,,n=tokenauth=3Dtrue,r=abc", "n,,n=alice,r=tokenauth=true"):
         answer, known = ScramCheck(name, users).receive(first.encode())
         assert answer.startswith(b"r=") and known is None
+
+
+@pytest.mark.parametrize("name", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_a_message_of_scram_that_is_too_long_is_not_read(users: UsersFile, name: str) -> None:
+    """SASLprep of a name takes a millisecond for 200 characters, and the square of that for marks that combine."""
+    fits = f"n,,n={'a' * (MAX_SCRAM_BYTES - 11)},r=abc".encode()
+    assert len(fits) == MAX_SCRAM_BYTES and ScramCheck(name, users).is_slow(fits)
+    answer, known = ScramCheck(name, users).receive(fits)
+    assert answer.startswith(b"r=abc") and known is None
+    with pytest.raises(LoginRefusedError, match=f"invalid credentials with SASL mechanism {name}") as caught:
+        ScramCheck(name, users).receive(fits + b"d")
+    assert "a message of 2049 bytes: kproxy reads 2048 at most" in caught.value.reason
+    first = ScramClient([name], "alice", "pass of alice").get_client_first().encode()
+    assert not ScramCheck(name, users).is_slow(first)
 
 
 @pytest.mark.parametrize("is_forged", [False, True])
@@ -302,7 +317,7 @@ def test_who_logs_in_again_does_not_wait_behind_those_that_guess(tmp_path: Path)
     async def log_in_beside_a_guess() -> Session:
         guess, talk = threading.Event(), Talk()
         login = Authenticator(checks, None, 0.0, lambda _: asyncio.sleep(0), lambda _: None, lambda *_: None)
-        waits = asyncio.ensure_future(login.apart(lambda token: (token, guess.wait() and None), b""))
+        waits = asyncio.ensure_future(login.apart(talk.host, lambda: (b"", guess.wait() and None)))
         talk.login = asyncio.ensure_future(login.authenticate(talk))
         await converse(log_in(Plain("alice", Secret("another password"))), talk.exchange)
         session = await talk.login
@@ -314,20 +329,31 @@ def test_who_logs_in_again_does_not_wait_behind_those_that_guess(tmp_path: Path)
     assert asyncio.run(log_in_beside_a_guess()).known.name == "alice"
 
 
-def test_passwords_are_checked_one_after_another(users: UsersFile) -> None:
-    """However many are guessed at once: each takes milliseconds of a core, which the loop needs too."""
-    at_once, most = 0, 0
+def test_passwords_are_checked_one_after_another_for_addresses_in_turn(users: UsersFile) -> None:
+    """However many are guessed at once: each takes milliseconds of a core, which the loop and others need too."""
+    begun, go_on = threading.Event(), threading.Event()
+    done: list[str] = []
 
-    def receive(token: bytes) -> tuple[bytes, None]:
-        nonlocal at_once, most
-        at_once += 1
-        most = max(most, at_once)
-        time.sleep(0.001)
-        at_once -= 1
-        return token, None
+    def check(name: str, *, waits: bool = False) -> tuple[bytes, None]:
+        begun.set()
+        assert not waits or go_on.wait(30)
+        done.append(name)
+        return name.encode(), None
 
-    async def guess() -> list[tuple[bytes, Any]]:
+    async def guess() -> None:
         checks = authenticator(users, Talk())
-        return await asyncio.gather(*(checks.apart(receive, b"%d" % number) for number in range(20)))
+        first = asyncio.ensure_future(checks.apart("guesses", lambda: check("0", waits=True)))
+        await asyncio.to_thread(begun.wait, 30)
+        guesses = [asyncio.ensure_future(checks.apart("guesses", lambda n=n: check(f"{n}"))) for n in range(1, 20)]
+        await asyncio.sleep(0)
+        alice = asyncio.ensure_future(checks.apart("alice", lambda: check("alice")))
+        bob = [asyncio.ensure_future(checks.apart("bob", lambda n=n: check(f"bob {n}"))) for n in range(2)]
+        await asyncio.sleep(0)
+        guesses.pop(0).cancel()  # its client has gone
+        go_on.set()
+        assert await alice == (b"alice", None)
+        assert await bob[1] == (b"bob 1", None)
+        assert await first == (b"0", None) and [answer for answer, _ in await asyncio.gather(*guesses)][-1] == b"19"
 
-    assert asyncio.run(guess()) == [(b"%d" % number, None) for number in range(20)] and most == 1
+    asyncio.run(guess())
+    assert done[:7] == ["0", "alice", "bob 0", "2", "bob 1", "3", "4"] and len(done) == 22

@@ -177,6 +177,9 @@ def test_a_broker_that_does_not_prove_itself_is_no_broker() -> None:
         b"r=x,s=QUFBQUFBQUFBQUFBQUFBQUFB,i=4096",
         b"e=other-error",
         b"r=%s,s=QUFBQUFBQUFBQUFBQUFBQUFB,i=9999999",
+        b"r=%s,s=QUFBQUFBQUFBQUFBQUFBQUFB,i=1000001",
+        b"r=%s,s=QUFBQUFBQUFBQUFBQUFBQUFB,i=4095",
+        b"r=%s,s=QUFBQUFBQUFBQUFBQUFBQUFB,i=-1",
     ],
 )
 def test_nonsense_of_a_broker_is_an_error_and_costs_little(answer: bytes) -> None:

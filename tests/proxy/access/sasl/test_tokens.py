@@ -9,6 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,8 @@ def test_an_rsa_key_without_an_algorithm_checks_each_of_rsa_and_one_with_it_that
         (token(nbf=time.time() + 86_400), "not valid yet"),
         (token(sub=None), "claim 'sub'"),
         (token(sub=""), "claim 'sub'"),
+        (token(sub="a" * (tokens.MAX_NAME + 1)), "claim 'sub', .* more than 1024 characters"),
+        (token(exp=10**400), "after the end of all times"),
         (jwt.encode({"sub": "alice"}, None, "none"), "algorithm"),
         (jwt.encode({"sub": "alice"}, "shared" * 10, "HS256", headers={"kid": "one"}), "algorithm"),
         (signed_by_the_public_key(), "algorithm"),
@@ -157,6 +160,11 @@ class Issuer(http.server.BaseHTTPRequestHandler):
         if self.path == "/odd":
             self.wfile.write(b"SSH-2.0-OpenSSH_9.2\r\n")
             return
+        if self.path == "/endless":
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            return
         self.send_response(200)
         self.end_headers()
         self.wfile.write(jwks(jwk(RSA, kid="one")) if self.path == "/keys" else b" " * (tokens.MAX_JWKS_BYTES + 10))
@@ -189,6 +197,14 @@ def test_keys_come_over_verified_tls(issuer: tuple[str, Path], tmp_path: Path) -
     for path, authorities in (("keys", None), *((path, ca) for path in ("large", "moved", "odd")), ("keys", tmp_path)):
         with pytest.raises(TokenError, match="JWKS"):
             tokens.fetch(f"{url}/{path}", authorities)
+
+
+def test_an_answer_without_an_end_is_given_up(issuer: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part of it comes in time, and none is of the keys."""
+    monkeypatch.setattr(tokens, "FETCH_S", 0.2)
+    url, ca = issuer
+    with pytest.raises(TokenError, match=r"did not arrive within 0\.2 s"):
+        tokens.fetch(f"{url}/endless", ca)
 
 
 def test_keys_of_a_file(tmp_path: Path) -> None:

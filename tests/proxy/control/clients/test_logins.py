@@ -13,14 +13,17 @@ import pytest
 from kproxy.errors import ConfigError
 from kproxy.metrics.cells import ClusterCells
 from kproxy.protocol import codec
+from kproxy.proxy.access.sasl.clients import MAX_FRAME
 from kproxy.proxy.access.sasl.users import change
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.control.changing.changes import changes
+from kproxy.proxy.control.clients import authentication
 from kproxy.proxy.control.clients.logins import Logins
 from kproxy.proxy.control.operators.operating import connection_row
 from kproxy.proxy.control.server import Server
 from kproxy.proxy.upstream.loops import LoopGuard
+from kproxy.wire import interest
 from tests.proxy.access.sasl.test_tokens import OTHER, RSA, jwk, jwks, token
 from tests.proxy.live import HOST, Broker, Live, Wire, free_ports, live, request, response
 from tests.pushed import counter, pushed
@@ -138,6 +141,33 @@ def test_the_id_of_a_client_is_known_from_its_login_on(tmp_path: Path) -> None:
             client.close()
 
     live(test())
+
+
+def test_clients_that_stop_in_the_middle_of_large_requests_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(authentication, "MAX_HELD_TOGETHER", 2 * MAX_FRAME)
+    monkeypatch.setattr(interest, "HELD_PATIENCE_NS", 0)
+    password = "p" * (authentication.SMALL_FRAME + 1)
+    change(tmp_path / "users", "carol", password)
+
+    async def test() -> None:
+        async with served(tmp_path, AUTHENTICATION) as here:
+            client = await dialled(here)
+            held = here.server.clusters[0]._authentication._held
+            silent = [await Wire.dial(here.port) for _ in range(2)]
+            for count, wire in enumerate(silent, 1):
+                await wire.send(MAX_FRAME.to_bytes(4, "big"))
+                await here.until(lambda count=count: held.held_bytes == count * MAX_FRAME)
+            assert (await asked(client, HANDSHAKE, 1, {"mechanism": "PLAIN"}))["errorCode"] == 0
+            answer = await asked(client, AUTHENTICATE, 2, {"authBytes": f"\0carol\0{password}".encode()})
+            assert answer["errorCode"] == 0
+            assert await silent[0].rest() == b"" and held.held_bytes == MAX_FRAME
+            silent[1].close()
+            await here.until(lambda: not held.held_bytes and not held._requests)
+
+    live(test())
+    assert "did not go on with a large request before its login" in caplog.text
 
 
 def test_a_client_newer_than_its_broker_is_told_as_a_broker_tells_it(tmp_path: Path) -> None:

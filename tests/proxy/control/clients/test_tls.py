@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kproxy.errors import ConfigError
+from kproxy.proxy.access.principals import MAX_SUBJECT
 from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.config.tls import ClientTls, KeyPair, UpstreamTls
 from kproxy.proxy.relay import contexts, handshakes
@@ -313,6 +314,20 @@ def test_principals_by_rules(rules, principal, authority, caplog):
 
     live(test())
     assert principal or "no rule of principal_mapping_rules takes" in caplog.text
+
+
+def test_a_subject_that_is_too_long_for_rules_is_nobody(authority, caplog):
+    async def test():
+        tls = ClientTls(**authority.server().settings(), ca=authority.bundle, client_certificates="required")
+        async with kproxy(cluster={"tls": tls}) as here:
+            certificate = authority.client("alice", "long", organization="o" * MAX_SUBJECT)
+            client = await dial(here, trusting(authority, certificate))
+            with suppress(OSError):
+                assert await client.rest() == b""
+            assert results(here) == {"principal": 1}
+
+    live(test())
+    assert f"characters: kproxy takes {MAX_SUBJECT} at most" in caplog.text
 
 
 def test_an_end_of_tls_right_behind_bytes_is_passed_on_though_the_connection_stays(authority):

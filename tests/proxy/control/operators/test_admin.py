@@ -96,8 +96,9 @@ def test_bad_http_is_answered_and_fills_no_log(caplog):
         async with serving() as client:
             url = client._base_url
             for sent in (
-                b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000,
+                b"GET / HTTP/1.1\r\nX: " + b"x" * 9_000,
                 b"GET / HTTP/7.x\r\n\r\n",
+                b"\0" * 9_000,
                 b"\0\0\0\x12\0\x12",
                 b"GET \r\n",
             ):
@@ -107,10 +108,36 @@ def test_bad_http_is_answered_and_fills_no_log(caplog):
                 assert answer.split()[1] == b"400"
                 assert b"Cache-Control: no-store\r\n" in answer
                 assert b"X-Content-Type-Options: nosniff\r\n" in answer
+                assert len(answer) < 1000  # not all of it back, escaped
                 writer.close()
 
     run(main())
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("request_", "more"),
+    [
+        (b"\0", b"\0" * 65_536),
+        (b"GET / HTTP/1.1\r\nX: ", b"x" * 65_536),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n" * 10_000),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n", b"x" * 65_536),
+    ],
+)
+def test_what_follows_bad_http_or_an_answer_before_its_body_is_not_read(request_, more):
+    async def main():
+        async with serving() as client:
+            _, writer = await asyncio.open_connection(client._base_url.host, client._base_url.port)
+            sent = 0
+            writer.write(request_)
+            with pytest.raises(ConnectionError):
+                while sent < 16 * 2**20:  # more than the kernel keeps
+                    writer.write(more)
+                    await writer.drain()
+                    sent += len(more)
+            writer.close()
+
+    run(main())
 
 
 @pytest.mark.parametrize(
