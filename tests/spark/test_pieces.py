@@ -25,7 +25,10 @@ def made(table, count):
     """Rows of three hours, every second one without values."""
     rows = []
     for number in range(count):
-        row = {field.name: VALUES.get(field.type, number % 100) if number % 2 else None for field in table.schema}
+        row = {
+            field.name: VALUES.get(field.type, number % 100) if number % 2 or not field.nullable else None
+            for field in table.schema
+        }
         always = {"time": 3 * HOUR_US * number // count, table.weight: number}
         rows.append(row | {name: value for name, value in always.items() if name in row})
     return pa.Table.from_pylist(rows, table.schema)

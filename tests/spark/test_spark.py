@@ -54,8 +54,9 @@ def test_old_tables_are_read_beside_new_ones(spark, tmp_path):
     for table in schema.TABLES.values():
         (tmp_path / table.name).mkdir()
         added = ADDED.get(table.name, ())
-        old = pa.schema([field for field in table.schema if field.name not in added])
-        for kind, of in (("old", old), ("new", table.schema)):
+        new_one = pa.schema([field.with_nullable(True) for field in table.schema])
+        old = pa.schema([field for field in new_one if field.name not in added])
+        for kind, of in (("old", old), ("new", new_one)):
             row = {**common, **rows.get(table.name, {}), **new}
             row = {name: value for name, value in row.items() if name in of.names}
             pq.write_table(pa.Table.from_pylist([row], of), tmp_path / table.name / f"{kind}.parquet")
