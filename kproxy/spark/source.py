@@ -391,8 +391,8 @@ def _batches(settings: _Settings, part: Part) -> Iterator[pa.RecordBatch]:
         found = _rows(part.job, settings.table)
     for batch in found:
         batch = settings.wanted(batch)
-        if batch.num_rows:
-            yield batch
+        if batch.num_rows:  # Spark takes columns of a source only as nullable
+            yield pa.RecordBatch.from_arrays(batch.columns, batch.schema.names)
 
 
 def _rows(job: Job, table: Table) -> Iterator[pa.RecordBatch]:
