@@ -58,6 +58,7 @@ class Flow:
         "first_ns",
         "heard_ns",
         "info",
+        "is_pieced",
         "keys",
         "last_ns",
         "later",
@@ -85,6 +86,7 @@ class Flow:
         self.syn_ns = -1  # of the client's SYN, until the handshake is over
         self.rtt_ns = -1  # from the SYN to the client's first segment after it
         self.start_seen = False
+        self.is_pieced = False  # bytes were missing before its protocol was clear, so its frames begin anywhere
         self.plain = True  # past its handshake and not ended: segments go straight to the conversation
         self.proxied: tuple[str, int] | None = None  # the client that a PROXY header names
         self.reset_by = -1  # the side that reset it
@@ -205,17 +207,21 @@ class Flow:
                 quality.note("raw_sasl", first, count=self.sasl_tokens, last_ns=last)
             if self.decrypted:
                 quality.note("tls_decrypted", first, size=sum(self.payload_bytes), last_ns=last)
-        server = spelled(self.ends[1 - self.client])
         if self.alert is not None and self.speaks == content.TLS:
             side, name = self.alert
-            sender = f"a client of {server}" if side == self.client else f"the server {server}"
+            sender = f"a client of {self._server}" if side == self.client else f"the server {self._server}"
             quality.note_named("tls_alert", f"{name} by {sender}", first, size=sum(self.payload_bytes), last_ns=last)
         elif self._is_unanswered_tls:
-            quality.note_named("tls_unanswered", server, first, size=sum(self.payload_bytes), last_ns=last)
+            quality.note_named("tls_unanswered", self._server, first, size=sum(self.payload_bytes), last_ns=last)
         elif close in UNCONNECTED:
-            quality.note_named(f"connect_{close}", server, first, last_ns=last)
+            quality.note_named(f"connect_{close}", self._server, first, last_ns=last)
         else:
             quality.note(self.speaks or "no_data", first, size=sum(self.payload_bytes), last_ns=last)
+
+    @property
+    def _server(self) -> str:
+        """Of a flow whose client is known."""
+        return spelled(self.ends[1 - self.client])
 
     def deafen(self) -> None:
         """Nothing more of it is read."""
@@ -494,6 +500,7 @@ class Undecided:
         return None
 
     def _settle(self, speaks: str) -> None:
+        self._flow.is_pieced = self._flow.start_seen and not self._whole
         receiver = self._decide(self._flow, speaks)
         self._flow.talk.receiver = receiver
         if receiver is DEAF:

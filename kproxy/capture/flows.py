@@ -580,7 +580,8 @@ class Flows:
         if speaks == content.TLS:
             self._handlers.decided(flow)
             return Alerts(flow) if flow.start_seen else DEAF
-        flow.session = CapturedSession(self._shards[shard_of(flow.keys[0])].interest, midstream=not flow.start_seen)
+        midstream = not flow.start_seen or flow.is_pieced
+        flow.session = CapturedSession(self._shards[shard_of(flow.keys[0])].interest, midstream=midstream)
         receiver = Kafka(flow, flow.session, self._handlers.decided(flow), flow.noted)
         if not self._reads_columns:
             return receiver
