@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from kproxy.analysis.engine import Frame, ask
-from kproxy.analysis.pieces import FETCHED, TOPIC, at_last, bucket, grouped, groups, of_clients, of_exchanges, order
+from kproxy.analysis.lags.brought import ONCE, brought
+from kproxy.analysis.lags.brought import TABLES as OF_FETCHES
+from kproxy.analysis.pieces import TOPIC, at_last, bucket, grouped, groups, of_clients, of_exchanges, order
 
 # Latencies by 1, 2, 5 of each power of ten, from 10 µs to 100 s; below and above: one class each.
 LATENCIES_NS = (*(step * 10**power for power in range(4, 11) for step in (1, 2, 5)), 10**11)
@@ -69,17 +71,25 @@ def batch_sizes(batches: Frame, exchanges: Frame, every: str | None = None, wher
 
 
 def behind(
-    partitions: Frame, exchanges: Frame, every: str | None = None, replicas: bool = False, where: str | None = None
+    partitions: Frame,
+    exchanges: Frame,
+    changes: Frame,
+    topology: Frame,
+    every: str | None = None,
+    replicas: bool = False,
+    where: str | None = None,
 ) -> Frame:
     """How far clients are behind in a topic, as their fetches say: the partition that is furthest behind, over time.
 
     `lag_records` and `lag_ns` are the largest among the last ones of each partition that was fetched in the step;
-    `sum_lag_records` is of all those partitions together.
+    `sum_lag_records` is of all those partitions together, but for `unknown_partitions`: followers answered there, and
+    no answer of the leader told before where the log ends.
     """
     return ask(
-        {"partitions": partitions, "exchanges": exchanges},
-        fetched=FETCHED,
-        ours=of_exchanges("fetched", ("Fetch",), replicas),
+        dict(zip(OF_FETCHES, (partitions, exchanges, changes, topology), strict=True)),
+        once=ONCE,
+        **brought(),
+        ours=of_exchanges("brought", ("Fetch",), replicas),
         latest=f"""
             select {f"{bucket(every)} as `time`," if every else ""} cluster, client, {TOPIC} as topic, `partition`,
                 {at_last("lag_records")} as lag_records, {at_last("lag_ns")} as lag_ns, count(*) as fetches
@@ -87,7 +97,7 @@ def behind(
         answer=f"""
             select {"`time`," if every else ""} cluster, client, topic, max(lag_records) as lag_records,
                 max(lag_ns) as lag_ns, sum(lag_records) as sum_lag_records, count(*) as partitions,
-                sum(fetches) as fetches
+                sum(fetches) as fetches, count_if(lag_records is null) as unknown_partitions
             from latest group by all
             order by {"`time`," if every else ""} lag_records desc, cluster nulls first, client nulls first,
                 topic nulls first""",

@@ -35,6 +35,7 @@ from kproxy.analysis.knowledge import (
 )
 from kproxy.analysis.lags import TABLES as OF_LAG
 from kproxy.analysis.lags import group_lag, lag
+from kproxy.analysis.lags.brought import TABLES as OF_FETCHES
 from kproxy.analysis.parties import clients, connections, errors, quality, talkers, throttle
 from kproxy.analysis.pieces import TOPIC
 from kproxy.analysis.registry import REGISTRY_WHERE, consumers, registry
@@ -145,7 +146,7 @@ JOBS = {
         ),
         Job(fetching, ("exchanges",), " --by client"),
         Job(lag, OF_LAG, " --format parquet --out lag", _OF_EXCHANGE),
-        Job(behind, ("partitions", "exchanges"), " --every '10 seconds'", (*_OF_EXCHANGE, ("topic", TOPIC))),
+        Job(behind, OF_FETCHES, " --every '10 seconds'", (*_OF_EXCHANGE, ("topic", TOPIC))),
         Job(
             offsets,
             ("partitions", "exchanges"),

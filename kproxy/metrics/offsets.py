@@ -77,12 +77,13 @@ class Log:
     """What is known of a topic-partition's end.
 
     `high_watermark` is the end, of `source` (an API key), since `raised_ns`, and confirmed by an answer at
-    `reported_ns`. `broker` is the label of the broker that last answered as leader, `epoch` its leader epoch.
+    `reported_ns`. `lowered_ns`: what was said of the end until then does not count if it was higher. `broker` is the
+    label of the broker that last answered as leader, `epoch` its leader epoch.
     """
 
     __slots__ = (
-        *("broker", "earlier_ends", "ends", "epoch", "high_watermark", "marks", "raised_ns", "reported_ns"),
-        *("source", "written"),
+        *("broker", "earlier_ends", "ends", "epoch", "high_watermark", "lowered_ns", "marks", "raised_ns"),
+        *("reported_ns", "source", "written"),
     )
 
     def __init__(self) -> None:
@@ -90,6 +91,7 @@ class Log:
         self.source = UNKNOWN
         self.raised_ns = 0
         self.reported_ns = 0  # 0: the end is not known
+        self.lowered_ns = 0
         self.epoch = UNKNOWN
         self.broker: str | None = None
         self.marks: deque[tuple[int, int, int]] = deque(maxlen=MARKS)  # first offset, the one after the last, written
@@ -128,8 +130,11 @@ class Log:
             self.ends.clear()
             self.earlier_ends.clear()
             self.written.clear()
-        elif offset < self.high_watermark and not is_asked:
-            return
+            self.lowered_ns = now_ns
+        elif offset < self.high_watermark:
+            if asked_ns is None or not is_asked:
+                return
+            self.lowered_ns = asked_ns
         elif offset > self.high_watermark and self.reported_ns:
             last_ns = max(self.reported_ns, unchanged_ns)
             self.ends.append((self.high_watermark, last_ns))

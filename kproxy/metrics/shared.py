@@ -380,12 +380,24 @@ def _replaces(one: PushingClient, other: PushingClient) -> bool:
 
 
 def _later(one: Log, other: Log) -> Log:
-    """What two workers know of a log: the end of the newer leader epoch, else the higher one; the marks of both."""
-    late, early = (one, other) if _order(one) >= _order(other) else (other, one)
-    if one.epoch == UNKNOWN or other.epoch == UNKNOWN:  # nobody says that the log was truncated
-        late, early = (one, other) if one.high_watermark >= other.high_watermark else (other, one)
+    """What two workers know of a log: the higher end, unless the lower one is newer; the marks of both.
+
+    It is where the log was truncated, or kproxy's own question answered, after the higher end was last raised, and
+    where a newer leader epoch has confirmed it since.
+    """
+    early, late = sorted((one, other), key=lambda log: (log.high_watermark, log.reported_ns))
+    low, high = early, late
     log = Log()
+    log.lowered_ns = max(one.lowered_ns, other.lowered_ns)
+    is_lowered = low.high_watermark < high.high_watermark and (
+        low.lowered_ns >= high.raised_ns or (low.epoch > high.epoch != UNKNOWN and low.reported_ns >= high.raised_ns)
+    )
+    if is_lowered:
+        early, late = high, low
+        log.lowered_ns = max(log.lowered_ns, high.raised_ns)
     log.high_watermark, log.raised_ns, log.source = late.high_watermark, late.raised_ns, late.source
+    if early.high_watermark == late.high_watermark:
+        log.raised_ns = max(early.raised_ns, late.raised_ns)
     log.reported_ns = late.reported_ns
     log.epoch, log.broker = max(one.epoch, other.epoch), late.broker
     log.marks.extend(sorted({*late.marks, *early.marks}))
@@ -400,10 +412,6 @@ def _later(one: Log, other: Log) -> Log:
         for offset, at_ns in each.written.points():
             log.written.add(offset, at_ns, log.reported_ns)
     return log
-
-
-def _order(log: Log) -> tuple[int, int, int]:
-    return log.epoch, log.high_watermark, log.reported_ns
 
 
 def _last_removed(one: dict[Any, int], other: dict[Any, int]) -> dict[Any, int]:

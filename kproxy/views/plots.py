@@ -193,7 +193,7 @@ def throttles(data: Any, every: str, span: Span = None) -> alt.Chart:
 
 def lag(data: Any, every: str, span: Span = None) -> alt.LayerChart:
     """Records that clients are behind in topics, as `behind` gives them with a step of time."""
-    rows = rows_of(data)
+    rows = [row for row in rows_of(data) if row["lag_records"] is not None]
     for row in rows:
         row["what"] = f"{short(row['client'], 24)}, {short(row['topic'], 24)}"
     names = _largest(rows, "what", "lag_records")

@@ -123,7 +123,10 @@ class Traffic:
     def delete_topic(self, topic: str, error: int = 0) -> None:
         self.say(DELETE_TOPICS, 3, {"topicNames": [topic]}, {"responses": [{"name": topic, "errorCode": error}]})
 
-    def metadata(self, topic: str, identity: int) -> None:
-        partition = {"partitionIndex": 0, "leaderId": 1, "replicaNodes": [1], "isrNodes": [1]}
+    def metadata(self, topic: str, identity: int, *, leader: int = 1, brokers: tuple[int, ...] = ()) -> None:
+        """brokers: their ids, at the addresses that clients connect to."""
+        replicas = list(brokers) or [leader]
+        partition = {"partitionIndex": 0, "leaderId": leader, "replicaNodes": replicas, "isrNodes": replicas}
         told = {"name": topic, "topicId": UUID(int=identity), "partitions": [partition]}
-        self.say(METADATA, 10, {"topics": [{"name": topic}]}, {"brokers": [], "topics": [told]})
+        named = [{"nodeId": each, "host": f"10.0.1.{each}", "port": 9092} for each in brokers]
+        self.say(METADATA, 10, {"topics": [{"name": topic}]}, {"brokers": named, "topics": [told]})

@@ -8,6 +8,7 @@ from kproxy.analysis import distributions, jobs
 from kproxy.analysis.distributions import LATENCIES_NS, RECORDS
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.lags import TABLES as OF_LAG
+from kproxy.analysis.lags.brought import TABLES as OF_FETCHES
 from kproxy.convert.processes import convert
 from tests.captures import capture
 
@@ -63,7 +64,7 @@ def test_batches_are_counted_by_their_records(tables):
 
 def test_what_is_behind_is_what_lag_says_of_the_worst_partition(tables):
     each = jobs.lag(*(tables[name] for name in OF_LAG), every="5 seconds").arrow().to_pylist()
-    answer = jobs.behind(tables["partitions"], tables["exchanges"], every="5 seconds").arrow().to_pylist()
+    answer = jobs.behind(*(tables[name] for name in OF_FETCHES), every="5 seconds").arrow().to_pylist()
     worst, together = {}, Counter()
     for row in each:
         key = (row["time"], row["cluster"], row["client"], row["topic"])

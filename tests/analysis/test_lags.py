@@ -8,8 +8,10 @@ import pytest
 import kproxy.spark
 from kproxy.analysis import engine, jobs
 from kproxy.analysis.duck import Tables
-from kproxy.analysis.findings import findings
+from kproxy.analysis.findings import PROBES, findings, limits
 from kproxy.analysis.lags import TABLES as OF_LAG
+from kproxy.analysis.lags.brought import NO_LEADER
+from kproxy.analysis.lags.brought import TABLES as OF_FETCHES
 from kproxy.analysis.lags.groups import NO_END, NO_OUTCOME
 from kproxy.convert.processes import convert
 from kproxy.tables.schema import CHANGES, COMMITTED_OFFSETS, EXCHANGES, GROUP_EVENTS, PARTITIONS, TOPOLOGY
@@ -224,6 +226,129 @@ def test_steps_of_time_are_each_of_the_log_that_was_there(made_up):
             ("truncated", 10, 30),
             ("other id", 5, 20),
         ]
+
+
+def by_followers(t):
+    """Consumers in a rack, each of a topic of its own; those of `growing` and `idle` for a minute."""
+    for number, topic in enumerate(("led", "denied", "elected", "growing", "idle"), 1):
+        t.metadata(topic, number, brokers=(1, 2))
+
+    def fetch(topic, at, end, broker):
+        t.fetch(topic, at, end, rack="b", broker=broker, client=f"of {topic}")
+
+    fetch("led", 20, 50, 1)  # by the leader
+    fetch("led", 40, 45, 2)
+    fetch("told", 60, 60, 2)
+    t.produce("told", 90, 10)
+    fetch("told", 60, 60, 2)
+    fetch("alone", 60, 100, 2)
+    fetch("denied", 60, 100, 2)
+    t.list_offsets("ahead", LATEST, 40)
+    fetch("ahead", 60, 70, 2)
+    t.produce("again", 0, 1000)
+    fetch("again", 900, 950, 2)
+    t.delete_topic("again")
+    fetch("again", 0, 20, 2)
+    fetch("elected", 10, 50, 1)
+    t.metadata("elected", 3, leader=2, brokers=(1, 2))
+    t.produce("elected", 50, 30)
+    fetch("elected", 50, 50, 1)
+    for number in range(20):
+        t.produce("growing", 100 * number, 100)
+        fetch("growing", 10 * number, 10 * number, 2)
+        fetch("idle", 10, 100 * number, 2)
+        fetch("idle too", 10, 10, 2)
+
+
+BEHIND = {  # topic: lag of the first and the last fetch; None: unknown
+    "led": (30, 10),
+    "told": (None, 40),
+    "alone": (None, None),
+    "denied": (None, None),
+    "ahead": (10, 10),
+    "again": (100, None),
+    "elected": (40, 30),
+    "growing": (100, 2000 - 190),
+    "idle": (None, None),
+    "idle too": (None, None),
+}
+# Tables from before schema version 7 do not say whose answer may be a follower's.
+BEHIND_BEFORE = BEHIND | {
+    "led": (30, 10),
+    "told": (0, 0),
+    "alone": (40, 40),
+    "again": (50, 20),
+    "elected": (40, 0),
+    "growing": (None, None),
+    "idle too": (0, 0),
+}
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory):
+    place = tmp_path_factory.mktemp("followed")
+    traffic = Traffic()
+    by_followers(traffic)
+    (place / "a.pcap").write_bytes(traffic.pcap())
+    convert([place / "a.pcap"], place / "tables")
+    return place / "tables"
+
+
+def without_ends(frames):
+    """As tables from before schema version 7 have it."""
+    columns = [name for name in frames["partitions"].columns if name != "end_offset"]
+    chosen = ", ".join(f"`{name}`" for name in columns)
+    before = f"select {chosen}, cast(null as bigint) as end_offset from partitions"
+    return {**frames, "partitions": engine.ask({"partitions": frames["partitions"]}, before=before)}
+
+
+def said_of_followers(frames):
+    """By topic: the first and the last lag as `lag` says it, and what `behind` says."""
+    theirs = "client like 'of %'"
+    by_client = dicts(jobs.lag(*(frames[name] for name in OF_LAG), where=theirs))
+    assert all((row["unknown"] == NO_LEADER) == (row["last_lag_records"] is None) for row in by_client)
+    in_all = dicts(jobs.behind(*(frames[name] for name in OF_FETCHES), where=theirs))
+    behind = {row["topic"]: (row["lag_records"], row["sum_lag_records"], row["unknown_partitions"]) for row in in_all}
+    return {row["topic"]: (row["first_lag_records"], row["last_lag_records"]) for row in by_client}, behind
+
+
+def check_followers(frames, truth):
+    lags, behind = said_of_followers(frames)
+    assert lags == truth
+    assert behind == {topic: (last, last, int(last is None)) for topic, (_, last) in truth.items()}
+
+
+def test_who_reads_from_a_follower_is_behind_the_leaders_end_or_nobody_knows(followed):
+    with Tables(followed) as tables:
+        check_followers({name: tables[name] for name in OF_LAG}, BEHIND)
+
+
+def test_tables_without_ends_of_logs_are_taken_at_their_word_but_for_known_followers(followed):
+    with Tables(followed) as tables:
+        check_followers(without_ends({name: tables[name] for name in OF_LAG}), BEHIND_BEFORE)
+
+
+def growing(frames):
+    few = limits({"lag_records_min": 100})
+    return {one.where for one in findings(frames, few) if one.kind == "growing_lag"}
+
+
+def test_a_lag_grows_by_the_leaders_end_and_not_by_a_followers(followed):
+    with Tables(followed) as tables:
+        assert growing(tables) == {"client of growing, topic growing"}
+
+
+@pytest.mark.ring2
+def test_lag_of_who_reads_from_followers_is_the_same_on_spark(followed, spark):
+    frames = {name: kproxy.spark.table(spark, str(followed), name) for name in OF_LAG}
+    check_followers(frames, BEHIND)
+    check_followers(without_ends(frames), BEHIND_BEFORE)
+    (probe,) = (probe for probe in PROBES if probe.kinds == ("growing_lag",) and "group_events" not in probe.tables)
+    with Tables(followed) as tables:
+        mine, theirs = (
+            list(engine.rows(probe.ask(each, limits({"lag_records_min": 100})))) for each in (tables, frames)
+        )
+    assert mine and mine == theirs
 
 
 @pytest.mark.ring2

@@ -4,11 +4,19 @@ One scene before real brokers: clients of three libraries consume, stop, fall be
 offsets and topics are changed where kproxy does not see it. A gateway with two workers has all of the clients, then
 three sidecars each have what goes to their broker, and Prometheus joins them by the rules of `dashboards/`. At each
 moment, when nothing moves, every partition of every group is equal, and so are the sums.
+
+What the brokers' clients said to them meanwhile is captured. At the end `kproxy analyze group-lag` and `lag` say of the
+capture what the tool says: with all that is in it, and without the questions that kproxy and the tool ask for lag.
 """
 
+import shutil
+import socket
+import struct
+import subprocess
+import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,12 +27,18 @@ from kafka import KafkaConsumer
 from kafka.structs import OffsetAndMetadata
 from kafka.structs import TopicPartition as Partition
 from prometheus_client.parser import text_string_to_metric_families
+from pyspark.sql import SparkSession
 
+from kproxy.analysis import engine, jobs
+from kproxy.analysis.duck import Tables
+from kproxy.analysis.lags import TABLES as OF_LAG
+from kproxy.convert.processes import convert
+from kproxy.spark import table
 from tests.broker.cluster import Cluster, wait_for
 from tests.broker.jvm import tool
 from tests.broker.kproxy import Kproxy
 from tests.broker.test_outages import leaders_spread
-from tests.broker.tools import CONSUMER, GROUPS, TOPICS, create_topic, delete_topic
+from tests.broker.tools import CONSUMER, GROUPS, TOPICS, as_root, create_topic, delete_topic
 from tests.ports import free_ports
 from tests.prometheus import Prometheus
 
@@ -53,6 +67,7 @@ class Scene:
         self.bootstrap = bootstrap
         self.kproxies = kproxies
         self.groups: set[str] = set()
+        self.moments: list[tuple[str, int, Lags]] = []  # names, when they were over, and what the tool said
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
@@ -75,6 +90,7 @@ class Scene:
             {
                 "bootstrap.servers": self.bootstrap,
                 "group.id": group,
+                "client.id": group,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
@@ -156,6 +172,7 @@ class Scene:
             wait_for(name, agrees, pause_s=0.2)
         except AssertionError as fault:
             raise AssertionError(f"{fault}\nKafka: {told}\nkproxy: {shown}") from None
+        self.moments.append((name, time.time_ns(), told))
 
 
 def read(consumer: Consumer, records: int) -> dict[tuple[str, int], int]:
@@ -212,7 +229,11 @@ def play(scene: Scene) -> None:
 
     simple = scene.group("assigns")
     assigned = KafkaConsumer(
-        bootstrap_servers=scene.bootstrap, group_id=simple, enable_auto_commit=False, auto_offset_reset="earliest"
+        bootstrap_servers=scene.bootstrap,
+        group_id=simple,
+        client_id=simple,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
     )
     try:
         assigned.assign([Partition(topic, 1)])
@@ -274,7 +295,7 @@ def play(scene: Scene) -> None:
 def transactions(scene: Scene, topic: str) -> None:
     """Offsets that transactions commit, which count once those are committed."""
     group = scene.group("transactions")
-    producer = Producer({"bootstrap.servers": scene.bootstrap, "transactional.id": group})
+    producer = Producer({"bootstrap.servers": scene.bootstrap, "client.id": group, "transactional.id": group})
     producer.init_transactions(60)
     with scene.consumer(group, topic, isolation_level="read_committed") as consumer:
         for name, ends in (("aborted", producer.abort_transaction), ("committed", producer.commit_transaction)):
@@ -289,19 +310,127 @@ def transactions(scene: Scene, topic: str) -> None:
             scene.moment(f"it is {name}")
 
 
+# --- what is said of a capture ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def captured(cluster: Cluster, path: Path) -> Iterator[None]:
+    """A capture of all that clients and brokers say to each other; none where packets may not be captured."""
+    try:
+        root = as_root()
+    except pytest.skip.Exception:
+        yield
+        return
+    tcpdump = shutil.which("tcpdump") or "/usr/sbin/tcpdump"
+    places = " or ".join(f"(host {broker.host} and port {broker.port})" for broker in cluster.brokers)
+    command = [*root, tcpdump, "-i", "lo", "--immediate-mode", "-U", "-B", "65536", "-w", str(path), places]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        while b"listening on" not in process.stderr.readline():
+            assert process.poll() is None
+        yield
+        last = cluster.brokers[0]
+        with socket.create_connection((last.host, last.port)) as sock:
+            host, port = sock.getsockname()
+            ends = socket.inet_aton(host) + socket.inet_aton(last.host) + struct.pack(">HH", port, last.port)
+        wait_for("the last packet", lambda: ends in path.read_bytes())
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def dicts(answer: Any) -> list[dict[str, Any]]:
+    names = [column.name for column in engine.columns(answer)]
+    return [dict(zip(names, row, strict=True)) for row in engine.rows(answer)]
+
+
+# Of the tables of a capture: without what kproxy asks brokers for lag, and without what the tool asks.
+UNASKED = """
+    select p.* from partitions p left join exchanges e
+        on p.source = e.source and p.connection = e.connection and p.`number` = e.`number`
+    where not (p.api in ('ListOffsets', 'OffsetFetch')
+        and (e.client_id like 'kproxy%' or e.client_id like 'adminclient%'))"""
+
+
+def analyses(tables: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What `group-lag` and `lag` say."""
+    inputs = [tables[name] for name in OF_LAG]
+    return dicts(jobs.group_lag(*inputs)), dicts(jobs.lag(*inputs))
+
+
+def agree(told: Lags, groups: Collection[str], rows: list[dict[str, Any]]) -> None:
+    """`group-lag` says of each group in each partition what the tool says, or why it is not known."""
+    of = {(row["group_id"], row["topic"], row["partition"]): row for row in rows if row["group_id"] in groups}
+    known = {place: row for place, row in of.items() if row["lag_records"] is not None}
+    assert {place: (row["committed_offset"], row["end_offset"]) for place, row in known.items()} == {
+        place: offsets for place, offsets in told.items() if place in known or place not in of
+    }
+    assert all(row["lag_records"] == row["end_offset"] - row["committed_offset"] for row in known.values())
+    assert all(row["unknown"] for place, row in of.items() if place not in known)
+
+
+def agree_by_client(told: Lags, by_group: list[dict[str, Any]], by_client: list[dict[str, Any]]) -> None:
+    """`lag` has the same by client: consumers have the name of their group as client id."""
+    committers = {row["group_id"] for row in by_group if row["client"] == row["group_id"]}
+    behind = {
+        of: row["committed_lag_records"]
+        for row in by_client
+        if (of := (row["client"], row["topic"], row["partition"])) in told and row["client"] in committers
+    }
+    assert behind == {of: told[of][1] - told[of][0] for of in behind} and {of[0] for of in behind} == committers
+
+
+def until(tables: Mapping[str, Any], ns: int) -> dict[str, Any]:
+    """The tables as they were at a moment."""
+    condition = f"unix_micros(`time`) <= {ns // 1000}"
+    return {
+        name: engine.ask({name: rows}, cut=f"select * from {name} where {condition}") for name, rows in tables.items()
+    }
+
+
+def compared(scene: Scene, capture: Path, spark: SparkSession | None = None) -> None:
+    """What is said of the capture of a scene is what the tool says; with Spark at each moment, and by both engines."""
+    told = scene.described()
+    if not capture.exists():
+        pytest.skip("the scene was played, but capturing packets needs root: no capture is compared")
+    place = capture.with_suffix("")
+    convert([capture], place)
+    with Tables(place) as tables:
+        frames = {name: tables[name] for name in OF_LAG}
+        unasked = {**frames, "partitions": engine.ask(frames, unasked=UNASKED)}
+        for said in (frames, unasked):
+            by_group, by_client = analyses(said)
+            agree(told, scene.groups, by_group)
+            assert not any(row["unknown"] for row in by_group if row["group_id"] in scene.groups)
+            agree_by_client(told, by_group, by_client)
+        if spark is None:
+            return
+        for name, ns, told in scene.moments:
+            try:
+                agree(told, scene.groups, dicts(jobs.group_lag(*until(unasked, ns).values())))
+            except AssertionError as fault:
+                raise AssertionError(f"{name}: {fault}") from None
+        theirs = {name: table(spark, str(place), name) for name in OF_LAG}
+        assert analyses(theirs) == analyses(frames)
+
+
 def test_a_gateway(cluster: Cluster, tmp_path: Path) -> None:
-    file = tmp_path / "kproxy.toml"
+    file, capture = tmp_path / "kproxy.toml", tmp_path / "scene.pcap"
     file.write_text(SETTINGS.format(workers=2, route=""))
-    with Kproxy(cluster.bootstrap, tmp_path, "--config", str(file)) as kproxy:
-        play(Scene(cluster, kproxy.bootstrap, [kproxy]))
+    with captured(cluster, capture), Kproxy(cluster.bootstrap, tmp_path, "--config", str(file)) as kproxy:
+        scene = Scene(cluster, kproxy.bootstrap, [kproxy])
+        play(scene)
+    compared(scene, capture)
 
 
 @pytest.mark.ring2
-def test_three_sidecars(cluster: Cluster, tmp_path: Path) -> None:
+def test_three_sidecars(cluster: Cluster, tmp_path: Path, spark: SparkSession) -> None:
     port = free_ports(1, "")
-    file = tmp_path / "kproxy.toml"
+    file, capture = tmp_path / "kproxy.toml", tmp_path / "scene.pcap"
     file.write_text(SETTINGS.format(workers=1, route='route = "sidecar"'))
     with ExitStack() as stack:
+        stack.enter_context(captured(cluster, capture))
         sidecars = []
         for broker in cluster.brokers:
             folder = tmp_path / str(broker.node_id)
@@ -312,4 +441,6 @@ def test_three_sidecars(cluster: Cluster, tmp_path: Path) -> None:
         targets = {f"sidecar-{number}": sidecar.admin for number, sidecar in enumerate(sidecars)}
         prometheus = stack.enter_context(Prometheus(tmp_path / "prometheus", targets))
         bootstrap = ",".join(f"{broker.host}:{port}" for broker in cluster.brokers)
-        play(Scene(cluster, bootstrap, sidecars, prometheus))
+        scene = Scene(cluster, bootstrap, sidecars, prometheus)
+        play(scene)
+    compared(scene, capture, spark)

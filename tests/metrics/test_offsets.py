@@ -205,6 +205,73 @@ def test_only_a_newer_leader_epoch_lowers_the_end(cluster):
     assert records(cluster) == {("billing", "orders"): 30}
 
 
+def together(*clusters):
+    """What the parent of several workers knows, whoever sends first."""
+    found = []
+    for order in (clusters, clusters[::-1]):
+        shared = Shared(Metrics())
+        for each in order:
+            shared.take(id(each), published(Published(each.metrics)))
+        found.append(shared)
+    ends = {shared.lags("default").logs[ORDERS].high_watermark for shared in found}
+    assert len(ends) == 1
+    return found[0], ends.pop()
+
+
+def two_workers():
+    """Each with a consumer, at the same time."""
+    one, other = Cluster(), Cluster()
+    one.now_ns = other.now_ns = max(one.now_ns, other.now_ns)
+    return (one, one.consumer()), (other, other.consumer())
+
+
+@pytest.mark.parametrize("epoch", [-1, 5])
+def test_what_one_worker_knows_of_a_truncation_counts_for_all(epoch):
+    """The other has only produced, or has fetched from the leader before."""
+    (one, member), (other, producer) = two_workers()
+    fetch(member, ORDERS, 900, 1000, epoch=5)
+    produce(producer, ORDERS, 10, 990)
+    if epoch >= 0:
+        fetch(producer, ORDERS, 900, 1000, epoch=epoch)
+    one.now_ns += 5 * S
+    fetch(member, ORDERS, 900, 940, epoch=6)
+    assert together(one, other)[1] == 940
+    other.now_ns = one.now_ns + S
+    produce(producer, ORDERS, 10, 1040)  # the log has grown since
+    assert together(one, other)[1] == 1050
+
+
+def test_a_newer_epoch_of_one_worker_does_not_hide_what_another_has_seen_since():
+    (one, member), (other, producer) = two_workers()
+    fetch(producer, ORDERS, 900, 900, epoch=5)
+    one.now_ns += S
+    fetch(member, ORDERS, 900, 900, epoch=6)  # elected, and nothing lost
+    other.now_ns = one.now_ns + S
+    produce(producer, ORDERS, 10, 900)
+    assert together(one, other)[1] == 910
+
+
+@pytest.mark.parametrize("epoch", [-1, 0, 5])
+def test_a_leader_that_is_asked_lowers_the_end_that_workers_know(epoch):
+    """As of a topic that was deleted and created again elsewhere."""
+    (one, member), (other, producer) = two_workers()
+    fetch(member, ORDERS, 900, 1000, epoch=epoch)
+    produce(producer, ORDERS, 10, 990)
+    shared, end = together(one, other)
+    assert end == 1000
+    lags, asked_ns = shared.lags("default"), one.now_ns + S
+    lags.told_ends({ORDERS: (5, 0)}, asked_ns, asked_ns + S)
+    shared.told("default", lags, asked_ns)
+    assert shared.lags("default").logs[ORDERS].high_watermark == 5
+    for each in (one, other):  # what they knew before comes once more, as with other news of the log
+        shared.take(id(each), published(Published(each.metrics)))
+    assert shared.lags("default").logs[ORDERS].high_watermark == 5
+    other.now_ns = asked_ns + 2 * S
+    produce(producer, ORDERS, 10, 995)  # it has grown past what they knew
+    shared.take(id(other), published(Published(other.metrics)))
+    assert shared.lags("default").logs[ORDERS].high_watermark == 1005
+
+
 @pytest.mark.parametrize("version", [12, 13, 15, 17])
 def test_replication_is_no_consumer_but_knows_the_end(cluster, version):
     replica, member = cluster.consumer("broker-2-fetcher-0", version=version), cluster.consumer()

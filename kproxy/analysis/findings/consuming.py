@@ -11,8 +11,9 @@ from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tabl
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.lags import TABLES as OF_LAG
 from kproxy.analysis.lags import group_lag
+from kproxy.analysis.lags.brought import ONCE, brought
+from kproxy.analysis.lags.brought import TABLES as OF_FETCHES
 from kproxy.analysis.pieces import (
-    FETCHED,
     GROUPS,
     STEP,
     STEP_TIMES,
@@ -171,14 +172,15 @@ class Lagging(NamedTuple):
 
 
 def lagging(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Lagging, those that fell behind most first."""
+    """Rows of Lagging, those that fell behind most first; without fetches of which it is not known how far behind."""
     whose = ("cluster", "client", "topic")
     same = " and ".join(f"p.{key} is not distinct from s.{key}" for key in whose)
     return ask(
-        {"partitions": tables["partitions"], "exchanges": tables["exchanges"]},
-        once=("parts", "stretched", "stretches"),
-        fetched=FETCHED,
-        ours=of_exchanges("fetched", ("Fetch",), False),
+        {name: tables[name] for name in OF_FETCHES},
+        once=(*ONCE, "parts", "stretched", "stretches"),
+        **brought(),
+        known="select * from brought where lag_records is not null",
+        ours=of_exchanges("known", ("Fetch",), False),
         parts=f"""
             select cluster, client, {TOPIC} as topic, `partition`, {STEP} as step, {STEP_TIMES}, count(*) as fetches,
                 {at_last("lag_records", "min_by")} as first_lag, {at_last("lag_records")} as last_lag,
@@ -259,6 +261,6 @@ def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
 PROBES = (
     Probe(("empty_fetches", "tiny_fetches"), ("exchanges",), fetched, Fetched, judge_fetched),
     Probe(("commit_storm",), ("exchanges",), committed, Committed, judge_committed),
-    Probe(("growing_lag",), ("partitions", "exchanges"), lagging, Lagging, judge_lagging),
+    Probe(("growing_lag",), OF_FETCHES, lagging, Lagging, judge_lagging),
     Probe(("growing_lag",), OF_LAG, lagging_groups, Lagging, judge_lagging),
 )

@@ -15,12 +15,13 @@ GONE = "(3, 100)"  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
 FAR = 2**62  # behind every time
 
 # What answers tell of ends, followers' too: KEYS, time, us, cluster, topic, partition, end_offset. is_start: it may be
-# a new log, empty or a Produce wrote its beginning; is_mark: told by a high watermark or a ListOffsets.
+# a new log, empty or a Produce wrote its beginning; is_mark: told by a high watermark or a ListOffsets; is_leaders: by
+# the leader, for certain.
 TOLD_ENDS = f"""
     select {", ".join(KEYS)}, `time`, unix_micros(`time`) as us, cluster, {TOPIC} as topic, `partition`,
         coalesce(end_offset, high_watermark) as end_offset,
         coalesce(case when api = 'Produce' then `offset` = 0 else end_offset = 0 end, false) as is_start,
-        api != 'Produce' as is_mark
+        api != 'Produce' as is_mark, end_offset is not null as is_leaders
     from partitions
     where direction = 'response' and coalesce(error_code, 0) = 0 and coalesce(end_offset, high_watermark) >= 0"""
 
@@ -48,6 +49,22 @@ def turns() -> dict[str, str]:
             select {OF}, us, true as is_lost from started_again
             union all
             select {OF}, us, false as is_lost from truncated""",
+    }
+
+
+def lives() -> dict[str, str]:
+    """Steps behind `told_ends` and `turns`: `lives` of logs, from turn to turn, and `lived_ends`, each in its life.
+
+    The life before the first turn has the number 0, and no row in `lives`.
+    """
+    return {
+        "lives": f"""
+            select {OF}, us as from_us, lead(us) over of_log as until_us, row_number() over of_log as life
+            from (select distinct {OF}, us from turns) t window of_log as (partition by {OF} order by us)""",
+        "lived_ends": f"""
+            select t.*, coalesce(l.life, 0) as life
+            from told_ends t left join lives l
+                on {same("t", "l")} and t.us > l.from_us and t.us <= coalesce(l.until_us, {FAR})""",
     }
 
 

@@ -5,7 +5,7 @@ Refuses to know how either is found out (`committed`, `ends`), files, sessions a
 
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.lags.committed import PLACE, places, since
-from kproxy.analysis.lags.ends import FAR, OF, TOLD_ENDS, same, turns
+from kproxy.analysis.lags.ends import OF, TOLD_ENDS, lives, same, turns
 from kproxy.analysis.pieces import EXCHANGE_NAMES, FETCHED, TOPIC, at_last, bucket, of_exchanges
 
 TABLES = ("partitions", "exchanges", "committed_offsets", "group_events", "changes", "topology")  # that lag is from
@@ -60,13 +60,7 @@ def _stepwise(step: str, where: str | None) -> dict[str, str]:
         **since(step),
         "committed": f"""
             select step, {_COMMITTED} from since where {where or "true"} group by step, {", ".join(PLACE)}""",
-        "lives": f"""
-            select {OF}, us as from_us, lead(us) over of_log as until_us, row_number() over of_log as life
-            from (select distinct {OF}, us from turns) t window of_log as (partition by {OF} order by us)""",
-        "ends": f"""
-            select t.*, coalesce(l.life, 0) as life
-            from told_ends t left join lives l
-                on {same("t", "l")} and t.us > l.from_us and t.us <= coalesce(l.until_us, {FAR})""",
+        **lives(),
         "begun": f"select timestamp_micros(from_us) as `time`, life, {OF} from lives",
         "met": f"""
             select step, cast(null as bigint) as life, {OF}, group_id, committed_offset, commits, last_commit, is_open,
@@ -74,7 +68,7 @@ def _stepwise(step: str, where: str | None) -> dict[str, str]:
             from committed
             union all
             select {step}, life, {OF}, null, null, null, null, null, max(end_offset), max(`time`)
-            from ends group by {step}, life, {OF}
+            from lived_ends group by {step}, life, {OF}
             union all
             select {step}, life, {OF}, null, null, null, null, null, null, null from begun""",
         "in_lives": f"""
