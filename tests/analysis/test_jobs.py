@@ -123,6 +123,19 @@ def test_latency_by_anything_over_time(frame):
     assert rows(halves, "time")[1][0] - rows(halves, "time")[0][0] == 60_000_000
 
 
+def test_latency_counts_the_requests_whose_answers_did_not_come(frame):
+    """Its percentiles are of those that came: an API of which most were not answered must not look healthy."""
+    lost = ("unanswered", "lost", "unanswered", "no_answer_expected")
+    table = frame(
+        EXCHANGES,
+        [exchange(number, latency=number + 1) for number in range(3)]
+        + [exchange(3 + number, latency_ns=None, outcome=outcome) for number, outcome in enumerate(lost)]
+        + [exchange(9, api="Fetch", latency_ns=None, outcome="unanswered")],
+    )
+    found = rows(jobs.latency(table), "api", "exchanges", "unanswered", "max_ns")
+    assert found == [("Produce", 3, 3, 3 * MS), ("Fetch", 0, 1, None)]
+
+
 def test_slow_names_the_cause(frame):
     table = frame(
         EXCHANGES,

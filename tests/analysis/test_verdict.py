@@ -1,16 +1,20 @@
 """The verdict: figures of all requests, and a sentence of causes with what followed from them."""
 
+import json
+
 from kproxy.analysis import jobs
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.findings import findings, limits
 from kproxy.analysis.verdict import verdict
+from kproxy.cli.asking import show_overview
+from kproxy.views.answers import dicts
 from kproxy.views.verdict import as_dict, counted, figures, sentence
 from tests.analysis.findings import made
 
 NS = 10**9
 
 
-def outage(place):
+def outage(place, also=lambda table: None):
     """Broker 2 is gone from 20 s to 32 s, and what it was asked in the second before is never answered."""
     table = made.Made()
     for number in range(400):
@@ -40,6 +44,7 @@ def outage(place):
                 close="fin",
                 start_seen=True,
             )
+    also(table)
     return table.write(place)
 
 
@@ -58,6 +63,22 @@ def test_a_broker_that_was_gone_is_said_first_with_what_failed(tmp_path):
     assert "10 without an answer are left out" in told["p99"][1]
     assert counted(said, 0).startswith(f"{said.total} finding") and "1 more follow" in counted(said, 0)
     assert as_dict(said)["sentence"] == sentence(said) and as_dict(said)["figures"]["unanswered"] == 10
+
+
+def test_an_overview_says_what_was_not_answered_and_how_many_findings_there_are(tmp_path, capsys):
+    """A group that asks for its first coordinator has lost none."""
+    trouble = {"group_id": "new-g", "time_ns": made.START_NS + 5 * NS, "error": "COORDINATOR_NOT_AVAILABLE"}
+    place = outage(tmp_path / "tables", lambda table: table.add("group_events", 5, **trouble))
+    asked = {"since": None, "until": None, "limit": None, "out": None, "quiet": True}
+    with Tables(place) as tables:
+        (lost,) = dicts(jobs.coordinators(tables["group_events"], tables["rebalances"], tables["exchanges"]))
+        assert lost["group_id"] == "new-g" and lost["outage_ns"] is None
+        show_overview("analyze", ["tables"], tables, shown="json", **asked)
+        told = json.loads(capsys.readouterr().out)
+        show_overview("analyze", ["tables"], tables, shown="table", **asked)
+    assert [(row["api"], row["exchanges"], row["unanswered"]) for row in told["apis"]] == [("Produce", 1080, 10)]
+    assert told["coordinators"] == []
+    assert f"What stands out ({told['verdict']['findings']} finding" in capsys.readouterr().out
 
 
 def test_calm_traffic_is_said_to_be_calm(tmp_path):

@@ -187,6 +187,19 @@ def test_each_command_teaches_by_example(command):
     assert set(COMMANDS) == set(ctl.ctl.commands)
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+def test_what_decides_is_said_also_where_no_rule_does(read_only):
+    class Port:
+        def get(self, path):
+            assert path == "/api/policy"
+            return [{"cluster": "east", "read_only": read_only, "policy": [], "policy_default": "allow", "limits": {}}]
+
+    result = CliRunner().invoke(ctl.policy, [], obj=Port)
+    assert result.exit_code == 0 and "cluster: east" in result.output and "policy_default: allow" in result.output
+    assert ("read_only: true: refuses" in result.output) == read_only
+    assert ("read_only: false" in result.output) != read_only
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(-1, "0 s"), (0.0123, "0.0123 s"), (59.94, "59.9 s"), (60, "1m"), (3661, "1h 1m"), (3e5, "3d 11h")],

@@ -144,6 +144,17 @@ def test_counters_are_there_before_anything_happens():
     assert scrape(metrics)["kproxy_unanswered_requests_total"][labels(**api, cause="broker_closed")] == 1
 
 
+def test_answers_that_lead_around_kproxy_are_no_ports_that_could_not_be_bound():
+    metrics = Metrics()
+    cluster = metrics.cluster("default")
+    cluster.unbound += 2
+    assert cluster.leaked("DescribeCluster") == "DescribeCluster"
+    samples = scrape(metrics)
+    assert samples["kproxy_address_leaks_total"][labels(cluster="default", api="DescribeCluster")] == 1
+    assert sum(samples["kproxy_address_leaks_total"].values()) == 1
+    assert samples["kproxy_unbound_brokers_total"] == {labels(cluster="default"): 2}
+
+
 def test_brokers_that_nobody_connects_to_do_not_fill_the_scrape():
     metrics = Metrics()
     cluster = metrics.cluster("default")

@@ -382,6 +382,18 @@ def test_a_group_that_hangs_falls_behind_for_hours():
         assert [(group, topic, each.records) for group, topic, each in found] == [("stuck", "orders", second)]
 
 
+def test_how_long_a_group_hangs_is_known_however_often_the_log_has_grown_since():
+    """Nobody fetches, so that only earlier ends of the log say when its first record came that is not committed."""
+    lags = lag.Lags(Topics())
+    log = lags.logs[ORDERS] = offsets.Log()
+    lags.committed["stuck", ORDERS] = offsets.Position(100, offsets.UNKNOWN, 1 * S)
+    for second in range(10, 3600, 10):
+        log.end(90 + second, second * S, 0)
+        ((_, _, found),) = dict(lags.shown(second * S, second * S))["group"]
+        assert found.records == second - 10
+        assert second - 10 <= found.seconds <= (second - 10) * 1.25 + 10
+
+
 # --- what ends offsets -----------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,10 @@
 """A summary says what a scrape says."""
 
-from kproxy.metrics.summary import summarise
+from bisect import bisect_left
+
+from kproxy.metrics.bounds import DURATION_NS
+from kproxy.metrics.cells import ApiCells
+from kproxy.metrics.summary import Totals, summarise
 from tests.metrics.test_metrics import busy_metrics, scrape
 
 
@@ -29,3 +33,13 @@ def test_a_summary_and_a_scrape_agree():
     assert summary["protocol_faults"] == summary["unanswered_requests"] == 1
     # Three requests of 30 us and a response of 7 us: the median is in the bucket from 25 to 50.
     assert 25e-6 < summary["proxy_duration_seconds"]["p50"] <= 50e-6
+
+
+def test_the_whole_wait_of_a_client_is_not_the_time_of_the_broker():
+    """A request that waited for a second in the queue, and for a millisecond of the broker."""
+    cells = ApiCells("Produce")
+    cells.duration[bisect_left(DURATION_NS, 10**6)] += 1
+    cells.waits[bisect_left(DURATION_NS, 10**9)] += 1
+    totals = Totals()
+    totals.add(cells)
+    assert totals.duration_s(0.5) <= 0.001 < 0.5 <= totals.wait_s(0.5) <= 1

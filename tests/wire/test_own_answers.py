@@ -6,7 +6,7 @@ from kproxy.wire.authorizer import Answer
 from kproxy.wire.events import ANSWERED_BY_PROXY, BROKER, CLIENT
 from kproxy.wire.interest import HeldBudget
 from kproxy.wire.own_answers import MAX_OWN_BYTES
-from tests.wire.playbook import Dialogue, request, response
+from tests.wire.playbook import MS, Dialogue, request, response
 from tests.wire.test_authorizer import DENIED, HEARTBEAT, LIST_GROUPS, Scripted, heartbeat, interest
 
 SIZE = MAX_OWN_BYTES // 4
@@ -90,3 +90,15 @@ def test_where_requests_are_decided_one_whose_first_fields_do_not_decode_ends_th
         assert talk.session.states == ("closed", "closed")
         assert [fault.kind for fault in talk.faults] == ["malformed_request"] and talk.faults[0].fatal
         assert talk.sent[BROKER].startswith(good) and len(talk.sent[BROKER]) < len(good + bad)
+
+
+def test_a_refusal_waits_in_the_queue_from_its_requests_first_byte_on():
+    authorizer = Scripted()
+    authorizer.decisions[1] = Answer(b"\0\0\0\4\0\0\0\1", (DENIED,))
+    talk = Dialogue(interest(HEARTBEAT), authorizer=authorizer)
+    older = request(LIST_GROUPS, 4, 0, {})
+    talk.client(older + heartbeat(1), [len(older) + 20]).broker(response(LIST_GROUPS, 4, 0, {}))
+    _, own = talk.exchanges
+    assert own.outcome == ANSWERED_BY_PROXY
+    assert (own.request_start, own.request_end, own.response_start) == (1 * MS, 2 * MS, 3 * MS)
+    assert (own.queue_ns, own.muted_ns) == (2 * MS, 0)

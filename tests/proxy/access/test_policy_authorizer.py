@@ -262,6 +262,17 @@ def test_groups_are_listed_as_far_as_they_may_be_seen():
 # --- read-only, unknown keys and versions -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("rules", [(), ({"action": "allow", "api": "broker"},)])
+def test_a_read_only_listener_passes_no_follower_whatever_the_rules_allow(rules):
+    """A broker moves the high watermark by what a Fetch of a replica asks for."""
+    talk = Decided(*rules, read_only=True, policy_default="allow")
+    of_consumer, of_follower = (request(FETCH, 12, 1, {"replicaId": replica, "topics": []}) for replica in (-1, 3))
+    talk.client(of_consumer)
+    assert talk.sent[BROKER] == of_consumer and not talk.refusals
+    talk.client(of_follower)
+    assert talk.sent[BROKER] == of_consumer and talk.refusals == {("Fetch", "read_only"): 1}
+
+
 def test_a_read_only_listener_passes_consumers_and_no_producer():
     for frame in (
         request(FETCH, 12, 1, {"topics": [{"topic": "t", "partitions": [{"partition": 0}]}]}),

@@ -989,6 +989,36 @@ def test_an_answer_that_is_read_in_the_turn_of_its_request_is_not_older(is_late)
     live(test())
 
 
+def test_an_answer_that_waits_for_a_busy_loop_took_its_broker_no_longer():
+    """By the clock of its turn, the loop comes to it an hour after the kernel had it."""
+    hour_ns = 3600 * 10**9
+    seen: list[Exchange] = []
+
+    class Sink:
+        def connected(self, info):
+            return lambda events: seen.extend(event for event in events if isinstance(event, Exchange))
+
+    async def test():
+        async with kproxy(sinks=[Sink()]) as here:
+            client, broker = await here.connect()
+            await here.until(lambda: here.relays)
+            (relay,) = here.server._worker.relays.values()
+            clock = here.server._worker.poller
+            client.sock.send(request(HEARTBEAT, 4, 1))
+            assert await broker.frame() == request(HEARTBEAT, 4, 1)
+            broker.sock.send(response(HEARTBEAT, 4, 1))
+            now_ns = time.monotonic_ns()
+            clock.wall_offset_ns = time.time_ns() - now_ns
+            clock.turn_ns = clock.now_ns = now_ns + hour_ns
+            clock.is_late = True
+            relay._peers[1].readable()
+            assert await client.frame() == response(HEARTBEAT, 4, 1)
+        (exchange,) = seen
+        assert 0 <= exchange.response_start - exchange.request_end < hour_ns
+
+    live(test())
+
+
 @pytest.mark.parametrize("timestamps", [True, False])
 def test_a_busy_loop_is_no_slow_broker(timestamps, monkeypatch):
     """With the loop blocked 40 ms at a time, what a client waits is proxy + queue + broker, and nearly all is proxy.

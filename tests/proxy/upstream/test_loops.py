@@ -86,6 +86,18 @@ def test_own_connections_are_known_by_their_ends():
             assert guard.is_own(Address(*peer), own) is None
 
 
+def test_a_connection_that_comes_out_at_our_own_listener_is_a_loop_whatever_its_address_said():
+    """As where the kernel translates addresses: only the connection shows where it leads."""
+    with socket.create_server((HOST, 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
+        guard = loops.LoopGuard(lambda *address: address == listener.getsockname())
+        elsewhere = Address("192.0.2.1", 9092)
+        guard.check(elsewhere, elsewhere)
+        guard.dialled(sock, elsewhere)
+        with pytest.raises(UpstreamError, match="is kproxy itself") as caught:
+            guard.connected(elsewhere, sock)
+        assert caught.value.cause == "loop"
+
+
 def test_only_the_own_questions_prove_a_loop_and_an_answer_clears_it():
     guard, other = loops.LoopGuard(lambda *_: False), loops.LoopGuard(lambda *_: False)
     upstream = Address("192.0.2.1", 9092)
