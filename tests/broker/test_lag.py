@@ -113,7 +113,8 @@ class Scene:
     def described(self) -> Lags:
         """By Kafka's own tool, of the groups of this scene."""
         found: Lags = {}
-        text = tool(GROUPS, "--bootstrap-server", self.cluster.bootstrap, "--describe", "--all-groups")
+        options = "--describe", "--all-groups", "--timeout", "60000"  # its own are 5 s, a busy machine needs more
+        text = tool(GROUPS, "--bootstrap-server", self.cluster.bootstrap, *options)
         for line in text.splitlines():
             group, topic, partition, offset, end, *_ = [*line.split(), *"-----"]
             if group in self.groups and offset.isdigit():
