@@ -13,7 +13,7 @@ from the command line:
     jobs.latency(table(spark, "tables/", "exchanges"), by=["api", "client"]).show()
 
 The questions themselves: `timing`, `parties`, `topics`, `lags`, `knowledge`. Percentiles are approximate on Spark,
-exact below 5,000 rows of a group; so memory is bounded by the number of groups. On DuckDB they are exact. Refuses to
+exact below 10,000 rows of a group; so memory is bounded by the number of groups. On DuckDB they are exact. Refuses to
 know files, sessions and formats of output.
 """
 

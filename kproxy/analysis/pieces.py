@@ -14,7 +14,7 @@ from kproxy.protocol.schema import schema
 from kproxy.proxy.config.api_groups import BROKER
 
 MS = 1_000_000
-ACCURACY = 10_000  # of approximate percentiles: exact below half as many rows of a group
+ACCURACY = 20_000  # of approximate percentiles: exact below half as many rows of a group
 FEW = 20  # groups of fewer rows say little: they are not ranked before others
 KEYS = ("source", "connection", "number")  # of an exchange
 _FETCHERS = "^(broker-[0-9]+-fetcher-[0-9]+|ReplicaFetcherThread-[0-9]+-[0-9]+)$"  # client ids, of today and before 2.3
