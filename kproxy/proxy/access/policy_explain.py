@@ -124,15 +124,19 @@ class _Asked(NamedTuple):
     client_id: str | None
 
     def near(self, rules: Iterable[Rule], verdict: Verdict, kind: str | None = None, name: str = "") -> tuple[str, ...]:
-        """Of the rules that allow, those from which one key alone keeps it; none where a rule decided."""
+        """Of the rules that allow, those from which one key alone keeps it; none where a rule decided.
+
+        Rules for other principals only where there is none for this one.
+        """
         if verdict.allowed or verdict.reason != "default":
             return ()
-        lines = []
+        lines: dict[bool, list[str]] = {True: [], False: []}  # by whether the rule is for who asks
         for number, rule in enumerate(rules, 1):
             unmet = list(self._unmet(rule, kind, name)) if rule.action == "allow" else []
             if len(unmet) == 1:
-                lines.append(f"rule {number} would allow it, but {unmet[0]}")
-        return tuple(lines)
+                is_for_them = rule.principal is None or Patterns(rule.principal).match(self.principal)
+                lines[is_for_them].append(f"rule {number} would allow it, but {unmet[0]}")
+        return tuple(lines[True] or lines[False])
 
     def _unmet(self, rule: Rule, kind: str | None, name: str) -> Iterator[str]:
         """What of the rule does not match, in words."""

@@ -132,3 +132,17 @@ def test_a_rule_about_other_names_is_named_with_what_it_lacks():
     assert said("JoinGroup", groups=["g"]) == ("rule 1 would allow it, but it has no group",)
     (line,) = said("GetTelemetrySubscriptions")
     assert line == "rule 1 would allow it, but it is about names (topic), and this needs a rule without them"
+
+
+def test_rules_for_others_are_named_where_there_is_none_for_who_asks():
+    rules = (
+        {"action": "allow", "principal": "User:alice", "topic": "orders"},
+        {"action": "allow", "principal": "User:ops"},
+    )
+
+    def said(principal):
+        (one,) = explain(cluster(*rules), api="Produce", topics=["x"], principal=principal)
+        return one.near
+
+    assert said("User:alice") == ("rule 1 would allow it, but its topic is orders",)
+    assert said("User:bob") == ("rule 2 would allow it, but its principal is User:ops",)

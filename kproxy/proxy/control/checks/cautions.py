@@ -114,6 +114,12 @@ def _unknown_to_each_other(cluster: Cluster) -> Iterator[Caution]:
         users = sorted(f"{PRINCIPAL_TYPE}{name}" for name in read(settings.users_file))
     except UsersError:
         return
+    if not users:
+        text = f"{settings.users_file} has no user, so nobody can log in"
+        yield Caution(
+            f"{cluster.name}: authentication.users_file", text, f"kproxy users add {settings.users_file} NAME"
+        )
+        return
     for number, rule in enumerate(cluster.policy):
         for pattern in rule.principal or ():
             if not any(map(Patterns((pattern,)).match, users)):

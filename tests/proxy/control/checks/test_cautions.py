@@ -81,3 +81,11 @@ def test_where_users_are_not_all_clients_principals_are_left_alone(users):
     tokens = {"jwks_url": "https://issuer.example/keys", "issuer": "https://issuer.example", "audience": ["kafka"]}
     authentication = {**users, **tokens, "mechanisms": ["PLAIN", "OAUTHBEARER"]}
     assert said({"authentication": authentication, "policy": rules}) == []
+
+
+def test_a_file_without_users_is_named_once(users, tmp_path):
+    empty = tmp_path / "empty"
+    empty.write_text("")
+    rules = [{**ALLOW, "principal": "User:alice"}, {**ALLOW, "principal": "User:bob"}]
+    (line,) = said({"authentication": {**users, "users_file": str(empty)}, "policy": rules})
+    assert line == f"shop: authentication.users_file: {empty} has no user, so nobody can log in"
