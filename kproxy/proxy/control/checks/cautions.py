@@ -1,13 +1,13 @@
 """What can run and is likely not meant: secrets that everybody reads, a policy that refuses nothing, unknown users.
 
 None of it ends a start: `kproxy check` and `kproxy doctor` warn. Certain but not complete, as for rules that never
-decide (`access.policy_idle`). Refuses to know how it is shown, and to have the value of a secret.
+decide (`access.policy_idle`). What a start logs as a warning is not repeated here. Refuses to know how it is shown,
+and to have the value of a secret.
 """
 
 import difflib
 import stat
 from collections.abc import Iterator
-from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +15,6 @@ from kproxy.proxy.access.globs import Patterns
 from kproxy.proxy.access.sasl.users import UsersError, read
 from kproxy.proxy.config.policy import PRINCIPAL_TYPE, Rule, default_of
 from kproxy.proxy.config.settings import Cluster, Config
-
-_SENT_IN_CLEAR = {"PLAIN": "passwords", "OAUTHBEARER": "tokens"}  # by the mechanisms whose secret can be used again
 
 
 class Caution(NamedTuple):
@@ -34,7 +32,6 @@ def cautions(config: Config) -> Iterator[Caution]:
         secrets.append(("admin_tls.key", config.admin_tls.key))
     for cluster in config.clusters:
         secrets += _secrets(cluster)
-        yield from _sent_in_clear(cluster)
         yield from _refuses_nothing(cluster)
         yield from _unknown_to_each_other(cluster)
     for place, path in secrets:
@@ -61,25 +58,6 @@ def _is_read_by_all(path: Path) -> bool:
         return all(folder.stat().st_mode & stat.S_IXOTH for folder in path.absolute().parents)
     except OSError:
         return False
-
-
-def _sent_in_clear(cluster: Cluster) -> Iterator[Caution]:
-    if cluster.authentication is None or cluster.tls is not None or _is_loopback(cluster.listen.host):
-        return
-    for mechanism in cluster.authentication.mechanisms:
-        if mechanism in _SENT_IN_CLEAR:
-            yield Caution(
-                f"{cluster.name}: authentication.mechanisms",
-                f"{mechanism} sends {_SENT_IN_CLEAR[mechanism]} as they are, and {cluster.listen} has no TLS",
-                "add [cluster.tls], unless TLS ends before kproxy",
-            )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _refuses_nothing(cluster: Cluster) -> Iterator[Caution]:

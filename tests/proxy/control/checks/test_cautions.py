@@ -43,14 +43,6 @@ def test_a_secret_that_every_user_may_read_is_named():
         assert said({}, **admin) == []
 
 
-def test_passwords_that_pass_as_they_are_are_named_where_others_see_them(users):
-    assert said({"authentication": users}) == [], "nobody sees what stays on this host"
-    (line,) = said({"authentication": users, "listen": "0.0.0.0:9092"})
-    assert line == "shop: authentication.mechanisms: PLAIN sends passwords as they are, and 0.0.0.0:9092 has no TLS"
-    scram = {**users, "mechanisms": ["SCRAM-SHA-512"]}
-    assert said({"authentication": scram, "listen": "0.0.0.0:9092"}) == []
-
-
 ALLOW = {"action": "allow", "topic": "orders-*"}
 
 
