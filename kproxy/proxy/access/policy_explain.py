@@ -45,7 +45,7 @@ class Explained:
         """For scripts."""
         verdict = self.verdict
         what = {"what": self.what, "allowed": verdict.allowed, "rule": verdict.rule, "reason": verdict.reason}
-        return {**what, "near": list(self.near)}
+        return {**what, "near": list(self.near)} if self.near else what
 
     def __str__(self) -> str:
         return f"{self.what}: {'allowed' if self.verdict.allowed else 'denied'}, {self.verdict.why}"

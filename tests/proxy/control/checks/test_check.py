@@ -197,3 +197,5 @@ def test_a_refusal_names_the_rule_that_comes_near(written):
     file = written(cluster() + '[[cluster.policy]]\naction = "allow"\ntopic = "orders-*"\n')
     done = run(file, "--request", "JoinGroup", "--group", "g")
     assert done.returncode == 1 and done.stdout.splitlines()[1] == "  rule 1 would allow it, but it has no group"
+    (explained,) = json.loads(run(file, "--request", "JoinGroup", "--group", "g", "--json").stdout)
+    assert explained["near"] == ["rule 1 would allow it, but it has no group"]
