@@ -30,8 +30,8 @@ def check(file: str, as_json: bool, request: str | None, cluster: str | None, **
     """Check a configuration without opening a port.
 
     All that `kproxy run --config FILE.toml` would refuse is named at once, each with its place and its mend: settings,
-    TLS files, secrets that cannot be read. Variables KPROXY_... count as they do there. `kproxy doctor` also asks the
-    clusters.
+    TLS files, secrets that cannot be read. It warns of what can run and is likely not meant, like a policy that refuses
+    nothing. Variables KPROXY_... count as they do there. `kproxy doctor` also asks the clusters.
 
     \b
       kproxy check kproxy.toml
@@ -42,7 +42,7 @@ def check(file: str, as_json: bool, request: str | None, cluster: str | None, **
     logging.basicConfig(format="warning: %(message)s")  # what a start would log, an expired certificate say
     from kproxy.proxy.control.checks.check import check as checked
     from kproxy.proxy.control.checks.check import summary
-    from kproxy.views.check import faults, runs
+    from kproxy.views.check import faults, runs, warnings
 
     _refuse_mistakes(request, asked)
     found = checked(file, os.environ)
@@ -55,6 +55,8 @@ def check(file: str, as_json: bool, request: str | None, cluster: str | None, **
         else:
             for one in explained:
                 click.echo(one)
+                for line in one.near:
+                    click.echo(f"  {line}")
         sys.exit(0 if all(one.verdict.allowed for one in explained) else 1)
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
@@ -64,6 +66,8 @@ def check(file: str, as_json: bool, request: str | None, cluster: str | None, **
     else:
         for line in runs(summary(found.config)):
             click.echo(line)
+        for line in warnings(found.warnings):
+            click.echo(line, err=True)
     sys.exit(1 if found.faults else 0)
 
 

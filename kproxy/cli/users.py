@@ -31,13 +31,21 @@ def users() -> None:
 def add(file: Path, name: str) -> None:
     """Add a user, or change the password; it is asked for, or the first line of standard input.
 
+    A password has 8 characters at least. The name is that of the login: a policy calls `alice` User:alice.
+
     \b
       kproxy users add /etc/kproxy/users alice
     """
     from kproxy.proxy.access.sasl.users import UsersError, change
+    from kproxy.proxy.config.policy import PRINCIPAL_TYPE
 
     if not name.isprintable() or not name:
         raise click.UsageError("a name has no control characters, and at least one other")
+    if name.startswith(PRINCIPAL_TYPE):
+        bare = name.removeprefix(PRINCIPAL_TYPE)
+        raise click.UsageError(f"a name goes without its type, as clients log in: {bare or 'alice'}, not {name}")
+    if not file.parent.is_dir():
+        raise click.ClickException(f"{file} cannot be written: there is no folder {file.parent}: make it first")
     if sys.stdin.isatty():
         password = click.prompt("Password", hide_input=True, confirmation_prompt=True)
     else:

@@ -1,6 +1,6 @@
 """How `kproxy check` shows what it found: faults with their places, or what would run, in a few lines."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kproxy.views.terminal import printable
@@ -10,6 +10,12 @@ def faults(found: tuple[tuple[str, str], ...]) -> Iterator[str]:
     """A line for each."""
     for place, text in found:
         yield printable(f"{place}: {text}" if place else text)
+
+
+def warnings(found: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    """A line for each: place, what is likely not meant, how to mend it."""
+    for place, text, mend in found:
+        yield printable(f"warning: {place}: {text}: {mend}")
 
 
 def runs(summary: dict[str, Any]) -> Iterator[str]:

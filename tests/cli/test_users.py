@@ -43,3 +43,16 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: str) ->
     done = CliRunner().invoke(users, ["add", str(file), "bob"], input=PASSWORD)
     assert done.exit_code == 1 and "line 1" in done.output and "secret" not in done.output
     assert file.read_text() == content
+
+
+def test_what_no_login_could_use_is_refused_with_its_mend(tmp_path: Path) -> None:
+    def add(file: Path, name: str) -> tuple[int, str]:
+        done = CliRunner().invoke(users, ["add", str(file), name], input=PASSWORD)
+        return done.exit_code, done.output
+
+    file = tmp_path / "users"
+    status, said = add(file, "User:alice")
+    assert status == 2 and "alice, not User:alice" in said
+    status, said = add(tmp_path / "none" / "users", "alice")
+    assert status == 1 and f"there is no folder {tmp_path / 'none'}" in said
+    assert not file.exists()

@@ -4,11 +4,13 @@ A line waits for the answer to its request. Bounds: `policy_pending.py`. Refuses
 read.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from kproxy.protocol.error_codes import error_name
-from kproxy.proxy.access.audit import MAX_NAME, Audit, shown, timestamp
+from kproxy.proxy.access.audit import MAX_NAME, MAX_NAMES, Audit, shown, timestamp
 from kproxy.proxy.access.policy import Verdict
 from kproxy.proxy.access.policy_pending import PendingBytes, bytes_of_line
 from kproxy.proxy.access.policy_resources import Names
@@ -102,3 +104,13 @@ class AuditedRequests:
             if names.all_of is not None:
                 line["all"] = names.all_of
         return line
+
+    def _name_denied(self, line: dict[str, Any], names: Names, denied: Mapping[tuple[str, str | UUID], int]) -> None:
+        """Say what was denied, where a request names more than that."""
+        named = len(names.topic) + len(names.topic_id) + len(names.group) + len(names.transactional_id)
+        if len(denied) < named:
+            few = [what for _, what in islice(denied, MAX_NAMES) if what]
+            found = shown([self._names.names.get(what, what) if isinstance(what, UUID) else what for what in few])
+            more = [f"... and {len(denied) - MAX_NAMES} more"] if len(denied) > MAX_NAMES else []
+            if found:
+                line["denied"] = [*found, *more]

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from kproxy.errors import Malformed, ProtocolError
 from kproxy.protocol.codec import Slices, at_once, request_in_slices
-from kproxy.proxy.access.audit import Audit
+from kproxy.proxy.access.audit import MAX_NAME, Audit
 from kproxy.proxy.access.fetch_sessions import FETCH, UNKNOWN_SESSION, unknown_session, without_session
 from kproxy.proxy.access.policy import (
     LISTS,
@@ -79,6 +79,7 @@ _CLIENT_ID_AT = REQUEST_HEAD_BYTES + 2
 _NO_CLIENT_ID = ("ControlledShutdown", 0)  # the one version whose header ends before
 
 Denied = dict[tuple[str, str | UUID], int]  # (kind, name or topic id) -> the error code
+_NONE: Denied = {}
 
 
 class Treatment(NamedTuple):
@@ -458,14 +459,14 @@ class PolicyAuthorizer(AuditedRequests):
         try:
             body = yield from request_in_slices(frame[4:])
             if plan.api_key == 0 and body["acks"] == 0:
-                return self._close(exchange, verdict, "a producer with acks=0 gets no answer", names)
+                return self._close(exchange, verdict, "a producer with acks=0 gets no answer", names, denied)
             made = refusal(plan.api_key, plan.api_version, exchange.correlation_id, body, denied, text)
             answer = yield from made
         except ProtocolError as fault:
             return self._close(exchange, MALFORMED, str(fault), names)
         if answer is None:
-            return self._close(exchange, verdict, "the answer has no place for an error", names)
-        self._tell(exchange, names, verdict)
+            return self._close(exchange, verdict, "the answer has no place for an error", names, denied)
+        self._tell(exchange, names, verdict, denied)
         yield from freed_in_slices([body, denied, names.topic, names.group, names.transactional_id, names.topic_id])
         return Answer(*answer)
 
@@ -480,16 +481,22 @@ class PolicyAuthorizer(AuditedRequests):
         self._tell(exchange, None, TOO_LARGE)
         return Answer(*answer)
 
-    def _close(self, exchange: Exchange, verdict: Verdict, more: str = "", names: Names | None = None) -> Close:
-        self._tell(exchange, names, verdict)
-        text = f"{exchange.plan.title} is refused: {verdict.why}{f' ({more})' if more else ''}"
+    def _close(
+        self, exchange: Exchange, verdict: Verdict, more: str = "", names: Names | None = None, denied: Denied = _NONE
+    ) -> Close:
+        self._tell(exchange, names, verdict, denied)
+        who = self._peer.principal[:MAX_NAME]
+        text = f"{exchange.plan.title} of {who} is refused: {verdict.why}{f' ({more})' if more else ''}"
         return Close(text)
 
-    def _tell(self, exchange: Exchange, names: Names | None, verdict: Verdict) -> None:
+    def _tell(self, exchange: Exchange, names: Names | None, verdict: Verdict, denied: Denied = _NONE) -> None:
         """Count a refusal, and put it into the audit."""
         self._refused(exchange.plan.api, verdict.reason)
         if self._audit is not None:
-            self._audit.add(self._line(exchange, names, verdict))
+            line = self._line(exchange, names, verdict)
+            if names is not None:
+                self._name_denied(line, names, denied)
+            self._audit.add(line)
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -552,7 +559,7 @@ class PolicyAuthorizer(AuditedRequests):
             text = f"a connection keeps {MAX_KEPT_BYTES} bytes of names until answers are there: await them"
             return self._close(exchange, TOO_LARGE, text)
         if errors:
-            self._tell(exchange, names, verdict)
+            self._tell(exchange, names, verdict, denied)
         self._edits[exchange.number] = edit
         exchange.plan = self._interest.held_plan(plan)
         return None if patched is None else Replace(patched)

@@ -5,24 +5,29 @@ know bytes and the command line.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from ipaddress import ip_address
+from typing import Any, NamedTuple
 
 from kproxy.errors import ConfigError
 from kproxy.protocol.schema import schema
+from kproxy.proxy.access.globs import Patterns
 from kproxy.proxy.access.policy import LISTS, Policy, Verdict
 from kproxy.proxy.access.policy_resources import (
     ALL_OF,
     ENVELOPE,
     GROUP,
+    KINDS,
     NULL_IS_ALL,
     TOPIC,
     TRANSACTIONAL_ID,
     kinds_of,
     names_resources,
 )
+from kproxy.proxy.access.rights import is_of_cluster
 from kproxy.proxy.config.api_groups import keys_of_names
+from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.config.settings import Cluster, Config
 
 ANONYMOUS = "User:ANONYMOUS"
@@ -34,11 +39,13 @@ class Explained:
 
     what: str  # "topic orders", or "the request" where it names nothing
     verdict: Verdict
+    near: tuple[str, ...] = ()  # where no rule matches: those that would allow it but for one thing
 
     def as_json(self) -> dict[str, Any]:
         """For scripts."""
         verdict = self.verdict
-        return {"what": self.what, "allowed": verdict.allowed, "rule": verdict.rule, "reason": verdict.reason}
+        what = {"what": self.what, "allowed": verdict.allowed, "rule": verdict.rule, "reason": verdict.reason}
+        return {**what, "near": list(self.near)} if self.near else what
 
     def __str__(self) -> str:
         return f"{self.what}: {'allowed' if self.verdict.allowed else 'denied'}, {self.verdict.why}"
@@ -84,7 +91,13 @@ def explain(
     if wrong:
         raise ConfigError([(f"--{kind.replace('_', '-')}", f"{api} v{version} names none") for kind in wrong])
     rules = clearance.api(key, version)
-    found = [Explained(f"{kind} {name}", rules.named(kind, name)) for kind, names in named.items() for name in names]
+    asked = _Asked(key, version, principal, address, client_id)
+    found = [
+        Explained(f"{kind} {name}", verdict, asked.near(cluster.policy, verdict, kind, name))
+        for kind, names in named.items()
+        for name in names
+        for verdict in [rules.named(kind, name)]
+    ]
     if known.name in LISTS and (not found or (known.name in NULL_IS_ALL and not named[TOPIC])):
         text = "all topics of it" if found else "the request for a list"
         text += ", which leaves out what is denied" if policy.filters_lists else ""
@@ -95,8 +108,57 @@ def explain(
     if known.name in NULL_IS_ALL:
         return [Explained("the request for all partitions", rules.all_of(TOPIC))]
     if names_resources(key):
-        return [Explained("the settings of brokers", rules.cluster())]
-    return [Explained("the request, which names nothing", rules.nothing())]
+        verdict = rules.cluster()
+        return [Explained("the settings of brokers", verdict, asked.near(cluster.policy, verdict))]
+    verdict = rules.nothing()
+    return [Explained("the request, which names nothing", verdict, asked.near(cluster.policy, verdict))]
+
+
+class _Asked(NamedTuple):
+    """A request, and who sends it."""
+
+    api_key: int
+    version: int
+    principal: str
+    address: str
+    client_id: str | None
+
+    def near(self, rules: Iterable[Rule], verdict: Verdict, kind: str | None = None, name: str = "") -> tuple[str, ...]:
+        """Of the rules that allow, those from which one key alone keeps it; none where a rule decided.
+
+        Rules for other principals only where there is none for this one.
+        """
+        if verdict.allowed or verdict.reason != "default":
+            return ()
+        lines: dict[bool, list[str]] = {True: [], False: []}  # by whether the rule is for who asks
+        for number, rule in enumerate(rules, 1):
+            unmet = list(self._unmet(rule, kind, name)) if rule.action == "allow" else []
+            if len(unmet) == 1:
+                is_for_them = rule.principal is None or Patterns(rule.principal).match(self.principal)
+                lines[is_for_them].append(f"rule {number} would allow it, but {unmet[0]}")
+        return tuple(lines[True] or lines[False])
+
+    def _unmet(self, rule: Rule, kind: str | None, name: str) -> Iterator[str]:
+        """What of the rule does not match, in words."""
+        if rule.keys is not None and self.api_key not in rule.keys:
+            yield f"its api leaves {schema().apis[self.api_key].name} out"
+        if rule.version is not None and not any(self.version in span for span in rule.version):
+            yield f"its version leaves {self.version} out"
+        if rule.principal is not None and not Patterns(rule.principal).match(self.principal):
+            yield f"its principal is {', '.join(rule.principal)}"
+        if rule.address is not None and not any(ip_address(self.address) in network for network in rule.address):
+            yield f"its address leaves {self.address} out"
+        if rule.client_id is not None and not Patterns(rule.client_id).match(self.client_id or ""):
+            yield f"its client_id is {', '.join(rule.client_id)}"
+        named = {each: patterns for each in KINDS if (patterns := getattr(rule, each)) is not None}
+        if not named:
+            return
+        if kind is None or is_of_cluster(self.api_key, self.version):
+            yield f"it is about names ({', '.join(named)}), and this needs a rule without them"
+        elif kind not in named:
+            yield f"it has no {kind}"
+        elif not Patterns(named[kind]).match(name):
+            yield f"its {kind} is {', '.join(named[kind])}"
 
 
 def _key(api: str) -> int:

@@ -31,6 +31,7 @@ _TOML_HINTS = {  # what tomllib says, and what was probably meant
     "Cannot overwrite": "it stands twice",
     "Expected '=' after a key": "write NAME = VALUE, and tables as [NAME]",
 }
+_SINGLE_TABLE = re.compile(r"^[ \t]*\[[ \t]*cluster[ \t]*\]", re.MULTILINE)  # what [[cluster]] is taken for
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -134,14 +135,18 @@ class _Paths:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    text = ""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows begin a file with a mark
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
+        return tomllib.loads(text)
     except OSError as fault:
         raise ConfigError([(str(path), f"cannot be read: {fault.strerror or fault}")]) from None
     except UnicodeDecodeError as fault:
         raise ConfigError([(str(path), f"not valid TOML: save it as UTF-8: {fault}")]) from None
     except tomllib.TOMLDecodeError as fault:
         hints = [hint for said, hint in _TOML_HINTS.items() if said in str(fault)]
+        if "Cannot " in str(fault) and _SINGLE_TABLE.search(text):
+            hints = ["write each [cluster] as [[cluster]], with two brackets"]
         raise ConfigError([(str(path), "; ".join((f"not valid TOML: {fault}", *hints)))]) from None
 
 

@@ -427,7 +427,28 @@ def test_refusals_are_audited_and_requests_without_an_answer_too():
     talk.close(CLIENT).close(BROKER)
     refused, lost = talk.audit.lines
     assert (refused["decision"], refused["rule"], refused["topics"]) == ("deny", 1, ["orders", "secret-1"])
+    assert refused["denied"] == ["secret-1"]
     assert (lost["decision"], lost["groups"], lost["outcome"]) == ("allow", ["g"], "unanswered")
+
+
+def test_a_refusal_names_what_was_denied_where_the_request_names_more():
+    def lines(*requests, rule=NO_SECRETS):
+        return Decided(rule, audits=True).client(b"".join(requests)).audit.lines
+
+    (line,) = lines(produce(1, "secret-1", "secret-2"))
+    assert line["topics"] == ["secret-1", "secret-2"] and "denied" not in line
+    many = [f"secret-{number}" for number in range(150)]
+    (line,) = lines(produce(1, "orders", *many))
+    assert line["denied"] == [*many[:100], "... and 50 more"]
+    topics = [{"name": name} for name in ("orders", "secret-1")]
+    (line,) = lines(request(METADATA, 8, 1, {"topics": topics, "allowAutoTopicCreation": False}))
+    assert line["topics"] == ["orders", "secret-1"] and line["denied"] == ["secret-1"]
+
+
+def test_a_connection_that_a_refusal_closes_says_whose_it_was():
+    talk = Decided(NO_SECRETS).client(produce(1, "secret-1", acks=0))
+    (fault,) = talk.faults
+    assert "of User:alice is refused: rule 1 denies it (a producer with acks=0 gets no answer)" in fault.text
 
 
 FOR_BROKERS = {"action": "allow", "api": "broker"}

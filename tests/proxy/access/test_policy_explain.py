@@ -105,3 +105,44 @@ def test_a_request_that_cannot_be_has_a_hint():
     with pytest.raises(ConfigError) as caught:
         said("Heartbeat", topics=["t"])
     assert caught.value.faults[0][0] == "--topic"
+
+
+def near(api, **request):
+    return [line for one in explain(cluster(*RULES), api=api, **request) for line in one.near]
+
+
+def test_a_rule_that_one_key_keeps_from_allowing_is_named():
+    assert near("Produce", topics=["x"], address="10.1.1.1") == ["rule 3 would allow it, but its topic is orders"]
+    assert near("Produce", topics=["orders"]) == ["rule 3 would allow it, but its address leaves 127.0.0.1 out"]
+    assert near("JoinGroup", groups=["g"]) == ["rule 2 would allow it, but its principal is User:alice"]
+    assert near("CreateTopics", topics=["orders"], address="10.1.1.1") == [
+        "rule 3 would allow it, but its api leaves CreateTopics out"
+    ]
+    assert near("Produce", topics=["x"]) == [], "two keys differ"
+    assert near("Produce", topics=["orders", "secret-1"], address="10.1.1.1") == [], "rules decided"
+
+
+def test_a_rule_about_other_names_is_named_with_what_it_lacks():
+    rule = {"action": "allow", "principal": "User:alice", "topic": "orders-*"}
+
+    def said(api, **request):
+        (one,) = explain(cluster(rule), api=api, principal="User:alice", **request)
+        return one.near
+
+    assert said("JoinGroup", groups=["g"]) == ("rule 1 would allow it, but it has no group",)
+    (line,) = said("GetTelemetrySubscriptions")
+    assert line == "rule 1 would allow it, but it is about names (topic), and this needs a rule without them"
+
+
+def test_rules_for_others_are_named_where_there_is_none_for_who_asks():
+    rules = (
+        {"action": "allow", "principal": "User:alice", "topic": "orders"},
+        {"action": "allow", "principal": "User:ops"},
+    )
+
+    def said(principal):
+        (one,) = explain(cluster(*rules), api="Produce", topics=["x"], principal=principal)
+        return one.near
+
+    assert said("User:alice") == ("rule 1 would allow it, but its topic is orders",)
+    assert said("User:bob") == ("rule 2 would allow it, but its principal is User:ops",)

@@ -63,7 +63,7 @@ def test_check_explains_a_request_as_the_page_shows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("kproxy.toml").write_text(EXAMPLES[1].replace("/var/log/kproxy/", "").replace("/etc/kproxy/", ""))
     change(Path("users"), "billing", "pass of billing")
-    (command, output) = re.search(r"^\$ kproxy (check .*)\n((?:topic .*\n)+)", PAGE, re.MULTILINE).groups()
+    (command, output) = re.search(r"^\$ kproxy (check .*)\n((?:(?:topic|  rule) .*\n)+)", PAGE, re.MULTILINE).groups()
     done = CliRunner().invoke(cli, command.split())
     assert (done.output, done.exit_code) == (output, 1)
     done = CliRunner().invoke(cli, [*command.replace("--topic secrets", "").split(), "--json"])

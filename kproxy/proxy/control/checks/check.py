@@ -21,6 +21,7 @@ from kproxy.proxy.config.files import open_regular
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.policy import default_of
 from kproxy.proxy.config.settings import Cluster, Config
+from kproxy.proxy.control.checks.cautions import Caution, cautions
 from kproxy.proxy.control.server import LOOPBACK, Server
 
 _WRITTEN = ("record", "flight.folder", "audit")  # what kproxy writes to
@@ -33,11 +34,14 @@ class Checked:
 
     config: Config | None
     faults: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[Caution, ...] = ()  # what can run and is likely not meant
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
         faults = [{"place": place, "text": text} for place, text in self.faults]
-        return {"ok": not self.faults, "faults": faults, "runs": summary(self.config) if self.config else None}
+        warnings = [warning._asdict() for warning in self.warnings]
+        runs = summary(self.config) if self.config else None
+        return {"ok": not self.faults, "faults": faults, "warnings": warnings, "runs": runs}
 
 
 def check(file: Path | str | None, environment: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Checked:
@@ -50,7 +54,9 @@ def check(file: Path | str | None, environment: Mapping[str, str], flags: Mappin
     # What cannot be read cannot be built either; the reason is the better one of the two.
     unread = {place.partition(":")[0] for place, _ in faults}
     faults += [fault for fault in asyncio.run(_built(config)) if fault[0].partition(":")[0] not in unread]
-    return Checked(None if faults else config, tuple(faults))
+    if faults:
+        return Checked(None, tuple(faults))
+    return Checked(config, warnings=tuple(cautions(config)))
 
 
 async def _built(config: Config) -> list[tuple[str, str]]:

@@ -23,6 +23,7 @@ from kproxy.proxy.config.load import load
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.config.zookeeper import ZooKeeper
 from kproxy.proxy.control import descriptors
+from kproxy.proxy.control.checks.cautions import cautions
 from kproxy.proxy.control.checks.doctor_cluster import PORT_MEND, ClusterExamination
 from kproxy.proxy.control.operators.findings import Report
 from kproxy.proxy.control.workers.worker import Worker
@@ -60,6 +61,8 @@ def examine(
             report.error("configuration", path or "settings", text, "correct the setting; the rest was not checked")
         return report
     report.ok("configuration", file or "settings", f"{len(config.clusters)} cluster(s)")
+    for place, text, mend in cautions(config):
+        report.warn("configuration", place, text, mend)
     asyncio.run(_examine(config, report, timeout_s, say))
     return report
 

@@ -175,3 +175,27 @@ def test_the_folder_of_the_flight_recorder_is_one_that_can_be_made(written, tmp_
     (tmp_path / "file").touch()
     found = check(written(f'[flight]\nfolder = "{tmp_path}/file"\n' + cluster()), {})
     assert [place for place, _ in found.faults] == ["flight.folder"] and "is no folder" in found.faults[0][1]
+
+
+def test_a_table_with_too_few_brackets_is_named(written):
+    done = run(written(cluster(name="one").replace("[[cluster]]", "[cluster]") + cluster(name="two")))
+    assert done.returncode == 1 and "write each [cluster] as [[cluster]], with two brackets" in done.stderr
+
+
+def test_what_is_likely_not_meant_is_a_warning_here_and_of_the_doctor(written):
+    file = written(cluster(name="shop", bootstrap=["127.0.0.1:1"]) + '[[cluster.policy]]\naction = "allow"\n')
+    done = run(file)
+    assert done.returncode == 0
+    assert done.stderr.startswith("warning: shop: policy[0]: allows everything to everybody")
+    (warning,) = json.loads(run(file, "--json").stdout)["warnings"]
+    assert warning["place"] == "shop: policy[0]" and "principal" in warning["mend"]
+    done = subprocess.run([*KPROXY, "doctor", str(file)], capture_output=True, text=True, check=False)
+    assert "warning: configuration: shop: policy[0]" in done.stdout
+
+
+def test_a_refusal_names_the_rule_that_comes_near(written):
+    file = written(cluster() + '[[cluster.policy]]\naction = "allow"\ntopic = "orders-*"\n')
+    done = run(file, "--request", "JoinGroup", "--group", "g")
+    assert done.returncode == 1 and done.stdout.splitlines()[1] == "  rule 1 would allow it, but it has no group"
+    (explained,) = json.loads(run(file, "--request", "JoinGroup", "--group", "g", "--json").stdout)
+    assert explained["near"] == ["rule 1 would allow it, but it has no group"]
