@@ -60,8 +60,8 @@ def dataset(tmp_path_factory):
         for path in sorted(folder(archive).iterdir())
         if path.name.partition(".")[2] in ("pcap", "pcapng", "pcap.gz")
     ]
-    moved = tmp_path_factory.mktemp("moved") / "moved.pcap"  # two seconds in which groups lose their coordinator
-    span = "-A", "2026-11-22 01:45:25", "-B", "2026-11-22 01:45:27"
+    moved = tmp_path_factory.mktemp("moved") / "moved.pcap"  # 18 seconds in which groups lose their coordinator
+    span = "-A", "2026-11-22 01:45:15", "-B", "2026-11-22 01:45:33"
     subprocess.run(["editcap", *span, CAPTURE, moved], env={**os.environ, "TZ": "UTC"}, check=True)
     summary = convert([*files, moved], place)
     assert len(summary.quality) > 30
