@@ -53,6 +53,17 @@ def opening(client: bytes | bytearray, broker: bytes | bytearray, trusted: str |
     return KAFKA if len(client) >= HEAD else None
 
 
+def begins_request(segment: Any) -> bool:
+    """Whether a segment begins with the header of a request, as far as it goes, whose client id is a text."""
+    head = bytes(segment[:HEAD])
+    if len(head) < 12 or not frames.is_known(head, 0):
+        return False
+    if len(head) < 14:
+        return 10 <= int.from_bytes(head[:4], signed=True) <= frames.MAX_REQUEST
+    named = frames.client_id(head, 0, len(head))
+    return named is not ... and frames.is_printable(named)
+
+
 def witness(segment: Any) -> tuple[int, bool] | None:
     """(correlation id, whether its body decodes to its end) of the request that a segment begins with, if it does."""
     head = bytes(segment[:HEAD])

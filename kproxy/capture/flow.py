@@ -86,7 +86,7 @@ class Flow:
         self.syn_ns = -1  # of the client's SYN, until the handshake is over
         self.rtt_ns = -1  # from the SYN to the client's first segment after it
         self.start_seen = False
-        self.is_pieced = False  # bytes were missing before its protocol was clear, so its frames begin anywhere
+        self.is_pieced = False  # bytes were missing from its beginning on, so its frames begin anywhere
         self.plain = True  # past its handshake and not ended: segments go straight to the conversation
         self.proxied: tuple[str, int] | None = None  # the client that a PROXY header names
         self.reset_by = -1  # the side that reset it
@@ -500,7 +500,10 @@ class Undecided:
         return None
 
     def _settle(self, speaks: str) -> None:
-        self._flow.is_pieced = self._flow.start_seen and not self._whole
+        if self._flow.start_seen and not self._whole:
+            sent = (each for side, each, _ in self._deliveries if side == self._flow.client)
+            first = next(sent, None)
+            self._flow.is_pieced = not (isinstance(first, bytes) and content.begins_request(first))
         receiver = self._decide(self._flow, speaks)
         self._flow.talk.receiver = receiver
         if receiver is DEAF:

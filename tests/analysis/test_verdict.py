@@ -67,7 +67,12 @@ def test_a_broker_that_was_gone_is_said_first_with_what_failed(tmp_path):
 
 def test_an_overview_says_what_was_not_answered_and_how_many_findings_there_are(tmp_path, capsys):
     """A group that asks for its first coordinator has lost none."""
-    trouble = {"group_id": "new-g", "time_ns": made.START_NS + 5 * NS, "error": "COORDINATOR_NOT_AVAILABLE"}
+    trouble = {
+        "event": "coordinator_not_found",
+        "group_id": "new-g",
+        "time_ns": made.START_NS + 5 * NS,
+        "error": "COORDINATOR_NOT_AVAILABLE",
+    }
     place = outage(tmp_path / "tables", lambda table: table.add("group_events", 5, **trouble))
     asked = {"since": None, "until": None, "limit": None, "out": None, "quiet": True}
     with Tables(place) as tables:
