@@ -12,6 +12,7 @@ SMALL = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",  # to compile what runs once costs more than to interpret it
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.memory": "2g",  # of hundreds of questions whose plans one JVM keeps
     "spark.connect.grpc.binding.address": "127.0.0.1",  # of the server that a test starts in it
     "spark.connect.grpc.binding.port": "0",
 }
