@@ -81,3 +81,10 @@ def test_a_segment_in_the_middle_of_a_stream_is_a_witness_by_the_request_that_it
     assert [witness(each) for each in (METADATA[:13], METADATA[:-1] + b"\7", CONNECT, b"x" * 40)] == [None] * 4
     assert [other(each) for each in (b"\x17\3\3\0\5", b"POST /", CONNECT)] == [TLS, HTTP, ZOOKEEPER]
     assert other(b"\x17\3\3\0") is None and other(HEARTBEAT) is None
+
+
+def test_what_a_cut_frame_leaves_of_a_request_is_its_beginning_and_bytes_behind_it_are_none():
+    asked = HEARTBEAT
+    assert all(content.begins_request(asked[:size]) for size in (12, 13, 14, 15, len(asked)))
+    assert not any(content.begins_request(asked[start:]) for start in range(1, len(asked)))
+    assert not content.begins_request(asked[:11])
