@@ -58,8 +58,8 @@ class Flow:
         "first_ns",
         "heard_ns",
         "info",
-        "is_pieced",
         "keys",
+        "lacks_beginning",
         "last_ns",
         "later",
         "noted",
@@ -86,7 +86,7 @@ class Flow:
         self.syn_ns = -1  # of the client's SYN, until the handshake is over
         self.rtt_ns = -1  # from the SYN to the client's first segment after it
         self.start_seen = False
-        self.is_pieced = False  # bytes were missing from its beginning on, so its frames begin anywhere
+        self.lacks_beginning = False  # bytes of its first frame are missing, so a frame may begin anywhere
         self.plain = True  # past its handshake and not ended: segments go straight to the conversation
         self.proxied: tuple[str, int] | None = None  # the client that a PROXY header names
         self.reset_by = -1  # the side that reset it
@@ -503,7 +503,7 @@ class Undecided:
         if self._flow.start_seen and not self._whole:
             sent = (each for side, each, _ in self._deliveries if side == self._flow.client)
             first = next(sent, None)
-            self._flow.is_pieced = not (isinstance(first, bytes) and content.begins_request(first))
+            self._flow.lacks_beginning = not (isinstance(first, bytes) and content.begins_request(first))
         receiver = self._decide(self._flow, speaks)
         self._flow.talk.receiver = receiver
         if receiver is DEAF:

@@ -580,7 +580,7 @@ class Flows:
         if speaks == content.TLS:
             self._handlers.decided(flow)
             return Alerts(flow) if flow.start_seen else DEAF
-        midstream = not flow.start_seen or flow.is_pieced
+        midstream = not flow.start_seen or flow.lacks_beginning
         flow.session = CapturedSession(self._shards[shard_of(flow.keys[0])].interest, midstream=midstream)
         receiver = Kafka(flow, flow.session, self._handlers.decided(flow), flow.noted)
         if not self._reads_columns:

@@ -385,16 +385,13 @@ def _later(one: Log, other: Log) -> Log:
     It is where the log was truncated, or kproxy's own question answered, after the higher end was last raised, and
     where a newer leader epoch has confirmed it since.
     """
-    early, late = sorted((one, other), key=lambda log: (log.high_watermark, log.reported_ns))
-    low, high = early, late
-    log = Log()
-    log.lowered_ns = max(one.lowered_ns, other.lowered_ns)
+    low, high = sorted((one, other), key=lambda log: (log.high_watermark, log.reported_ns))
     is_lowered = low.high_watermark < high.high_watermark and (
         low.lowered_ns >= high.raised_ns or (low.epoch > high.epoch != UNKNOWN and low.reported_ns >= high.raised_ns)
     )
-    if is_lowered:
-        early, late = high, low
-        log.lowered_ns = max(log.lowered_ns, high.raised_ns)
+    early, late = (high, low) if is_lowered else (low, high)
+    log = Log()
+    log.lowered_ns = max(one.lowered_ns, other.lowered_ns, high.raised_ns if is_lowered else 0)
     log.high_watermark, log.raised_ns, log.source = late.high_watermark, late.raised_ns, late.source
     if early.high_watermark == late.high_watermark:
         log.raised_ns = max(early.raised_ns, late.raised_ns)

@@ -263,8 +263,8 @@ class Run:
         self._mends: dict[str, list[Mend]] = {}  # what rows of captures that were shared out lack
         self._names: dict[str, Names] = {}  # of captures that were shared out
         self._counts: dict[int, Quality] = {}  # likewise
-        self._clusters: dict[str, Labels] = {}  # where captures show several
-        self._told_apart: dict[str, Quality] = {}  # what `quality` says of them
+        self._clusters: dict[str, Labels] = {}  # of connections, by source; empty: there is one cluster
+        self._told_apart: dict[str, Quality] = {}  # counts for `quality`, by source
         self._sizes: dict[tuple[str, int], int] = {}  # bytes of pieces by kind and hour
         self._rows: dict[str, int] = {}  # by kind
 

@@ -6,15 +6,18 @@ docs/reference/columns.md is made of it. Refuses to know how columns are filled.
 
 from collections.abc import Mapping
 
-NANOSECONDS, SINCE = "ns", "ns since 1970-01-01 UTC"
-_MOMENTS = ("start_ns", "end_ns", "started_ns", "ended_ns", "joined_ns", "first_ns", "last_ns", "time_ns", "since_ns")
+# How the names of moments end; all other columns in nanoseconds are durations.
+_MOMENTS = (
+    *("start_ns", "end_ns", "started_ns", "ended_ns", "joined_ns", "first_ns", "last_ns", "time_ns", "since_ns"),
+    "expires_ns",
+)
 _UNITS = {
     "base_timestamp": "ms since 1970-01-01 UTC",
     "max_timestamp": "ms since 1970-01-01 UTC",
     "timestamp": "ms since 1970-01-01 UTC",
     "bytes": "bytes",
 }
-_ENDINGS = {"_ns": NANOSECONDS, "_ms": "ms", "_bytes": "bytes"}
+_ENDINGS = {"_ns": "ns", "_ms": "ms", "_bytes": "bytes"}
 
 # What a name means in every table that has no meaning of its own for it.
 _USUAL = {
@@ -56,9 +59,10 @@ _USUAL = {
     "transactional_id": "as its producer has it",
 }
 
+_FIRST_BYTE = "the first byte of its request; of the answer, if only that was seen"
 _BATCH = {
     "base_offset": "the batch's first offset",
-    "time": "the first byte of its request; of the answer, if only that was seen",
+    "time": _FIRST_BYTE,
 }
 
 OF_TABLES: Mapping[str, Mapping[str, str]] = {
@@ -103,7 +107,7 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
         " seen",
     },
     "partitions": {
-        "time": _BATCH["time"],
+        "time": _FIRST_BYTE,
         "bytes": "of what is produced or fetched",
         "batches": "how many record batches",
         "error_code": "of this partition; 0: none",
@@ -303,6 +307,6 @@ def meaning(table: str, column: str) -> str | None:
 
 def unit(column: str) -> str | None:
     """The unit of a column's numbers, if they have one."""
-    if column.endswith((*_MOMENTS, "expires_ns")):
-        return SINCE
+    if column.endswith(_MOMENTS):
+        return "ns since 1970-01-01 UTC"
     return _UNITS.get(column) or next((unit for ending, unit in _ENDINGS.items() if column.endswith(ending)), None)

@@ -185,14 +185,18 @@ WHAT_HOLDS = {  # group: committed offset, end, lag
 WHY_UNKNOWN = {"no end": NO_END, "tx-refused": NO_OUTCOME, "tx-open": NO_OUTCOME, "tx-only": NO_OUTCOME}
 
 
-@pytest.fixture(scope="module")
-def made_up(tmp_path_factory):
-    place = tmp_path_factory.mktemp("lagging")
+def tables_of(play, place):
+    """The tables of a capture of made-up traffic, in a folder of `place`."""
     traffic = Traffic()
-    scene(traffic)
+    play(traffic)
     (place / "a.pcap").write_bytes(traffic.pcap())
     convert([place / "a.pcap"], place / "tables")
     return place / "tables"
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory):
+    return tables_of(scene, tmp_path_factory.mktemp("lagging"))
 
 
 def test_offline_lag_follows_the_rules_of_live_lag(made_up):
@@ -286,12 +290,7 @@ BEHIND_BEFORE = BEHIND | {
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    place = tmp_path_factory.mktemp("followed")
-    traffic = Traffic()
-    by_followers(traffic)
-    (place / "a.pcap").write_bytes(traffic.pcap())
-    convert([place / "a.pcap"], place / "tables")
-    return place / "tables"
+    return tables_of(by_followers, tmp_path_factory.mktemp("followed"))
 
 
 def without_ends(frames):
