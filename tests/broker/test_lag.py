@@ -9,10 +9,8 @@ What the brokers' clients said to them meanwhile is captured. At the end `kproxy
 capture what the tool says: with all that is in it, and without the questions that kproxy and the tool ask for lag.
 """
 
-import shutil
 import socket
 import struct
-import subprocess
 import time
 import uuid
 from collections import defaultdict
@@ -38,7 +36,7 @@ from tests.broker.cluster import Cluster, wait_for
 from tests.broker.jvm import tool
 from tests.broker.kproxy import Kproxy
 from tests.broker.test_outages import leaders_spread
-from tests.broker.tools import CONSUMER, GROUPS, TOPICS, as_root, create_topic, delete_topic
+from tests.broker.tools import CONSUMER, GROUPS, TOPICS, as_root, create_topic, delete_topic, tcpdump
 from tests.ports import free_ports
 from tests.prometheus import Prometheus
 
@@ -318,27 +316,18 @@ def transactions(scene: Scene, topic: str) -> None:
 def captured(cluster: Cluster, path: Path) -> Iterator[None]:
     """A capture of all that clients and brokers say to each other; none where packets may not be captured."""
     try:
-        root = as_root()
+        as_root()
     except pytest.skip.Exception:
         yield
         return
-    tcpdump = shutil.which("tcpdump") or "/usr/sbin/tcpdump"
     places = " or ".join(f"(host {broker.host} and port {broker.port})" for broker in cluster.brokers)
-    command = [*root, tcpdump, "-i", "lo", "--immediate-mode", "-U", "-B", "65536", "-w", str(path), places]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    try:
-        assert process.stderr is not None
-        while b"listening on" not in process.stderr.readline():
-            assert process.poll() is None
+    with tcpdump(path, places):
         yield
         last = cluster.brokers[0]
         with socket.create_connection((last.host, last.port)) as sock:
             host, port = sock.getsockname()
             ends = socket.inet_aton(host) + socket.inet_aton(last.host) + struct.pack(">HH", port, last.port)
         wait_for("the last packet", lambda: ends in path.read_bytes())
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
 
 
 def dicts(answer: Any) -> list[dict[str, Any]]:

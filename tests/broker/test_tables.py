@@ -4,8 +4,6 @@ beside, or captured at the same time and converted, by one process or by Spark."
 import gc
 import json
 import os
-import shutil
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -25,7 +23,7 @@ from kproxy.spark import pipeline
 from kproxy.tables import schema
 from tests.broker.cluster import Cluster, wait_for
 from tests.broker.kproxy import Kproxy
-from tests.broker.tools import as_root, create_topic
+from tests.broker.tools import create_topic, tcpdump
 from tests.watch.live import why_not
 
 pytestmark = pytest.mark.timeout(900)  # of one setup, on a machine that is busy
@@ -69,33 +67,11 @@ SHOWN: dict[str, tuple[str, ...]] = {
 @contextmanager
 def captured(path: Path, port: int) -> Iterator[None]:
     """A capture of what clients and kproxy, whose ports begin at `port`, say to each other."""
-    tcpdump = shutil.which("tcpdump") or "/usr/sbin/tcpdump"
-    command = [
-        *as_root(),
-        tcpdump,
-        "-i",
-        "lo",
-        "-U",
-        "-B",
-        "65536",
-        "-w",
-        str(path),
-        "tcp",
-        "portrange",
-        f"{port}-{port + 5}",
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    try:
-        assert process.stderr is not None
-        while b"listening on" not in process.stderr.readline():
-            assert process.poll() is None
+    with tcpdump(path, "tcp", "portrange", f"{port}-{port + 5}"):
         yield
         size = -1
         while size != (size := path.stat().st_size):  # of packets that are in its buffers
             time.sleep(2)
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
 
 
 class Figures:

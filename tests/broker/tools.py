@@ -5,6 +5,8 @@ import os
 import pwd
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,22 @@ def as_root() -> list[str]:
     ):
         return ["sudo", "-n"]
     pytest.skip("capturing packets needs root, or a sudo that asks for no password")
+
+
+@contextmanager
+def tcpdump(path: Path, *wanted: str) -> Iterator[None]:
+    """Captures loopback into `path` for as long as it lasts, from its begin on; wanted: tcpdump's filter."""
+    program = shutil.which("tcpdump") or "/usr/sbin/tcpdump"
+    command = [*as_root(), program, "-i", "lo", "--immediate-mode", "-U", "-B", "65536", "-w", str(path), *wanted]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    try:
+        assert process.stderr is not None
+        while b"listening on" not in process.stderr.readline():
+            assert process.poll() is None
+        yield
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
 
 
 def user() -> str:
