@@ -73,14 +73,16 @@ def prometheus(target, directory):
 
 
 def wait_for_a_scrape(ask):
+    """The target once it was scraped, and the series of it; it is told to be up before these can be asked for."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         try:
             targets = ask("targets", state="active")["activeTargets"]
+            series = ask("query", query='{job="kproxy", __name__=~"kproxy_.*"}')["result"]
         except (urllib.error.URLError, ConnectionError):
-            targets = []
-        if targets and targets[0]["health"] != "unknown":
-            return targets[0]
+            targets = series = []
+        if targets and (series or targets[0]["health"] == "down"):
+            return targets[0], series
         time.sleep(0.1)
     raise TimeoutError("Prometheus did not scrape within a minute")
 
@@ -95,10 +97,10 @@ def test_prometheus_takes_every_sample(tmp_path):
 
     def watch(target):
         with prometheus(target, tmp_path) as ask:
-            scraped = wait_for_a_scrape(ask)
+            scraped, every = wait_for_a_scrape(ask)
             assert (scraped["health"], scraped["lastError"]) == ("up", "")
             found = {}
-            for series in ask("query", query='{job="kproxy", __name__=~"kproxy_.*"}')["result"]:
+            for series in every:
                 labels = {name: text for name, text in series["metric"].items() if name not in ("job", "instance")}
                 found[labels.pop("__name__"), tuple(sorted(labels.items()))] = float(series["value"][1])
             return found
