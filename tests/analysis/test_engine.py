@@ -148,6 +148,7 @@ def test_an_overview_is_the_same_on_both(one_partition, dataset):
                     assert near or alike(mine, there), (name, one, other)
 
 
+@pytest.mark.timeout(1200)  # Spark plans some sixty questions: minutes of one core, more beside others
 def test_findings_are_the_same_on_both(one_partition, dataset, tmp_path):
     """Of all captures, and of made-up traffic that provokes what they do not."""
     place = made.dataset(tmp_path / "tables")

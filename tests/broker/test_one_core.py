@@ -155,9 +155,9 @@ def test_live_and_captured_agree(cluster: Cluster, detail: str, tmp_path: Path) 
     subprocess.run(convert, check=True, stdout=sys.stderr)
     offline = pa.parquet.read_table(converted / "exchanges")
     live = pa.parquet.read_table(recorded / "exchanges")
-    # kproxy asks the cluster on connections of its own, which are nobody's exchange.
+    # kproxy asks the cluster on connections of its own, the longer it runs the more often: nobody's exchanges.
     own = pa.compute.starts_with(offline["client_id"].fill_null(""), "kproxy-")
-    assert 0 < pa.compute.sum(own).as_py() < 10
+    assert pa.compute.any(own).as_py()
     offline = offline.filter(pa.compute.invert(own))
 
     assert not differences(offline, live)
