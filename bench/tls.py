@@ -34,8 +34,8 @@ from rich.table import Table
 from bench import cases, processes
 from bench.load import Load
 from bench.processes import BenchError, Process, Proxy
-from kproxy.proxy.relay.sockets import READ_BYTES
-from kproxy.proxy.relay.tls_socket import TlsSocket
+from kproxy.proxy.sockets.sockets import READ_BYTES
+from kproxy.proxy.tls.tls_socket import TlsSocket
 from tests.certificates import Authority, Certificate
 
 # Of HAProxy's CPU time. Pipelined requests share a record of TLS, so that what is left is what they cost in plaintext.

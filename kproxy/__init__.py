@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from kproxy.protocol.codec import decode_request, decode_response, encode_request, encode_response
     from kproxy.protocol.records import read_batches
-    from kproxy.proxy.control.embedded import Proxy
+    from kproxy.proxy.process.embedded import Proxy
 
 __version__ = "0.1.0"
 
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "Proxy": "kproxy.proxy.control.embedded",
+    "Proxy": "kproxy.proxy.process.embedded",
     "decode_request": "kproxy.protocol.codec",
     "decode_response": "kproxy.protocol.codec",
     "encode_request": "kproxy.protocol.codec",

@@ -45,7 +45,10 @@ KAFKA = ("tests/broker/", "tests/chaos/", "tests/knowledge/", "tests/matrix/")
 SPARK = ("tests/spark/", "tests/analysis/", "tests/cli/test_spark.py", "tests/views/test_answers.py")
 # What takes long beside these: begun early, so that no process is left with it at the end.
 LONG = (
-    "tests/proxy/control/",
+    "tests/proxy/admission/",
+    "tests/proxy/connection/",
+    "tests/proxy/process/",
+    "tests/admin/",
     "tests/watch/",
     "tests/cli/",
     "tests/convert/",
@@ -67,7 +70,7 @@ RING_2 = (
     "tests/broker/test_transparent.py",
     "tests/deploy/test_helm.py",
     "tests/docs/test_site.py",
-    "tests/proxy/control/operators/test_page.py",
+    "tests/admin/test_page.py",
     "tests/spark/test_catalogue.py",
     "tests/spark/test_classes.py",
     "tests/spark/test_cluster.py",

@@ -12,23 +12,27 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "kproxy"
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
 
-# Imports point from a later line to an earlier one, never within a line. The rooms of `proxy` have their own order.
+# Imports point from a later line to an earlier one, never within a line. The rooms of the proxy, and `admin`, which is
+# one of them though it stands beside, have their own order.
 LAYERS = (
     {"errors", "interrupts", "wording"},
     {"protocol", "zookeeper"},
     {"wire"},
     {"insight", "metrics", "tables", "capture"},
     {"flight"},
-    {"convert", "proxy"},
-    {"analysis", "spark", "watch"},
+    {"admin", "convert", "proxy"},
+    {"analysis", "checks", "spark", "watch"},
     {"views"},
     {"demo"},
     {"cli"},
     {"__main__"},
 )
 LAYER = {unit: depth for depth, units in enumerate(LAYERS) for unit in units}
-ROOMS_OF_PROXY = ("config", "log_limiter", "log_lines", "access", "relay", "upstream", "control")
-JOINS_SIBLINGS = {"kproxy.proxy.control.server"}  # the composition root
+ROOMS = (
+    *("proxy.config", "proxy.log_limiter", "proxy.log_lines", "proxy.tasks"),
+    *("proxy.sockets", "proxy.tls", "proxy.sasl", "proxy.relay", "proxy.filters", "proxy.upstream", "proxy.cluster"),
+    *("proxy.admission", "proxy.connection", "admin", "proxy.process"),
+)
 
 # What bytes-to-events code must never touch, so that it stays pure: clocks, sockets, loggers, threads, Arrow, metrics.
 IMPURE = {"aiohttp", "asyncio", "logging", "os", "prometheus_client", "pyarrow", "random", "rich", "select", "socket"}
@@ -105,8 +109,8 @@ def test_imports_point_one_way(module):
         if module == "kproxy.__init__":
             continue  # the public names, imported for type checkers only: see test_api.py
         assert unit != "kproxy", f"{module} is imported by all and imports {imported}"
-        sibling = LAYER[unit] == LAYER[other] and module in JOINS_SIBLINGS
-        assert LAYER[other] < LAYER[unit] or sibling, f"{module} imports {imported}"
+        rooms = {unit, other} == {"admin", "proxy"}  # in their own order, below
+        assert LAYER[other] < LAYER[unit] or rooms, f"{module} imports {imported}"
 
 
 def test_no_modules_import_each_other_in_a_circle():
@@ -117,12 +121,20 @@ def test_no_modules_import_each_other_in_a_circle():
     assert not left
 
 
-@each("module", [module for module in MODULES if unit_of(module) == "proxy"])
-def test_the_rooms_of_the_proxy_know_only_those_before_them(module):
-    def depth(name):
-        return ROOMS_OF_PROXY.index(name.split(".")[2]) if not name.endswith("proxy.__init__") else -1
+def room_of(module):
+    """The room of the proxy that a module belongs to, None of all others and of `proxy` itself."""
+    unit, _, rest = module.removeprefix("kproxy.").partition(".")
+    name = unit if unit == "admin" else f"{unit}.{rest.partition('.')[0]}"
+    return name if unit in ("admin", "proxy") and module != "kproxy.proxy.__init__" else None
 
-    beyond = {name for name in imports_of(module) if name.startswith("kproxy.proxy.") and depth(name) > depth(module)}
+
+@each("module", [module for module in MODULES if room_of(module)])
+def test_the_rooms_of_the_proxy_know_only_those_before_them(module):
+    beyond = {
+        name
+        for name in imports_of(module)
+        if room_of(name) and ROOMS.index(room_of(name)) > ROOMS.index(room_of(module))
+    }
     assert not beyond
 
 
@@ -163,12 +175,12 @@ def test_the_command_line_starts_light():
 
 def test_a_proxy_of_one_plain_cluster_imports_no_more_than_it_needs():
     """What it does not use is memory of every proxy: aiohttp 11 MB, urllib.request 1, what follows groups 1."""
-    code = "import sys, kproxy.cli.run, kproxy.proxy.control.process; print(*sys.modules)"
+    code = "import sys, kproxy.cli.run, kproxy.proxy.process.process; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = set(done.stdout.split())
     assert "kproxy.proxy.relay.relay" in loaded
     unneeded = {"aiohttp", "prometheus_client", "numpy", "pyarrow", "jwt", "urllib.request", "http.client"}
-    unneeded |= {"kproxy.insight", "kproxy.flight.dump", "kproxy.proxy.control.knowledge.feed_link", "kproxy.zookeeper"}
+    unneeded |= {"kproxy.insight", "kproxy.flight.dump", "kproxy.proxy.process.knowledge.feed_link", "kproxy.zookeeper"}
     assert not loaded & unneeded
 
 

@@ -20,14 +20,14 @@ from pydantic_core import PydanticUndefined
 from kproxy.analysis.jobs import JOBS
 from kproxy.cli import cli
 from kproxy.protocol.schema import ADDRESS_CARRIERS, schema, served_versions
-from kproxy.proxy.access.policy_resources import ALSO
-from kproxy.proxy.access.policy_resources import KINDS as PLAIN_KINDS
-from kproxy.proxy.access.rights import CLUSTER_ACTION, RIGHTS, Right
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.api_groups import GROUPS, group_of
 from kproxy.proxy.config.limits import Network
 from kproxy.proxy.config.model import model_in
 from kproxy.proxy.config.settings import CLUSTER_SETTINGS, PROCESS_SETTINGS, Config
+from kproxy.proxy.filters.policy.resources import ALSO
+from kproxy.proxy.filters.policy.resources import KINDS as PLAIN_KINDS
+from kproxy.proxy.filters.policy.rights import CLUSTER_ACTION, RIGHTS, Right
 from kproxy.tables import meanings
 from kproxy.tables import schema as tables_schema
 

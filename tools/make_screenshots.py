@@ -17,9 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from kproxy.admin.asking import AdminPort  # noqa: E402
 from kproxy.analysis import jobs  # noqa: E402 (of this checkout)
 from kproxy.analysis.duck import Tables  # noqa: E402
-from kproxy.proxy.control.operators.asking import AdminPort  # noqa: E402
 from kproxy.views import drawing, plots  # noqa: E402
 from kproxy.views.top.screen import Top  # noqa: E402
 from kproxy.views.top.source import Source  # noqa: E402

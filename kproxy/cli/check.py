@@ -1,4 +1,4 @@
-"""`kproxy check`: the options. The checks: `proxy.control.checks.check`, how they look: `views.check`."""
+"""`kproxy check`: the options. The checks: `checks.check`, how they look: `views.check`."""
 
 import ipaddress
 import json
@@ -40,14 +40,14 @@ def check(file: str, as_json: bool, request: str | None, cluster: str | None, **
       kproxy check kproxy.toml --request Produce --topic orders --principal User:alice
     """
     logging.basicConfig(format="warning: %(message)s")  # what a start would log, an expired certificate say
-    from kproxy.proxy.control.checks.check import check as checked
-    from kproxy.proxy.control.checks.check import summary
+    from kproxy.checks.check import check as checked
+    from kproxy.checks.check import summary
     from kproxy.views.check import faults, runs, warnings
 
     _refuse_mistakes(request, asked)
     found = checked(file, os.environ)
     if request is not None and found.config is not None:
-        from kproxy.proxy.access.policy_explain import explain, listener
+        from kproxy.proxy.filters.policy.explain import explain, listener
 
         explained = explain(listener(found.config, cluster), api=request, **asked)
         if as_json:

@@ -1,4 +1,4 @@
-"""`kproxy compat`: the options. What is asked: `proxy.control.checks.compat`, how it looks: `views.compat`."""
+"""`kproxy compat`: the options. What is asked: `checks.compat`, how it looks: `views.compat`."""
 
 import json
 import os
@@ -25,9 +25,9 @@ def compat(file: str | None, bootstrap: str | None, clients: str | None, as_json
       kproxy compat --bootstrap kafka-1:9092
       kproxy compat kproxy.toml --clients http://localhost:9600
     """
+    from kproxy.checks.compat import clients_of, compatibility
     from kproxy.errors import ConfigError
     from kproxy.proxy.config.load import load
-    from kproxy.proxy.control.checks.compat import clients_of, compatibility
     from kproxy.views.compat import lines
 
     if file is None and bootstrap is None and not os.environ.get("KPROXY_CONFIG"):

@@ -12,7 +12,7 @@ import click
 from kproxy.cli import Suggesting, admin_port
 
 if TYPE_CHECKING:
-    from kproxy.proxy.control.operators.asking import AdminPort
+    from kproxy.admin.asking import AdminPort
 
 _PAGE = 10_000
 _GROUPS_PAGE = 1000
@@ -77,7 +77,7 @@ def ctl(context: click.Context, admin: str, token_file: Path | None, ca: Path | 
     """
 
     def port() -> "AdminPort":
-        from kproxy.proxy.control.operators.asking import AdminPort
+        from kproxy.admin.asking import AdminPort
 
         return AdminPort(admin, token_file, ca)
 

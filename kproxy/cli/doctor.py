@@ -1,4 +1,4 @@
-"""`kproxy doctor`: the options. The checks: `proxy.control.checks.doctor`, how they look: `views.doctor`."""
+"""`kproxy doctor`: the options. The checks: `checks.doctor`, how they look: `views.doctor`."""
 
 import json
 import logging
@@ -44,7 +44,7 @@ def doctor(file: str | None, timeout_s: float, as_json: bool, verbose: bool, **f
     logging.getLogger("kproxy").addHandler(logging.NullHandler())  # what a start would log is among the findings
     from rich.console import Console
 
-    from kproxy.proxy.control.checks.doctor import examine
+    from kproxy.checks.doctor import examine
     from kproxy.views.doctor import lines
     from kproxy.views.terminal import can_redraw, printable
 

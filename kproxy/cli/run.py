@@ -140,9 +140,9 @@ def run(file: str | None, **flags: Any) -> None:
     """
     with EndsAtOnce():  # until Process has handlers of its own
         from kproxy.proxy.config.load import load
-        from kproxy.proxy.control.flight import FINDINGS, FindingsTrigger
-        from kproxy.proxy.control.process import Inheritance, Process
-        from kproxy.proxy.control.workers.processes import begun
+        from kproxy.proxy.filters.flight import FINDINGS, FindingsTrigger
+        from kproxy.proxy.process.process import Inheritance, Process
+        from kproxy.proxy.process.workers.processes import begun
 
         inheritance = Inheritance.of(os.environ)
 

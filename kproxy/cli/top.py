@@ -60,7 +60,7 @@ def top(
       kproxy top --once --show brokers
       kproxy top --json --interval 10 | jq '.apis[] | select(.errors_per_s > 0)'
     """
-    from kproxy.proxy.control.operators.asking import AdminPort
+    from kproxy.admin.asking import AdminPort
     from kproxy.views.top import once as plainly
     from kproxy.views.top.source import Source
 

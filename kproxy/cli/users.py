@@ -1,4 +1,4 @@
-"""`kproxy users`: the file of users that `[cluster.authentication]` checks passwords against (`access.sasl.users`)."""
+"""`kproxy users`: the file of users that `[cluster.authentication]` checks passwords against (`sasl.users`)."""
 
 import sys
 from pathlib import Path
@@ -36,8 +36,8 @@ def add(file: Path, name: str) -> None:
     \b
       kproxy users add /etc/kproxy/users alice
     """
-    from kproxy.proxy.access.sasl.users import UsersError, change
     from kproxy.proxy.config.policy import PRINCIPAL_TYPE
+    from kproxy.proxy.sasl.users import UsersError, change
 
     if not name.isprintable() or not name:
         raise click.UsageError("a name has no control characters, and at least one other")
@@ -73,7 +73,7 @@ def remove(file: Path, name: str) -> None:
     \b
       kproxy users remove /etc/kproxy/users alice
     """
-    from kproxy.proxy.access.sasl.users import UsersError, change, read
+    from kproxy.proxy.sasl.users import UsersError, change, read
 
     try:
         if name not in read(file):
@@ -92,7 +92,7 @@ def list_(file: Path) -> None:
     \b
       kproxy users list /etc/kproxy/users
     """
-    from kproxy.proxy.access.sasl.users import UsersError, read
+    from kproxy.proxy.sasl.users import UsersError, read
 
     try:
         found = read(file)

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from kproxy.admin.asking import AdminPort
 from kproxy.analysis.findings.following import Following
 from kproxy.errors import KproxyError, UpstreamError, install_command
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
-from kproxy.proxy.control.operators.asking import AdminPort
-from kproxy.proxy.control.server import Server
-from kproxy.proxy.control.tasks import waited
+from kproxy.proxy.process.server import Server
+from kproxy.proxy.tasks import waited
 from kproxy.views.top.once import can_draw, line
 from kproxy.views.top.source import Source
 

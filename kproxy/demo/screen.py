@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TextIO
 
-from kproxy.proxy.control.operators.asking import AdminPort
+from kproxy.admin.asking import AdminPort
 from kproxy.views.top.screen import Top
 from kproxy.views.top.source import Source
 

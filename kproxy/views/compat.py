@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from kproxy import __version__
-from kproxy.proxy.control.checks.compat import Compatibility, Loss
+from kproxy.checks.compat import Compatibility, Loss
 from kproxy.views.terminal import printable
 from kproxy.wording import few
 

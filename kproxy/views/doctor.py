@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from textwrap import wrap
 
-from kproxy.proxy.control.operators.findings import Finding, Report
+from kproxy.checks.findings import Finding, Report
 from kproxy.views.terminal import printable
 
 WIDTH = 80

@@ -15,10 +15,10 @@ from kproxy.insight.knowledge import APIS, ONLY_FAILED
 from kproxy.metrics import Metrics
 from kproxy.metrics.columns import count
 from kproxy.metrics.counting import ConnectionMetrics
+from kproxy.proxy.cluster.destinations import MAX_BROKERS, Destinations
 from kproxy.proxy.config.addresses import Address, numeric
-from kproxy.proxy.control.knowledge.feed import Feed
-from kproxy.proxy.relay.listeners import normal
-from kproxy.proxy.upstream.destinations import MAX_BROKERS, Destinations
+from kproxy.proxy.filters.feed import Feed
+from kproxy.proxy.sockets.listeners import normal
 from kproxy.watch.copies import Twins
 from kproxy.watch.processes import End, Process, look
 from kproxy.wire.bulk import Bulk

@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kproxy import __version__
+from kproxy.admin import parameters
 from kproxy.capture.flow import Handlers
 from kproxy.capture.flows import Flows
 from kproxy.capture.quality import KINDS, Quality
@@ -27,15 +28,14 @@ from kproxy.metrics import Metrics
 from kproxy.metrics.passive import PassiveCells
 from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
-from kproxy.proxy.control.changing import systemd
-from kproxy.proxy.control.garbage import Collections
-from kproxy.proxy.control.knowledge.feed import Feed
-from kproxy.proxy.control.knowledge.feed_link import FeedLink
-from kproxy.proxy.control.operators import parameters
-from kproxy.proxy.control.tasks import Tasks
+from kproxy.proxy.cluster.destinations import Destinations
+from kproxy.proxy.filters.feed import Feed
 from kproxy.proxy.log_limiter import LogLimiter
-from kproxy.proxy.relay.listeners import why_unbound
-from kproxy.proxy.upstream.destinations import Destinations
+from kproxy.proxy.process.changing import systemd
+from kproxy.proxy.process.garbage import Collections
+from kproxy.proxy.process.knowledge.feed_link import FeedLink
+from kproxy.proxy.sockets.listeners import why_unbound
+from kproxy.proxy.tasks import Tasks
 from kproxy.proxy.upstream.resolver import Resolver
 from kproxy.watch import privileges
 from kproxy.watch.connections import Connections
@@ -48,7 +48,7 @@ from kproxy.watch.zookeeper import ZooKeeperConnections
 from kproxy.wire.bodies import BATCHES, DETAILS, ERRORS, Logs
 
 if TYPE_CHECKING:
-    from kproxy.proxy.control.operators.admin import Admin
+    from kproxy.admin.server import Admin
     from kproxy.tables.recorder import Recorder
 
 IDLE_S = 20 * 60  # twice as long as brokers keep silent connections (connections.max.idle.ms)
@@ -256,12 +256,12 @@ class Watcher:
         address = self.settings.admin
         if address is None:
             return
+        from kproxy.admin.guard import Guard
+        from kproxy.admin.live import Live
+        from kproxy.admin.page import load_page
+        from kproxy.admin.server import Admin
         from kproxy.metrics.collector import registry_of
         from kproxy.metrics.exposition import render
-        from kproxy.proxy.control.operators.admin import Admin
-        from kproxy.proxy.control.operators.admin_guard import Guard
-        from kproxy.proxy.control.operators.live import Live
-        from kproxy.proxy.control.operators.page import load_page
 
         page = load_page()
         live = Live(self._gathered, self._live_state, with_history=page is not None)

@@ -15,7 +15,7 @@ def test_idle_connections_are_counted():
 
 def test_a_proxy_without_admin_port_imports_neither_http_nor_codecs():
     """They take a third of what the process has at its start."""
-    imports = "import sys, kproxy.proxy.config.load, kproxy.proxy.control.server; print(*sys.modules)"
+    imports = "import sys, kproxy.proxy.config.load, kproxy.proxy.process.server; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", imports], capture_output=True, text=True, check=True, timeout=60)
     heavy = {"aiohttp", "prometheus_client", "numpy", "pyarrow", "zstandard", "cramjam", "lz4"}
     assert not heavy & set(ran.stdout.split())

@@ -15,7 +15,7 @@ import pytest
 from kproxy.protocol import codec
 from kproxy.protocol.primitives import write_uvarint
 from kproxy.protocol.schema import schema
-from kproxy.proxy.access.sasl import users
+from kproxy.proxy.sasl import users
 from tests.broker.cluster import Cluster
 from tests.broker.test_policy import audited, policy
 from tests.broker.tools import create_topic

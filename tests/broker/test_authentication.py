@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from kproxy.proxy.access.sasl import users
+from kproxy.proxy.sasl import users
 from tests.broker.cluster import wait_for
 from tests.broker.jvm import tool
 from tests.broker.kproxy import Kproxy

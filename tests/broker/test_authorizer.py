@@ -15,15 +15,15 @@ from kproxy.protocol import codec
 from kproxy.protocol.codec import paths_of
 from kproxy.protocol.records import Record, write_batch
 from kproxy.protocol.schema import Field, schema, served_versions
-from kproxy.proxy.access.policy_resources import KINDS
-from kproxy.proxy.access.rights import CLUSTER, CLUSTER_ACTION, RIGHTS, Right
-from kproxy.proxy.access.topic_names import TopicNames
 from kproxy.proxy.config.api_groups import ALWAYS, GROUPS
+from kproxy.proxy.filters.policy.resources import KINDS
+from kproxy.proxy.filters.policy.rights import CLUSTER, CLUSTER_ACTION, RIGHTS, Right
+from kproxy.proxy.filters.policy.topic_names import TopicNames
 from tests.broker.cluster import SETTINGS, Broker, wait_for
 from tests.broker.jvm import tool
 from tests.broker.test_rights import KEYS, Asking
 from tests.broker.tools import TOPICS
-from tests.proxy.access.policies import Decided
+from tests.proxy.filters.policy.policies import Decided
 
 NODE_ID = 8
 NEWEST = served_versions()[next(name for name in served_versions() if name.startswith("4.1"))]

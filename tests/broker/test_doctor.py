@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from kproxy.checks.compat import compatibility
+from kproxy.checks.doctor import examine
+from kproxy.checks.findings import Report
 from kproxy.proxy.config.load import load
-from kproxy.proxy.control.checks.compat import compatibility
-from kproxy.proxy.control.checks.doctor import examine
-from kproxy.proxy.control.operators.findings import Report
 from kproxy.views.compat import lines
 from tests.broker.cluster import Cluster
 from tests.broker.secured import SecuredBroker

@@ -5,10 +5,10 @@ import subprocess
 from collections import Counter
 
 from kproxy.protocol import codec
-from kproxy.proxy.access.policy_refusals import refusal
+from kproxy.proxy.filters.policy.refusals import refusal
 from tests.broker.jvm import java
-from tests.proxy.access.policies import random_body
-from tests.proxy.access.test_policy_refusals import REQUESTS, denied_in
+from tests.proxy.filters.policy.policies import random_body
+from tests.proxy.filters.policy.test_refusals import REQUESTS, denied_in
 
 
 def test_the_java_client_reads_every_refusal_and_finds_its_errors(tmp_path):

@@ -16,7 +16,7 @@ import pytest
 from kproxy.protocol import codec
 from kproxy.protocol.records import Record, write_batch
 from kproxy.protocol.schema import schema
-from kproxy.proxy.access.rights import RIGHTS
+from kproxy.proxy.filters.policy.rights import RIGHTS
 from tests.broker.cluster import Broker, Cluster, wait_for
 from tests.broker.jvm import JARS, tool
 from tests.broker.test_policy import audited, policy

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 
+from kproxy.admin.asking import AdminPort
 from kproxy.cli import ctl
 from kproxy.errors import KproxyError
-from kproxy.proxy.control.operators.asking import AdminPort
 from kproxy.views.operator import age
 from tests.certificates import Authority
 from tests.ports import free_ports

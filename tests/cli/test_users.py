@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from kproxy.cli.users import users
-from kproxy.proxy.access.sasl.users import is_password, read
+from kproxy.proxy.sasl.users import is_password, read
 
 PASSWORD = "correct horse"
 

@@ -20,7 +20,7 @@ from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
 from kproxy.protocol.codec import framed_request
-from kproxy.proxy.access.sasl import users
+from kproxy.proxy.sasl import users
 from tests.broker.cluster import Cluster, wait_for
 from tests.broker.kproxy import KPROXY, Kproxy
 from tests.certificates import Authority

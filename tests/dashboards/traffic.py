@@ -30,7 +30,7 @@ from kproxy.proxy.config.settings import Cluster as ClusterConfig
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.config.telemetry import Telemetry
 from kproxy.proxy.config.tls import ClientTls
-from kproxy.proxy.control.server import Server
+from kproxy.proxy.process.server import Server
 from kproxy.zookeeper.session import ANSWERED, Operation
 from tests.certificates import Authority
 from tests.proxy.live import HOST, Broker, TlsWire, Wire, free_ports, request, response

@@ -21,9 +21,9 @@ from typing import Any
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, Producer, TopicPartition
 
+from kproxy.admin.asking import AdminPort
 from kproxy.errors import KproxyError
 from kproxy.protocol.codec import decode_response, framed_request
-from kproxy.proxy.control.operators.asking import AdminPort
 from tests.broker.cluster import Broker, Cluster, wait_for
 from tests.broker.kproxy import KPROXY, Kproxy
 from tests.certificates import Authority, now

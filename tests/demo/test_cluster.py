@@ -33,7 +33,7 @@ from kproxy.protocol.records import Record, write_batch
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster as ClusterConfig
 from kproxy.proxy.config.settings import Config
-from kproxy.proxy.control.server import Server
+from kproxy.proxy.process.server import Server
 
 
 @asynccontextmanager

@@ -20,13 +20,13 @@ import yaml
 from kproxy import __version__
 from kproxy.cli.run import run
 from kproxy.cli.watch import settings_of, watch
-from kproxy.proxy.access.certificates import is_for, read_pem
+from kproxy.proxy.cluster.routing import Routes
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.settings import Config
-from kproxy.proxy.control import descriptors
-from kproxy.proxy.relay import contexts
-from kproxy.proxy.upstream.routing import Routes
+from kproxy.proxy.sockets import descriptors
+from kproxy.proxy.tls import contexts
+from kproxy.proxy.tls.certificates import is_for, read_pem
 from tests.ports import free_ports
 
 TOP = Path(__file__).parents[2]

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from kproxy import __version__
+from kproxy.proxy.cluster.routing import Routes
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.load import load
-from kproxy.proxy.control import descriptors
-from kproxy.proxy.upstream.routing import Routes
+from kproxy.proxy.sockets import descriptors
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm/kproxy"

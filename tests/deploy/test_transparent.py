@@ -84,7 +84,7 @@ os._exit(0)  # closing a consumer waits for a coordinator, which the miniature c
 
 BOTH_FAMILIES = """
 import socket
-from kproxy.proxy.relay.redirected import original_destination
+from kproxy.proxy.sockets.redirected import original_destination
 with socket.create_server(("::", 19092), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
     for host in ("127.0.0.5", "::1"):
         with socket.create_connection((host, 9092), 10), listener.accept()[0] as accepted:

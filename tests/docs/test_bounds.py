@@ -7,7 +7,7 @@ import pytest
 from kproxy.metrics.named import MAX_CLIENTS, MAX_TOPICS
 from kproxy.proxy.config.flight import Flight
 from kproxy.proxy.config.settings import MAX_HELD_BYTES, MAX_REQUEST_BYTES
-from kproxy.proxy.control.descriptors import DEFAULT_CONNECTIONS
+from kproxy.proxy.sockets.descriptors import DEFAULT_CONNECTIONS
 from tests.project import ROOT
 
 PAGE = (ROOT / "docs/inside/bounds.md").read_text()

@@ -20,9 +20,9 @@ from uuid import UUID
 from kproxy.errors import Malformed
 from kproxy.protocol import codec
 from kproxy.protocol.schema import schema
-from kproxy.proxy.access.fetch_sessions import FETCH, UNKNOWN_SESSION, without_session
-from kproxy.proxy.access.policy_lists import DESCRIBE_TOPIC_PARTITIONS, cursor_of, metadata_request, with_cursor
-from kproxy.proxy.access.policy_resources import (
+from kproxy.proxy.filters.policy.fetch_sessions import FETCH, UNKNOWN_SESSION, without_session
+from kproxy.proxy.filters.policy.lists import DESCRIBE_TOPIC_PARTITIONS, cursor_of, metadata_request, with_cursor
+from kproxy.proxy.filters.policy.resources import (
     ALL_OF,
     ALSO,
     EMPTY_IS_ALL,

@@ -6,7 +6,7 @@ A process of its own: plans are compiled once, and those of a lenient reader mus
 import sys
 
 from kproxy.protocol import plans, primitives
-from kproxy.proxy.access.policy_resources import _NamesPlan
+from kproxy.proxy.filters.policy.resources import _NamesPlan
 from tests.fuzz.compare import compare
 
 COUNT = 6000

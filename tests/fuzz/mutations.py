@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
 from kproxy.protocol.schema import Field, schema
-from kproxy.proxy.access.policy_resources import NAMED
+from kproxy.proxy.filters.policy.resources import NAMED
 from tests.protocol.messages import Layout
-from tests.proxy.access.policies import random_body
+from tests.proxy.filters.policy.policies import random_body
 
 HEAD_BYTES = 8  # key, version, correlation id: what stays, so that both sides look for the same API
 APIS = dict(schema().apis)

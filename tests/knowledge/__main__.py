@@ -35,7 +35,7 @@ def by_pytest(*tests: str) -> int:
 # The same traffic by all routes; a flood that reaches the caps as they are.
 LONG = {
     "routes": ("tests/broker/test_tables.py",),
-    "flood": ("tests/proxy/control/knowledge/test_feed_link.py", "-k", "invents"),
+    "flood": ("tests/proxy/process/knowledge/test_feed_link.py", "-k", "invents"),
 }
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kproxy.proxy.access.sasl import users
+from kproxy.proxy.sasl import users
 from tests.broker.kproxy import KPROXY, Kproxy
 from tests.broker.security import AUDIENCE, ISSUER, LISTENERS, STORE_PASSWORD, USERS, Security
 from tests.matrix.brokers import Brokers

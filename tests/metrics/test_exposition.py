@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from kproxy.admin.server import Admin
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
-from kproxy.proxy.control.operators.admin import Admin
 from tests.metrics.test_metrics import busy_metrics
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"

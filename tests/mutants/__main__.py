@@ -18,7 +18,14 @@ import click
 from tests.mutants.mutate import Mutant, mutants
 from tests.project import ROOT
 
-FOLDERS = ("kproxy/wire", "kproxy/protocol", "kproxy/proxy/access", "kproxy/capture", "kproxy/metrics")
+FOLDERS = (
+    "kproxy/wire",
+    "kproxy/protocol",
+    "kproxy/proxy/filters/policy",
+    "kproxy/proxy/sasl",
+    "kproxy/capture",
+    "kproxy/metrics",
+)
 NO_TESTS = 5  # pytest's status where a folder has no test of the ring
 HANGS = 3  # times as long as without a mutant
 

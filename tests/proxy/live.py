@@ -19,8 +19,8 @@ import uvloop
 from kproxy.metrics.cells import ClusterCells
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.tls import ClientTls, UpstreamTls
-from kproxy.proxy.control.server import Server
-from kproxy.proxy.relay.streams import readable, writable
+from kproxy.proxy.process.server import Server
+from kproxy.proxy.sockets.streams import readable, writable
 from kproxy.wire.connection import Sink
 from tests.certificates import Authority
 from tests.ports import free_ports

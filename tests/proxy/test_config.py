@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kproxy.errors import ConfigError
+from kproxy.proxy.cluster.routing import Routes
 from kproxy.proxy.config.addresses import Address, parse_address
 from kproxy.proxy.config.authentication import Authentication
 from kproxy.proxy.config.limits import Limits
@@ -15,8 +16,7 @@ from kproxy.proxy.config.login import ForPrincipal, Login
 from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.config.settings import BrokerPorts, Cluster, Config
 from kproxy.proxy.config.tls import ClientTls, UpstreamTls
-from kproxy.proxy.control.descriptors import DEFAULT_CONNECTIONS
-from kproxy.proxy.upstream.routing import Routes
+from kproxy.proxy.sockets.descriptors import DEFAULT_CONNECTIONS
 
 
 def faults(*args, **kwargs):

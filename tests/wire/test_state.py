@@ -12,8 +12,8 @@ import pytest
 from kproxy.protocol.primitives import write_uvarint
 from kproxy.protocol.records import Record, write_batch
 from kproxy.protocol.schema import schema
-from kproxy.proxy.control.broker_ports import MAX_BROKERS
-from kproxy.proxy.upstream.rewrite import rewrite_addresses
+from kproxy.proxy.cluster.broker_ports import MAX_BROKERS
+from kproxy.proxy.filters.rewrite import rewrite_addresses
 from kproxy.wire import sasl
 from kproxy.wire.bodies import BATCHES, ERRORS, SUMS, TOPICS
 from kproxy.wire.broker_side import MAX_HEAD

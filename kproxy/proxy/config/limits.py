@@ -1,6 +1,6 @@
 """Settings of the gate: `[cluster.limits]`, and which addresses a PROXY header is believed from.
 
-Refuses to count connections (`access/limits.py`).
+Refuses to count connections (`admission/limits.py`).
 """
 
 import ipaddress

@@ -1,6 +1,6 @@
 """Settings of the push of kproxy's metrics to a collector of OpenTelemetry: `[otlp]`, or its URL alone.
 
-Files are named here and opened elsewhere (`control/otlp.py`). Refuses to know metrics.
+Files are named here and opened elsewhere (`process/otlp/push.py`). Refuses to know metrics.
 """
 
 from typing import Annotated, Any, Literal

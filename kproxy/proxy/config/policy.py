@@ -1,4 +1,4 @@
-"""The settings of a policy: `[[cluster.policy]]`, one table a rule. What they mean: `access/policy.py`.
+"""The settings of a policy: `[[cluster.policy]]`, one table a rule. What they mean: `filters/policy/policy.py`.
 
 Refuses to know requests, and which API names which resources.
 """

@@ -1,6 +1,6 @@
 """Settings of what clients push of their own metrics (KIP-714): `[cluster.telemetry]`.
 
-Refuses to know requests and answers (`access/telemetry.py`).
+Refuses to know requests and answers (`filters/telemetry.py`).
 """
 
 from typing import Annotated, Any, Literal

@@ -1,6 +1,6 @@
 """`[cluster.tls]` towards clients and `[cluster.upstream_tls]` towards brokers: the settings of TLS.
 
-Files are named here and opened elsewhere (`relay.contexts`), since they change while kproxy runs. Refuses to know what
+Files are named here and opened elsewhere (`tls.contexts`), since they change while kproxy runs. Refuses to know what
 is in them.
 """
 

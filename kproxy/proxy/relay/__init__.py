@@ -1,1 +1,1 @@
-"""Sockets: accept, read, forward, back-pressure, drain. Refuses to know brokers, policy and what Kafka's bytes mean."""
+"""Two sockets and one Session: read, forward, back-pressure, drain. Refuses to know brokers and policy."""

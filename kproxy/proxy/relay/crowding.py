@@ -10,8 +10,8 @@ import socket
 from asyncio import AbstractEventLoop, TimerHandle
 
 from kproxy.proxy.relay.peer import Counting, Peer
-from kproxy.proxy.relay.poller import Poller
 from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
+from kproxy.proxy.sockets.poller import Poller
 from kproxy.wire import pairing
 from kproxy.wire.events import CLIENT, SIDES
 from kproxy.wire.session import Session

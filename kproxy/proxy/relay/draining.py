@@ -9,9 +9,9 @@ from asyncio import AbstractEventLoop, TimerHandle
 
 from kproxy.proxy.relay.pausing import Pausing
 from kproxy.proxy.relay.peer import Peer
-from kproxy.proxy.relay.poller import Poller
 from kproxy.proxy.relay.pressure import Pressure
-from kproxy.proxy.relay.sockets import flush_small_sends, has_unread
+from kproxy.proxy.sockets.poller import Poller
+from kproxy.proxy.sockets.sockets import flush_small_sends, has_unread
 from kproxy.wire.events import BROKER, CLIENT
 
 QUIET_S = 0.25  # how long an idle client is waited for, so that its end comes with an answer: then it knows in time

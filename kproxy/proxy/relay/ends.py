@@ -7,9 +7,9 @@ whoever runs the steps closes the socket that stands there when one of them fail
 import socket
 from dataclasses import dataclass, field
 
-from kproxy.proxy.access.sasl.clients import Session
-from kproxy.proxy.access.sasl.login import LoggedIn
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.sasl.clients import Session
+from kproxy.proxy.sasl.login import LoggedIn
 
 ANONYMOUS = "User:ANONYMOUS"  # as brokers call a client that did not say who it is
 
@@ -34,7 +34,7 @@ class Incoming:
     number: int = 0  # of the connection, where another process has given it one
     destination: Address | None = None  # numeric, what it dialled before the kernel redirected it; None: our port
     server: Address | None = None  # where a PROXY header says that it connected to; None: where its socket says
-    ticket: tuple[str | None] | None = None  # what limits have counted it for (`control/clients/entrance.py`)
+    ticket: tuple[str | None] | None = None  # what limits have counted it for (`admission/entrance.py`)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from asyncio import TimerHandle
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from kproxy.proxy.relay.tls_socket import TlsSocket
+from kproxy.proxy.tls.tls_socket import TlsSocket
 
 
 class Durations(Protocol):

@@ -31,10 +31,10 @@ from kproxy.proxy.relay.crowding import FEW, FULL, Crowding
 from kproxy.proxy.relay.draining import Draining
 from kproxy.proxy.relay.ends import ANONYMOUS
 from kproxy.proxy.relay.peer import Counting, Durations, Peer, discard_bytes, ignore_readiness
-from kproxy.proxy.relay.poller import LATE_NS, Poller
 from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
 from kproxy.proxy.relay.slow_lanes import SlowLanes
-from kproxy.proxy.relay.sockets import receive_timed
+from kproxy.proxy.sockets.poller import LATE_NS, Poller
+from kproxy.proxy.sockets.sockets import receive_timed
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, SIDES, Desync, Event, Exchange
 from kproxy.wire.session import Session

@@ -1,1 +1,1 @@
-"""The brokers: how they are found and dialled, which port stands for which, and the rewriting of their addresses."""
+"""The way to a broker: names to addresses, dial, PROXY header, TLS, login, and kproxy's own requests there."""

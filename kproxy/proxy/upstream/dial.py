@@ -15,8 +15,8 @@ from typing import Any
 
 from kproxy.errors import UpstreamError
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.relay.redirected import mark
-from kproxy.proxy.relay.sockets import prepare
+from kproxy.proxy.sockets.redirected import mark
+from kproxy.proxy.sockets.sockets import prepare
 from kproxy.proxy.upstream.dial_faults import RESOLVER, UNREACHABLE, SourceAddressError, of_connect, of_lookup
 from kproxy.proxy.upstream.loops import LoopGuard
 from kproxy.proxy.upstream.resolver import Resolver

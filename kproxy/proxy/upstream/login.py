@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 from struct import Struct
 
 from kproxy.errors import UpstreamError
-from kproxy.proxy.access.sasl.identities import Identities
-from kproxy.proxy.access.sasl.login import CLIENT_ID, Dialogue, LoggedIn, Send, log_in
-from kproxy.proxy.access.sasl.mechanisms import Mechanism
 from kproxy.proxy.relay.ends import Outgoing
-from kproxy.proxy.relay.streams import receive_exactly, send_all
+from kproxy.proxy.sasl.identities import Identities
+from kproxy.proxy.sasl.login import CLIENT_ID, Dialogue, LoggedIn, Send, log_in
+from kproxy.proxy.sasl.mechanisms import Mechanism
+from kproxy.proxy.sockets.streams import receive_exactly, send_all
 from kproxy.proxy.upstream.loops import LoopGuard
 
 MAX_ANSWER = 64 * 1024  # ten thousand APIs in ApiVersions; the answers to tokens are shorter

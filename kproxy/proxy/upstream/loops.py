@@ -22,7 +22,7 @@ from time import monotonic
 from kproxy import __version__
 from kproxy.errors import UpstreamError
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.relay.listeners import normal
+from kproxy.proxy.sockets.listeners import normal
 
 REFUSED_S = 5.0  # then it is tried again, since what led here may have been corrected
 MAX_REFUSED = 4096

@@ -6,10 +6,10 @@ them. Refuses to know who reads it: a balancer before the brokers, or another kp
 
 from contextlib import suppress
 
-from kproxy.proxy.access.proxy_header import write
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.relay.ends import Outgoing
-from kproxy.proxy.relay.streams import send_all
+from kproxy.proxy.sockets.proxy_header import write
+from kproxy.proxy.sockets.streams import send_all
 
 UNREAD = "leave proxy_protocol out, unless a balancer or a kproxy reads its header there: brokers do not"
 

@@ -18,7 +18,7 @@ from kproxy.protocol import codec
 from kproxy.protocol.codec import Body
 from kproxy.protocol.schema import schema
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.relay.streams import receive, receive_exactly, send_all
+from kproxy.proxy.sockets.streams import receive, receive_exactly, send_all
 from kproxy.wire.bodies import BodyWalker
 
 MAX_ANSWER = 64 * 1024  # ten thousand APIs in ApiVersions

@@ -14,8 +14,8 @@ from kproxy.metrics.tls import TlsSide
 from kproxy.proxy.config.addresses import numeric
 from kproxy.proxy.config.tls import UpstreamTls
 from kproxy.proxy.relay.ends import Outgoing
-from kproxy.proxy.relay.handshakes import Handshakes
-from kproxy.proxy.relay.tls_socket import TlsSocket
+from kproxy.proxy.tls.handshakes import Handshakes
+from kproxy.proxy.tls.tls_socket import TlsSocket
 
 CAUSE = "tls"
 _NAME_MISMATCHES = frozenset((62, 64))  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH

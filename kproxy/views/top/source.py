@@ -8,8 +8,8 @@ KproxyError.
 from time import monotonic
 from typing import Any
 
+from kproxy.admin.asking import AdminPort
 from kproxy.errors import KproxyError
-from kproxy.proxy.control.operators.asking import AdminPort
 from kproxy.views.top.figures import Figures, Row
 
 MAX_CONNECTIONS = 2000

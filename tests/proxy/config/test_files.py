@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kproxy.proxy.access.sasl import users
 from kproxy.proxy.config.files import named, open_regular
+from kproxy.proxy.sasl import users
 
 
 def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path) -> None:

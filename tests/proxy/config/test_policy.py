@@ -8,13 +8,13 @@ import pytest
 from click.testing import CliRunner
 
 from kproxy.cli import cli
-from kproxy.proxy.access.policy import LISTS, Policy
-from kproxy.proxy.access.policy_explain import explain
-from kproxy.proxy.access.sasl.users import change
 from kproxy.proxy.config.api_groups import GROUPS, api_keys
 from kproxy.proxy.config.limits import network
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.policy import Rule
+from kproxy.proxy.filters.policy.explain import explain
+from kproxy.proxy.filters.policy.policy import LISTS, Policy
+from kproxy.proxy.sasl.users import change
 
 PAGE = (Path(__file__).parents[3] / "docs" / "policy.md").read_text()
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)

@@ -9,7 +9,7 @@ import pytest
 from kproxy.errors import ConfigError, install_command
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.telemetry import Telemetry
-from kproxy.proxy.control.server import Server
+from kproxy.proxy.process.server import Server
 
 FILE = '[[cluster]]\nlisten = "127.0.0.1:0"\nbroker_port_base = 20000\nbootstrap = "kafka-1:9092"\n'
 
@@ -53,7 +53,7 @@ def test_a_transparent_listener_cannot_take_pushes(tmp_path: Path) -> None:
 def test_what_is_to_be_installed_is_told_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "kproxy.toml"
     file.write_text(f'[otlp]\nendpoint = "http://localhost:4318"\n{FILE}[cluster.telemetry]\n')
-    for module in [name for name in sys.modules if name.startswith(("opentelemetry", "kproxy.proxy.control.otlp_"))]:
+    for module in [name for name in sys.modules if name.startswith(("opentelemetry", "kproxy.proxy.process.otlp."))]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     faults = dict(asyncio.run(Server(load(file)).preflight()))

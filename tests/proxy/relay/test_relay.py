@@ -18,8 +18,9 @@ import pyarrow.parquet
 import pytest
 
 from kproxy.protocol import codec
-from kproxy.proxy.relay import crowding, listeners, relay
-from kproxy.proxy.relay.sockets import READ_BYTES
+from kproxy.proxy.relay import crowding, relay
+from kproxy.proxy.sockets import listeners
+from kproxy.proxy.sockets.sockets import READ_BYTES
 from kproxy.tables.recorder import Recorder
 from kproxy.wire import pairing
 from kproxy.wire.connection import ConnectionInfo
@@ -274,7 +275,7 @@ def test_a_client_that_goes_while_it_is_held_back_keeps_no_connection(reset, mon
 @pytest.mark.parametrize("step_s", [3600, -3600])
 def test_a_step_of_the_time_of_day_is_no_duration(step_s, monkeypatch):
     step_ns = 0
-    monkeypatch.setattr("kproxy.proxy.relay.poller.time_ns", lambda: time.time_ns() + step_ns)
+    monkeypatch.setattr("kproxy.proxy.sockets.poller.time_ns", lambda: time.time_ns() + step_ns)
 
     async def test():
         nonlocal step_ns

@@ -6,7 +6,7 @@ import pytest
 
 from kproxy.protocol import codec
 from kproxy.proxy.config.policy import Rule
-from kproxy.proxy.control.accounts import held
+from kproxy.proxy.process.accounts import held
 from kproxy.proxy.relay import readings
 from kproxy.proxy.relay.readings import Readings
 from kproxy.proxy.relay.slow_lanes import FIRST_STEPS, SlowLanes

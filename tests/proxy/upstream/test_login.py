@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kproxy.errors import UpstreamError
-from kproxy.proxy.access.sasl.identities import Identities
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.login import Login
+from kproxy.proxy.sasl.identities import Identities
 from kproxy.proxy.upstream.login import MAX_ANSWER, BrokerLogin
 
 

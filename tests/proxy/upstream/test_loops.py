@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 
 from kproxy.errors import UpstreamError
+from kproxy.proxy.cluster import discovery
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.load import load
-from kproxy.proxy.control import discovery
-from kproxy.proxy.control.clients import connecting
-from kproxy.proxy.control.server import Server
-from kproxy.proxy.relay.listeners import Gate, Listener, is_local
+from kproxy.proxy.connection import connecting
+from kproxy.proxy.process.server import Server
+from kproxy.proxy.sockets.listeners import Gate, Listener, is_local
 from kproxy.proxy.upstream import loops
 from tests.proxy.live import HOST, Broker, Live, Wire, free_ports, kproxy, live, request
 

@@ -3,13 +3,13 @@
 import asyncio
 from itertools import pairwise
 
-from kproxy.proxy.control.operators.asking import AdminPort
+from kproxy.admin.asking import AdminPort
 from kproxy.views.top.screen import Top
 from kproxy.views.top.source import Source
 from tests.ports import free_ports
-from tests.proxy.control.knowledge.test_feed_link import exchanged, known, rebalance
-from tests.proxy.control.workers import test_parent
 from tests.proxy.live import HOST, kproxy, live, request, response
+from tests.proxy.process.knowledge.test_feed_link import exchanged, known, rebalance
+from tests.proxy.process.workers import test_parent
 
 HEARTBEAT, METADATA, API_VERSIONS = 12, 3, 18
 HOSTILE = "[red]evil[/red]\u202e\u05d0e\u0301" + "x" * 400  # of 512 bytes, more is no client id to kproxy

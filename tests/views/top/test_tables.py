@@ -3,8 +3,8 @@
 import pytest
 from rich.cells import cell_len
 
-from kproxy.proxy.control.operators.live import MAX_ROWS
-from kproxy.proxy.control.operators.page import load_page
+from kproxy.admin.live import MAX_ROWS
+from kproxy.admin.page import load_page
 from kproxy.views.top.tables import LARGEST, TABLES, as_text, fitting, left_out, matching, ordered, plain
 
 HOSTILE = [

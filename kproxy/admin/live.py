@@ -1,0 +1,176 @@
+"""GET /api/live: what a running kproxy does, for the page and for `kproxy top`; docs/admin.md has the format.
+
+Duty: take a sample for the history each STEP_S, and answer with what has changed since the asker's last question. What
+many askers have in common is made once; walks over cells are made in turns, between which traffic goes on. Nobody can
+ask for more than a hundredth of a core: the longer an answer takes to make, the longer it is given again
+(`interval_s`), and steps of the history grow likewise.
+
+Bounded: rows of each kind (MAX_*), the history (`kproxy.metrics.live`). Refuses to know HTTP, and how many processes
+count: it is given what gathers their cells.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from time import monotonic, process_time, thread_time, time_ns
+from typing import Any, TypeVar
+
+from kproxy import __version__
+from kproxy.admin import parameters
+from kproxy.metrics import Metrics, live
+
+MAX_TOTALS = 200
+MAX_ROWS = 100  # of errors, topics, clients, groups, lags each
+LEAST_S = 1.0
+SHARE = 100  # an answer is given for so many times as long as it took to make
+LONGEST_S = 30.0
+LAG_S = 5.0  # consumers are compared with the ends of logs less often: it takes longest
+
+_SUMS = {"apis": live.by_api, "of_brokers": live.by_broker}
+
+log = logging.getLogger("kproxy.admin")
+
+Value = TypeVar("Value")
+Gather = Callable[[bool], Awaitable[Metrics]]  # with the consumers too?
+
+
+class Encoded(str):
+    """JSON text that is sent as it is."""
+
+
+class Live:
+    """gather: the cells of all processes, as they are now. state(): what of the process is shown beside them."""
+
+    def __init__(self, gather: Gather, state: Callable[[], Mapping[str, Any]], *, with_history: bool) -> None:
+        self._gather = gather
+        self._state = state
+        self._history = live.History() if with_history else None
+        self._metrics: Metrics | None = None
+        self._totals: live.Totals = {}
+        self._parts: dict[str, str] = {}  # JSON, by name
+        self._made_at = -LONGEST_S
+        self._lags_at = -LONGEST_S
+        self._cost_s = 0.0
+        self._lock = asyncio.Lock()
+
+    @property
+    def interval_s(self) -> float:
+        """For how long an answer is given again."""
+        return min(LONGEST_S, max(LEAST_S, SHARE * self._cost_s))
+
+    async def run(self) -> None:
+        """Take samples, until cancelled."""
+        while self._history is not None:
+            cost = _Cost()
+            try:
+                async with self._lock:
+                    metrics = await self._gather(False)
+                    cost = _Cost()
+                    totals = await cost.in_turns(live.totals(metrics))
+                    self._history.close(metrics, totals, metrics.now_ns())
+                    cost.stop()
+            except Exception:  # a defect must not end the history; what it missed is in the next sample
+                log.exception("no sample for the history")
+            await asyncio.sleep(max(live.STEP_S, SHARE * cost.seconds))
+
+    async def answer(self, query: Mapping[str, str]) -> Encoded:
+        """The answer to /api/live. ValueError: bad parameters.
+
+        after, series, groups: how many samples and names the asker has already; slow_after: the time of the last slow
+        exchange that it knows, in microseconds.
+        """
+        after = parameters.number(query, "after", 0, parameters.HIGHEST)
+        series = parameters.number(query, "series", 0, live.MAX_NAMES)
+        groups = parameters.number(query, "groups", 0, live.MAX_NAMES)
+        slow_after_ns = parameters.number(query, "slow_after", 0, parameters.HIGHEST // 1000) * 1000
+        async with self._lock:
+            if monotonic() - self._made_at >= self.interval_s * 0.9:
+                await self._make()
+            parts = dict(self._parts)
+        assert self._metrics is not None
+        parts["slow"] = json.dumps(live.slow_rows(self._metrics, slow_after_ns))
+        history = self._history
+        if history is not None:
+            if after > history.last:
+                after = series = groups = 0  # this process is younger than what the asker knows
+            parts["samples"] = f"[{','.join(text for number, text in history.samples if number > after)}]"
+            parts["series"] = json.dumps(history.series.names[series:])
+            parts["group_names"] = json.dumps(history.groups.names[groups:])
+            parts["first_series"], parts["first_group"] = str(series), str(groups)
+        return Encoded("{" + ",".join(f'"{name}":{text}' for name, text in parts.items()) + "}")
+
+    async def _make(self) -> None:
+        with_lags = monotonic() - self._lags_at >= LAG_S
+        metrics = self._metrics = await self._gather(with_lags)
+        cost = _Cost()
+        totals = await cost.in_turns(live.totals(metrics))
+        largest = sorted(totals.items(), key=lambda item: -item[1].requests)[:MAX_TOTALS]
+        parts = {
+            "state": {
+                **self._state(),
+                "version": __version__,
+                "now_ms": metrics.now_ns() // 1_000_000,
+                "started_ms": metrics.started_ns // 1_000_000,
+                "workers": metrics.workers,
+                "cpu_s": round(process_time() + sum(ns for ns, _ in metrics.worker_usage.values()) / 1e9, 3),
+            },
+            "totals": [[*key, *total.row()] for key, total in largest],
+        }
+        if len(totals) > MAX_TOTALS:  # so that sums are right all the same
+            for name, key in _SUMS.items():
+                sums = sorted(
+                    (await cost.in_turns(live.summed(totals, key))).items(), key=lambda item: -item[1].requests
+                )
+                parts[name] = [[*of, *total.row()] for of, total in sums[:MAX_TOTALS]]
+        makers: list[tuple[str, Callable[[], Any]]] = [
+            ("brokers", lambda: live.broker_rows(metrics, MAX_ROWS)),
+            ("errors", lambda: live.error_rows(metrics, MAX_ROWS)),
+            ("topics", lambda: live.topic_rows(metrics, MAX_ROWS)),
+            ("clients", lambda: live.client_rows(metrics, MAX_ROWS)),
+            ("groups", lambda: live.group_rows(metrics, MAX_ROWS)),
+        ]
+        if with_lags:
+            self._lags_at = monotonic()
+            makers.append(("lags", lambda: live.lag_rows(metrics, time_ns(), MAX_ROWS)))
+        for name, make in makers:
+            await cost.turn()
+            parts[name] = make()
+        made = {name: json.dumps(value, separators=(",", ":")) for name, value in parts.items()}
+        await cost.turn()
+        if self._history is not None:
+            made["current"] = self._history.open(metrics, totals, metrics.now_ns())
+            made["step_s"] = str(live.STEP_S)
+        made["bounds_s"] = json.dumps(live.BOUNDS_S)
+        made["slow_columns"] = json.dumps(live.SLOW_COLUMNS)
+        cost.stop()
+        self._cost_s = cost.seconds
+        made["interval_s"] = str(round(self.interval_s, 3))
+        kept = self._parts if "apis" in made else {n: text for n, text in self._parts.items() if n not in _SUMS}
+        self._parts = {**kept, **made}
+        self._made_at = monotonic()
+
+
+class _Cost:
+    """CPU time of the loop's thread, all turns together."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._since = thread_time()
+
+    def stop(self) -> None:
+        self.seconds += thread_time() - self._since
+
+    async def turn(self) -> None:
+        self.stop()
+        await asyncio.sleep(0)
+        self._since = thread_time()
+
+    async def in_turns(self, steps: Generator[None, None, Value]) -> Value:
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                value: Value = end.value
+                return value
+            await self.turn()

@@ -1,0 +1,488 @@
+"""The operator's HTTP: /metrics, /health, /ready, live state as JSON under /api/, and the page that shows it.
+
+Duty: answer questions about this process without disturbing it. A scrape is rendered on a thread of its own and takes
+the interpreter in short turns, so that the relay goes on in between; long lists are built in slices between which the
+relay has its turn; everything else is small.
+
+Bounded: at most `max_connections` connections, each with REQUEST_S for its request, as long again for its body, and
+IDLE_S between two of them. The last one that fits replaces the one that has been silent for longest. If none is silent,
+accepting pauses, and every connection closes after its current answer, which its client takes within FULL_S. So neither
+silent nor busy connections lock others out for longer than the requests that are under way take. A stream ends once
+nobody has taken its lines for TAKEN_S. A turn of the loop reads READ_BYTES of a connection; nothing is read behind bad
+HTTP, and of a body that its handler has left.
+
+Invariants: a GET changes nothing; every answer is made anew (no cache, here or on the way); one scrape is rendered at a
+time. Refuses to know metrics, sessions and sockets of Kafka: it is given callables. Who may ask what: `guard.py`.
+"""
+
+import asyncio
+import html
+import json
+import logging
+import socket
+import sys
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler
+
+from kproxy import __version__
+from kproxy.admin.guard import Guard
+from kproxy.admin.live import Encoded
+from kproxy.admin.page import PAGE_HEADERS, Asset
+from kproxy.admin.parameters import Noting, NotNow
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.sockets.listeners import Gate, Listener, resolve
+from kproxy.proxy.tasks import Tasks
+from kproxy.proxy.tls.contexts import CHECK_S, Reloading
+
+# While two threads want the interpreter, one gets it back after this long. Python's 5 ms, times the system calls of the
+# relay, would stop the traffic for as long as a scrape lasts; measured with 7,500 samples: p99.9 5.1 ms, so 0.6 ms.
+_TURN_S = 0.0002
+
+REQUEST_S = 10.0  # from the accept to the end of the request's headers
+IDLE_S = 30.0  # for an answer to be taken, and the next request to come
+TAKEN_S = 10.0  # for a line of a stream to be taken; as long as a trace is kept for who does not read it
+FULL_S = 1.0  # for an answer to be taken while all connections are in use
+MAX_CONNECTIONS = 32
+READ_BYTES = 16 * 1024  # in the kernel: in chunks of one byte, which are the dearest, they take 2 ms to parse
+_FAULT_CHARS = 300  # of what is wrong with bad HTTP: aiohttp repeats all of it, escaped
+_THREAD_BYTES = 64 * 1024  # of an answer; more is compressed on a thread (this much takes 0.4 ms)
+MAX_BODY = 64 * 1024  # of a request
+MAX_LINE = 128 * 1024  # its first: /api/groups is asked for what is behind a group, whose id may have 32 KiB
+RETRY_AFTER_S = "1"  # of what cannot be said yet
+_BACKLOG = 128
+_SHUTDOWN_S = 1.0  # answers under way when the process ends
+_COMMON_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+Query = Mapping[str, str]
+Action = Callable[[Query], Awaitable[tuple[int, Any]]]  # returns (HTTP status, what is sent as JSON)
+Slices = AsyncIterator[Sequence[Any]]
+Lines = AsyncIterator[Mapping[str, Any] | None]  # None: nothing for now
+
+log = logging.getLogger("kproxy.admin")
+# Who speaks bad HTTP gets an answer that says so; a stack for each would let anybody fill the log.
+log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
+
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>kproxy</title>
+<style>
+  :root {{ color-scheme: light dark; font: 16px/1.6 system-ui, sans-serif }}
+  body {{ max-width: 40rem; margin: 3rem auto; padding: 0 1rem }}
+  dt {{ font-family: ui-monospace, monospace }} dd {{ margin: 0 0 .8rem 1.5rem; opacity: .75 }}
+  .ready {{ color: seagreen }} .unready {{ color: crimson }}
+</style>
+<h1>kproxy <small>{version}</small></h1>
+<p class="{state}">{readiness}</p>
+<dl>{links}</dl>
+</html>
+"""
+
+
+class Admin:
+    """The HTTP server.
+
+    scrape(accept) -> (body, content type): the metrics in the format that an Accept header names; called on a thread.
+    not_ready() -> why traffic should not be sent here yet; nothing: ready.
+    api: name -> callable that gets the query's parameters and returns what is sent as JSON from /api/<name>: a value,
+    one to be awaited, or slices of a list, between which the loop has its turn. Called on the loop, so quick.
+    ValueError: a bad query; NotNow: what is asked for cannot be said yet.
+    actions: name -> what POST /api/<name> does, with the query's parameters and those of a JSON object in the body; the
+    only requests that change something. ValueError: bad parameters.
+    streams: the same, for what is sent as JSON lines until it ends or nobody reads it.
+    page: what is served under /page/, and at / (its index.html); None: / is a list of links.
+    guard: who may ask. tls: the context of new connections, followed while this runs; None: plain HTTP.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        scrape: Callable[[str], tuple[bytes, str]],
+        not_ready: Callable[[], Sequence[str]],
+        api: Mapping[str, Callable[[Query], Any]],
+        actions: Mapping[str, Action] | None = None,
+        streams: Mapping[str, Callable[[Query], Lines]] | None = None,
+        page: Mapping[str, Asset] | None = None,
+        guard: Guard | None = None,
+        tls: Reloading | None = None,
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._scrape = scrape
+        self._not_ready = not_ready
+        self._api = api
+        self._actions = actions or {}
+        self._streams = streams or {}
+        self._page = page
+        self._guard = guard or Guard()
+        self._tls = tls
+        self._renderer = ThreadPoolExecutor(1, thread_name_prefix="scrape")
+        self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
+        self.gate = Gate(max_connections, name=f"admin {Address(host, port)}")
+        self._idle: dict[_Connection, None] = {}  # those without a request under way, silent for longest first
+        self._tasks = Tasks("admin")
+
+    async def start(self) -> None:
+        """Bind and serve; OSError where the address cannot be bound."""
+        app = web.Application(middlewares=[_timed, self._guard.middleware], client_max_size=MAX_BODY)
+        app.on_response_prepare.append(_common)
+        app.router.add_get("/", self._index if self._page is None else self._asset)
+        if self._page is not None:
+            app.router.add_get("/page/{name}", self._asset)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/api", self._api_names)
+        app.router.add_get("/api/{name}", self._api_value)
+        app.router.add_post("/api/{name}", self._api_action)
+        sys.setswitchinterval(min(_TURN_S, sys.getswitchinterval()))
+        self._runner = web.AppRunner(
+            app, access_log=None, logger=log, handle_signals=False, shutdown_timeout=_SHUTDOWN_S
+        )
+        await self._runner.setup()
+        try:
+            self._listener = Listener(self.gate, resolve(self._host), self._port, _BACKLOG, self._accepted, "admin")
+        except OSError:
+            await self.stop()
+            raise
+        for sock in self._listener.sockets:  # which those that are accepted inherit
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READ_BYTES)
+        if self._tls is not None:
+            self._tasks.spawn(self._follow_files(self._tls))
+
+    async def _follow_files(self, tls: Reloading) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            await asyncio.to_thread(tls.reload)
+
+    async def stop(self) -> None:
+        self.gate.close()
+        await self._tasks.cancel()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._renderer.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens, the port it was given included."""
+        if self._listener is None:
+            raise RuntimeError("the admin server has not been started")
+        return self._listener.address
+
+    @property
+    def url(self) -> str:
+        return f"{'http' if self._tls is None else 'https'}://{Address(*self.address)}"
+
+    @property
+    def offers(self) -> str:
+        """Where it listens and what is there, for the log."""
+        page = "" if self._page is None else f", a page for browsers at {self.url}/"
+        return f"admin at {self.url}: /metrics /health /ready{page}"
+
+    # --- connections -------------------------------------------------------------------------------------------------
+
+    def _accepted(self, client: socket.socket, _: Address) -> None:
+        self.gate.enter()
+        self._tasks.spawn(self._serve(client))
+
+    async def _serve(self, client: socket.socket) -> None:
+        assert self._runner is not None and self._runner.server is not None
+        loop = asyncio.get_running_loop()
+        connection = _Connection(self._runner.server, loop, self._idle, lambda: not self.gate.is_open, self.gate.leave)
+        if not self.gate.is_open:  # so that the next one can come in: the one that was silent for longest goes
+            longest = next((other for other in self._idle if other is not connection), None)
+            if longest is not None:
+                longest.give_up()
+        try:
+            if self._tls is None:
+                await loop.connect_accepted_socket(lambda: connection, client)
+            else:
+                context = self._tls.context
+                await loop.connect_accepted_socket(
+                    lambda: connection, client, ssl=context, ssl_handshake_timeout=REQUEST_S
+                )
+        except OSError:  # it has gone already, or speaks no TLS
+            client.close()
+            connection.left()
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        accept = request.headers.get("Accept", "")
+        loop = asyncio.get_running_loop()
+        body, content_type = await loop.run_in_executor(self._renderer, self._scrape, accept)
+        headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
+        return await _packed(request, body, headers)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        reasons = list(self._not_ready())
+        status = 503 if reasons else 200
+        if "application/json" in request.headers.get("Accept", ""):
+            return web.json_response({"ready": not reasons, "reasons": reasons}, status=status)
+        text = "".join(f"not ready: {reason}\n" for reason in reasons) or "ready\n"
+        return web.Response(text=text, status=status)
+
+    async def _api_names(self, _: web.Request) -> web.Response:
+        return web.json_response({name: f"/api/{name}" for name in self._api})
+
+    async def _api_value(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name in self._actions and name not in self._api:
+            raise web.HTTPMethodNotAllowed("GET", ["POST"])
+        if name not in self._api:
+            raise web.HTTPNotFound(text=f"no such value: /api names them all ({', '.join(self._api)})\n")
+        query = Noting(request.query)
+        try:
+            value = self._api[name](query)
+            if asyncio.iscoroutine(value):
+                value = await value
+            query.check()
+            text = await _text_of(value)
+        except NotNow as fault:
+            headers = {"Retry-After": RETRY_AFTER_S}
+            raise web.HTTPServiceUnavailable(text=f"{fault}\n", headers=headers) from None
+        except ValueError as fault:
+            raise web.HTTPBadRequest(text=f"{fault}\n") from None
+        headers = {"Content-Type": "application/json; charset=utf-8"}
+        return await _packed(request, text.encode(), headers)
+
+    async def _api_action(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        if name not in self._actions and name not in self._streams:
+            if name in self._api:
+                raise web.HTTPMethodNotAllowed("POST", ["GET"], text=f"/api/{name} is read with GET\n")
+            names = ", ".join((*self._actions, *self._streams))
+            raise web.HTTPNotFound(text=f"no such action: there {f'are {names}' if names else 'is none'}\n")
+        try:
+            parameters = {**request.query, **await _parameters(request)}
+            if name in self._streams:
+                return await self._stream(request, self._streams[name](parameters))
+            status, value = await self._actions[name](parameters)
+        except ValueError as fault:
+            raise web.HTTPBadRequest(text=f"{fault}\n") from None
+        return web.json_response(value, status=status)
+
+    async def _stream(self, request: web.Request, lines: Lines) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        try:
+            first = await anext(lines, None)  # a fault in the parameters comes before the first byte
+            await response.prepare(request)
+            await _taken(response.write(_line(first)))
+            async for line in lines:
+                await _taken(response.write(_line(line)))
+            await _taken(response.write_eof())
+        except ConnectionError:  # nobody reads it any more
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            await lines.aclose()  # type: ignore[attr-defined]  # they are generators
+        return response
+
+    async def _asset(self, request: web.Request) -> web.Response:
+        assert self._page is not None
+        asset = self._page.get(request.match_info.get("name", "index.html"))
+        if asset is None:
+            raise web.HTTPNotFound(text="no such part of the page\n")
+        headers = {"Content-Type": asset.content_type, **PAGE_HEADERS}
+        return await _packed(request, asset.body, headers)
+
+    async def _index(self, _: web.Request) -> web.Response:
+        links = {
+            "/metrics": "Prometheus and OpenMetrics",
+            "/health": "the process lives",
+            "/ready": "traffic can be sent here; if not, why",
+        } | {f"/api/{name}": "JSON" for name in self._api}
+        reasons = list(self._not_ready())
+        page = _PAGE.format(
+            version=html.escape(__version__),
+            state="unready" if reasons else "ready",
+            readiness=html.escape("Not ready: " + "; ".join(reasons) if reasons else "Ready."),
+            links="".join(f'<dt><a href="{path}">{path}</a></dt><dd>{text}</dd>' for path, text in links.items()),
+        )
+        return web.Response(text=page, content_type="text/html")
+
+
+class _Connection(RequestHandler):
+    """One connection of the admin port: aiohttp's, with an end to its patience.
+
+    aiohttp itself waits for the headers of a first request for ever.
+    """
+
+    def __init__(
+        self,
+        server: web.Server,
+        loop: asyncio.AbstractEventLoop,
+        idle: "dict[_Connection, None]",
+        is_full: Callable[[], bool],
+        left: Callable[[], None],
+    ) -> None:
+        super().__init__(
+            server,
+            loop=loop,
+            access_log=None,  # type: ignore[arg-type]
+            logger=log,
+            max_line_size=MAX_LINE,
+            lingering_time=0,  # else a body that nobody wants is parsed for 10 s
+        )
+        self._silent = idle
+        self.is_full = is_full
+        self._on_left: Callable[[], None] | None = left
+        self._patience: asyncio.TimerHandle | None = None
+        self._is_given_up = False
+        self.waits(REQUEST_S)
+
+    def waits(self, seconds: float) -> None:
+        """No request is under way: it has so long to send one, and to take the answer before it."""
+        self.works()
+        self._silent[self] = None
+        self._patience = self._loop.call_later(seconds, self.give_up)
+
+    def works(self) -> None:
+        """A request is under way, which ends by itself."""
+        self._silent.pop(self, None)
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def give_up(self) -> None:
+        """Close it without a word; one that has no transport yet is closed as soon as it has."""
+        self.works()
+        self._is_given_up = True
+        if self.transport is not None:  # uvloop's own class, which is no asyncio.Transport
+            self.transport.abort()
+
+    def left(self) -> None:
+        """It is gone, once."""
+        self.works()
+        on_left, self._on_left = self._on_left, None
+        if on_left is not None:
+            on_left()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._is_given_up:
+            self.give_up()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self.left()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What aiohttp answers to bad HTTP, without asking the application; nothing is read behind it."""
+        self.close()
+        answer = super().handle_error(request, status, exc, message and message[:_FAULT_CHARS])
+        answer.headers.update(_COMMON_HEADERS)
+        return answer
+
+
+@web.middleware
+async def _timed(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Stop the connection's clock while a request is under way, and close after it if all connections are in use."""
+    connection = request.protocol
+    assert isinstance(connection, _Connection)
+    connection.works()
+    try:
+        answer = await handler(request)
+        _close_if_full(connection, answer)
+        return answer
+    except web.HTTPException as refusal:
+        _close_if_full(connection, refusal)
+        raise
+    finally:
+        if connection.transport is not None:
+            connection.waits(FULL_S if connection.is_full() else IDLE_S)
+
+
+def _close_if_full(connection: _Connection, answer: web.StreamResponse) -> None:
+    if connection.is_full():
+        answer.force_close()  # others wait
+
+
+async def _parameters(request: web.Request) -> dict[str, str]:
+    """The parameters in a body: a JSON object of plain values. Raises ValueError, and what a body is refused with."""
+    try:
+        async with asyncio.timeout(REQUEST_S):
+            body = await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the body did not come within {REQUEST_S:g} s\n") from None
+    except ConnectionError:  # nobody reads the answer
+        raise web.HTTPBadRequest from None
+    if not body.strip():
+        return {}
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ValueError('the body is not JSON: write parameters as {"name": "value"}, or in the query') from None
+    if not isinstance(values, dict) or not all(isinstance(value, str | int | float) for value in values.values()):
+        raise ValueError('the body is no object of plain values, like {"name": "value"}')
+    return {name: str(value) for name, value in values.items()}
+
+
+async def _taken(written: Awaitable[None]) -> None:
+    """Raises ConnectionError where nobody takes what was written: a connection may not be held for ever."""
+    try:
+        async with asyncio.timeout(TAKEN_S):
+            await written
+    except TimeoutError:
+        raise ConnectionAbortedError from None
+
+
+def _line(value: Any) -> bytes:
+    """A line of a stream; an empty one shows whether the reader is still there."""
+    return b"\n" if value is None else json.dumps(value).encode() + b"\n"
+
+
+async def _common(_: web.Request, response: web.StreamResponse) -> None:
+    """What all answers have in common, refusals included."""
+    response.headers.update(_COMMON_HEADERS)
+
+
+async def _text_of(value: Any) -> str:
+    if isinstance(value, Encoded):
+        return value
+    return await _json_of_slices(value) if isinstance(value, AsyncIterator) else json.dumps(value)
+
+
+async def _json_of_slices(slices: Slices) -> str:
+    """A JSON list, encoded slice by slice: the relay has its turn between two of them."""
+    parts = []
+    async for rows in slices:
+        if rows:
+            parts.append(json.dumps(rows)[1:-1])
+        await asyncio.sleep(0)
+    return f"[{', '.join(parts)}]"
+
+
+async def _packed(request: web.Request, body: bytes, headers: dict[str, str]) -> web.Response:
+    """The answer, compressed where the client takes gzip.
+
+    By hand: aiohttp has no say in the level, and its own takes four times as long as this for a tenth fewer bytes.
+    """
+    if "gzip" in request.headers.get("Accept-Encoding", "").lower():
+        many = len(body) > _THREAD_BYTES
+        body = await asyncio.to_thread(_gzip, body) if many else _gzip(body)
+        headers = {**headers, "Content-Encoding": "gzip"}
+    return web.Response(body=body, headers={"Vary": "Accept-Encoding", **headers})
+
+
+def _gzip(body: bytes) -> bytes:
+    return zlib.compress(body, zlib.Z_BEST_SPEED, wbits=zlib.MAX_WBITS + 16)  # + 16: the format is gzip's

@@ -1,0 +1,120 @@
+"""What can run and is likely not meant: secrets that everybody reads, a policy that refuses nothing, unknown users.
+
+None of it ends a start: `kproxy check` and `kproxy doctor` warn. Certain but not complete, as for rules that never
+decide (`filters.policy.idle`). What a start logs as a warning is not repeated here. Refuses to know how it is shown,
+and to have the value of a secret.
+"""
+
+import difflib
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from kproxy.proxy.config.policy import PRINCIPAL_TYPE, Rule, default_of
+from kproxy.proxy.config.settings import Cluster, Config
+from kproxy.proxy.filters.policy.globs import Patterns
+from kproxy.proxy.sasl.users import UsersError, read
+
+
+class Caution(NamedTuple):
+    """One warning."""
+
+    place: str
+    text: str
+    mend: str
+
+
+def cautions(config: Config) -> Iterator[Caution]:
+    """All of them, of settings that have no fault."""
+    secrets = [("admin_token_file", config.admin_token_file)]
+    if config.admin_tls is not None:
+        secrets.append(("admin_tls.key", config.admin_tls.key))
+    for cluster in config.clusters:
+        secrets += _secrets(cluster)
+        yield from _refuses_nothing(cluster)
+        yield from _unknown_to_each_other(cluster)
+    for place, path in secrets:
+        if path is not None and _is_read_by_all(path):
+            yield Caution(place, f"every user of this host may read {path}", f"chmod o= {path}")
+
+
+def _secrets(cluster: Cluster) -> Iterator[tuple[str, Path | None]]:
+    if cluster.authentication is not None:
+        yield f"{cluster.name}: authentication.users_file", cluster.authentication.users_file
+    if cluster.login is not None:
+        yield f"{cluster.name}: login.password_file", cluster.login.password_file
+    if cluster.tls is not None:
+        yield f"{cluster.name}: tls.key", cluster.tls.key
+    if cluster.upstream_tls is not None:
+        yield f"{cluster.name}: upstream_tls.key", cluster.upstream_tls.key
+
+
+def _is_read_by_all(path: Path) -> bool:
+    """Links are left out: Kubernetes mounts Secrets as such, readable by all users of a container that has one."""
+    try:
+        if path.is_symlink() or not path.stat().st_mode & stat.S_IROTH:
+            return False
+        return all(folder.stat().st_mode & stat.S_IXOTH for folder in path.absolute().parents)
+    except OSError:
+        return False
+
+
+def _refuses_nothing(cluster: Cluster) -> Iterator[Caution]:
+    """Rules are there, and none of them, nor the default, refuses a client's request."""
+    if cluster.read_only or not cluster.policy or any(rule.action == "deny" for rule in cluster.policy):
+        return
+    for number, rule in enumerate(cluster.policy):
+        if rule.keys is None and _is_for_everybody(rule):
+            place = f"{cluster.name}: policy[{number}]"
+            yield Caution(place, "allows everything to everybody, and no rule denies", "say whom it is for: principal")
+            return
+    if default_of(cluster.policy, cluster.policy_default) == "allow":
+        place = f"{cluster.name}: policy_default"
+        text = "no rule denies, and what none matches is allowed: the policy refuses nothing"
+        yield Caution(place, text, "leave it out, so that only what rules allow passes")
+
+
+def _is_for_everybody(rule: Rule) -> bool:
+    conditions = (rule.version, rule.topic, rule.group, rule.transactional_id, rule.client_id, rule.address)
+    everybody = rule.principal is None or f"{PRINCIPAL_TYPE}*" in rule.principal
+    return everybody and all(condition is None for condition in conditions)
+
+
+def _unknown_to_each_other(cluster: Cluster) -> Iterator[Caution]:
+    """Principals of rules that are no user, and users whom no rule allows anything. Where users are all clients."""
+    settings = cluster.authentication
+    if settings is None or settings.users_file is None or "OAUTHBEARER" in settings.mechanisms:
+        return
+    if cluster.tls is not None and cluster.tls.client_certificates != "none":
+        return
+    try:
+        users = sorted(f"{PRINCIPAL_TYPE}{name}" for name in read(settings.users_file))
+    except UsersError:
+        return
+    if not users:
+        text = f"{settings.users_file} has no user, so nobody can log in"
+        yield Caution(
+            f"{cluster.name}: authentication.users_file", text, f"kproxy users add {settings.users_file} NAME"
+        )
+        return
+    for number, rule in enumerate(cluster.policy):
+        for pattern in rule.principal or ():
+            if not any(map(Patterns((pattern,)).match, users)):
+                near = difflib.get_close_matches(pattern, users, 1)
+                yield Caution(
+                    f"{cluster.name}: policy[{number}].principal",
+                    f"no user of {settings.users_file} is {pattern}",
+                    f"did you mean {near[0]}?" if near else "kproxy users add, or correct the name",
+                )
+    if not cluster.policy or default_of(cluster.policy, cluster.policy_default) == "allow":
+        return
+    allowing = [rule.principal for rule in cluster.policy if rule.action == "allow"]
+    if None in allowing:
+        return
+    allowed = Patterns(pattern for principals in allowing for pattern in principals or ())
+    unused = [user for user in users if not allowed.match(user)]
+    if unused:
+        names = ", ".join(unused[:10]) + (", ..." if len(unused) > 10 else "")
+        text = f"can log in and are allowed nothing: {names}"
+        yield Caution(f"{cluster.name}: policy", text, "add a rule for them, or remove them: kproxy users remove")

@@ -1,1 +1,0 @@
-"""Who a client is, and what it may do: identities, SASL both ways, policy, limits, audit. Refuses to know sockets."""

@@ -1,0 +1,116 @@
+"""The entrance of one cluster: which accepted clients come in, and the steps that their connections begin with.
+
+Joins the limits (`admission/limits.py`), the welcome steps and their time. A client that is kept out is closed at once,
+with a line that names the limit and the mend, and a count. With several processes the one that accepts asks `admit`,
+and the one that serves runs `welcome`; an address that a PROXY header tells is counted by the former, too, which the
+latter asks.
+
+Bounded by the connections that are open. Refuses to know what the steps do, and brokers.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from time import monotonic
+
+from kproxy.errors import RefusedClient
+from kproxy.proxy.admission.limits import Admission
+from kproxy.proxy.config.settings import Cluster
+from kproxy.proxy.relay.ends import Incoming
+
+Welcome = Callable[[Incoming], Awaitable[None]]
+# What an end of a connection gives back: the address that was counted, if one was; None: nothing was counted.
+Ticket = tuple[str | None] | None
+# Counts the address of a client; the limit that it is beyond.
+CountElsewhere = Callable[[Incoming], Awaitable[str | None]]
+
+
+class Entrance:
+    """reached: counts by limit, which this adds to; refuse(client, fault): reports a client that is kept out.
+
+    count_elsewhere: set where another process counts connections.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        steps: Iterable[Welcome],
+        reached: dict[str, int],
+        refuse: Callable[[Incoming, RefusedClient], None],
+    ) -> None:
+        self.steps = tuple(steps)
+        self._cluster = cluster
+        self._reached = reached
+        self._refuse = refuse
+        self._admission = Admission(cluster.limits) if cluster.limits.admits_some else None
+        self.count_elsewhere: CountElsewhere | None = None
+
+    @property
+    def counts_headers(self) -> bool:
+        """Whether the address that counts is known only from a PROXY header."""
+        admission = self._admission
+        return admission is not None and admission.limits_addresses and self._cluster.accept_proxy_protocol
+
+    def admit(self, client: Incoming) -> bool:
+        """Count a client that was just accepted; False: it is beyond a limit, which is reported, and must be closed."""
+        admission = self._admission
+        if admission is None:
+            return True
+        limit = admission.enter(monotonic())
+        if limit is None:
+            client.ticket = (None,)
+            if not self._cluster.accept_proxy_protocol:
+                limit = self.count_address(client, client.peer.host)
+        if limit is None:
+            return True
+        self.left(client.ticket)
+        self._refuse(client, self._beyond(admission, limit))
+        return False
+
+    async def welcome(self, client: Incoming) -> None:
+        """Run the steps that a client's connection begins with. Raises RefusedClient, OSError."""
+        timeout_s = self._cluster.limits.handshake_timeout_s
+        time = asyncio.timeout(timeout_s)
+        try:
+            async with time:
+                for step in self.steps:
+                    await step(client)
+        except TimeoutError:
+            if not time.expired():
+                raise
+            self._reached["handshake_timeout_s"] += 1
+            text = f"its handshake was not done within {timeout_s:g} s: it stopped speaking, or handshake_timeout_s in "
+            raise RefusedClient("handshake_timeout", text + "[cluster.limits] is too short") from None
+        if self.counts_headers:
+            assert self._admission is not None
+            if self.count_elsewhere is not None:
+                limit = await self.count_elsewhere(client)
+            else:
+                limit = self.count_address(client, client.peer.host)
+            if limit is not None:
+                raise self._beyond(self._admission, limit)
+
+    def left(self, ticket: Ticket) -> None:
+        """A client with that ticket has gone."""
+        if self._admission is not None and ticket is not None:
+            self._admission.leave()
+            (host,) = ticket
+            if host is not None:
+                self._admission.leave_from(host)
+
+    def reached(self, limit: str) -> None:
+        """Count that a limit was reached, by its setting."""
+        self._reached[limit] += 1
+
+    def count_address(self, client: Incoming, host: str) -> str | None:
+        """Count a client that was let in, for its address; the limit that it is beyond."""
+        admission = self._admission
+        if admission is None or not admission.limits_addresses:
+            return None
+        limit = admission.enter_from(host, monotonic())
+        if limit is None:
+            client.ticket = (host,)
+        return limit
+
+    def _beyond(self, admission: Admission, limit: str) -> RefusedClient:
+        self.reached(limit)
+        return RefusedClient("limit", admission.why(limit))

@@ -1,0 +1,1 @@
+"""Which brokers a cluster has, which port stands for which, and what kproxy asks them at an interval."""

@@ -1,0 +1,62 @@
+"""Which broker is behind an address that a client dialled itself: for transparent listeners, which rewrite nothing.
+
+Brokers name themselves by host, clients dial numbers, so names are looked up here: when a broker is first named, and
+again with each round of discovery. It serves labels only; where it is wrong or knows nothing, traffic passes all the
+same. Bounded: MAX_BROKERS brokers, PLACES addresses of each, one look-up at a time. Refuses to know sockets and
+listeners.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.sockets.listeners import normal
+from kproxy.proxy.upstream.resolver import Resolver
+
+MAX_BROKERS = 4096
+PLACES = 16
+
+
+class Destinations:
+    """The brokers of one cluster by the numeric addresses that they have."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+        self._named: dict[int, Address] = {}  # node id -> as the broker names itself
+        self._at: dict[Address, int] = {}  # numeric address -> node id
+        self._new: asyncio.Queue[int] = asyncio.Queue(MAX_BROKERS)
+
+    def __len__(self) -> int:
+        return len(self._named)
+
+    def broker_at(self, destination: Address) -> int | None:
+        """The node id of the broker at a numeric address; None: no answer has told."""
+        return self._at.get(normal(destination))
+
+    def learn(self, brokers: Iterable[tuple[int, Address]], *, again: bool = False) -> list[int]:
+        """Take in where brokers say they are; returns those not known before. again: look all names up once more."""
+        new = []
+        for node_id, address in brokers:
+            is_new = node_id not in self._named
+            if self._named.get(node_id) == address and not again:
+                continue
+            if (is_new and len(self._named) >= MAX_BROKERS) or self._new.full():
+                continue
+            if is_new:
+                new.append(node_id)
+            self._named[node_id] = address
+            self._new.put_nowait(node_id)
+        return new
+
+    async def run(self) -> None:
+        """Look names up as they come, for ever."""
+        while True:
+            node_id = await self._new.get()
+            try:
+                places = await self._resolver.addresses(self._named[node_id])
+            except OSError:
+                continue  # what was known of it before still holds
+            found = {normal(Address(*place[:2])) for _, place in places[:PLACES]}
+            for address in [address for address, at in self._at.items() if at == node_id and address not in found]:
+                del self._at[address]
+            self._at.update(dict.fromkeys(found, node_id))

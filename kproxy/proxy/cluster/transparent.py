@@ -1,0 +1,75 @@
+"""Route transparent: clients dial brokers, the kernel brings them here, and they go where they were going.
+
+Duty: where a client was going, a refusal of those that nothing redirected, and which broker is there, learnt from
+discovery and from the answers that pass. It serves labels; nothing is rewritten, and what cannot be read passes
+unread. Bounds are those of `Destinations`. Refuses to know relays and how rules of the kernel look.
+"""
+
+import socket
+from collections.abc import Callable, Iterable
+
+from kproxy.errors import RefusedClient
+from kproxy.proxy.cluster.destinations import Destinations
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.limits import Networks, is_in
+from kproxy.proxy.relay.ends import Incoming
+from kproxy.proxy.sockets.listeners import Gate
+from kproxy.proxy.sockets.redirected import original_destination
+from kproxy.proxy.upstream.resolver import Resolver
+from kproxy.wire.events import Event, Exchange
+
+ROUTE = "transparent"
+MEND = (
+    "rules of the kernel redirect kproxy's own connections too: they must leave out its user (meta skuid) or its mark "
+    "(upstream_mark), as in deploy/transparent/redirect.nft"
+)
+
+
+class Transparent:
+    """The part of a cluster that stands in place of broker ports and rewriting.
+
+    expose(node id): a broker is known. allowed: where clients may go; none: wherever rules of the kernel redirect.
+    """
+
+    def __init__(self, gate: Gate, resolver: Resolver, expose: Callable[[int], None], allowed: Networks = ()) -> None:
+        self.destinations = Destinations(resolver)
+        self._allowed = allowed
+        self._gate = gate
+        self._expose = expose
+
+    async def find_destination(self, client: Incoming) -> None:
+        """The first step of a client's connection: note where it was going. Raises RefusedClient."""
+        destination = self.destination_of(client.sock)
+        if self._gate.is_ours(*destination):
+            raise RefusedClient(
+                "not_redirected",
+                f"it dialled {destination}, this port of kproxy, and not a broker: route transparent takes only what "
+                "rules of the kernel redirect (nft list ruleset). Clients keep dialling brokers",
+            )
+        if self._allowed and not is_in(destination.host, self._allowed):
+            raise RefusedClient(
+                "foreign_destination",
+                f"it dialled {destination}, which is not in `destinations`: add it if a broker is there, or redirect "
+                "connections to brokers alone (ip daddr)",
+            )
+        client.destination = destination
+
+    def destination_of(self, client: socket.socket) -> Address:
+        """Where an accepted connection was going, as a number. Raises OSError: the client has gone."""
+        return original_destination(client)
+
+    def broker_of(self, client: Incoming) -> int | None:
+        """The node id of the broker that a client dialled, if it is known."""
+        return None if client.destination is None else self.destinations.broker_at(client.destination)
+
+    def learn(self, brokers: Iterable[tuple[int, Address]], *, again: bool = False) -> None:
+        """Take in where brokers say they are. again: look their names up once more."""
+        for node_id in self.destinations.learn(brokers, again=again):
+            self._expose(node_id)
+
+    def look_for_brokers(self, events: list[Event]) -> None:
+        """Take in the brokers that the answers of a connection name."""
+        for event in events:
+            if type(event) is Exchange and event.response_body is not None and event.response_body.brokers:
+                named = event.response_body.brokers
+                self.learn((node_id, Address(*address)) for address, node_id in named.items())

@@ -1,0 +1,102 @@
+"""How connections are brought to their end: one after the other, each when none of its requests is unanswered.
+
+If all idle clients were closed at once, they would all come back at once, to the kproxies that are left. So each
+connection has a moment of its own, spread evenly over the time of the drain, and is served as usual until then. From
+its moment on it is closed as soon as every request that has arrived is answered. A client that always has some under
+way gives no such chance: near the end of the time it is read no further, and gets the answers that are due. One with
+MANY of them under way is read no further earlier, so that a slow broker has the time to answer them.
+
+Of few connections the spread is short, so that a small kproxy stops soon. Refuses to know listeners and signals.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import NamedTuple
+
+from kproxy.proxy.relay.relay import Relay
+from kproxy.proxy.tasks import waited
+
+SPREAD_SHARE = 0.75  # of the drain's time, in which connections have their moments
+LAST_SHARE = 0.85  # of the drain's time, after which no new request is read
+EARLY_SHARE = 0.5  # the same for a connection with more than MANY requests in flight
+MANY = 16
+SPREAD_PER_CONNECTION_S = 0.1
+_POLL_S = 0.02
+_TURN = 64  # relays that are told in one turn of the loop
+
+log = logging.getLogger("kproxy.server")
+
+
+class Drained(NamedTuple):
+    """How many connections finished, and how many were closed before their requests were answered."""
+
+    finished: int
+    closed: int
+
+
+def spread_s(connections: int, timeout_s: float) -> float:
+    """Over how many seconds so many connections are closed."""
+    return min(SPREAD_SHARE * timeout_s, SPREAD_PER_CONNECTION_S * connections)
+
+
+async def drain(relays: Collection[Relay], timeout_s: float, at_once: asyncio.Event, cause: str) -> Drained:
+    """Let connections finish within `timeout_s` seconds, or until `at_once`; what is left then is closed.
+
+    cause: what the log calls the reason.
+    """
+    relays = [relay for relay in relays if not relay.closed]
+    random.shuffle(relays)
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    asks = asyncio.create_task(_finish_each(relays, spread_s(len(relays), timeout_s), random.random))
+
+    async def until(end: float) -> None:
+        while any(not relay.closed for relay in relays) and loop.time() < end and not at_once.is_set():
+            await waited(at_once, min(_POLL_S, end - loop.time()))
+
+    try:
+        await until(start + EARLY_SHARE * timeout_s)
+        async for relay in _open(relays):
+            if len(relay.session.pending) > MANY:
+                relay.drain()
+        await until(start + LAST_SHARE * timeout_s)
+        async for relay in _open(relays):
+            relay.drain()
+        await until(start + timeout_s)
+    finally:
+        asks.cancel()
+    unfinished = [relay for relay in relays if not relay.closed]
+    if unfinished:
+        text = "%s: %d connections did not finish in time and are closed: drain_timeout_s=%g"
+        log.warning(text, cause, len(unfinished), timeout_s)
+    closed = 0
+    async for relay in _open(unfinished):
+        relay.close("drain_timeout")
+        closed += 1
+    return Drained(len(relays) - closed, closed)
+
+
+async def _open(relays: Collection[Relay]) -> AsyncIterator[Relay]:
+    """Those that are open still when it is their turn: _TURN in one of the loop, which others wait for."""
+    for number, relay in enumerate(relays, 1):
+        if not relay.closed:
+            yield relay
+        if number % _TURN == 0:
+            await asyncio.sleep(0)
+
+
+async def _finish_each(relays: Collection[Relay], over_s: float, jitter: Callable[[], float]) -> None:
+    """Ask one connection after the other to end, each at a moment of its share of the time."""
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    share_s = over_s / max(1, len(relays))
+    for number, relay in enumerate(relays):
+        wait_s = start + share_s * (number + jitter()) - loop.time()
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        elif number % _TURN == 0:
+            await asyncio.sleep(0)
+        if not relay.closed:
+            relay.finish()

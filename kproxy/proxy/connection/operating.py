@@ -1,0 +1,174 @@
+"""What an operator sees of connections, and does to them: one function for each operation on a worker.
+
+With several processes each of them runs the same function, and its results travel: so arguments and results are plain
+values, and an operation that is about one connection finds it in one process and nothing in the others. `OPERATIONS` is
+the whole interface. Refuses to know HTTP, and how many processes there are.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kproxy.proxy import log_lines
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.connection.worker import Worker
+from kproxy.proxy.filters import tracing
+from kproxy.proxy.relay.relay import Relay
+from kproxy.wire.events import NONE
+from kproxy.wire.session import Session
+
+MAX_REQUESTS = 200  # in flight, of one connection in one answer
+MAX_NAME = 256  # characters of what a client calls itself
+LEVELS = ("debug", "info", "warning", "error")
+
+Json = dict[str, Any]
+
+
+def connection_row(relay: Relay) -> Json:
+    """What is known of a connection without asking anybody: a row of /api/connections."""
+    info, session = relay.info, relay.session
+    sent, received = session.received_bytes
+    software = session.software
+    return {
+        "number": relay.number,
+        "cluster": info.cluster,
+        "listener": relay.listener,
+        "client": str(Address(info.client_address, info.client_port)),
+        "principal": relay.principal,
+        "client_id": client_id(session),
+        "software": None if software is None else " ".join(software)[:MAX_NAME],
+        "tls": relay.tls_version,
+        "broker": info.broker_id,
+        "upstream": str(Address(info.broker_address, info.broker_port)),
+        "opened_ns": info.opened_ns,
+        "requests": session.requests,
+        "requests_pending": len(session.pending),
+        "bytes_in": sent,
+        "bytes_out": received,
+    }
+
+
+def client_id(session: Session) -> str | None:
+    """How a client calls itself in its requests; None where it does not, or no request was read that says so."""
+    name: str | None = session.client_id
+    if name is None:
+        name = next((one.client_id for one in session.pending if one.client_id is not None), None)
+    return None if name is None else name[:MAX_NAME]
+
+
+def requests(worker: Worker, number: int) -> list[Json] | None:
+    """The requests in flight of a connection, the oldest first; None: it is not here."""
+    relay = worker.relays.get(number)
+    if relay is None:
+        return None
+    now_ns = worker.now_ns()
+    return [
+        {
+            "number": exchange.number,
+            "api": exchange.plan.api,
+            "version": exchange.plan.api_version,
+            "correlation_id": exchange.correlation_id,
+            "client_id": exchange.client_id or client_id(relay.session),
+            "bytes": exchange.request_bytes,
+            "pending_s": round(max(0, now_ns - exchange.request_start) / 1e9, 6),
+            "is_whole": exchange.request_end != NONE,
+            "answer_begun": exchange.response_start != NONE,
+        }
+        for exchange in relay.session.pending[:MAX_REQUESTS]
+    ]
+
+
+def close(worker: Worker, number: int) -> int:
+    """Close a connection now, whatever is under way; returns how many there were with that number."""
+    relay = worker.relays.get(number)
+    if relay is None or relay.closed:
+        return 0
+    relay.close("operator")
+    return 1
+
+
+def drain(worker: Worker, number: int | None, cluster: str | None) -> int:
+    """Let connections end between two requests: one, all of a cluster, or all; returns how many were asked."""
+    asked = 0
+    for relay in list(worker.relays.values()):
+        if (number in (None, relay.number)) and cluster in (None, relay.info.cluster) and not relay.closed:
+            relay.finish("operator")
+            asked += 1
+    return asked
+
+
+def log_level(worker: Worker, level: str | None) -> str:
+    """Log from that level on; None: change nothing. Returns the level in force. ValueError: there is no such level."""
+    if level is not None:
+        if level not in LEVELS:
+            raise ValueError(f"level={level[:40]!r} is none of {', '.join(LEVELS)}")
+        log_lines.set_level(level)
+    return log_lines.level()
+
+
+def trace_start(worker: Worker, name: str, connection: int | None, client: str | None) -> int:
+    """Begin to watch a connection, or a client's address; returns how many connections that are. See `tracing`."""
+    return worker.traces.start(name, worker.relays.values(), connection, client)
+
+
+def trace_take(worker: Worker, name: str) -> tuple[list[tuple[Any, ...]], int, int]:
+    """(frames since the last call, those left out since the start, connections watched now)"""
+    captured, dropped, watched = worker.traces.take(name)
+    return [tuple(one) for one in captured], dropped, watched
+
+
+def trace_stop(worker: Worker, name: str) -> None:
+    worker.traces.stop(name)
+
+
+def dump_start(worker: Worker, name: str, again: bool = False) -> bool | None:
+    """Begin a dump of the flight recorder; None: there is none here, False: one is being written."""
+    return None if worker.flight is None else worker.flight.ask(name, again=again)
+
+
+def dump_found(worker: Worker, name: str, text: str) -> None:
+    """What is found is worth a dump."""
+    if worker.flight is not None:
+        worker.flight.found(name, text)
+
+
+def dump_result(worker: Worker, name: str) -> Json | None:
+    """What became of it, `writing` until it is done; None: this process has begun none of that name."""
+    return None if worker.flight is None else worker.flight.result(name)
+
+
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "requests": requests,
+    "close": close,
+    "drain": drain,
+    "log_level": log_level,
+    "trace_start": trace_start,
+    "trace_take": trace_take,
+    "trace_stop": trace_stop,
+    "dump_start": dump_start,
+    "dump_result": dump_result,
+    "dump_found": dump_found,
+}
+
+
+def shown(captured: tuple[Any, ...]) -> Json:
+    """A frame that `trace_take` returned, decoded and without secrets. Takes milliseconds: not for the loop."""
+    values = list(captured)
+    if values[6] is not None:
+        values[6] = tuple(values[6])
+    return tracing.as_json(tracing.Captured(*values))
+
+
+def end_fields(relay: Relay, now_ns: int) -> Iterator[Any]:
+    """What the line about an ended connection says, in the order of END_LINE, the cause left out."""
+    info, session = relay.info, relay.session
+    row = connection_row(relay)
+    yield from (info.cluster, relay.listener, "bootstrap" if info.broker_id is None else info.broker_id)
+    yield from (row["client"], row["principal"], row["client_id"], row["software"], row["tls"])
+    yield (now_ns - info.opened_ns) / 1e9
+    yield from (session.requests, relay._counting.errors, *session.received_bytes)
+
+
+END_LINE = (
+    "ended cause=%s cluster=%s listener=%s broker=%s client=%s principal=%s client_id=%s software=%s tls=%s "
+    "duration_s=%.3f requests=%d errors=%d bytes_in=%d bytes_out=%d"
+)

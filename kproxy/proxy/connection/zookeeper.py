@@ -1,0 +1,252 @@
+"""`[[zookeeper]]` listeners: their clients, the servers that they are passed on to, and what is counted and recorded.
+
+A client is given to the next server in turn; one that cannot be reached is asked last for RETRY_S, and the next of the
+list takes its place at once. Which of the servers it is does not matter to a session. Served by one process, with
+workers by their parent. Bounds: clients count among `max_connections`; what sessions hold of large frames is ROOM_BYTES
+for each listener, and of operations without an answer ROOM_OPERATIONS. Refuses to know bytes, and how a relay passes
+them.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from itertools import count
+from time import monotonic
+from typing import Any, Protocol
+
+from kproxy.errors import ConfigError, UpstreamError
+from kproxy.insight import registry
+from kproxy.insight.registry_groups import ConsumerGroups
+from kproxy.insight.rows import TABLES as TABLE_OF
+from kproxy.insight.rows import Row
+from kproxy.metrics.zookeeper import ZooKeeperCells
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.zookeeper import ZooKeeper
+from kproxy.proxy.connection.worker import Worker
+from kproxy.proxy.log_limiter import LogLimiter
+from kproxy.proxy.relay.zookeeper import ZooKeeperRelay
+from kproxy.proxy.sockets.listeners import Listener, resolve, why_unbound
+from kproxy.proxy.tasks import Tasks
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.zookeeper.session import Event, Fault, Operation, Room
+
+DIAL_S = 3.0  # a client gives a server a third of its session's timeout
+RETRY_S = 30.0
+ROOM_BYTES = 64 * 1024 * 1024
+ROOM_OPERATIONS = 64 * 1024  # without an answer
+REGISTRY = "registry"
+
+_numbers = count(1)  # of clients, of all listeners
+
+log = logging.getLogger("kproxy.zookeeper")
+
+
+class Recording(Protocol):
+    """What records rows: `tables.recorder.Recorder`."""
+
+    def rows(self, source: str) -> Callable[[str, Sequence[Any]], None]: ...
+
+
+class ZooKeeperProxy:
+    """One listener: `start` binds it, `stop_accepting` and `drain` end it.
+
+    recorder: None: nothing is recorded.
+    """
+
+    def __init__(self, worker: Worker, settings: ZooKeeper, recorder: Recording | None) -> None:
+        self.settings = settings
+        self.cells = ZooKeeperCells([str(server) for server in settings.servers])
+        self.source = f"live:zookeeper:{settings.name}"
+        self._worker = worker
+        self._take = recorder.rows(self.source) if recorder is not None else None
+        self._groups = ConsumerGroups(settings.name)
+        self._room = Room(ROOM_BYTES, ROOM_OPERATIONS)
+        self.cells.values_left_out = lambda: self._room.refused
+        self._relays: dict[ZooKeeperRelay, _Connection] = {}
+        self._failed_s: dict[Address, float] = {}  # when a server could not be reached
+        self._turn = 0
+        self._listener: Listener | None = None
+        self._tasks = Tasks(f"zookeeper={settings.name}")
+        self._limiter = LogLimiter(log)
+
+    @property
+    def address(self) -> Address:
+        assert self._listener is not None
+        return self._listener.address
+
+    def start(self) -> None:
+        """Bind and accept. Raises ConfigError."""
+        listen = self.settings.listen
+        place = f"zookeeper {self.settings.name}: listen"
+        try:
+            hosts = resolve(listen.host)
+            self._listener = Listener(
+                self._worker.gate,
+                hosts,
+                listen.port,
+                self._worker.config.accept_backlog,
+                self._accepted,
+                f"zookeeper-{self.settings.name}",
+            )
+        except OSError as fault:
+            raise ConfigError([(place, f"{listen} cannot be bound: {why_unbound(fault, port=listen.port)}")]) from None
+        self._worker.metrics.zookeeper[self.settings.name] = self.cells
+        servers = ", ".join(map(str, self.settings.servers))
+        log.info("zookeeper=%s: listening on %s, for %s", self.settings.name, self.address, servers)
+
+    def stop_accepting(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+
+    async def drain(self, timeout_s: float, at_once: asyncio.Event) -> None:
+        """Let each connection end once nothing of it waits for an answer: a session goes on elsewhere."""
+        await self._tasks.cancel()
+        for relay in tuple(self._relays):
+            relay.finish()
+        end = monotonic() + timeout_s
+        while self._relays and monotonic() < end and not at_once.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        for relay in tuple(self._relays):
+            relay.abort()
+        await asyncio.sleep(0)
+        self._record(list(self._groups.finish()))
+
+    def rows(self, after: int, limit: int) -> list[dict[str, Any]]:
+        """The oldest clients whose number is above `after`, as /api/zookeeper has them."""
+        found: list[dict[str, Any]] = []
+        for relay, connection in self._relays.items():  # in the order of their numbers
+            if len(found) == limit:
+                break
+            if connection.number > after:
+                found.append(connection.row(self.settings.name, relay))
+        return found
+
+    # --- a client ----------------------------------------------------------------------------------------------------
+
+    def _accepted(self, client: socket.socket, peer: Address) -> None:
+        self._worker.gate.enter()
+        self.cells.accepted += 1
+        self._tasks.spawn(self._connect(client, peer))
+
+    async def _connect(self, client: socket.socket, peer: Address) -> None:
+        opened_ns = self._worker.now_ns()
+        relayed = False
+        server: socket.socket | None = None
+        try:
+            server = await self._dial()
+            if server is None:
+                text = "zookeeper=%s: no server can be reached; the client is turned away, and tries again"
+                self._limiter.log(logging.ERROR, "unreachable", text, self.settings.name)
+                return
+            host, port = server.getpeername()[:2]
+            info = ConnectionInfo(self.settings.name, self.source, peer.host, peer.port, host, port, None, opened_ns)
+            ends = registry.Ends(peer.host, peer.port, host, port, info.id)
+            relay = ZooKeeperRelay(
+                client,
+                server,
+                self._worker.now_ns,
+                self._said,
+                self._ended,
+                self._room,
+                self.cells.bytes,
+                self._worker.readings,
+                values=self._take is not None,
+            )
+            self._relays[relay] = _Connection(ends, self._worker.dialler.loops.own_end(server), opened_ns)
+            self.cells.connections += 1
+            relayed = True
+            await relay.start()
+        except OSError as fault:
+            log.debug("zookeeper=%s: %s ended early: %s", self.settings.name, peer, fault)
+        finally:
+            if not relayed:
+                client.close()
+                if server is not None:
+                    self._worker.dialler.close(server)
+                self._worker.gate.leave()
+
+    async def _dial(self) -> socket.socket | None:
+        """A connection to the first server that can be reached, if one can."""
+        servers = self.settings.servers
+        first = self._turn % len(servers)
+        self._turn += 1
+        now_s = monotonic()
+        inorder = [*servers[first:], *servers[:first]]
+        inorder.sort(key=lambda server: now_s - self._failed_s.get(server, -RETRY_S) < RETRY_S)  # stable
+        for server in inorder:
+            try:
+                async with asyncio.timeout(min(DIAL_S, self._worker.dialler.timeout_s)):
+                    sock = await self._worker.dialler.dial(server)
+            except (UpstreamError, TimeoutError) as fault:
+                self.cells.dial_failures[str(server)] += 1
+                self._failed_s[server] = monotonic()
+                text = "zookeeper=%s: %s cannot be reached, the next of the list is tried: %s"
+                said = str(fault) or f"no answer within {DIAL_S:g} s"
+                self._limiter.log(logging.WARNING, server, text, self.settings.name, server, said)
+                continue
+            self._failed_s.pop(server, None)
+            return sock
+        return None
+
+    # --- what it says ------------------------------------------------------------------------------------------------
+
+    def _said(self, relay: ZooKeeperRelay, events: list[Event]) -> None:
+        connection = self._relays[relay]
+        cells = self.cells
+        for event in events:
+            cells.count(event)
+            connection.operations += isinstance(event, Operation)
+            if isinstance(event, Fault):
+                cells.unread["fault"] += 1
+                text = "zookeeper=%s: a connection is passed on and no longer read: %s, at byte %d of its %s"
+                side = "server" if event.side else "client"
+                self._limiter.log(logging.WARNING, "fault", text, self.settings.name, event.text, event.offset, side)
+        if relay.session.session and not connection.has_session:
+            connection.has_session = True
+            cells.sessions += 1
+        if self._take is not None:
+            rows = [row for event in events for row in registry.rows(event, self.settings.name, connection.ends)]
+            self._take(REGISTRY, rows)
+            self._record([said for row in rows for said in self._groups.feed(row)])
+
+    def _record(self, rows: list[Row]) -> None:
+        if self._take is not None:
+            for row in rows:
+                self._take(TABLE_OF[type(row)], [row])
+
+    def _ended(self, relay: ZooKeeperRelay) -> None:
+        connection = self._relays.pop(relay)
+        cells = self.cells
+        if relay.session.command:
+            cells.unread["command"] += 1
+        cells.connections -= 1
+        cells.sessions -= connection.has_session
+        self._worker.dialler.loops.closed(connection.own_end)
+        self._worker.gate.leave()
+
+
+class _Connection:
+    __slots__ = ("ends", "has_session", "number", "opened_ns", "operations", "own_end")
+
+    def __init__(self, ends: registry.Ends, own_end: Address, opened_ns: int) -> None:
+        self.ends = ends
+        self.own_end = own_end
+        self.opened_ns = opened_ns
+        self.number = next(_numbers)
+        self.operations = 0  # whose end is known
+        self.has_session = False
+
+    def row(self, name: str, relay: ZooKeeperRelay) -> dict[str, Any]:
+        ends, session = self.ends, relay.session
+        return {
+            "number": self.number,
+            "cluster": name,
+            "client": str(Address(str(ends.client_address), int(ends.client_port or 0))),
+            "server": str(Address(str(ends.server_address), int(ends.server_port or 0))),
+            "session": registry.session_name(session.session),
+            "opened_ns": self.opened_ns,
+            "operations": self.operations,
+            "operations_pending": session.unanswered,
+            "is_read": not session.opaque,
+        }

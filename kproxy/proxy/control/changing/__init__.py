@@ -1,1 +1,0 @@
-"""New settings and new versions while clients are connected: reload, upgrade in place, drain, systemd."""

@@ -1,1 +1,0 @@
-"""From a client's connect to its relay: limits, PROXY headers, TLS, logins, ages."""

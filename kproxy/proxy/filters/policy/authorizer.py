@@ -1,0 +1,607 @@
+"""Decides the requests of one connection by the policy of its cluster, and keeps the audit of them.
+
+Reads what a request names, asks the rules about each, and forwards, refuses or edits. Between a request and its answer
+it keeps what is to be done with the answer: edits, and lines of the audit that wait for the outcome. What has few
+elements is decided at once, all else in slices of SLICE_NAMES, whatever the answer; a request with more elements than
+are read (`policy_resources`) is refused whole. Bounds: `pending.py`, MAX_CURSORS and MAX_TREATMENTS. Raises
+nothing on a client's bytes. Refuses to know sockets.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from kproxy.errors import Malformed, ProtocolError
+from kproxy.protocol.codec import Slices, at_once, request_in_slices
+from kproxy.proxy.filters.policy.audit import MAX_NAME, Audit
+from kproxy.proxy.filters.policy.auditing import AuditedRequests, Peer
+from kproxy.proxy.filters.policy.fetch_sessions import FETCH, UNKNOWN_SESSION, unknown_session, without_session
+from kproxy.proxy.filters.policy.lists import (
+    CREATE_TOPICS,
+    DESCRIBE_TOPIC_PARTITIONS,
+    cursor_of,
+    filter_list,
+    hide_mentioned,
+    hide_settings,
+    kind_of_list,
+    metadata_answer,
+    metadata_request,
+    with_cursor,
+)
+from kproxy.proxy.filters.policy.pending import MAX_KEPT_BYTES, PendingBytes, bytes_of_names
+from kproxy.proxy.filters.policy.policy import (
+    LISTS,
+    MALFORMED,
+    TOO_LARGE,
+    UNKNOWN_TOPIC_ID,
+    ApiRules,
+    Clearance,
+    Policy,
+    Verdict,
+)
+from kproxy.proxy.filters.policy.refusals import CODES, INVALID_REQUEST, freed_in_slices, refusal
+from kproxy.proxy.filters.policy.refusals import UNKNOWN_TOPIC_ID as UNKNOWN_TOPIC_ID_CODE
+from kproxy.proxy.filters.policy.resources import (
+    CLUSTER,
+    ENVELOPE,
+    GROUP,
+    METADATA,
+    NAMED,
+    TOPIC,
+    TRANSACTIONAL_ID,
+    Names,
+    Peek,
+    QuickReader,
+    TooManyElements,
+    peek,
+    quick_reader,
+    sliced_reader,
+)
+from kproxy.proxy.filters.policy.share_sessions import SHARE_ACKNOWLEDGE, SHARE_FETCH, ShareSessions, no_session
+from kproxy.proxy.filters.policy.topic_names import TopicNames
+from kproxy.wire.authorizer import HOLD, Answer, Close, Decision, Hold, Later, Replace
+from kproxy.wire.events import Exchange
+from kproxy.wire.frames import REQUEST_HEAD_BYTES
+from kproxy.wire.interest import PRODUCE, ApiPlan, Interest
+
+STREAMS_GROUP_HEARTBEAT = 88
+MAX_CURSORS = 16  # of lists that a connection is in the middle of
+MAX_TREATMENTS = 64  # APIs and versions; a client uses some twenty
+MAX_ID_BYTES = 1024  # of a client id that is remembered; kproxy's events have as many characters of a longer one
+# What is done in one call: some tenths of a millisecond.
+FEW_REFUSED = 16  # elements of a request that is refused
+SHORT_REQUEST = 32 * 1024  # bytes; a longer one is read in slices, but for records
+SHORT_ANSWER = 8 * 1024  # bytes of one that is edited
+SLICE_NAMES = 128  # that are judged between two yields; of a long name, so many characters are as much work as one
+NAME_SHIFT = 6
+_CLIENT_ID_AT = REQUEST_HEAD_BYTES + 2
+_NO_CLIENT_ID = ("ControlledShutdown", 0)  # the one version whose header ends before
+
+Denied = dict[tuple[str, str | UUID], int]  # (kind, name or topic id) -> the error code
+_NONE: Denied = {}
+
+
+class Treatment(NamedTuple):
+    """What is done with requests of an API and version, for one clearance."""
+
+    rules: ApiRules
+    read: QuickReader | None  # reads what they name; None: all of them pass
+    peek: Peek | None  # all of them pass but those of which this is true
+    is_audited: bool
+    also: ApiRules | None  # the rules of another API that says more about its topics; None: they pass all
+
+
+# What changes the answer of a request that was forwarded: frame -> what is sent instead, or None.
+Edits = dict[int, Callable[[memoryview], Slices[bytes | None]]]
+
+
+class PolicyAuthorizer(AuditedRequests):
+    """The authorizer of one connection's session, and a sink of its events.
+
+    refused(api, reason) counts refusals.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        peer: Peer,
+        interest: Interest,
+        names: TopicNames,
+        refused: Callable[[str, str], None],
+        audit: Audit | None,
+    ) -> None:
+        self._edits: Edits = {}  # by the exchange's number
+        self._policy = policy
+        self._peer = peer
+        self._interest = interest
+        self._names = names
+        self._refused = refused
+        self._audit = audit
+        self._clearance_of = policy.identity(peer.principal, peer.host)
+        self._clearance: Clearance = self._clearance_of(None)
+        self._client_id: object = None  # of the last request, in bytes: nearly always that of this one too
+        self._client_head: bytes | None = None  # the same behind its length, as requests have it
+        self._client_name: str | None = None
+        self._treatments: dict[ApiPlan, Treatment] = {}  # by what the session calls an API and version
+        self._software: tuple[str, str] | None = None
+        self._share_sessions = ShareSessions()
+        self._cursors: dict[str, str] = {}  # what a client was shown -> the topic that it may not see
+        self._next_cursor = 1
+        self._lines: dict[int, dict[str, Any]] = {}  # by number: audited requests that are not answered yet
+        self._pending = PendingBytes(interest.held)  # of edits and lines
+
+    # --- decisions ---------------------------------------------------------------------------------------------------
+
+    def at_header(self, exchange: Exchange) -> Hold | Close | None:
+        plan = exchange.plan
+        policy = self._policy
+        if policy.has_client_ids or policy.is_audited(plan.api_key):
+            return HOLD
+        if not plan.known or plan.api_key == ENVELOPE:
+            return self._unknown(exchange)
+        constant = self._clearance.api(plan.api_key, plan.api_version).constant
+        if (
+            constant is None
+            or not constant.allowed
+            or self._hides(plan.api_key)
+            or self._clearance.also(plan.api_key) is not None
+            or self._clearance.peeks(plan.api_key, plan.api_version)
+        ):
+            return HOLD
+        return None
+
+    def decide(self, exchange: Exchange, frame: Any) -> Decision | Later:
+        plan = exchange.plan
+        self._read_client_id(exchange, frame)
+        if not plan.known or plan.api_key == ENVELOPE:
+            return self._unknown(exchange)
+        key, version = plan.api_key, plan.api_version
+        treatment = self._treatments.get(plan)
+        if treatment is None:
+            if len(self._treatments) >= MAX_TREATMENTS:
+                self._treatments.clear()
+            treatment = self._treatments[plan] = self._treat(key, version)
+        read, look = treatment.read, treatment.peek
+        if read is None:
+            return None
+        if len(frame) > SHORT_REQUEST and key != PRODUCE and plan.api in NAMED:
+            return Later(partial(self._decided, exchange, treatment))
+        try:
+            if look is not None and not look(frame, REQUEST_HEAD_BYTES, len(frame)):
+                return None
+            names = read(frame, REQUEST_HEAD_BYTES, len(frame))
+        except Malformed as fault:
+            return self._close(exchange, MALFORMED, str(fault))
+        if names is None or (len(frame) > SHORT_REQUEST and _work(names.topic) > SLICE_NAMES):
+            return Later(partial(self._decided, exchange, treatment))
+        denied, verdict = at_once(self._judged(exchange, treatment, names))
+        if denied and names.elements > FEW_REFUSED:
+            return Later(partial(self._decided, exchange, treatment))
+        return at_once(self._obeyed(exchange, frame, treatment, names, denied, verdict))
+
+    def _decided(self, exchange: Exchange, treatment: Treatment, frame: memoryview) -> Slices[Decision]:
+        """Decide a request in slices."""
+        plan = exchange.plan
+        try:
+            names = yield from sliced_reader(plan.api_key, plan.api_version)(frame, REQUEST_HEAD_BYTES, len(frame))
+        except TooManyElements as fault:
+            return self._refuse_unread(exchange, str(fault))
+        except Malformed as fault:
+            return self._close(exchange, MALFORMED, str(fault))
+        denied, verdict = yield from self._judged(exchange, treatment, names)
+        return (yield from self._obeyed(exchange, frame, treatment, names, denied, verdict))
+
+    def _rules(self, exchange: Exchange, treatment: Treatment, names: Names) -> ApiRules:
+        """The rules for a request: those for brokers, if it says what only brokers say."""
+        plan = exchange.plan
+        return self._clearance.of_brokers(plan.api_key, plan.api_version) if names.from_broker else treatment.rules
+
+    def _judged(self, exchange: Exchange, treatment: Treatment, names: Names) -> Slices[tuple[Denied, Verdict]]:
+        """What of a request is denied, and the verdict that the audit names."""
+        plan = exchange.plan
+        denied, verdict = yield from self._judge(self._rules(exchange, treatment, names), names, plan.api)
+        if treatment.also is not None and plan.api_key == STREAMS_GROUP_HEARTBEAT and not denied:
+            denied, verdict = yield from self._judge_also(treatment.also, names, verdict)
+        return denied, verdict
+
+    def _obeyed(
+        self, exchange: Exchange, frame: Any, treatment: Treatment, names: Names, denied: Denied, verdict: Verdict
+    ) -> Slices[Decision]:
+        """What becomes of a request, by what was denied."""
+        rules, is_audited, also = self._rules(exchange, treatment, names), treatment.is_audited, treatment.also
+        if denied:
+            if exchange.plan.api_key == METADATA and names.all_of is None and not names.is_empty():
+                return (yield from self._ask_for_the_rest(exchange, frame, names, denied, verdict))
+            return (yield from self._refuse(exchange, frame, names, denied, verdict))
+        decision = yield from self._passed(exchange, frame, rules, names, also)
+        if is_audited and self._audit is not None and not isinstance(decision, Close):
+            self._await_outcome(exchange, self._line(exchange, names, verdict))
+        return decision
+
+    def _passed(
+        self, exchange: Exchange, frame: Any, rules: ApiRules, names: Names, also: ApiRules | None
+    ) -> Slices[Decision]:
+        """What is done with a request of which nothing is denied, and what with its answer."""
+        plan = exchange.plan
+        key, version = plan.api_key, plan.api_version
+        if names.all_of is not None and self._policy.filters_lists and plan.api in LISTS:
+            self._filter(exchange, rules)
+        elif key == CREATE_TOPICS and also is not None and also.restricts(TOPIC):
+            self._edits[exchange.number] = partial(
+                hide_settings, version, sees=lambda name: also.named(TOPIC, name).allowed
+            )
+            exchange.plan = self._interest.held_plan(plan)
+        elif self._hides(key):
+            clearance = self._clearance
+            self._edits[exchange.number] = partial(
+                hide_mentioned, key, version, sees=clearance.sees, sees_every_topic=clearance.sees_every_topic
+            )
+            exchange.plan = self._interest.held_plan(plan)
+        if key == FETCH and rules.restricts(TOPIC):
+            return (yield from self._without_session(exchange, frame))
+        if key in (SHARE_FETCH, SHARE_ACKNOWLEDGE) and rules.restricts(TOPIC):
+            return (yield from self._of_own_share_session(exchange, frame, rules))
+        if key == DESCRIBE_TOPIC_PARTITIONS and self._cursors:
+            return (yield from self._with_real_cursor(exchange, frame))
+        if key == METADATA and (yield from self._clears(also, names.also)):
+            try:
+                patched = yield from metadata_request(version, frame, None, clear_auto_creation=True)
+            except Malformed as fault:
+                return self._close(exchange, MALFORMED, str(fault))
+            return None if patched is None else Replace(patched)
+        return None
+
+    def _without_session(self, exchange: Exchange, frame: Any) -> Slices[Decision]:
+        """What goes on with a session reads what an earlier request named, which may be another client's."""
+        version = exchange.plan.api_version
+        try:
+            patched = yield from without_session(version, memoryview(frame))
+        except Malformed as fault:
+            return self._close(exchange, MALFORMED, str(fault))
+        if patched == UNKNOWN_SESSION:
+            return Answer(*unknown_session(version, exchange.correlation_id))
+        return None if patched is None else Replace(patched)
+
+    def _of_own_share_session(self, exchange: Exchange, frame: Any, rules: ApiRules) -> Slices[Decision]:
+        """What goes on with a session reads what was named when it began, which may have been another client.
+
+        So may what was begun here: its group and member are all that it takes to begin it anew elsewhere. So answers
+        with records are read, too.
+        """
+        plan = exchange.plan
+        key, version = plan.api_key, plan.api_version
+        try:
+            goes_on = yield from self._share_sessions.goes_on(key, version, memoryview(frame))
+        except Malformed as fault:
+            return self._close(exchange, MALFORMED, str(fault))
+        if not goes_on:
+            return Answer(*no_session(key, version, exchange.correlation_id))
+        if key == SHARE_FETCH:
+
+            def keep(found: list[str | UUID]) -> bool:
+                return all(isinstance(what, UUID) and self._by_id(rules, what).allowed for what in found)
+
+            self._edits[exchange.number] = lambda answer: filter_list(key, version, answer, keep)
+            exchange.plan = self._interest.held_plan(plan)
+        return None
+
+    def _with_real_cursor(self, exchange: Exchange, frame: Any) -> Slices[Decision]:
+        """A list goes on at a topic that the client may not see: it was given another name for it."""
+        try:
+            cursor = yield from cursor_of(exchange.plan.api_version, "request", memoryview(frame))
+        except Malformed as fault:
+            return self._close(exchange, MALFORMED, str(fault))
+        if cursor is None or (topic := self._cursors.get(cursor[0])) is None:
+            return None
+        return Replace((yield from with_cursor(memoryview(frame), cursor[1], cursor[2], topic)))
+
+    def _hide_cursor(self, rules: ApiRules, version: int, frame: memoryview) -> Slices[bytes | None]:
+        cursor = yield from cursor_of(version, "response", frame)
+        if cursor is None or rules.named(TOPIC, cursor[0]).allowed:
+            return None
+        shown = f"(hidden-{self._next_cursor})"  # no topic can be called so
+        self._next_cursor += 1
+        self._cursors[shown] = cursor[0]
+        if len(self._cursors) > MAX_CURSORS:
+            del self._cursors[next(iter(self._cursors))]
+        return (yield from with_cursor(frame, cursor[1], cursor[2], shown))
+
+    def _treat(self, key: int, version: int) -> Treatment:
+        """What is done with requests of a version, for the clearance of now."""
+        policy = self._policy
+        rules = self._clearance.api(key, version)
+        is_audited, also = policy.is_audited(key), self._clearance.also(key)
+        passes = rules.constant is not None and rules.constant.allowed
+        passes = passes and not (is_audited or also is not None or self._hides(key))
+        peeks = passes and self._clearance.peeks(key, version)
+        read = None if passes and not peeks else quick_reader(key, version)
+        return Treatment(rules, read, peek(key, version) if peeks else None, is_audited, also)
+
+    def _clears(self, also: ApiRules | None, names: Iterable[str]) -> Slices[bool]:
+        """Whether brokers must create none of the topics that a Metadata asks for, since one of them may not be."""
+        if also is not None:
+            for some in _sliced(names):
+                yield
+                if not all(also.named(TOPIC, name).allowed for name in some):
+                    return True
+        return False
+
+    def _judge_also(self, also: ApiRules, names: Names, verdict: Verdict) -> Slices[tuple[Denied, Verdict]]:
+        """The same as of `_judge`, for the topics that a broker would create."""
+        denied: Denied = {}
+        for some in _sliced(names.also):
+            yield
+            for name in some:
+                found = also.named(TOPIC, name)
+                if not found.allowed:
+                    verdict = found if not denied else verdict
+                    denied[TOPIC, name] = CODES[TOPIC]
+        return denied, verdict
+
+    def _hides(self, key: int) -> bool:
+        return self._policy.hides_in(key) and not self._clearance.sees_all
+
+    def edit(self, exchange: Exchange, frame: Any) -> bytes | Later | None:
+        edit = self._edits.pop(exchange.number, None)
+        if edit is None or len(frame) <= SHORT_ANSWER:
+            self._pending.forget(exchange.number)
+            return None if edit is None else at_once(edit(frame))
+        return Later(partial(self._edited, exchange.number, edit))
+
+    def _edited(
+        self, number: int, edit: Callable[[memoryview], Slices[bytes | None]], answer: memoryview
+    ) -> Slices[bytes | None]:
+        edited = yield from edit(answer)
+        self._pending.forget(number)
+        return edited
+
+    def too_large(self, exchange: Exchange) -> None:
+        self._tell(exchange, None, TOO_LARGE)
+
+    def _judge(self, rules: ApiRules, names: Names, api: str) -> Slices[tuple[Denied, Verdict]]:
+        """(what is denied and with which error, the verdict that the audit names: of the first denied, else any)"""
+        if rules.is_of_cluster and not rules.cluster().allowed:
+            return {(CLUSTER, ""): CODES[CLUSTER]}, rules.cluster()
+        denied: Denied = {}
+        work = 0
+        first: Verdict | None = None
+        verdict: Verdict | None = None
+
+        for kind, found in (
+            (TOPIC, names.topic),
+            (GROUP, names.group),
+            (TRANSACTIONAL_ID, names.transactional_id),
+        ):
+            for name in found:
+                if work >= SLICE_NAMES:
+                    work = 0
+                    yield
+                work += 1 + (len(name) >> NAME_SHIFT)
+                verdict = rules.named(kind, name)
+                if not verdict.allowed:
+                    first = first or verdict
+                    denied[kind, name] = CODES[kind]
+        for topic_id in names.topic_id:
+            if work >= SLICE_NAMES:
+                work = 0
+                yield
+            work += 1
+            verdict = self._by_id(rules, topic_id)
+            if not verdict.allowed:
+                first = first or verdict
+                denied[TOPIC, topic_id] = UNKNOWN_TOPIC_ID_CODE if verdict is UNKNOWN_TOPIC_ID else CODES[TOPIC]
+        if names.all_of is not None:
+            verdict = rules.nothing((names.all_of,)) if api in LISTS else rules.all_of(names.all_of)
+            if not verdict.allowed:
+                first = first or verdict
+                denied[CLUSTER, ""] = CODES[CLUSTER]
+        if names.expression is not None:
+            verdict = rules.all_of(TOPIC)
+            if not verdict.allowed:
+                first = first or verdict
+                denied[CLUSTER, ""] = CODES[TOPIC]
+        if names.cluster:
+            verdict = rules.cluster()
+            if not verdict.allowed:
+                first = first or verdict
+                denied[CLUSTER, ""] = CODES[CLUSTER]
+        if verdict is None:
+            verdict = rules.nothing()
+            if not verdict.allowed:
+                first = verdict
+                denied[CLUSTER, ""] = CODES[CLUSTER]
+        return denied, first or verdict
+
+    def _by_id(self, rules: ApiRules, topic_id: UUID) -> Verdict:
+        if not rules.depends_on(TOPIC):
+            return rules.named(TOPIC, "")
+        name = self._names.get(topic_id)
+        return UNKNOWN_TOPIC_ID if name is None else rules.named(TOPIC, name)
+
+    def _read_client_id(self, exchange: Exchange, frame: Any) -> None:
+        """Set the exchange's client id, and the clearance that goes with it."""
+        head = self._client_head
+        if head is not None and frame[REQUEST_HEAD_BYTES : REQUEST_HEAD_BYTES + len(head)] == head:
+            exchange.client_id = self._client_name
+            return
+        plan = exchange.plan
+        text: bytes | None = None
+        self._client_head = None
+        if (plan.api, plan.api_version) != _NO_CLIENT_ID and len(frame) >= _CLIENT_ID_AT:
+            length = int.from_bytes(frame[REQUEST_HEAD_BYTES:_CLIENT_ID_AT], "big", signed=True)
+            if 0 <= length <= len(frame) - _CLIENT_ID_AT:  # else it is none: a token without a header, for one
+                text = bytes(frame[_CLIENT_ID_AT : _CLIENT_ID_AT + length])
+                if plan.known:
+                    self._client_head = bytes(frame[REQUEST_HEAD_BYTES : _CLIENT_ID_AT + length])
+        if text != self._client_id:
+            self._client_id = text
+            name = None if text is None else str(text, "utf-8", "replace")
+            self._clearance = self._clearance_of(name)
+            self._treatments.clear()
+            self._client_name = name and name[:MAX_ID_BYTES]
+            if text is not None and len(text) > MAX_ID_BYTES:
+                self._client_head, self._client_id = None, object()  # it is read again next time
+        exchange.client_id = self._client_name
+
+    # --- refusals ----------------------------------------------------------------------------------------------------
+
+    def _unknown(self, exchange: Exchange) -> Close | None:
+        """Decide a request that cannot be read."""
+        verdict = self._clearance.unknown(exchange.plan.api_key, exchange.plan.api_version)
+        return None if verdict.allowed else self._close(exchange, verdict)
+
+    def _refuse(
+        self, exchange: Exchange, frame: Any, names: Names, denied: Denied, verdict: Verdict
+    ) -> Slices[Answer | Close]:
+        plan = exchange.plan
+        text = f"{plan.api} was refused by kproxy: {verdict.why}"
+        try:
+            body = yield from request_in_slices(frame[4:])
+            if plan.api_key == 0 and body["acks"] == 0:
+                return self._close(exchange, verdict, "a producer with acks=0 gets no answer", names, denied)
+            made = refusal(plan.api_key, plan.api_version, exchange.correlation_id, body, denied, text)
+            answer = yield from made
+        except ProtocolError as fault:
+            return self._close(exchange, MALFORMED, str(fault), names)
+        if answer is None:
+            return self._close(exchange, verdict, "the answer has no place for an error", names, denied)
+        self._tell(exchange, names, verdict, denied)
+        yield from freed_in_slices([body, denied, names.topic, names.group, names.transactional_id, names.topic_id])
+        return Answer(*answer)
+
+    def _refuse_unread(self, exchange: Exchange, why: str) -> Answer | Close:
+        """Refuse a request of more elements than are read: with one error for all of it, where the answer has one."""
+        plan = exchange.plan
+        denied: Denied = {(CLUSTER, ""): INVALID_REQUEST}
+        text = f"{plan.api} was refused by kproxy: {why}"
+        answer = at_once(refusal(plan.api_key, plan.api_version, exchange.correlation_id, {}, denied, text))
+        if answer is None or plan.api_key == PRODUCE:  # whose acks were not read
+            return self._close(exchange, TOO_LARGE, why)
+        self._tell(exchange, None, TOO_LARGE)
+        return Answer(*answer)
+
+    def _close(
+        self, exchange: Exchange, verdict: Verdict, more: str = "", names: Names | None = None, denied: Denied = _NONE
+    ) -> Close:
+        self._tell(exchange, names, verdict, denied)
+        who = self._peer.principal[:MAX_NAME]
+        text = f"{exchange.plan.title} of {who} is refused: {verdict.why}{f' ({more})' if more else ''}"
+        return Close(text)
+
+    def _tell(self, exchange: Exchange, names: Names | None, verdict: Verdict, denied: Denied = _NONE) -> None:
+        """Count a refusal, and put it into the audit."""
+        self._refused(exchange.plan.api, verdict.reason)
+        if self._audit is not None:
+            line = self._line(exchange, names, verdict)
+            if names is not None:
+                self._name_denied(line, names, denied)
+            self._audit.add(line)
+
+    # --- answers -----------------------------------------------------------------------------------------------------
+
+    def _ask_for_the_rest(
+        self, exchange: Exchange, frame: Any, names: Names, denied: Denied, verdict: Verdict
+    ) -> Slices[Replace | Close | None]:
+        """Ask a Metadata for the topics that are not denied, and put an error for each other into the answer."""
+        plan = exchange.plan
+        version = plan.api_version
+        # The name behind an id that is not known yet decides when the answer names it.
+        unknown: set[str | UUID] = set()
+        errors: dict[str | UUID, int] = {}
+        kept_bytes = 0
+        for number, ((_, what), code) in enumerate(denied.items(), 1):
+            if number % SLICE_NAMES == 0:
+                yield
+            kept_bytes += bytes_of_names((what,))
+            if code == UNKNOWN_TOPIC_ID_CODE:
+                unknown.add(what)
+            else:
+                errors[what] = code
+        rules = self._clearance.api(METADATA, version)
+        allowed: set[str] = set()
+        for number, name in enumerate(names.topic, 1):
+            if number % SLICE_NAMES == 0:
+                yield
+            if name not in errors and name not in allowed:
+                kept_bytes += bytes_of_names((name,))
+                allowed.add(name)
+        by_id = bool(names.topic_id)
+
+        def keep_asked(found: list[str | UUID]) -> bool:
+            return not any(what in errors for what in found)
+
+        def edit(answer: memoryview) -> Slices[bytes | None]:
+            late: list[tuple[str | UUID, int]] = []
+
+            def keep(found: list[str | UUID]) -> bool:
+                name = next((what for what in found if isinstance(what, str)), None)
+                if name is None or name in allowed:
+                    return True
+                if by_id and rules.named(TOPIC, name).allowed:
+                    return True
+                late.extend((what, CODES[TOPIC]) for what in found if isinstance(what, UUID) and what in unknown)
+                return False
+
+            # Twice where an id proved to be of a denied topic: its error is known only then.
+            edited = yield from metadata_answer(version, answer, keep, list(errors.items()))
+            if late:
+                edited = yield from metadata_answer(version, answer, keep, [*errors.items(), *late])
+            return edited
+
+        also = self._clearance.also(plan.api_key)
+        clears = yield from self._clears(also, allowed.intersection(names.also))
+        try:
+            patched = yield from metadata_request(version, frame, keep_asked, clear_auto_creation=clears)
+        except Malformed as fault:
+            return self._close(exchange, MALFORMED, str(fault), names)
+        if not self._pending.keep(exchange.number, kept_bytes):
+            text = f"a connection keeps {MAX_KEPT_BYTES} bytes of names until answers are there: await them"
+            return self._close(exchange, TOO_LARGE, text)
+        if errors:
+            self._tell(exchange, names, verdict, denied)
+        self._edits[exchange.number] = edit
+        exchange.plan = self._interest.held_plan(plan)
+        return None if patched is None else Replace(patched)
+
+    def _filter(self, exchange: Exchange, rules: ApiRules) -> None:
+        """Take what the client may not see out of the answer to a list."""
+        plan = exchange.plan
+        kind = kind_of_list(plan.api_key)
+        if not rules.depends_on(kind):
+            return
+
+        def keep(found: list[str | UUID]) -> bool:
+            for what in found:
+                if isinstance(what, str):
+                    return rules.named(kind, what).allowed
+            return all(isinstance(what, UUID) and self._by_id(rules, what).allowed for what in found)
+
+        def edit(answer: memoryview) -> Slices[bytes | None]:
+            listed = yield from filter_list(plan.api_key, plan.api_version, answer, keep)
+            if plan.api_key != DESCRIBE_TOPIC_PARTITIONS:
+                return listed
+            view = answer if listed is None else memoryview(listed)
+            paged = yield from self._hide_cursor(rules, plan.api_version, view)
+            return listed if paged is None else paged
+
+        self._edits[exchange.number] = edit
+        exchange.plan = self._interest.held_plan(plan)
+
+
+def _work(names: Iterable[str]) -> int:
+    """How much work it is to judge these, in names of a usual length."""
+    return sum(1 + (len(name) >> NAME_SHIFT) for name in names)
+
+
+def _sliced(names: Iterable[str]) -> Iterator[list[str]]:
+    """Names, in lists that are judged between two yields."""
+    some: list[str] = []
+    work = 0
+    for name in names:
+        some.append(name)
+        work += 1 + (len(name) >> NAME_SHIFT)
+        if work >= SLICE_NAMES:
+            yield some
+            some, work = [], 0
+    yield some

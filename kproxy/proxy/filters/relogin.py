@@ -1,0 +1,192 @@
+"""SASL requests in the middle of a connection, which kproxy answers in the broker's place.
+
+Where kproxy has logged in itself, a client's login must not reach the broker, which would take it for kproxy's: it is
+answered as a broker answers on a listener without SASL. Where kproxy checks logins, a client may renew its own
+(KIP-368): by the same mechanism, as the same user. A session that was not renewed in time ends with the next request
+that is no login. Everything else is left to the authorizer behind this one, if there is one. Bounds: MAX_FRAME of such
+a request. Refuses to know sockets and time.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from kproxy.errors import ProtocolError
+from kproxy.protocol import codec
+from kproxy.protocol.codec import Body
+from kproxy.proxy.sasl.checks import Check, Checks, Known, LoginRefusedError, TokenCheck
+from kproxy.proxy.sasl.clients import (
+    ILLEGAL_SASL_STATE,
+    MAX_FRAME,
+    SASL_AUTHENTICATE,
+    SASL_AUTHENTICATION_FAILED,
+    SASL_HANDSHAKE,
+    UNSUPPORTED_SASL_MECHANISM,
+    Session,
+)
+from kproxy.proxy.sasl.tokens import UnknownKeyError
+from kproxy.wire.authorizer import HOLD, Answer, Authorizer, Close, Decision, Hold, Later, answered
+from kproxy.wire.events import Exchange
+
+LOGIN_APIS = (SASL_HANDSHAKE, SASL_AUTHENTICATE)
+
+
+def wants(api_key: int, version: int) -> bool:
+    """What an Interest has authorized for this."""
+    return api_key in LOGIN_APIS
+
+
+class AnswerLogins:
+    """The authorizer of connections on which kproxy has logged in. met(): a client wanted to log in."""
+
+    def __init__(self, met: Callable[[], None], behind: Authorizer | None = None) -> None:
+        self._met = met
+        self._behind = behind
+
+    def at_header(self, exchange: Exchange) -> Hold | Close | Answer | None:
+        if exchange.plan.api_key in LOGIN_APIS:
+            return _too_large(exchange) or HOLD
+        return self._behind.at_header(exchange) if self._behind is not None else None
+
+    def decide(self, exchange: Exchange, frame: Any) -> Decision | Later:
+        if exchange.plan.api_key in LOGIN_APIS:
+            return self._login(exchange, frame)
+        return self._behind.decide(exchange, frame) if self._behind is not None else None
+
+    def edit(self, exchange: Exchange, frame: Any) -> bytes | Later | None:
+        return self._behind.edit(exchange, frame) if self._behind is not None else None
+
+    def too_large(self, exchange: Exchange) -> None:
+        if self._behind is not None and exchange.plan.api_key not in LOGIN_APIS:
+            self._behind.too_large(exchange)
+
+    def _login(self, exchange: Exchange, frame: Any) -> Decision:
+        unknown = _unknown(exchange)
+        if unknown is not None:
+            return unknown
+        self._met()
+        return answered(exchange, {"errorCode": ILLEGAL_SASL_STATE})
+
+
+class RenewLogins(AnswerLogins):
+    """The authorizer of a connection whose client kproxy has authenticated.
+
+    lifetime_ms(known): of a new session. begin(newer): prepares what checks need, without waiting. `done(outcome,
+    lifetime_ms)`, the owner's: a login was renewed, or the connection is to be closed once its answer has left.
+    `is_expired` is the owner's too, who then has all requests authorized.
+    """
+
+    def __init__(
+        self,
+        checks: Checks,
+        session: Session,
+        lifetime_ms: Callable[[Known], int],
+        begin: Callable[[bool], None],
+        behind: Authorizer | None = None,
+    ) -> None:
+        super().__init__(lambda: None, behind)
+        self.is_expired = False
+        self._checks = checks
+        self._session = session
+        self._lifetime_ms = lifetime_ms
+        self._begin = begin
+        self.done: Callable[[str, int], None] = lambda outcome, lifetime_ms: None
+        self._check: Check | None = None
+        self._fault = ""  # what the next token is answered with
+        self._is_over = False  # a login was refused: no other is checked until the connection is closed
+
+    def at_header(self, exchange: Exchange) -> Hold | Close | Answer | None:
+        return self._without_session(exchange) or super().at_header(exchange)
+
+    def decide(self, exchange: Exchange, frame: Any) -> Decision | Later:
+        return self._without_session(exchange) or super().decide(exchange, frame)
+
+    def _without_session(self, exchange: Exchange) -> Close | None:
+        """What becomes of a request whose client is nobody any more."""
+        if exchange.plan.api_key in LOGIN_APIS:
+            return None
+        if self._is_over:
+            return Close(f"{exchange.plan.title} after a login that was refused: nothing is served for it")
+        return self._expired(exchange) if self.is_expired else None
+
+    def _expired(self, exchange: Exchange) -> Close:
+        self.done("expired", 0)
+        text = (
+            f"{exchange.plan.title} after its session has expired: the client did not renew its login in time, as "
+            "clients since Kafka 2.2 do"
+        )
+        return Close(text)
+
+    def _login(self, exchange: Exchange, frame: Any) -> Decision:
+        unknown = _unknown(exchange) or _too_large(exchange)
+        if unknown is not None:
+            return unknown
+        try:
+            body = codec.decode_flat_request(bytes(frame[4:]))[1]
+        except ProtocolError as fault:
+            self.done("malformed", 0)
+            return Close(f"{exchange.plan.title} does not decode: {fault}")
+        self._begin(False)  # who was removed since the first login renews it no more
+        return self._handshake(exchange, body) if "mechanism" in body else self._token(exchange, body["authBytes"])
+
+    def _handshake(self, exchange: Exchange, body: Body) -> Decision:
+        wanted, had = body["mechanism"], self._session.mechanism
+        self._check, self._fault = None, ""
+        offered = list(self._checks.mechanisms)
+        if exchange.api_version == 0 or self._is_over:  # tokens of version 0 would have no headers
+            return answered(exchange, {"errorCode": ILLEGAL_SASL_STATE, "mechanisms": offered})
+        if wanted not in offered:
+            self._is_over = True
+            self.done("mechanism", 0)
+            return answered(exchange, {"errorCode": UNSUPPORTED_SASL_MECHANISM, "mechanisms": offered})
+        if wanted != had:
+            self._fault = (
+                f"SASL mechanism '{wanted}' requested by client is not supported for re-authentication of mechanism "
+                f"'{had}'"
+            )
+        else:
+            self._check = self._checks.of(wanted)
+        return answered(exchange, {"mechanisms": offered})
+
+    def _token(self, exchange: Exchange, token: bytes) -> Decision:
+        try:
+            if self._fault:
+                raise LoginRefusedError(self._fault)
+            if self._check is None:
+                text = "SaslAuthenticate request received after successful authentication"
+                return answered(exchange, {"errorCode": ILLEGAL_SASL_STATE, "errorMessage": text})
+            answer, known = self._receive(self._check, token)
+            if known is not None and known.name != self._session.known.name:
+                raise LoginRefusedError(
+                    "Cannot change principals during re-authentication from "
+                    f"User.{self._session.known.name}: User.{known.name}"
+                )
+        except LoginRefusedError as fault:
+            self._check, self._fault, self._is_over = None, "", True
+            self.done("failed", 0)
+            return answered(exchange, {"errorCode": SASL_AUTHENTICATION_FAILED, "errorMessage": str(fault)})
+        if known is None:
+            return answered(exchange, {"authBytes": answer})
+        self._check = None
+        lifetime_ms = self._lifetime_ms(known)
+        self.done("renewed", lifetime_ms)
+        return answered(exchange, {"authBytes": answer, "sessionLifetimeMs": lifetime_ms})
+
+    def _receive(self, check: Check, token: bytes) -> tuple[bytes, Known | None]:
+        if isinstance(check, TokenCheck):
+            try:
+                return check.receive(token, last=False)
+            except UnknownKeyError:
+                self._begin(True)  # for the login with which its client comes back
+        return check.receive(token)
+
+
+def _unknown(exchange: Exchange) -> Close | None:
+    if exchange.plan.known:
+        return None
+    return Close(f"{exchange.plan.title} is newer than this kproxy reads: upgrade kproxy")
+
+
+def _too_large(exchange: Exchange) -> Close | None:
+    if exchange.request_bytes <= MAX_FRAME:
+        return None
+    return Close(f"{exchange.plan.title} of {exchange.request_bytes} bytes: a login has {MAX_FRAME} at most")

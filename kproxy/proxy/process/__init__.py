@@ -1,0 +1,1 @@
+"""kproxy as a process: its clusters, server, workers, signals, reload and upgrade."""

@@ -1,0 +1,461 @@
+"""One configured cluster, live: its ports, its brokers, and the connections through them.
+
+Every broker's port is bound before an answer that names it leaves: by asking the cluster (`discovery`) and, for a
+broker first seen later, inside the transform of that answer. A port that cannot be bound is still what clients get,
+never the broker's own address: it is logged, counted and tried again. Refuses to know bytes, and metrics' meaning.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+
+from kproxy.errors import DIAL_CAUSES, LOGIN_CAUSES, ConfigError, UpstreamError
+from kproxy.metrics.upstream import ClusterState
+from kproxy.proxy.admission.authentication import Authentication, BrokerVersions
+from kproxy.proxy.admission.entrance import Welcome
+from kproxy.proxy.admission.logins import Logins
+from kproxy.proxy.admission.proxy_protocol import ReadProxyHeader
+from kproxy.proxy.admission.tls import ClusterTls
+from kproxy.proxy.cluster import transparent
+from kproxy.proxy.cluster.bootstrap import BootstrapAddresses
+from kproxy.proxy.cluster.broker_ports import BrokerPorts
+from kproxy.proxy.cluster.discovery import Brokers, Discovery
+from kproxy.proxy.cluster.lag_questions import LagQuestions
+from kproxy.proxy.cluster.question import ask_brokers
+from kproxy.proxy.cluster.routing import Routes, ServerNames
+from kproxy.proxy.cluster.transparent import Transparent
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.settings import Cluster
+from kproxy.proxy.connection.connecting import BOOTSTRAP, Connector, label, listener_name
+from kproxy.proxy.connection.worker import Worker
+from kproxy.proxy.filters.leaks import KnownAddresses
+from kproxy.proxy.filters.policy.idle import idle_rules
+from kproxy.proxy.log_limiter import LogLimiter
+from kproxy.proxy.relay.ends import Incoming
+from kproxy.proxy.sockets.listeners import Accepted, Listener, is_local, resolve, why_unbound
+from kproxy.proxy.tasks import Tasks
+from kproxy.proxy.upstream.door import Door, Step
+from kproxy.proxy.upstream.proxy_protocol import UNREAD, SendProxyHeader
+from kproxy.proxy.upstream.request import ClosedByBroker
+
+LOOKED_UP = 64  # names of brokers at once, to find which one a sidecar is beside
+
+log = logging.getLogger("kproxy.cluster")
+
+
+def _welcome_steps(cluster: Cluster, tls: ClusterTls, find_broker: Welcome, authenticate: Welcome) -> Iterator[Welcome]:
+    """What a client's connection begins with, in the order of its bytes."""
+    if cluster.accept_proxy_protocol:
+        yield ReadProxyHeader(cluster.trusted_proxies)
+    if tls.welcome is not None:
+        yield tls.welcome
+    if cluster.route == "sni":
+        yield find_broker
+    if cluster.authentication is not None:
+        yield authenticate
+
+
+def _door_steps(cluster: Cluster, tls: ClusterTls, login: Step | None) -> Iterator[Step]:
+    """What a connection to a broker begins with, in the order of its bytes."""
+    if cluster.proxy_protocol is not None:
+        yield SendProxyHeader(cluster.proxy_protocol)
+    if tls.door is not None:
+        yield tls.door
+    if login is not None:
+        yield login
+
+
+class ClusterProxy:
+    """One cluster of a kproxy: `start` binds what the configuration names, `stop` closes every port for good."""
+
+    def __init__(self, worker: Worker, cluster: Cluster) -> None:
+        if faults := [(f"{cluster.name}: {place}", text) for place, text in idle_rules(cluster)]:
+            raise ConfigError(faults)
+        self.cluster = cluster
+        self.routes: Routes
+        self._worker = worker
+        causes = DIAL_CAUSES if cluster.login is None else (*DIAL_CAUSES, *LOGIN_CAUSES)
+        self._metrics = worker.metrics.upstream(cluster.name, causes, self._state)
+        self._cells = worker.metrics.cluster(cluster.name)
+        self._cells.partition_series = cluster.lag.partition_series
+        self._logins = Logins(cluster, worker.loops, self._cells)
+        names = ServerNames(cluster.sni, cluster.sni_bootstrap) if cluster.sni is not None else None
+        self._tls = ClusterTls(cluster, self._cells, worker.handshakes, names)
+        self._door = Door(worker.dialler, _door_steps(cluster, self._tls, self._logins.of_broker))
+        self._redirected: Transparent | None = None
+        if cluster.route == transparent.ROUTE:
+            self._redirected = Transparent(
+                worker.gate,
+                worker.dialler.resolver,
+                lambda node_id: self._expose(str(node_id), node_id),
+                cluster.destinations,
+            )
+        addresses = BootstrapAddresses(cluster.bootstrap)
+        self._discovery = Discovery(
+            cluster.name, addresses, self._ask, self._learn, worker.config.discovery_interval_s, self._open_ports
+        )
+        self._connector = Connector(
+            worker,
+            cluster,
+            self._metrics,
+            addresses,
+            self._advertise,
+            self._find_leak,
+            self._broker_lost,
+            # Redirected clients bring their own TLS and login: kproxy's are for its questions alone.
+            self._door if self._redirected is None else Door(worker.dialler),
+            _welcome_steps(cluster, self._tls, self._find_broker, self._authenticate),
+            redirected=self._redirected,
+            logins=self._logins if self._redirected is None else None,
+        )
+        self._authentication: Authentication | None = None
+        if self._logins.of_clients is not None:
+            bare = Door(worker.dialler, _door_steps(cluster, self._tls, None))
+            self._authentication = Authentication(
+                self._logins.of_clients,
+                BrokerVersions(bare),
+                self._connector.upstreams,
+                self._connector.admits,
+                takes_telemetry=cluster.telemetry is not None,
+            )
+        self._known = KnownAddresses(cluster.bootstrap, lambda node_id, host: self.routes.advertised(node_id, host))
+        self._leaking: set[str] = set()  # APIs, as their labels, whose leak is in the log
+        self._bootstrap: Listener | None = None
+        self._ports: BrokerPorts | None = None
+        self._stopped = False
+        self._successor: ClusterProxy | None = None  # by other settings: what open connections learn is for that one
+        self._tasks = Tasks(f"cluster={cluster.name}")
+        self._limiter = LogLimiter(log)
+
+    @property
+    def address(self) -> Address:
+        """Where clients bootstrap; the port is the bound one."""
+        assert self._bootstrap is not None
+        return Address(self.cluster.listen.host, self._bootstrap.port)
+
+    @property
+    def door(self) -> Door:
+        """The way to its brokers, with all that a connection there begins with."""
+        return self._door
+
+    @property
+    def brokers(self) -> dict[int, Listener]:
+        """The open ports of brokers, by node id."""
+        return self._ports.open if self._ports is not None else {}
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """All its open ports."""
+        return [*([self._bootstrap] if self._bootstrap is not None else []), *self.brokers.values()]
+
+    def not_ready(self) -> Iterator[str]:
+        """Why clients of this cluster should not be sent here."""
+        name = self.cluster.name
+        if self._discovery.not_ready:
+            yield f"cluster {name}: {self._discovery.not_ready}"
+        looped = self._connector.looped
+        if looped is not None and self._worker.loops.is_refused(looped):
+            yield f"cluster {name}: connections to {looped} lead back to this kproxy"
+        if self._ports is not None:
+            for reason in self._ports.not_ready():
+                yield f"cluster {name}: {reason}"
+
+    # --- start and stop ----------------------------------------------------------------------------------------------
+
+    def start(self, former: "ClusterProxy | None" = None) -> None:
+        """Bind what the configuration names; the rest follows as soon as the cluster answers. Raises ConfigError.
+
+        former: whose place it takes, at a reload; the ports that it has go on.
+        """
+        worker = self._worker
+        cluster = self.cluster
+        listen = cluster.listen
+        backlog = worker.config.accept_backlog
+        hosts: list[str] = []
+        try:
+            hosts = resolve(listen.host)
+            self._bootstrap = Listener(worker.gate, hosts, listen.port, backlog, self._accepted(None), cluster.name)
+        except OSError as fault:
+            text = f"{listen} cannot be bound: {why_unbound(fault, worker.gate, hosts, listen.port)}"
+            raise ConfigError([(f"{cluster.name}: listen", text)]) from None
+        self._expose(BOOTSTRAP, None)
+        self.routes = self._connector.routes = Routes(cluster, self._bootstrap.port)
+        self._ports = BrokerPorts(worker.gate, cluster, self.routes, hosts, backlog, self._accepted)
+        goes_on = former is not None and former.address == self.address
+        if former is not None:
+            self._ports.former = {node_id: listener.port for node_id, listener in former.brokers.items()}
+        log.log(
+            logging.DEBUG if goes_on else logging.INFO,
+            "listening cluster=%s route=%s listen=%s bootstrap=%s advertise=%s",
+            cluster.name,
+            cluster.route,
+            self.address,
+            ",".join(map(str, cluster.bootstrap)),
+            cluster.advertised if self._redirected is None else "-",
+        )
+        for node_id in self.routes.declared():
+            self._bind(node_id)
+        if self._redirected is not None and not self._bootstrap.take_any_destination():
+            log.info("cluster=%s: nftables REDIRECT works, TPROXY does not: CAP_NET_ADMIN is missing", cluster.name)
+        self._tasks.spawn(self._discovery.run())
+        if cluster.lag.ask_interval_s and cluster.detail != "headers":
+            self._tasks.spawn(self._lag_questions().run())
+        self._serve()
+
+    def _lag_questions(self) -> LagQuestions:
+        cluster, worker = self.cluster, self._worker
+        return LagQuestions(
+            self._cells,
+            self._door,
+            BootstrapAddresses(cluster.bootstrap),
+            lambda node_id: self.routes.upstreams.get(node_id),
+            worker.lags,
+            cluster.lag.ask_interval_s,
+            worker.now_ns,
+        )
+
+    def _serve(self) -> None:
+        """Start what whoever serves clients needs beside ports and discovery."""
+        self._tasks.spawn(self._tls.watch())
+        if self._redirected is not None:
+            self._tasks.spawn(self._redirected.destinations.run())
+
+    def _accepted(self, node_id: int | None) -> Accepted:
+        """What takes the connections of a broker's port; None: of the bootstrap port."""
+        return self._connector.accepted(node_id)
+
+    def _broker_lost(self) -> None:
+        self._latest._discovery.broker_lost()
+
+    def broker_lost(self) -> None:
+        """A broker could not be dialled, or reset a connection: ask for the brokers soon."""
+        self._discovery.broker_lost()
+
+    def loop_found(self, upstream: Address, evidence: str) -> None:
+        """A connection to that upstream came back to this kproxy: refuse it, and close what goes there."""
+        self._connector.loop_found(upstream, evidence)
+
+    def close(self) -> None:
+        """Close every port, for good: whatever answers are still in flight, none opens again."""
+        self._stopped = True
+        if self._bootstrap is not None:
+            self._bootstrap.close()
+        if self._ports is not None:
+            self._ports.close()
+
+    # --- other settings ----------------------------------------------------------------------------------------------
+
+    def learn_all(self, upstreams: Mapping[int, Address]) -> None:
+        """Take in where brokers are, as somebody knew who was here before, and bind their ports."""
+        for node_id, address in upstreams.items():
+            self._learn_broker(node_id, *address)
+
+    @property
+    def _latest(self) -> "ClusterProxy":
+        """The one that has this one's place now."""
+        latest = self
+        while latest._successor is not None:
+            latest = latest._successor
+        if latest is not self:
+            self._successor = latest  # those between are kept no longer
+        return latest
+
+    def follow(self, former: "ClusterProxy", *, same_upstream: bool, ends: bool) -> None:
+        """Take the place of a cluster that was run by other settings.
+
+        same_upstream: what was learnt of its brokers is still true, and it is as ready as it was.
+        ends: connections that it is making are closed as soon as all that their clients have asked is answered.
+        """
+        if same_upstream:
+            self.learn_all(former.routes.upstreams)
+            self._discovery.not_ready = former._discovery.not_ready
+        self.show_state()
+        self._connector.follow(former._connector)
+        former.retire(self, ends=ends)
+
+    def retire(self, successor: "ClusterProxy | None", *, ends: bool) -> None:
+        """Close every port and ask no more; open connections go on, and unless `ends` those being made."""
+        self._successor = successor
+        self._connector.ends = ends
+        self.close()
+        self._tasks.stop()
+
+    @property
+    def making(self) -> int:
+        """How many clients' connections are being made."""
+        return self._connector.making
+
+    def show_state(self) -> None:
+        """From now on metrics show how this one stands."""
+        self._worker.metrics.upstream(self.cluster.name, DIAL_CAUSES, self._state)
+
+    def set_pace(self, discovery_interval_s: float, accept_backlog: int) -> None:
+        """How often the cluster is asked from now on, and how many clients may wait to be accepted."""
+        self._discovery.interval_s = discovery_interval_s
+        if self._ports is not None:
+            self._ports.backlog = accept_backlog
+        for listener in self.listeners:
+            listener.set_backlog(accept_backlog)
+
+    async def stop(self) -> None:
+        """Accept no more; connections that are still being made are given up."""
+        self.close()
+        await self._connector.stop()
+        await self._tasks.cancel()
+
+    def _state(self) -> ClusterState:
+        listeners = len(self.brokers) + (self._bootstrap is not None)
+        if self._stopped:
+            return ClusterState(ready=False, accepting=False, listeners=0)
+        return ClusterState(not any(self.not_ready()), self._worker.gate.is_open, listeners)
+
+    async def _find_broker(self, client: Incoming) -> None:
+        """Refuse a server name of a broker that no answer has named. Raises UpstreamError.
+
+        Names are the client's choice: it is counted as one that bootstraps, and makes no series of its own.
+        """
+        node_id = client.node_id
+        if node_id is not None and node_id not in self.routes.upstreams:
+            client.node_id = None
+            text = f"{client.server_name!r} is broker {node_id}, which no answer has named yet"
+            fault = UpstreamError(text, "no_address")
+            self._metrics.dial_failed(BOOTSTRAP, fault.cause)
+            raise fault
+
+    async def _authenticate(self, client: Incoming) -> None:
+        assert self._authentication is not None
+        await self._authentication(client)
+
+    # --- the cluster's brokers ---------------------------------------------------------------------------------------
+
+    async def _ask(self, address: Address) -> Brokers | None:
+        try:
+            return await ask_brokers(address, self._door)
+        except ClosedByBroker as fault:
+            if self.cluster.proxy_protocol is None:
+                raise
+            raise ClosedByBroker(f"{fault}; {UNREAD}") from fault
+
+    async def _learn(self, asked: Address, brokers: Brokers | None) -> str:
+        """Take in what a broker says of all; returns what still keeps clients from coming, or nothing."""
+        if self.cluster.route == "sidecar":
+            for node_id, address in (brokers or {}).items():
+                self._known.learn(node_id, address)
+            self._connector.beside = await self._beside(asked, brokers or {})
+            self._expose(label(self._connector.beside), None)
+            return ""
+        if self._redirected is not None:
+            self._redirected.learn((brokers or {}).items(), again=True)
+            return ""
+        if brokers is None:
+            if self.cluster.brokers:
+                self._warn_of_unknown_upstreams()
+                return ""
+            return (
+                f"{asked} names its brokers only after a login, and kproxy has none: "
+                "give it one in [cluster.login], or declare the node ids and their ports in [[cluster.brokers]]"
+            )
+        if not brokers:
+            return f"{asked} names no brokers"
+        for node_id, (host, port) in brokers.items():
+            self._learn_broker(node_id, host, port)
+        if self._ports is not None:
+            self._ports.forget(brokers.keys())
+        return ""
+
+    async def _beside(self, asked: Address, brokers: Brokers) -> int | None:
+        """Which of the brokers answers at an address, if that is certain: no answer says who gave it.
+
+        A sidecar dials localhost, and the broker gives its name: then it is the one of this machine at that port.
+        """
+        same = [node_id for node_id, at in brokers.items() if at == asked]
+        if same or len(brokers) == 1:
+            return (same or list(brokers))[0]
+        same_port = [node_id for node_id, at in brokers.items() if at.port == asked.port]
+        here: list[int] = []
+        for start in range(0, len(same_port), LOOKED_UP):
+            some = same_port[start : start + LOOKED_UP]
+            found = await asyncio.gather(*(self._is_here(brokers[node_id]) for node_id in some))
+            here += [node_id for node_id, is_here in zip(some, found, strict=True) if is_here]
+        return here[0] if len(here) == 1 and await self._is_here(asked) else None
+
+    async def _is_here(self, address: Address) -> bool:
+        """Whether that is this machine; a name that is not looked up in time is not."""
+        dialler = self._worker.dialler
+        try:
+            async with asyncio.timeout(dialler.timeout_s):
+                places = await dialler.resolver.addresses(address)
+        except OSError:  # a TimeoutError is one
+            return False
+        return any(is_local(place[0]) for _, place in places)
+
+    def _warn_of_unknown_upstreams(self) -> None:
+        """Some clients dial brokers alone once they know them, and would not come back after a restart of kproxy."""
+        unknown = [str(node_id) for node_id in self.routes.declared() if node_id not in self.routes.upstreams]
+        if unknown and self._discovery.not_ready:  # said once, not at every interval
+            log.warning(
+                "cluster=%s names its brokers only after a login: until a client's answer does, clients of broker %s "
+                "are refused; give [[cluster.brokers]] an upstream",
+                self.cluster.name,
+                ", ".join(unknown[:8] + ["..."] * (len(unknown) > 8)),
+            )
+
+    def _advertise(self, node_id: int, host: str, port: int) -> tuple[Address, bool]:
+        """(the address that clients get for a broker that says it is at host:port, whether that port is open)"""
+        latest = self._latest
+        # A worker's next cluster has no routes before its parent's state comes; until then these are the ones in force.
+        if latest is not self and hasattr(latest, "routes"):
+            return latest._advertise(node_id, host, port)
+        is_bound = self._learn_broker(node_id, host, port)
+        return self.routes.advertised(node_id, host), is_bound
+
+    def _learn_broker(self, node_id: int, host: str, port: int) -> bool:
+        """Take in where a broker is; whether its port is open."""
+        before = self.routes.upstreams.get(node_id)
+        self._known.learn(node_id, Address(host, port))
+        refused = self.routes.learn(node_id, Address(host, port))
+        name = self.cluster.name
+        if refused:
+            self._limiter.log(logging.ERROR, "refused", "broker %d of cluster %s %s", node_id, name, refused)
+        elif before is not None and self.routes.upstreams.get(node_id) != before:
+            text = "moved cluster=%s broker=%d from %s to %s"
+            self._limiter.log(logging.INFO, "moved", text, name, node_id, before, self.routes.upstreams.get(node_id))
+        return self._bind(node_id)
+
+    def _bind(self, node_id: int) -> bool:
+        assert self._ports is not None
+        if not self._ports.bind(node_id):
+            return False
+        if self.cluster.route != "sidecar":
+            self._expose(str(node_id), node_id)
+        return True
+
+    def _expose(self, broker: str, node_id: int | None) -> None:
+        """Begin the series of a broker behind a port at 0, before its first connection."""
+        self._cells.expect(broker, listener_name(node_id, self.cluster.route))
+        self._metrics.broker_known(broker)
+
+    # --- leaks -------------------------------------------------------------------------------------------------------
+
+    def _find_leak(self, api: str, version: int, answer: bytes | memoryview) -> str:
+        """Count an answer that would tell clients where a broker is; why it must not leave, or nothing."""
+        address = self._known.find(answer)
+        if address is None:
+            return ""
+        closes = self.cluster.on_address_leak == "close"
+        label = self._cells.leaked(api)
+        text = f"the {api} v{version} answer names {address}, which would lead clients around kproxy"
+        if label not in self._leaking:
+            self._leaking.add(label)
+            log.error(
+                "leak cluster=%s: %s. It is %s (on_address_leak); this is logged once per API. Please report it",
+                self.cluster.name,
+                text,
+                "not forwarded, and the connection is closed"
+                if self.cluster.on_address_leak == "close"
+                else "forwarded",
+            )
+        return text if closes else ""
+
+    def _open_ports(self) -> str:
+        return str(self._ports)

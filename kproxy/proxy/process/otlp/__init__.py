@@ -1,0 +1,1 @@
+"""kproxy's own metrics, pushed to a collector of OpenTelemetry."""

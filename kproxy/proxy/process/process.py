@@ -1,0 +1,373 @@
+"""A kproxy as a process of its own: what signals, the service manager, the file of settings and a new version do to it.
+
+    SIGTERM, SIGINT   drain and end; the second one does not wait
+    SIGHUP            reload
+    SIGUSR2           upgrade in place: a new process takes over, this one drains
+
+One change at a time: a reload waits for the one before it, an upgrade that fails leaves everything as it was. Refuses
+to know what a change does: `server` and `reload` do.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kproxy import __version__
+from kproxy.errors import ConfigError, KproxyError
+from kproxy.proxy.config.settings import Config
+from kproxy.proxy.process.changing import stand_in, systemd, upgrade
+from kproxy.proxy.process.changing.watch import Watch
+from kproxy.proxy.process.garbage import Collections
+from kproxy.proxy.process.server import Server
+from kproxy.proxy.sockets.given import GivenSockets
+from kproxy.proxy.tasks import Tasks
+
+KEEPER = "_KPROXY_STAND_IN_FD"
+_POLL_S = 0.02
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_ALL = (*_ENDING, signal.SIGHUP, signal.SIGUSR2)
+
+log = logging.getLogger("kproxy.process")
+
+
+@dataclass
+class Inheritance:
+    """What a process has got from whoever started it. Taken out of the environment: it is not about our children."""
+
+    link: socket.socket | None = None  # to the kproxy that this one follows
+    keeper: socket.socket | None = None  # to the process that stands in
+    given: GivenSockets = field(default_factory=GivenSockets)  # by systemd
+
+    @classmethod
+    def of(cls, environment: MutableMapping[str, str]) -> "Inheritance":
+        """Raises ConfigError for sockets that cannot be ours."""
+        found = cls(upgrade.inherited(environment))
+        number = environment.pop(KEEPER, "")
+        if number:
+            found.keeper = socket.socket(fileno=int(number))
+            found.keeper.set_inheritable(False)
+        systemd.given_sockets(environment, found.given)
+        return found
+
+
+class Process:
+    """Runs a server for as long as nobody ends it.
+
+    load(): reads the settings anew, None where they are in no file; file: the one to watch, if the settings say so.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        inheritance: Inheritance,
+        environment: MutableMapping[str, str],
+        load: Callable[[], Config] | None = None,
+        file: Path | None = None,
+    ) -> None:
+        self._server = server
+        self._environment = environment
+        self._keeper = inheritance.keeper
+        self._file = file
+        self._given = inheritance.given
+        self._link = upgrade.Link(inheritance.link) if inheritance.link is not None else None
+        self._notifier = systemd.Notifier(environment)
+        self._generation = 1
+        self._asked = asyncio.Event()
+        self._again = asyncio.Event()
+        self._ends = 0  # signals that ask for it
+        self._upgrading: asyncio.Task[None] | None = None
+        self._successor: subprocess.Popen[bytes] | None = None  # that has taken over
+        self._ours: socket.socket | None = None  # our end towards those who follow, where this process stands in
+        self._tasks = Tasks("process")
+        server.given = inheritance.given
+        server.reloader.reads(load)
+
+    def run(self) -> None:
+        """Serve until a signal ends it, or another kproxy follows; then this process may stand in, and not return.
+
+        For a process that ends with it: the signals stay ignored, so that one that comes late cannot change its status.
+        """
+        import uvloop
+
+        uvloop.run(self._run())
+        if self._successor is not None and self._ours is not None:
+            self._ours.set_inheritable(True)
+            logging.shutdown()
+            command = stand_in.command(self._successor.pid, self._ours.fileno())
+            signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)  # what comes now waits for the program that stands in
+            os.execv(command[0], command)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        # Not loop.add_signal_handler: a loop that ends restores the default, and that would kill the process.
+        for number in _ALL:
+            signal.signal(number, lambda number, _: loop.call_soon_threadsafe(self._signalled, number))
+        if self._keeper is not None:
+            loop.add_reader(self._keeper, self._nobody_stands_in)
+        collections = Collections(self._server.objects)
+        try:
+            await self._start()
+            collections.start()
+            self._tasks.spawn(self._notifier.run(self._server.not_ready, self._describe))
+            if self._file is not None:
+                self._tasks.spawn(self._watch(self._file))
+            await self._server.until(self._asked)
+        finally:
+            self._asked.set()
+            self._server.reloader.close("it drains, and ends")
+            config = self._server.config
+            if self._successor is None:
+                self._notifier.stopping("draining", config.drain_delay_s + config.drain_timeout_s + 10)
+            try:
+                await self._server.stop(self._again)
+                if self._upgrading is not None:  # it was given up, and the new process is ended
+                    await asyncio.wait([self._upgrading])
+            finally:
+                collections.stop()
+                await self._tasks.cancel()
+                if self._keeper is not None:
+                    loop.remove_reader(self._keeper)
+                stands_in = self._successor is not None and self._ours is not None
+                for number in _ALL:
+                    signal.signal(number, self._passed_on if stands_in else signal.SIG_IGN)
+
+    def _describe(self) -> str:
+        return f"kproxy {__version__}: " + ", ".join(
+            f"{name} at {address}" for name, address in self._server.addresses.items()
+        )
+
+    # --- starting ----------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        if self._link is not None:
+            await self._follow(self._link)
+            return
+        await self._server.start()
+        clusters = [cluster.name for cluster in self._server.config.clusters]
+        wanted = [str(listener.address) for listener in self._server.listeners]
+        faults = systemd.unused(self._given, clusters, wanted, self._server.is_broker_port)
+        if faults:
+            raise ConfigError(faults)
+
+    async def _follow(self, link: upgrade.Link) -> None:
+        """Take over from the kproxy at the other end. Raises KproxyError, and then that one goes on."""
+        server = self._server
+        state = await link.receive_state(self._given)
+        server.hold(True)
+        server.records_beside = state.record == str(server.config.record)
+        await server.start()
+        server.learn_all(state.bootstraps, state.learnt)
+        self._generation = state.generation + 1
+        while any(cluster.cluster.name in state.waits_for and any(cluster.not_ready()) for cluster in server.clusters):
+            await asyncio.sleep(_POLL_S)
+            if self._asked.is_set():
+                raise KproxyError("it was ended before it had taken over")
+        await link.send({"is": "ready"})
+        state = await link.receive_state(self._given)
+        server.learn_all(state.bootstraps, state.learnt)
+        self._given.close()  # of ports that these settings do not have
+        server.hold(False)
+        await link.send({"is": "serving"})
+        await link.expect("yours", upgrade.SWITCH_S)
+        log.info("this kproxy follows process %d, which drains: generation %d", os.getppid(), self._generation)
+        self._tasks.spawn(self._predecessor(link))
+
+    async def _predecessor(self, link: upgrade.Link) -> None:
+        """Show what the kproxy before this one still has, until it has ended."""
+        metrics = self._server.metrics
+        try:
+            while True:
+                message, _ = await link.receive()
+                metrics.predecessor_connections = int(message.get("connections", 0))
+        except EOFError:
+            log.info("the kproxy before this one has ended")
+        finally:
+            metrics.predecessor_connections = 0
+            link.close()
+
+    # --- signals -----------------------------------------------------------------------------------------------------
+
+    def _signalled(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self._successor is not None and number not in _ENDING:
+            self._pass_on(number)
+        elif number in _ENDING:
+            self._end(name)
+            self._pass_on(number)
+        elif number == signal.SIGHUP:
+            self._tasks.spawn(self._reload(name))
+        elif self._upgrading is not None or self._asked.is_set():
+            log.warning("%s: not now, %s", name, "it drains" if self._asked.is_set() else "an upgrade is under way")
+        else:
+            self._upgrading = self._tasks.spawn(self._upgrade(name))
+
+    def _end(self, name: str) -> None:
+        """The first time: drain, unless this is being done since another kproxy follows; the second time: at once."""
+        self._ends += 1
+        if self._ends > 1:
+            self._again.set()
+        log.info("%s: %s", name, "closing at once" if self._ends > 1 else "draining")
+        self._asked.set()
+
+    def _pass_on(self, number: int) -> None:
+        """To the kproxy that follows, where this process stands in for it."""
+        if self._successor is not None and self._ours is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._successor.pid, number)
+
+    def _passed_on(self, number: int, _: object) -> None:
+        """A signal between the end of the loop and the program that stands in."""
+        self._pass_on(number)
+
+    def _nobody_stands_in(self) -> None:
+        """Who stands in says nothing, so this is its end: whoever has killed it wants an end of this one as well."""
+        assert self._keeper is not None
+        asyncio.get_running_loop().remove_reader(self._keeper)
+        if not self._asked.is_set():
+            log.warning("the process that stands in for this one has gone")
+            self._end("its end")
+
+    # --- reload ------------------------------------------------------------------------------------------------------
+
+    async def _reload(self, asker: str) -> None:
+        self._notifier.reloading()
+        await self._server.reloader.reload(asker)
+        self._notifier.ready(self._describe())
+
+    async def _watch(self, file: Path) -> None:
+        watch = Watch(file)
+        while True:
+            await watch.changed()
+            if self._server.config.watch_config:
+                await self._reload("a change of the file")
+
+    # --- upgrade -----------------------------------------------------------------------------------------------------
+
+    async def _upgrade(self, asker: str) -> None:
+        """Start a new kproxy and let it take over; if it cannot, this one goes on as if nothing had been.
+
+        If this one is asked to end meanwhile, both do: whoever asked knows of no other.
+        """
+        log.info("%s: a new kproxy is started", asker)
+        self._server.reloader.close("an upgrade is under way")
+        child: subprocess.Popen[bytes] | None = None
+        ours, theirs = upgrade.pair()
+        link = upgrade.Link(ours)
+        keeper_ours, keeper = self._keeper_for_child()
+        try:
+            child = await asyncio.to_thread(self._start_child, theirs, keeper)
+            theirs.close()
+            await self._unless_it_ends(self._hand_over(link, child))
+        except (KproxyError, OSError) as fault:
+            goes_on = "drains" if self._asked.is_set() else "goes on"
+            log.error("%s: the new kproxy has not taken over, this one %s: %s", asker, goes_on, fault)
+            self._server.hold(False)
+            self._server.metrics.upgrades["failed"] += 1
+            if child is not None:
+                await asyncio.to_thread(_end_child, child)
+            if not self._asked.is_set():
+                self._server.reloader.close("")
+            self._upgrading = None
+            link.close()
+            if keeper_ours is not None:
+                keeper_ours.close()
+            return
+        finally:
+            theirs.close()
+            if keeper is not None and keeper is not self._keeper:
+                keeper.close()
+        self._successor = child
+        self._ours = keeper_ours
+        if self._ends:  # asked in the moment of the change
+            child.terminate()
+        log.info("process %d has taken over, this one drains", child.pid)
+        self._tasks.spawn(self._report(link))
+        self._asked.set()
+
+    async def _unless_it_ends(self, work: Coroutine[Any, Any, None]) -> None:
+        """Raises KproxyError if this process is asked to end before the work is done, and what the work raises."""
+        working, asked = asyncio.create_task(work), asyncio.create_task(self._asked.wait())
+        await asyncio.wait((working, asked), return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if not working.cancel():
+            working.result()
+            return
+        await asyncio.wait([working])
+        raise KproxyError("this one was asked to end")
+
+    def _keeper_for_child(self) -> tuple[socket.socket | None, socket.socket | None]:
+        """(our end, theirs): whether this process stands in; if somebody else does, (None, the end that we have)."""
+        if self._notifier:
+            return None, None
+        if self._keeper is not None:
+            return None, self._keeper
+        stand_in.adopt_orphans()
+        return socket.socketpair()
+
+    def _start_child(self, link: socket.socket, keeper: socket.socket | None) -> "subprocess.Popen[bytes]":
+        environment = upgrade.for_child(self._environment, link.fileno())
+        files = [link.fileno()]
+        if keeper is not None:
+            environment[KEEPER] = str(keeper.fileno())
+            files.append(keeper.fileno())
+        command = [sys.executable, *sys.orig_argv[1:]]
+        # A process group of its own: Ctrl-C is for the process that the terminal knows, which passes it on.
+        return subprocess.Popen(command, env=environment, pass_fds=files, stdin=subprocess.DEVNULL, process_group=0)
+
+    async def _hand_over(self, link: upgrade.Link, child: "subprocess.Popen[bytes]") -> None:
+        server = self._server
+        sent = _named_sockets(server)
+        await link.send_sockets(sent)
+        await link.send_state(self._state())
+        await link.expect("ready", upgrade.START_S)
+        server.hold(True)
+        known = {sock.fileno() for _, sock in sent}
+        await link.send_sockets([each for each in _named_sockets(server) if each[1].fileno() not in known])
+        await link.send_state(self._state())
+        await link.expect("serving", upgrade.SWITCH_S)
+        self._notifier.say(f"MAINPID={child.pid}")
+        if self._keeper is not None:
+            self._keeper.send(f"{child.pid}\n".encode())
+        with suppress(OSError):
+            await link.send({"is": "yours"})
+
+    def _state(self) -> upgrade.State:
+        clusters = self._server.clusters
+        return upgrade.State(
+            self._generation,
+            [each.cluster.name for each in clusters if not any(each.not_ready())],
+            {each.cluster.name: [str(address) for address in each.cluster.bootstrap] for each in clusters},
+            {each.cluster.name: {str(id): list(at) for id, at in each.routes.upstreams.items()} for each in clusters},
+            str(self._server.config.record or ""),
+        )
+
+    async def _report(self, link: upgrade.Link) -> None:
+        """Tell the one that follows what is left here."""
+        with suppress(OSError):
+            while True:
+                await link.send({"is": "drains", "connections": self._server.connections})
+                await asyncio.sleep(upgrade.REPORT_S)
+
+
+def _named_sockets(server: Server) -> list[tuple[str, socket.socket]]:
+    return [(listener.name, sock) for listener in server.listeners for sock in listener.sockets]
+
+
+def _end_child(child: "subprocess.Popen[bytes]") -> None:
+    """End a new kproxy that is not to take over."""
+    with suppress(ProcessLookupError):
+        child.terminate()
+    try:
+        child.wait(5)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

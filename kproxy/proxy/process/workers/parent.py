@@ -1,0 +1,314 @@
+"""The parent of several workers: ports, accepting, discovery, the admin port, and which workers live.
+
+It relays nothing but ZooKeeper, whose clients are few. What workers count is added up here (`kproxy.metrics.shared`),
+what they know of brokers passes through here. A worker that dies is replaced, and so is the process that workers are
+forked from; if that cannot be, kproxy drains and fails, so that whoever started it starts it anew. Refuses to know
+bytes of clients.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from kproxy.errors import KproxyError
+from kproxy.metrics import Metrics
+from kproxy.metrics.lag import Lags
+from kproxy.metrics.shared import Shared
+from kproxy.metrics.summary import summarise
+from kproxy.proxy import log_lines
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.settings import Cluster, Config
+from kproxy.proxy.connection.worker import Worker
+from kproxy.proxy.filters.flight import make_folder
+from kproxy.proxy.process.changing.changes import Changes
+from kproxy.proxy.process.cluster import ClusterProxy
+from kproxy.proxy.process.server import Server
+from kproxy.proxy.process.workers.crew import Client, Crew, Member
+from kproxy.proxy.process.workers.divided_cluster import ClusterState, ParentCluster
+from kproxy.proxy.process.workers.shared_loops import PROCESSES, SharedLoops
+from kproxy.proxy.process.workers.template import Template
+from kproxy.proxy.process.workers.worker_process import Beginning
+from kproxy.proxy.sockets import descriptors
+from kproxy.proxy.sockets.channel import Gone, Handler
+from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
+from kproxy.tables.claim import claim
+
+if TYPE_CHECKING:
+    from kproxy.admin.server import Query
+
+SCRAPE_S = 0.5  # for workers to send what they have counted; a worker that does not is shown as it last was
+ROWS_S = 2.0
+_ENDS_S = 3.0  # beyond the drain's time, for workers to end
+PARENT = 0  # its number among those that record: workers begin with 1
+_SENT_S = 5.0  # for a worker to take a message
+_PUSH_S = 0.005  # what changes within it is sent once, unless a client comes
+
+log = logging.getLogger("kproxy.processes")
+
+
+class Parent(Server):
+    """A kproxy whose workers are processes of their own."""
+
+    def __init__(self, config: Config, template: Template) -> None:
+        super().__init__(config)
+        self.shared = Shared(self.metrics)
+        self._token = secrets.token_hex(8)
+        self._pushed: dict[str, ClusterState] = {}
+        self._push: asyncio.TimerHandle | None = None
+        self.crew = Crew(config.workers, template, self._handlers, self._begin, self._ended, self._left)
+        self._drained = (0, 0)
+
+    # --- starting ----------------------------------------------------------------------------------------------------
+
+    def _start_recorder(self, worker: int | None = None) -> None:
+        """Workers record, each into files of its own; the folder is claimed for all of them until this process ends."""
+        if self.config.record is not None:
+            claim(self.config.record, beside=self.records_beside)
+            if self.config.zookeeper:
+                super()._start_recorder(PARENT)
+
+    def _start_worker(self, shares: descriptors.Shares) -> None:
+        super()._start_worker(shares)
+        self._running.lags = self
+        self.crew.most_in_each = shares.in_each
+
+    def _start_flight(self, worker: int | None = None) -> None:
+        """Workers have it. A folder that cannot be used is told before they begin."""
+        if self.config.flight is not None:
+            make_folder(self.config.flight.folder)
+
+    async def _start_workers(self) -> None:
+        try:
+            await self.crew.start()
+        except (Gone, OSError, TimeoutError) as fault:
+            raise KproxyError(f"no workers: {fault}") from None
+
+    def _guard(self, is_ours: IsOurs) -> LoopGuard:
+        return SharedLoops(is_ours, self._token, 0, self._found)
+
+    def _cluster(self, worker: Worker, cluster: Cluster) -> ClusterProxy:
+        return ParentCluster(worker, cluster, self.crew, self._changed, self._push_now)
+
+    def not_ready(self) -> list[str]:
+        reasons = super().not_ready()
+        return reasons if self.crew.ready or self._draining else [*reasons, "no worker runs"]
+
+    async def until(self, asked: asyncio.Event) -> None:
+        waits = [asyncio.create_task(event) for event in (asked.wait(), self.crew.lost())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if not asked.is_set():
+            raise KproxyError("no worker can be started any more")
+
+    # --- what workers know -------------------------------------------------------------------------------------------
+
+    def _begin(self, member: Member) -> None:
+        """What a new worker must know before its first client."""
+        metrics = self.metrics
+        beginning = Beginning(
+            self.config.model_copy(update={"log_level": log_lines.level()}),
+            member.number,
+            self._token,
+            metrics.connection_limit,
+            metrics.clock_offset_ns,
+            metrics.started_ns,
+        )
+        member.channel.send("begin", beginning)
+        for state in self._pushed.values():
+            member.channel.send("state", state)
+        self._give_stream(member)
+
+    def _give_stream(self, member: Member) -> None:
+        """A stream to the process that decodes what relays keep, if it runs."""
+        sock = self._link.stream() if self._link is not None else None
+        if sock is not None:
+            member.channel.send("insight", files=[sock.fileno()])
+            # A descriptor must stay open until it is sent.
+            asyncio.get_running_loop().call_later(_SENT_S if member.channel.is_behind else 0.0, sock.close)
+
+    def _give_streams(self) -> None:
+        for member in self.crew.members:
+            self._give_stream(member)
+
+    def _changed(self) -> None:
+        if self._push is None:
+            self._push = asyncio.get_running_loop().call_later(_PUSH_S, self._push_states)
+
+    def _push_now(self) -> None:
+        if self._push is not None:
+            self._push.cancel()
+            self._push_states()
+
+    def _push_states(self) -> None:
+        self._push = None
+        for cluster in self.clusters:
+            assert isinstance(cluster, ParentCluster)
+            if not cluster.has_started:
+                continue
+            state = cluster.state()
+            if self._pushed.get(state.name) != state:
+                self._pushed[state.name] = state
+                self.crew.broadcast("state", state)
+
+    async def reconfigure(self, new: Config, differing: Changes) -> None:
+        await super().reconfigure(new, differing)
+        self.crew.broadcast("reconfigure", new, differing)
+        self._pushed.clear()  # clusters that are new to workers know nothing yet
+        self._changed()
+
+    def _set_limits(self, new: Config, differing: Changes) -> None:
+        super()._set_limits(new, differing)
+        self.crew.most_in_each = descriptors.reserve(new.max_connections, new.workers, warns=False).in_each
+
+    # --- what workers say --------------------------------------------------------------------------------------------
+
+    def _handlers(self, member: Member) -> Mapping[str, Handler]:
+        def bind(name: str, node_id: int, host: str, port: int) -> bool:
+            cluster = self._named(name)
+            return cluster is not None and cluster.learn_from_worker(node_id, host, port)
+
+        def lost(name: str) -> None:
+            cluster = self._named(name)
+            if cluster is not None:
+                cluster.broker_lost()
+
+        def count(number: int, host: str) -> str | None:
+            client = member.clients.get(number)
+            return client.tell(host) if client is not None else None
+
+        return {
+            "bind": bind,
+            "count": count,
+            "learned": bind,
+            "lost": lost,
+            "dialled": lambda own, upstream: self._dialled(own, upstream),
+            "undialled": self._loops.closed,
+            "loop": lambda upstream: self._loop_elsewhere(member, upstream),
+            "question": lambda number: self._came_back(number),
+            "cells": lambda changes: self.shared.take(member.number, changes),
+            "drained": self._count_drained,
+            "failed": lambda text: log.error("worker %d cannot start: %s", member.number, text),
+        }
+
+    def _named(self, name: str) -> ParentCluster | None:
+        for cluster in self.clusters:
+            if cluster.cluster.name == name and isinstance(cluster, ParentCluster):
+                return cluster
+        return None
+
+    def _ended(self, member: Member) -> None:
+        self.shared.gone(member.number)
+
+    def _left(self, client: Client) -> None:
+        self._running.gate.leave()
+        client.uncount()
+
+    # --- loops -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _loops(self) -> SharedLoops:
+        loops = self._running.loops
+        assert isinstance(loops, SharedLoops)
+        return loops
+
+    def _found(self, name: str, *values: Any) -> None:
+        """The parent itself has found a loop (`loop`), or met a worker's question (never: it reads no client)."""
+        self.crew.broadcast(name, *values)
+
+    def _dialled(self, own: Address, upstream: Address) -> None:
+        self._loops.dialled_elsewhere(own, upstream)
+        client = self.crew.connections.get((own, upstream))
+        if client is not None:
+            self._loop_found(upstream, "a connection that kproxy itself made", client.port[0])
+
+    def _loop_found(self, upstream: Address, evidence: str, name: str = "") -> None:
+        cluster = self._named(name) or (self._named(self.clusters[0].cluster.name) if self.clusters else None)
+        if cluster is not None:
+            cluster.loop_found(upstream, evidence)
+
+    def _loop_elsewhere(self, member: Member, upstream: Address) -> None:
+        self._loops.refused_elsewhere(upstream)
+        self.crew.broadcast("loop", upstream, but=member)
+
+    def _came_back(self, number: int) -> None:
+        process = number % PROCESSES
+        if process == 0:
+            upstream = self._loops.asked(number)
+            if upstream is not None:
+                self._loop_found(upstream, "kproxy's own question")
+        for asker in self.crew.members:
+            if asker.number == process:
+                asker.channel.send("question", number)
+
+    # --- the admin port ----------------------------------------------------------------------------------------------
+
+    def _scraper(self) -> Callable[[str], Any]:
+        from kproxy.metrics.collector import registry_of
+        from kproxy.metrics.exposition import render
+
+        loop = asyncio.get_running_loop()
+
+        def scrape(accept: str) -> tuple[bytes, str]:
+            """Runs on a thread; the workers are asked on the loop."""
+            asyncio.run_coroutine_threadsafe(self._collect(True), loop).result()
+            return render(registry_of(self.shared.merged()), accept)
+
+        return scrape
+
+    async def counted(self) -> Metrics:
+        await self._collect(True)
+        return self.shared.merged()
+
+    async def _gathered(self, with_lags: bool) -> Metrics:
+        await self._collect(with_lags)
+        return self.shared.merged()
+
+    async def _collect(self, with_lags: bool) -> None:
+        """Have workers send what they have counted so far."""
+        await self.crew.ask_all("publish", with_lags, timeout_s=SCRAPE_S)
+        self.shared.workers = len(self.crew.ready)
+        self.shared.restarts = self.crew.restarts
+
+    async def lags(self, cluster: str) -> Lags | None:
+        """What all workers know of consumers and groups (`lag_questions.LagSource`)."""
+        await self._collect(True)
+        return self.shared.lags(cluster)
+
+    def learned(self, cluster: str, lags: Lags, since_ns: int) -> None:
+        self.shared.told(cluster, lags, since_ns)
+
+    async def operate(self, operation: str, *arguments: Any) -> list[Any]:
+        here = await super().operate(operation, *arguments)
+        replies = await self.crew.ask_all("operate", operation, arguments, timeout_s=ROWS_S)
+        return here + [reply for _, reply in replies]
+
+    async def _api_traffic(self, _: "Query") -> Any:
+        await self._collect(False)
+        return summarise(self.shared.merged()).as_json()
+
+    async def _connection_slices(self, after: int, limit: int) -> AsyncIterator[list[dict[str, Any]]]:
+        replies = await self.crew.ask_all("connections", after, limit, timeout_s=ROWS_S)
+        rows = sorted((row for _, rows in replies for row in rows), key=lambda row: int(row["number"]))
+        yield rows[:limit]
+
+    # --- stopping ----------------------------------------------------------------------------------------------------
+
+    async def _drain(self, worker: Worker, at_once: asyncio.Event) -> tuple[int, int]:
+        self.crew.stop_replacing()
+        self.crew.broadcast("drain")
+        hurry = asyncio.create_task(self._hurry(at_once))
+        try:
+            await self.crew.close(self.config.drain_timeout_s + _ENDS_S)
+        finally:
+            hurry.cancel()
+        return self._drained
+
+    async def _hurry(self, at_once: asyncio.Event) -> None:
+        await at_once.wait()
+        self.crew.broadcast("at_once")
+
+    def _count_drained(self, finished: int, closed: int) -> None:
+        self._drained = self._drained[0] + finished, self._drained[1] + closed

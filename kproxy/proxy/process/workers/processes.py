@@ -1,0 +1,23 @@
+"""How `kproxy run` becomes one process or several, in the order that forking needs.
+
+The template is forked before anything else: no thread runs yet, not even that of the log. Refuses to know what the
+processes do.
+"""
+
+from kproxy.proxy import log_lines
+from kproxy.proxy.config.settings import Config
+from kproxy.proxy.process.server import Server
+
+
+def begun(config: Config) -> Server:
+    """A kproxy that has not started yet, with its log; of several processes, one that workers can be forked from."""
+    if config.workers == 1:
+        log_lines.begin(config.log_level, config.log_format)
+        return Server(config)
+    from kproxy.proxy.process.workers.parent import Parent
+    from kproxy.proxy.process.workers.template import Template
+    from kproxy.proxy.process.workers.worker_process import work
+
+    template = Template(work, config.drain_timeout_s)
+    log_lines.begin(config.log_level, config.log_format)
+    return Parent(config, template)

@@ -1,0 +1,328 @@
+"""A worker as a process of its own: it relays the clients that its parent accepts, and counts what they do.
+
+It is a kproxy without ports, discovery and admin: those are the parent's, joined to it by a channel. It ends when the
+parent says so, or is gone; either way its connections are drained first. Refuses to know what its siblings do.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from kproxy.errors import KproxyError
+from kproxy.metrics.published import Published
+from kproxy.proxy import log_lines
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.settings import Cluster, Config
+from kproxy.proxy.connection.operating import connection_row
+from kproxy.proxy.connection.worker import Worker
+from kproxy.proxy.process.changing.changes import Changes
+from kproxy.proxy.process.cluster import ClusterProxy
+from kproxy.proxy.process.garbage import Collections
+from kproxy.proxy.process.server import Server
+from kproxy.proxy.process.workers.divided_cluster import ClusterState, WorkerCluster
+from kproxy.proxy.process.workers.shared_loops import PortElsewhere, SharedLoops
+from kproxy.proxy.relay.ends import Incoming
+from kproxy.proxy.sockets import descriptors
+from kproxy.proxy.sockets.channel import Channel, Handler
+from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
+from kproxy.wire.authorizer import MAX_HELD_REQUEST
+
+PUBLISH_S = 1.0  # what a worker has counted since is lost if it is killed
+_FLUSH_S = 1.0  # for the last messages to be taken
+
+log = logging.getLogger("kproxy.processes")
+
+
+@dataclass
+class Beginning:
+    """What the parent says to a worker first."""
+
+    config: Config
+    number: int
+    token: str  # of kproxy's own questions
+    connection_limit: int
+    clock_offset_ns: int
+    started_ns: int
+
+
+def work(sock: socket.socket) -> None:
+    """Be a worker, to its end; `sock`: its end of the channel."""
+    import uvloop
+
+    uvloop.run(_Process(sock).run())
+    logging.shutdown()
+
+
+class _Process:
+    """The messages of a worker."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._begun = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._at_once = asyncio.Event()
+        self._beginning: Beginning
+        self._server: WorkerServer | None = None
+        self._states: list[ClusterState] = []  # that came before the server began
+        self._stream: socket.socket | None = None  # as well
+
+    async def run(self) -> None:
+        handlers: dict[str, Handler] = {
+            "begin": self._begin,
+            "state": self._state,
+            "client": self._client,
+            "reconfigure": self._reconfigure,
+            "operate": self._operate,
+            "publish": self._publish,
+            "connections": self._connections,
+            "loop": self._loop,
+            "question": self._question,
+            "insight": self._insight,
+            "drain": self._stop.set,
+            "at_once": self._at_once.set,
+        }
+        self._channel = channel = Channel(self._sock, handlers, self._parent_gone)
+        waits = [asyncio.create_task(event.wait()) for event in (self._begun, self._stop)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if not self._begun.is_set():
+            return
+        server = WorkerServer(self._beginning, channel)
+        try:
+            await server.start()
+        except (KproxyError, OSError) as fault:
+            channel.send("failed", str(fault))
+            await self._flushed()
+            sys.exit(1)
+        self._server = server
+        for state in self._states:
+            server.take(state)
+        if self._stream is not None:
+            server.feed_into(self._stream)
+        channel.send("ready")
+        collections = Collections(server.objects)
+        collections.start()
+        publishing = asyncio.create_task(self._publish_often())
+        await self._stop.wait()
+        await server.stop(self._at_once)
+        collections.stop()
+        publishing.cancel()
+        with suppress(asyncio.CancelledError):
+            await publishing
+        await self._publish(False)
+        channel.send("drained", *server.drained)
+        await self._flushed()
+        channel.close()
+
+    async def _flushed(self) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _FLUSH_S
+        while self._channel.is_behind and not self._channel.closed and loop.time() < end:  # noqa: ASYNC110 - polled at its end, once
+            await asyncio.sleep(0.005)
+
+    def _begin(self, beginning: Beginning) -> None:
+        self._beginning = beginning
+        logging.getLogger().handlers.clear()  # the parent's, whose thread does not run here
+        log_lines.begin(beginning.config.log_level, beginning.config.log_format, worker=beginning.number)
+        self._begun.set()
+
+    def _parent_gone(self) -> None:
+        if not self._stop.is_set():
+            if self._begun.is_set():  # else there is nothing to drain, nor a log yet
+                log.error("the parent process is gone: draining")
+            self._stop.set()
+
+    def _state(self, state: ClusterState) -> None:
+        if self._server is None:
+            self._states.append(state)
+        else:
+            self._server.take(state)
+
+    def _reconfigure(self, new: Config, differing: Changes) -> None:
+        if self._server is not None:
+            try:
+                self._server.reconfigure_as_told(new, differing)
+            except Exception as fault:  # a file has changed since, or so: no client may be served by what was before
+                log.error("the new settings do not work here: %s", fault)
+                logging.shutdown()
+                os._exit(1)  # the parent starts another one, with these settings
+        else:
+            self._beginning.config = new
+
+    def _client(
+        self, number: int, name: str, node_id: int | None, peer: tuple[str, int], files: Iterable[int] = ()
+    ) -> None:
+        self._channel.send("taken", number)
+        client = None
+        for file in files:
+            client = socket.socket(fileno=file)
+            client.setblocking(False)
+        if (
+            client is None
+            or self._server is None
+            or not self._server.connect(
+                name, Incoming(client, Address(*peer), node_id, self._server.now_ns(), number=number)
+            )
+        ):
+            if client is not None:
+                client.close()
+            self._channel.send("left", number)
+
+    def _insight(self, files: Iterable[int] = ()) -> None:
+        """A stream to the process that decodes what relays keep."""
+        for file in files:
+            sock = socket.socket(fileno=file)
+            if self._server is None:
+                if self._stream is not None:
+                    self._stream.close()
+                self._stream = sock
+            else:
+                self._server.feed_into(sock)
+
+    async def _publish_often(self) -> None:
+        while True:
+            await asyncio.sleep(PUBLISH_S)
+            if not self._channel.is_behind:
+                await self._publish(False)
+
+    async def _publish(self, with_lags: bool) -> bool:
+        """Send what has changed; the reply to whoever asked comes behind it."""
+        if self._server is not None:
+            async for changes in self._server.published.changes(with_lags):
+                self._channel.send("cells", changes)
+        return True
+
+    def _connections(self, after: int, limit: int) -> list[dict[str, Any]]:
+        return self._server.rows(after, limit) if self._server is not None else []
+
+    async def _operate(self, operation: str, arguments: tuple[Any, ...]) -> Any:
+        assert self._server is not None  # only those that are ready are asked
+        (result,) = await self._server.operate(operation, *arguments)
+        return result
+
+    def _loop(self, upstream: Address) -> None:
+        if self._server is not None:
+            self._server.loop_elsewhere(upstream)
+
+    def _question(self, number: int) -> None:
+        if self._server is not None:
+            self._server.came_back(number)
+
+
+class WorkerServer(Server):
+    """A kproxy that gets its clients from its parent."""
+
+    def __init__(self, beginning: Beginning, channel: Channel) -> None:
+        super().__init__(beginning.config.model_copy(update={"drain_delay_s": 0.0}))  # it has passed when we are told
+        self.metrics.clock_offset_ns = beginning.clock_offset_ns
+        self.metrics.started_ns = beginning.started_ns
+        self.published = Published(self.metrics)
+        self.drained = (0, 0)
+        self._beginning = beginning
+        self._channel = channel
+
+    def _shares(self) -> descriptors.Shares:
+        """The parent has accepted within its limit; all of that may come to this worker."""
+        shares = descriptors.reserve(self.config.max_connections, warns=False)
+        return shares._replace(connections=max(shares.connections, self._beginning.connection_limit))
+
+    def _start_recorder(self, worker: int | None = None) -> None:
+        super()._start_recorder(self._beginning.number)
+
+    def _start_flight(self, worker: int | None = None) -> None:
+        super()._start_flight(self._beginning.number)
+
+    def _start_worker(self, shares: descriptors.Shares) -> None:
+        super()._start_worker(shares)
+        self._running.held.limit_bytes = max(MAX_HELD_REQUEST, self.config.max_held_bytes // self.config.workers)
+        self._running.on_left = lambda number: self._channel.send("left", number)
+
+    def _guard(self, is_ours: IsOurs) -> LoopGuard:
+        return SharedLoops(is_ours, self._beginning.token, self._beginning.number, self._channel.send)
+
+    def _cluster(self, worker: Worker, cluster: Cluster) -> ClusterProxy:
+        return WorkerCluster(worker, cluster, self._channel)
+
+    async def _start_admin(self, address: Address | None, shares: descriptors.Shares) -> None:
+        """The parent's."""
+
+    async def _drain(self, worker: Worker, at_once: asyncio.Event) -> tuple[int, int]:
+        self.drained = await super()._drain(worker, at_once)
+        return self.drained
+
+    def _follow_groups(self) -> None:
+        """The parent's: all workers feed one process."""
+
+    def _otlp_push(self) -> None:
+        """The parent's: it knows what all workers have counted."""
+
+    def _serve_zookeeper(self) -> None:
+        """The parent's: its clients are few, and who coordinates through it is seen by one process."""
+
+    def feed_into(self, sock: socket.socket) -> None:
+        """From now on what relays keep goes there."""
+        self._running.feed.use(sock)
+
+    def reconfigure_as_told(self, new: Config, differing: Changes) -> None:
+        """Run by other settings: the parent already does."""
+        limit = self._running.gate.max_connections
+        self._replace_clusters(new, differing)
+        self.config = new.model_copy(update={"drain_delay_s": 0.0})
+        self._set_limits(new, differing)
+        self._running.gate.max_connections = max(limit, self._running.gate.max_connections)
+        for name in differing.drained:
+            self._tasks.spawn(self._drain_cluster(name))
+
+    def now_ns(self) -> int:
+        return self._running.now_ns()
+
+    def take(self, state: ClusterState) -> None:
+        """Take in what the parent knows of a cluster."""
+        cluster = self._named(state.name)
+        if cluster is not None:
+            cluster.take(state)
+            gate = self._running.gate
+            known = {(listener.port, tuple(listener.hosts)) for listener in gate.listeners}
+            gate.listeners |= {PortElsewhere(hosts, port) for port, hosts in state.ports if (port, hosts) not in known}
+
+    def connect(self, name: str, client: Incoming) -> bool:
+        """Serve a client; False: it is not to be served any more."""
+        cluster = self._named(name)
+        if cluster is None or self._draining:
+            return False
+        cluster.connect(client)
+        return True
+
+    def rows(self, after: int, limit: int) -> list[dict[str, Any]]:
+        """The oldest open connections whose number is above `after`, as /api/connections has them."""
+        relays = sorted(self._running.relays.values(), key=lambda relay: relay.number)
+        rows = [connection_row(relay) for relay in relays if relay.number > after][:limit]
+        return [{**row, "worker": self._beginning.number} for row in rows]
+
+    def loop_elsewhere(self, upstream: Address) -> None:
+        """Another process has found a loop through that upstream."""
+        loops = self._running.loops
+        assert isinstance(loops, SharedLoops)
+        loops.refused_elsewhere(upstream)
+        for relay in list(self._running.relays.values()):
+            if (relay.info.broker_address, relay.info.broker_port) == tuple(upstream):
+                relay.close("loop", reset=True)
+
+    def came_back(self, number: int) -> None:
+        """A question of this worker arrived at one of kproxy's ports."""
+        loops = self._running.loops
+        assert isinstance(loops, SharedLoops)
+        upstream = loops.asked(number)
+        if upstream is not None:
+            self.clusters[0].loop_found(upstream, "kproxy's own question")
+
+    def _named(self, name: str) -> WorkerCluster | None:
+        for cluster in self.clusters:
+            if cluster.cluster.name == name and isinstance(cluster, WorkerCluster):
+                return cluster
+        return None

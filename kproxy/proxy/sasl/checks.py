@@ -1,0 +1,236 @@
+"""The broker's side of each SASL mechanism: takes a client's tokens, gives its own, and knows at the end who it is.
+
+Texts of refusals are those of Kafka's brokers: they go to the client, and say nothing about whether a user exists. Who
+does not exist takes as long as who does. Bounds: MAX_TOKEN_BYTES of a token, MAX_SCRAM_BYTES of a message of
+SCRAM. Refuses to know Kafka's frames.
+"""
+
+import hmac
+import json
+import re
+import secrets
+from typing import Any, NamedTuple, Protocol
+
+from kproxy.proxy.sasl.mechanisms import OAUTHBEARER, PLAIN
+from kproxy.proxy.sasl.tokens import MAX_TOKEN_BYTES, TokenChecker, TokenError, UnknownKeyError
+from kproxy.proxy.sasl.users import Credential, UsersFile, is_password
+
+MAX_SCRAM_BYTES = 2048  # of a message: SASLprep of a name of 64 KiB takes 1.4 s, most of it in one call
+SHORT_SCRAM_BYTES = 256  # of most messages: 0.2 ms
+
+_PEPPER = secrets.token_bytes(32)  # of this process: what is remembered of passwords is of no use elsewhere
+# The client's first message of RFC 7628, 3.1: a GS2 header, then pairs that end with 0x01, and one more 0x01.
+_BEARER = re.compile(r"n,(?:a=([^,]*))?,\x01(?:[A-Za-z]+=[^\x01]*\x01)*?auth=[Bb]earer +([^\x01 ]+)\x01")
+
+# The nonce of a client's final message of RFC 5802. librdkafka before 2.6.1 puts its own part before the whole once
+# more, which brokers before 4.0 accept (by String.endsWith, since 3.7.2), and which proves as much.
+_NONCE = re.compile(r",r=([^,]*)")
+
+_DELEGATION_TOKEN = (
+    "delegation tokens cannot be checked here, since brokers alone know them: give this client a user of its own, or a "
+    "cluster without [cluster.authentication], whose logins pass through to the brokers"
+)
+
+
+class LoginRefusedError(Exception):
+    """A login is refused; the text is the client's to see."""
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason or text  # for kproxy's own log
+
+
+class Known(NamedTuple):
+    """Who a client is."""
+
+    name: str
+    expires_s: float | None = None  # seconds since the epoch: when what proved it expires
+
+
+class Check(Protocol):
+    """One login of a client."""
+
+    def is_slow(self, token: bytes) -> bool:
+        """Whether `receive` of it computes for milliseconds."""
+        return False
+
+    def receive(self, token: bytes) -> tuple[bytes, Known | None]:
+        """(the token to answer with, who it is once that is known). Raises LoginRefusedError."""
+
+
+class Passwords:
+    """Checks of PLAIN against a file of users; remembers which password was right, to check it quickly next time."""
+
+    def __init__(self, users: UsersFile) -> None:
+        self._users = users
+        self._right: dict[str, bytes] = {}  # by name: a digest of the password with what it was checked against
+
+    def remembers(self, name: str, password: str) -> bool:
+        """Whether it was right before, and the user's line is the same; it takes microseconds."""
+        _, known, exists = self._users.plain(name)
+        return exists and self._is_remembered(name, _digest(known, password))
+
+    def is_right(self, name: str, password: str) -> bool:
+        mechanism, known, exists = self._users.plain(name)
+        digest = _digest(known, password)
+        if self._is_remembered(name, digest):
+            return exists
+        if not is_password(mechanism, password, known) or not exists:
+            return False
+        self._right[name] = digest
+        return True
+
+    def _is_remembered(self, name: str, digest: bytes) -> bool:
+        return hmac.compare_digest(self._right.get(name, b""), digest)
+
+
+def _digest(known: Credential, password: str) -> bytes:
+    return hmac.digest(_PEPPER, known.stored_key + password.encode(), "sha256")
+
+
+class PlainCheck(Check):
+    def __init__(self, passwords: Passwords) -> None:
+        self._passwords = passwords
+
+    def is_slow(self, token: bytes) -> bool:
+        """A client that logs in again does not wait behind those that guess."""
+        try:
+            return not self._passwords.remembers(*self._parts(token))
+        except LoginRefusedError:
+            return False
+
+    def receive(self, token: bytes) -> tuple[bytes, Known | None]:
+        name, password = self._parts(token)
+        if not self._passwords.is_right(name, password):
+            raise LoginRefusedError(
+                "Authentication failed: Invalid username or password", f"wrong password, or no such user: {name[:80]!r}"
+            )
+        return b"", Known(name)
+
+    @staticmethod
+    def _parts(token: bytes) -> tuple[str, str]:
+        """(name, password)"""
+        try:
+            parts = token.decode().split("\0")
+        except UnicodeDecodeError:
+            raise LoginRefusedError("Invalid SASL/PLAIN response: it is not UTF-8") from None
+        if len(parts) != 3:
+            text = f"Invalid SASL/PLAIN response: expected 3 tokens, got {len(parts)}"
+            raise LoginRefusedError(text)
+        identity, name, password = parts
+        if not name or not password:
+            missing = "password" if name else "username"
+            raise LoginRefusedError(f"Authentication failed: {missing} not specified")
+        if identity and identity != name:
+            raise LoginRefusedError(
+                "Authentication failed: Client requested an authorization id that is different from username"
+            )
+        return name, password
+
+
+class ScramCheck(Check):
+    def __init__(self, mechanism: str, users: UsersFile) -> None:
+        from scramp import ScramMechanism  # only who checks SCRAM needs it
+
+        self._mechanism = mechanism
+        self._users = users
+        self._name = ""
+        self._exists = False
+        self._server: Any = ScramMechanism(mechanism).make_server(self._credential)
+        self._round = 0
+
+    def _credential(self, name: str) -> tuple[bytes, bytes, bytes, int]:
+        self._name = name
+        known, self._exists = self._users.find(name, self._mechanism)
+        return known.salt, known.stored_key, known.server_key, known.iterations
+
+    def is_slow(self, token: bytes) -> bool:
+        return len(token) > SHORT_SCRAM_BYTES
+
+    def receive(self, token: bytes) -> tuple[bytes, Known | None]:
+        self._round += 1
+        if len(token) > MAX_SCRAM_BYTES:
+            raise self._refused(f"a message of {len(token)} bytes: kproxy reads {MAX_SCRAM_BYTES} at most")
+        try:
+            text = token.decode()
+            if self._round == 1:
+                if _is_delegation_token(text):
+                    raise self._refused(_DELEGATION_TOKEN)
+                self._server.set_client_first(text)
+                return str(self._server.get_server_first()).encode(), None
+            found = _NONCE.search(text)
+            nonce = self._server.nonce
+            if found is not None and found[1].endswith(str(nonce)):
+                self._server.nonce = type(nonce)(found[1])
+            self._server.set_client_final(text)
+            final = str(self._server.get_server_final()).encode()
+        except LoginRefusedError:
+            raise
+        except Exception:  # scramp's, of whatever a client invents
+            raise self._refused() from None
+        if not self._exists:
+            raise self._refused()
+        return final, Known(self._name)
+
+    def _refused(self, reason: str = "") -> LoginRefusedError:
+        whom = f": {self._name[:80]!r}" if self._name else ""
+        return LoginRefusedError(
+            f"Authentication failed during authentication due to invalid credentials with SASL mechanism "
+            f"{self._mechanism}",
+            reason or f"wrong password, or no such user{whom}",
+        )
+
+
+def _is_delegation_token(client_first: str) -> bool:
+    """Whether SCRAM proves a delegation token (KIP-48): an extension behind GS2 header, name and nonce says so."""
+    return any(part.strip().lower() == "tokenauth=true" for part in client_first.split(",")[4:])
+
+
+class TokenCheck(Check):
+    """A token that is refused is answered with the reason as RFC 7628 has it; the client's next token then fails."""
+
+    def __init__(self, checker: TokenChecker) -> None:
+        self._checker = checker
+        self._reason = ""
+
+    def is_slow(self, token: bytes) -> bool:
+        """It is decoded for each key that may have signed it: 0.1 ms a key, 3 ms for a token of 64 KiB."""
+        return True
+
+    def receive(self, token: bytes, *, last: bool = True) -> tuple[bytes, Known | None]:
+        """last: not to be tried again with newer keys; otherwise UnknownKeyError is raised where these may help."""
+        if self._reason:
+            raise LoginRefusedError('{"status":"invalid_token"}', self._reason)
+        found = _BEARER.match(token.decode("utf-8", "replace")) if len(token) <= MAX_TOKEN_BYTES else None
+        if found is None:
+            raise LoginRefusedError("Invalid OAUTHBEARER client first message", "no bearer token in its first message")
+        try:
+            claims = self._checker.check(found[2])
+            if found[1] and found[1] != claims.name:
+                raise TokenError("it asks for another authorization id than the token's")
+        except UnknownKeyError as fault:
+            if not last:
+                raise
+            self._reason = str(fault)
+        except TokenError as fault:
+            self._reason = str(fault)
+        else:
+            return b"", Known(claims.name, claims.expires_s)
+        return json.dumps({"status": "invalid_token"}).encode(), None
+
+
+class Checks:
+    """Makes the check of each login, by its mechanism."""
+
+    def __init__(self, mechanisms: tuple[str, ...], users: UsersFile | None, checker: TokenChecker | None) -> None:
+        self.mechanisms = mechanisms
+        self._users = users
+        self._passwords = Passwords(users) if users is not None else None
+        self._checker = checker
+
+    def of(self, mechanism: str) -> PlainCheck | ScramCheck | TokenCheck:
+        if mechanism == OAUTHBEARER:
+            assert self._checker is not None
+            return TokenCheck(self._checker)
+        assert self._users is not None and self._passwords is not None
+        return PlainCheck(self._passwords) if mechanism == PLAIN else ScramCheck(mechanism, self._users)

@@ -1,0 +1,257 @@
+"""Logins of clients as a dialogue of frames, without a socket: what a broker's SaslServerAuthenticator does.
+
+Before its login a client may send ApiVersions, SaslHandshake v0 and v1, then tokens: raw ones behind v0, in
+SaslAuthenticate behind v1. Anything else ends the connection without an answer, as at a broker; a refused login gets
+its error first. Bounds: MAX_FRAME of one frame, MAX_REQUESTS of a login. Refuses to know sockets, and who may do what.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from kproxy.errors import Malformed, ProtocolError, RefusedClient
+from kproxy.protocol import codec
+from kproxy.protocol.codec import Body, Header
+from kproxy.protocol.schema import api_name, schema
+from kproxy.proxy.sasl.checks import Check, Checks, Known, LoginRefusedError, TokenCheck
+from kproxy.proxy.sasl.tokens import UnknownKeyError
+from kproxy.proxy.sasl.turns import Turns
+
+SASL_HANDSHAKE = 17
+API_VERSIONS = 18
+SASL_AUTHENTICATE = 36
+
+MAX_FRAME = 72 * 1024  # a token of 64 KiB, and what is around it
+MAX_REQUESTS = 12
+MAX_VERSIONS_ASKED = 3
+MAX_LIFETIME_S = 366 * 86400.0  # of a session: a token may say that it expires after the end of all int64
+
+REFUSED = "authentication"  # the cause of such ends of connections
+UNSUPPORTED_SASL_MECHANISM = 33
+ILLEGAL_SASL_STATE = 34
+UNSUPPORTED_VERSION = 35
+SASL_AUTHENTICATION_FAILED = 58
+
+
+class Conversation(Protocol):
+    """The way to one client, with frames without their sizes."""
+
+    @property
+    def host(self) -> str:
+        """The client's address."""
+
+    async def receive(self) -> bytes:
+        """Raises RefusedClient for a frame of more than MAX_FRAME bytes, OSError, EOFError."""
+
+    async def send(self, frame: bytes) -> None:
+        """Raises OSError."""
+
+    async def versions(self, version: int, correlation_id: int) -> bytes:
+        """The answer to ApiVersions. Raises UpstreamError."""
+
+
+class Session(NamedTuple):
+    """An authenticated client."""
+
+    known: Known
+    mechanism: str
+    lifetime_ms: int  # as it was told; 0: for ever
+    software: tuple[str, str] | None = None  # KIP-511, from an ApiVersions before the login
+    client_id: str | None = None
+
+
+Checked = tuple[bytes, Known | None]  # a token to answer with, and who the client is once that is known
+
+
+class Authenticator:
+    """Checks the logins of one cluster's clients. counts(mechanism, outcome): for each that ended.
+
+    refresh(): prepares what checks need, and gets newer keys if it is told that the ones at hand do not do. begin():
+    the same for a login that cannot wait: a file that has changed counts at once, keys that are loaded from the next
+    login on.
+    """
+
+    def __init__(
+        self,
+        checks: Checks,
+        lifetime_s: float | None,
+        failure_delay_s: float,
+        refresh: Callable[[bool], Awaitable[None]],
+        begin: Callable[[bool], None],
+        counts: Callable[[str, str], None],
+    ) -> None:
+        self.checks = checks
+        self.failure_delay_s = failure_delay_s
+        self.begin = begin
+        self._lifetime_s = lifetime_s
+        self._refresh = refresh
+        self._counts = counts
+        self._turns = Turns("logins")
+
+    async def authenticate(self, conversation: Conversation) -> Session:
+        """Talk to a client until it is known. Raises RefusedClient, UpstreamError, OSError."""
+        login = _Login(self, conversation)
+        outcome = "failed"
+        try:
+            session = await login.run()
+            outcome = "success"
+            return session
+        except (EOFError, OSError):
+            outcome = "disconnected"
+            raise ConnectionResetError("it left before its login was done") from None
+        except asyncio.CancelledError:
+            outcome = "timeout"
+            raise
+        except ProtocolError as fault:
+            outcome = "malformed"
+            raise RefusedClient("authentication", f"a request before its login does not decode: {fault}") from None
+        except RefusedClient as fault:
+            outcome = login.outcome
+            if fault.cause == REFUSED and outcome != "failed":  # that one has waited before its answer
+                await asyncio.sleep(self.failure_delay_s)  # as brokers do: guessing takes time
+            raise
+        finally:
+            self._counts(login.mechanism, outcome)
+
+    async def apart(self, host: str, work: Callable[[], Checked]) -> Checked:
+        """A check that takes milliseconds, in the turn of its client's address: who guesses delays no other address."""
+        return await self._turns.run(host, work)
+
+    async def prepare(self, *, newer: bool = False) -> None:
+        await self._refresh(newer)
+
+    def lifetime_ms(self, known: Known) -> int:
+        """How long a session may last that begins now: the setting, or until what proved it expires. At least 1."""
+        lifetimes = [] if self._lifetime_s is None else [self._lifetime_s]
+        if known.expires_s is not None:
+            lifetimes.append(min(known.expires_s - time.time(), MAX_LIFETIME_S))
+        return max(1, round(min(lifetimes) * 1000)) if lifetimes else 0
+
+
+class _Login:
+    """One client's first login."""
+
+    def __init__(self, owner: Authenticator, conversation: Conversation) -> None:
+        self.mechanism = ""
+        self.outcome = "failed"
+        self._owner = owner
+        self._conversation = conversation
+        self._software: tuple[str, str] | None = None
+        self._client_id: str | None = None
+        self._asked = 0
+        self._versions = 0
+
+    async def run(self) -> Session:
+        version = await self._handshake()
+        await self._owner.prepare()
+        check = self._owner.checks.of(self.mechanism)
+        while True:
+            header, token = await self._token(version)
+            try:
+                answer, known = await self._receive(check, token)
+            except LoginRefusedError as fault:
+                if header is not None:
+                    body = {"errorCode": SASL_AUTHENTICATION_FAILED, "errorMessage": str(fault)}
+                    await asyncio.sleep(self._owner.failure_delay_s)
+                    await self._answer(header, body)
+                raise self._refused("failed", f"its login by {self.mechanism} failed: {fault.reason}") from None
+            lifetime_ms = self._owner.lifetime_ms(known) if known is not None else 0
+            if header is not None:
+                await self._answer(header, {"authBytes": answer, "sessionLifetimeMs": lifetime_ms})
+            elif answer or known is not None:
+                await self._conversation.send(answer)
+            if known is not None:
+                return Session(known, self.mechanism, lifetime_ms, self._software, self._client_id)
+
+    async def _receive(self, check: Check, token: bytes) -> Checked:
+        if isinstance(check, TokenCheck):
+            try:
+                return await self._in_turn(check, token, partial(check.receive, token, last=False))
+            except UnknownKeyError:
+                await self._owner.prepare(newer=True)
+        return await self._in_turn(check, token, partial(check.receive, token))
+
+    async def _in_turn(self, check: Check, token: bytes, work: Callable[[], Checked]) -> Checked:
+        return await self._owner.apart(self._conversation.host, work) if check.is_slow(token) else work()
+
+    async def _handshake(self) -> int:
+        """Requests up to a SaslHandshake that is granted; returns its version."""
+        while True:
+            header, frame = await self._request()
+            key, version = header["requestApiKey"], header["requestApiVersion"]
+            if key == API_VERSIONS and self._versions < MAX_VERSIONS_ASKED:
+                self._versions += 1
+                await self._answer_versions(header, frame)
+            elif key == SASL_HANDSHAKE and version in schema().apis[key].request.versions:
+                whole, body = codec.decode_flat_request(frame)
+                self._client_id, mechanism = whole.get("clientId"), body["mechanism"]
+                offered = self._owner.checks.mechanisms
+                is_offered = mechanism in offered
+                code = 0 if is_offered else UNSUPPORTED_SASL_MECHANISM
+                await self._answer(header, {"errorCode": code, "mechanisms": list(offered)})
+                if is_offered:
+                    self.mechanism = mechanism
+                    return int(version)
+                text = f"it asks for the SASL mechanism {mechanism[:40]!r}; kproxy checks {', '.join(offered)}"
+                raise self._refused("mechanism", text)
+            else:
+                raise self._not_a_login(key, version)
+
+    async def _answer_versions(self, header: Header, frame: bytes) -> None:
+        version, correlation_id = header["requestApiVersion"], header["correlationId"]
+        if version in schema().apis[API_VERSIONS].request.versions:
+            whole, body = codec.decode_flat_request(frame)
+            self._client_id = whole.get("clientId")
+            if body.get("clientSoftwareName"):
+                self._software = body["clientSoftwareName"], body["clientSoftwareVersion"]
+        await self._conversation.send(await self._conversation.versions(version, correlation_id))
+
+    async def _token(self, version: int) -> tuple[Header | None, bytes]:
+        """(the header of the request that holds it, or None behind SaslHandshake v0; a token)"""
+        if version == 0:
+            self._count()
+            return None, await self._conversation.receive()
+        header, frame = await self._request()
+        key, version = header["requestApiKey"], header["requestApiVersion"]
+        if key != SASL_AUTHENTICATE or version not in schema().apis[key].request.versions:
+            raise self._not_a_login(key, version)
+        return header, codec.decode_flat_request(frame)[1]["authBytes"]
+
+    async def _request(self) -> tuple[Header, bytes]:
+        self._count()
+        frame = await self._conversation.receive()
+        return header_of(frame), frame
+
+    def _count(self) -> None:
+        self._asked += 1
+        if self._asked > MAX_REQUESTS:
+            raise self._refused("malformed", f"it sent more than {MAX_REQUESTS} requests before its login was done")
+
+    async def _answer(self, header: Header, body: Body) -> None:
+        key, version = header["requestApiKey"], header["requestApiVersion"]
+        answered = {"correlationId": header["correlationId"]}
+        await self._conversation.send(codec.encode_response(key, version, answered, body))
+
+    def _not_a_login(self, key: int, version: int) -> RefusedClient:
+        text = (
+            f"it sent {api_name(key)} v{version} before its login: kproxy checks logins here, so let the client use "
+            f"SASL ({', '.join(self._owner.checks.mechanisms)})"
+        )
+        return self._refused("state", text)
+
+    def _refused(self, outcome: str, text: str) -> RefusedClient:
+        self.outcome = outcome
+        return RefusedClient("authentication", text)
+
+
+def header_of(frame: bytes) -> Header:
+    """The part of a request's header that is the same in all versions. Raises Malformed."""
+    if len(frame) < 8:
+        raise Malformed(f"a request of {len(frame)} bytes")
+    return {
+        "requestApiKey": int.from_bytes(frame[:2], "big", signed=True),
+        "requestApiVersion": int.from_bytes(frame[2:4], "big", signed=True),
+        "correlationId": int.from_bytes(frame[4:8], "big", signed=True),
+    }

@@ -1,0 +1,138 @@
+"""kproxy's login at a broker as a dialogue of frames, without a socket: also in the middle of a connection (KIP-368).
+
+`log_in` is a generator of what to send, each with its 4-byte size; what it is sent are the broker's answers without
+theirs. It asks ApiVersions first, as Kafka's own clients do, and speaks to brokers of 0.10 in raw tokens
+(SaslHandshake v0), to all others in SaslAuthenticate (KIP-152). Bounds: MAX_ROUNDS tokens. Whatever goes wrong is an
+UpstreamError with a cause of its own. Refuses to know sockets, and where passwords come from.
+"""
+
+from collections.abc import Generator
+from struct import Struct
+from typing import NamedTuple
+
+from kproxy.errors import ProtocolError, UpstreamError
+from kproxy.protocol import codec
+from kproxy.protocol.codec import Body
+from kproxy.protocol.error_codes import error_name
+from kproxy.protocol.schema import schema
+from kproxy.proxy.sasl.mechanisms import Mechanism
+from kproxy.proxy.sasl.secrets import without
+
+SASL_HANDSHAKE = 17
+API_VERSIONS = 18
+SASL_AUTHENTICATE = 36
+
+MAX_ROUNDS = 8
+CLIENT_ID = "kproxy"
+
+_SIZE = Struct(">i")
+_UNSUPPORTED_SASL_MECHANISM = 33
+_ILLEGAL_SASL_STATE = 34
+_SASL_AUTHENTICATION_FAILED = 58
+
+
+class Send(NamedTuple):
+    """What the dialogue wants to happen next."""
+
+    data: bytes  # with its size
+    computes: bool = False  # what follows on the answer takes milliseconds: on a thread
+
+
+class Versions(NamedTuple):
+    """The versions in which a broker takes logins; authenticate: -1 where it only takes raw tokens."""
+
+    handshake: int
+    authenticate: int
+
+
+class LoggedIn(NamedTuple):
+    versions: Versions
+    lifetime_ms: int  # until the broker wants another login; 0: never
+
+
+Dialogue = Generator[Send, bytes, LoggedIn]
+
+
+def log_in(mechanism: Mechanism, client_id: str = CLIENT_ID, versions: Versions | None = None) -> Dialogue:
+    """The dialogue of one login; raises UpstreamError. versions: as an earlier login on the connection found them."""
+    try:
+        if versions is None:
+            versions = yield from _versions(client_id)
+        yield from _handshake(mechanism, versions.handshake if versions.authenticate >= 0 else 0, client_id)
+        if versions.authenticate < 0:
+            yield from _raw(mechanism)
+            return LoggedIn(versions, 0)
+        return LoggedIn(versions, (yield from _authenticate(mechanism, versions.authenticate, client_id)))
+    except ProtocolError as fault:
+        text = f"the answer to a login does not decode: {without(str(fault), mechanism.secrets)}"
+        raise UpstreamError(text, "login_protocol") from None
+
+
+def _versions(client_id: str) -> Generator[Send, bytes, Versions]:
+    answer = yield from _ask(API_VERSIONS, 0, {}, client_id)
+    if answer["errorCode"]:
+        raise UpstreamError(f"ApiVersions is answered with {error_name(answer['errorCode'])}", "login_protocol")
+    offers = {offer["apiKey"]: offer["maxVersion"] for offer in answer["apiKeys"]}
+    if SASL_HANDSHAKE not in offers:
+        raise UpstreamError(
+            "the broker knows no SaslHandshake: it is older than 0.10, or no broker", "login_unsupported"
+        )
+    return Versions(*(min(offers.get(key, -1), _newest(key)) for key in (SASL_HANDSHAKE, SASL_AUTHENTICATE)))
+
+
+def _handshake(mechanism: Mechanism, version: int, client_id: str) -> Generator[Send, bytes, None]:
+    answer = yield from _ask(SASL_HANDSHAKE, version, {"mechanism": mechanism.name}, client_id)
+    code = answer["errorCode"]
+    if code == _UNSUPPORTED_SASL_MECHANISM:
+        offered = without(", ".join(answer["mechanisms"]), mechanism.secrets) or "none"
+        text = f"the broker does not offer {mechanism.name}; it offers {offered}: set the mechanism in [cluster.login]"
+        raise UpstreamError(text, "login_mechanism")
+    if code == _ILLEGAL_SASL_STATE:
+        text = "the broker wants no login at this port: leave [cluster.login] out, or give the port of a SASL listener"
+        raise UpstreamError(text, "login_unsupported")
+    if code:
+        raise UpstreamError(f"SaslHandshake is answered with {error_name(code)}", "login_protocol")
+
+
+def _authenticate(mechanism: Mechanism, version: int, client_id: str) -> Generator[Send, bytes, int]:
+    """Tokens in SaslAuthenticate; returns the session's lifetime in milliseconds."""
+    token: bytes | None = mechanism.first()
+    for _ in range(MAX_ROUNDS):
+        computes = mechanism.is_slow
+        answer = yield from _ask(SASL_AUTHENTICATE, version, {"authBytes": token}, client_id, computes)
+        code = answer["errorCode"]
+        if code:
+            said = without(answer["errorMessage"] or error_name(code), mechanism.secrets)
+            cause = "login_failed" if code == _SASL_AUTHENTICATION_FAILED else "login_protocol"
+            raise UpstreamError(f"the broker refuses kproxy's login by {mechanism.name}: {said}", cause)
+        token = mechanism.answer(answer["authBytes"])
+        if token is None:
+            return max(0, int(answer.get("sessionLifetimeMs", 0)))
+    raise UpstreamError(f"a login by {mechanism.name} does not end after {MAX_ROUNDS} tokens", "login_protocol")
+
+
+def _raw(mechanism: Mechanism) -> Generator[Send, bytes, None]:
+    """Tokens without headers: a broker that refuses them closes the connection."""
+    token: bytes | None = mechanism.first()
+    for _ in range(MAX_ROUNDS):
+        assert token is not None
+        answer = yield Send(_SIZE.pack(len(token)) + token, mechanism.is_slow)
+        token = mechanism.answer(answer)
+        if token is None:
+            return
+    raise UpstreamError(f"a login by {mechanism.name} does not end after {MAX_ROUNDS} tokens", "login_protocol")
+
+
+def _ask(
+    api_key: int, version: int, body: Body, client_id: str, computes: bool = False
+) -> Generator[Send, bytes, Body]:
+    """One request; returns the body of its answer."""
+    answer = yield Send(codec.framed_request(api_key, version, api_key, client_id, body), computes)
+    header, body = codec.decode_response(answer, api_key, version)
+    if header["correlationId"] != api_key:
+        raise UpstreamError("the broker answers a login with something else", "login_protocol")
+    return body
+
+
+def _newest(api_key: int) -> int:
+    return schema().apis[api_key].request.versions[-1]

@@ -1,0 +1,341 @@
+"""Listening ports: accepting, its limits, and which addresses lead to them.
+
+A listener hands over connected client sockets and does not know what becomes of them. Accepting pauses, for all
+listeners of a gate at once, at its connection limit and while the process has no file descriptors left: a
+level-triggered accept would spin. One turn of the event loop accepts at most ACCEPTS_PER_TURN connections, whatever
+the number of listeners; the others wait in the backlog for the next turn. Refuses to know Kafka, brokers and routes.
+"""
+
+import asyncio
+import errno
+import ipaddress
+import itertools
+import logging
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from kproxy.proxy.config.addresses import Address, numeric
+from kproxy.proxy.log_limiter import LogLimiter
+from kproxy.proxy.sockets.given import GivenSockets, takes_both_families
+from kproxy.proxy.sockets.redirected import take_any_destination
+from kproxy.proxy.sockets.sockets import prepare
+
+ACCEPTS_PER_TURN = 4  # each costs 0.6 ms until it is relayed, and its first read may cost another 1 ms
+OUT_OF_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_EXHAUSTED_PAUSE_S = 1.0
+PRIVILEGED_PORTS = 1024
+MAX_SOCKETS_READ = 50_000  # of a table of the kernel, to find what holds a port
+_LISTENING = "0A"  # TCP_LISTEN of net/tcp_states.h
+_RESERVE = (
+    "take another port, or keep this one from outgoing connections (sysctl net.ipv4.ip_local_reserved_ports) and end "
+    "the one that holds it"
+)
+_HELD = {
+    "listener": "another program listens there: stop it (ss -ltnp), or take another port",
+    "connection": f"an outgoing connection of this machine has that port (ss -tnp): {_RESERVE}",
+    "": "another program has it, or an outgoing connection of this machine (ss -tanp): stop it, or take another port",
+}
+_MAPPED = "::ffff:"  # an IPv4 client of an IPv6 socket
+
+Accepted = Callable[[socket.socket, Address], None]
+
+log = logging.getLogger("kproxy.listen")
+
+
+class Gate:
+    """Counts open connections, and pauses its listeners where no more can be had.
+
+    max_sockets: how many listening sockets have file descriptors set aside; None: no limit.
+    name: what log lines call it.
+    """
+
+    def __init__(self, max_connections: int, *, max_sockets: int | None = None, name: str = "clients") -> None:
+        self.max_connections = max_connections
+        self.max_sockets = max_sockets
+        self.name = name
+        self.connections = 0
+        self.sockets = 0  # listening
+        self.listeners: set[Listener] = set()
+        self.given = GivenSockets()  # a listener takes its socket from here, where there is one
+        self.is_held = False  # clients wait in the backlog
+        self._exhausted: asyncio.TimerHandle | None = None
+        self._accepts_left = ACCEPTS_PER_TURN
+        self._limiter = LogLimiter(log)
+
+    @property
+    def is_open(self) -> bool:
+        return self.connections < self.max_connections and self._exhausted is None and not self.is_held
+
+    def enter(self) -> None:
+        self.connections += 1
+        if self.connections == self.max_connections:
+            text = "%s: %d connections are open, the limit: further ones wait in the listen backlog"
+            self._limiter.log(logging.WARNING, "limit", text, self.name, self.connections)
+            self._apply()
+
+    def leave(self) -> None:
+        self.connections -= 1
+        if self.connections == self.max_connections - 1:
+            self._apply()
+
+    def limit(self, max_connections: int) -> None:
+        """From now on so many connections may be open; those that are open stay."""
+        self.max_connections = max_connections
+        self._apply()
+
+    def hold(self, held: bool) -> None:
+        """Stop accepting, or begin again: clients wait in the listen backlog meanwhile."""
+        self.is_held = held
+        self._apply()
+
+    def check(self, fault: OSError) -> bool:
+        """Whether the system gives no more sockets; if so, accepting pauses for a second."""
+        if fault.errno not in OUT_OF_DESCRIPTORS:
+            return False
+        if self._exhausted is None:
+            text = "%s: cannot open a socket: %s; raise the limit of open files (ulimit -n, LimitNOFILE)"
+            log.error(text, self.name, fault.strerror)
+            self._exhausted = asyncio.get_running_loop().call_later(_EXHAUSTED_PAUSE_S, self._recovered)
+            self._apply()
+        return True
+
+    def has_room(self, sockets: int) -> bool:
+        """Whether file descriptors are set aside for so many more listening sockets."""
+        return self.max_sockets is None or len(self.given) > 0 or self.sockets + sockets <= self.max_sockets
+
+    def take_turn(self) -> bool:
+        """Whether one more connection may be accepted in this turn of the loop."""
+        if self._accepts_left == ACCEPTS_PER_TURN:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        self._accepts_left -= 1
+        return self._accepts_left >= 0
+
+    def _next_turn(self) -> None:
+        self._accepts_left = ACCEPTS_PER_TURN
+
+    def _recovered(self) -> None:
+        self._exhausted = None
+        self._apply()
+
+    def _apply(self) -> None:
+        for listener in self.listeners:
+            listener.accept(self.is_open)
+
+    def is_ours(self, host: str, port: int) -> bool:
+        """Whether a connection to that numeric address would arrive at one of these listeners, however it is spelt."""
+        return any(listener.port == port and listener.takes(host) for listener in self.listeners)
+
+    def close(self) -> None:
+        if self._exhausted is not None:
+            self._exhausted.cancel()
+            self._exhausted = None
+        for listener in tuple(self.listeners):
+            listener.close()
+
+
+class Listener:
+    """One port, on every address of its host; it accepts from the start. Raises OSError where it cannot be bound.
+
+    name: what its sockets are called when another process gets them.
+    """
+
+    def __init__(
+        self, gate: Gate, hosts: Iterable[str], port: int, backlog: int, accepted: Accepted, name: str = ""
+    ) -> None:
+        self.name = name
+        self.gate = gate
+        self._loop = asyncio.get_running_loop()
+        self._accepted = accepted
+        self._accepting = False
+        self._sockets = listening(hosts, port, backlog, gate.given, name)
+        self.port: int = self._sockets[0].getsockname()[1]
+        self._addresses = [numeric(sock.getsockname()[0]) for sock in self._sockets]
+        gate.listeners.add(self)
+        gate.sockets += len(self._sockets)
+        self.accept(gate.is_open)
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, the port it was given included."""
+        return Address(*self._sockets[0].getsockname()[:2])
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        """One for each of its addresses."""
+        return tuple(self._sockets)
+
+    def set_backlog(self, backlog: int) -> None:
+        """How many clients may wait to be accepted, from now on."""
+        for sock in self._sockets:
+            sock.listen(backlog)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The numeric addresses that it listens on."""
+        return [str(address) for address in self._addresses]
+
+    def accept(self, wanted: bool) -> None:
+        if wanted != self._accepting:
+            self._accepting = wanted
+            for sock in self._sockets:
+                if wanted:
+                    self._loop.add_reader(sock, self._ready, sock)
+                else:
+                    self._loop.remove_reader(sock)
+
+    def takes(self, host: str) -> bool:
+        """Whether connections to that address of this machine arrive here."""
+        address = numeric(host)
+        if address is None:
+            return False
+        if address.is_unspecified:  # dialling 0.0.0.0 or :: means this machine
+            address = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
+        same_family = [own for own in self._addresses if own is not None and own.version == address.version]
+        if address in same_family:
+            return True
+        everywhere = any(own.is_unspecified for own in same_family) or any(map(takes_both_families, self._sockets))
+        return everywhere and is_local(str(address))
+
+    def take_any_destination(self) -> bool:
+        """Take connections to any address, as TPROXY hands them over; False: that is not permitted here."""
+        return take_any_destination(self._sockets)
+
+    def close(self) -> None:
+        self.accept(False)
+        for sock in self._sockets:
+            sock.close()
+        if self in self.gate.listeners:
+            self.gate.listeners.discard(self)
+            self.gate.sockets -= len(self._sockets)
+
+    def _ready(self, sock: socket.socket) -> None:
+        while self._accepting and self.gate.take_turn():
+            try:
+                client, peer = sock.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as fault:
+                if self.gate.check(fault):
+                    return
+                continue  # that client has gone already
+            try:
+                prepare(client)
+            except OSError:
+                client.close()
+                continue
+            host = peer[0].removeprefix(_MAPPED) if peer[0].startswith(_MAPPED) and "." in peer[0] else peer[0]
+            self._accepted(client, Address(host, peer[1]))
+
+
+def normal(address: Address) -> Address:
+    """The same address with its host in the one form that addresses are compared in."""
+    host = numeric(address.host)
+    return address if host is None else Address(sys.intern(str(host)), address.port)
+
+
+def is_local(host: str) -> bool:
+    """Whether an address is one of this machine: only those can be bound."""
+    try:
+        with socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except OSError:
+        return False
+    return True
+
+
+def resolve(host: str) -> list[str]:
+    """The addresses of a host to listen on, resolved once; "" means all of the machine. OSError: no such host.
+
+    Of several those of this machine: `localhost` is also ::1 where a container has no IPv6.
+    """
+    if host == "":
+        return ["::", "0.0.0.0"] if is_local("::") else ["0.0.0.0"]
+    infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    found = list(dict.fromkeys(str(info[4][0]) for info in infos))
+    return [address for address in found if is_local(address)] or found
+
+
+def why_unbound(fault: OSError, gate: Gate | None = None, hosts: Iterable[str] = (), port: int = 0) -> str:
+    """Why a port could not be bound, in words that say what to do. gate: of the listeners that may have it."""
+    if fault.errno == errno.EADDRINUSE:
+        for own in gate.listeners if gate is not None else ():
+            if own.port == port and any(map(own.takes, hosts)):
+                text = "this kproxy has it already (%s): keep the ports of clusters apart (listen, broker_port_base)"
+                return text % own.name
+        return _HELD[_holder(port)]
+    if fault.errno == errno.EADDRNOTAVAIL:
+        return "that is no address of this machine: see ip address"
+    if fault.errno in (errno.EACCES, errno.EPERM):
+        if port >= PRIVILEGED_PORTS:
+            return "rules of this machine (SELinux, a seccomp profile) do not let kproxy bind it: allow it there"
+        return (
+            f"ports below {PRIVILEGED_PORTS} need root or CAP_NET_BIND_SERVICE (or sysctl "
+            "net.ipv4.ip_unprivileged_port_start)"
+        )
+    if fault.errno == errno.EAFNOSUPPORT:
+        return "IPv6 is switched off here: listen at an IPv4 address, such as 0.0.0.0"
+    reason = fault.strerror or str(fault)
+    if fault.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{reason}: raise the limit of open files (ulimit -n, LimitNOFILE; fs.file-max)"
+    return reason
+
+
+def _holder(port: int) -> str:
+    """What holds a port of this machine: "listener", "connection", or "" where neither is found."""
+    wanted = f":{port:04X}"
+    found = ""
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):  # listeners come first; the format is in proc(5)
+        with suppress(OSError), table.open(encoding="ascii", errors="replace") as lines:
+            for line in itertools.islice(lines, MAX_SOCKETS_READ):
+                _, local, _, state, *_ = (*line.split(maxsplit=4), "", "", "", "")
+                if local.endswith(wanted):
+                    if state == _LISTENING:
+                        return "listener"
+                    found = "connection"
+    return found
+
+
+def listening(
+    hosts: Iterable[str], port: int, backlog: int, given: GivenSockets | None = None, name: str = ""
+) -> list[socket.socket]:
+    """A socket on each of these addresses, all on one port (0: any that is free). OSError: then on none.
+
+    Those that are given are taken; a given IPv6 socket that accepts IPv4 too stands for all addresses of the machine.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        for host in hosts:
+            if host == "0.0.0.0" and any(map(takes_both_families, sockets)):
+                continue
+            sock = given.take(host, port, name) if given else None
+            sock = sock or _bound(host, port)
+            sockets.append(sock)
+            port = sock.getsockname()[1]
+            sock.listen(backlog)
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = _family(host)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.setblocking(False)
+        sock.bind((host, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,437 @@
+"""The admin server over HTTP."""
+
+import asyncio
+import gzip
+import json
+import socket
+import threading
+import time
+from contextlib import asynccontextmanager
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+import uvloop
+from yarl import URL
+
+from kproxy.admin.server import Admin
+
+BODY = b"# TYPE a gauge\na 1\n" * 500
+
+
+@asynccontextmanager
+async def serving(scrape=lambda accept: (BODY, "text/plain; version=0.0.4"), reasons=(), api=None, **more):
+    admin = Admin("127.0.0.1", 0, scrape=scrape, not_ready=lambda: reasons, api=api or {}, **more)
+    await admin.start()
+    try:
+        async with aiohttp.ClientSession(
+            admin.url, headers={"Accept-Encoding": "identity"}, auto_decompress=False
+        ) as client:
+            yield client
+    finally:
+        await admin.stop()
+
+
+def run(coroutine):
+    return uvloop.run(coroutine)  # as kproxy runs: its transports are classes of their own
+
+
+def test_metrics_go_out_in_the_format_asked_for_and_compressed_if_wanted():
+    asked = []
+
+    def scrape(accept):
+        asked.append((accept, threading.current_thread() is threading.main_thread()))
+        return BODY, "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+    async def main():
+        async with serving(scrape) as client:
+            headers = {"Accept": "application/openmetrics-text", "Accept-Encoding": "gzip"}
+            async with client.get("/metrics", headers=headers) as answer:
+                assert answer.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+                assert answer.headers["Content-Encoding"] == "gzip"
+                assert answer.headers["Cache-Control"] == "no-store"
+                assert gzip.decompress(await answer.read()) == BODY
+            async with client.get("/metrics") as answer:
+                assert "Content-Encoding" not in answer.headers
+                assert await answer.read() == BODY
+
+    run(main())
+    assert asked == [("application/openmetrics-text", False), ("*/*", False)]
+
+
+def test_the_loop_goes_on_while_a_scrape_is_rendered():
+    released = threading.Event()
+
+    def scrape(_):
+        assert released.wait(30)
+        return b"", "text/plain"
+
+    async def main():
+        async with serving(scrape) as client:
+            slow = asyncio.create_task(client.get("/metrics"))
+            async with client.get("/health") as answer:
+                assert (answer.status, await answer.text()) == (200, "ok\n")
+            assert not slow.done()
+            released.set()
+            (await slow).close()
+
+    run(main())
+
+
+def test_a_scrape_that_fails_is_an_error_and_not_the_end(caplog):
+    async def main():
+        async with serving(lambda accept: 1 // 0) as client:
+            for _ in range(2):
+                async with client.get("/metrics") as answer:
+                    assert answer.status == 500
+            async with client.get("/health") as answer:
+                assert answer.status == 200
+
+    run(main())
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_bad_http_is_answered_and_fills_no_log(caplog):
+    async def main():
+        async with serving() as client:
+            url = client._base_url
+            for sent in (
+                b"GET / HTTP/1.1\r\nX: " + b"x" * 9_000,
+                b"GET / HTTP/7.x\r\n\r\n",
+                b"\0" * 9_000,
+                b"\0\0\0\x12\0\x12",
+                b"GET \r\n",
+            ):
+                reader, writer = await asyncio.open_connection(url.host, url.port)
+                writer.write(sent + b"\r\n\r\n")
+                answer = await reader.read()
+                assert answer.split()[1] == b"400"
+                assert b"Cache-Control: no-store\r\n" in answer
+                assert b"X-Content-Type-Options: nosniff\r\n" in answer
+                assert len(answer) < 1000  # not all of it back, escaped
+                writer.close()
+
+    run(main())
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("request_", "more"),
+    [
+        (b"\0", b"\0" * 65_536),
+        (b"GET / HTTP/1.1\r\nX: ", b"x" * 65_536),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n" * 10_000),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n", b"x" * 65_536),
+    ],
+)
+def test_what_follows_bad_http_or_an_answer_before_its_body_is_not_read(request_, more):
+    async def main():
+        async with serving() as client:
+            _, writer = await asyncio.open_connection(client._base_url.host, client._base_url.port)
+            sent = 0
+            writer.write(request_)
+            with pytest.raises(ConnectionError):
+                while sent < 16 * 2**20:  # more than the kernel keeps
+                    writer.write(more)
+                    await writer.drain()
+                    sent += len(more)
+            writer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("reasons", "status", "text"),
+    [
+        ((), 200, "ready\n"),
+        (("default: no broker answers", "x"), 503, "not ready: default: no broker answers\nnot ready: x\n"),
+    ],
+)
+def test_ready_says_why_not(reasons, status, text):
+    async def main():
+        async with serving(reasons=reasons) as client:
+            async with client.get("/ready") as answer:
+                assert (answer.status, await answer.text()) == (status, text)
+            async with client.get("/ready", headers={"Accept": "application/json"}) as answer:
+                assert answer.status == status
+                assert await answer.json() == {"ready": not reasons, "reasons": list(reasons)}
+            async with client.get("/") as answer:
+                page = await answer.text()
+                assert all(reason in page for reason in reasons)
+                assert 'href="/metrics"' in page
+
+    run(main())
+
+
+def test_live_state_is_json_by_name():
+    async def main():
+        async with serving(api={"connections": lambda _: [{"client": "127.0.0.1:1"}]}) as client:
+            async with client.get("/api") as answer:
+                assert await answer.json() == {"connections": "/api/connections"}
+            async with client.get("/api/connections") as answer:
+                assert await answer.json() == [{"client": "127.0.0.1:1"}]
+            async with client.get("/api/connections", headers={"Accept-Encoding": "gzip, br"}) as answer:
+                assert json.loads(gzip.decompress(await answer.read())) == [{"client": "127.0.0.1:1"}]
+            async with client.get("/api/secrets") as answer:
+                assert answer.status == 404
+                assert answer.headers["Cache-Control"] == "no-store"
+            async with client.post("/api/connections", headers={"X-Kproxy": "yes"}) as answer:
+                assert answer.status == 405
+
+    run(main())
+
+
+def test_a_list_goes_on_behind_a_name_of_any_length():
+    """The id of a group has 32 KiB, and each byte of it may be three characters of a URL."""
+    name = "default/" + "é" * (1 << 14)
+
+    async def main():
+        async with serving(api={"groups": lambda query: [query["after"] == name]}) as client:
+            asked = URL(f"/api/groups?after={quote(name, safe='')}", encoded=True)
+            async with client.get(asked) as answer:
+                assert (answer.status, await answer.json()) == (200, [True])
+
+    run(main())
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    try:
+        async with asyncio.timeout(10):
+            return not await reader.read()
+    except ConnectionResetError:
+        return True
+
+
+def test_silent_connections_keep_nobody_out():
+    async def main():
+        async with serving(max_connections=4) as client:
+            url = client._base_url
+            silent = [await asyncio.open_connection(url.host, url.port) for _ in range(20)]
+            async with client.get("/health") as answer:
+                assert answer.status == 200
+            assert all([await is_closed(reader) for reader, _ in silent[:16]])
+            for _, writer in silent:
+                writer.close()
+
+    run(main())
+
+
+def test_a_burst_of_silent_connections_leaves_no_slot_taken(monkeypatch):
+    """Those that are given up before they have a transport are closed all the same."""
+    monkeypatch.setattr("kproxy.admin.server.REQUEST_S", 600.0)  # none of them times out
+
+    async def main():
+        async with serving(max_connections=4) as client:
+            url = client._base_url
+            burst = [socket.create_connection((url.host, url.port)) for _ in range(40)]  # the loop does not run
+            async with asyncio.timeout(60), client.get("/health") as answer:
+                assert answer.status == 200
+            for sock in burst:
+                sock.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("path", ["metrics", "nothing-here"])
+def test_busy_connections_keep_nobody_out(path, monkeypatch):
+    """All connections are busy when the last one comes; they go on to ask, more often than silence would end them."""
+    released = threading.Event()
+    begun = []
+    metrics = Admin._metrics
+
+    async def counted(admin, request):
+        begun.append(request)
+        return await metrics(admin, request)
+
+    monkeypatch.setattr(Admin, "_metrics", counted)
+
+    def scrape(_):
+        assert released.wait(60)
+        return BODY, "text/plain"
+
+    async def are_under_way(requests):
+        async with asyncio.timeout(60):
+            while len(begun) < requests:  # noqa: ASYNC110 - it has no event for it
+                await asyncio.sleep(0.005)
+
+    async def ask_on(writer, asked):
+        while not writer.is_closing():
+            writer.write(f"GET /{asked} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            await asyncio.sleep(0.02)
+
+    async def main():
+        async with serving(scrape, max_connections=4) as client:
+            url = client._base_url
+            busy = [await asyncio.open_connection(url.host, url.port) for _ in range(3)]
+            for _, writer in busy:
+                writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await are_under_way(3)
+            last, its_writer = await asyncio.open_connection(url.host, url.port)
+            its_writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await are_under_way(4)
+            asking = [asyncio.create_task(ask_on(writer, path)) for _, writer in busy]
+            released.set()
+            assert (await last.readline()).startswith(b"HTTP/1.1 200")
+            async with asyncio.timeout(10):
+                async with client.get("/ready") as answer:
+                    assert answer.status == 200
+            for task in asking:
+                task.cancel()
+            for _, writer in (*busy, (last, its_writer)):
+                writer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nX-Slow: "])
+def test_a_request_that_does_not_come_is_not_waited_for(monkeypatch, sent):
+    monkeypatch.setattr("kproxy.admin.server.REQUEST_S", 0.05)
+
+    async def main():
+        async with serving() as client:
+            url = client._base_url
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(sent)
+            assert await is_closed(reader)
+            writer.close()
+
+    run(main())
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
+    """Others have their turn as soon as its time is over; who goes away before leaves no traceback."""
+    monkeypatch.setattr("kproxy.admin.server.REQUEST_S", 1.0)
+
+    async def done(parameters):
+        return 200, parameters
+
+    async def main():
+        async with serving(actions={"do": done}, max_connections=3) as client:
+            address = client._base_url.host, client._base_url.port
+            silent = []
+            for _ in range(4):
+                silent.append(socket.create_connection(address))
+                silent[-1].sendall(
+                    b"POST /api/do HTTP/1.1\r\nHost: localhost\r\nX-Kproxy: yes\r\nContent-Length: 9\r\n\r\n{"
+                )
+                await asyncio.sleep(0.05)
+            silent.pop().close()
+            async with asyncio.timeout(20):
+                async with client.get("/health") as answer:
+                    assert answer.status == 200
+            assert b" 408 " in await asyncio.to_thread(silent[0].recv, 1000)
+            silent[0].close()
+            async with client.post("/api/do", headers={"X-Kproxy": "yes"}, json={"a": 1}) as answer:
+                assert await answer.json() == {"a": "1"}
+            silent.append(socket.create_connection(address))
+            silent[-1].sendall(
+                b"POST /api/do HTTP/1.1\r\nHost: localhost\r\nX-Kproxy: yes\r\nContent-Length: 9\r\n\r\n{"
+            )
+            await asyncio.sleep(0.3)
+            for sock in silent:
+                sock.close()
+            await asyncio.sleep(0.2)
+
+    run(main())
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_request_under_way_is_not_cut_and_a_silent_one_after_it_is(monkeypatch):
+    monkeypatch.setattr("kproxy.admin.server.REQUEST_S", 0.05)
+    monkeypatch.setattr("kproxy.admin.server.IDLE_S", 0.2)
+
+    def slow(_):
+        time.sleep(0.3)
+        return BODY, "text/plain"
+
+    async def main():
+        async with serving(slow) as client:
+            url = client._base_url
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = b""
+            while not answer.endswith(BODY):
+                answer += await reader.read(1 << 20)
+            assert await is_closed(reader)
+            writer.close()
+
+    run(main())
+
+
+def test_a_stream_that_nobody_takes_ends_and_its_connection_is_free_again(monkeypatch):
+    monkeypatch.setattr("kproxy.admin.server.TAKEN_S", 0.2)
+    begun, ended = [], []
+
+    async def lines(_):
+        begun.append(True)
+        try:
+            while True:
+                yield {"frame": "x" * 100_000}
+        finally:
+            ended.append(True)
+
+    async def main():
+        async with serving(streams={"trace": lines}, max_connections=2) as client, asyncio.timeout(60):
+            address = client._base_url.host, client._base_url.port
+            paused = []
+            for number in range(2):  # one after the other: the last that fits would replace one that has not asked yet
+                paused.append(socket.create_connection(address))
+                paused[-1].sendall(
+                    b"POST /api/trace HTTP/1.1\r\nHost: localhost\r\nX-Kproxy: yes\r\nContent-Length: 0\r\n\r\n"
+                )
+                while len(begun) == number:  # noqa: ASYNC110 (of generators, whose beginnings nothing tells)
+                    await asyncio.sleep(0.001)
+            async with client.get("/health") as answer:  # there is no connection left for it
+                assert answer.status == 200 and ended
+            while len(ended) < 2:  # noqa: ASYNC110 (of generators, whose ends nothing tells)
+                await asyncio.sleep(0.02)
+            for sock in paused:
+                sock.close()
+
+    run(main())
+
+
+def test_long_lists_come_in_slices_between_which_the_loop_goes_on():
+    turns = 0
+    between = []
+
+    async def slices():
+        for first in range(0, 1000, 50):
+            between.append(turns)
+            yield list(range(first, first + 50))
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def api(query):
+        if "limit" in query:
+            raise ValueError("limit='x' is not a number")
+        return slices()
+
+    async def main():
+        async with serving(api={"connections": api}) as client:
+            task = asyncio.create_task(others())
+            async with client.get("/api/connections") as answer:
+                assert answer.content_type == "application/json"
+                assert await answer.json() == list(range(1000))
+            async with client.get("/api/connections?limit=x") as answer:
+                assert (answer.status, await answer.text()) == (400, "limit='x' is not a number\n")
+            task.cancel()
+
+    run(main())
+    assert sorted(set(between)) == between  # a turn of others between any two slices
+
+
+def test_an_address_in_use_is_an_os_error():
+    async def main():
+        async with serving() as client:
+            port = int(str(client._base_url).rpartition(":")[2].strip("/"))
+            other = Admin("127.0.0.1", port, scrape=lambda _: (b"", ""), not_ready=tuple, api={})
+            with pytest.raises(OSError):
+                await other.start()
+            await other.stop()
+
+    run(main())

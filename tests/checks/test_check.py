@@ -1,0 +1,201 @@
+"""`kproxy check`: all faults at once with their places, what would run, no port, no secret."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from kproxy.checks.check import check, summary
+from kproxy.proxy.sasl.users import change
+from kproxy.views.check import runs
+from tests.certificates import Authority
+from tests.ports import free_ports
+
+KPROXY = (sys.executable, "-c", "from kproxy.cli import main; main()")
+
+
+def run(*arguments):
+    return subprocess.run([*KPROXY, "check", *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text):
+        file = tmp_path / "kproxy.toml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+def cluster(**settings):
+    port = free_ports(3)
+    lines = {"listen": f"127.0.0.1:{port}", "bootstrap": ["kafka.example:9092"]} | settings
+    return "[[cluster]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in lines.items())
+
+
+def test_every_fault_is_named_at_once(written, tmp_path):
+    (tmp_path / "bad.pem").write_text("no certificate")
+    file = written(
+        f'audit = "{tmp_path}/no/audit"\n'
+        + cluster(name="one")
+        + f'[cluster.tls]\ncertificate = "{tmp_path}/bad.pem"\n'
+        + '[cluster.login]\nmechanism = "PLAIN"\nusername = "u"\npassword_env = "NO_SUCH_VARIABLE"\n'
+        + cluster(name="two")
+        + f'[cluster.login]\nmechanism = "PLAIN"\nusername = "u"\npassword_file = "{tmp_path}/none"\n'
+    )
+    done = run(file)
+    assert done.returncode == 1 and not done.stdout
+    lines = done.stderr.splitlines()
+    assert "two: login.password_file: " in done.stderr and "No such file or directory" in done.stderr
+    assert "one: login.password_env: the variable NO_SUCH_VARIABLE is not set" in lines
+    assert any(line.startswith("audit: ") for line in lines)
+    answer = json.loads(run(file, "--json").stdout)
+    assert answer["ok"] is False and answer["runs"] is None and len(answer["faults"]) == len(lines)
+
+
+def test_faults_of_the_settings_and_of_tls_are_those_of_a_start(written, tmp_path):
+    file = written(cluster(detial="topics", broker_port_base=70000))
+    assert [place for place, _ in check(file, {}).faults] == [
+        f"{file}: cluster[0].broker_port_base",
+        f"{file}: cluster[0].detial",
+    ]
+    (tmp_path / "bad.pem").write_text("no certificate")
+    found = check(written(cluster() + f'[cluster.tls]\ncertificate = "{tmp_path}/bad.pem"\n'), {})
+    assert len(found.faults) == 1 and "bad.pem" in str(found.faults)
+    assert run(tmp_path / "none.toml").returncode == 1
+    assert run().returncode == 2
+
+
+def test_what_would_run_is_told_and_no_secret_is_in_it(written, tmp_path):
+    files = Authority(tmp_path).server()
+    (tmp_path / "password").write_text("s3cr3t-of-a-file")
+    file = written(
+        cluster(name="main", read_only=True)
+        + f'[cluster.tls]\ncertificate = "{files.certificate}"\nkey = "{files.key}"\n'
+        + f'[cluster.login]\nmechanism = "SCRAM-SHA-512"\nusername = "kproxy"\npassword_file = "{tmp_path}/password"\n'
+    )
+    done = run(file)
+    assert (done.returncode, done.stderr) == (0, "")
+    for text in ("cluster main", "SCRAM-SHA-512 by kproxy", "read-only", "server.pem"):
+        assert text in done.stdout
+    answer = json.loads(run(file, "--json").stdout)
+    assert answer["ok"] and answer["runs"]["clusters"][0]["login"] == "SCRAM-SHA-512"
+    assert "s3cr3t" not in done.stdout + json.dumps(answer) and "PRIVATE KEY" not in done.stdout + json.dumps(answer)
+
+
+def test_what_only_a_start_would_find(written, tmp_path):
+    (tmp_path / "token").write_text("two words")
+    file = written(
+        f'admin = 9600\nadmin_token_file = "{tmp_path}/token"\naudit = "{tmp_path}"\n'
+        + cluster()
+        + '[cluster.login]\nmechanism = "OAUTHBEARER"\ntoken_command = ["no-such-program"]\n'
+    )
+    told = dict(check(file, {}).faults)
+    assert "it should be one word" in told["admin_token_file"]
+    assert told["audit"].endswith("is a folder: name a file in it")
+    assert told["default: login.token_command"] == "no-such-program is no program that this user may run"
+
+
+def test_what_would_run_says_what_is_left_to_defaults(written):
+    file = written("admin = 9600\n" + cluster() + '[[cluster.policy]]\naction = "allow"\ntopic = "a"\n')
+    told = "\n".join(runs(summary(check(file, {}).config)))
+    assert "1 rule, what none matches is denied" in told and "localhost:9600" in told
+
+
+def test_what_a_start_would_log_is_a_warning_here_and_a_finding_of_the_doctor(written, tmp_path):
+    files = Authority(tmp_path).expired()
+    tls = f'[cluster.tls]\ncertificate = "{files.certificate}"\nkey = "{files.key}"\n'
+    file = written(cluster(bootstrap=["127.0.0.1:1"]) + tls)
+    done = run(file)
+    assert done.returncode == 0 and done.stderr.startswith("warning: cluster=default tls: ")
+    (line,) = done.stderr.splitlines()
+    assert "expired at" in line
+    command = [*KPROXY, "doctor", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == "" and done.stdout.count("mend: renew it") == 1
+
+
+def test_logins_that_kproxy_checks_do_not_pass_through(written, tmp_path):
+    def said(settings):
+        done = run(written(cluster() + settings))
+        return [line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line.strip().startswith("login ")]
+
+    assert said("") == ["passed through, if clients log in"]
+    change(tmp_path / "users", "alice", "pass of alice")
+    assert said(f'[cluster.authentication]\nmechanisms = ["PLAIN"]\nusers_file = "{tmp_path}/users"\n') == [
+        "none at the brokers"
+    ]
+
+
+def test_what_would_run_has_zookeeper(written):
+    file = written(cluster() + '[[zookeeper]]\nname = "old"\nlisten = "localhost:2181"\nservers = ["zk-1:2181"]\n')
+    told = [line.split() for line in runs(summary(check(file, {}).config))]
+    at = told.index(["zookeeper", "old"])
+    assert told[at + 1 : at + 3] == [["listens", "at", "localhost:2181"], ["servers", "at", "zk-1:2181"]]
+
+
+def test_rules_that_never_decide_are_refused(written):
+    rules = 'action = "deny"\nprincipal = "User:eve"', 'action = "allow"', 'action = "deny"\ntopic = "secret"'
+    done = run(written(cluster(name="shop") + "".join(f"[[cluster.policy]]\n{rule}\n" for rule in rules)))
+    assert done.returncode == 1
+    assert "shop: policy[0].principal: nothing says who a client is" in done.stderr + done.stdout
+    assert "shop: policy[2]: policy[1] comes before it and allows all that it denies" in done.stderr + done.stdout
+
+
+def test_a_principal_without_its_type_is_asked_for_again(written):
+    file = written(cluster() + '[[cluster.policy]]\naction = "deny"\ntopic = "a"\nprincipal = "User:*"\n')
+    asked = ("--request", "Produce", "--topic", "a", "--principal")
+    assert "denied" in run(file, *asked, "User:alice").stdout
+    done = run(file, *asked, "alice")
+    assert done.returncode == 2 and "like User:alice" in done.stderr
+
+
+def test_no_port_is_opened(written):
+    """It says the same while a kproxy has those ports."""
+    file = written(cluster())
+    config = check(file, {}).config
+    with socket.create_server(config.clusters[0].listen):
+        assert run(file).returncode == 0
+    assert any("kafka.example:9092" in line for line in runs(summary(config)))
+
+
+def test_rules_are_counted_as_people_do(written):
+    rule = '[[cluster.policy]]\naction = "allow"\ntopic = "a"\n'
+    assert "1 rule, what none matches is denied" in run(written(cluster() + rule)).stdout
+    assert "2 rules, what none matches" in run(written(cluster() + rule * 2)).stdout
+
+
+def test_the_folder_of_the_flight_recorder_is_one_that_can_be_made(written, tmp_path):
+    found = check(written(f'[flight]\nfolder = "{tmp_path}/new/dumps"\n' + cluster()), {})
+    assert not found.faults and summary(found.config)["flight"] == f"{tmp_path}/new/dumps"
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").touch()
+    found = check(written(f'[flight]\nfolder = "{tmp_path}/file"\n' + cluster()), {})
+    assert [place for place, _ in found.faults] == ["flight.folder"] and "is no folder" in found.faults[0][1]
+
+
+def test_a_table_with_too_few_brackets_is_named(written):
+    done = run(written(cluster(name="one").replace("[[cluster]]", "[cluster]") + cluster(name="two")))
+    assert done.returncode == 1 and "write each [cluster] as [[cluster]], with two brackets" in done.stderr
+
+
+def test_what_is_likely_not_meant_is_a_warning_here_and_of_the_doctor(written):
+    file = written(cluster(name="shop", bootstrap=["127.0.0.1:1"]) + '[[cluster.policy]]\naction = "allow"\n')
+    done = run(file)
+    assert done.returncode == 0
+    assert done.stderr.startswith("warning: shop: policy[0]: allows everything to everybody")
+    (warning,) = json.loads(run(file, "--json").stdout)["warnings"]
+    assert warning["place"] == "shop: policy[0]" and "principal" in warning["mend"]
+    done = subprocess.run([*KPROXY, "doctor", str(file)], capture_output=True, text=True, check=False)
+    assert "warning: configuration: shop: policy[0]" in done.stdout
+
+
+def test_a_refusal_names_the_rule_that_comes_near(written):
+    file = written(cluster() + '[[cluster.policy]]\naction = "allow"\ntopic = "orders-*"\n')
+    done = run(file, "--request", "JoinGroup", "--group", "g")
+    assert done.returncode == 1 and done.stdout.splitlines()[1] == "  rule 1 would allow it, but it has no group"
+    (explained,) = json.loads(run(file, "--request", "JoinGroup", "--group", "g", "--json").stdout)
+    assert explained["near"] == ["rule 1 would allow it, but it has no group"]

@@ -1,0 +1,141 @@
+"""Connections that are idle or old end between two requests; those that wait for an answer are neither."""
+
+import asyncio
+
+from kproxy.proxy.config.limits import Limits
+from kproxy.proxy.connection import ageing
+from tests.proxy.live import kproxy, live, request, response
+
+HEARTBEAT = 12
+
+
+def limited(**limits):
+    return {"cluster": {"limits": Limits(**limits)}}
+
+
+def test_an_idle_connection_ends_and_one_that_is_used_or_waits_does_not(monkeypatch):
+    now_s = 1000.0
+    monkeypatch.setattr(ageing, "monotonic", lambda: now_s)
+
+    def passes(here, seconds):
+        nonlocal now_s
+        now_s += seconds
+        watching = here.server._worker.ageing
+        if watching._timer is not None:
+            watching._timer.cancel()
+            watching._tick()
+
+    async def test():
+        async with kproxy(**limited(idle_timeout_s=2.0)) as here:
+            idle, idle_broker = await here.connect()
+            used, used_broker = await here.connect()
+            waits, waits_broker = await here.connect()
+            await waits.send(request(HEARTBEAT, 4, 1))
+            await waits_broker.frame()
+            ended = asyncio.create_task(idle.rest())
+            for number in range(1000):
+                await used.send(request(HEARTBEAT, 4, number))
+                assert await used_broker.frame() == request(HEARTBEAT, 4, number)
+                await used_broker.send(response(HEARTBEAT, 4, number))
+                await used.frame()
+                passes(here, 0.25)
+                if here.limits and number > 8:
+                    break
+            assert await ended == b"", "an end, not a reset"
+            assert await idle_broker.rest() == b""
+            await waits_broker.send(response(HEARTBEAT, 4, 1))
+            assert await waits.frame() == response(HEARTBEAT, 4, 1), "a long poll is not idle"
+            idle.close()
+            await here.until(lambda: here.relays == 2)
+            assert here.counted.disconnects == {"idle_timeout": 1}
+            assert here.limits == {"idle_timeout_s": 1}
+            passes(here, 4)  # a look at each
+            passes(here, 4)  # now they are
+            await here.until(lambda: here.relays == 0)
+
+    live(test())
+
+
+def test_a_connection_that_stops_in_the_middle_of_a_request_is_idle_too():
+    async def test():
+        async with kproxy(**limited(idle_timeout_s=0.5)) as here:
+            client, _ = await here.connect()
+            await client.send(request(HEARTBEAT, 4, 1)[:-1])
+            assert await client.rest() == b""
+            await here.until(lambda: here.counted.disconnects == {"idle_timeout": 1})
+
+    live(test())
+
+
+def test_an_old_connection_gets_the_answers_that_are_due_and_is_asked_to_come_again():
+    async def test():
+        async with kproxy(**limited(max_age_s=1.0)) as here:
+            client, broker = await here.connect()
+            await client.send(request(HEARTBEAT, 4, 1))
+            await broker.frame()
+            await here.until(lambda: here.limits)
+            await broker.send(response(HEARTBEAT, 4, 1))
+            assert await client.rest() == response(HEARTBEAT, 4, 1)
+            client.close()
+            await here.until(lambda: here.counted.disconnects == {"max_age": 1})
+            assert here.limits == {"max_age_s": 1}
+
+    live(test())
+
+
+def test_an_old_connection_that_is_never_without_a_request_is_read_no_further(monkeypatch):
+    steps = [(step, 1.0) for step, _ in ageing._ENDING]
+    monkeypatch.setattr(ageing, "_ENDING", steps)
+
+    async def test():
+        async with kproxy(**limited(max_age_s=1.0)) as here:
+            client, broker = await here.connect()
+            await client.send(request(HEARTBEAT, 4, 1))
+            await broker.frame()
+            await here.until(lambda: here.limits)
+            await client.send(request(HEARTBEAT, 4, 2))
+            assert await broker.frame() == request(HEARTBEAT, 4, 2), "it is served for a while"
+            await here.until(lambda: not here.server._worker.relays or not _relay(here)._finishing)
+            await client.send(request(HEARTBEAT, 4, 3))
+            assert await broker.is_silent()
+            await broker.send(response(HEARTBEAT, 4, 1) + response(HEARTBEAT, 4, 2))
+            assert await client.read(1000) == response(HEARTBEAT, 4, 1) + response(HEARTBEAT, 4, 2)
+            await here.until(lambda: here.counted.disconnects == {"max_age": 1})
+
+    live(test())
+
+
+def _relay(here):
+    (relay,) = here.server._worker.relays.values()
+    return relay
+
+
+def test_the_wheel_forgets_those_that_have_closed_and_stops_when_it_is_empty(monkeypatch):
+    monkeypatch.setattr(ageing, "_LONGEST_S", 0.5)
+    monkeypatch.setattr(ageing, "SLICE", 3)
+
+    async def test():
+        async with kproxy(**limited(max_age_s=3600)) as here:
+            pairs = [await here.connect() for _ in range(10)]
+            watching = here.server._worker.ageing
+            assert len(watching) == 10
+            for client, broker in pairs[:9]:
+                client.close()
+                broker.close()
+            await here.until(lambda: len(watching) == 1)
+            pairs[9][0].close()
+            pairs[9][1].close()
+            await here.until(lambda: len(watching) == 0 and watching._timer is None)
+            await here.connect()
+            assert len(watching) == 1 and watching._timer is not None
+
+    live(test())
+
+
+def test_without_a_limit_nothing_is_watched():
+    async def test():
+        async with kproxy() as here:
+            await here.connect()
+            assert len(here.server._worker.ageing) == 0 and here.server._worker.ageing._timer is None
+
+    live(test())

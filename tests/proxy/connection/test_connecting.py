@@ -1,0 +1,190 @@
+"""Many clients at once; a policy between sockets: refusals, and the names that kproxy asks for itself."""
+
+import asyncio
+import json
+import socket
+from contextlib import suppress
+from uuid import UUID
+
+from kproxy.protocol import codec
+from kproxy.proxy.admission.entrance import Entrance
+from kproxy.proxy.config.policy import Rule
+from kproxy.proxy.relay.ends import Incoming
+from kproxy.wire import interest
+from tests.proxy.live import Broker, Wire, kproxy, live
+from tests.wire.playbook import request, response
+
+PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
+ORDERS, SECRET = UUID(int=1), UUID(int=2)
+
+
+def fetch(correlation_id, topic_id):
+    topics = [{"topicId": topic_id, "partitions": [{"partition": 0}]}]
+    return request(FETCH, 13, correlation_id, {"topics": topics})
+
+
+def code(frame):
+    (topic,) = codec.decode_response(frame[4:], FETCH, 13)[1]["responses"]
+    return topic["partitions"][0]["errorCode"]
+
+
+async def answer_names(broker: Broker) -> list[UUID]:
+    """Answer kproxy's question for the names of topics; returns the ids that it asked about."""
+    wire = await broker.accept()
+    await wire.frame()
+    offers = [{"apiKey": METADATA, "minVersion": 0, "maxVersion": 12}]
+    await wire.send(response(API_VERSIONS, 0, API_VERSIONS, {"apiKeys": offers}))
+    asked = [topic["topicId"] for topic in codec.decode_request((await wire.frame())[4:])[1]["topics"]]
+    names = {ORDERS: "orders", SECRET: "secret-1"}
+    topics = [{"name": names[topic_id], "topicId": topic_id, "partitions": []} for topic_id in asked]
+    await wire.send(response(METADATA, 12, METADATA, {"topics": topics}))
+    wire.close()
+    return asked
+
+
+def test_a_topic_that_is_called_by_an_unknown_id_is_refused_until_kproxy_has_asked_for_its_name():
+    policy = (Rule(action="deny", topic="secret-*"),)
+
+    async def talk() -> None:
+        async with kproxy(cluster={"policy": policy}) as here:
+            client, broker = await here.connect()
+
+            def names() -> dict[UUID, str]:
+                return here.server.clusters[0]._connector._names.names
+
+            for topic_id, allowed in ((ORDERS, True), (SECRET, False)):
+                await client.send(fetch(1, topic_id))
+                assert code(await client.frame()) == 100  # clients ask Metadata, and try again
+                assert await answer_names(here.broker) == [topic_id]
+                await here.until(lambda known=topic_id: known in names())
+                await client.send(fetch(2, topic_id))
+                if allowed:
+                    assert await broker.frame() == fetch(2, topic_id)
+                    answered = response(FETCH, 13, 2, {})
+                    await broker.send(answered)
+                    assert await client.frame() == answered
+                else:
+                    assert code(await client.frame()) == 29
+                await here.until(lambda: not here.server.clusters[0]._connector._is_naming)  # it pauses between two
+            (cells,) = here.server.metrics.clusters.values()
+            assert cells.refusals["Fetch", "rule"] == 1
+            assert cells.refusals["Fetch", "unknown_topic_id"] == 2
+            assert cells.refusals["Produce", "rule"] == 0  # born at 0
+
+    live(talk())
+
+
+def test_clients_that_hold_all_of_the_room_and_do_not_go_on_make_room_for_others(monkeypatch):
+    """Their requests would be decided once they are whole."""
+
+    def produce(size: int) -> bytes:
+        data = [{"name": "orders", "partitionData": [{"index": 0, "records": b"r" * size}]}]
+        return request(PRODUCE, 9, 1, {"acks": 1, "timeoutMs": 1, "topicData": data})
+
+    async def talk() -> None:
+        policy = (Rule(action="deny", topic="secret-*"),)
+        async with kproxy(cluster={"policy": policy}, max_held_bytes=1 << 20) as here:
+            held = here.server._running.held
+            monkeypatch.setattr(interest, "HELD_PATIENCE_NS", 1 << 62)  # at first everybody has some time left
+            idle = []
+            for _ in range(4):
+                idle.append(await here.connect())
+                await idle[-1][0].send(produce(250_000)[:-1])
+                await here.until(lambda: held._held_bytes >= len(idle) * 250_000)
+            whole = produce(200_000)
+            client, _ = await here.connect()
+            with suppress(OSError):
+                await client.send(whole[:150_000])
+                await client.rest()
+            await here.until(lambda: here.relays == 4)
+            monkeypatch.setattr(interest, "HELD_PATIENCE_NS", 0)
+            client, broker = await here.connect()
+            for start in range(0, len(whole), 50_000):
+                await client.send(whole[start : start + 50_000])
+                await asyncio.sleep(0.02)
+            assert await broker.frame() == whole
+            await here.until(lambda: here.relays == 4)
+            with suppress(OSError):
+                assert await idle[0][0].rest() == b""  # who has waited for longest
+            await idle[1][0].send(produce(250_000)[-1:])
+            assert await idle[1][1].frame() == produce(250_000)  # the others have lost nothing
+            for wire in (*(wire for pair in idle for wire in pair), client, broker):
+                wire.close()
+            await here.until(lambda: not here.relays)
+            assert held._held_bytes == 0 and not held._requests
+            assert here.counted.disconnects["fault"] == 2
+
+    live(talk())
+
+
+def test_the_audit_is_complete_when_kproxy_has_stopped(tmp_path):
+    """Of the first line on, however soon the stop comes: the file, and what the metrics say of it."""
+    policy = (Rule(action="deny", topic="secret-*"),)
+    path = tmp_path / "audit.jsonl"
+
+    async def talk() -> None:
+        async with kproxy(cluster={"policy": policy}, audit=str(path)) as here:
+            client, _ = await here.connect()
+            topics = [{"name": "secret-1", "partitionIndexes": [0]}]
+            for number in range(50):
+                await client.send(request(61, 0, number, {"topics": topics}))
+                await client.frame()
+            metrics = here.server.metrics
+        assert metrics.audit_lines() == (50, 0)
+        (cells,) = metrics.clusters.values()
+        assert cells.refusals["DescribeProducers", "rule"] == 50
+
+    live(talk())
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) == 50
+    assert {(line["api"], line["decision"], line["rule"], *line["topics"]) for line in lines} == {
+        ("DescribeProducers", "deny", 1, "secret-1")
+    }
+
+
+def test_a_listener_without_a_policy_has_no_authorizer():
+    async def talk() -> None:
+        async with kproxy() as here:
+            client = await Wire.dial(here.port)
+            await here.broker.accept()
+            await here.until(lambda: here.relays == 1)
+            assert here.server._worker is not None
+            (relay,) = here.server._worker.relays.values()
+            assert relay.session._authorizer is None
+            (cells,) = here.server.metrics.clusters.values()
+            assert not cells.refusals
+            client.close()
+
+    live(talk())
+
+
+def test_clients_that_come_all_at_once_leave_their_turns_to_those_that_are_there(monkeypatch):
+    """Each that comes costs a millisecond or two until its first request has gone: a few of them, then all others."""
+    came: list[int] = [0]  # by turn of the loop
+    admit = Entrance.admit
+
+    def admitted(entrance: Entrance, client: Incoming) -> bool:
+        came[-1] += 1
+        return admit(entrance, client)
+
+    monkeypatch.setattr(Entrance, "admit", admitted)
+
+    async def turns() -> None:
+        while True:
+            came.append(0)
+            await asyncio.sleep(0)
+
+    async def talk() -> None:
+        async with kproxy() as here:
+            counting = asyncio.create_task(turns())
+            clients = [socket.socket() for _ in range(60)]
+            for client in clients:
+                client.setblocking(False)
+                client.connect_ex(("127.0.0.1", here.port))
+            await here.until(lambda: sum(came) >= len(clients))
+            assert max(came) <= 4
+            counting.cancel()
+            for client in clients:
+                client.close()
+
+    live(talk())

@@ -1,0 +1,63 @@
+"""Clients that may read some topics get no sessions of Fetch."""
+
+from uuid import UUID
+
+import pytest
+
+from kproxy.protocol import codec
+from kproxy.protocol.schema import schema
+from kproxy.proxy.filters.policy.fetch_sessions import FETCH
+from kproxy.wire.events import BROKER
+from tests.proxy.filters.policy.policies import Decided
+from tests.wire.playbook import request
+
+NO_SECRETS = {"action": "deny", "topic": "secret-*"}
+NEWEST = schema().apis[FETCH].request.versions[-1]
+A_TOPIC_ID = UUID(int=7)
+
+
+def fetch(version, session_id, epoch, *topics):
+    named = {"partitions": [{"partition": 0}]}
+    wanted = [{"topic": topic, "topicId": A_TOPIC_ID, **named} for topic in topics]
+    return request(FETCH, version, 1, {"sessionId": session_id, "sessionEpoch": epoch, "topics": wanted})
+
+
+def judged():
+    talk = Decided(NO_SECRETS)
+    talk.names.learn({A_TOPIC_ID: "orders"})
+    return talk
+
+
+@pytest.mark.parametrize("cuts", [[], [20], range(1, 60, 3)])
+@pytest.mark.parametrize("version", [7, 12, 13, NEWEST])
+def test_the_session_of_somebody_else_cannot_be_gone_on_with(version, cuts):
+    talk = judged().client(fetch(version, 4711, 12), cuts)  # names nothing: a broker would send what was named before
+    assert talk.sent[BROKER] == b""
+    answer = talk.answer(FETCH, version)
+    assert (answer["errorCode"], answer["sessionId"], answer["responses"]) == (70, 0, [])
+    again = fetch(version, 0, -1, "orders")
+    talk.client(again, cuts)  # what clients then ask
+    assert talk.sent[BROKER] == again and not talk.faults
+
+
+@pytest.mark.parametrize("session_id, epoch", [(0, 0), (4711, 0), (4711, -1)])
+@pytest.mark.parametrize("version", [7, 12, 13, NEWEST])
+def test_nobody_gets_a_session_or_ends_that_of_somebody_else(version, session_id, epoch):
+    talk = judged().client(fetch(version, session_id, epoch, "orders"))
+    assert talk.sent[BROKER] == fetch(version, 0, -1, "orders")
+    assert codec.decode_request(talk.requests()[0])[1]["sessionId"] == 0
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [],
+        [{"action": "deny", "group": "g"}],
+        [{"action": "deny", "topic": "secret-*", "principal": "User:bob"}],
+        [{"action": "allow", "api": "read"}],
+    ],
+)
+def test_sessions_stay_where_rules_do_not_tell_topics_apart(rules):
+    frame = fetch(12, 4711, 12)
+    assert Decided(*rules).client(frame).sent[BROKER] == frame
+    assert fetch(6, 0, -1, "orders") == judged().client(fetch(6, 0, -1, "orders")).sent[BROKER]  # has none

@@ -1,0 +1,96 @@
+"""Rules that never decide as they say: each kind, with rules beside it that do, and patterns against names."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kproxy.proxy.config.settings import Cluster
+from kproxy.proxy.filters.policy.idle import _matches_all_of, idle_rules
+from kproxy.proxy.filters.policy.policy import Patterns
+
+USERS = {"authentication": {"mechanisms": ["PLAIN"], "users_file": "/users"}}
+ALLOW, DENY = {"action": "allow"}, {"action": "deny"}
+
+
+def found(*rules, **settings):
+    """The places of a policy's idle rules, and what is said of them."""
+    cluster = {"listen": "127.0.0.1:9092", "bootstrap": ["k:9092"], "policy": list(rules), **settings}
+    return list(idle_rules(Cluster.model_validate(cluster)))
+
+
+@pytest.mark.parametrize(
+    ("rules", "settings", "place", "why"),
+    [
+        ([DENY | {"principal": "User:alice"}], {}, "policy[0].principal", r"nothing says who a client is.*authentic"),
+        ([DENY | {"api": "Produce", "group": "g"}], {}, "policy[0].group", "no request of Produce names a group"),
+        (
+            [DENY | {"api": "Fetch", "version": "0-4", "transactional_id": "t"}],
+            {},
+            "policy[0].transactional_id",
+            "Fetch",
+        ),
+        (
+            [ALLOW | {"api": ["ElectLeaders", "broker"], "topic": "t"}],
+            {},
+            "policy[0].topic",
+            "right on the whole cluster",
+        ),
+        ([DENY | {"api": "ApiVersions"}], {}, "policy[0].api", "always pass"),
+        ([ALLOW | {"api": "Produce"}], {"read_only": True}, "policy[0].api", "read_only denies"),
+        ([ALLOW, DENY | {"topic": "secret"}], {}, "policy[1]", r"policy\[0\] comes before it and allows all"),
+        ([DENY | {"topic": "a*"}, ALLOW | {"topic": ["abc", "a-*"]}], {}, "policy[1]", "denies all that it allows"),
+        (
+            [ALLOW | {"address": "10.0.0.0/8", "version": "0-8"}, DENY | {"address": "10.1.0.0/16", "version": "3"}],
+            {},
+            "policy[1]",
+            "allows all that it denies",
+        ),
+        (
+            [ALLOW | {"principal": "User:*"}, DENY | {"principal": "User:eve", "client_id": "x", "topic": "t"}],
+            USERS,
+            "policy[1]",
+            "comes before it",
+        ),
+    ],
+)
+def test_a_rule_that_never_decides_is_named_with_its_mend(rules, settings, place, why):
+    ((where, text),) = found(*rules, **settings)
+    assert where == place
+    assert re.search(why, text), text
+
+
+@pytest.mark.parametrize(
+    ("rules", "settings"),
+    [
+        ([DENY | {"principal": "User:alice"}], USERS),
+        ([DENY | {"principal": "User:*"}], {}),
+        ([DENY | {"api": ["Produce", "JoinGroup"], "group": "g"}], {}),
+        ([DENY | {"api": "Envelope", "topic": "t"}], {}),  # what cannot be read is denied by it
+        ([DENY | {"api": "999", "topic": "t"}], {}),
+        ([ALLOW | {"api": ["describe", "broker"], "topic": "t"}], {}),
+        ([ALLOW | {"topic": "*"}, DENY | {"api": "ElectLeaders", "topic": "t"}], {}),  # which the first does not allow
+        ([DENY | {"api": "Produce", "version": "900-", "group": "g"}], {}),  # of a Kafka to come
+        ([ALLOW | {"api": ["Produce", "Fetch"]}], {"read_only": True}),
+        ([DENY | {"topic": "secret"}, ALLOW | {"topic": "*"}], {}),
+        ([ALLOW | {"topic": "a"}, DENY | {"topic": ["a", "b"]}], {}),
+        ([ALLOW | {"topic": "*"}, DENY | {"topic": "a", "group": "g"}], {}),
+        ([ALLOW | {"topic": "*"}, DENY], {}),
+        ([ALLOW | {"api": "read"}, DENY | {"topic": "secret"}], {}),
+        ([ALLOW | {"topic": "a*"}, ALLOW | {"topic": "abc"}], {}),  # the same in other words
+        ([ALLOW | {"client_id": "a"}, DENY], {}),
+        ([ALLOW | {"address": "10.1.0.0/16"}, DENY | {"address": ["10.1.2.3", "::1"]}], {}),
+    ],
+)
+def test_a_rule_that_decides_something_is_none(rules, settings):
+    assert found(*rules, **settings) == []
+
+
+PATTERNS = st.text("ab*?\\", max_size=6).filter(lambda text: not re.search(r"(?<!\\)(\\\\)*\\$", text))
+
+
+@given(PATTERNS, PATTERNS, st.lists(st.text("ab*?", max_size=8), min_size=20))
+def test_what_is_said_to_be_matched_wholly_has_no_name_that_is_not(wider, pattern, names):
+    if _matches_all_of(Patterns([wider]), pattern):
+        assert not [name for name in names if Patterns([pattern]).match(name) and not Patterns([wider]).match(name)]

@@ -1,0 +1,52 @@
+"""What the policy keeps until answers are there: counted, bounded for each connection and for all, and given back."""
+
+from kproxy.proxy.filters.policy.pending import MAX_KEPT_BYTES
+from kproxy.wire.events import BROKER, CLIENT
+from tests.proxy.filters.policy.policies import Decided
+from tests.wire.playbook import request, response
+
+METADATA, DELETE_GROUPS = 3, 42
+NO_SECRETS = {"action": "deny", "topic": "secret-*"}
+
+
+def asked(correlation_id, *names):
+    return request(METADATA, 12, correlation_id, {"topics": [{"name": name} for name in names]})
+
+
+def test_what_denied_names_of_unanswered_requests_take_is_bounded(monkeypatch):
+    """Each Metadata that names a denied topic keeps its names until the answer: 60 of 1 MB are not 60 MB."""
+    talk = Decided(NO_SECRETS)
+    names = [f"secret-{n}".ljust(250, "x") for n in range(2000)]
+    for number in range(60):
+        talk.client(asked(number, "orders", *names))
+        if talk.faults:
+            break
+    held = talk.authorizer._interest.held
+    assert number == 2 and [fault.kind for fault in talk.faults] == ["refused"] and "await them" in talk.faults[0].text
+    assert talk.refusals["Metadata", "too_large"] == 1
+    assert held._noted_bytes == 0 and not talk.authorizer._edits  # the connection is closed
+
+    talk = Decided(NO_SECRETS)
+    monkeypatch.setattr(talk.authorizer._interest.held, "noted_limit_bytes", 1_000_000)
+    talk.client(asked(1, "orders", *names))
+    assert talk.authorizer._interest.held._noted_bytes > 600_000
+    talk.broker(response(METADATA, 12, 1, {"topics": [{"name": "orders"}]}))
+    assert talk.authorizer._interest.held._noted_bytes == 0 and not talk.faults
+    long = [f"secret-{n}".ljust(30_000, "y") for n in range(20)]
+    talk.client(asked(2, "orders", *names, *long))
+    assert [fault.kind for fault in talk.faults] == ["refused"]
+
+
+def test_lines_of_the_audit_that_wait_for_an_outcome_are_bounded():
+    talk = Decided(audits=True)
+    names = [f"g-{n}".ljust(250, "x") for n in range(100)]
+    for number in range(60):
+        talk.client(request(DELETE_GROUPS, 2, number, {"groupsNames": names}))
+    held = talk.authorizer._interest.held
+    at_once = len(talk.audit.lines)
+    assert at_once > 10 and {line["outcome"] for line in talk.audit.lines} == {"not_awaited"}
+    assert MAX_KEPT_BYTES < held._noted_bytes < MAX_KEPT_BYTES + 50_000
+    talk.broker(response(DELETE_GROUPS, 2, 0, {}))
+    assert len(talk.audit.lines) == at_once + 1 and talk.audit.lines[-1]["outcome"] == "answered"
+    talk.close(CLIENT).close(BROKER)
+    assert len(talk.audit.lines) == 60 and held._noted_bytes == 0

@@ -1,0 +1,57 @@
+"""Names of requests are read where brokers read them, or the request is refused: what a client writes to hide some."""
+
+import struct
+from uuid import UUID
+
+import pytest
+
+from kproxy.errors import Malformed
+from kproxy.proxy.filters.policy.resources import quick_reader, reader, sliced_reader
+
+FETCH, VERSION = 1, 17
+PUBLIC, SECRET = UUID(int=1), UUID(int=2)
+NO_TAGS = b"\0"
+END = b"\1\1" + NO_TAGS  # no forgotten topics, no rack
+
+
+def topic(name: UUID, tags: bytes = NO_TAGS) -> bytes:
+    """A topic with one partition, which has these tagged fields."""
+    return name.bytes + b"\2" + struct.pack(">iiqiqi", 0, -1, 0, -1, -1, 1 << 20) + tags + NO_TAGS
+
+
+def directory(content: bytes) -> bytes:
+    """The tagged field 0 of a partition: the directory of a replica, which is a UUID."""
+    return bytes((0, len(content))) + content
+
+
+def fetch(*topics: bytes) -> bytes:
+    frame = struct.pack(">hhih", FETCH, VERSION, 1, 2) + b"me" + NO_TAGS
+    frame += struct.pack(">iiibii", 500, 1, 1 << 20, 0, 0, -1) + bytes((len(topics) + 1,)) + b"".join(topics) + END
+    return len(frame).to_bytes(4, "big") + frame
+
+
+def in_slices(frame: bytes) -> list[UUID]:
+    slices = sliced_reader(FETCH, VERSION)(frame, 12, len(frame))
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            return end.value.topic_id
+
+
+READERS = {
+    "whole": lambda frame: reader(FETCH, VERSION)(frame, 12, len(frame)).topic_id,
+    "quick": lambda frame: quick_reader(FETCH, VERSION)(frame, 12, len(frame)).topic_id,
+    "in slices": in_slices,
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_tagged_fields_hide_no_topic(read):
+    """A broker reads a field that it knows by its content, and what is behind that next, whatever size it has."""
+    assert read(fetch(topic(PUBLIC, b"\1" + directory(bytes(16))), topic(SECRET))) == [PUBLIC, SECRET]
+    hides = bytes(16) + NO_TAGS + topic(SECRET) + END
+    with pytest.raises(Malformed, match="does not end where its size says"):
+        read(fetch(topic(PUBLIC, b"\1" + directory(hides)), topic(PUBLIC)))
+    with pytest.raises(Malformed, match="twice or out of order"):
+        read(fetch(topic(PUBLIC, b"\2" + 2 * directory(bytes(16)))))

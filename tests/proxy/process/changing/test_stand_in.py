@@ -1,0 +1,26 @@
+"""The program that stands in for a kproxy that another one follows. In life: test_process.py."""
+
+import subprocess
+import sys
+
+# The follower ends with status 7 at the first SIGHUP. The signal is sent before the program that stands in is there.
+FIRST = """
+import os, signal, subprocess, sys
+from kproxy.proxy.process.changing import stand_in
+
+follower = subprocess.Popen(
+    [sys.executable, "-c", "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [1]); print(1, flush=True); "
+     "signal.sigwait([1]); sys.exit(7)"], stdout=subprocess.PIPE)
+follower.stdout.readline()
+ours, theirs = os.pipe()
+os.set_inheritable(ours, True)
+signal.pthread_sigmask(signal.SIG_BLOCK, stand_in.FORWARDED)
+os.kill(os.getpid(), signal.SIGHUP)
+command = stand_in.command(follower.pid, ours)
+os.execv(command[0], command)
+"""
+
+
+def test_a_signal_that_came_before_it_ran_reaches_the_follower():
+    done = subprocess.run([sys.executable, "-c", FIRST], timeout=60, check=False)
+    assert done.returncode == 7

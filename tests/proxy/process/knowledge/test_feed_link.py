@@ -1,0 +1,426 @@
+"""Groups are followed by a process beside the relays, whatever their number; it may end, and relays go on."""
+
+import asyncio
+import json
+import os
+import pickle
+import resource
+import signal
+from contextlib import suppress
+from pathlib import Path
+from time import time_ns
+from urllib.error import HTTPError
+
+import pyarrow.parquet as pq
+import pytest
+
+from kproxy.admin.parameters import NotNow
+from kproxy.insight.groups import MAX_GROUPS as FOLLOWED
+from kproxy.metrics import Metrics
+from kproxy.metrics.groups import MAX_GROUPS, MAX_PARTITIONS, InsightCells
+from kproxy.proxy.filters.feed import QUEUE_BYTES, Feed, Heard, Whose
+from kproxy.proxy.process.knowledge import feed_link
+from kproxy.proxy.process.knowledge.feed_link import GROUPS_PER_SLICE, FeedLink
+from tests.proxy.live import Wire, live, request, response
+from tests.proxy.process.workers.test_parent import Run, alive, children, in_proc, kproxy, total
+
+METADATA, JOIN, SYNC, HEARTBEAT = 3, 11, 14, 12
+LEADERLESS = {"partitionIndex": 0, "leaderId": -1, "replicaNodes": [1], "isrNodes": []}
+PATIENCE_S = 120
+HOUR_NS = 3600 * 10**9
+
+
+async def exchanged(client: Wire, broker: Wire, asked: bytes, answer: bytes) -> None:
+    await client.send(asked)
+    assert await broker.frame() == asked
+    await broker.send(answer)
+    assert await client.frame() == answer
+
+
+async def rebalance(pairs: list[tuple[Wire, Wire]], group: str, generation: int) -> None:
+    """All members join and get their assignments: the first one leads."""
+    ids = [f"m{number}" for number in range(len(pairs))]
+    protocols = [{"name": "range", "metadata": b""}]
+    for number, (client, broker) in enumerate(pairs):
+        asked = {"groupId": group, "memberId": ids[number], "protocolType": "connect", "protocols": protocols}
+        told = {"generationId": generation, "protocolName": "range", "leader": "m0", "memberId": ids[number]}
+        if number == 0:
+            told["members"] = [{"memberId": id_, "metadata": b""} for id_ in ids]
+        await exchanged(client, broker, request(JOIN, 5, generation, asked), response(JOIN, 5, generation, told))
+    for number, (client, broker) in enumerate(pairs):
+        asked = {"groupId": group, "memberId": ids[number], "generationId": generation}
+        if number == 0:
+            asked["assignments"] = [{"memberId": id_, "assignment": b""} for id_ in ids]
+        await exchanged(client, broker, request(SYNC, 3, generation, asked), response(SYNC, 3, generation))
+
+
+def set_in_kproxy(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> None:
+    """Have that run in each kproxy that is started, about `link`."""
+    (folder / "sitecustomize.py").write_text(f"import kproxy.proxy.process.knowledge.feed_link as link\n{code}\n")
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    monkeypatch.setenv("PYTHONPATH", path)
+
+
+async def groups(here: Run, query: str = "") -> list[dict]:
+    while True:
+        with suppress(HTTPError):  # a process that just begins, or has no turn, does not answer in time: ask again
+            return json.loads(await here.get(f"/api/groups{query}"))
+
+
+async def known(here: Run, group: str, generation: int) -> dict:
+    """What is said of a group, once all members of that generation have their assignments."""
+    found: list[dict] = []
+
+    async def is_there() -> bool:
+        found[:] = [each for each in await groups(here) if each["group"] == group]
+        last = found[0]["last_rebalance"] if found else None
+        return last is not None and last["generation"] == generation and found[0]["state"] == "Stable"
+
+    await here.until(is_there)
+    return found[0]
+
+
+def test_a_rebalance_is_in_the_metrics_and_in_api_groups():
+    async def test(workers: int):
+        async with kproxy("--detail", "topics", workers=workers) as here:
+            pid = int((await here.said("groups and leaders are followed by process")).split()[-1])
+            assert os.getsid(pid) == pid  # Ctrl-C in a terminal does not reach it, which may still be loading
+            before = await here.scrape()
+            for name, label in (("kproxy_rebalance_causes", "cause"), ("kproxy_leadership_changes", "change")):
+                assert {value for series, value in before.items() if series.startswith(name)} == {0}, label
+            pairs = [await here.connect() for _ in range(3)]
+            await rebalance(pairs[:2], "g", 1)
+            await rebalance(pairs, "g", 2)
+            found = await known(here, "g", 2)
+            assert (found["protocol"], found["strategy"], found["member_count"]) == ("classic", "range", 3)
+            assert found["type"] == "connect"
+            assert [member["member_id"] for member in found["members"]] == ["m0", "m1", "m2"]
+            last = found["last_rebalance"]
+            assert (last["cause"], last["member_id"], last["members_after"]) == ("member_joined", "m2", 3)
+            client, broker = pairs[0]
+            for error in (0, 0, 25, 27):
+                asked = request(HEARTBEAT, 4, 9, {"groupId": "g", "memberId": "m0", "generationId": 2})
+                await exchanged(client, broker, asked, response(HEARTBEAT, 4, 9, {"errorCode": error}))
+
+            async def is_counted() -> bool:
+                samples = await here.scrape()
+                return total(samples, "kproxy_group_failures_total", group="g", operation="heartbeat") == 1
+
+            await here.until(is_counted)
+            samples = await here.scrape()
+            assert total(samples, "kproxy_group_rebalances_total", group="g") == 2
+            assert total(samples, "kproxy_group_members", group="g") == 3
+            assert total(samples, "kproxy_group_generation", group="g") == 2
+            # The coordinator waits for members, whose JoinGroup it answers when all have come.
+            assert total(samples, "kproxy_group_rebalancing", group="g") == 1
+            assert total(samples, "kproxy_group_rebalance_seconds_count", group="g") == 2
+            assert total(samples, "kproxy_rebalance_causes_total", cause="member_joined") == 2
+            assert total(samples, "kproxy_insight_left_out_total") == 0
+            (row,) = json.loads(await here.get("/api/live"))["groups"]
+            assert (row[1], row[3], row[5], row[8:]) == ("g", 3, 2, ["classic", "connect"])
+            await rebalance(pairs[:1], "another", 7)
+            await known(here, "another", 7)
+            assert [each["group"] for each in await groups(here, "?limit=1")] == ["another"]
+            assert [each["group"] for each in await groups(here, "?after=default/another")] == ["g"]
+
+    for workers in (1, 2):
+        live(test(workers), PATIENCE_S)
+
+
+def test_without_a_detail_nothing_is_followed_and_no_process_runs():
+    async def test():
+        async with kproxy(workers=1) as here:
+            client, broker = await here.connect()
+            await rebalance([(client, broker)], "g", 1)
+            assert await groups(here) == [] and not children(here.process.pid)
+            assert not total(await here.scrape(), "kproxy_rebalance_causes_total")
+
+    live(test(), PATIENCE_S)
+
+
+def test_if_the_process_is_killed_relays_go_on_and_another_one_follows(monkeypatch, tmp_path):
+    set_in_kproxy(
+        monkeypatch, tmp_path, "link._FIRST_PAUSE_S = 5.0"
+    )  # it is asked meanwhile, on a machine that is busy
+
+    async def test():
+        async with kproxy("--detail", "topics", workers=1) as here:
+            line = await here.said("groups and leaders are followed by process")
+            client, broker = await here.connect()
+            os.kill(int(line.split()[-1]), signal.SIGKILL)
+            await here.said("the process that follows groups has ended")
+            with pytest.raises(HTTPError) as refused:  # no list, which would say that there are no groups
+                await here.get("/api/groups")
+            assert (refused.value.code, refused.value.headers["Retry-After"]) == (503, "1")
+            assert b"is being started: ask again" in refused.value.read()
+            assert await alive(client, broker)
+
+            async def again() -> bool:
+                return sum("groups and leaders are followed by process" in each for each in here.lines) == 2
+
+            await here.until(again)
+            await rebalance([(client, broker)], "g", 3)
+            assert (await known(here, "g", 3))["member_count"] == 1
+            samples = await here.scrape()
+            assert total(samples, "kproxy_insight_restarts_total", why="ended") == 1
+            assert total(samples, "kproxy_insight_restarts_total", why="hung") == 0
+            here.process.send_signal(signal.SIGTERM)
+            assert await here.process.wait() == 0
+
+    live(test(), PATIENCE_S)
+
+
+def test_a_list_of_groups_is_not_cut_where_the_process_ends_between_two_slices():
+    class Ending:
+        async def ask(self, _: str, __: tuple[str, str], wanted: int, *, timeout_s: float) -> list[dict[str, str]]:
+            link._channel = None
+            return [{"cluster": "c", "group": f"g{number}"} for number in range(wanted)]
+
+    link = FeedLink(Metrics(), lambda: None)
+    link._cells["c"] = b""
+    link._channel = Ending()
+
+    async def test():
+        slices = link.api_groups({})
+        assert len(await anext(slices)) == GROUPS_PER_SLICE
+        with pytest.raises(NotNow):
+            await anext(slices)
+
+    live(test(), PATIENCE_S)
+
+
+@pytest.mark.ring2
+def test_if_the_process_hangs_it_is_killed_and_another_one_follows(monkeypatch, tmp_path):
+    set_in_kproxy(monkeypatch, tmp_path, "link.BEAT_S, link.HANGS_S = 0.1, 3.0")
+
+    async def test(workers: int):
+        async with kproxy("--detail", "topics", workers=workers) as here:
+            hung = int((await here.said("groups and leaders are followed by process")).split()[-1])
+            client, broker = await here.connect()
+            os.kill(hung, signal.SIGSTOP)
+            await here.said(f"(pid {hung}) hangs: no answer for 3 s")
+
+            async def again() -> bool:
+                return sum("groups and leaders are followed by process" in each for each in here.lines) == 2
+
+            await here.until(again)
+            assert hung not in children(here.process.pid)
+            await rebalance([(client, broker)], "g", 3)
+            assert (await known(here, "g", 3))["member_count"] == 1
+            assert total(await here.scrape(), "kproxy_insight_restarts_total", why="hung") == 1
+
+    for workers in (1, 2):
+        live(test(workers), PATIENCE_S)
+
+
+def test_what_is_known_is_loaded_once_for_all_who_ask_until_it_changes():
+    metrics = Metrics()
+    link = FeedLink(metrics, lambda: None)
+    link._show("c")
+    known = InsightCells()
+    link._take("c", pickle.dumps(known))
+    first = metrics.cluster("c").insight()
+    link._take("c", pickle.dumps(known))  # it is told again and again
+    assert metrics.cluster("c").insight() is first
+    known.groups.cell_for("g", 1, 0)
+    link._take("c", pickle.dumps(known))
+    assert "g" in metrics.cluster("c").insight().groups.cells
+
+
+def test_a_clock_that_is_set_keeps_nothing_waiting(monkeypatch):
+    """Packets that `kproxy watch` reads have the time of day, which may go on by an hour, as where a machine slept."""
+    monkeypatch.setattr(feed_link, "BEAT_S", 0.05)
+
+    async def test():
+        metrics, feed, gave = Metrics(), Feed(), asyncio.Event()
+
+        def give() -> None:
+            feed.use(link.stream())
+            gave.set()
+
+        link = FeedLink(metrics, give)
+        link.follow({"c"})
+        await gave.wait()
+        metrics.clock_offset_ns += HOUR_NS
+        whose = Whose("c", "10.0.0.1", 1, 1, "watch:eth0", None)
+        asked = {"groupId": "g", "memberId": "m", "protocolType": "connect", "protocols": []}
+        told = {"generationId": 1, "leader": "m", "memberId": "m", "members": [{"memberId": "m", "metadata": b""}]}
+        frames = request(JOIN, 5, 1, asked), response(JOIN, 5, 1, told)
+        now_ns = time_ns() + HOUR_NS
+        feed._put(Heard(whose, JOIN, 5, 1, now_ns, now_ns, *frames), {})
+        found = []
+        while not found:
+            with suppress(NotNow):  # it has only begun
+                found = [each async for part in link.api_groups({}) for each in part]
+            await asyncio.sleep(0.05)
+        assert [(each["group"], each["generation"]) for each in found] == [("g", 1)]
+        await asyncio.to_thread(feed.close)
+        await link.close()
+
+    live(test(), PATIENCE_S)
+
+
+# How far below their size the caps are: then a flood reaches them in seconds. `./dev knowledge flood` has them whole.
+SHARE = 1 if "KNOWLEDGE_LONG" in os.environ else 20
+CAPS = """
+import kproxy.insight.groups as groups, kproxy.insight.topics as topics, kproxy.insight.topology as topology
+import kproxy.metrics.groups as cells
+groups.MAX_GROUPS //= {0}
+groups.MAX_WEIGHT //= {0}
+topics.MAX_TOPICS //= {0}
+topology.MAX_TOPICS //= {0}
+cells.MAX_PARTITIONS //= {0}
+"""
+FLOOD_GROUPS, FLOOD_TOPICS = 10_000 // SHARE, 34_000 // SHARE  # that one client invents each time: beyond all caps
+MEMBERS = 4  # of each group
+TOGETHER = 2000 // SHARE
+FIRST = "000000"  # a number in a frame that is written once, and then replaced
+
+
+def invented(number: int, frames: bytes, count: int) -> bytes:
+    """These frames for so many numbers."""
+    return b"".join(frames.replace(FIRST.encode(), b"%06d" % each) for each in range(number, number + count))
+
+
+@pytest.mark.ring2
+def test_what_a_client_invents_moves_memory_and_scrape_up_to_the_caps_only(monkeypatch, tmp_path):
+    """30,000 groups of 120,000 members, 102,000 topics, or a share of it. The first part fills the caps; from there on
+    nothing grows.
+    """
+    (tmp_path / "sitecustomize.py").write_text(CAPS.format(SHARE))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    group, ids = f"g{FIRST}", [f"m{FIRST}-{number}" for number in range(MEMBERS)]
+    join = {"groupId": group, "memberId": ids[0], "protocolType": "connect"}
+    answer = {"generationId": 1, "leader": ids[0], "memberId": ids[0], "members": [{"memberId": each} for each in ids]}
+    sync = {"groupId": group, "memberId": ids[0], "generationId": 1, "assignments": [{"memberId": ids[0]}]}
+    asked_each = request(JOIN, 5, 1, join) + request(SYNC, 3, 1, sync)
+    told_each = response(JOIN, 5, 1, answer) + response(SYNC, 3, 1, {"errorCode": 25})
+
+    async def test():
+        async with kproxy("--detail", "topics", workers=1) as here:
+            line = await here.said("groups and leaders are followed by process")
+            client, broker = await here.connect()
+            seen = []
+
+            async def both(asked: bytes, told: bytes) -> None:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(client.send(asked))
+                    assert await broker.read(len(asked)) == asked
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(broker.send(told))
+                    assert await client.read(len(told)) == told
+
+            async def all_counted(count: int) -> None:
+                """The process that decodes has caught up, and nothing was dropped before it."""
+
+                async def is_counted() -> bool:
+                    samples = await here.scrape()
+                    assert not total(samples, "kproxy_insight_left_out_total", why="queue_full")
+                    return total(samples, "kproxy_group_failures_total") == count
+
+                await here.until(is_counted)
+
+            for part in range(3):
+                for number in range(part * FLOOD_TOPICS, (part + 1) * FLOOD_TOPICS, TOGETHER):
+                    names = [
+                        {"name": f"t{each}", "partitions": [LEADERLESS]} for each in range(number, number + TOGETHER)
+                    ]
+                    await both(request(METADATA, 8, 7, {}), response(METADATA, 8, 7, {"topics": names}))
+                for number in range(part * FLOOD_GROUPS, (part + 1) * FLOOD_GROUPS, 50):
+                    await both(invented(number, asked_each, 50), invented(number, told_each, 50))
+                    if number % 2000 == 1950:
+                        await all_counted(number + 50)
+                await all_counted((part + 1) * FLOOD_GROUPS)
+                text = await here.get("/metrics")
+                pids = here.process.pid, int(line.split()[-1])
+                seen.append((len(text), *(resident_bytes(pid) for pid in pids)))
+            samples = await here.scrape()
+            series = {each for each in samples if each.startswith("kproxy_group_failures_total")}
+            assert len(series) == 4 * (MAX_GROUPS + 1)
+            assert total(samples, "kproxy_insight_left_out_total", why="not_followed") >= 2 * FLOOD_GROUPS
+            assert total(samples, "kproxy_partitions_offline") == MAX_PARTITIONS // SHARE
+            known, after = 0, ""
+            while page := await groups(here, f"?limit=1000&after={after}"):  # in slices
+                known, after = known + len(page), f"default/{page[-1]['group']}"
+                assert {each["member_count"] for each in page} == {MEMBERS}
+            assert FLOOD_GROUPS / 4 < known <= FOLLOWED // SHARE and after == f"default/g{3 * FLOOD_GROUPS - 1:06d}"
+            first, second, last = seen
+            assert last[0] < 1.1 * first[0], seen
+            assert last[1] < first[1] + QUEUE_BYTES and last[2] < 1.25 * second[2] < 500 << 20, seen
+
+    live(test(), 3 * PATIENCE_S)
+
+
+def resident_bytes(pid: int) -> int:
+    return int((in_proc(pid, "statm")).read_text().split()[1]) * resource.getpagesize()
+
+
+def test_what_is_known_is_recorded_beside_the_exchanges(tmp_path):
+    """Also what came last, and what is not complete when kproxy ends."""
+
+    def told(place, table):
+        return [row for file in (place / table).glob("*.parquet") for row in pq.ParquetFile(file).read().to_pylist()]
+
+    async def test(workers: int, place: Path):
+        async with kproxy("--detail", "topics", "--record", str(place), workers=workers) as here:
+            await here.said("groups and leaders are followed by process")
+            pairs = [await here.connect() for _ in range(2)]
+            await rebalance(pairs, "g", 1)
+            client, broker = pairs[0]
+            asked = {"groupId": "open", "memberId": "m", "protocolType": "connect", "protocols": []}
+            answer = {"generationId": 5, "protocolName": "x", "leader": "n", "memberId": "m"}
+            await exchanged(client, broker, request(JOIN, 5, 9, asked), response(JOIN, 5, 9, answer))
+            here.process.send_signal(signal.SIGTERM)
+            assert await here.process.wait() == 0
+        rebalances = {(row["group_id"], row["generation"]): row for row in told(place, "rebalances")}
+        assert rebalances["g", 1]["members_after"] == 2 and rebalances["g", 1]["ended_ns"]
+        assert rebalances["open", 5]["ended_ns"] is None
+        exchanges = {(row["connection"], row["number"]): row for row in told(place, "exchanges")}
+        events = [row for row in told(place, "group_events") if row["event"] == "join_answered"]
+        assert [exchanges[row["connection"], row["number"]]["api"] for row in events] == ["JoinGroup"] * 3
+        assert {row["source"] for row in events} == {"live:default"}
+        assert not [name for name in os.listdir(place) if name.startswith(".unfinished")]  # noqa: PTH208
+
+    for workers in (1, 2):
+        live(test(workers, tmp_path / str(workers)), PATIENCE_S)
+
+
+def test_what_the_process_says_is_a_line_as_all_others(tmp_path):
+    """Of its part of the folder, whose place something else has taken meanwhile."""
+
+    async def test():
+        place = tmp_path / "tables"
+        async with kproxy("--detail", "topics", "--record", str(place), "--log-format", "json", workers=1) as here:
+            await here.said("groups and leaders are followed by process")
+            place.rename(tmp_path / "moved")
+            place.touch()
+            await rebalance([await here.connect() for _ in range(2)], "g", 1)
+            here.process.send_signal(signal.SIGTERM)
+            await here.process.wait()
+            await here.said("rows of insight are lost")
+            said = [json.loads(line) for line in here.lines]
+        (lost,) = [line for line in said if "rows of insight are lost" in line["message"]]
+        assert (lost["level"], lost["logger"]) == ("error", "kproxy.recorder")
+
+    live(test(), PATIENCE_S)
+
+
+def test_rows_that_the_process_cannot_write_are_counted(monkeypatch, tmp_path):
+    """While it runs; the recorder itself, which has too few events for a file yet, has lost none."""
+    (tmp_path / "sitecustomize.py").write_text("import kproxy.tables.knowledge_recorder as it\nit.ROLL_S = 0.1\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+
+    async def test():
+        place = tmp_path / "tables"
+        async with kproxy("--detail", "topics", "--record", str(place), workers=1) as here:
+            await here.said("groups and leaders are followed by process")
+            place.rename(tmp_path / "moved")
+            place.touch()
+            await rebalance([await here.connect() for _ in range(2)], "g", 1)
+
+            async def is_counted() -> bool:
+                return total(await here.scrape(), "kproxy_recorder_dropped_total") > 0
+
+            await here.until(is_counted)
+
+    live(test(), PATIENCE_S)

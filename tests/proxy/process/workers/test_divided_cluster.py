@@ -1,0 +1,33 @@
+"""What a worker's connections learn while a reload is under way."""
+
+import socket
+
+from kproxy.proxy.process.workers.divided_cluster import ClusterState, WorkerCluster
+from kproxy.proxy.sockets.channel import Channel
+from tests.proxy.live import HOST, Broker, kproxy, live
+from tests.proxy.process.test_cluster import is_connected, node, told
+
+
+def test_an_answer_between_a_reload_and_the_parents_state_names_the_ports_in_force():
+    """The worker's next cluster has no ports before that state: its first answer ended the connection."""
+
+    async def test():
+        other = Broker(2)
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            (former,) = here.server.clusters
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            channel = Channel(ours, {}, lambda: None)
+            former._successor = following = WorkerCluster(here.server._worker, former.cluster, channel)
+            nodes = [node(1, here.broker.port), node(2, other.port)]
+            addresses = await told(client, broker, nodes)
+            assert addresses == {1: (HOST, here.port + 2), 2: (HOST, here.port + 3)}
+            assert await is_connected(here, addresses[2][1], other)
+            following.take(ClusterState(former.cluster.name, here.port, open=frozenset((1, 2))))
+            assert await told(client, broker, nodes) == addresses
+            assert set(following.routes.upstreams) == {1, 2}  # from now on what is learnt is for that one
+            await following.stop()
+            channel.close()
+            theirs.close()
+
+    live(test())

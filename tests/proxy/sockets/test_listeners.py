@@ -1,0 +1,50 @@
+"""Why a port cannot be bound: real sockets hold it."""
+
+import errno
+import os
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from kproxy.proxy.sockets.listeners import listening, why_unbound
+
+HOSTS = ("127.0.0.1", "::1")
+
+
+def why(host: str, port: int) -> str:
+    with pytest.raises(OSError, match=r".") as caught:
+        listening([host], port, 1)
+    return why_unbound(caught.value, port=port)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_what_holds_a_port_is_named(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server((host, 0), family=family))
+        outgoing = stack.enter_context(socket.create_connection(listener.getsockname()[:2]))
+        idle = stack.enter_context(socket.socket(family))
+        idle.bind((host, 0))
+        assert "another program listens there: stop it (ss -ltnp)" in why(host, listener.getsockname()[1])
+        said = why(host, outgoing.getsockname()[1])
+        assert "an outgoing connection of this machine has that port (ss -tnp)" in said
+        assert "ip_local_reserved_ports" in said
+        assert "another program has it, or an outgoing connection" in why(host, idle.getsockname()[1])
+
+
+def test_an_address_of_another_machine_is_named_as_one() -> None:
+    for host in ("192.0.2.1", "2001:db8::1"):
+        assert why(host, 0) == "that is no address of this machine: see ip address"
+
+
+def test_other_faults_have_their_remedies() -> None:
+    for number, port, said in (
+        (errno.EACCES, 443, "CAP_NET_BIND_SERVICE"),
+        (errno.EACCES, 9092, "SELinux"),
+        (errno.EMFILE, 9092, "ulimit -n"),
+        (errno.ENFILE, 9092, "fs.file-max"),
+        (errno.EAFNOSUPPORT, 9092, "0.0.0.0"),
+        (errno.ENOBUFS, 9092, os.strerror(errno.ENOBUFS)),
+    ):
+        assert said in why_unbound(OSError(number, os.strerror(number)), port=port)

@@ -1,0 +1,397 @@
+"""Readiness as epoll tells it, errors included, until someone takes note."""
+
+import asyncio
+import socket
+import struct
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from kproxy.proxy.sockets import poller as poller_module
+from kproxy.proxy.sockets.poller import Poller
+from tests.proxy.live import HOST, live
+
+
+async def pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server((HOST, 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    one.setblocking(False)
+    other.setblocking(False)
+    return one, other
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - of the poller, which has no event for it
+        await asyncio.sleep(0.001)
+
+
+async def turns(poller: Poller) -> None:
+    """Some turns of the poller: each ends when what was sent in it has been read."""
+    one, other = await pair()
+    with one, other:
+        for number in range(3):
+            other.send(b"x")
+            read: list[bytes] = []
+            poller.add_reader(one.fileno(), lambda read=read: read.append(one.recv(9)))
+            await until(lambda read=read: bool(read))
+            poller.remove_reader(one.fileno())
+            assert read == [b"x"], number
+
+
+def test_an_error_is_told_until_it_is_read():
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        ours, theirs = await pair()
+        heard: list[bytes | str] = []
+
+        def readable() -> None:
+            try:
+                heard.append(ours.recv(1))  # less than there is
+            except ConnectionResetError:
+                heard.append("reset")
+                poller.remove_reader(ours.fileno())
+
+        poller.add_reader(ours.fileno(), readable)
+        theirs.send(b"abc")
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        theirs.close()
+        await until(lambda: "reset" in heard)
+        await turns(poller)
+        assert heard == [b"a", b"b", b"c", "reset"]
+        poller.close()
+        poller.close()
+
+    live(test())
+
+
+def test_readers_and_writers_come_and_go():
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        ours, theirs = await pair()
+        told: list[str] = []
+
+        def writable(what: str) -> None:
+            told.append(what)
+            poller.remove_writer(ours.fileno())
+
+        poller.add_writer(ours.fileno(), writable, "written")
+        poller.add_reader(ours.fileno(), lambda: told.append(f"read {ours.recv(9)!r}"))
+        await until(lambda: bool(told))
+        theirs.send(b"1")
+        await until(lambda: len(told) > 1)
+        poller.remove_reader(ours.fileno())
+        poller.remove_reader(ours.fileno())
+        theirs.send(b"2")
+        theirs.close()
+        await turns(poller)  # its end is there, and nobody watches: nothing spins
+        assert told == ["written", "read b'1'"]
+        poller.add_reader(ours.fileno(), lambda: told.append(f"read {ours.recv(9)!r}"))
+        await until(lambda: len(told) > 3)
+        assert told[2:4] == ["read b'2'", "read b''"]
+        poller.close()
+
+    live(test())
+
+
+def test_who_costs_much_waits_for_those_who_cost_little():
+    """Whatever the number of the costly: between two of them all others have their turn."""
+
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        floods = [await pair() for _ in range(30)]
+        cheap, friend = await pair()
+        costly_since: list[int] = []  # between what was sent to the cheap one and its turn
+        served = [0] * len(floods)
+        since = 0
+
+        def flooded(number: int) -> None:
+            nonlocal since
+            until_ns = time.thread_time_ns() + 2_000_000
+            while time.thread_time_ns() < until_ns:  # and the socket is still readable
+                pass
+            served[number] += 1
+            since += 1
+            if since == 1:
+                friend.send(b"x")
+
+        def answer() -> None:
+            nonlocal since
+            cheap.recv(9)
+            costly_since.append(since)
+            since = 0
+
+        for number, (ours, theirs) in enumerate(floods):
+            theirs.send(b"flood")
+            poller.add_reader(ours.fileno(), partial(flooded, number))
+        poller.add_reader(cheap.fileno(), answer)
+        while len(costly_since) < 100:  # noqa: ASYNC110 - what is waited for happens in other turns of this loop
+            await asyncio.sleep(0)
+        assert max(costly_since[10:]) <= 2  # and not 30
+        assert min(served) > 0
+        assert max(served) - min(served) <= 2  # they take turns
+        for ours, theirs in (*floods, (cheap, friend)):
+            poller.remove_reader(ours.fileno())
+            ours.close()
+            theirs.close()
+        assert not poller._queue and not poller._queue_of_cheap
+        poller.close()
+
+    live(test())
+
+
+@pytest.mark.parametrize("cost_us,most", [(50, 81), (500, 10), (900, 6), (20_000, 2)])
+def test_a_turn_is_bounded_by_what_its_events_take_whatever_their_number(monkeypatch, cost_us, most):
+    """Time is what the events of this test take. Who costs little waits for one turn, from the first on, if it has been
+    seen to, and though the kernel runs somebody else in each event of it; where all cost as little, for each of them
+    once."""
+    now_ns = time.monotonic_ns()
+    others_ns = 0
+    monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(poller_module, "thread_time_ns", lambda: now_ns - others_ns)
+    count = 300
+
+    async def test():
+        nonlocal now_ns
+        poller = Poller(asyncio.get_running_loop())
+        floods = [await pair() for _ in range(count)]
+        cheap, friend = await pair()
+        waited: list[int] = []  # events of others between what was sent to the cheap one and its turn
+        in_turns: list[int] = []  # events between two turns of the loop
+        served = [0] * count
+        since = in_turn = 0
+
+        def flooded(number: int) -> None:
+            nonlocal now_ns, since, in_turn
+            now_ns += cost_us * 1000
+            served[number] += 1
+            since += 1
+            in_turn += 1
+            if since == 1:
+                friend.send(b"x")
+
+        def answer() -> None:
+            nonlocal now_ns, others_ns, since
+            cheap.recv(9)
+            waited.append(since)
+            since = 0
+            now_ns += 2 * poller_module.CHEAP_NS
+            others_ns += 2 * poller_module.CHEAP_NS
+
+        def next_turn() -> None:
+            nonlocal in_turn
+            in_turns.append(in_turn)
+            in_turn = 0
+
+        poller.add_reader(cheap.fileno(), answer)
+        now_ns += poller_module.LOOK_NS
+        friend.send(b"x")
+        poller._ready()
+        assert waited == [0]
+        for number, (ours, theirs) in enumerate(floods):
+            theirs.send(b"flood")
+            poller.add_reader(ours.fileno(), partial(flooded, number))
+        before: list[int] = []  # they are all known
+        while not before or sum(served) - sum(before) < 3 * count:
+            await asyncio.sleep(0)
+            next_turn()
+            if not before and min(served):
+                before = served.copy()
+        assert max(waited) <= most + (count if cost_us * 1000 <= poller_module.CHEAP_NS else 0)
+        assert max(in_turns) <= most  # so have timers and listeners
+        turns_of = [now - then for now, then in zip(served, before, strict=True)]
+        assert max(turns_of) - min(turns_of) <= 2  # they take turns
+        for ours, theirs in (*floods, (cheap, friend)):
+            poller.remove_reader(ours.fileno())
+            ours.close()
+            theirs.close()
+        assert not poller._queue and not poller._queue_of_cheap
+        poller.close()
+
+    live(test())
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["readers tell", "readers tell nothing"])
+def test_a_short_turn_is_bounded_without_a_look_at_the_time(monkeypatch, tells):
+    """Readers tell when they were done, as relays do: then the clock is asked once, when epoll returns."""
+    asked = 0
+
+    def monotonic_ns() -> int:
+        nonlocal asked
+        asked += 1
+        return time.monotonic_ns()
+
+    monkeypatch.setattr(poller_module, "monotonic_ns", monotonic_ns)
+    monkeypatch.setattr(poller_module, "SHORT_NS", 1 << 60)
+    monkeypatch.setattr(poller_module, "LONG_TURN_NS", 1 << 60)
+
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        pairs = [await pair() for _ in range(100)]
+        heard: list[bytes] = []
+
+        def read(sock: socket.socket) -> None:
+            heard.append(sock.recv(9))
+            if tells:
+                poller.now_ns = time.monotonic_ns()
+
+        for ours, _ in pairs:
+            poller.add_reader(ours.fileno(), partial(read, ours))
+        nonlocal asked
+        poller._look_ns = 1 << 63
+        for turn in range(1, 4):
+            asked = 0
+            for _, theirs in pairs:
+                theirs.send(b"x")
+            poller._ready()
+            assert len(heard) == turn * len(pairs) and asked == (1 if tells else 1 + len(pairs))
+        for ours, theirs in pairs:
+            poller.remove_reader(ours.fileno())
+            ours.close()
+            theirs.close()
+        poller.close()
+
+    live(test())
+
+
+@pytest.mark.parametrize("others", [0, 300], ids=["at once", "queued"])
+def test_an_event_from_before_somebody_waited_for_the_end_is_no_end(monkeypatch, others):
+    """Of two that are ready at once, the first has the second's end awaited."""
+    now_ns = time.monotonic_ns()
+    monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
+
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        (one, told), (two, unread), *rest = [await pair() for _ in range(2 + others)]
+        heard: list[str] = []
+
+        def first() -> None:
+            nonlocal now_ns
+            now_ns += 1_000_000_000  # so that others queue
+            one.recv(9)
+            poller.add_end_reader(two.fileno(), lambda: heard.append("end"))
+
+        poller.add_reader(one.fileno(), first)
+        poller.add_reader(two.fileno(), lambda: heard.append("read"))
+        for theirs in (told, unread):
+            theirs.send(b"x")
+        for ours, theirs in rest:
+            poller.add_reader(ours.fileno(), lambda sock=ours: heard.append(sock.recv(9).decode()))
+            theirs.send(b"y")
+        await until(lambda: len(heard) >= others)
+        await turns(poller)
+        assert heard == ["y"] * others
+        unread.close()
+        await until(lambda: len(heard) > others)
+        assert heard[others:] and set(heard[others:]) == {"end"}
+        for sock in (one, two, *(ours for ours, _ in rest)):
+            poller.remove_reader(sock.fileno())
+        for sock in (one, two, told, *(end for ends in rest for end in ends)):
+            sock.close()
+        poller.close()
+
+    live(test())
+
+
+def test_work_that_was_put_back_is_done_one_at_a_time_between_events():
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        cheap, friend = await pair()
+        since = 0
+        most: list[int] = []
+        done: list[int] = []
+
+        def put_back(number: int, left: int) -> None:
+            nonlocal since
+            since += 1
+            if since == 1:
+                friend.send(b"x")
+            done.append(number)
+            if left:
+                poller.later(put_back, number, left - 1)
+
+        def answer() -> None:
+            nonlocal since
+            cheap.recv(9)
+            most.append(since)
+            since = 0
+
+        poller.add_reader(cheap.fileno(), answer)
+        for number in range(50):
+            poller.later(put_back, number, 9)
+        while len(done) < 500:  # noqa: ASYNC110 - what is waited for happens in other turns of this loop
+            await asyncio.sleep(0)
+        assert done == list(range(50)) * 10  # in turn
+        assert max(most) <= 2  # and not 50
+        poller.later(put_back, 0, 0)
+        poller.close()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(done) == 500
+
+    live(test())
+
+
+def test_who_raises_takes_no_turn_of_others():
+    async def test():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)
+        poller = Poller(loop)
+        heard: list[int] = []
+        poller.later(lambda: 1 // 0)
+        for number in range(3):
+            poller.later(heard.append, number)
+        await until(lambda: len(heard) > 2)
+        assert heard == [0, 1, 2]
+        poller.close()
+
+    live(test())
+
+
+def test_an_end_is_noticed_whatever_is_unread():
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        ours, theirs = await pair()
+        heard: list[str] = []
+
+        def ended() -> None:
+            heard.append("end")
+            poller.remove_reader(ours.fileno())
+
+        poller.add_end_reader(ours.fileno(), ended)
+        theirs.send(b"unread")
+        await turns(poller)
+        assert not heard
+        theirs.shutdown(socket.SHUT_WR)
+        await until(lambda: bool(heard))
+        await turns(poller)
+        assert heard == ["end"]
+        poller.add_reader(ours.fileno(), lambda: heard.append(ours.recv(9).decode()))
+        await until(lambda: len(heard) > 2)
+        assert heard[:3] == ["end", "unread", ""]
+        poller.close()
+        for sock in (ours, theirs):
+            sock.close()
+
+    live(test())
+
+
+def test_sockets_are_in_order_only_where_epoll_had_none_left(monkeypatch):
+    """What is left from one call to the next may stand before what became ready earlier."""
+    monkeypatch.setattr("kproxy.proxy.sockets.poller._EVENTS", 1)
+
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        heard: list[tuple[bytes, bool]] = []
+        pairs = [await pair() for _ in range(2)]
+        for ours, _ in pairs:
+            poller.add_reader(ours.fileno(), lambda sock=ours: heard.append((sock.recv(10), poller.is_in_order)))
+        for _, theirs in pairs:
+            theirs.send(b"x")
+        await until(lambda: len(heard) > 1)
+        assert heard == [(b"x", True), (b"x", False)]
+        poller.close()
+
+    live(test())

@@ -1,0 +1,41 @@
+"""When bytes arrived, by the kernel's own clock."""
+
+import socket
+import time
+from contextlib import closing
+
+import pytest
+
+from kproxy.proxy.sockets import sockets
+
+
+def test_the_time_of_arrival_is_that_of_the_last_segment_read_not_of_the_read():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = socket.create_connection(server.getsockname())
+        there, _ = server.accept()
+    with closing(here), closing(there):
+        sockets.prepare(here)
+        here.setblocking(True)
+        there.send(b"one")
+        time.sleep(0.01)
+        before = time.time_ns()
+        there.send(b"two")
+        buffer = bytearray(100)
+        while here.recv_into(buffer, 0, socket.MSG_PEEK) < len(b"onetwo"):  # a busy kernel delivers it later
+            pass
+        after = time.time_ns()
+        time.sleep(0.01)
+        count, arrived = sockets.receive_timed(here.recvmsg_into, buffer)
+        assert buffer[:count] == b"onetwo"
+        if arrived is None:
+            pytest.fail("this kernel gives no times of arrival: lateness of kproxy would be booked on brokers")
+        assert before <= arrived <= after
+        there.close()
+        assert sockets.receive_timed(here.recvmsg_into, buffer)[0] == 0
+
+
+def test_a_kernel_without_times_of_arrival_is_no_fault():
+    buffer = bytearray(10)
+    assert sockets.receive_timed(lambda *_: (3, [], 0, None), buffer) == (3, None)
+    foreign = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"1234"), (socket.SOL_SOCKET, 35, b"12345678")]
+    assert sockets.receive_timed(lambda *_: (3, foreign, 0, None), buffer) == (3, None)
