@@ -14,7 +14,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 # Pages of the site beside those of docs/.
-PAGES = ("README.md", "CONTRIBUTING.md", "DESIGN.md", "CHANGELOG.md", "dashboards/README.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "DESIGN.md", "CHANGELOG.md", "dashboards/README.md", "bench/FIGURES.md")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 

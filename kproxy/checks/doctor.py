@@ -32,7 +32,7 @@ from kproxy.proxy.sockets.listeners import Gate, Listener, resolve, why_unbound
 from kproxy.proxy.sockets.poller import Poller
 
 TIMEOUT_S = 60.0
-IDLE_BYTES = 4_300  # of one connection (DESIGN.md)
+IDLE_BYTES = 4_300  # of one connection (bench/FIGURES.md)
 START_BYTES = 61_000_000  # of each process
 UNSENT_BYTES = 2 * 512 * 1024  # of one connection whose sides both take nothing: one read each
 
