@@ -11,9 +11,8 @@ from struct import Struct
 from typing import Any
 
 from kproxy.protocol import codec, records
+from kproxy.protocol.apis import API_VERSIONS, FETCH, HEARTBEAT, METADATA, PRODUCE
 from kproxy.protocol.schema import schema
-
-PRODUCE, FETCH, METADATA, HEARTBEAT, API_VERSIONS = 0, 1, 3, 12, 18
 
 INT32 = Struct(">i")
 REQUEST_CORRELATION_ID = 8  # behind size, API key and version

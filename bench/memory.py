@@ -16,6 +16,7 @@ import click
 
 from bench import cases, processes
 from bench.processes import BenchError, Proxy
+from kproxy.protocol.apis import API_VERSIONS
 
 _FILES_BESIDE = 200
 _SCRAPES = 3
@@ -31,7 +32,7 @@ def memory(proxy: Proxy) -> dict[str, float]:
 
 def idle(proxy: Proxy, count: int) -> list[socket.socket]:
     """So many connections, each with one answered request behind it."""
-    frame = cases.request_frame(cases.API_VERSIONS, 3, {"clientSoftwareName": "bench", "clientSoftwareVersion": "1"})
+    frame = cases.request_frame(API_VERSIONS, 3, {"clientSoftwareName": "bench", "clientSoftwareVersion": "1"})
     opened: list[socket.socket] = []
     while len(opened) < count:
         more = [socket.create_connection(proxy.address, timeout=10) for _ in range(min(_AT_ONCE, count - len(opened)))]

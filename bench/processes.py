@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench import cases
 from kproxy.protocol import codec
+from kproxy.protocol.apis import METADATA
 
 Address = tuple[str, int]
 
@@ -321,8 +322,8 @@ def get(address: Address, path: str) -> tuple[int, str]:
 
 def _advertised(bootstrap: Address) -> Address:
     """Where a client that asks here for the cluster is sent."""
-    answer = ask(bootstrap, cases.request_frame(cases.METADATA, 12, {"topics": None}))
-    _, body = codec.decode_response(answer[4:], cases.METADATA, 12)
+    answer = ask(bootstrap, cases.request_frame(METADATA, 12, {"topics": None}))
+    _, body = codec.decode_response(answer[4:], METADATA, 12)
     (node,) = body["brokers"]
     return node["host"], node["port"]
 

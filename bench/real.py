@@ -30,11 +30,11 @@ from bench import cases, processes
 from bench.load import Load, LoadError
 from bench.processes import Address, BenchError, Proxy
 from kproxy.protocol import codec
+from kproxy.protocol.apis import METADATA, NOT_LEADER_OR_FOLLOWER, PRODUCE
 from tests.broker import cluster
 
 VERSION = 9  # of Produce: the last one but for ids of topics, which the bench would have to ask for
 REFERENCE = "haproxy"
-_NOT_LEADER_OR_FOLLOWER = 6
 _LEAST_WIDTH = 100  # also where the output is no terminal
 _WARM_UP = 20_000  # requests, so that the JVM has compiled what it will run
 # One broker alone; its log is cut short, since nobody reads it.
@@ -109,21 +109,21 @@ def request(request_bytes: int) -> bytes:
 
 def first_answer(address: Address, frame: bytes) -> bytes:
     """The broker's answer to a first request, once its topic exists; all later ones are as long."""
-    create = cases.request_frame(cases.METADATA, 4, {"topics": [{"name": cases.TOPIC}], "allowAutoTopicCreation": True})
+    create = cases.request_frame(METADATA, 4, {"topics": [{"name": cases.TOPIC}], "allowAutoTopicCreation": True})
 
     answer = b""
 
     def exists() -> bool:
-        _, body = codec.decode_response(processes.ask(address, create)[4:], cases.METADATA, 4)
+        _, body = codec.decode_response(processes.ask(address, create)[4:], METADATA, 4)
         return not body["topics"][0]["errorCode"]
 
     def leads() -> bool:
         """The broker knows the topic a moment before it leads it."""
         nonlocal answer
         answer = processes.ask(address, frame)
-        _, body = codec.decode_response(answer[4:], cases.PRODUCE, VERSION)
+        _, body = codec.decode_response(answer[4:], PRODUCE, VERSION)
         errors = {partition["errorCode"] for topic in body["responses"] for partition in topic["partitionResponses"]}
-        if errors - {0, _NOT_LEADER_OR_FOLLOWER}:
+        if errors - {0, NOT_LEADER_OR_FOLLOWER}:
             raise BenchError(f"the broker refuses the bench's batch: {body}")
         return errors == {0}
 

@@ -32,8 +32,8 @@ import click
 from bench import cases, processes
 from bench.processes import Address, BenchError, Proxy, get
 from kproxy.protocol import codec, records
+from kproxy.protocol.apis import API_VERSIONS, JOIN_GROUP, METADATA, PRODUCE, SYNC_GROUP
 
-PRODUCE, METADATA, FIND_COORDINATOR, JOIN_GROUP, SYNC_GROUP, API_VERSIONS = 0, 3, 10, 11, 14, 18
 VERSIONS = {PRODUCE: 9, JOIN_GROUP: 5, SYNC_GROUP: 3, API_VERSIONS: 3}
 SECONDS = 10.0  # of each measurement
 PAIRS = 5  # of measurements with the page that asks, and with the same page paused, in turn

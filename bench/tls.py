@@ -34,6 +34,7 @@ from rich.table import Table
 from bench import cases, processes
 from bench.load import Load
 from bench.processes import BenchError, Process, Proxy
+from kproxy.protocol.apis import API_VERSIONS
 from kproxy.proxy.sockets.sockets import READ_BYTES
 from kproxy.proxy.tls.tls_socket import TlsSocket
 from tests.certificates import Authority, Certificate
@@ -218,7 +219,7 @@ class Askers:
 
     def __init__(self, address: processes.Address, context: ssl.SSLContext | None, count: int) -> None:
         self._buffer = memoryview(bytearray(READ_BYTES))
-        self._frame = cases.request_frame(cases.API_VERSIONS, 3, _SOFTWARE)
+        self._frame = cases.request_frame(API_VERSIONS, 3, _SOFTWARE)
         self.socks = [connected(address, context, self._buffer) for _ in range(count)]
         self._epoll = select.epoll()
         self._by_fd = {}
@@ -272,7 +273,7 @@ def connected(address: processes.Address, context: ssl.SSLContext | None, buffer
     sock.setblocking(False)
     if context is not None:
         sock = shaken(sock, context, buffer)
-    sock.send(cases.request_frame(cases.API_VERSIONS, 3, _SOFTWARE))
+    sock.send(cases.request_frame(API_VERSIONS, 3, _SOFTWARE))
     view = memoryview(bytearray(1 << 16))
     while True:
         _readable(sock)

@@ -11,14 +11,13 @@ from typing import Any
 
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
+from kproxy.protocol.apis import API_VERSIONS, CONTROLLED_SHUTDOWN
 from kproxy.wire import frames
-from kproxy.wire.interest import API_VERSIONS
 from kproxy.zookeeper.session import side_of
 
 KAFKA, TLS, ZOOKEEPER, HTTP, NOT_KAFKA = "kafka", "tls", "zookeeper", "http", "not_kafka"
 
 HEAD = 64 * 1024  # looked at of each side at most
-_CONTROLLED_SHUTDOWN = 7
 _OVER = 16  # bytes after a body's end that are still believed: librdkafka sends three
 # https://zookeeper.apache.org/doc/current/zookeeperAdmin.html#sc_4lw
 _FOUR_LETTERS = frozenset(
@@ -109,7 +108,7 @@ def _is_zookeeper_connect(head: bytes | bytearray) -> bool:
 
 def _plausible(head: bytes | bytearray) -> bool:
     size, key_version, _ = frames.REQUEST_HEAD.unpack_from(head)
-    if key_version == _CONTROLLED_SHUTDOWN << 16:  # the one header without a client id
+    if key_version == CONTROLLED_SHUTDOWN << 16:  # the one header without a client id
         return bool(size == 12)
     if key_version >> 16 == API_VERSIONS and key_version & 0xFFFF < 32 and 10 <= size <= 4096:
         return True  # a client newer than our schema opens with it

@@ -24,12 +24,12 @@ from kproxy.capture.quality import Quality
 from kproxy.convert.spoken import SPOKEN
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
+from kproxy.protocol.apis import DESCRIBE_CLUSTER, METADATA
 from kproxy.tables import writer
 from kproxy.tables.arrays import listed
 from kproxy.tables.names import address_of
 from kproxy.tables.schema import I64, TEXT, Table
 
-METADATA, DESCRIBE_CLUSTER = 3, 60
 MAX_ADDRESSES = 65_536
 CONNECTED = ["connection", "client_address", "broker_address", "broker_port"]
 _READ = ["source", "api_key", "api_version", "broker_address", "broker_port", "response"]

@@ -29,11 +29,11 @@ from kproxy.insight.registry_groups import ConsumerGroups
 from kproxy.insight.repeats import Repeats
 from kproxy.insight.rows import RegistryRow, Row
 from kproxy.insight.spoken import spoken_of
+from kproxy.protocol.apis import FETCH
 from kproxy.tables import schema, writer
 from kproxy.tables.knowledge import KnowledgeColumns
 from kproxy.tables.names import Names
 from kproxy.tables.schema import Table
-from kproxy.wire.interest import FETCH
 
 TOGETHER = 4096  # rows
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
+from kproxy.protocol.apis import UPDATE_METADATA
 from kproxy.tables.arrays import batch
 from kproxy.tables.names import Names
 from kproxy.tables.partitions import topic_id
@@ -49,7 +50,6 @@ SPOKEN = Table(
 )
 BATCH_BYTES = 4 << 20
 _ROW_BYTES = 600  # beside the frames, about
-UPDATE_METADATA = 6
 
 
 class SpokenColumns:

@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-from kproxy.demo.cluster import API_VERSIONS, METADATA
 from kproxy.errors import UpstreamError
 from kproxy.protocol import codec
+from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.protocol.schema import schema
 
 Body = dict[str, Any]

@@ -16,6 +16,18 @@ from typing import Any
 from uuid import uuid4
 
 from kproxy.demo.log import Refused
+from kproxy.protocol.apis import (
+    GROUP_MAX_SIZE_REACHED,
+    ILLEGAL_GENERATION,
+    INCONSISTENT_GROUP_PROTOCOL,
+    INVALID_GROUP_ID,
+    INVALID_SESSION_TIMEOUT,
+    MEMBER_ID_REQUIRED,
+    OFFSET_METADATA_TOO_LARGE,
+    REBALANCE_IN_PROGRESS,
+    UNKNOWN_MEMBER_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
 
 MAX_GROUPS = 64
 MAX_MEMBERS = 64
@@ -25,16 +37,6 @@ FIRST_DELAY_S = 0.3  # group.initial.rebalance.delay.ms, which is 3 s there: a d
 LEAST_SESSION_MS, LONGEST_SESSION_MS = 500, 300_000
 _REQUIRED_ID_FROM = 4  # of JoinGroup: a new member is given its id first (KIP-394)
 
-UNKNOWN_TOPIC_OR_PARTITION = 3
-OFFSET_METADATA_TOO_LARGE = 12
-ILLEGAL_GENERATION = 22
-INCONSISTENT_GROUP_PROTOCOL = 23
-INVALID_GROUP_ID = 24
-UNKNOWN_MEMBER_ID = 25
-INVALID_SESSION_TIMEOUT = 26
-REBALANCE_IN_PROGRESS = 27
-MEMBER_ID_REQUIRED = 79
-GROUP_MAX_SIZE_REACHED = 81
 
 Body = dict[str, Any]
 Place = tuple[str, int]  # topic, partition

@@ -14,6 +14,14 @@ from struct import Struct
 from typing import NamedTuple
 
 from kproxy.errors import ProtocolError
+from kproxy.protocol.apis import (
+    CORRUPT_MESSAGE,
+    INVALID_PRODUCER_EPOCH,
+    INVALID_RECORD,
+    MESSAGE_TOO_LARGE,
+    OFFSET_OUT_OF_RANGE,
+    OUT_OF_ORDER_SEQUENCE_NUMBER,
+)
 from kproxy.protocol.records import Batch, read_batches
 
 RETENTION_BYTES = 4 * 1024 * 1024
@@ -21,12 +29,6 @@ MAX_MESSAGE_BYTES = 1024 * 1024 + 12  # a broker's message.max.bytes by default
 _PRODUCERS = 256
 _REMEMBERED = 5  # batches per producer: as many as may be in flight with idempotence
 
-OFFSET_OUT_OF_RANGE = 1
-CORRUPT_MESSAGE = 2
-MESSAGE_TOO_LARGE = 10
-OUT_OF_ORDER_SEQUENCE_NUMBER = 45
-INVALID_PRODUCER_EPOCH = 47
-INVALID_RECORD = 87
 
 # Where a batch begins: what a broker writes (base offset, leader epoch), and the length between the two.
 _STAMP = Struct(">qii")

@@ -9,20 +9,21 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from kproxy.demo.client import Body, Client, Connection
-from kproxy.demo.cluster import (
-    FIND_COORDINATOR,
-    HEARTBEAT,
-    JOIN_GROUP,
-    LEAVE_GROUP,
-    OFFSET_COMMIT,
-    OFFSET_FETCH,
-    SYNC_GROUP,
-)
-from kproxy.demo.groups import MEMBER_ID_REQUIRED, UNKNOWN_MEMBER_ID
 from kproxy.errors import UpstreamError
 from kproxy.insight import assignors
 from kproxy.insight.embedded import assigned, subscription
 from kproxy.protocol import codec
+from kproxy.protocol.apis import (
+    FIND_COORDINATOR,
+    HEARTBEAT,
+    JOIN_GROUP,
+    LEAVE_GROUP,
+    MEMBER_ID_REQUIRED,
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
+    SYNC_GROUP,
+    UNKNOWN_MEMBER_ID,
+)
 from kproxy.protocol.error_codes import error_name
 
 SESSION_MS, REBALANCE_MS = 6_000, 10_000

@@ -14,9 +14,10 @@ from contextlib import suppress
 from typing import Any
 
 from kproxy.demo.client import Client, Connection
-from kproxy.demo.cluster import DESCRIBE_CLUSTER, FETCH, LIST_OFFSETS, METADATA, PRODUCE, Cluster
+from kproxy.demo.cluster import Cluster
 from kproxy.demo.member import Member
 from kproxy.errors import UpstreamError
+from kproxy.protocol.apis import DESCRIBE_CLUSTER, FETCH, LIST_OFFSETS, METADATA, PRODUCE
 from kproxy.protocol.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from kproxy.protocol.records import Record, iterate_headers, write_batch
 

@@ -15,6 +15,7 @@ from typing import Any
 from kproxy.errors import ProtocolError, TooLarge
 from kproxy.flight.cutting import Frame
 from kproxy.protocol import codec
+from kproxy.protocol.apis import API_VERSIONS
 from kproxy.protocol.blanking import Allowance, blank
 from kproxy.protocol.schema import Field
 from kproxy.protocol.secrets import CONTENT, SECRET_TOPICS, redact
@@ -24,7 +25,6 @@ from kproxy.wire.events import CLIENT
 LEFT_OUT = "left out"
 MAX_RECORDS = 10_000_000  # of a dump: some 20 s of a core
 MAX_UNPACKED_BYTES = 2 << 30  # of a dump: some 20 s of a core
-_API_VERSIONS = 18
 _TOPIC_NAMES = ("topic", "topicId", "name")
 _OF_SNAPSHOT = "unalignedRecords"  # of FetchSnapshot
 
@@ -86,7 +86,7 @@ def _redacted(frame: Frame, left: Allowance, records: bool) -> tuple[bytes, str]
 
 def _answered_version(data: bytes, key: int, version: int) -> int:
     """An ApiVersions of a version that is not served is answered in v0 (KIP-511)."""
-    if key == _API_VERSIONS:
+    if key == API_VERSIONS:
         try:
             codec.decode_response(data, key, version)
         except ProtocolError:

@@ -21,12 +21,12 @@ from kproxy.insight.rows import Change
 from kproxy.insight.spoken import Body, Spoken
 from kproxy.insight.topics import Topics
 from kproxy.protocol import codec
+from kproxy.protocol.apis import ENVELOPE
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.render import uuid_text
 from kproxy.protocol.schema import schema
 from kproxy.protocol.secrets import redact
 
-ENVELOPE = 58
 MAX_RESOURCES = 10_000
 MAX_DETAIL = 2000
 MASKED = "[secret]"

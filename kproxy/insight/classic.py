@@ -21,9 +21,15 @@ from kproxy.insight.group import HEAVY_BYTES, MAX_MEMBERS, Cause, Group, GroupRo
 from kproxy.insight.joined import MS, Expected, Forming, Joined, subscribe
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
 from kproxy.insight.spoken import Body, Spoken
+from kproxy.protocol.apis import (
+    HEARTBEAT,
+    JOIN_GROUP,
+    LEAVE_GROUP,
+    MEMBER_ID_REQUIRED,
+    REBALANCE_IN_PROGRESS,
+    SYNC_GROUP,
+)
 
-JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 11, 12, 13, 14
-REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED = 27, 79
 LATE_NS = 10**9  # by which clocks of captures may differ
 
 Counts = Mapping[str, int]  # partitions by topic

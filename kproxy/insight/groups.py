@@ -22,12 +22,20 @@ from kproxy.insight.group import Group, GroupRow
 from kproxy.insight.rows import GroupEvent
 from kproxy.insight.spoken import Body, Spoken
 from kproxy.insight.topics import Topics
+from kproxy.protocol.apis import (
+    DELETE_GROUPS,
+    DESCRIBE_GROUPS,
+    END_TXN,
+    FIND_COORDINATOR,
+    GROUP_ID_NOT_FOUND,
+    HEARTBEAT,
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
+    TXN_OFFSET_COMMIT,
+)
 
-OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, DESCRIBE_GROUPS, TXN_OFFSET_COMMIT, DELETE_GROUPS = 8, 9, 10, 15, 28, 42
 DESCRIBES = {DESCRIBE_GROUPS: "classic", 69: "consumer", 77: "share", 89: "streams"}
-END_TXN = 26
 GROUP_KEY = 0  # of FindCoordinator; others are transactional ids and share partitions
-GROUP_ID_NOT_FOUND = 69
 MAX_GROUPS = 10_000
 MAX_WEIGHT = 100_000  # in members; what a group remembers of members that left counts too
 MAX_NAMED = 10_000
@@ -35,7 +43,7 @@ LOOK_NS = 10**9  # between two looks for those that did not join
 MAX_IN_TRANSACTION = 64  # groups of one transaction; a producer has one
 
 # Of these, which are by far the most, answers without an error say nothing.
-ONLY_FAILED = frozenset((OFFSET_COMMIT, OFFSET_FETCH, classic.HEARTBEAT))
+ONLY_FAILED = frozenset((OFFSET_COMMIT, OFFSET_FETCH, HEARTBEAT))
 
 Key = tuple[str, str]  # id, protocol
 AnyGroup = ClassicGroup | EpochGroup

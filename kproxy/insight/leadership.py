@@ -23,9 +23,22 @@ from uuid import UUID
 
 from kproxy.insight.rows import Leadership
 from kproxy.insight.spoken import Body, Spoken
+from kproxy.protocol.apis import (
+    ALTER_PARTITION,
+    BEGIN_QUORUM_EPOCH,
+    DELETE_TOPICS,
+    DESCRIBE_QUORUM,
+    DESCRIBE_TOPIC_PARTITIONS,
+    END_QUORUM_EPOCH,
+    LEADER_AND_ISR,
+    METADATA,
+    STALE_CONTROLLER_EPOCH,
+    STOP_REPLICA,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    UPDATE_METADATA,
+    VOTE,
+)
 
-METADATA, LEADER_AND_ISR, STOP_REPLICA, UPDATE_METADATA, DELETE_TOPICS, ALTER_PARTITION = 3, 4, 5, 6, 20, 56
-VOTE, BEGIN_QUORUM_EPOCH, END_QUORUM_EPOCH, DESCRIBE_QUORUM, DESCRIBE_TOPIC_PARTITIONS = 52, 53, 54, 55, 75
 APIS = {
     METADATA: "Metadata",
     LEADER_AND_ISR: "LeaderAndIsr",
@@ -43,7 +56,6 @@ MAX_PARTITIONS = 200_000
 MAX_GONE = 1000
 NO_LEADER, DELETED = -1, -2  # of a partition that is offline; of one that goes (LeaderAndIsr.LEADER_DURING_DELETE)
 EPOCH_OF_DELETED = -2  # StopReplica's leader epoch, since 2.6, of a topic that is deleted
-UNKNOWN_TOPIC_OR_PARTITION, STALE_CONTROLLER_EPOCH = 3, 11
 NO_ID = UUID(int=0)
 
 Key = tuple[str, int]  # topic, partition

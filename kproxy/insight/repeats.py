@@ -13,10 +13,10 @@ from hashlib import blake2b
 from kproxy.insight.rows import Leadership, Row, Topology
 from kproxy.insight.spoken import Spoken
 from kproxy.insight.topology import REFUSALS
+from kproxy.protocol.apis import METADATA
 from kproxy.protocol.primitives import Buffer
 from kproxy.protocol.schema import schema
 
-METADATA = 3
 MAX_DIGESTS = 256
 _CLIENT = 12  # where a request's client id begins: behind size, API, version and correlation id
 _THROTTLE_SINCE = 3  # version of Metadata whose answer begins with its throttle

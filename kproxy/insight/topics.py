@@ -8,9 +8,17 @@ from collections.abc import Iterator, Mapping
 from uuid import UUID
 
 from kproxy.insight.spoken import Body, Spoken
+from kproxy.protocol.apis import (
+    CONSUMER_GROUP_DESCRIBE,
+    CREATE_TOPICS,
+    DESCRIBE_TOPIC_PARTITIONS,
+    LEADER_AND_ISR,
+    METADATA,
+    SHARE_GROUP_DESCRIBE,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    UPDATE_METADATA,
+)
 
-METADATA, LEADER_AND_ISR, UPDATE_METADATA, CREATE_TOPICS = 3, 4, 6, 19
-CONSUMER_GROUP_DESCRIBE, DESCRIBE_TOPIC_PARTITIONS, SHARE_GROUP_DESCRIBE = 69, 75, 77
 APIS = frozenset(
     (
         METADATA,
@@ -22,7 +30,6 @@ APIS = frozenset(
         SHARE_GROUP_DESCRIBE,
     )
 )
-UNKNOWN_TOPIC_OR_PARTITION = 3
 MAX_TOPICS = 65_536
 MAX_GROWN = 1000
 GROWN_NS = 600 * 10**9  # twice the default of clients' metadata.max.age.ms

@@ -31,8 +31,7 @@ from uuid import UUID
 
 from kproxy.metrics.named import MAX_LABEL, OTHER, Topics, shown
 from kproxy.metrics.offsets import GONE, POSITION, UNKNOWN, Key, Log, Offsets, Position, key_of
-from kproxy.wire.events import ANSWERED, Event, Exchange
-from kproxy.wire.interest import (
+from kproxy.protocol.apis import (
     END_TXN,
     FETCH,
     INIT_PRODUCER_ID,
@@ -42,6 +41,7 @@ from kproxy.wire.interest import (
     PRODUCE,
     TXN_OFFSET_COMMIT,
 )
+from kproxy.wire.events import ANSWERED, Event, Exchange
 
 MAX_POSITIONS = 16 * 1024
 MAX_ALL_POSITIONS = 512 * 1024  # of all connections to a cluster: some 100 MiB

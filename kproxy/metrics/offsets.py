@@ -30,9 +30,7 @@ from uuid import UUID
 
 from kproxy.metrics.marks import Marks
 from kproxy.metrics.named import MAX_LABEL, MAX_NAMES, Topics
-from kproxy.wire.bodies import Partition, Sums
-from kproxy.wire.events import Exchange
-from kproxy.wire.interest import (
+from kproxy.protocol.apis import (
     DELETE_GROUPS,
     DELETE_TOPICS,
     FETCH,
@@ -42,7 +40,11 @@ from kproxy.wire.interest import (
     OFFSET_FETCH,
     PRODUCE,
     TXN_OFFSET_COMMIT,
+    UNKNOWN_TOPIC_ID,
+    UNKNOWN_TOPIC_OR_PARTITION,
 )
+from kproxy.wire.bodies import Partition, Sums
+from kproxy.wire.events import Exchange
 
 MAX_LOGS = 16 * 1024
 MAX_COMMITTED = 64 * 1024
@@ -55,8 +57,6 @@ UNKNOWN = -1  # a time that no batch contained; a leader epoch that no answer na
 
 END, COMMITTED, POSITION = KINDS = ("end", "committed", "position")  # what falls out of the bounds
 
-UNKNOWN_TOPIC_OR_PARTITION = 3
-UNKNOWN_TOPIC_ID = 100
 GONE = frozenset((UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID))
 
 Key = tuple[str | UUID | None, int]  # of a topic-partition, as the wire calls it

@@ -22,6 +22,7 @@ from struct import error as struct_error
 from typing import Any, TypeVar, cast
 
 from kproxy.errors import Malformed, ProtocolError, Unsupported
+from kproxy.protocol.apis import API_VERSIONS, UNSUPPORTED_VERSION
 from kproxy.protocol.misfits import misfit
 from kproxy.protocol.plans import SLICE_BYTES, TRAILING, Length, Walk, join
 from kproxy.protocol.primitives import Buffer
@@ -31,8 +32,6 @@ from kproxy.protocol.write_plans import Write
 Span = tuple[int, int, int]  # (index of the path, or TAG_SIZE; start; end) as offsets in the buffer
 TAG_SIZE = -1
 
-_UNSUPPORTED_VERSION = 35
-_API_VERSIONS = 18
 _LAST_CLASSIC_API_VERSIONS = 2  # newer ones are flexible
 _CLIENT_ID = "header.clientId"
 _MOST_FLAT_SLICES = 3  # a long token or text ends one, and so may a tagged field of a later release behind it
@@ -88,7 +87,7 @@ def decode_response(frame: Buffer, api_key: int, api_version: int) -> tuple[Head
     header_version = api_message(api_key, api_version, "response").header_version(api_version)
     try:
         header, pos = _reader("ResponseHeader", header_version)(frame, 0, len(frame))
-        if api_key == _API_VERSIONS:
+        if api_key == API_VERSIONS:
             api_version = api_versions_version(frame, pos, len(frame), api_version)
         return header, _body(_reader((api_key, "response"), api_version), frame, pos)
     except Malformed as fault:
@@ -245,7 +244,7 @@ def response_scan(
     """
     message = api_message(api_key, version, "response")
     scan = _Scan(message, version, address_path(api_key, version)).plan()
-    if api_key != _API_VERSIONS or version == 0:
+    if api_key != API_VERSIONS or version == 0:
         return scan
     downgraded = response_scan(api_key, 0)
 
@@ -289,7 +288,7 @@ def locate(api_key: int, version: int, side: str, paths: tuple[str, ...]) -> Cal
     """
     message = api_message(api_key, version, side)
     plan = _Locate(message, version, side, paths).plan()
-    if api_key != _API_VERSIONS or version == 0 or side != "response":
+    if api_key != API_VERSIONS or version == 0 or side != "response":
         return plan
     downgraded = locate(api_key, 0, side, paths)
 
@@ -304,7 +303,7 @@ def locate_in_slices(
     api_key: int, version: int, side: str, paths: tuple[str, ...]
 ) -> Callable[[Buffer, int, int], Slices[list[Span]]]:
     """Compile what `locate` does as a generator. ApiVersions, whose answers can have another version, is refused."""
-    if api_key == _API_VERSIONS:
+    if api_key == API_VERSIONS:
         raise Unsupported("ApiVersions is not read in slices")
     plan = _Locate(api_message(api_key, version, side), version, side, paths)
     plan.sliced = True
@@ -318,7 +317,7 @@ def api_versions_version(buffer: Buffer, start: int, end: int, version: int) -> 
     A broker that does not serve that version answers error 35 in version 0 (KIP-511), librdkafka's mock broker in the
     version asked for. As Kafka's client reads it: in the version asked for, and in version 0 where that cannot be.
     """
-    if int.from_bytes(buffer[start : start + 2], "big") != _UNSUPPORTED_VERSION:
+    if int.from_bytes(buffer[start : start + 2], "big") != UNSUPPORTED_VERSION:
         return version
     if version > _LAST_CLASSIC_API_VERSIONS:  # in version 0 the first byte of a count, here no count that can be
         return version if end - start > 2 and buffer[start + 2] else 0

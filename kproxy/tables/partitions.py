@@ -17,6 +17,16 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from kproxy.protocol.apis import (
+    FETCH,
+    LIST_OFFSETS,
+    OFFSET_COMMIT,
+    OFFSET_DELETE,
+    OFFSET_FETCH,
+    PRODUCE,
+    SHARE_FETCH,
+    TXN_OFFSET_COMMIT,
+)
 from kproxy.protocol.compression import codec_name
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.records import BatchHeader
@@ -29,16 +39,6 @@ from kproxy.wire.bodies import BLANK, Found, Partition
 from kproxy.wire.bulk import NULL, Bodies, Bulk
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
-from kproxy.wire.interest import (
-    FETCH,
-    LIST_OFFSETS,
-    OFFSET_COMMIT,
-    OFFSET_DELETE,
-    OFFSET_FETCH,
-    PRODUCE,
-    SHARE_FETCH,
-    TXN_OFFSET_COMMIT,
-)
 
 MAX_POSITIONS = 64 * 1024
 # Characters of a topic's and a group's name in each row of a body, which may name one of 32 KB and 65,536 partitions of

@@ -15,6 +15,7 @@ from kproxy.insight.knowledge import APIS, ONLY_FAILED
 from kproxy.metrics import Metrics
 from kproxy.metrics.columns import count
 from kproxy.metrics.counting import ConnectionMetrics
+from kproxy.protocol.apis import FETCH
 from kproxy.proxy.cluster.destinations import MAX_BROKERS, Destinations
 from kproxy.proxy.config.addresses import Address, numeric
 from kproxy.proxy.filters.feed import Feed
@@ -24,7 +25,6 @@ from kproxy.watch.processes import End, Process, look
 from kproxy.wire.bulk import Bulk
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import CLIENT, SIDES, Closed, Event, Exchange, Unanswered
-from kproxy.wire.interest import FETCH
 from kproxy.wire.kept import Kept
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ up to the end of its brokers (MAX_HEAD). Refuses to know what the transform does
 from typing import Any
 
 from kproxy.errors import Malformed, ProtocolError
+from kproxy.protocol.apis import FETCH, SASL_HANDSHAKE
 from kproxy.wire import frames
 from kproxy.wire.authorizer import Later
 from kproxy.wire.bodies import BodyWalker, empty_rest
@@ -22,7 +23,7 @@ from kproxy.wire.events import (
     AddressesHidden,
     Exchange,
 )
-from kproxy.wire.interest import FETCH, HOLD, SASL_HANDSHAKE, STREAM
+from kproxy.wire.interest import HOLD, STREAM
 from kproxy.wire.keeping import begin_answer, keep_answer
 from kproxy.wire.pairing import overtaken_by
 from kproxy.wire.state import MAX_NAMED, SMALL_BODY, UNSEEN, Piece

@@ -8,6 +8,7 @@ recorded without parsing. Refuses to know answers.
 from typing import Any
 
 from kproxy.errors import Malformed
+from kproxy.protocol.apis import PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from kproxy.wire import frames, sasl
 from kproxy.wire.bodies import BodyWalker
 from kproxy.wire.events import (
@@ -20,7 +21,7 @@ from kproxy.wire.events import (
     Exchange,
 )
 from kproxy.wire.holding import Holding
-from kproxy.wire.interest import ANSWER, AUTHORIZE, PRODUCE, REFUSE, SASL_AUTHENTICATE, SASL_HANDSHAKE, ApiPlan
+from kproxy.wire.interest import ANSWER, AUTHORIZE, REFUSE, ApiPlan
 from kproxy.wire.keeping import begin_request, end_request, keep_request
 from kproxy.wire.kept import MAX_SMALL
 from kproxy.wire.own_answers import unsupported_version

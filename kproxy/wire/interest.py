@@ -12,6 +12,22 @@ from functools import partial
 from typing import Any
 
 from kproxy.protocol import codec, schema, shapes
+from kproxy.protocol.apis import (
+    API_VERSIONS,
+    DELETE_GROUPS,
+    DELETE_TOPICS,
+    END_TXN,
+    FETCH,
+    INIT_PRODUCER_ID,
+    LIST_OFFSETS,
+    OFFSET_COMMIT,
+    OFFSET_DELETE,
+    OFFSET_FETCH,
+    PRODUCE,
+    SASL_HANDSHAKE,
+    SHARE_FETCH,
+    TXN_OFFSET_COMMIT,
+)
 from kproxy.wire import bodies
 from kproxy.wire.kept import Kept
 
@@ -27,23 +43,6 @@ ANSWER = 1  # not forwarded: kproxy answers (an ApiVersions newer than it can re
 REFUSE = 2  # its answer would carry addresses that kproxy cannot read: close the connection
 AUTHORIZE = 3  # the session's authorizer decides (authorizer.py)
 
-PRODUCE = 0
-FETCH = 1
-LIST_OFFSETS = 2
-OFFSET_COMMIT = 8
-OFFSET_FETCH = 9
-INIT_PRODUCER_ID = 22
-END_TXN = 26
-TXN_OFFSET_COMMIT = 28
-DELETE_TOPICS = 20
-DELETE_GROUPS = 42
-OFFSET_DELETE = 47
-SASL_HANDSHAKE = 17
-API_VERSIONS = 18
-SASL_AUTHENTICATE = 36
-SHARE_FETCH = 78
-
-UNSUPPORTED_VERSION = 35
 
 Reader = Callable[[Any, int, int], bodies.Found]
 Scanned = tuple[int, int | None, tuple[int, ...], bool]  # throttle, error code, all error codes, carries addresses

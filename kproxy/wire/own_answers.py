@@ -10,10 +10,10 @@ from functools import cache
 from typing import Any
 
 from kproxy.protocol import codec, schema
+from kproxy.protocol.apis import API_VERSIONS, UNSUPPORTED_VERSION
 from kproxy.wire import frames
 from kproxy.wire.authorizer import Answer
 from kproxy.wire.events import ANSWERED_BY_PROXY, CLIENT, FULL, NONE, Exchange
-from kproxy.wire.interest import API_VERSIONS, UNSUPPORTED_VERSION
 from kproxy.wire.keeping import keep_answer
 from kproxy.wire.muting import Mutes
 from kproxy.wire.state import Piece, SessionState

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from kproxy.errors import ProtocolError
+from kproxy.protocol.apis import PRODUCE
 from kproxy.wire import frames, sasl
 from kproxy.wire.authorizer import Answer, Authorizer
 from kproxy.wire.bodies import BodyWalker, Edit, Found
@@ -28,7 +29,7 @@ from kproxy.wire.events import (
     Exchange,
     Unanswered,
 )
-from kproxy.wire.interest import PRODUCE, ApiPlan, Interest
+from kproxy.wire.interest import ApiPlan, Interest
 from kproxy.wire.keeping import emitted
 from kproxy.wire.kept import FrameInParts
 from kproxy.wire.muting import Mutes

@@ -5,7 +5,8 @@ import json
 
 from kproxy.admin import live as asked_live
 from kproxy.metrics import Metrics, live
-from tests.admin.test_operator import HEARTBEAT, asked, operated
+from kproxy.protocol.apis import HEARTBEAT
+from tests.admin.test_operator import asked, operated
 from tests.metrics.test_live import connected
 from tests.metrics.test_slow import FETCH, MS, PRODUCE, exchange
 from tests.proxy.live import live as running

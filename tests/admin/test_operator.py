@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
+from kproxy.protocol.apis import ALTER_CONFIGS, API_VERSIONS, HEARTBEAT, PRODUCE, PUSH_TELEMETRY
 from kproxy.proxy import log_lines
 from kproxy.proxy.filters import tracing
 from kproxy.wire.session import Session
 from tests.proxy.live import HOST, kproxy, live, request, response
 
-PRODUCE, FETCH, HEARTBEAT, HANDSHAKE, API_VERSIONS, AUTHENTICATE, ALTER_CONFIGS = 0, 1, 12, 17, 18, 36, 33
-PUSH_TELEMETRY = 72
+HANDSHAKE, AUTHENTICATE = 17, 36
 POST = {"X-Kproxy": "yes"}
 SECRET = b"\0alice\0hunter2-secret"
 VALUE = b"value-of-a-record"

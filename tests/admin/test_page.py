@@ -18,6 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kproxy.admin.page import load_page
+from kproxy.protocol.apis import API_VERSIONS, HEARTBEAT, LIST_OFFSETS, PRODUCE
 from kproxy.protocol.records import Record, write_batch
 from tests import chromium
 from tests.broker.cluster import wait_for
@@ -28,7 +29,6 @@ from tests.demo.running import traffic
 from tests.proxy.live import request, response
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-PRODUCE, LIST_OFFSETS, HEARTBEAT, API_VERSIONS = 0, 2, 12, 18
 HEADING_OF_APIS = "return document.querySelector('#apis').parentNode.textContent"
 SIDEWAYS = """return [...document.querySelectorAll(".card:not(.wide):not(.all) .table")]
     .filter(each => each.scrollWidth > each.clientWidth).map(each => each.id)"""

@@ -4,12 +4,23 @@ from typing import Any
 from uuid import UUID
 
 from kproxy.capture.packets import ACK
+from kproxy.protocol.apis import (
+    DELETE_GROUPS,
+    DELETE_TOPICS,
+    END_TXN,
+    FETCH,
+    LIST_OFFSETS,
+    METADATA,
+    OFFSET_COMMIT,
+    OFFSET_DELETE,
+    OFFSET_FETCH,
+    PRODUCE,
+    TXN_OFFSET_COMMIT,
+)
 from kproxy.protocol.records import Record, write_batch
 from tests.capture.packet import ethernet, ipv4, pcap, tcp
 from tests.wire.playbook import request, response
 
-PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, OFFSET_FETCH, DELETE_TOPICS = 0, 1, 2, 3, 8, 9, 20
-END_TXN, TXN_OFFSET_COMMIT, DELETE_GROUPS, OFFSET_DELETE = 26, 28, 42, 47
 START_NS = 1_700_000_000 * 10**9
 MS = 10**6
 LATEST, EARLIEST = -1, -2

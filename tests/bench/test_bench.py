@@ -8,6 +8,7 @@ import pytest
 from bench import cases, measure, processes, report
 from bench.load import Load, LoadError, SaturatingLoad
 from kproxy.protocol import codec, records
+from kproxy.protocol.apis import HEARTBEAT, PRODUCE
 from kproxy.protocol.schema import api_name
 
 EXCHANGES = [(case, version) for case in cases.CASES for version in case.versions]
@@ -35,10 +36,10 @@ def test_frames_are_valid(case, version):
     request, answer = cases.request(case, version), cases.answer(case.api_key, version, 9092)
     _, asked = codec.decode_request(request[4:])
     _, answered = codec.decode_response(answer[4:], case.api_key, version)
-    if case.api_key == cases.HEARTBEAT:
+    if case.api_key == HEARTBEAT:
         assert asked["memberId"] and answered["errorCode"] == 0
         return
-    if case.api_key == cases.PRODUCE:
+    if case.api_key == PRODUCE:
         assert asked["acks"] == -1 and abs(len(request) - case.request_bytes) <= 20
         data = asked["topicData"][0]["partitionData"][0]["records"]
     else:

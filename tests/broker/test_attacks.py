@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kproxy.protocol import codec
+from kproxy.protocol.apis import ILLEGAL_SASL_STATE, UNKNOWN_TOPIC_ID
 from kproxy.protocol.primitives import write_uvarint
 from kproxy.protocol.schema import schema
 from kproxy.proxy.sasl import users
@@ -22,7 +23,7 @@ from tests.broker.tools import create_topic
 
 KEYS = {api.name: key for key, api in schema().apis.items()}
 TOPIC_DENIED, GROUP_DENIED = 29, 30
-ILLEGAL_SASL_STATE, LOGIN_FAILED, UNKNOWN_TOPIC_ID = 34, 58, 100
+LOGIN_FAILED = 58
 
 
 def request(api: str, version: int, body: dict[str, Any], correlation_id: int = 1) -> bytes:

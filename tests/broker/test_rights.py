@@ -14,6 +14,7 @@ from uuid import UUID
 import pytest
 
 from kproxy.protocol import codec
+from kproxy.protocol.apis import CLUSTER_AUTHORIZATION_FAILED
 from kproxy.protocol.records import Record, write_batch
 from kproxy.protocol.schema import schema
 from kproxy.proxy.filters.policy.rights import RIGHTS
@@ -23,7 +24,6 @@ from tests.broker.test_policy import audited, policy
 from tests.broker.tools import TOPICS
 
 KEYS = {api.name: key for key, api in schema().apis.items()}
-CLUSTER_AUTHORIZATION_FAILED = 31
 
 
 class Asking:

@@ -12,11 +12,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from kproxy.protocol.apis import FETCH, HEARTBEAT, METADATA, OFFSET_COMMIT, PRODUCE
 from kproxy.protocol.records import Record, write_batch
 from kproxy.wire.events import BROKER, CLIENT
 from tests.wire.playbook import request, response
 
-PRODUCE, FETCH, METADATA, OFFSET_COMMIT, HEARTBEAT, HANDSHAKE, API_VERSIONS = 0, 1, 3, 8, 12, 17, 18
+HANDSHAKE = 17
 
 Frame = tuple[int, bytes]  # side, bytes
 Body = dict[str, Any]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from kproxy.protocol.apis import OFFSET_DELETE
 from kproxy.tables.partitions import APIS, topic_id
 from kproxy.wire.bodies import BATCHES
 from kproxy.wire.events import ANSWERED, UNANSWERED
-from kproxy.wire.interest import OFFSET_DELETE
 from tests import captures
 from tests.capture.test_flows import Seen
 

@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from kproxy.checks import doctor as examining
 from kproxy.checks.doctor import examine
 from kproxy.cli.doctor import doctor
-from kproxy.demo.cluster import API_VERSIONS, METADATA, Cluster
+from kproxy.demo.cluster import Cluster
+from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.views.doctor import lines
 from tests.certificates import Authority
 from tests.ports import free_ports

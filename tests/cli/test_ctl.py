@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from kproxy.admin.asking import AdminPort
 from kproxy.cli import ctl
 from kproxy.errors import KproxyError
+from kproxy.protocol.apis import API_VERSIONS, HEARTBEAT, METADATA
 from kproxy.views.operator import age
 from tests.certificates import Authority
 from tests.ports import free_ports
@@ -22,7 +23,6 @@ from tests.wire.playbook import request, response
 
 HOST = "127.0.0.1"
 KPROXY = (sys.executable, "-c", "from kproxy.cli import main; main()")
-HEARTBEAT, API_VERSIONS, METADATA = 12, 18, 3
 COMMANDS = (
     "status",
     "dump",

@@ -16,9 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kproxy.cli import top
 from kproxy.cli.top import _VIEWS
+from kproxy.protocol.apis import API_VERSIONS, HEARTBEAT
 from kproxy.views.top.tables import VIEWS
 from tests.certificates import Authority
-from tests.cli.test_ctl import API_VERSIONS, HEARTBEAT, HOST, KPROXY, frame, running, wait_until
+from tests.cli.test_ctl import HOST, KPROXY, frame, running, wait_until
 from tests.ports import free_ports
 from tests.wire.playbook import request, response
 

@@ -8,10 +8,9 @@ import pytest
 from kproxy.convert import job
 from kproxy.convert.processes import convert
 from kproxy.protocol import codec
+from kproxy.protocol.apis import METADATA
 from tests.capture import packet
 from tests.capture.test_flows import Wire, answer, request
-
-METADATA = 3
 
 
 def metadata(number, brokers, cluster_id, *, topic="orders", version=2):

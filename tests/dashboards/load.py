@@ -19,6 +19,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
+from kproxy.protocol.apis import METADATA
 from kproxy.protocol.codec import framed_request
 from kproxy.proxy.sasl import users
 from tests.broker.cluster import Cluster, wait_for
@@ -28,7 +29,6 @@ from tests.matrix.brokers import Node, Release
 from tests.ports import free_ports
 
 PASSWORD = "secret"
-METADATA = 3
 HOST = "127.0.0.1"
 WITH_ZOOKEEPER = Release("3.9 with ZooKeeper", "3.9.1", zookeeper=True)
 NOBODY = f"{HOST}:1"

@@ -22,6 +22,7 @@ from kproxy.metrics.exposition import render
 from kproxy.metrics.passive import PassiveCells
 from kproxy.metrics.zookeeper import ZooKeeperCells
 from kproxy.protocol import codec
+from kproxy.protocol.apis import API_VERSIONS, FETCH, JOIN_GROUP, OFFSET_COMMIT, PRODUCE, SYNC_GROUP
 from kproxy.protocol.records import Record, write_batch
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.flight import Flight
@@ -48,7 +49,6 @@ PUSHED_GAUGES = [
     )
 ]
 PUSHED_COUNTERS = [f"org.apache.kafka.{kind}.connection.creation.total" for kind in ("producer", "consumer")]
-PRODUCE, FETCH, OFFSET_COMMIT, JOIN_GROUP, SYNC_GROUP, API_VERSIONS = 0, 1, 8, 11, 14, 18
 
 
 def exposition(complete: Callable[[str], bool]) -> str:

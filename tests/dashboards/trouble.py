@@ -23,6 +23,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaException, Producer, Topi
 
 from kproxy.admin.asking import AdminPort
 from kproxy.errors import KproxyError
+from kproxy.protocol.apis import FETCH, FIND_COORDINATOR, LIST_OFFSETS, METADATA, OFFSET_COMMIT
 from kproxy.protocol.codec import decode_response, framed_request
 from tests.broker.cluster import Broker, Cluster, wait_for
 from tests.broker.kproxy import KPROXY, Kproxy
@@ -30,7 +31,6 @@ from tests.certificates import Authority, now
 from tests.ports import free_ports
 
 HOST = "127.0.0.1"
-FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, FIND_COORDINATOR = 1, 2, 3, 8, 10
 FILES = 6000  # open files of the process: its clients alone take four of five
 DISK = "2m"  # where it records
 LEAK = ("127.0.1.77", 0x4141)  # an address of bootstrap that is text

@@ -7,8 +7,9 @@ import pytest
 import uvloop
 
 from kproxy.demo.client import Client
-from kproxy.demo.cluster import METADATA, PRODUCE, Cluster
+from kproxy.demo.cluster import Cluster
 from kproxy.errors import UpstreamError
+from kproxy.protocol.apis import METADATA, PRODUCE
 from kproxy.protocol.records import Record, write_batch
 
 

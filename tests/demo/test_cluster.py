@@ -10,7 +10,9 @@ from confluent_kafka.admin import AdminClient
 
 from kproxy.demo.app import claim_ports
 from kproxy.demo.client import Connection
-from kproxy.demo.cluster import (
+from kproxy.demo.cluster import OFFERED, Cluster
+from kproxy.metrics.summary import summarise
+from kproxy.protocol.apis import (
     API_VERSIONS,
     DESCRIBE_CLUSTER,
     FETCH,
@@ -21,14 +23,11 @@ from kproxy.demo.cluster import (
     LEAVE_GROUP,
     LIST_OFFSETS,
     METADATA,
-    OFFERED,
     OFFSET_COMMIT,
     OFFSET_FETCH,
     PRODUCE,
     SYNC_GROUP,
-    Cluster,
 )
-from kproxy.metrics.summary import summarise
 from kproxy.protocol.records import Record, write_batch
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster as ClusterConfig

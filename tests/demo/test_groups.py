@@ -7,23 +7,26 @@ from confluent_kafka import Consumer, TopicPartition
 
 from kproxy.demo import groups as demo_groups
 from kproxy.demo.client import Client
-from kproxy.demo.cluster import JOIN_GROUP, LEAVE_GROUP, NOT_COORDINATOR, OFFSET_COMMIT, OFFSET_FETCH, Cluster
-from kproxy.demo.groups import (
+from kproxy.demo.cluster import Cluster
+from kproxy.demo.groups import MAX_GROUPS, Groups, State
+from kproxy.demo.member import Member
+from kproxy.protocol.apis import (
     GROUP_MAX_SIZE_REACHED,
     ILLEGAL_GENERATION,
     INCONSISTENT_GROUP_PROTOCOL,
     INVALID_GROUP_ID,
     INVALID_SESSION_TIMEOUT,
-    MAX_GROUPS,
+    JOIN_GROUP,
+    LEAVE_GROUP,
     MEMBER_ID_REQUIRED,
+    NOT_COORDINATOR,
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
     OFFSET_METADATA_TOO_LARGE,
     REBALANCE_IN_PROGRESS,
     UNKNOWN_MEMBER_ID,
     UNKNOWN_TOPIC_OR_PARTITION,
-    Groups,
-    State,
 )
-from kproxy.demo.member import Member
 from tests.demo.test_cluster import produce, proxied, until
 
 SETTINGS = {"log_level": 0, "session.timeout.ms": 6000, "heartbeat.interval.ms": 200, "auto.offset.reset": "earliest"}

@@ -2,16 +2,14 @@
 
 import pytest
 
-from kproxy.demo.log import (
+from kproxy.demo.log import RETENTION_BYTES, Log, Refused
+from kproxy.protocol.apis import (
     CORRUPT_MESSAGE,
     INVALID_PRODUCER_EPOCH,
     INVALID_RECORD,
     MESSAGE_TOO_LARGE,
     OFFSET_OUT_OF_RANGE,
     OUT_OF_ORDER_SEQUENCE_NUMBER,
-    RETENTION_BYTES,
-    Log,
-    Refused,
 )
 from kproxy.protocol.compression import LZ4
 from kproxy.protocol.records import Record, read_batches, write_batch, write_message_set

@@ -20,15 +20,15 @@ from kproxy.flight.frames import Chunk, Frames
 from kproxy.flight.headers import Headers
 from kproxy.flight.packets import PacketFile
 from kproxy.flight.redaction import allowance, written
+from kproxy.protocol.apis import API_VERSIONS, HEARTBEAT, PRODUCE
 from kproxy.protocol.records import Record, write_batch
 from kproxy.wire.events import BROKER, CLIENT, ClientNamed
 from kproxy.wire.interest import Interest
 from kproxy.wire.session import Session
 from kproxy.wire.watched import watch
-from tests.flight.test_frames import HEARTBEAT, HOUR_NS, INFO, PRODUCE, big, dialogue
+from tests.flight.test_frames import HOUR_NS, INFO, big, dialogue
 from tests.wire.playbook import request, response
 
-API_VERSIONS = 18
 VALUE = b"what-nobody-may-read"
 
 

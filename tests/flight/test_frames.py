@@ -8,6 +8,7 @@ import pytest
 from kproxy.flight import frames as module
 from kproxy.flight.cutting import Cutter, cut
 from kproxy.flight.frames import Frames
+from kproxy.protocol.apis import HEARTBEAT, PRODUCE
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT
 from kproxy.wire.interest import Interest
@@ -16,7 +17,6 @@ from kproxy.wire.watched import watch
 from tests.wire.playbook import request, response
 
 INFO = ConnectionInfo("east", "live:east", "10.0.0.1", 40000, "10.0.0.2", 9092, 3, 1_700_000_000_000_000_000)
-HEARTBEAT, PRODUCE = 12, 0
 HOUR_NS = 3_600 * 10**9
 
 

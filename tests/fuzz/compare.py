@@ -19,15 +19,15 @@ from uuid import UUID
 
 from kproxy.errors import Malformed
 from kproxy.protocol import codec
+from kproxy.protocol.apis import DESCRIBE_TOPIC_PARTITIONS, FETCH, METADATA
 from kproxy.protocol.schema import schema
-from kproxy.proxy.filters.policy.fetch_sessions import FETCH, UNKNOWN_SESSION, without_session
-from kproxy.proxy.filters.policy.lists import DESCRIBE_TOPIC_PARTITIONS, cursor_of, metadata_request, with_cursor
+from kproxy.proxy.filters.policy.fetch_sessions import UNKNOWN_SESSION, without_session
+from kproxy.proxy.filters.policy.lists import cursor_of, metadata_request, with_cursor
 from kproxy.proxy.filters.policy.resources import (
     ALL_OF,
     ALSO,
     EMPTY_IS_ALL,
     KINDS,
-    METADATA,
     NAMED,
     NULL_IS_ALL,
     TOPIC,

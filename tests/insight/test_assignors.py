@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from kproxy.insight.assignors import Member, computed, owned_twice, unowned
 from kproxy.protocol import codec
+from kproxy.protocol.apis import JOIN_GROUP, METADATA, SYNC_GROUP
 from tests import captures
-from tests.insight.truth import CAPTURE, METADATA, spoken
+from tests.insight.truth import CAPTURE, spoken
 
 CAPTURED = ("k41_java_cluster", "k41_sasl_plain", "k111_java_cluster", "k111_kcat_sarama", "k0102_java_cluster")
 CAPTURED += ("k0102_python147", "k39_zk_cluster")
-JOIN_GROUP, SYNC_GROUP = 11, 14
 BROKERS = range(9091, 9095)
 
 

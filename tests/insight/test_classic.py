@@ -6,11 +6,12 @@ from functools import cache
 
 import pytest
 
-from kproxy.insight.classic import APIS, JOIN_GROUP, STATES, ClassicGroup
+from kproxy.insight.classic import APIS, STATES, ClassicGroup
 from kproxy.insight.group import MAX_REASON
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
 from kproxy.insight.spoken import Spoken
-from tests.insight.truth import CAPTURE, METADATA, departures, generations, spoken
+from kproxy.protocol.apis import JOIN_GROUP, METADATA
+from tests.insight.truth import CAPTURE, departures, generations, spoken
 
 # How the coordinator's reasons begin, and what they are called here.
 REASONS = {

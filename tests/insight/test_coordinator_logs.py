@@ -15,11 +15,11 @@ from kproxy.insight.knowledge import Knowledge
 from kproxy.insight.rows import TABLES, Assignment, CommittedOffset, GroupEvent, Rebalance, Transaction
 from kproxy.insight.spoken import spoken_of
 from kproxy.protocol import codec
+from kproxy.protocol.apis import FETCH
 from kproxy.protocol.records import Record, write_batch
 from kproxy.tables import schema
 from kproxy.tables.knowledge import KnowledgeColumns
 from kproxy.wire.bodies import BATCHES
-from kproxy.wire.interest import FETCH
 from tests import captures
 from tests.knowledge.recorded import DATA
 from tests.knowledge.truth import Run

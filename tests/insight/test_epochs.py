@@ -13,8 +13,9 @@ import pytest
 from kproxy.insight.epochs import PROTOCOLS, EpochGroup
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
 from kproxy.insight.spoken import Spoken
+from kproxy.protocol.apis import METADATA
 from tests import captures
-from tests.insight.truth import CAPTURE, METADATA, log, spoken
+from tests.insight.truth import CAPTURE, log, spoken
 
 NEAR_S = 0.6  # an epoch is bumped, its assignment computed, then it is told: on a busy machine
 

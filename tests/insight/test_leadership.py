@@ -14,6 +14,7 @@ from kproxy.insight import leadership
 from kproxy.insight.leadership import APIS, Partitions
 from kproxy.insight.registry import rows as registry_rows
 from kproxy.insight.spoken import Spoken
+from kproxy.protocol.apis import DELETE_TOPICS, METADATA, STOP_REPLICA
 from kproxy.protocol.schema import schema
 from kproxy.zookeeper.session import Session
 from tests import captures
@@ -30,7 +31,7 @@ def fed(path, ports=range(9091, 9200)):
     """The partitions of a capture at its end, and the rows on the way."""
     partitions, found, names = Partitions("c"), [], {}
     for each in spoken(path, ports, APIS):
-        if each.api_key == leadership.METADATA and each.response is not None:
+        if each.api_key == METADATA and each.response is not None:
             names |= {topic.get("topicId"): topic["name"] for topic in each.response["topics"]}
         found += partitions.feed(each, names)
     return partitions, found
@@ -201,11 +202,11 @@ def test_a_topic_that_is_deleted_by_its_id_is_gone_though_a_late_metadata_still_
     def described(identity, epoch):
         part = {"errorCode": 0, "partitionIndex": 0, "leaderId": 1, "leaderEpoch": epoch, "replicaNodes": [1]}
         topic = {"errorCode": 0, "name": "t", "topicId": identity, "partitions": [part | {"isrNodes": [1]}]}
-        return Spoken(leadership.METADATA, 12, {}, {"topics": [topic]}, 1, 2)
+        return Spoken(METADATA, 12, {}, {"topics": [topic]}, 1, 2)
 
     def deleted(identity, error=0):
         topic = {"name": None, "topicId": identity, "errorCode": error}
-        return Spoken(leadership.DELETE_TOPICS, 6, {}, {"responses": [topic]}, 3, 4)
+        return Spoken(DELETE_TOPICS, 6, {}, {"responses": [topic]}, 3, 4)
 
     talk = [described(old, 5), deleted(old, error=41), deleted(old), deleted(old), described(old, 5), described(new, 0)]
     partitions = Partitions("c")
@@ -230,7 +231,7 @@ def test_a_topic_that_is_made_again_begins_anew_whoever_deleted_it():
             for index, leader, epoch in parts
         ]
         topic = {"errorCode": error, "name": "t", "topicId": identity, "partitions": told}
-        return Spoken(leadership.METADATA, 12, {}, {"topics": [topic]}, 1, 2)
+        return Spoken(METADATA, 12, {}, {"topics": [topic]}, 1, 2)
 
     first, late, again = described(old, (0, 1, 9), (1, -1, 9)), described(old, (0, 2, 9)), described(new, (0, 2, 0))
     nothing = described(UUID(int=0), error=3)
@@ -252,7 +253,7 @@ def test_a_replica_that_is_deleted_where_others_lead_was_moved():
         if epoch is None:  # before 2.6
             topics = [{"name": "t", "partitionIndexes": [0]}]
             asked = {"controllerId": 1, "controllerEpoch": 7, "deletePartitions": True, "topics": topics}
-        return Spoken(leadership.STOP_REPLICA, 3, asked, {"errorCode": error}, 3, 4, broker_id=broker)
+        return Spoken(STOP_REPLICA, 3, asked, {"errorCode": error}, 3, 4, broker_id=broker)
 
     for kept in (stopped(5, 1), stopped(5, None), stopped(None, 1), stopped(-2, 1, error=11)):
         assert changes(told(new), kept, told(new, api=6)) == ["created"]

@@ -5,12 +5,11 @@ import random
 import pytest
 
 from kproxy.insight.knowledge import Knowledge
-from kproxy.insight.repeats import MAX_DIGESTS, METADATA, Repeats
+from kproxy.insight.repeats import MAX_DIGESTS, Repeats
 from kproxy.insight.rows import Leadership, Topology
 from kproxy.insight.spoken import spoken_of
+from kproxy.protocol.apis import CREATE_TOPICS, METADATA
 from tests.wire.playbook import request, response
-
-CREATE_TOPICS = 19
 
 
 def metadata(dice, correlation_id):

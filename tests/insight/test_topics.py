@@ -5,6 +5,7 @@ from uuid import UUID
 from kproxy.insight import topics
 from kproxy.insight.spoken import Spoken
 from kproxy.insight.topics import APIS, Topics
+from kproxy.protocol.apis import LEADER_AND_ISR
 from tests import captures
 from tests.insight.truth import CAPTURE, spoken
 
@@ -19,7 +20,7 @@ def test_topics_have_names_and_counts():
 
 def test_controllers_tell_ids_to_brokers():
     known = Topics()
-    for each in spoken(captures.capture("k39_zk_cluster"), range(9091, 9094), {topics.LEADER_AND_ISR}):
+    for each in spoken(captures.capture("k39_zk_cluster"), range(9091, 9094), {LEADER_AND_ISR}):
         known.feed(each)
     assert "__consumer_offsets" in known.names.values() and not known.partitions
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from kproxy.insight.spoken import Spoken
 from kproxy.protocol import codec
+from kproxy.protocol.apis import PRODUCE
 from tests.streams import frames, streams
 
 DATA = Path(__file__).parent.parent / "data" / "groups"
 CAPTURE = DATA / "k41_groups_a.pcap.zst"
-PRODUCE, METADATA = 0, 3
 
 
 def spoken(path: Path, ports: Iterable[int], wanted: Iterable[int]) -> list[Spoken]:

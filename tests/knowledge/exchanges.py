@@ -8,10 +8,9 @@ from kproxy.insight.knowledge import APIS, Knowledge
 from kproxy.insight.rows import Row
 from kproxy.insight.spoken import Spoken, spoken_of
 from kproxy.protocol import codec
+from kproxy.protocol.apis import PRODUCE
 from tests.knowledge.truth import Run
 from tests.streams import frames, streams
-
-_PRODUCE = 0
 
 
 @cache
@@ -26,7 +25,7 @@ def exchanges(folder: Path, apis: Collection[int] = APIS) -> list[Spoken]:
             last = now_ns
             if side == 0:
                 key, version = (int.from_bytes(frame[at : at + 2], "big") for at in (0, 2))
-                if key != _PRODUCE or codec.decode_request(frame)[1]["acks"]:
+                if key != PRODUCE or codec.decode_request(frame)[1]["acks"]:
                     pending.append((number, key, version, frame, now_ns))
                 continue
             number, key, version, asked, asked_ns = pending.pop(0)

@@ -14,14 +14,13 @@ from kproxy.metrics.exposition import render
 from kproxy.metrics.known import DISCONNECT_CAUSES, FAULTS
 from kproxy.metrics.passive import ENDS, PassiveCells
 from kproxy.metrics.zookeeper import ZooKeeperCells
+from kproxy.protocol.apis import HEARTBEAT
 from kproxy.wire.events import BROKER, CLIENT
 from kproxy.wire.interest import Interest
 from kproxy.wire.session import Session
 from kproxy.zookeeper.session import ANSWERED, Operation
 from tests.metrics.test_metrics import MS, busy_metrics, info
 from tests.wire.playbook import request, response
-
-HEARTBEAT = 12
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 SECTION = re.compile(r"^### `(\w+)`\n\n(\w+) · (.*)\n\n(.*)$", re.MULTILINE)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from kproxy.metrics import Metrics, lag, offsets
 from kproxy.metrics.named import EXPIRY_NS, MAX_LABEL, OTHER
+from kproxy.protocol.apis import FETCH, METADATA, OFFSET_COMMIT
 from kproxy.protocol.records import Record, write_batch
 from kproxy.wire.bodies import TOPICS
 from kproxy.wire.interest import Interest
 from tests.metrics.test_metrics import info, labels, scrape
 from tests.wire.playbook import MS, Dialogue, request, response
 
-FETCH, METADATA, OFFSET_COMMIT = 1, 3, 8
 NAMES = {UUID(int=1): "orders", UUID(int=2): "invoices"}
 IDS = {name: identity for identity, name in NAMES.items()}
 NOW_MS = 1_700_000_000_000

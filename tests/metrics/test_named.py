@@ -6,6 +6,7 @@ from uuid import UUID
 
 from kproxy.metrics import Metrics
 from kproxy.metrics.named import EXPIRY_NS, MAX_CLIENTS, OTHER, Top, TopicCells, Topics
+from kproxy.protocol.apis import API_VERSIONS, FETCH, METADATA, PRODUCE
 from kproxy.protocol.compression import GZIP, ZSTD
 from kproxy.protocol.records import Record, write_batch, write_message_set
 from kproxy.wire.bodies import TOPICS, Found, Sums
@@ -14,7 +15,6 @@ from kproxy.wire.interest import ApiPlan, Interest
 from tests.metrics.test_metrics import info, labels, scrape
 from tests.wire.playbook import Dialogue, request, response
 
-PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
 ORDERS, INVOICES = UUID(int=1), UUID(int=2)
 RECORDS = [Record(number, 1_700_000_000_000, None, b"v" * 50) for number in range(3)]
 PLAIN, ZIPPED, SMALL = write_batch(RECORDS), write_batch(RECORDS, codec=ZSTD), write_batch(RECORDS[:1], codec=GZIP)

@@ -11,16 +11,28 @@ from kproxy.metrics import Metrics, lag, offsets
 from kproxy.metrics.named import EXPIRY_NS, Topics
 from kproxy.metrics.published import Published
 from kproxy.metrics.shared import Shared
+from kproxy.protocol.apis import (
+    DELETE_GROUPS,
+    DELETE_TOPICS,
+    END_TXN,
+    FETCH,
+    INIT_PRODUCER_ID,
+    LIST_OFFSETS,
+    METADATA,
+    OFFSET_COMMIT,
+    OFFSET_DELETE,
+    OFFSET_FETCH,
+    PRODUCE,
+    TXN_OFFSET_COMMIT,
+    UNKNOWN_TOPIC_ID,
+)
 from kproxy.wire.bodies import ERRORS, TOPICS
 from kproxy.wire.interest import Interest
-from tests.metrics.test_lag import IDS, METADATA, Cluster, batch
+from tests.metrics.test_lag import IDS, Cluster, batch
 from tests.metrics.test_metrics import labels, scrape
 from tests.metrics.test_shared import told as published
 
-PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH = 0, 1, 2, 8, 9
-DELETE_TOPICS, DELETE_GROUPS, OFFSET_DELETE = 20, 42, 47
-INIT_PRODUCER_ID, END_TXN, TXN_OFFSET_COMMIT = 22, 26, 28
-UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID = 3, 100
+UNKNOWN_TOPIC = 3
 S = 10**9
 ORDERS, CLICKS = ("orders", 0), ("clicks", 0)
 

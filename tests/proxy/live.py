@@ -17,6 +17,7 @@ from typing import Any
 import uvloop
 
 from kproxy.metrics.cells import ClusterCells
+from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.tls import ClientTls, UpstreamTls
 from kproxy.proxy.process.server import Server
@@ -27,8 +28,6 @@ from tests.ports import free_ports
 from tests.wire.playbook import request, response
 
 HOST = "127.0.0.1"
-METADATA = 3
-API_VERSIONS = 18
 TIMEOUT_S = 60
 RECEIVE_BYTES = 128 * 1024  # of the test's own sockets, so that back-pressure does not need hundreds of megabytes
 

@@ -18,9 +18,9 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.proxy.live import API_VERSIONS, HOST, METADATA, Wire, request, response
+from kproxy.protocol.apis import API_VERSIONS, HEARTBEAT, METADATA
+from tests.proxy.live import HOST, Wire, request, response
 
-HEARTBEAT = 12
 # More than kproxy gives a new one until it is ready (upgrade.START_S): on a machine that is busy it may well take that.
 PATIENCE_S = 90
 _CLIENTS = itertools.count(1)  # of all loads: each has correlation ids of its own

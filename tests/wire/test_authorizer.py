@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kproxy.errors import Malformed, ProtocolError
+from kproxy.protocol.apis import HEARTBEAT, LIST_GROUPS, METADATA, PRODUCE, SASL_HANDSHAKE
 from kproxy.wire.authorizer import HOLD, MAX_HELD_REQUEST, Answer, Close, Decision, Hold, Later, Replace, answered
 from kproxy.wire.events import ANSWERED, ANSWERED_BY_PROXY, BROKER, CLIENT, Exchange
 from kproxy.wire.interest import HeldBudget, Interest
 from tests.wire.playbook import Dialogue, foreign_request, request, response
 
-PRODUCE, METADATA, HEARTBEAT, LIST_GROUPS, SASL_HANDSHAKE = 0, 3, 12, 16, 17
 DENIED = 29
 
 

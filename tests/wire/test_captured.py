@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
+from kproxy.protocol.apis import FETCH, METADATA, PRODUCE
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import ANSWERED, BROKER, CLIENT, OPAQUE, Gap
 from kproxy.wire.interest import Interest
 from tests.wire.playbook import MS, Dialogue, foreign_request, request, response
-
-PRODUCE, FETCH, METADATA = 0, 1, 3
 
 
 def captured(**more: Any) -> Dialogue:

@@ -3,12 +3,13 @@
 import pytest
 
 from kproxy.errors import Malformed
+from kproxy.protocol.apis import HEARTBEAT, METADATA
 from kproxy.wire.bodies import TOPICS
 from kproxy.wire.events import ANSWERED_BY_PROXY, BROKER, CLIENT
 from kproxy.wire.interest import HeldBudget
 from kproxy.wire.state import SMALL_BODY
 from tests.wire.playbook import Dialogue, request, response
-from tests.wire.test_authorizer import HEARTBEAT, METADATA, Scripted, answer, heartbeat, interest
+from tests.wire.test_authorizer import Scripted, answer, heartbeat, interest
 
 
 def metadata(correlation_id, topics, host="secret-host"):

@@ -2,13 +2,14 @@
 
 import pytest
 
+from kproxy.protocol.apis import HEARTBEAT, LIST_GROUPS, PRODUCE
 from kproxy.wire.authorizer import MAX_HELD_REQUEST, Close, Replace
 from kproxy.wire.bodies import TOPICS
 from kproxy.wire.events import ANSWERED_BY_PROXY, BROKER, CLIENT
 from kproxy.wire.interest import HeldBudget
 from kproxy.wire.state import SMALL_BODY
 from tests.wire.playbook import Dialogue, request, response
-from tests.wire.test_authorizer import HEARTBEAT, LIST_GROUPS, PRODUCE, Scripted, answer, heartbeat, interest
+from tests.wire.test_authorizer import Scripted, answer, heartbeat, interest
 
 
 def deciding(slices: int = 5, **settings):

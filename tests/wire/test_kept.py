@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import kproxy
 from kproxy.insight.knowledge import APIS
+from kproxy.protocol.apis import FETCH, HEARTBEAT, JOIN_GROUP, LEADER_AND_ISR, METADATA, OFFSET_COMMIT
 from kproxy.wire.authorizer import Answer
 from kproxy.wire.bodies import BATCHES, ERRORS, TOPICS
 from kproxy.wire.captured import CapturedSession
@@ -26,7 +27,6 @@ from tests.wire.test_authorizer import Scripted
 from tests.wire.test_state import renamed
 
 OWN = f"{Path(kproxy.__file__).parent}/"
-FETCH, METADATA, LEADER_AND_ISR, OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT = 1, 3, 4, 8, 11, 12
 KEPT = frozenset({METADATA, LEADER_AND_ISR, OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT})
 ONLY_FAILED = frozenset({OFFSET_COMMIT, HEARTBEAT})
 

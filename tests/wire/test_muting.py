@@ -3,11 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kproxy.protocol.apis import METADATA
 from kproxy.wire.events import BROKER, CLIENT
 from kproxy.wire.muting import Mutes, broker_ns
 from tests.wire.playbook import MS, Dialogue, request, response
-
-METADATA = 3
 
 
 @settings(max_examples=300, deadline=None)

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+from kproxy.protocol.apis import HEARTBEAT, LIST_GROUPS
 from kproxy.wire.authorizer import Answer
 from kproxy.wire.events import ANSWERED_BY_PROXY, BROKER, CLIENT
 from kproxy.wire.interest import HeldBudget
 from kproxy.wire.own_answers import MAX_OWN_BYTES
 from tests.wire.playbook import MS, Dialogue, request, response
-from tests.wire.test_authorizer import DENIED, HEARTBEAT, LIST_GROUPS, Scripted, heartbeat, interest
+from tests.wire.test_authorizer import DENIED, Scripted, heartbeat, interest
 
 SIZE = MAX_OWN_BYTES // 4
 

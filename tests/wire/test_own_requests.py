@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kproxy.protocol.apis import METADATA
 from kproxy.wire.events import BROKER, CLIENT
 from kproxy.wire.interest import Interest
 from tests.wire.playbook import Dialogue, request, response
 
-METADATA, HANDSHAKE, AUTHENTICATE = 3, 17, 36
+HANDSHAKE, AUTHENTICATE = 17, 36
 MINE = request(AUTHENTICATE, 2, 9, {"authBytes": b"secret"}, client="kproxy")
 ANSWER = response(AUTHENTICATE, 2, 9, {"authBytes": b"x" * 300, "sessionLifetimeMs": 3000})
 

@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 
 from kproxy.protocol import schema
+from kproxy.protocol.apis import API_VERSIONS, CREATE_TOPICS, ILLEGAL_SASL_STATE, METADATA, UNSUPPORTED_VERSION
 from kproxy.wire.authorizer import HOLD, Answer, Decision, Hold
 from kproxy.wire.events import BROKER, CLIENT, Exchange
 from kproxy.wire.interest import HeldBudget, Interest
 from kproxy.wire.sasl import MAX_TOKEN
 from tests.wire.playbook import Dialogue, foreign_request, request, response, sized
 
-METADATA, HANDSHAKE, API_VERSIONS, CREATE_TOPICS, AUTHENTICATE = 3, 17, 18, 19, 36
+HANDSHAKE, AUTHENTICATE = 17, 36
 OF_LOGINS = HANDSHAKE, API_VERSIONS, AUTHENTICATE
-UNSUPPORTED_MECHANISM, ILLEGAL_SASL_STATE, UNSUPPORTED_VERSION, DENIED = 33, 34, 35, 29
+UNSUPPORTED_MECHANISM, DENIED = 33, 29
 ROUNDS = {"PLAIN": 1, "SCRAM-SHA-256": 2, "OAUTHBEARER": 1, "GSSAPI": 3, "X-ONE": 1, "plain": 2}
 WRONG = b"wrong"
 BEHIND = "\n\n"

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kproxy.errors import Malformed
+from kproxy.protocol.apis import API_VERSIONS, FETCH, METADATA, PRODUCE, SHARE_ACKNOWLEDGE
 from kproxy.protocol.records import Record, write_batch
 from kproxy.wire import frames
 from kproxy.wire.bodies import BATCHES, ERRORS, SUMS, TOPICS, Found
@@ -34,8 +35,7 @@ from kproxy.wire.session import Session
 from kproxy.wire.state import MAX_NAMED
 from tests.wire.playbook import MS, Dialogue, foreign_request, request, response, sized
 
-PRODUCE, FETCH, METADATA, HANDSHAKE, API_VERSIONS, AUTHENTICATE = 0, 1, 3, 17, 18, 36
-SHARE_ACKNOWLEDGE = 79
+HANDSHAKE, AUTHENTICATE = 17, 36
 REWRITE = Interest(rewrite=True)
 TRANSPARENT = Interest(details=True, detail=BATCHES)
 

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from kproxy.protocol.apis import API_VERSIONS, DESCRIBE_CLUSTER, FETCH, METADATA, OFFSET_FETCH, PRODUCE
 from kproxy.protocol.primitives import write_uvarint
 from kproxy.protocol.records import Record, write_batch
 from kproxy.protocol.schema import schema
@@ -27,7 +28,7 @@ from kproxy.wire.state import FRAMES_PER_CALL, WALK_SLICE, WALKED_PER_CALL, name
 from tests.wire.playbook import Dialogue, foreign_request, request, response, sized
 from tests.wire.test_authorizer import Scripted
 
-PRODUCE, FETCH, METADATA, OFFSET_FETCH, HANDSHAKE, API_VERSIONS, DESCRIBE_CLUSTER = 0, 1, 3, 9, 17, 18, 60
+HANDSHAKE = 17
 READ = 512 * 1024
 
 

@@ -16,12 +16,12 @@ from uuid import UUID
 
 import numpy as np
 
+from kproxy.protocol.apis import API_VERSIONS, LIST_OFFSETS
 from kproxy.protocol.plans import FIXED, join, size_of, uuid_of
 from kproxy.protocol.records import CODEC, CONTROL, HEADER_BYTES, LEAST_LENGTH, V2, BatchHeader
 from kproxy.protocol.schema import Field, schema
 from kproxy.wire.bodies import BLANK, MAX_TEXT, NONE, RACK_ID, REPLICA_ID, Partition, Wanted
 from kproxy.wire.bulk import NULL, Bodies
-from kproxy.wire.interest import API_VERSIONS, LIST_OFFSETS
 from kproxy.wire.structures import joined, picked, taken
 
 MOST = 64  # elements of an array, or batches of a partition: each takes a round of steps,

@@ -18,12 +18,13 @@ import numpy as np
 
 from kproxy.capture.columns import lockstep
 from kproxy.capture.columns.lanes import FAR, HEADS, Frames, Lanes, Part, Place, Segments
+from kproxy.protocol.apis import FETCH
 from kproxy.wire import frames
 from kproxy.wire.bodies import ERRORS, Logs
 from kproxy.wire.bulk import NULL, Bodies, Bulk
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
-from kproxy.wire.interest import FETCH, ApiPlan
+from kproxy.wire.interest import ApiPlan
 from kproxy.wire.pairing import LIMIT
 from kproxy.wire.state import Usual
 

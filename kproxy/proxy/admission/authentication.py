@@ -15,24 +15,19 @@ from struct import Struct
 
 from kproxy.errors import ProtocolError, RefusedClient, UpstreamError
 from kproxy.protocol import codec
+from kproxy.protocol.apis import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE, UNSUPPORTED_VERSION
 from kproxy.protocol.codec import Body
 from kproxy.protocol.schema import schema
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.filters.rewrite import add_offers, cap_versions
 from kproxy.proxy.filters.telemetry import TELEMETRY_APIS
 from kproxy.proxy.relay.ends import Incoming
-from kproxy.proxy.sasl.clients import (
-    API_VERSIONS,
-    MAX_FRAME,
-    SASL_AUTHENTICATE,
-    SASL_HANDSHAKE,
-    Authenticator,
-)
+from kproxy.proxy.sasl.clients import MAX_FRAME, Authenticator
 from kproxy.proxy.sockets.streams import receive_exactly, send_all
 from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.request import ask
 from kproxy.wire import frames
-from kproxy.wire.interest import UNSUPPORTED_VERSION, HeldBudget
+from kproxy.wire.interest import HeldBudget
 from kproxy.wire.own_answers import unsupported_version
 
 VERSIONS_S = 30.0

@@ -24,14 +24,12 @@ from kproxy.errors import ProtocolError, UpstreamError
 from kproxy.metrics import Metrics
 from kproxy.metrics.cells import ClusterCells
 from kproxy.metrics.lag import Lags
+from kproxy.protocol.apis import FIND_COORDINATOR, LIST_OFFSETS, METADATA, OFFSET_FETCH
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.schema import schema
 from kproxy.proxy.cluster.bootstrap import BootstrapAddresses
 from kproxy.proxy.cluster.offset_questions import (
     APIS,
-    FIND_COORDINATOR,
-    LIST_OFFSETS,
-    OFFSET_FETCH,
     Answer,
     Offers,
     Partition,
@@ -42,7 +40,7 @@ from kproxy.proxy.cluster.offset_questions import (
 )
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.log_limiter import LogLimiter
-from kproxy.proxy.upstream.conversation import METADATA, Conversation, conversation
+from kproxy.proxy.upstream.conversation import Conversation, conversation
 from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.request import ClosedByBroker
 from kproxy.wording import few

@@ -14,11 +14,11 @@ from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from kproxy.errors import UpstreamError
+from kproxy.protocol.apis import FIND_COORDINATOR, LIST_OFFSETS, METADATA, OFFSET_FETCH
 from kproxy.protocol.schema import schema
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.upstream.conversation import METADATA, Conversation, newest
+from kproxy.proxy.upstream.conversation import Conversation, newest
 
-LIST_OFFSETS, OFFSET_FETCH, FIND_COORDINATOR = 2, 9, 10
 APIS = (METADATA, LIST_OFFSETS, OFFSET_FETCH, FIND_COORDINATOR)
 PARTITIONS_PER_REQUEST = 1000
 GROUPS_PER_REQUEST = TOPICS_PER_REQUEST = 100

@@ -10,8 +10,9 @@ from uuid import UUID
 
 from kproxy.errors import ProtocolError, UpstreamError
 from kproxy.protocol import codec
+from kproxy.protocol.apis import METADATA
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.upstream.conversation import METADATA, Conversation, conversation
+from kproxy.proxy.upstream.conversation import Conversation, conversation
 from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.request import ClosedByBroker
 from kproxy.wire.bodies import SUMS, BodyWalker, empty_rest

@@ -14,6 +14,7 @@ from time import monotonic_ns
 
 from kproxy.errors import ConfigError, RefusedClient, UpstreamError, of_extras
 from kproxy.metrics.upstream import UpstreamCells
+from kproxy.protocol.apis import HEARTBEAT
 from kproxy.protocol.schema import schema
 from kproxy.proxy.admission.entrance import Entrance, Ticket, Welcome
 from kproxy.proxy.admission.logins import Logins
@@ -58,7 +59,6 @@ BOOTSTRAP = "bootstrap"
 PROBED_AT = 64
 NAMING_PAUSE_S = 0.5  # between two questions for the names of topics that clients call by id
 
-HEARTBEAT = 12
 FIRST_REQUEST_S = 0.3  # for the first request of a client that came just before its port closed
 
 log = logging.getLogger("kproxy.cluster")

@@ -20,10 +20,10 @@ from threading import Thread
 from time import monotonic, sleep
 from typing import NamedTuple
 
+from kproxy.protocol.apis import FETCH
 from kproxy.wire.bodies import Batch
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import Event, Exchange, Unanswered
-from kproxy.wire.interest import FETCH
 
 QUEUE_BYTES = 32 << 20
 QUEUE_FULL = "queue_full"

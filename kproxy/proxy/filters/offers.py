@@ -6,8 +6,9 @@ Pure: ranges of versions in, ranges and names out. Refuses to know sockets and h
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from kproxy.protocol.apis import API_VERSIONS
 from kproxy.protocol.schema import ADDRESS_CARRIERS, address_path, api_name, schema, served_versions
-from kproxy.proxy.filters.rewrite import API_VERSIONS, version_caps
+from kproxy.proxy.filters.rewrite import version_caps
 
 Offers = Mapping[int, tuple[int, int]]  # API key -> (lowest, highest) version
 Treatment = Literal["rewritten", "passed", "capped", "hidden", "unread"]

@@ -12,17 +12,16 @@ from typing import Any
 
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
-from kproxy.protocol.codec import Body
-from kproxy.proxy.sasl.checks import Check, Checks, Known, LoginRefusedError, TokenCheck
-from kproxy.proxy.sasl.clients import (
+from kproxy.protocol.apis import (
     ILLEGAL_SASL_STATE,
-    MAX_FRAME,
     SASL_AUTHENTICATE,
     SASL_AUTHENTICATION_FAILED,
     SASL_HANDSHAKE,
     UNSUPPORTED_SASL_MECHANISM,
-    Session,
 )
+from kproxy.protocol.codec import Body
+from kproxy.proxy.sasl.checks import Check, Checks, Known, LoginRefusedError, TokenCheck
+from kproxy.proxy.sasl.clients import MAX_FRAME, Session
 from kproxy.proxy.sasl.tokens import UnknownKeyError
 from kproxy.wire.authorizer import HOLD, Answer, Authorizer, Close, Decision, Hold, Later, answered
 from kproxy.wire.events import Exchange

@@ -14,6 +14,7 @@ from struct import Struct
 from types import MappingProxyType
 
 from kproxy.errors import Malformed
+from kproxy.protocol.apis import API_VERSIONS, FETCH, METADATA, PRODUCE
 from kproxy.protocol.codec import TAG_SIZE, Span, api_versions_version, encode_response, locate
 from kproxy.protocol.primitives import Buffer, read_uvarint, write_uvarint
 from kproxy.protocol.schema import ADDRESS_CARRIERS, address_path, schema
@@ -23,10 +24,6 @@ from kproxy.wire.frames import Edit, patched
 Advertise = Callable[[int, str, int], tuple[str, int]]
 Locate = Callable[[Buffer, int, int], list[Span]]
 
-PRODUCE = 0
-FETCH = 1
-METADATA = 3
-API_VERSIONS = 18
 
 _BODY = 8  # size and correlation id
 _INT8 = Struct(">b")

@@ -24,6 +24,7 @@ from kproxy.errors import ProtocolError
 from kproxy.flight.cutting import Cutter
 from kproxy.flight.frames import Chunk, Watch
 from kproxy.protocol import decode
+from kproxy.protocol.apis import API_VERSIONS
 from kproxy.protocol.compression import codec_name
 from kproxy.protocol.records import iterate_headers
 from kproxy.protocol.schema import Field, api_name
@@ -39,7 +40,6 @@ MAX_HELD_BYTES = 4 * 1024 * 1024
 MAX_FRAME = 64 * 1024
 FORGOTTEN_S = 10.0
 _OVERHEAD = 256  # what a frame takes beside its bytes
-_API_VERSIONS = 18
 _UNKNOWN = "(left out)"
 
 Json = dict[str, Any]
@@ -247,7 +247,7 @@ def _decoded(frame: bytes, side: int, api: tuple[int, int]) -> decode.Decoded:
     try:
         return decode.response(frame, *api)
     except ProtocolError:
-        if api[0] != _API_VERSIONS:
+        if api[0] != API_VERSIONS:
             raise
         return decode.response(frame, api[0], 0)  # whatever was asked, a version that is not served gets v0
 

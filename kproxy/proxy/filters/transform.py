@@ -8,8 +8,9 @@ from types import MappingProxyType
 
 from kproxy.errors import Malformed
 from kproxy.metrics.counting import ConnectionMetrics
+from kproxy.protocol.apis import API_VERSIONS
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.filters.rewrite import API_VERSIONS, add_offers, cap_versions, rewrite_addresses
+from kproxy.proxy.filters.rewrite import add_offers, cap_versions, rewrite_addresses
 from kproxy.proxy.filters.telemetry import TELEMETRY_APIS, AnswerTelemetry
 from kproxy.wire.events import Exchange
 from kproxy.wire.interest import ApiPlan

@@ -13,15 +13,18 @@ from typing import NamedTuple, Protocol
 
 from kproxy.errors import Malformed, ProtocolError, RefusedClient
 from kproxy.protocol import codec
+from kproxy.protocol.apis import (
+    API_VERSIONS,
+    SASL_AUTHENTICATE,
+    SASL_AUTHENTICATION_FAILED,
+    SASL_HANDSHAKE,
+    UNSUPPORTED_SASL_MECHANISM,
+)
 from kproxy.protocol.codec import Body, Header
 from kproxy.protocol.schema import api_name, schema
 from kproxy.proxy.sasl.checks import Check, Checks, Known, LoginRefusedError, TokenCheck
 from kproxy.proxy.sasl.tokens import UnknownKeyError
 from kproxy.proxy.sasl.turns import Turns
-
-SASL_HANDSHAKE = 17
-API_VERSIONS = 18
-SASL_AUTHENTICATE = 36
 
 MAX_FRAME = 72 * 1024  # a token of 64 KiB, and what is around it
 MAX_REQUESTS = 12
@@ -29,10 +32,6 @@ MAX_VERSIONS_ASKED = 3
 MAX_LIFETIME_S = 366 * 86400.0  # of a session: a token may say that it expires after the end of all int64
 
 REFUSED = "authentication"  # the cause of such ends of connections
-UNSUPPORTED_SASL_MECHANISM = 33
-ILLEGAL_SASL_STATE = 34
-UNSUPPORTED_VERSION = 35
-SASL_AUTHENTICATION_FAILED = 58
 
 
 class Conversation(Protocol):

@@ -12,23 +12,24 @@ from typing import NamedTuple
 
 from kproxy.errors import ProtocolError, UpstreamError
 from kproxy.protocol import codec
+from kproxy.protocol.apis import (
+    API_VERSIONS,
+    ILLEGAL_SASL_STATE,
+    SASL_AUTHENTICATE,
+    SASL_AUTHENTICATION_FAILED,
+    SASL_HANDSHAKE,
+    UNSUPPORTED_SASL_MECHANISM,
+)
 from kproxy.protocol.codec import Body
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.schema import schema
 from kproxy.proxy.sasl.mechanisms import Mechanism
 from kproxy.proxy.sasl.secrets import without
 
-SASL_HANDSHAKE = 17
-API_VERSIONS = 18
-SASL_AUTHENTICATE = 36
-
 MAX_ROUNDS = 8
 CLIENT_ID = "kproxy"
 
 _SIZE = Struct(">i")
-_UNSUPPORTED_SASL_MECHANISM = 33
-_ILLEGAL_SASL_STATE = 34
-_SASL_AUTHENTICATION_FAILED = 58
 
 
 class Send(NamedTuple):
@@ -83,11 +84,11 @@ def _versions(client_id: str) -> Generator[Send, bytes, Versions]:
 def _handshake(mechanism: Mechanism, version: int, client_id: str) -> Generator[Send, bytes, None]:
     answer = yield from _ask(SASL_HANDSHAKE, version, {"mechanism": mechanism.name}, client_id)
     code = answer["errorCode"]
-    if code == _UNSUPPORTED_SASL_MECHANISM:
+    if code == UNSUPPORTED_SASL_MECHANISM:
         offered = without(", ".join(answer["mechanisms"]), mechanism.secrets) or "none"
         text = f"the broker does not offer {mechanism.name}; it offers {offered}: set the mechanism in [cluster.login]"
         raise UpstreamError(text, "login_mechanism")
-    if code == _ILLEGAL_SASL_STATE:
+    if code == ILLEGAL_SASL_STATE:
         text = "the broker wants no login at this port: leave [cluster.login] out, or give the port of a SASL listener"
         raise UpstreamError(text, "login_unsupported")
     if code:
@@ -103,7 +104,7 @@ def _authenticate(mechanism: Mechanism, version: int, client_id: str) -> Generat
         code = answer["errorCode"]
         if code:
             said = without(answer["errorMessage"] or error_name(code), mechanism.secrets)
-            cause = "login_failed" if code == _SASL_AUTHENTICATION_FAILED else "login_protocol"
+            cause = "login_failed" if code == SASL_AUTHENTICATION_FAILED else "login_protocol"
             raise UpstreamError(f"the broker refuses kproxy's login by {mechanism.name}: {said}", cause)
         token = mechanism.answer(answer["authBytes"])
         if token is None:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from kproxy.errors import UpstreamError
+from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.protocol.codec import Body
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.schema import schema
@@ -20,9 +21,6 @@ from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.loops import LoopGuard, loop_through
 from kproxy.proxy.upstream.request import ClosedByBroker, ask, ask_long, ask_walked
 from kproxy.wire.bodies import BodyWalker
-
-METADATA = 3
-API_VERSIONS = 18
 
 log = logging.getLogger("kproxy.upstream")
 

@@ -9,6 +9,7 @@ statements: `plans` places them.
 from collections.abc import Iterator
 from functools import cache
 
+from kproxy.protocol.apis import PRODUCE
 from kproxy.protocol.codec import api_message, is_noted, paths_of
 from kproxy.protocol.plans import join
 from kproxy.protocol.schema import Field, address_path
@@ -17,7 +18,6 @@ from kproxy.wire.bodies.found import SUMS, TOPICS, Partition
 # Offsets are in Fetch, ListOffsets, OffsetCommit, OffsetFetch and TxnOffsetCommit, and in the answers to Produce. A
 # request of a fetch session (KIP-227) lists the partitions that were added or changed, and those that were removed.
 _WITH_OFFSETS = frozenset((1, 2, 8, 9, 28))
-_PRODUCE = 0
 _SESSION_EPOCH = "sessionEpoch"
 _FORGOTTEN = "forgottenTopicsData"
 
@@ -79,7 +79,7 @@ class Wanted:
     """
 
     def __init__(self, api_key: int, version: int, side: str, detail: int) -> None:
-        if detail == SUMS and (api_key in _WITH_OFFSETS or (api_key == _PRODUCE and side == "response")):
+        if detail == SUMS and (api_key in _WITH_OFFSETS or (api_key == PRODUCE and side == "response")):
             detail = TOPICS
         self.detail = detail
         self.message = api_message(api_key, version, side)

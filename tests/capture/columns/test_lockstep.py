@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kproxy.capture.columns import lockstep
+from kproxy.protocol.apis import LIST_OFFSETS
 from kproxy.protocol.records import Record, write_batch, write_message_set
 from kproxy.protocol.schema import Field
 from kproxy.wire import bodies
 from kproxy.wire.bulk import NULL
-from kproxy.wire.interest import LIST_OFFSETS
 from tests import captures
 from tests.capture.dialogues import Share
 from tests.protocol.messages import Layout, Vector, layouts, vectors

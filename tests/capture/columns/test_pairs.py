@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kproxy.capture.columns import pairs
 from kproxy.capture.columns.lanes import Part, Segments
+from kproxy.protocol.apis import API_VERSIONS, FETCH, HEARTBEAT, PRODUCE
 from kproxy.protocol.records import Record, write_batch
 from kproxy.wire import bodies
 from kproxy.wire.captured import CapturedSession
@@ -28,7 +29,7 @@ from tests.capture.dialogues import Share, Stretch, frames, stretches
 from tests.wire.playbook import request, response
 
 BATCH = write_batch([Record(offset, 1_700_000_000_000, None, bytes(300)) for offset in range(5)])
-PRODUCE, FETCH, HEARTBEAT, HANDSHAKE, API_VERSIONS = 0, 1, 12, 17, 18
+HANDSHAKE = 17
 TOPICS = [
     {"name": name, "partitionData": [{"index": 0, "records": BATCH}, {"index": 1, "records": BATCH * 3}]}
     for name in ("a", "topic")

@@ -5,13 +5,12 @@ from contextlib import suppress
 
 import pytest
 
+from kproxy.protocol.apis import HEARTBEAT
 from kproxy.proxy.admission import entrance
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.sockets.proxy_header import write
 from tests.proxy.live import HOST, Wire, kproxy, live, request, response
-
-HEARTBEAT = 12
 
 
 def limited(proxied=False, **limits):

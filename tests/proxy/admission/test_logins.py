@@ -13,6 +13,7 @@ import pytest
 from kproxy.errors import ConfigError
 from kproxy.metrics.cells import ClusterCells
 from kproxy.protocol import codec
+from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.proxy.admission import authentication
 from kproxy.proxy.admission.logins import Logins
 from kproxy.proxy.config.load import load
@@ -28,7 +29,7 @@ from tests.proxy.live import HOST, Broker, Live, Wire, free_ports, live, request
 from tests.proxy.sasl.test_tokens import OTHER, RSA, jwk, jwks, token
 from tests.pushed import counter, pushed
 
-HANDSHAKE, API_VERSIONS, AUTHENTICATE, METADATA, SUBSCRIPTIONS = 17, 18, 36, 3, 71
+HANDSHAKE, AUTHENTICATE, SUBSCRIPTIONS = 17, 36, 71
 OFFERS = [{"apiKey": key, "minVersion": 0, "maxVersion": newest} for key, newest in ((3, 12), (17, 1), (36, 2))]
 
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from kproxy.protocol.apis import HEARTBEAT
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.sockets.proxy_header import read, write
@@ -14,7 +15,6 @@ from tests.ports import free_ports
 from tests.proxy.admission.test_entrance import is_closed, talks
 from tests.proxy.live import HOST, Broker, Wire, kproxy, live, request
 
-HEARTBEAT = 12
 ANYBODY = Limits(unlimited_addresses=["127.0.0.0/8"]).unlimited_addresses
 NOBODY = Limits(unlimited_addresses=["10.0.0.0/8"]).unlimited_addresses
 EXPECTED = {"accept_proxy_protocol": True, "trusted_proxies": ANYBODY}

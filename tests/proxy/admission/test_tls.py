@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kproxy.errors import ConfigError
+from kproxy.protocol.apis import METADATA, PRODUCE
 from kproxy.proxy.cluster.routing import MAX_NODE_ID
 from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.config.tls import ClientTls, KeyPair, UpstreamTls
@@ -21,8 +22,6 @@ from kproxy.proxy.tls import contexts, handshakes
 from kproxy.proxy.tls.principals import MAX_SUBJECT
 from tests.certificates import Authority
 from tests.proxy.live import Broker, TlsWire, Wire, kproxy, live, request, response
-
-METADATA, PRODUCE = 3, 0
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,15 @@ from kproxy.metrics.lag import Lags
 from kproxy.metrics.named import Topics
 from kproxy.metrics.offsets import OFFSET_COMMIT
 from kproxy.protocol import codec
+from kproxy.protocol.apis import (
+    API_VERSIONS,
+    FIND_COORDINATOR,
+    GROUP_AUTHORIZATION_FAILED,
+    LIST_OFFSETS,
+    METADATA,
+    OFFSET_FETCH,
+    TOPIC_AUTHORIZATION_FAILED,
+)
 from kproxy.protocol.schema import schema
 from kproxy.proxy.cluster import lag_questions
 from kproxy.proxy.cluster.bootstrap import BootstrapAddresses
@@ -26,8 +35,7 @@ from kproxy.proxy.upstream.loops import LoopGuard
 from kproxy.proxy.upstream.resolver import Resolver
 from tests.proxy.live import HOST, live
 
-API_VERSIONS, METADATA, LIST_OFFSETS, OFFSET_FETCH, FIND_COORDINATOR = 18, 3, 2, 9, 10
-GROUP_AUTHORIZATION_FAILED, TOPIC_AUTHORIZATION_FAILED, NOT_LEADER = 30, 29, 6
+NOT_LEADER = 6
 NEWEST = {
     key: schema().apis[key].request.versions[-1] for key in (METADATA, LIST_OFFSETS, OFFSET_FETCH, FIND_COORDINATOR)
 }

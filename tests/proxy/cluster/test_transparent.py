@@ -6,12 +6,13 @@ With one: tests/deploy/test_transparent.py, in network namespaces.
 import pytest
 
 from kproxy.errors import ConfigError
+from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.proxy.cluster import transparent
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.limits import network
 from kproxy.proxy.config.load import load
 from kproxy.proxy.process.server import Server
-from tests.proxy.live import API_VERSIONS, HOST, METADATA, Broker, Wire, free_ports, kproxy, live, request, response
+from tests.proxy.live import HOST, Broker, Wire, free_ports, kproxy, live, request, response
 
 UNREADABLE = 9999
 

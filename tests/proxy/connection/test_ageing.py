@@ -2,11 +2,10 @@
 
 import asyncio
 
+from kproxy.protocol.apis import HEARTBEAT
 from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.connection import ageing
 from tests.proxy.live import kproxy, live, request, response
-
-HEARTBEAT = 12
 
 
 def limited(**limits):

@@ -7,6 +7,7 @@ from contextlib import suppress
 from uuid import UUID
 
 from kproxy.protocol import codec
+from kproxy.protocol.apis import API_VERSIONS, FETCH, METADATA, PRODUCE
 from kproxy.proxy.admission.entrance import Entrance
 from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.relay.ends import Incoming
@@ -14,7 +15,6 @@ from kproxy.wire import interest
 from tests.proxy.live import Broker, Wire, kproxy, live
 from tests.wire.playbook import request, response
 
-PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
 ORDERS, SECRET = UUID(int=1), UUID(int=2)
 
 

@@ -7,12 +7,11 @@ from typing import ClassVar
 
 import pytest
 
+from kproxy.protocol.apis import HEARTBEAT
 from kproxy.proxy.connection import draining
 from kproxy.proxy.connection.draining import _TURN, MANY, drain, spread_s
 from kproxy.proxy.relay.relay import Relay
 from tests.proxy.live import HOST, Broker, Wire, kproxy, live, request, response
-
-HEARTBEAT = 12
 
 
 async def answer_for_ever(broker: Broker) -> None:

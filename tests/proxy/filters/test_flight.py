@@ -17,22 +17,13 @@ from kproxy.convert.reading import exchanges
 from kproxy.errors import ConfigError
 from kproxy.flight import sending
 from kproxy.metrics import Metrics
+from kproxy.protocol.apis import ALTER_CONFIGS, FETCH, HEARTBEAT, PRODUCE
 from kproxy.proxy.config.flight import Flight
 from kproxy.proxy.connection.operating import OPERATIONS
 from kproxy.proxy.filters import flight
 from kproxy.proxy.filters.flight import FindingsTrigger, FlightRecorder, folder_name
 from kproxy.proxy.process.embedded import Proxy
-from tests.admin.test_operator import (
-    ALTER_CONFIGS,
-    AUTHENTICATE,
-    FETCH,
-    HANDSHAKE,
-    HEARTBEAT,
-    PRODUCE,
-    SECRET,
-    done,
-    operated,
-)
+from tests.admin.test_operator import AUTHENTICATE, HANDSHAKE, SECRET, done, operated
 from tests.ports import free_ports
 from tests.proxy.live import HOST, Broker, Wire, live, request, response
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from kproxy.errors import Malformed
 from kproxy.protocol import codec
+from kproxy.protocol.apis import API_VERSIONS
 from kproxy.protocol.schema import ADDRESS_CARRIERS, address_path, schema
 from kproxy.proxy.filters.rewrite import add_offers, cap_versions, rewrite_addresses
 from tests.each import each
 
 VECTORS = Path(__file__).parents[2] / "data" / "vectors-dev.jsonl.gz"
-API_VERSIONS = 18
 KEPT = ("_tags", "_trailing")
 
 

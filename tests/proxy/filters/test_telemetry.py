@@ -10,6 +10,7 @@ from kproxy.metrics import Metrics
 from kproxy.metrics import telemetry as of_pushes
 from kproxy.metrics.pushed_pieces import PIECE_BYTES
 from kproxy.protocol import codec
+from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.protocol.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
 from kproxy.proxy.config.telemetry import Telemetry
 from kproxy.proxy.filters import telemetry
@@ -20,7 +21,7 @@ from kproxy.wire.interest import Interest
 from tests.pushed import counter, gauge, pushed
 from tests.wire.playbook import Dialogue, foreign_request, request, response
 
-API_VERSIONS, METADATA, GET, PUSH = 18, 3, 71, 72
+GET, PUSH = 71, 72
 S = 10**9
 NO_ID = UUID(int=0)
 BODY = pushed(counter("org.apache.kafka.producer.connection.creation.total", 3))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kproxy.protocol.apis import DESCRIBE_GROUPS, HEARTBEAT, PRODUCE
 from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.process.accounts import ACCOUNTS, held, table
 from kproxy.proxy.relay import pressure
@@ -18,7 +19,6 @@ from tests.project import ROOT
 from tests.proxy.live import Live, Wire, kproxy, live
 from tests.wire.playbook import request
 
-PRODUCE, HEARTBEAT, DESCRIBE_GROUPS = 0, 12, 15
 SECRETS = [f"secret-{number}".ljust(30_000, "x") for number in range(300)]
 
 # Accounts that a whole kproxy fills only slowly, or in another process: the tests that fill and empty them.

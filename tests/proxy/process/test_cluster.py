@@ -10,15 +10,13 @@ import pytest
 from kproxy.errors import ConfigError
 from kproxy.metrics.collector import registry_of
 from kproxy.protocol import codec
+from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.proxy.cluster import broker_ports
 from kproxy.proxy.config.load import load
 from kproxy.proxy.connection import worker
 from kproxy.proxy.process.server import Server
 from kproxy.proxy.sockets.listeners import Listener
 from tests.proxy.live import HOST, Broker, Live, Wire, behind_kproxy, free_ports, kproxy, live, request, response
-
-METADATA = 3
-API_VERSIONS = 18
 
 
 async def told(

@@ -8,13 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from kproxy.protocol.apis import METADATA
 from kproxy.proxy.connection.worker import OBJECTS_PER_RELAY
 from kproxy.proxy.process import garbage
 from kproxy.proxy.process.garbage import Collections
 from tests.proxy.live import kproxy, live
 from tests.wire.playbook import request
-
-METADATA = 3
 
 
 @contextmanager

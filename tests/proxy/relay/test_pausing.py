@@ -2,10 +2,11 @@
 
 import asyncio
 
+from kproxy.protocol.apis import METADATA
 from kproxy.proxy.relay.relay import Relay
 from tests.proxy.live import Live, Wire, behind_kproxy, request, response
 
-METADATA, AUTHENTICATE = 3, 36
+AUTHENTICATE = 36
 MINE = request(AUTHENTICATE, 2, 9, {"authBytes": b"secret"}, client="kproxy")
 ANSWER = response(AUTHENTICATE, 2, 9, {})
 BODY = {"topics": [{"name": "t" * 200}]}

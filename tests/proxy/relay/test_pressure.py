@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from kproxy.protocol.apis import DESCRIBE_GROUPS
 from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.relay import crowding, pressure
 from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
@@ -13,8 +14,6 @@ from kproxy.wire import pairing
 from tests.proxy import live as here_live
 from tests.proxy.live import Secured, kproxy, live
 from tests.wire.playbook import foreign_request, request, sized
-
-DESCRIBE_GROUPS = 15
 
 
 def asked(count: int) -> bytes:

@@ -18,6 +18,7 @@ import pyarrow.parquet
 import pytest
 
 from kproxy.protocol import codec
+from kproxy.protocol.apis import FETCH, HEARTBEAT, PRODUCE, SASL_HANDSHAKE
 from kproxy.proxy.relay import crowding, relay
 from kproxy.proxy.sockets import listeners
 from kproxy.proxy.sockets.sockets import READ_BYTES
@@ -30,10 +31,6 @@ from tests.proxy.live import HOST, Live, Secured, Wire, behind_kproxy, kproxy, l
 from tests.wire.playbook import foreign_request, sized
 
 VECTORS = Path(__file__).parents[2] / "data" / "vectors-dev.jsonl.gz"
-PRODUCE = 0
-FETCH = 1
-HEARTBEAT = 12
-SASL_HANDSHAKE = 17
 MEBIBYTE = 1 << 20
 BUSY_S = 180  # for hundreds of connections on a machine that is busy
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from kproxy.protocol import codec
+from kproxy.protocol.apis import DESCRIBE_GROUPS, GROUP_AUTHORIZATION_FAILED, HEARTBEAT
 from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.process.accounts import held
 from kproxy.proxy.relay import readings
@@ -83,7 +84,6 @@ def test_who_is_gone_takes_no_slice_and_a_defect_ends_only_its_own():
     assert asyncio.run(play()) == [0, 1, 2, 3]
 
 
-DESCRIBE_GROUPS, HEARTBEAT, GROUP_AUTHORIZATION_FAILED = 15, 12, 30
 GUARDED = {"policy": (Rule(action="deny", group=["secret-*"]),)}
 SECRETS = [f"secret-{number}" for number in range(30_000)]
 

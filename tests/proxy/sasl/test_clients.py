@@ -13,6 +13,7 @@ from scramp import ScramClient
 
 from kproxy.errors import RefusedClient, UpstreamError
 from kproxy.protocol import codec
+from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.proxy.sasl.checks import MAX_SCRAM_BYTES, Checks, LoginRefusedError, ScramCheck
 from kproxy.proxy.sasl.clients import Authenticator, Session
 from kproxy.proxy.sasl.login import log_in
@@ -22,7 +23,7 @@ from kproxy.proxy.sasl.users import UsersFile, change
 from kproxy.proxy.upstream.login import converse
 from tests.proxy.sasl.test_tokens import checker, token
 
-HANDSHAKE, API_VERSIONS, AUTHENTICATE, METADATA = 17, 18, 36, 3
+HANDSHAKE, AUTHENTICATE = 17, 36
 ALL = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 
 

@@ -8,11 +8,12 @@ from scramp import ScramMechanism
 
 from kproxy.errors import UpstreamError
 from kproxy.protocol import codec
+from kproxy.protocol.apis import API_VERSIONS
 from kproxy.proxy.sasl.login import LoggedIn, Versions, log_in
 from kproxy.proxy.sasl.mechanisms import OAuthBearer, Plain, Scram
 from kproxy.proxy.sasl.secrets import Secret
 
-HANDSHAKE, API_VERSIONS, AUTHENTICATE = 17, 18, 36
+HANDSHAKE, AUTHENTICATE = 17, 36
 PASSWORD = "correct horse, battery = staple"
 
 

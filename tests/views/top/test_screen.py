@@ -4,6 +4,7 @@ import asyncio
 from itertools import pairwise
 
 from kproxy.admin.asking import AdminPort
+from kproxy.protocol.apis import API_VERSIONS, HEARTBEAT, METADATA
 from kproxy.views.top.screen import Top
 from kproxy.views.top.source import Source
 from tests.ports import free_ports
@@ -11,7 +12,6 @@ from tests.proxy.live import HOST, kproxy, live, request, response
 from tests.proxy.process.knowledge.test_feed_link import exchanged, known, rebalance
 from tests.proxy.process.workers import test_parent
 
-HEARTBEAT, METADATA, API_VERSIONS = 12, 3, 18
 HOSTILE = "[red]evil[/red]\u202e\u05d0e\u0301" + "x" * 400  # of 512 bytes, more is no client id to kproxy
 PATIENCE_S = 120
 

@@ -13,13 +13,24 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from kproxy.errors import Malformed, ProtocolError
+from kproxy.protocol.apis import (
+    CREATE_TOPICS,
+    DESCRIBE_TOPIC_PARTITIONS,
+    ENVELOPE,
+    FETCH,
+    INVALID_REQUEST,
+    METADATA,
+    PRODUCE,
+    SHARE_ACKNOWLEDGE,
+    SHARE_FETCH,
+    STREAMS_GROUP_HEARTBEAT,
+)
+from kproxy.protocol.apis import UNKNOWN_TOPIC_ID as UNKNOWN_TOPIC_ID_CODE
 from kproxy.protocol.codec import Slices, at_once, request_in_slices
 from kproxy.proxy.filters.policy.audit import MAX_NAME, Audit
 from kproxy.proxy.filters.policy.auditing import AuditedRequests, Peer
-from kproxy.proxy.filters.policy.fetch_sessions import FETCH, UNKNOWN_SESSION, unknown_session, without_session
+from kproxy.proxy.filters.policy.fetch_sessions import UNKNOWN_SESSION, unknown_session, without_session
 from kproxy.proxy.filters.policy.lists import (
-    CREATE_TOPICS,
-    DESCRIBE_TOPIC_PARTITIONS,
     cursor_of,
     filter_list,
     hide_mentioned,
@@ -40,13 +51,10 @@ from kproxy.proxy.filters.policy.policy import (
     Policy,
     Verdict,
 )
-from kproxy.proxy.filters.policy.refusals import CODES, INVALID_REQUEST, freed_in_slices, refusal
-from kproxy.proxy.filters.policy.refusals import UNKNOWN_TOPIC_ID as UNKNOWN_TOPIC_ID_CODE
+from kproxy.proxy.filters.policy.refusals import CODES, freed_in_slices, refusal
 from kproxy.proxy.filters.policy.resources import (
     CLUSTER,
-    ENVELOPE,
     GROUP,
-    METADATA,
     NAMED,
     TOPIC,
     TRANSACTIONAL_ID,
@@ -58,14 +66,13 @@ from kproxy.proxy.filters.policy.resources import (
     quick_reader,
     sliced_reader,
 )
-from kproxy.proxy.filters.policy.share_sessions import SHARE_ACKNOWLEDGE, SHARE_FETCH, ShareSessions, no_session
+from kproxy.proxy.filters.policy.share_sessions import ShareSessions, no_session
 from kproxy.proxy.filters.policy.topic_names import TopicNames
 from kproxy.wire.authorizer import HOLD, Answer, Close, Decision, Hold, Later, Replace
 from kproxy.wire.events import Exchange
 from kproxy.wire.frames import REQUEST_HEAD_BYTES
-from kproxy.wire.interest import PRODUCE, ApiPlan, Interest
+from kproxy.wire.interest import ApiPlan, Interest
 
-STREAMS_GROUP_HEARTBEAT = 88
 MAX_CURSORS = 16  # of lists that a connection is in the middle of
 MAX_TREATMENTS = 64  # APIs and versions; a client uses some twenty
 MAX_ID_BYTES = 1024  # of a client id that is remembered; kproxy's events have as many characters of a longer one

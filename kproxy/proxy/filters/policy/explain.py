@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 from kproxy.errors import ConfigError
+from kproxy.protocol.apis import ENVELOPE
 from kproxy.protocol.schema import schema
 from kproxy.proxy.config.api_groups import keys_of_names
 from kproxy.proxy.config.policy import Rule
@@ -19,7 +20,6 @@ from kproxy.proxy.filters.policy.globs import Patterns
 from kproxy.proxy.filters.policy.policy import LISTS, Policy, Verdict
 from kproxy.proxy.filters.policy.resources import (
     ALL_OF,
-    ENVELOPE,
     GROUP,
     KINDS,
     NULL_IS_ALL,

@@ -10,10 +10,9 @@ Pure. Refuses to know rules.
 from functools import cache
 from typing import Final, Literal
 
+from kproxy.protocol.apis import FETCH, FETCH_SESSION_ID_NOT_FOUND
 from kproxy.protocol.codec import Slices, encode_response, locate_in_slices
 
-FETCH = 1
-FETCH_SESSION_ID_NOT_FOUND = 70
 UNKNOWN_SESSION: Final = "unknown session"
 
 _FIRST_WITH_SESSIONS = 7

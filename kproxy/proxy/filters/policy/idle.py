@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from kproxy.protocol.apis import ENVELOPE
 from kproxy.protocol.schema import schema
 from kproxy.proxy.config.api_groups import READ_ONLY, group_keys
 from kproxy.proxy.config.checks import knows_clients
@@ -17,7 +18,7 @@ from kproxy.proxy.config.policy import MAX_PATTERN, Rule
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.filters.policy.explain import ANONYMOUS
 from kproxy.proxy.filters.policy.globs import Patterns
-from kproxy.proxy.filters.policy.resources import ENVELOPE, KINDS, kinds_of
+from kproxy.proxy.filters.policy.resources import KINDS, kinds_of
 from kproxy.proxy.filters.policy.rights import is_of_cluster
 
 _UNLIKE = "\0"  # in no pattern's literal text

@@ -16,22 +16,14 @@ from functools import cache, partial
 from typing import Any
 from uuid import UUID
 
+from kproxy.protocol.apis import CREATE_TOPICS, DESCRIBE_GROUPS, DESCRIBE_TOPIC_PARTITIONS, METADATA, OFFSET_FETCH
 from kproxy.protocol.codec import Slices, Span, decoded_in_slices, locate_in_slices, response_in_slices
 from kproxy.protocol.primitives import Buffer, read_uvarint, write_uvarint
 from kproxy.protocol.schema import api_name, schema
-from kproxy.proxy.filters.policy.members import DESCRIBE_GROUPS, hide_in_members
-from kproxy.proxy.filters.policy.resources import (
-    CLUSTER,
-    GROUP,
-    METADATA,
-    TOPIC,
-    TRANSACTIONAL_ID,
-    acl_kind,
-    resource_kind,
-)
+from kproxy.proxy.filters.policy.members import hide_in_members
+from kproxy.proxy.filters.policy.resources import CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, acl_kind, resource_kind
 from kproxy.wire.frames import Edit, patched_in_slices
 
-CREATE_TOPICS = 19
 _TOPIC_DENIED = 29  # TOPIC_AUTHORIZATION_FAILED
 
 # By API: the array of the answer, the field of its elements that names one, and the kind.
@@ -92,8 +84,7 @@ _NULLED = {
         "groups.topologyDescription.globalStores.processor.sinkTopic",
     ),
 }
-DESCRIBE_TOPIC_PARTITIONS = 75
-_OFFSET_FETCH, _FIRST_OF_GROUPS, _FIRST_BY_ID = 9, 8, 10
+_FIRST_OF_GROUPS, _FIRST_BY_ID = 8, 10
 
 _SLICE_SPANS = 512  # what is judged between two yields
 
@@ -109,7 +100,7 @@ def _places(api_key: int, version: int) -> tuple[str, tuple[str, ...], bool]:
     """(the array, the fields that name its elements, whether counts are compact) of a list's answer."""
     (array, name), _ = LISTED[api_name(api_key)]
     names: tuple[str, ...] = (f"{array}.{name}",)
-    if api_key == _OFFSET_FETCH and version >= _FIRST_OF_GROUPS:
+    if api_key == OFFSET_FETCH and version >= _FIRST_OF_GROUPS:
         array = "groups.topics"
         names = (f"{array}.topicId" if version >= _FIRST_BY_ID else f"{array}.name",)
     elif api_key == METADATA:

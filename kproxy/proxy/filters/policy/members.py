@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from kproxy.errors import ProtocolError
+from kproxy.protocol.apis import DESCRIBE_GROUPS
 from kproxy.protocol.codec import Slices, data_in_slices, encoded_in_slices, locate_in_slices
 from kproxy.protocol.primitives import read_uvarint, write_uvarint
 from kproxy.protocol.schema import schema
 from kproxy.wire.frames import Edit, patched_in_slices
 
-DESCRIBE_GROUPS = 15
 _SLICE_BYTES = 4 * 1024  # what is read between two yields
 _SLICE_TOPICS = 256
 _BODY = 8  # behind the size and the correlation id

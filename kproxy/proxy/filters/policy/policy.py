@@ -30,6 +30,7 @@ from functools import cache, cached_property, lru_cache
 from sys import getsizeof
 from typing import NamedTuple
 
+from kproxy.protocol.apis import DESCRIBE_GROUPS, DESCRIBE_TRANSACTIONS, ENVELOPE, METADATA
 from kproxy.protocol.schema import api_name, schema
 from kproxy.proxy.config.addresses import numeric
 from kproxy.proxy.config.api_groups import ALWAYS, READ_ONLY, group_keys, keys_of_names
@@ -37,14 +38,10 @@ from kproxy.proxy.config.policy import Rule, default_of
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.filters.policy.globs import Matcher, Patterns
 from kproxy.proxy.filters.policy.lists import MENTIONED
-from kproxy.proxy.filters.policy.members import DESCRIBE_GROUPS
 from kproxy.proxy.filters.policy.resources import (
     ALSO,
-    DESCRIBE_TRANSACTIONS,
-    ENVELOPE,
     GROUP,
     KINDS,
-    METADATA,
     TOPIC,
     TRANSACTIONAL_ID,
     WITHOUT_NAMES,

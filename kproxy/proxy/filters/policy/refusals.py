@@ -17,9 +17,6 @@ from kproxy.protocol.codec import Slices, response_in_slices
 from kproxy.protocol.schema import Field, api_name, schema
 from kproxy.proxy.filters.policy.resources import CLUSTER, GROUP, TOPIC, TRANSACTIONAL_ID, key_names, resource_kind
 
-UNSUPPORTED_VERSION = 35
-INVALID_REQUEST = 42
-UNKNOWN_TOPIC_ID = 100
 CODES = {TOPIC: 29, GROUP: 30, CLUSTER: 31, TRANSACTIONAL_ID: 53}  # *_AUTHORIZATION_FAILED
 _SLICE_FREED = 1024
 _SLICE_STRUCTS = 64  # of an answer, between two yields: some tenths of a millisecond

@@ -24,9 +24,6 @@ TOPIC, GROUP, TRANSACTIONAL_ID = "topic", "group", "transactional_id"
 CLUSTER = "cluster"  # what is none of them: brokers, access rules, quotas, users
 KINDS = (TOPIC, GROUP, TRANSACTIONAL_ID)
 
-METADATA = 3
-DESCRIBE_TRANSACTIONS = 65
-ENVELOPE = 58  # carries another request, in the name of somebody else
 MAX_ELEMENTS = 64 * 1024
 FEW_ELEMENTS = 128  # read in one call
 _SLICE_NOTED = 1024

@@ -13,10 +13,9 @@ Bounded: MOST sessions of a connection, the oldest is forgotten. Pure. Refuses t
 from functools import cache, partial
 from hashlib import blake2b
 
+from kproxy.protocol.apis import SHARE_FETCH, SHARE_SESSION_NOT_FOUND
 from kproxy.protocol.codec import Slices, encode_response, locate_in_slices
 
-SHARE_FETCH, SHARE_ACKNOWLEDGE = 78, 79
-SHARE_SESSION_NOT_FOUND = 122
 MOST = 64
 _BODY = 12  # behind the size, key, version and correlation id
 _digest = partial(blake2b, digest_size=16)

@@ -26,10 +26,9 @@ from kproxy.insight.repeats import Repeats
 from kproxy.insight.rows import Assignment, GroupEvent, Leadership, Rebalance, Row
 from kproxy.insight.spoken import Spoken, spoken_of
 from kproxy.metrics.groups import GroupCells, InsightCells
+from kproxy.protocol.apis import FETCH, OFFSET_COMMIT
 from kproxy.proxy.filters.feed import Heard
-from kproxy.wire.interest import FETCH
 
-OFFSET_COMMIT = 8
 PROTOCOLS = ("classic", "consumer", "share", "streams")
 OF_LOG = ("stored", "removed")  # events
 MAX_OWNED = 200_000

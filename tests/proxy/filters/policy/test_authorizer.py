@@ -7,6 +7,31 @@ from uuid import UUID
 import pytest
 
 from kproxy.protocol import codec
+from kproxy.protocol.apis import (
+    API_VERSIONS,
+    CONSUMER_GROUP_DESCRIBE,
+    CREATE_TOPICS,
+    DELETE_GROUPS,
+    DELETE_SHARE_GROUP_STATE,
+    DELETE_TOPICS,
+    ELECT_LEADERS,
+    ENVELOPE,
+    FETCH,
+    FIND_COORDINATOR,
+    HEARTBEAT,
+    INIT_PRODUCER_ID,
+    INVALID_REQUEST,
+    LIST_GROUPS,
+    METADATA,
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
+    PRODUCE,
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
+    STOP_REPLICA,
+    UNREGISTER_BROKER,
+    WRITE_TXN_MARKERS,
+)
 from kproxy.protocol.schema import schema
 from kproxy.proxy.filters.policy import lists as policy_lists
 from kproxy.proxy.filters.policy import policy as policy_module
@@ -18,14 +43,8 @@ from kproxy.wire.events import BROKER, CLIENT
 from tests.proxy.filters.policy.policies import Decided
 from tests.wire.playbook import foreign_request, request, response, sized
 
-PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, FIND_COORDINATOR = 0, 1, 2, 3, 8, 10
-OFFSET_FETCH = 9
-HEARTBEAT, LIST_GROUPS, API_VERSIONS, CREATE_TOPICS, DELETE_TOPICS = 12, 16, 18, 19, 20
-INIT_PRODUCER_ID, ALTER_CONFIGS, DELETE_GROUPS, ELECT_LEADERS, UNREGISTER_BROKER = 22, 44, 42, 43, 64
-CONSUMER_GROUP_DESCRIBE = 69
-SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
+ALTER_CONFIGS = 44
 TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID = 29, 30, 31, 53
-INVALID_REQUEST = 42
 
 NO_SECRETS = {"action": "deny", "topic": "secret-*"}
 A_TOPIC_ID = UUID(int=0xABCDEF)
@@ -453,7 +472,6 @@ def test_a_connection_that_a_refusal_closes_says_whose_it_was():
 
 
 FOR_BROKERS = {"action": "allow", "api": "broker"}
-WRITE_TXN_MARKERS, STOP_REPLICA, ENVELOPE, DELETE_SHARE_GROUP_STATE = 27, 5, 58, 86
 
 
 def test_what_brokers_send_each_other_is_judged_by_what_it_names_too():

@@ -5,8 +5,8 @@ from uuid import UUID
 import pytest
 
 from kproxy.protocol import codec
+from kproxy.protocol.apis import FETCH
 from kproxy.protocol.schema import schema
-from kproxy.proxy.filters.policy.fetch_sessions import FETCH
 from kproxy.wire.events import BROKER
 from tests.proxy.filters.policy.policies import Decided
 from tests.wire.playbook import request

@@ -3,8 +3,8 @@
 import pytest
 
 from kproxy.protocol import codec
+from kproxy.protocol.apis import DESCRIBE_GROUPS
 from kproxy.protocol.schema import schema
-from kproxy.proxy.filters.policy.members import DESCRIBE_GROUPS
 from tests.proxy.filters.policy.policies import Decided
 from tests.wire.playbook import request, sized
 

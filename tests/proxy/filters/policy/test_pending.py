@@ -1,11 +1,11 @@
 """What the policy keeps until answers are there: counted, bounded for each connection and for all, and given back."""
 
+from kproxy.protocol.apis import DELETE_GROUPS, METADATA
 from kproxy.proxy.filters.policy.pending import MAX_KEPT_BYTES
 from kproxy.wire.events import BROKER, CLIENT
 from tests.proxy.filters.policy.policies import Decided
 from tests.wire.playbook import request, response
 
-METADATA, DELETE_GROUPS = 3, 42
 NO_SECRETS = {"action": "deny", "topic": "secret-*"}
 
 

@@ -6,9 +6,10 @@ from uuid import UUID
 import pytest
 
 from kproxy.errors import Malformed
+from kproxy.protocol.apis import FETCH
 from kproxy.proxy.filters.policy.resources import quick_reader, reader, sliced_reader
 
-FETCH, VERSION = 1, 17
+VERSION = 17
 PUBLIC, SECRET = UUID(int=1), UUID(int=2)
 NO_TAGS = b"\0"
 END = b"\1\1" + NO_TAGS  # no forgotten topics, no rack

@@ -5,9 +5,9 @@ from uuid import UUID
 import pytest
 
 from kproxy.protocol import codec
+from kproxy.protocol.apis import SHARE_ACKNOWLEDGE, SHARE_FETCH
 from kproxy.protocol.schema import schema
 from kproxy.proxy.filters.policy import share_sessions
-from kproxy.proxy.filters.policy.share_sessions import SHARE_ACKNOWLEDGE, SHARE_FETCH
 from kproxy.wire.events import BROKER
 from tests.proxy.filters.policy.policies import Decided
 from tests.wire.playbook import request, response

@@ -18,13 +18,14 @@ from kproxy.admin.parameters import NotNow
 from kproxy.insight.groups import MAX_GROUPS as FOLLOWED
 from kproxy.metrics import Metrics
 from kproxy.metrics.groups import MAX_GROUPS, MAX_PARTITIONS, InsightCells
+from kproxy.protocol.apis import HEARTBEAT, METADATA
 from kproxy.proxy.filters.feed import QUEUE_BYTES, Feed, Heard, Whose
 from kproxy.proxy.process.knowledge import feed_link
 from kproxy.proxy.process.knowledge.feed_link import GROUPS_PER_SLICE, FeedLink
 from tests.proxy.live import Wire, live, request, response
 from tests.proxy.process.workers.test_parent import Run, alive, children, in_proc, kproxy, total
 
-METADATA, JOIN, SYNC, HEARTBEAT = 3, 11, 14, 12
+JOIN, SYNC = 11, 14
 LEADERLESS = {"partitionIndex": 0, "leaderId": -1, "replicaNodes": [1], "isrNodes": []}
 PATIENCE_S = 120
 HOUR_NS = 3600 * 10**9

@@ -6,6 +6,7 @@ import pytest
 
 from kproxy.insight.knowledge import APIS
 from kproxy.metrics import Metrics, live
+from kproxy.protocol.apis import METADATA
 from kproxy.proxy.filters.feed import Heard, Whose
 from kproxy.proxy.process.knowledge import known_cluster
 from kproxy.proxy.process.knowledge.known_cluster import KnownCluster
@@ -14,7 +15,7 @@ from tests.knowledge.truth import Run
 from tests.streams import frames, streams
 from tests.wire.playbook import request, response
 
-METADATA, COMMIT, JOIN = 3, 8, 11
+COMMIT, JOIN = 8, 11
 WHOSE = Whose("default", "10.0.0.1", 3, 1, "live:default", None)
 
 

@@ -19,6 +19,7 @@ import pytest
 
 from kproxy.errors import ConfigError
 from kproxy.protocol import codec
+from kproxy.protocol.apis import HEARTBEAT, LIST_OFFSETS, METADATA
 from kproxy.proxy.process.embedded import Proxy
 from kproxy.proxy.process.workers.crew import LATE_S
 from tests.certificates import Authority
@@ -27,9 +28,6 @@ from tests.proxy.live import HOST, Broker, Wire, live, request, response
 
 KPROXY = Path(sys.executable).with_name("kproxy")
 PATIENCE_S = 120  # several processes each, on a machine that may be busy
-LIST_OFFSETS = 2
-HEARTBEAT = 12
-METADATA = 3
 GAUGES = re.compile(r"kproxy_(open_connections|inflight|ready|accepting|workers|consumer|client_info|worker_resident)")
 
 
