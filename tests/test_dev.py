@@ -42,10 +42,12 @@ def start(project):
 
 def test_a_command_that_is_none_is_named(project):
     done = subprocess.run([project / "dev", "foo"], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.startswith("dev: no command 'foo'\n./dev demo | test | land | bench")
+    assert done.returncode == 1 and done.stderr.startswith(
+        "dev: no command 'foo'\n./dev demo | test | lint | land | bench"
+    )
     for asked in ("help", "--help"):
         done = subprocess.run([project / "dev", asked], capture_output=True, text=True)
-        assert done.returncode == 0 and done.stderr.startswith("./dev demo | test | land | bench")
+        assert done.returncode == 0 and done.stderr.startswith("./dev demo | test | lint | land")
 
 
 def test_a_second_setup_waits_for_the_first(project):
