@@ -6,10 +6,12 @@ process that a test starts. A test about any of these sets it.
 """
 
 import argparse
+import logging
 import os
 import signal
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         collection_path.relative_to(config.rootpath).as_posix() if config.rootpath in collection_path.parents else ""
     )
     return True if place in RING_2 and config.getoption("ring") == "1" else None
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """A reload or an operator may set the level of all logs: it ends with the test."""
+    root = logging.getLogger()
+    before = root.level
+    yield
+    root.setLevel(before)
 
 
 @pytest.hookimpl(trylast=True)

@@ -105,9 +105,12 @@ def test_what_goes_wrong_is_dumped_once(tmp_path, trigger, monkeypatch):
     assert "Fetch" in {row["api"] for row in pq.read_table(dump / "exchanges").to_pylist()}
 
 
+# Of one kind of finding: others depend on how busy the machine is.
 FOLLOWS_OFTEN = """
-from kproxy.analysis.findings import following
+from kproxy.analysis.findings import following, live
 following.EVERY_S, following.KEPT = 0.1, 10_000
+found = live.found_between
+live.found_between = lambda *asked: [one for one in found(*asked) if one.kind == "old_versions"]
 from kproxy.cli import main
 main()
 """
