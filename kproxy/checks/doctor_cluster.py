@@ -281,7 +281,7 @@ class ClusterExamination:
     async def _certificate(self, node_id: int, address: Address) -> None:
         async with self._limit:
             try:
-                sock, _ = await self._door.open(address, asking=True)
+                sock, _, _ = await self._door.open(address, asking=True)
             except UpstreamError:
                 return  # said already, when its versions were asked
             shown = sock.tls.getpeercert(binary_form=True) if isinstance(sock, TlsSocket) else None

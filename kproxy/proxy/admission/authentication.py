@@ -176,7 +176,7 @@ class BrokerVersions:
         timeout_s = self._door.dialler.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                sock, _ = await self._door.open(address)
+                sock, _, _ = await self._door.open(address)
                 try:
                     log.debug("asking for versions, connected to %s from %s", address, Address(*sock.getsockname()[:2]))
                     name = {"clientSoftwareName": "kproxy", "clientSoftwareVersion": "1"} if version >= 3 else {}

@@ -19,13 +19,14 @@ from kproxy.proxy.config.authentication import Authentication as Settings
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.filters.relogin import AnswerLogins, RenewLogins
 from kproxy.proxy.log_limiter import LogLimiter
-from kproxy.proxy.relay.ends import Incoming
+from kproxy.proxy.relay.ends import Admitted
 from kproxy.proxy.relay.relay import Relay
 from kproxy.proxy.sasl import tokens
 from kproxy.proxy.sasl.checks import Checks
 from kproxy.proxy.sasl.clients import Authenticator
 from kproxy.proxy.sasl.identities import Identities
 from kproxy.proxy.sasl.keys import Keys
+from kproxy.proxy.sasl.login import LoggedIn
 from kproxy.proxy.sasl.tokens import TokenChecker
 from kproxy.proxy.sasl.users import UsersError, UsersFile
 from kproxy.proxy.upstream.login import BrokerLogin
@@ -168,7 +169,7 @@ class Logins:
 
     # --- while a connection lasts ------------------------------------------------------------------------------------
 
-    def authorizer(self, client: Incoming, behind: Authorizer | None) -> Authorizer | None:
+    def authorizer(self, client: Admitted, behind: Authorizer | None) -> Authorizer | None:
         """What decides about requests of a client, those to log in first, and leaves the others to `behind`."""
         if self.of_clients is not None and client.session is not None:
             owner = self.of_clients
@@ -177,7 +178,7 @@ class Logins:
             return AnswerLogins(partial(self._login_answered, client), behind)
         return behind
 
-    def _login_answered(self, client: Incoming) -> None:
+    def _login_answered(self, client: Admitted) -> None:
         self._limiter.log(
             logging.WARNING,
             "login answered",
@@ -187,15 +188,22 @@ class Logins:
             client.peer,
         )
 
-    def begin(self, relay: Relay, client: Incoming, authorizer: Authorizer | None, all_authorized: Interest) -> None:
+    def begin(
+        self,
+        relay: Relay,
+        client: Admitted,
+        login: LoggedIn | None,
+        authorizer: Authorizer | None,
+        all_authorized: Interest,
+    ) -> None:
         """A relay has started: renew kproxy's login and end the client's session in time.
 
-        all_authorized: the interest of sessions that have expired.
+        login: kproxy's own, where it has to be renewed. all_authorized: the interest of sessions that have expired.
         """
         loop = asyncio.get_running_loop()
         ends: list[Callable[[], object]] = []
-        if client.login is not None and self._renewals is not None:
-            task = loop.create_task(self._renewals.keep(relay, client.principal, client.login))
+        if login is not None and self._renewals is not None:
+            task = loop.create_task(self._renewals.keep(relay, client.principal, login))
             task.add_done_callback(_told)
             ends.append(task.cancel)
         if isinstance(authorizer, RenewLogins) and client.session is not None:
@@ -215,7 +223,7 @@ class Logins:
         self._cells.authenticated("client", mechanism, outcome)
 
     @staticmethod
-    def named(session: Session, client: Incoming, now_ns: int) -> None:
+    def named(session: Session, client: Admitted, now_ns: int) -> None:
         """Report what a client named before its login: itself, and its software."""
         if client.session is not None:
             session.client_id = client.session.client_id

@@ -12,7 +12,7 @@ from kproxy.errors import RefusedClient
 from kproxy.proxy.cluster.destinations import Destinations
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.limits import Networks, is_in
-from kproxy.proxy.relay.ends import Incoming
+from kproxy.proxy.relay.ends import Admitted, Incoming
 from kproxy.proxy.sockets.listeners import Gate
 from kproxy.proxy.sockets.redirected import original_destination
 from kproxy.proxy.upstream.resolver import Resolver
@@ -58,7 +58,7 @@ class Transparent:
         """Where an accepted connection was going, as a number. Raises OSError: the client has gone."""
         return original_destination(client)
 
-    def broker_of(self, client: Incoming) -> int | None:
+    def broker_of(self, client: Incoming | Admitted) -> int | None:
         """The node id of the broker that a client dialled, if it is known."""
         return None if client.destination is None else self.destinations.broker_at(client.destination)
 

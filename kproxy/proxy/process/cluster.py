@@ -23,10 +23,12 @@ from kproxy.proxy.cluster.discovery import Brokers, Discovery
 from kproxy.proxy.cluster.lag_questions import LagQuestions
 from kproxy.proxy.cluster.question import ask_brokers
 from kproxy.proxy.cluster.routing import Routes, ServerNames
+from kproxy.proxy.cluster.topology import Topology
 from kproxy.proxy.cluster.transparent import Transparent
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
-from kproxy.proxy.connection.connecting import BOOTSTRAP, Connector, label, listener_name
+from kproxy.proxy.connection.connecting import Connections
+from kproxy.proxy.connection.labels import BOOTSTRAP, broker_label, listener_label
 from kproxy.proxy.connection.worker import Worker
 from kproxy.proxy.filters.leaks import KnownAddresses
 from kproxy.proxy.filters.policy.idle import idle_rules
@@ -94,18 +96,18 @@ class ClusterProxy:
         self._discovery = Discovery(
             cluster.name, addresses, self._ask, self._learn, worker.config.discovery_interval_s, self._open_ports
         )
-        self._connector = Connector(
+        self._topology = Topology(addresses, self._redirected)
+        self._connections = Connections(
             worker,
             cluster,
             self._metrics,
-            addresses,
+            self._topology,
             self._advertise,
             self._find_leak,
             self._broker_lost,
             # Redirected clients bring their own TLS and login: kproxy's are for its questions alone.
             self._door if self._redirected is None else Door(worker.dialler),
             _welcome_steps(cluster, self._tls, self._find_broker, self._authenticate),
-            redirected=self._redirected,
             logins=self._logins if self._redirected is None else None,
         )
         self._authentication: Authentication | None = None
@@ -114,8 +116,8 @@ class ClusterProxy:
             self._authentication = Authentication(
                 self._logins.of_clients,
                 BrokerVersions(bare),
-                self._connector.upstreams,
-                self._connector.admits,
+                self._topology.upstreams,
+                self._connections.loops.admits,
                 takes_telemetry=cluster.telemetry is not None,
             )
         self._known = KnownAddresses(cluster.bootstrap, lambda node_id, host: self.routes.advertised(node_id, host))
@@ -153,7 +155,7 @@ class ClusterProxy:
         name = self.cluster.name
         if self._discovery.not_ready:
             yield f"cluster {name}: {self._discovery.not_ready}"
-        looped = self._connector.looped
+        looped = self._connections.loops.looped
         if looped is not None and self._worker.loops.is_refused(looped):
             yield f"cluster {name}: connections to {looped} lead back to this kproxy"
         if self._ports is not None:
@@ -179,7 +181,7 @@ class ClusterProxy:
             text = f"{listen} cannot be bound: {why_unbound(fault, worker.gate, hosts, listen.port)}"
             raise ConfigError([(f"{cluster.name}: listen", text)]) from None
         self._expose(BOOTSTRAP, None)
-        self.routes = self._connector.routes = Routes(cluster, self._bootstrap.port)
+        self.routes = self._topology.routes = Routes(cluster, self._bootstrap.port)
         self._ports = BrokerPorts(worker.gate, cluster, self.routes, hosts, backlog, self._accepted)
         goes_on = former is not None and former.address == self.address
         if former is not None:
@@ -222,7 +224,7 @@ class ClusterProxy:
 
     def _accepted(self, node_id: int | None) -> Accepted:
         """What takes the connections of a broker's port; None: of the bootstrap port."""
-        return self._connector.accepted(node_id)
+        return self._connections.accepted(node_id)
 
     def _broker_lost(self) -> None:
         self._latest._discovery.broker_lost()
@@ -233,7 +235,7 @@ class ClusterProxy:
 
     def loop_found(self, upstream: Address, evidence: str) -> None:
         """A connection to that upstream came back to this kproxy: refuse it, and close what goes there."""
-        self._connector.loop_found(upstream, evidence)
+        self._connections.loops.found(upstream, evidence)
 
     def close(self) -> None:
         """Close every port, for good: whatever answers are still in flight, none opens again."""
@@ -270,20 +272,20 @@ class ClusterProxy:
             self.learn_all(former.routes.upstreams)
             self._discovery.not_ready = former._discovery.not_ready
         self.show_state()
-        self._connector.follow(former._connector)
+        self._connections.follow(former._connections)
         former.retire(self, ends=ends)
 
     def retire(self, successor: "ClusterProxy | None", *, ends: bool) -> None:
         """Close every port and ask no more; open connections go on, and unless `ends` those being made."""
         self._successor = successor
-        self._connector.ends = ends
+        self._connections.ends = ends
         self.close()
         self._tasks.stop()
 
     @property
     def making(self) -> int:
         """How many clients' connections are being made."""
-        return self._connector.making
+        return self._connections.making
 
     def show_state(self) -> None:
         """From now on metrics show how this one stands."""
@@ -300,7 +302,7 @@ class ClusterProxy:
     async def stop(self) -> None:
         """Accept no more; connections that are still being made are given up."""
         self.close()
-        await self._connector.stop()
+        await self._connections.stop()
         await self._tasks.cancel()
 
     def _state(self) -> ClusterState:
@@ -341,8 +343,8 @@ class ClusterProxy:
         if self.cluster.route == "sidecar":
             for node_id, address in (brokers or {}).items():
                 self._known.learn(node_id, address)
-            self._connector.beside = await self._beside(asked, brokers or {})
-            self._expose(label(self._connector.beside), None)
+            self._topology.beside = await self._beside(asked, brokers or {})
+            self._expose(broker_label(self._topology.beside), None)
             return ""
         if self._redirected is not None:
             self._redirected.learn((brokers or {}).items(), again=True)
@@ -432,7 +434,7 @@ class ClusterProxy:
 
     def _expose(self, broker: str, node_id: int | None) -> None:
         """Begin the series of a broker behind a port at 0, before its first connection."""
-        self._cells.expect(broker, listener_name(node_id, self.cluster.route))
+        self._cells.expect(broker, listener_label(node_id, self.cluster.route))
         self._metrics.broker_known(broker)
 
     # --- leaks -------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ log = logging.getLogger("kproxy.upstream")
 @asynccontextmanager
 async def conversation(address: Address, door: Door) -> AsyncIterator["Conversation"]:
     """One connection to ask on; it is closed at the end, whatever happens. Bounded in time by the caller."""
-    sock, upstream = await door.open(address, asking=True)
+    sock, upstream, _ = await door.open(address, asking=True)
     try:
         log.debug("asking, connected to %s from %s", address, Address(*sock.getsockname()[:2]))
         loops = door.dialler.loops

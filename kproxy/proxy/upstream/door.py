@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from kproxy.errors import UpstreamError
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.relay.ends import Incoming, Outgoing
+from kproxy.proxy.relay.ends import Admitted, Dialled, Outgoing
 from kproxy.proxy.upstream.dial import Dialler
 from kproxy.proxy.upstream.request import ClosedByBroker
 
@@ -25,13 +25,10 @@ class Door:
         self.dialler = dialler
         self._steps = tuple(steps)
 
-    async def open(
-        self, address: Address, *, asking: bool = False, client: Incoming | None = None
-    ) -> tuple[socket.socket, Address]:
-        """A connected socket on which Kafka's protocol can begin, and the numeric address that it leads to.
+    async def open(self, address: Address, *, asking: bool = False, client: Admitted | None = None) -> Dialled:
+        """Dial a broker and run the steps. Raises UpstreamError, whose cause is a label of metrics.
 
-        asking: for a question of kproxy's own (see `Dialler.dial`). client: whom the connection is for.
-        Raises UpstreamError, whose cause is a label of metrics.
+        asking: for a question of kproxy's own (see `Dialler.dial`). client: the client that the connection is for.
         """
         sock = await self.dialler.dial(address, asking=asking)
         own: Address | None = None
@@ -42,7 +39,7 @@ class Door:
             outgoing = Outgoing(sock, address, client=client)
             if self._steps:
                 await self._run(outgoing)
-            return outgoing.sock, outgoing.upstream
+            return Dialled(outgoing.sock, outgoing.upstream, outgoing.login)
         except BaseException as fault:
             if own is not None:
                 self.dialler.loops.closed(own)

@@ -55,7 +55,7 @@ class BrokerLogin:
             raise UpstreamError(f"{outgoing.address}: {fault}", fault.cause) from None
         log.debug("logged in at %s for %s", outgoing.address, principal or "kproxy itself")
         if client is not None and done.lifetime_ms:
-            client.login = done
+            outgoing.login = done
 
     async def prepare(self, principal: str | None) -> Mechanism:
         """What to log in with for a client of that principal, or for kproxy itself. Raises UpstreamError."""

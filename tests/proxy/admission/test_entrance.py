@@ -73,7 +73,7 @@ def test_those_that_are_refused_leave_no_count_behind():
             for _ in range(10):
                 assert await is_closed(await Wire.dial(here.port))
             assert here.limits == {"max_connections_per_address": 10}
-            admission = here.server.clusters[0]._connector.entrance._admission
+            admission = here.server.clusters[0]._connections.entrance._admission
             assert admission.connections == 1
             for wire in first:
                 wire.close()

@@ -102,9 +102,9 @@ def test_new_and_moved_brokers_are_learnt_without_a_client(caplog):
 def test_a_sidecar_asks_again_who_its_broker_is():
     async def test():
         async with kproxy(route="sidecar", advertise="b-{id}:1", discovery_interval_s=0.05) as here:
-            connector = here.server.clusters[0]._connector
-            assert connector.beside == 1
-            while connector.beside != 7:
+            topology = here.server.clusters[0]._topology
+            assert topology.beside == 1
+            while topology.beside != 7:
                 await here.broker.answer_kproxy([node(7, here.broker.port)])
                 await asyncio.sleep(0.01)
 
@@ -207,7 +207,7 @@ def test_a_sidecar_does_not_wait_for_each_name_that_nobody_answers_for(monkeypat
             await here.broker.answer_kproxy([*names, node(40, here.broker.port, "127.0.0.5")])
             await here.until(lambda: not here.server.not_ready())
             assert time.monotonic() - asked < 20  # one after the other takes 80
-            assert here.server.clusters[0]._connector.beside == 40
+            assert here.server.clusters[0]._topology.beside == 40
             nobody.set()
 
     live(test())

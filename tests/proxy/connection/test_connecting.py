@@ -50,7 +50,7 @@ def test_a_topic_that_is_called_by_an_unknown_id_is_refused_until_kproxy_has_ask
             client, broker = await here.connect()
 
             def names() -> dict[UUID, str]:
-                return here.server.clusters[0]._connector._names.names
+                return here.server.clusters[0]._connections.naming.names.names
 
             for topic_id, allowed in ((ORDERS, True), (SECRET, False)):
                 await client.send(fetch(1, topic_id))
@@ -65,7 +65,7 @@ def test_a_topic_that_is_called_by_an_unknown_id_is_refused_until_kproxy_has_ask
                     assert await client.frame() == answered
                 else:
                     assert code(await client.frame()) == 29
-                await here.until(lambda: not here.server.clusters[0]._connector._is_naming)  # it pauses between two
+                await here.until(lambda: not here.server.clusters[0]._connections.naming.is_asking)
             (cells,) = here.server.metrics.clusters.values()
             assert cells.refusals["Fetch", "rule"] == 1
             assert cells.refusals["Fetch", "unknown_topic_id"] == 2

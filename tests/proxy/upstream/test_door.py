@@ -23,7 +23,7 @@ async def opened(*steps, timeout_s=5.0):
     with socket.create_server((HOST, 0)) as broker:
         address = Address(*broker.getsockname())
         try:
-            sock, upstream = await door.open(address)
+            sock, upstream, _ = await door.open(address)
         except UpstreamError as fault:
             return fault, len(guard._dialled)
         assert upstream == address

@@ -10,7 +10,7 @@ from kproxy.errors import UpstreamError
 from kproxy.proxy.cluster import discovery
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.load import load
-from kproxy.proxy.connection import connecting
+from kproxy.proxy.connection import loops as connection_loops
 from kproxy.proxy.process.server import Server
 from kproxy.proxy.sockets.listeners import Gate, Listener, is_local
 from kproxy.proxy.upstream import loops
@@ -211,7 +211,7 @@ def test_two_that_are_each_others_bootstrap_take_no_connections(monkeypatch):
 
 def test_a_brokers_port_that_leads_back_through_something_else_is_found(monkeypatch, caplog):
     """No question goes there by itself: the number of connections gives cause to ask."""
-    monkeypatch.setattr(connecting, "PROBED_AT", 8)
+    monkeypatch.setattr(connection_loops, "PROBED_AT", 8)
     monkeypatch.setattr(loops, "REFUSED_S", 1.0)
 
     async def test():

@@ -63,7 +63,7 @@ class ParentCluster(ClusterProxy):
         tell: Callable[[], None],
     ) -> None:
         super().__init__(worker, cluster)
-        self._connector.serve = self._hand_over
+        self._connections.serve = self._hand_over
         self._crew = crew
         self._named: dict[int, Address] = {}  # by the cluster, when it was last asked
         self._changed = changed
@@ -80,7 +80,7 @@ class ParentCluster(ClusterProxy):
             dict(self.routes.upstreams),
             self._known.brokers | self._named,
             frozenset(self.brokers),
-            self._connector.beside,
+            self._topology.beside,
             tuple((listener.port, tuple(listener.hosts)) for listener in listeners),
         )
 
@@ -92,13 +92,13 @@ class ParentCluster(ClusterProxy):
         """Give a client that is accepted to a worker, which knows by then what any of them has learnt of brokers."""
         self._tell()
         try:
-            own = self._connector.destination_of(client.sock)
+            own = self._topology.destination_of(client.sock)
         except OSError:  # it has gone already
             client.sock.close()
             self._worker.gate.leave()
-            self._connector.entrance.left(client.ticket)
+            self._connections.entrance.left(client.ticket)
             return
-        entrance = self._connector.entrance  # where it was counted, whatever follows
+        entrance = self._connections.entrance  # where it was counted, whatever follows
         port = self.cluster.name, client.node_id
         if entrance.counts_headers:
             count = partial(entrance.count_address, client)
@@ -144,7 +144,7 @@ class WorkerCluster(ClusterProxy):
         self._second = 0
         self._refused: dict[int, float] = {}  # brokers that the parent has no port for -> until when it is not asked
         self._limits = LogLimiter(log)
-        self._connector.entrance.count_elsewhere = self._count_at_parent
+        self._connections.entrance.count_elsewhere = self._count_at_parent
 
     def start(self, former: ClusterProxy | None = None) -> None:
         """Nothing yet: the parent's state brings the rest."""
@@ -152,7 +152,7 @@ class WorkerCluster(ClusterProxy):
     def take(self, state: ClusterState) -> None:
         """Take in what the parent knows."""
         if not hasattr(self, "routes"):
-            self.routes = self._connector.routes = Routes(self.cluster, state.listen_port)
+            self.routes = self._topology.routes = Routes(self.cluster, state.listen_port)
             self._serve()
         self.routes.upstreams.update(state.upstreams)
         for node_id, address in state.known.items():
@@ -160,15 +160,15 @@ class WorkerCluster(ClusterProxy):
         if self._redirected is not None:
             self._redirected.learn(state.known.items(), again=True)
         self._open |= state.open
-        self._connector.beside = state.beside
+        self._topology.beside = state.beside
         while self._early:
-            self._connector.connect(self._early.pop(0))
+            self._connections.connect(self._early.pop(0))
 
     def connect(self, client: Incoming) -> None:
         """Serve a client that the parent has accepted."""
         self._worker.gate.enter()
         if hasattr(self, "routes"):
-            self._connector.connect(client)
+            self._connections.connect(client)
         else:
             self._early.append(client)
 

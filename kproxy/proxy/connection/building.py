@@ -1,0 +1,81 @@
+"""Builds a connection: an admitted client, a dialled broker and the cluster's filters become a relay with its session.
+
+Refuses to know how clients are admitted and brokers dialled, and what becomes of the relay.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterable
+
+from kproxy.proxy.config.settings import Cluster
+from kproxy.proxy.connection.filtering import ClusterFilters
+from kproxy.proxy.connection.labels import broker_label
+from kproxy.proxy.connection.worker import Worker
+from kproxy.proxy.relay.ends import Admitted, Dialled
+from kproxy.proxy.relay.relay import Relay
+from kproxy.proxy.tls.tls_socket import TlsSocket
+from kproxy.wire.authorizer import Authorizer
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import Desync, Event
+from kproxy.wire.pairing import LIMIT
+from kproxy.wire.session import Session
+
+
+def build(
+    worker: Worker,
+    cluster: Cluster,
+    filters: ClusterFilters,
+    client: Admitted,
+    dialled: Dialled,
+    info: ConnectionInfo,
+    listener: str,
+    sinks: Iterable[Callable[[list[Event]], None]],
+    on_fault: Callable[[Relay, Desync], None],
+    on_closed: Callable[[Relay, str], None],
+) -> tuple[Relay, Authorizer | None]:
+    """A relay that has not started, and what decides about its client's requests.
+
+    info, listener: what the connection is called in metrics and tables. sinks: get its events beside metrics and
+    recorder.
+    """
+    authorizer, policy, rewriter = filters.of(client)
+    session = Session(
+        filters.interest,
+        transform=rewriter,
+        max_request_bytes=cluster.max_request_bytes,
+        max_in_flight=min(LIMIT, cluster.limits.max_requests_in_flight or LIMIT),
+        authorizer=authorizer,
+    )
+    if worker.flight is not None:
+        worker.flight.watch(session, info)
+    counting = worker.metrics.connection(
+        info, listener, broker_label(info.broker_id), session.pending, topics=bool(filters.interest.detail)
+    )
+    if rewriter is not None:
+        rewriter.counting = counting
+    if filters.kept is not None:
+        counting.tell(worker.feed.connected(info, client.principal, filters.kept.left_out))
+    relay = Relay(
+        asyncio.get_running_loop(),
+        worker.poller,
+        worker.pressure,
+        worker.clock_offset_ns,
+        client.sock,
+        dialled.sock,
+        session,
+        info,
+        counting,
+        [
+            counting.events,
+            *(sink.connected(info) for sink in worker.sinks),
+            *sinks,
+            *((policy.events,) if policy is not None else ()),
+        ],
+        on_fault,
+        on_closed,
+        worker.lanes,
+    )
+    relay.principal = sys.intern(client.principal)
+    relay.listener = listener
+    relay.tls_version = client.sock.version() if isinstance(client.sock, TlsSocket) else None
+    return relay, authorizer

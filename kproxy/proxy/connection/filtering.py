@@ -1,0 +1,155 @@
+"""The filters of a cluster's connections: made once from its settings, then for each connection.
+
+A request meets kproxy's answers to logins first, then those to telemetry, then the policy; an answer meets the
+rewriter. Refuses to know sockets and relays.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from kproxy.errors import ConfigError, of_extras
+from kproxy.protocol.apis import HEARTBEAT
+from kproxy.protocol.schema import schema
+from kproxy.proxy.admission.logins import Logins
+from kproxy.proxy.config.settings import Cluster
+from kproxy.proxy.connection.worker import Worker
+from kproxy.proxy.filters.policy.auditing import Peer
+from kproxy.proxy.filters.policy.authorizer import PolicyAuthorizer
+from kproxy.proxy.filters.policy.policy import Policy
+from kproxy.proxy.filters.policy.topic_names import TopicNames
+from kproxy.proxy.filters.relogin import wants as wants_login
+from kproxy.proxy.filters.telemetry import ERRORS_OF, TELEMETRY_APIS, AnswerTelemetry, Receiver
+from kproxy.proxy.filters.telemetry import wants as wants_telemetry
+from kproxy.proxy.filters.transform import Advertise, FindLeak, Rewriter
+from kproxy.proxy.relay.ends import Admitted
+from kproxy.proxy.tasks import Tasks
+from kproxy.wire.authorizer import Authorizer
+from kproxy.wire.bodies import DETAILS, Logs
+from kproxy.wire.interest import Interest
+from kproxy.wire.kept import Kept
+
+Wants = Callable[[int, int], bool]  # (api key, version) -> whether such requests are authorized
+
+
+class Filters(NamedTuple):
+    """The filters of one connection."""
+
+    authorizer: Authorizer | None  # the first that decides about a request; it leaves others to those behind it
+    policy: PolicyAuthorizer | None
+    rewriter: Rewriter | None
+
+
+class ClusterFilters:
+    """What a cluster's connections are filtered by.
+
+    rewrites: brokers' addresses become kproxy's (`advertise`, `find_leak`); else answers are only read for them.
+    interest: what sessions look for; expired_interest: of sessions whose login has expired.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        cluster: Cluster,
+        names: TopicNames,
+        logins: Logins | None,
+        advertise: Advertise,
+        find_leak: FindLeak,
+        tasks: Tasks,
+        *,
+        rewrites: bool,
+    ) -> None:
+        """Raises ConfigError where an extra is missing."""
+        self.logins = logins
+        self._worker = worker
+        self._cluster = cluster
+        self._names = names
+        self._advertise = advertise
+        self._find_leak = find_leak
+        self._rewrites = rewrites
+        self._tasks = tasks
+        policy = Policy(cluster, audits=worker.audit is not None)
+        self._policy = None if policy.is_empty else policy
+        self._caps = policy.caps()
+        if policy.is_active:
+            worker.metrics.cluster(cluster.name).has_policy(policy.reasons)
+        self._telemetry = self._receiver = self._telemetry_receiver()
+        self.kept = self._kept_frames()
+        authorizes: Wants | None = None if self._policy is None else self._policy.authorizes
+        if self._telemetry is not None:
+            authorizes = _either(wants_telemetry, authorizes)
+        if logins is not None:
+            authorizes = _either(wants_login, authorizes)
+        interest = partial(
+            Interest,
+            rewrite=rewrites,
+            brokers=not rewrites,
+            details=bool(worker.sinks),  # metrics alone need no groups, and of bodies only what carries records
+            detail=DETAILS[cluster.detail],
+            held=worker.held,
+            names=self._policy is not None and self._policy.needs_names,
+            kept=self.kept,
+            logs=None if self.kept is None else Logs(),
+        )
+        self.interest = interest(authorizes=authorizes)
+        self.expired_interest = interest(authorizes=lambda api_key, version: True)
+
+    def follow(self, former: "ClusterFilters") -> None:
+        """Take the place of filters by other settings: clients that push their metrics to those get ours."""
+        if former._receiver is None:
+            return
+        former._receiver.change(self._cluster.telemetry, self._tasks.spawn)
+        self._receiver = former._receiver
+        if self._telemetry is not None:
+            self._telemetry = self._receiver
+
+    def of(self, client: Admitted) -> Filters:
+        """The filters of a client's connection."""
+        policy = self._authorizer(client)
+        authorizer: Authorizer | None = policy
+        telemetry: AnswerTelemetry | None = None
+        if self._telemetry is not None:
+            software = client.session.software if client.session is not None else None
+            telemetry = AnswerTelemetry(self._telemetry, str(client.peer), client.principal, software, policy)
+            telemetry.broker_answers = client.broker_takes_telemetry
+            authorizer = telemetry
+        if self.logins is not None:
+            authorizer = self.logins.authorizer(client, authorizer)
+        rewriter = Rewriter(self._advertise, self._find_leak, self._caps, telemetry) if self._rewrites else None
+        return Filters(authorizer, policy, rewriter)
+
+    def _authorizer(self, client: Admitted) -> PolicyAuthorizer | None:
+        """What decides a client's requests; None: the listener has no policy."""
+        if self._policy is None:
+            return None
+        worker, name = self._worker, self._cluster.name
+        peer = Peer(name, str(client.peer), client.peer.host, client.principal)
+        refused = worker.metrics.cluster(name).refused
+        return PolicyAuthorizer(self._policy, peer, self.interest, self._names, refused, worker.audit)
+
+    def _telemetry_receiver(self) -> Receiver | None:
+        """What takes the metrics that clients push; None: they go to brokers, if to anybody."""
+        settings, name = self._cluster.telemetry, self._cluster.name
+        if settings is None:
+            return None
+        with of_extras(lambda missing: ConfigError([(f"{name}: telemetry", f"it {missing}")])):
+            import opentelemetry.proto.metrics.v1.metrics_pb2  # noqa: F401 - so that one that is missing is told at the start
+        if settings.answer == "always":  # brokers may offer versions that only they know
+            versions = schema().apis
+            self._caps = {**self._caps, **{key: versions[key].request.versions[-1] for key in TELEMETRY_APIS}}
+        cells, pushes = self._worker.metrics.cluster(name).takes_pushes(ERRORS_OF)
+        return Receiver(name, settings, cells, pushes, self._tasks.spawn, self._worker.now_ns)
+
+    def _kept_frames(self) -> Kept | None:
+        """Which frames are kept for the process that follows groups; None: it does not run."""
+        if self._cluster.detail == "headers":
+            return None
+        from kproxy.insight.knowledge import APIS, ONLY_FAILED  # 1 MB, of no use for headers
+
+        left_out = self._worker.metrics.cluster(self._cluster.name).follow()
+        return Kept(APIS, only_failed=ONLY_FAILED, small=(HEARTBEAT,), left_out=left_out)
+
+
+def _either(one: Wants, other: Wants | None) -> Wants:
+    """What an Interest has authorized for two authorizers."""
+    return one if other is None else lambda key, version: one(key, version) or other(key, version)
