@@ -16,6 +16,7 @@ from kproxy.protocol.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
 from kproxy.protocol.decode import records_as_json
 from kproxy.protocol.records import (
     HEADER_BYTES,
+    Checksum,
     Record,
     _write_message,
     control_type,
@@ -218,6 +219,25 @@ def test_the_checksum_leaves_out_what_brokers_change():
     assert (again.base_offset, again.header.leader_epoch, again.crc_valid) == (7, 9, True)
     (harmed,), _ = read_batches(patched(batch, 23, (1).to_bytes(4, "big")))  # lastOffsetDelta
     assert not harmed.crc_valid
+
+
+@each("name", [*FRAGMENTS, *CAPTURED])
+def test_the_checksum_of_pieces_is_that_of_the_whole(name):
+    """Cut at every seventh place, within the header too; the last piece decides."""
+    content = memoryview(bytes.fromhex({**FRAGMENTS, **CAPTURED}[name]["hex"]))
+    try:
+        batches, _ = read_batches(content)
+    except (Malformed, Unsupported):
+        return
+    end = 0
+    for batch in batches:
+        whole, end = content[end : end + batch.header.size_bytes], end + batch.header.size_bytes
+        for cut in range(1, len(whole), 7):
+            checksum = Checksum(batch.header)
+            checksum.add(whole[:cut])
+            assert not checksum.is_valid
+            checksum.add(whole[cut:])
+            assert checksum.is_valid == batch.crc_valid
 
 
 def test_what_the_official_reader_takes_as_well():
