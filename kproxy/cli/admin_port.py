@@ -9,11 +9,11 @@ token_file = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     envvar="KPROXY_ADMIN_TOKEN_FILE",
     metavar="FILE",
-    help="The token that it wants. Also KPROXY_ADMIN_TOKEN_FILE.",
+    help="File of the bearer token that it requires. Also KPROXY_ADMIN_TOKEN_FILE.",
 )
 ca = click.option(
     "--ca",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Who vouches for its certificate; implies https.",
+    help="CA certificates (PEM) for its certificate; implies https.",
 )

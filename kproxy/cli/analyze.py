@@ -193,7 +193,7 @@ def _asked_again(ask: Callable[[bool], None]) -> None:
 
 @click.argument("words", nargs=-1, required=True, metavar="[SELECT] TABLES|CAPTURE...")
 def sql(words: tuple[str, ...], shown: str, out: str | None, limit: int | None, quiet: bool, **how: Any) -> None:
-    """Any SELECT over the tables, by DuckDB; without one, as many as are typed, or read from standard input.
+    """Run any SELECT over the tables, by DuckDB; without one, read statements from the terminal or standard input.
 
     Tables are named as their folders: exchanges, partitions, batches, connections, quality, and those of groups and
     brokers; `kproxy analyze sql "describe exchanges" tables` lists columns. Spark's functions of the same names as in

@@ -46,7 +46,10 @@ _CHOICE = (
 )
 ANSWER = (
     click.option(
-        "--limit", type=click.IntRange(1, MAX_LIMIT), metavar="N", help="Rows at most. Default: 50 of a table."
+        "--limit",
+        type=click.IntRange(1, MAX_LIMIT),
+        metavar="N",
+        help="Maximum number of rows. Default: 50 for a table.",
     ),
     click.option(
         "--format",
@@ -57,8 +60,8 @@ ANSWER = (
         "table and in names of columns (_ns, _ms, _bytes) elsewhere; times are UTC.",
     ),
     click.option("--json", "shown", flag_value="json", help="The same as --format json."),
-    click.option("--out", metavar="PATH", help="A file for the answer; of Parquet a folder."),
-    click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but what is wrong."),
+    click.option("--out", metavar="PATH", help="File for the answer; a folder for Parquet."),
+    click.option("-q", "--quiet", is_flag=True, help="Print only errors on standard error."),
 )
 
 
@@ -156,7 +159,7 @@ def overview_command(
 
     @places
     def overview(**given: Any) -> None:
-        """What is in tables at first sight, and what to ask next.
+        """Summarise tables or captures, and name the questions to ask next.
 
         First a verdict in a sentence, with four figures. Then what stands out, the span of time, brokers, clients and
         their software, APIs with failures and latencies, topics, throttles, the slowest exchanges, groups, leaders that

@@ -32,7 +32,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=_PORT,
         multiple=True,
         metavar="N",
-        help="Port of ZooKeeper, beside those of --port; may be repeated. Default: likewise by content.",
+        help="Port of ZooKeeper; may be repeated. Default: ZooKeeper is recognised by its content, on any port.",
     ),
     click.option(
         "--cluster", default="default", show_default=True, metavar="NAME", help="Value of the column `cluster`."
@@ -53,7 +53,7 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "storage_options",
         multiple=True,
         metavar="KEY=VALUE",
-        help="How s3://, gs://, abfs:// or webhdfs:// is reached, in fsspec's words; may be repeated.",
+        help="Option of fsspec for s3://, gs://, abfs:// or webhdfs://; may be repeated.",
     ),
 )
 SHOWN: tuple[Callable[[Any], Any], ...] = (

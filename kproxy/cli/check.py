@@ -17,21 +17,29 @@ from click.core import ParameterSource
 )
 @click.argument("file", metavar="FILE.toml")
 @click.option("--json", "as_json", is_flag=True, help="Print the faults, or what would run, as JSON.")
-@click.option("--request", metavar="API", help="Say what such a request would meet at the policy, and why.")
+@click.option(
+    "--request", metavar="API", help="Report what the policy does with such a request, and which rule decides."
+)
 @click.option("--version", metavar="N", type=int, help="Version of the API. Default: the newest that kproxy reads.")
 @click.option("--topic", "topics", metavar="NAME", multiple=True, help="A topic that the request names.")
-@click.option("--group", "groups", metavar="NAME", multiple=True, help="A group that it names.")
-@click.option("--transactional-id", "transactional_ids", metavar="ID", multiple=True, help="An id that it names.")
-@click.option("--principal", metavar="NAME", default="User:ANONYMOUS", help="Who asks, like User:alice.")
+@click.option("--group", "groups", metavar="NAME", multiple=True, help="A group that the request names.")
+@click.option(
+    "--transactional-id",
+    "transactional_ids",
+    metavar="ID",
+    multiple=True,
+    help="A transactional id that the request names.",
+)
+@click.option("--principal", metavar="NAME", default="User:ANONYMOUS", help="Principal of the client, like User:alice.")
 @click.option("--client-id", metavar="ID", help="The client id of the request.")
-@click.option("--address", metavar="IP", default="127.0.0.1", help="Where the client comes from.")
-@click.option("--cluster", metavar="NAME", help="Which [[cluster]], where the file has several.")
+@click.option("--address", metavar="IP", default="127.0.0.1", help="Address of the client.")
+@click.option("--cluster", metavar="NAME", help="Name of the [[cluster]], if the file has several.")
 def check(file: str, as_json: bool, request: str | None, cluster: str | None, **asked: Any) -> None:
     """Check a configuration without opening a port.
 
-    All that `kproxy run --config FILE.toml` would refuse is named at once, each with its place and its mend: settings,
-    TLS files, secrets that cannot be read. It warns of what can run and is likely not meant, like a policy that refuses
-    nothing. Variables KPROXY_... count as they do there. `kproxy doctor` also asks the clusters.
+    Names everything that `kproxy run --config FILE.toml` would refuse, each with its place and its remedy: settings,
+    TLS files, secrets that cannot be read. It warns of valid settings that are probably a mistake, like a policy that
+    refuses nothing. Variables KPROXY_... count as they do there. `kproxy doctor` also asks the clusters.
 
     \b
       kproxy check kproxy.toml

@@ -13,7 +13,7 @@ import click
 @click.option(
     "--clients",
     metavar="URL|TABLES",
-    help="Who the clients are: the admin address of a running kproxy, like http://localhost:9600, or tables.",
+    help="Source of the clients: the admin address of a running kproxy, like http://localhost:9600, or tables.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 def compat(file: str | None, bootstrap: str | None, clients: str | None, as_json: bool) -> None:

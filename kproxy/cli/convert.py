@@ -36,7 +36,7 @@ NEXT = 3  # questions to go on with
     metavar="N|hash|all",
     default=captures.VALUES,
     show_default=True,
-    help="What `records` keeps of keys, values and headers: the first N bytes, a hash, or everything.",
+    help="Bytes of keys, values and headers to keep in `records`: the first N, a hash, or all.",
 )
 @click.option("--append", is_flag=True, help="Add to a folder that has the tables of other captures.")
 @click.option("--overwrite", is_flag=True, help="Replace the tables of another capture that has the same name.")

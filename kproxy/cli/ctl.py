@@ -55,7 +55,7 @@ class _Asking(Suggesting):
     metavar="[http[s]://][HOST:]PORT",
     default="localhost:9600",
     show_default=True,
-    help="Where it answers: what its --admin says, from here.",
+    help="Address of its admin port, as its --admin, reachable from here.",
 )
 @admin_port.token_file
 @admin_port.ca
@@ -205,7 +205,11 @@ def groups(port: "Callable[[], AdminPort]", cluster: str | None, group: str | No
 @ctl.command()
 @click.option("--cluster", metavar="NAME", help="Only those of this cluster.")
 @click.option(
-    "--threshold", "given", metavar="NAME=VALUE", multiple=True, help="As of `kproxy analyze findings --list`."
+    "--threshold",
+    "given",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Threshold of a finding, as listed by `kproxy analyze findings --list`.",
 )
 @as_json
 @click.pass_obj
@@ -376,11 +380,15 @@ def reload(port: "Callable[[], AdminPort]", as_json: bool) -> None:
 
 
 @ctl.command()
-@click.option("--connection", type=int, metavar="NUMBER", help="A connection, of `kproxy ctl connections`.")
+@click.option("--connection", type=int, metavar="NUMBER", help="Number of a connection, from `kproxy ctl connections`.")
 @click.option("--client", metavar="ADDRESS", help="All connections of an address, also later ones.")
-@click.option("--seconds", type=click.IntRange(1, 3600), default=60, show_default=True, help="At most so long.")
-@click.option("--frames", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="At most so many.")
-@click.option("--bytes", "size", type=click.IntRange(1), help="At most so many bytes of frames. Default: 16 MiB.")
+@click.option(
+    "--seconds", type=click.IntRange(1, 3600), default=60, show_default=True, help="Maximum duration in seconds."
+)
+@click.option(
+    "--frames", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Maximum number of frames."
+)
+@click.option("--bytes", "size", type=click.IntRange(1), help="Maximum bytes of frames. Default: 16 MiB.")
 @as_json
 @click.pass_obj
 def trace(

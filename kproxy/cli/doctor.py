@@ -13,7 +13,7 @@ import click
     epilog="Exit status: 0, nothing keeps clients from working; 1, at least one error; 2, this command is wrong."
 )
 @click.argument("file", required=False, metavar="[FILE.toml]")
-@click.option("--listen", metavar="HOST:PORT", help="As for kproxy run, as are the next ones.")
+@click.option("--listen", metavar="HOST:PORT", help="As for kproxy run; the following options too.")
 @click.option("--bootstrap", metavar="HOST:PORT[,...]")
 @click.option("--advertise", metavar="HOST:PORT")
 @click.option("--route", metavar="ports|sidecar|transparent|sni")
@@ -29,13 +29,15 @@ import click
     metavar="SECONDS",
     help="Time for all checks together.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print findings, and what passed or was skipped, as JSON.")
-@click.option("-v", "--verbose", is_flag=True, help="Also print what passed and what was skipped.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print findings, and checks that passed or were skipped, as JSON."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Also print the checks that passed or were skipped.")
 def doctor(file: str | None, timeout_s: float, as_json: bool, verbose: bool, **flags: Any) -> None:
     """Check a configuration, this host and the clusters, before traffic does.
 
     It connects to every broker as kproxy would, TLS and login included, binds the ports that kproxy would bind, and
-    says of each finding how to mend it. Nothing is changed. Run it where kproxy is to run, while kproxy does not.
+    says what to do about each finding. Nothing is changed. Run it where kproxy is to run, while kproxy does not.
 
     \b
       kproxy doctor kproxy.toml

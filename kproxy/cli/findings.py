@@ -23,7 +23,7 @@ def thresholds_shown(context: click.Context, _: click.Parameter, wanted: bool) -
 
 THRESHOLDS = (
     click.option(
-        "--threshold", "given", metavar="NAME=VALUE", multiple=True, help="Another threshold; --list names them all."
+        "--threshold", "given", metavar="NAME=VALUE", multiple=True, help="Change a threshold; --list names them all."
     ),
     click.option(
         "--thresholds", "file", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="TOML: NAME = VALUE."
@@ -35,15 +35,15 @@ _LIST = click.option(
     is_eager=True,
     expose_value=False,
     callback=thresholds_shown,
-    help="All kinds, their thresholds and the reasons for these, and nothing else.",
+    help="List all kinds, their thresholds and the reasons for these, and exit.",
 )
 _KIND = click.option("--kind", "kinds", metavar="KIND", multiple=True, help="Only findings of this kind.")
 _SHOWN = (
-    click.option("--limit", type=click.IntRange(1), metavar="N", help="Findings at most."),
+    click.option("--limit", type=click.IntRange(1), metavar="N", help="Maximum number of findings."),
     click.option("--format", "shown", type=click.Choice(("table", "json", "csv")), default="table"),
     click.option("--json", "shown", flag_value="json", help="The same as --format json."),
-    click.option("--out", metavar="PATH", help="A file for the answer."),
-    click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but what is wrong."),
+    click.option("--out", metavar="PATH", help="File for the answer."),
+    click.option("-q", "--quiet", is_flag=True, help="Print only errors on standard error."),
 )
 
 
@@ -54,7 +54,7 @@ def findings_command(
 
     @places
     def findings(**given: Any) -> None:
-        """What stands out, ranked: with evidence, why it matters, and which setting to change.
+        """List findings by severity, each with evidence, why it matters, and the setting to change.
 
         Batches of one record, no compression, empty fetches, quotas, old protocol versions, weak acks, hot partitions
         and brokers, connection churn, rebalance storms, growing lag, open transactions, lost segments. Each needs

@@ -8,7 +8,7 @@ import click
 
 @click.command()
 def prepare() -> None:
-    """Have every later start of Spark on this machine take two thirds of the time, by 190 MB in the cache folder.
+    """Let every later start of Spark on this machine take two thirds of the time, for 190 MB in the cache folder.
 
     What an ingest and a question load of Java is kept as an archive of the JVM, in XDG_CACHE_HOME/kproxy or
     ~/.cache/kproxy. It belongs to one Java and one pyspark: after another one is installed, say it again. To undo it,

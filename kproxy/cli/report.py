@@ -18,7 +18,7 @@ BEFORE = 3  # exchanges before a slow one
 def _report(
     places: tuple[str, ...], out: str, other: str | None, since: str | None, until: str | None, quiet: bool, **how: Any
 ) -> None:
-    """What captures or tables say, as one HTML file that opens anywhere, to look at and to hand on.
+    """Write a report of captures or tables: one HTML file that opens anywhere.
 
     Latencies by API over time, the slowest exchanges explained, load, errors, throttles, topics and lag, groups and
     leaders, the network, and what the capture could not show; with plots. The file holds all it needs and asks nobody
@@ -136,10 +136,12 @@ def _why(tables: Any, how: dict[str, Any]) -> str:
 
 _CHOSEN = (
     PLACES,
-    click.option("--out", required=True, metavar="FILE", help="The report; an earlier one there is replaced."),
-    click.option("--compare", "other", metavar="TABLES|CAPTURE", help="Another capture, or its tables, beside it."),
+    click.option("--out", required=True, metavar="FILE", help="File of the report; an existing one is replaced."),
+    click.option(
+        "--compare", "other", metavar="TABLES|CAPTURE", help="A second capture, or its tables, to compare with."
+    ),
     *TIMES,
     *captures.OPTIONS,
-    click.option("-q", "--quiet", is_flag=True, help="Nothing on standard error but what is wrong."),
+    click.option("-q", "--quiet", is_flag=True, help="Print only errors on standard error."),
 )
 report = click.command("report")(with_options(_CHOSEN, _report))

@@ -39,14 +39,14 @@ class _Run(Hinting):
 @click.option(
     "--admin-token-file",
     metavar="FILE",
-    help="Who asks the admin server needs the token in this file, but for /health and /ready.",
+    help="Require the bearer token in this file, except for /health and /ready.",
 )
 @click.option(
     "--no-page",
     "page",
     flag_value=False,
     default=None,
-    help="No page to look at on the admin server, and no history of the last hour for it.",
+    help="Do not serve the page on the admin server, nor keep the last hour for it.",
 )
 @click.option(
     "--route",
@@ -66,11 +66,9 @@ class _Run(Hinting):
 @click.option(
     "--detail",
     metavar="headers|topics|batches",
-    help="What is read of each frame: headers and errors (default), also topics and lag, or also every batch.",
+    help="How much of each frame is read: headers and errors (default), also topics and lag, or also every batch.",
 )
-@click.option(
-    "--read-only", is_flag=True, default=None, help="Pass consumers, and nothing that writes, creates or changes."
-)
+@click.option("--read-only", is_flag=True, default=None, help="Refuse every request that writes, creates or alters.")
 @click.option(
     "--audit",
     metavar="stderr|FILE",
@@ -103,24 +101,30 @@ class _Run(Hinting):
 @click.option(
     "--workers",
     metavar="N",
-    help="Processes that relay, to use as many cores. Default: 1, which is a single process.",
+    help="Number of processes that relay, one per core. Default: 1, a single process.",
 )
 @click.option(
-    "--discovery-interval-s", metavar="SECONDS", help="How often the cluster is asked for its brokers. Default: 30."
+    "--discovery-interval-s",
+    metavar="SECONDS",
+    help="Interval between two questions for the cluster's brokers. Default: 30.",
 )
 @click.option(
     "--drain-delay-s",
     metavar="SECONDS",
-    help="How long it still accepts after SIGTERM while /ready is red, for load balancers that lag. Default: 0.",
+    help="Time after SIGTERM in which kproxy still accepts connections while /ready "
+    "fails, for slow load balancers. Default: 0.",
 )
 @click.option(
     "--drain-timeout-s",
     metavar="SECONDS",
-    help="Time in which connections are closed after that, one by one, each between two requests. Default: 10.",
+    help="Time for closing the connections after that, each between two requests. Default: 10.",
 )
-@click.option("--log-format", metavar="FORMAT", help="text, or json: an object a line. Default: text.")
+@click.option("--log-format", metavar="FORMAT", help="text, or json (one object per line). Default: text.")
 @click.option(
-    "--log-connections", is_flag=True, default=None, help="Log a line when a connection ends: who, how long, how much."
+    "--log-connections",
+    is_flag=True,
+    default=None,
+    help="Log a line when a connection ends: client, duration, requests, bytes.",
 )
 @click.option(
     "--log-level", metavar="LEVEL", help="debug (one line per connection), info, warning or error. Default: info."

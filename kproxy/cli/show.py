@@ -19,14 +19,14 @@ BEFORE = 5  # exchanges
     type=int,
     required=True,
     metavar="C",
-    help="Its id, as in the rows of `kproxy analyze slow`.",
+    help="Id of the connection, from a row of `kproxy analyze slow`.",
 )
 @click.option(
     "--number",
     type=int,
     required=True,
     metavar="N",
-    help="Which request of the connection, as in the same row.",
+    help="Number of the request on its connection, from the same row.",
 )
 @click.option(
     "--before",
@@ -34,7 +34,7 @@ BEFORE = 5  # exchanges
     default=BEFORE,
     show_default=True,
     metavar="N",
-    help="How many exchanges before it are listed.",
+    help="Number of earlier exchanges of the connection to list.",
 )
 @click.option(
     "--wireshark",
@@ -55,7 +55,7 @@ def show(
     show_secrets: bool,
     **how: Any,
 ) -> None:
-    """One exchange: both frames decoded, where its time went and why, its packets, and what stood before it.
+    """Show one exchange: both frames decoded, where its time went and why, its packets, and earlier exchanges.
 
     Packets are those of its connection from the first byte of the request to the last of the answer, numbered as
     Wireshark does; "sent again" are retransmissions.

@@ -52,7 +52,7 @@ _SPARK = (
     click.option(
         "--master", metavar="URL", help="Spark's master, or sc://HOST:PORT. Default: spark-submit's, else local[*]."
     ),
-    click.option("--conf", "config", metavar="KEY=VALUE", multiple=True, help="A setting of Spark."),
+    click.option("--conf", "config", metavar="KEY=VALUE", multiple=True, help="Setting of Spark."),
 )
 
 
@@ -263,14 +263,14 @@ _TABLES = (
     click.option(
         "--records",
         metavar="TOPIC[,...]",
-        help="The table `records` too, of these topics; * as in a shell, ids as names.",
+        help="Also write the table `records` for these topics (names, ids, or patterns with *).",
     ),
     click.option(
         "--record-values",
         metavar="N|hash|all",
         default=captures.VALUES,
         show_default=True,
-        help="What it shows of a key, a value and a header: the first N bytes, a hash, or all of it.",
+        help="Bytes of keys, values and headers to keep in `records`: the first N, a hash, or all.",
     ),
     click.option(
         "--format",
@@ -278,7 +278,7 @@ _TABLES = (
         default="parquet",
         show_default=True,
         metavar="NAME",
-        help="Of the tables: one that the session can write, like delta.",
+        help="Format of the tables: any that the session can write, like delta.",
     ),
 )
 
@@ -320,11 +320,15 @@ def _a_task_failed() -> Iterator[None]:
 
 @click.command()
 @click.argument("places", nargs=-1, required=True, metavar="CAPTURE...")
-@click.option("--out", required=True, metavar="DIR", help="Where the tables go; a folder each, by date and hour.")
-@click.option("--append", is_flag=True, help="Add to the tables that are there; captures that are in them add nothing.")
-@click.option("--overwrite", is_flag=True, help="Replace the tables that are there.")
-@click.option("--strict", is_flag=True, help="Exit with status 1 where tables are not complete.")
-@click.option("--tasks", type=click.IntRange(0), default=0, metavar="N", help="Of the decoding. Default: per 64 MiB.")
+@click.option(
+    "--out", required=True, metavar="DIR", help="Folder of the tables; each is a folder in it, by date and hour."
+)
+@click.option("--append", is_flag=True, help="Add to existing tables; captures that they contain already are skipped.")
+@click.option("--overwrite", is_flag=True, help="Replace existing tables.")
+@click.option("--strict", is_flag=True, help="Exit with status 1 if tables are not complete.")
+@click.option(
+    "--tasks", type=click.IntRange(0), default=0, metavar="N", help="Number of decoding tasks. Default: one per 64 MiB."
+)
 def ingest(
     places: tuple[str, ...],
     out: str,
@@ -373,8 +377,12 @@ def ingest(
 
 @click.command()
 @click.argument("folder", metavar="FOLDER")
-@click.option("--out", required=True, metavar="DIR", help="Where the tables go; a folder each, by date and hour.")
-@click.option("--checkpoint", metavar="DIR", help="Where Spark notes what was read. Default: _follow among the tables.")
+@click.option(
+    "--out", required=True, metavar="DIR", help="Folder of the tables; each is a folder in it, by date and hour."
+)
+@click.option(
+    "--checkpoint", metavar="DIR", help="Folder in which Spark keeps its position. Default: _follow among the tables."
+)
 @click.option(
     "--interval-s",
     type=click.FloatRange(0),
@@ -387,9 +395,9 @@ def ingest(
     type=click.FloatRange(0),
     default=60.0,
     show_default=True,
-    help="A file is complete when unchanged for so long.",
+    help="Time without a change after which a file counts as complete.",
 )
-@click.option("--once", is_flag=True, help="Take the files that are there, and end.")
+@click.option("--once", is_flag=True, help="Read the files that are there, and exit.")
 def follow(
     folder: str,
     out: str,

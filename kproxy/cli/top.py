@@ -33,10 +33,10 @@ _TIMEOUT_S = 5.0
     default=1.0,
     show_default=True,
     metavar="S",
-    help="Seconds between two questions; with --once and --json rates are over these.",
+    help="Seconds between two updates; with --once and --json the span of the rates.",
 )
-@click.option("--once", is_flag=True, help="Print one table, and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document with all tables, and end.")
+@click.option("--once", is_flag=True, help="Print one table, and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document with all tables, and exit.")
 def top(
     admin: str | None,
     also: str | None,

@@ -21,7 +21,7 @@ _LEVELS = ("debug", "info", "warning", "error")
     "interfaces",
     metavar="NAME",
     multiple=True,
-    help="Interface whose packets are read; can be given several times. any: all of them.",
+    help="Interface to read packets from; may be repeated. any: all of them.",
 )
 @click.option(
     "--port",
@@ -37,7 +37,7 @@ _LEVELS = ("debug", "info", "warning", "error")
     metavar="N",
     type=int,
     multiple=True,
-    help="Port of ZooKeeper, of a cluster that has one; may be repeated. With --port any it is found by its content.",
+    help="Port of ZooKeeper, if the cluster has one; may be repeated. With --port any it is recognised by its content.",
 )
 @click.option(
     "--admin",
@@ -46,20 +46,23 @@ _LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option("--record", metavar="DIR", type=click.Path(path_type=Path), help="Record the traffic as tables.")
 @click.option(
-    "--cluster", metavar="NAME", default="default", help="The label, and column, `cluster`. Default: default."
+    "--cluster",
+    metavar="NAME",
+    default="default",
+    help="Value of the label and the column `cluster`. Default: default.",
 )
 @click.option(
     "--detail",
     metavar="headers|topics|batches",
     default="headers",
-    help="What is read of each frame: headers and errors (default), also topics and lag, or also every batch.",
+    help="How much of each frame is read: headers and errors (default), also topics and lag, or also every batch.",
 )
 @click.option(
     "--buffer-mib",
     metavar="MIB",
     type=int,
     default=64,
-    help="Memory for packets that wait to be read; what comes while it is full is dropped and counted. Default: 64.",
+    help="Memory for unread packets; packets that arrive while it is full are dropped and counted. Default: 64.",
 )
 @click.option(
     "--user",
@@ -73,7 +76,9 @@ _LEVELS = ("debug", "info", "warning", "error")
     help="Show in /api/connections which process and container of this host is at an end of a connection. For those of "
     "other users CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH are kept.",
 )
-@click.option("--log-format", metavar="FORMAT", default="text", help="text, or json: an object a line. Default: text.")
+@click.option(
+    "--log-format", metavar="FORMAT", default="text", help="text, or json (one object per line). Default: text."
+)
 @click.option("--log-level", metavar="LEVEL", default="info", help="debug, info, warning or error. Default: info.")
 def watch(log_format: str, log_level: str, **options: Any) -> None:
     """Watch a cluster from beside: metrics and tables from packets, with nothing between clients and brokers.
