@@ -1,9 +1,10 @@
 """The lag that kproxy shows is the one that `kafka-consumer-groups --describe --all-groups` shows at the same moment.
 
-One scene before real brokers: clients of three libraries consume, stop, hang, fall behind, read from followers, commit in
-transactions and are refused in part; groups, offsets and topics are changed where kproxy does not see it. A gateway with two workers has all of the clients, then
-three sidecars each have what goes to their broker, and Prometheus joins them by the rules of `dashboards/`. At each
-moment, when nothing moves, every partition of every group is equal, and so are the sums.
+One scene before real brokers: clients of three libraries consume, stop, hang, fall behind, read from followers, commit
+in transactions and are refused in part; groups, offsets and topics are changed where kproxy does not see it. A gateway
+with two workers has all of the clients, then three sidecars each have what goes to their broker, and Prometheus joins
+them by the rules of `dashboards/`. At each moment, when nothing moves, every partition of every group is equal, and so
+are the sums.
 
 What the brokers' clients said to them meanwhile is captured. At the end `kproxy analyze group-lag` and `lag` say of the
 capture what the tool says: with all that is in it, and without the questions that kproxy and the tool ask for lag.
@@ -278,7 +279,7 @@ def play(scene: Scene) -> None:
         scene.moment("a consumer hangs, and is a member still")
 
     near = scene.group("follows")
-    with scene.consumer(near, topic, client_rack=cluster.brokers[1].rack) as consumer:
+    with scene.consumer(near, topic, client_rack=cluster.brokers[1].rack) as consumer:  # which leads but one of three
         committed(consumer, read(consumer, 150))
         scene.produce(topic, 2)
         committed(consumer, read(consumer, 5))
@@ -433,6 +434,13 @@ UNASKED = """
         and (e.client_id like 'kproxy%' or e.client_id like 'adminclient%'))"""
 
 
+# By which brokers each partition was read by the consumer that names a rack.
+READ_FROM = """
+    select distinct p.`partition`, e.broker_id from partitions p join exchanges e
+        on p.source = e.source and p.connection = e.connection and p.`number` = e.`number`
+    where e.api = 'Fetch' and e.client_id like 'follows-%' and p.direction = 'response' and p.records > 0"""
+
+
 def analyses(tables: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What `group-lag` and `lag` say."""
     inputs = [tables[name] for name in OF_LAG]
@@ -478,6 +486,8 @@ def compared(scene: Scene, capture: Path, spark: SparkSession | None = None) -> 
     convert([capture], place)
     with Tables(place) as tables:
         frames = {name: tables[name] for name in OF_LAG}
+        near = scene.cluster.brokers[1].node_id
+        assert set(engine.rows(engine.ask(frames, answer=READ_FROM))) >= {(number, near) for number in range(3)}
         unasked = {**frames, "partitions": engine.ask(frames, unasked=UNASKED)}
         for said in (frames, unasked):
             by_group, by_client = analyses(said)
