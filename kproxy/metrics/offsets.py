@@ -15,7 +15,8 @@ raised since the question, and what a coordinator does not list is removed. What
 
 Both end with DeleteGroups, OffsetDelete and DeleteTopics that were answered without an error, with a topic that was
 created again (another topic id), and with UNKNOWN_TOPIC_OR_PARTITION from the broker that answered for the log before;
-never because of their age. `removed` says so to the other workers.
+never because of their age. `removed` says so to the parent of several workers, and `ended` is what that one tells the
+others.
 
 Bounded by MAX_LOGS and MAX_COMMITTED per cluster: the oldest go, which is counted in `evicted`. Also by MAX_REMOVED
 removals, MAX_SEEN groups and MAX_PENDING offsets of transactions, MAX_NAMES topic ids, and MARKS and twice
@@ -25,7 +26,7 @@ events, records' timestamps with the wall clock. Refuses to know connections, an
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from kproxy.metrics.marks import Marks
@@ -144,6 +145,16 @@ class Log:
             self.source = source
         self.high_watermark = offset
         self.reported_ns = now_ns
+
+    def lower(self, offset: int, at_ns: int, epoch: int) -> None:
+        """Another process knows that the log ended at `offset` at a time, and nothing has raised the end here since."""
+        if offset >= self.high_watermark or self.raised_ns > at_ns:
+            return
+        self.ends.clear()
+        self.earlier_ends.clear()
+        self.written.clear()
+        self.high_watermark, self.raised_ns, self.lowered_ns = offset, at_ns, at_ns
+        self.epoch = max(self.epoch, epoch)
 
     def read(self, first: int, following: int, written_ms: int, now_ns: int) -> None:
         """Records up to `following` were fetched, and the newest of them was written then."""
@@ -493,6 +504,35 @@ class Offsets:
         if len(self.removed) >= MAX_REMOVED:
             del self.removed[next(iter(self.removed))]
         self.removed[removal] = now_ns
+
+    def ended(self, removed: Mapping[Removal, int], lowered: Mapping[Key, tuple[int, int, int]]) -> None:
+        """What other processes know to be over: removals, and lower ends of logs as `Log.lower` takes them.
+
+        Without it answers that tell of a new, shorter log would not count here: an end only rises.
+        """
+        topics = {removal[1] for removal in removed if removal[0] == "topic"}
+        groups = {removal[1] for removal in removed if removal[0] == "group"}
+        keys: list[Any] = [removal[1:] for removal in removed if removal[0] == "partition"]
+        names: list[Any] = [(removal[1], removal[2:]) for removal in removed if removal[0] == "offset"]
+        if topics:
+            keys += [key for key in {*self.logs, *self._groups} if key[0] in topics]
+            for topic in topics:
+                if ("topic", topic) not in self.removed:  # its former id: with the new one nothing ends once more
+                    self._ids.pop(topic, None)  # type: ignore[arg-type]
+        if groups:
+            names += [name for name in self.committed if name[0] in groups]
+        for key in keys:
+            log = self.logs.get(key)
+            if log is not None and has_ended(removed, key, log.raised_ns):
+                del self.logs[key]
+            names += [(group, key) for group in self._groups.get(key, ())]
+        for name in names:
+            position = self.committed.get(name)
+            if position is not None and has_ended(removed, name[1], position.reported_ns, name[0]):
+                self._uncommit(name)
+        for key, (offset, at_ns, epoch) in lowered.items():
+            if (log := self.logs.get(key)) is not None:
+                log.lower(offset, at_ns, epoch)
 
     def is_removed(self, key: Key, at_ns: int, group: str | None = None) -> bool:
         """Whether what was reported then of a partition, or of a group in it, has ended since."""

@@ -272,6 +272,51 @@ def test_a_leader_that_is_asked_lowers_the_end_that_workers_know(epoch):
     assert shared.lags("default").logs[ORDERS].high_watermark == 1005
 
 
+def spread(shared, *clusters):
+    """What the parent knows to be over goes to its workers, as often as they have news for it."""
+    for each in clusters:
+        shared.take(id(each), published(Published(each.metrics)))
+    for _, ended in shared.take_ended():
+        for each in clusters:
+            each.metrics.cluster("default").lags.ended(*ended)
+    assert not [*shared.take_ended()]
+
+
+@pytest.mark.parametrize("by_asking", [True, False])
+def test_a_worker_is_told_of_a_lower_end_and_learns_from_what_passes_again(by_asking):
+    """Truncated where the other worker sees it, or shorter by a question of kproxy's own."""
+    (one, member), (other, producer) = two_workers()
+    fetch(member, ORDERS, 900, 1000, epoch=5)
+    produce(producer, ORDERS, 10, 990)
+    shared, _ = together(one, other)
+    if by_asking:
+        lags, asked_ns = shared.lags("default"), one.now_ns + S
+        lags.told_ends({ORDERS: (400, 6)}, asked_ns, asked_ns + S)
+        shared.told("default", lags, asked_ns)
+    else:
+        one.now_ns += S
+        fetch(member, ORDERS, 900, 400, epoch=6)
+    spread(shared, one, other)
+    one.now_ns = other.now_ns = one.now_ns + 3 * S
+    produce(producer, ORDERS, 10, 400)  # far from what it knew
+    spread(shared, one, other)
+    assert shared.lags("default").logs[ORDERS].high_watermark == 410
+    one.now_ns += S
+    fetch(member, ORDERS, 410, 420)
+    spread(shared, one, other)
+    assert shared.lags("default").logs[ORDERS].high_watermark == 420
+
+
+def test_an_end_that_has_risen_since_is_not_lowered():
+    log = offsets.Log()
+    log.end(1000, 5 * S, 0)
+    log.lower(400, 4 * S, 6)
+    assert (log.high_watermark, log.epoch) == (1000, -1)
+    log.lower(1000, 5 * S, 6)
+    log.lower(400, 5 * S, 6)
+    assert (log.high_watermark, log.raised_ns, log.reported_ns, log.epoch) == (400, 5 * S, 5 * S, 6)
+
+
 @pytest.mark.parametrize("version", [12, 13, 15, 17])
 def test_replication_is_no_consumer_but_knows_the_end(cluster, version):
     replica, member = cluster.consumer("broker-2-fetcher-0", version=version), cluster.consumer()
@@ -573,3 +618,28 @@ def test_what_one_worker_saw_end_has_ended_for_all():
             ("kept", "clicks", 10),
             ("late", "orders", 7),
         ]
+
+
+def test_a_worker_is_told_of_what_another_saw_end():
+    (one, member), (other, admin) = two_workers()
+    name_topics(member, IDS)
+    member.fetch({ORDERS: 0, CLICKS: 0}, {ORDERS: (1000, None), CLICKS: (50, None)})
+    for group in ("gone", "less", "kept"):
+        member.commit(group, {ORDERS: 900, CLICKS: 40})
+    shared = Shared(Metrics())
+    spread(shared, one, other)
+    other.now_ns += S
+    delete_groups(admin, {"gone": 0})
+    delete_topics(admin, {"orders": 0})
+    delete_offsets(admin, "less", {CLICKS: 0})
+    spread(shared, one, other)
+    known = one.metrics.cluster("default").lags
+    assert known.logs.keys() == {CLICKS} and known.committed.keys() == {("kept", CLICKS)}
+    one.now_ns = other.now_ns + S
+    fetch(member, ORDERS, 0, 20)  # the topic was created again
+    member.commit("kept", {ORDERS: 13})
+    one.now_ns += S
+    name_topics(member, {"orders": UUID(int=77)})  # late: what is known of the new topic stays
+    spread(shared, one, other)
+    lags = shared.lags("default")
+    assert (lags.logs[ORDERS].high_watermark, lags.committed["kept", ORDERS].offset) == (20, 13)
