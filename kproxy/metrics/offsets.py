@@ -79,11 +79,11 @@ class Log:
 
     `high_watermark` is the end, of `source` (an API key), since `raised_ns`, and confirmed by an answer at
     `reported_ns`. `lowered_ns`: what was said of the end until then does not count if it was higher. `broker` is the
-    label of the broker that last answered as leader, `epoch` its leader epoch.
+    label of the broker that last answered as leader, `epoch` its leader epoch; `is_led`: a leader has answered at all.
     """
 
     __slots__ = (
-        *("broker", "earlier_ends", "ends", "epoch", "high_watermark", "lowered_ns", "marks", "raised_ns"),
+        *("broker", "earlier_ends", "ends", "epoch", "high_watermark", "is_led", "lowered_ns", "marks", "raised_ns"),
         *("reported_ns", "source", "written"),
     )
 
@@ -91,10 +91,11 @@ class Log:
         self.high_watermark = 0
         self.source = UNKNOWN
         self.raised_ns = 0
-        self.reported_ns = 0  # 0: the end is not known
+        self.reported_ns = 0  # 0: nothing is known of the end
         self.lowered_ns = 0
         self.epoch = UNKNOWN
         self.broker: str | None = None
+        self.is_led = False
         self.marks: deque[tuple[int, int, int]] = deque(maxlen=MARKS)  # first offset, the one after the last, written
         # Earlier ends, and when each was the end for the last time: the last ones, and sparse ones of a day.
         self.ends: deque[tuple[int, int]] = deque(maxlen=MARKS)
@@ -125,8 +126,10 @@ class Log:
         is_asked = asked_ns is not None and self.raised_ns <= asked_ns
         if is_newer:
             self.epoch = epoch
-        if by_leader and broker is not None:
-            self.broker = broker
+        if by_leader:
+            self.is_led = True
+            if broker is not None:
+                self.broker = broker
         if is_truncated:
             self.ends.clear()
             self.earlier_ends.clear()
@@ -145,6 +148,11 @@ class Log:
             self.source = source
         self.high_watermark = offset
         self.reported_ns = now_ns
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the end is known: a follower's high watermark alone may be lower."""
+        return self.is_led and self.reported_ns > 0
 
     def lower(self, offset: int, at_ns: int, epoch: int) -> None:
         """Another process knows that the log ended at `offset` at a time, and nothing has raised the end here since."""

@@ -437,6 +437,7 @@ def _later(one: Log, other: Log) -> Log:
         log.raised_ns = max(early.raised_ns, late.raised_ns)
     log.reported_ns = late.reported_ns
     log.epoch, log.broker = max(one.epoch, other.epoch), late.broker
+    log.is_led = one.is_led or other.is_led
     log.marks.extend(sorted({*late.marks, *early.marks}))
     ends: dict[int, int] = {}
     for end, at_ns in (*early.ends, *late.ends, (early.high_watermark, early.reported_ns)):

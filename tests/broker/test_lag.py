@@ -515,6 +515,7 @@ def test_a_gateway(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.ring2
+@pytest.mark.timeout(900)  # longer than others on a busy machine: a Prometheus, a Spark, and thirty moments
 def test_three_sidecars(cluster: Cluster, tmp_path: Path, spark: SparkSession) -> None:
     port = free_ports(1, "")
     file, capture = tmp_path / "kproxy.toml", tmp_path / "scene.pcap"

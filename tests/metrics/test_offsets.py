@@ -191,6 +191,18 @@ def test_a_follower_never_lowers_the_end(cluster):
     assert cluster.lags("group") == {("billing", "orders"): (100, 30.0)}
 
 
+def test_an_end_that_only_followers_told_is_not_known(cluster):
+    near, member = cluster.consumer("near"), cluster.consumer()
+    fetch(near, ORDERS, 880, 900, rack="b")
+    member.commit("billing", {ORDERS: 850})
+    lags = cluster.metrics.cluster("default").lags
+    assert not records(cluster) and not records(cluster, "client_id") and not lags.ends(cluster.now_ns)
+    assert unknown(cluster) == {("billing", "orders"): 1}
+    list_offsets(member, ORDERS, 890)  # the leader's, of before
+    assert records(cluster) == {("billing", "orders"): 50} and not unknown(cluster)
+    assert lags.ends(cluster.now_ns) == {ORDERS: 900}
+
+
 def test_only_a_newer_leader_epoch_lowers_the_end(cluster):
     member, near = cluster.consumer(), cluster.consumer("near")
     member.commit("billing", {ORDERS: 900})
@@ -541,6 +553,29 @@ def test_partitions_without_an_end_are_said_and_the_sum_covers_the_rest(cluster)
     assert found["kproxy_group_lag_unknown_partitions"] == {of: 1, nowhere: 1}
     by_group = {key: value for key, value in found["kproxy_consumer_lag_records"].items() if "group" in dict(key)}
     assert by_group == {of: 500}
+
+
+def test_what_sidecars_know_adds_up():
+    """One beside the coordinator and the leader of a partition, one beside the leader of the other."""
+    (one, member), (other, reader) = two_workers()
+    member.fetch({ORDERS: 0}, {ORDERS: (500, None)})
+    reader.fetch({("orders", 1): 0}, {("orders", 1): (500, None)})
+
+    def joined():
+        """As the rules of dashboards/ do."""
+        known = [each.metrics.cluster("default").lags for each in (one, other)]
+        ends, offsets = {}, {}
+        for lags in known:
+            ends |= lags.ends(one.now_ns)
+            offsets |= lags.offsets()
+        return sum(ends[of[1:]] - offset for of, offset in offsets.items())
+
+    member.commit("g", {ORDERS: 0, ("orders", 1): 0})
+    assert joined() == 1000 and records(one) == {("g", "orders"): 500} and unknown(one) == {("g", "orders"): 1}
+    member.fetch({ORDERS: 500}, {ORDERS: (500, None)})
+    member.commit("g", {ORDERS: 500, ("orders", 1): 0})
+    assert joined() == 500 and records(one) == {("g", "orders"): 0} and unknown(one) == {("g", "orders"): 1}
+    assert not records(other)
 
 
 def test_an_end_that_nobody_confirms_is_unknown_where_the_group_is_at_it(cluster):
