@@ -411,8 +411,7 @@ def test_a_lag_that_is_not_known_grows_by_so_much_at_least(followed_groups):
 @pytest.mark.ring2
 def test_lag_of_groups_that_read_from_followers_is_the_same_on_spark(followed_groups, spark):
     frames = [kproxy.spark.table(spark, str(followed_groups), name) for name in OF_LAG]
-    for every in (None, "1 hour"):
-        assert of_groups(dicts(jobs.group_lag(*frames, every=every))) == GROUPS_BEHIND
+    assert of_groups(dicts(jobs.group_lag(*frames))) == GROUPS_BEHIND
 
 
 @pytest.mark.ring2
