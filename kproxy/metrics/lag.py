@@ -8,9 +8,9 @@ A fetch session (KIP-227) leaves out what has not changed, so each connection re
 partitions that it no longer asks for too, as of paused ones. Requests of brokers (replica id) have no position: they
 are replication.
 
-Unknown is not zero. A committed offset without an end of its log is counted as unknown, and so is one at an end that
-no answer has confirmed for UNCONFIRMED_NS: records may have been written where kproxy does not see them. The lag of the
-group is the sum over its other partitions.
+Unknown is not zero. A committed offset without an end of its log is counted as unknown, also where only a follower
+(KIP-392) told an end, and so is one at an end that no answer has confirmed for UNCONFIRMED_NS: records may have been
+written where kproxy does not see them. The lag of the group is the sum over its other partitions.
 
 Lag in seconds is the age of the first record that a consumer has not got. That record's own timestamp is known where a
 Fetch answer had it alone. Otherwise the age is an upper bound, the lower of two: the age of the record before it, and
@@ -185,7 +185,7 @@ class Lags(Offsets):
         `now_ns` is by the clock of the events, `wall_ns` the time of day, which records' timestamps are compared with.
         """
         labels = _Labels(self._topics)
-        logs = {(labels[topic], number): log for (topic, number), log in self.logs.copy().items() if log.reported_ns}
+        logs = {(labels[topic], number): log for (topic, number), log in self.logs.copy().items() if log.is_known}
         fetching = self.fetching.copy()
         left = (
             (each.client_id, key, at)
@@ -234,7 +234,7 @@ class Lags(Offsets):
             of = labels[key[0]], key[1]
             end = log.high_watermark
             is_confirmed = of in confirmed or log.reported_ns + UNCONFIRMED_NS > now_ns
-            if log.reported_ns and (is_confirmed or behind.get(of, end) < end):
+            if log.is_known and (is_confirmed or behind.get(of, end) < end):
                 found[of] = end
         return found
 

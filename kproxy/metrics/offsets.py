@@ -15,7 +15,8 @@ raised since the question, and what a coordinator does not list is removed. What
 
 Both end with DeleteGroups, OffsetDelete and DeleteTopics that were answered without an error, with a topic that was
 created again (another topic id), and with UNKNOWN_TOPIC_OR_PARTITION from the broker that answered for the log before;
-never because of their age. `removed` says so to the other workers.
+never because of their age. `removed` says so to the parent of several workers, and `ended` is what that one tells the
+others.
 
 Bounded by MAX_LOGS and MAX_COMMITTED per cluster: the oldest go, which is counted in `evicted`. Also by MAX_REMOVED
 removals, MAX_SEEN groups and MAX_PENDING offsets of transactions, MAX_NAMES topic ids, and MARKS and twice
@@ -25,7 +26,7 @@ events, records' timestamps with the wall clock. Refuses to know connections, an
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from kproxy.metrics.marks import Marks
@@ -78,11 +79,11 @@ class Log:
 
     `high_watermark` is the end, of `source` (an API key), since `raised_ns`, and confirmed by an answer at
     `reported_ns`. `lowered_ns`: what was said of the end until then does not count if it was higher. `broker` is the
-    label of the broker that last answered as leader, `epoch` its leader epoch.
+    label of the broker that last answered as leader, `epoch` its leader epoch; `is_led`: a leader has answered at all.
     """
 
     __slots__ = (
-        *("broker", "earlier_ends", "ends", "epoch", "high_watermark", "lowered_ns", "marks", "raised_ns"),
+        *("broker", "earlier_ends", "ends", "epoch", "high_watermark", "is_led", "lowered_ns", "marks", "raised_ns"),
         *("reported_ns", "source", "written"),
     )
 
@@ -90,10 +91,11 @@ class Log:
         self.high_watermark = 0
         self.source = UNKNOWN
         self.raised_ns = 0
-        self.reported_ns = 0  # 0: the end is not known
+        self.reported_ns = 0  # 0: nothing is known of the end
         self.lowered_ns = 0
         self.epoch = UNKNOWN
         self.broker: str | None = None
+        self.is_led = False
         self.marks: deque[tuple[int, int, int]] = deque(maxlen=MARKS)  # first offset, the one after the last, written
         # Earlier ends, and when each was the end for the last time: the last ones, and sparse ones of a day.
         self.ends: deque[tuple[int, int]] = deque(maxlen=MARKS)
@@ -124,8 +126,10 @@ class Log:
         is_asked = asked_ns is not None and self.raised_ns <= asked_ns
         if is_newer:
             self.epoch = epoch
-        if by_leader and broker is not None:
-            self.broker = broker
+        if by_leader:
+            self.is_led = True
+            if broker is not None:
+                self.broker = broker
         if is_truncated:
             self.ends.clear()
             self.earlier_ends.clear()
@@ -144,6 +148,21 @@ class Log:
             self.source = source
         self.high_watermark = offset
         self.reported_ns = now_ns
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the end is known: a follower's high watermark alone may be lower."""
+        return self.is_led and self.reported_ns > 0
+
+    def lower(self, offset: int, at_ns: int, epoch: int) -> None:
+        """Another process knows that the log ended at `offset` at a time, and nothing has raised the end here since."""
+        if offset >= self.high_watermark or self.raised_ns > at_ns:
+            return
+        self.ends.clear()
+        self.earlier_ends.clear()
+        self.written.clear()
+        self.high_watermark, self.raised_ns, self.lowered_ns = offset, at_ns, at_ns
+        self.epoch = max(self.epoch, epoch)
 
     def read(self, first: int, following: int, written_ms: int, now_ns: int) -> None:
         """Records up to `following` were fetched, and the newest of them was written then."""
@@ -493,6 +512,35 @@ class Offsets:
         if len(self.removed) >= MAX_REMOVED:
             del self.removed[next(iter(self.removed))]
         self.removed[removal] = now_ns
+
+    def ended(self, removed: Mapping[Removal, int], lowered: Mapping[Key, tuple[int, int, int]]) -> None:
+        """What other processes know to be over: removals, and lower ends of logs as `Log.lower` takes them.
+
+        Without it answers that tell of a new, shorter log would not count here: an end only rises.
+        """
+        topics = {removal[1] for removal in removed if removal[0] == "topic"}
+        groups = {removal[1] for removal in removed if removal[0] == "group"}
+        keys: list[Any] = [removal[1:] for removal in removed if removal[0] == "partition"]
+        names: list[Any] = [(removal[1], removal[2:]) for removal in removed if removal[0] == "offset"]
+        if topics:
+            keys += [key for key in {*self.logs, *self._groups} if key[0] in topics]
+            for topic in topics:
+                if ("topic", topic) not in self.removed:  # its former id: with the new one nothing ends once more
+                    self._ids.pop(topic, None)  # type: ignore[arg-type]
+        if groups:
+            names += [name for name in self.committed if name[0] in groups]
+        for key in keys:
+            log = self.logs.get(key)
+            if log is not None and has_ended(removed, key, log.raised_ns):
+                del self.logs[key]
+            names += [(group, key) for group in self._groups.get(key, ())]
+        for name in names:
+            position = self.committed.get(name)
+            if position is not None and has_ended(removed, name[1], position.reported_ns, name[0]):
+                self._uncommit(name)
+        for key, (offset, at_ns, epoch) in lowered.items():
+            if (log := self.logs.get(key)) is not None:
+                log.lower(offset, at_ns, epoch)
 
     def is_removed(self, key: Key, at_ns: int, group: str | None = None) -> bool:
         """Whether what was reported then of a partition, or of a group in it, has ended since."""

@@ -13,13 +13,24 @@ one process are, times the workers. Refuses to know processes.
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells
 from kproxy.metrics.lag import PARTITION_SERIES, Fetching, Lags
 from kproxy.metrics.named import MAX_CLIENTS, MAX_TOPICS, Carried, ClientCells, TopicCells, Topics
 from kproxy.metrics.offsets import COMMITTED as COMMITTED_OFFSET
-from kproxy.metrics.offsets import END, MAX_COMMITTED, MAX_LOGS, MAX_REMOVED, UNKNOWN, Log, Position, has_ended
+from kproxy.metrics.offsets import (
+    END,
+    MAX_COMMITTED,
+    MAX_LOGS,
+    MAX_REMOVED,
+    UNKNOWN,
+    Key,
+    Log,
+    Position,
+    Removal,
+    has_ended,
+)
 from kproxy.metrics.process import Metrics
 from kproxy.metrics.published import (
     CLIENT,
@@ -46,6 +57,13 @@ _OF_LAG = frozenset((LOG, COMMITTED))
 _LATEST = frozenset((LOG, COMMITTED, NAMES, REMOVED))  # facts: it does not matter which worker learned them
 
 
+class Ended(NamedTuple):
+    """What is over in a cluster, which workers may not know: see `Offsets.ended`."""
+
+    removed: dict[Removal, int]
+    lowered: dict[Key, tuple[int, int, int]]
+
+
 class Shared:
     """What all processes of a kproxy have counted. `own`: the parent's cells."""
 
@@ -57,6 +75,7 @@ class Shared:
         self._gone: dict[Place, Any] = {}  # sums of the workers that are gone
         self._latest: dict[Place, Any] = {}
         self._topics: dict[str, _Shown] = {}  # by cluster
+        self._ended: dict[str, Ended] = {}  # since `take_ended`, by cluster
 
     def take(self, worker: int, changes: Iterable[Change]) -> None:
         """Take in what a worker has counted."""
@@ -101,12 +120,19 @@ class Shared:
         known = self._latest.pop(path, None)
         if path[0] == NAMES and known is not None:
             value = known | value
-        elif path[0] == REMOVED and known is not None:
-            value = _last_removed(known, value)
+        elif path[0] == REMOVED:
+            before = known or {}
+            news = {removal: at_ns for removal, at_ns in value.items() if at_ns > before.get(removal, 0)}
+            self._ending(path[1]).removed.update(news)
+            value = _last_removed(before, value)
         elif path[0] == LOG:
+            highest = max(log.high_watermark for log in (known, value) if log is not None)
             value = self._later(path, known, value)
             if value is None:
                 return
+            if value.high_watermark < highest:
+                lower = value.high_watermark, value.lowered_ns, value.epoch
+                self._ending(path[1]).lowered[self._named(path[1], path[2])] = lower
         elif path[0] == COMMITTED and known is not None and known.reported_ns > value.reported_ns:
             value = known
         limit = MAX_LOGS + MAX_COMMITTED
@@ -118,12 +144,26 @@ class Shared:
 
     def _later(self, path: Place, known: Log | None, log: Log) -> Log | None:
         """What is known of a log's end with this report; None: its topic has been deleted since."""
-        _, cluster, (topic, number) = path
-        names = self._latest.get((NAMES, cluster), {})
-        key = (topic if isinstance(topic, str) else names.get(topic, topic)), number
+        _, cluster, key = path
+        key = self._named(cluster, key)
         removed = self._latest.get((REMOVED, cluster), {})
         reports = [each for each in (known, log) if each is not None and not has_ended(removed, key, each.raised_ns)]
         return reduce(_later, reports) if reports else None
+
+    def _named(self, cluster: str, key: Key) -> Key:
+        """A partition by the name of its topic, where that is known."""
+        topic, number = key
+        return topic if isinstance(topic, str) else self._latest.get((NAMES, cluster), {}).get(topic, topic), number
+
+    def _ending(self, cluster: str) -> Ended:
+        return self._ended.setdefault(cluster, Ended({}, {}))
+
+    def take_ended(self) -> Iterator[tuple[str, Ended]]:
+        """What is over by cluster, each once: for all workers, of which only one or none has seen it."""
+        while self._ended:
+            cluster, ended = self._ended.popitem()
+            if ended.removed or ended.lowered:
+                yield cluster, ended
 
     def _count_evicted(self, path: Place) -> None:
         kind = {LOG: END, COMMITTED: COMMITTED_OFFSET}.get(path[0])
@@ -397,6 +437,7 @@ def _later(one: Log, other: Log) -> Log:
         log.raised_ns = max(early.raised_ns, late.raised_ns)
     log.reported_ns = late.reported_ns
     log.epoch, log.broker = max(one.epoch, other.epoch), late.broker
+    log.is_led = one.is_led or other.is_led
     log.marks.extend(sorted({*late.marks, *early.marks}))
     ends: dict[int, int] = {}
     for end, at_ns in (*early.ends, *late.ends, (early.high_watermark, early.reported_ns)):
@@ -420,7 +461,7 @@ def _last_removed(one: dict[Any, int], other: dict[Any, int]) -> dict[Any, int]:
 def _lags(topics: Topics, name: str, latest: dict[Place, Any], living: Iterable[dict[Place, Any]]) -> Lags:
     """The consumers of a cluster, wherever they are connected."""
     lags = Lags(topics)
-    lags.removed = latest.get((REMOVED, name), {})
+    lags.removed = latest.get((REMOVED, name), {}).copy()
     for (_, _, (topic, partition)), log in _paths(latest, LOG, name):
         key = (topics.names.get(topic, topic) if not isinstance(topic, str) else topic), partition
         if not lags.is_removed(key, log.raised_ns):

@@ -47,6 +47,9 @@ def sentence(finding: Finding) -> str:
         words.append(text)
         if name is not None:
             words.append("unknown" if evidence.get(name) is None else value(name, evidence[name]))
+    if evidence.get("unknown_partitions"):
+        of = f"{evidence['unknown_partitions']} of its partitions"
+        words.append(f" at least: it is not known of {of}, since {evidence['unknown']}")
     return "".join(words)
 
 

@@ -10,11 +10,12 @@ from kproxy.analysis import engine, jobs
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.findings import PROBES, findings, limits
 from kproxy.analysis.lags import TABLES as OF_LAG
-from kproxy.analysis.lags.brought import NO_LEADER
 from kproxy.analysis.lags.brought import TABLES as OF_FETCHES
+from kproxy.analysis.lags.followers import NO_LEADER
 from kproxy.analysis.lags.groups import NO_END, NO_OUTCOME
 from kproxy.convert.processes import convert
 from kproxy.tables.schema import CHANGES, COMMITTED_OFFSETS, EXCHANGES, GROUP_EVENTS, PARTITIONS, TOPOLOGY
+from kproxy.views.findings import sentence
 from tests.analysis.lagging import EARLIEST, LATEST, Traffic
 from tests.analysis.test_jobs import START, exchange, frame  # noqa: F401 - the fixture
 
@@ -335,6 +336,82 @@ def growing(frames):
 def test_a_lag_grows_by_the_leaders_end_and_not_by_a_followers(followed):
     with Tables(followed) as tables:
         assert growing(tables) == {"client of growing, topic growing"}
+
+
+def groups_of_followers(t):
+    """Groups whose consumers read from a follower, each of a topic of its own; that of `falling` for a minute."""
+    t.metadata("led", 1, brokers=(1, 2))
+    for name in ("alone", "led", "told", "denied"):
+        t.commit(name, name, 10)
+    t.fetch("alone", 10, 100, rack="b", broker=2)
+    t.fetch("led", 10, 50, rack="b", broker=1)  # by the leader
+    t.fetch("told", 10, 60, rack="b", broker=2)
+    t.produce("told", 90, 10)
+    t.produce("again", 0, 1000)
+    t.delete_topic("again")
+    t.commit("again", "again", 5)
+    t.fetch("again", 5, 20, rack="b", broker=2)
+    for number in range(1, 21):
+        t.fetch("falling", 10, 100 * number, rack="b", broker=2, client="of falling")
+        t.commit("falling", "falling", 10)
+
+
+GROUPS_BEHIND = {  # group: committed offset, end, lag, lag at least, why it is not known
+    "alone": (10, None, None, 90, NO_LEADER),
+    "led": (10, 50, 40, 40, None),
+    "told": (10, 100, 90, 90, None),
+    "denied": (10, None, None, None, NO_END),
+    "again": (5, None, None, 15, NO_LEADER),
+    "falling": (10, None, None, 1990, NO_LEADER),
+}
+
+
+@pytest.fixture(scope="module")
+def followed_groups(tmp_path_factory):
+    return tables_of(groups_of_followers, tmp_path_factory.mktemp("followed groups"))
+
+
+def of_groups(found):
+    columns = ("committed_offset", "end_offset", "lag_records", "least_lag_records", "unknown")
+    return {row["group_id"]: tuple(row[name] for name in columns) for row in found}
+
+
+def test_a_group_is_behind_an_end_that_a_leader_told_or_by_so_much_at_least(followed_groups):
+    with Tables(followed_groups) as tables:
+        inputs = [tables[name] for name in OF_LAG]
+        found = dicts(jobs.group_lag(*inputs))
+        assert of_groups(found) == GROUPS_BEHIND
+        assert of_groups(dicts(jobs.group_lag(*inputs, every="1 hour"))) == GROUPS_BEHIND
+    assert all(row["catch_up_ns"] is row["behind_ns"] is None for row in found if row["lag_records"] is None)
+
+
+def test_tables_without_ends_of_logs_have_the_lag_of_groups_but_by_known_followers(followed_groups):
+    told_by_high_watermarks = {
+        "alone": (10, 100, 90, 90, None),
+        "told": (10, 60, 50, 50, None),
+        "again": (5, 20, 15, 15, None),
+        "falling": (10, 2000, 1990, 1990, None),
+    }
+    with Tables(followed_groups) as tables:
+        frames = without_ends({name: tables[name] for name in OF_LAG})
+        found = of_groups(dicts(jobs.group_lag(*(frames[name] for name in OF_LAG))))
+    assert found == GROUPS_BEHIND | told_by_high_watermarks
+
+
+def test_a_lag_that_is_not_known_grows_by_so_much_at_least(followed_groups):
+    few = limits({"lag_records_min": 100, "lag_span_s": 10})
+    with Tables(followed_groups) as tables:
+        (found,) = (one for one in findings(tables, few) if one.kind == "growing_lag")
+    assert found.where == "group falling, topic falling"
+    evidence = dict(found.evidence)
+    assert (evidence["last_lag_records"], evidence["unknown_partitions"]) == (1990, 1)
+    assert sentence(found).endswith(f" at least: it is not known of 1 of its partitions, since {NO_LEADER}")
+
+
+@pytest.mark.ring2
+def test_lag_of_groups_that_read_from_followers_is_the_same_on_spark(followed_groups, spark):
+    frames = [kproxy.spark.table(spark, str(followed_groups), name) for name in OF_LAG]
+    assert of_groups(dicts(jobs.group_lag(*frames))) == GROUPS_BEHIND
 
 
 @pytest.mark.ring2

@@ -69,6 +69,10 @@ class Broker:
     def address(self) -> str:
         return self.address_of("CLIENT")
 
+    @property
+    def rack(self) -> str:
+        return f"rack-{self.node_id}"
+
     def address_of(self, listener: str) -> str:
         return f"{self.host}:{self.ports[listener]}"
 
@@ -93,6 +97,7 @@ class Broker:
                     "controller.listener.names": "CONTROLLER",
                     "controller.quorum.voters": voters,
                     "log.dirs": str(self.folder / "data"),
+                    "broker.rack": self.rack,
                     **settings,
                 }.items()
             )
@@ -208,6 +213,7 @@ SETTINGS = {
     **{  # of members whom brokers tell how often: by themselves 5 s, and no less
         f"group.{kind}.{bound}heartbeat.interval.ms": "500" for kind in ("consumer", "share") for bound in ("min.", "")
     },
+    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",  # for who names a rack
     "broker.heartbeat.interval.ms": "500",
     "broker.session.timeout.ms": "3000",
     "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",

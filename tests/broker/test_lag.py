@@ -1,16 +1,21 @@
 """The lag that kproxy shows is the one that `kafka-consumer-groups --describe --all-groups` shows at the same moment.
 
-One scene before real brokers: clients of three libraries consume, stop, fall behind, commit in transactions; groups,
-offsets and topics are changed where kproxy does not see it. A gateway with two workers has all of the clients, then
-three sidecars each have what goes to their broker, and Prometheus joins them by the rules of `dashboards/`. At each
-moment, when nothing moves, every partition of every group is equal, and so are the sums.
+One scene before real brokers: clients of three libraries consume, stop, hang, fall behind, read from followers, commit
+in transactions and are refused in part; groups, offsets and topics are changed where kproxy does not see it. A gateway
+with two workers has all of the clients, then three sidecars each have what goes to their broker, and Prometheus joins
+them by the rules of `dashboards/`. At each moment, when nothing moves, every partition of every group is equal, and so
+are the sums.
 
 What the brokers' clients said to them meanwhile is captured. At the end `kproxy analyze group-lag` and `lag` say of the
 capture what the tool says: with all that is in it, and without the questions that kproxy and the tool ask for lag.
 """
 
+import os
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import time
 import uuid
 from collections import defaultdict
@@ -20,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from kafka import KafkaConsumer
 from kafka.structs import OffsetAndMetadata
 from kafka.structs import TopicPartition as Partition
@@ -36,7 +41,19 @@ from tests.broker.cluster import Cluster, wait_for
 from tests.broker.jvm import tool
 from tests.broker.kproxy import Kproxy
 from tests.broker.test_outages import leaders_spread
-from tests.broker.tools import CONSUMER, GROUPS, TOPICS, as_root, create_topic, delete_topic, tcpdump
+from tests.broker.tools import (
+    CONSUMER,
+    GROUPS,
+    SHARE_CONSUMER,
+    SHARE_GROUPS,
+    TOPICS,
+    as_root,
+    create_share_group,
+    create_topic,
+    delete_topic,
+    members,
+    tcpdump,
+)
 from tests.ports import free_ports
 from tests.prometheus import Prometheus
 
@@ -52,6 +69,22 @@ ask_interval_s = 0.5
 RULES = ("records:sum", "unknown_partitions:count")
 
 Lags = dict[tuple[str, str, int], tuple[int, int]]  # (group, topic, partition) -> committed offset, end of the log
+
+# A consumer in a process of its own, which commits where it is asked to and then polls no more.
+COMMITS_ONCE = """
+import sys, time
+from confluent_kafka import Consumer
+bootstrap, group, topic = sys.argv[1:]
+consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "client.id": group,
+    "auto.offset.reset": "earliest", "enable.auto.commit": False, "session.timeout.ms": 300000})
+consumer.subscribe([topic])
+while (message := consumer.poll(1)) is None or message.error():
+    pass
+consumer.commit(message, asynchronous=False)
+print("committed", flush=True)
+time.sleep(3600)
+"""
+TOO_LARGE = "m" * 5000  # as the metadata of an offset: brokers take 4096 bytes
 
 
 class Scene:
@@ -100,6 +133,19 @@ class Scene:
             yield consumer
         finally:
             consumer.close()
+
+    @contextmanager
+    def hanging(self, group: str, topic: str) -> Iterator[None]:
+        """A consumer that has committed and then stands still, its connections and its place in the group kept."""
+        command = [sys.executable, "-c", COMMITS_ONCE, self.bootstrap, group, topic]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            try:
+                assert process.stdout is not None and process.stdout.readline() == b"committed\n"
+                process.send_signal(signal.SIGSTOP)
+                os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+                yield
+            finally:
+                process.kill()
 
     def consume(self, group: str, topic: str, records: int, **settings: Any) -> None:
         """Consume so many records and commit them; the consumer leaves."""
@@ -226,6 +272,22 @@ def play(scene: Scene) -> None:
         scene.moment("a consumer has fetched all, and committed little")
     scene.moment("a static member has stopped")
 
+    hung = scene.group("hangs")
+    with scene.hanging(hung, topic):
+        scene.produce(topic, 5)
+        assert sum(members(behind, hung).values()) == 3
+        scene.moment("a consumer hangs, and is a member still")
+
+    near = scene.group("follows")
+    with scene.consumer(near, topic, client_rack=cluster.brokers[1].rack) as consumer:  # which leads but one of three
+        committed(consumer, read(consumer, 150))
+        scene.produce(topic, 2)
+        committed(consumer, read(consumer, 5))
+        scene.moment("a consumer reads from followers")
+
+    refused_in_part(scene, topic)
+    shared(scene, topic)
+
     simple = scene.group("assigns")
     assigned = KafkaConsumer(
         bootstrap_servers=scene.bootstrap,
@@ -291,6 +353,35 @@ def play(scene: Scene) -> None:
     scene.moment("the broker is back, and leads and coordinates what it did")
 
 
+def refused_in_part(scene: Scene, topic: str) -> None:
+    """Of one commit a partition is refused, since its metadata are too large, and one of a topic that there is not."""
+    group = scene.group("refused")
+    with scene.consumer(group, topic) as consumer:
+        read(consumer, 1)
+        committed(consumer, {(topic, number): 2 for number in range(3)})
+        wanted = [
+            TopicPartition(topic, 0, 5, metadata=TOO_LARGE),
+            *(TopicPartition(topic, number, 5 + number) for number in (1, 2)),
+            TopicPartition(f"no-{topic}", 0, 7),
+        ]
+        with pytest.raises(KafkaException, match="OFFSET_METADATA_TOO_LARGE"):
+            consumer.commit(offsets=wanted, asynchronous=False)
+        scene.moment("a commit is refused in part")
+        truth = scene.moments[-1][2]
+        assert [truth[group, topic, number][0] for number in range(3)] == [2, 6, 7]
+
+
+def shared(scene: Scene, topic: str) -> None:
+    """A share group has no committed offset: the tool for consumer groups does not name it, nor does kproxy."""
+    group = create_share_group(scene.cluster.bootstrap)
+    scene.groups.add(group)
+    consumed = ("--topic", topic, "--group", group, "--max-messages", "10", "--timeout-ms", "30000")
+    tool(SHARE_CONSUMER, "--bootstrap-server", scene.bootstrap, *consumed)
+    about = tool(SHARE_GROUPS, "--bootstrap-server", scene.cluster.bootstrap, "--describe", "--group", group)
+    assert [line.split()[:2] for line in about.splitlines() if topic in line] == [[group, topic]] * 3
+    scene.moment("a share group has consumed")
+
+
 def transactions(scene: Scene, topic: str) -> None:
     """Offsets that transactions commit, which count once those are committed."""
     group = scene.group("transactions")
@@ -343,6 +434,13 @@ UNASKED = """
         and (e.client_id like 'kproxy%' or e.client_id like 'adminclient%'))"""
 
 
+# By which brokers each partition was read by the consumer that names a rack.
+READ_FROM = """
+    select distinct p.`partition`, e.broker_id from partitions p join exchanges e
+        on p.source = e.source and p.connection = e.connection and p.`number` = e.`number`
+    where e.api = 'Fetch' and e.client_id like 'follows-%' and p.direction = 'response' and p.records > 0"""
+
+
 def analyses(tables: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What `group-lag` and `lag` say."""
     inputs = [tables[name] for name in OF_LAG]
@@ -388,6 +486,8 @@ def compared(scene: Scene, capture: Path, spark: SparkSession | None = None) -> 
     convert([capture], place)
     with Tables(place) as tables:
         frames = {name: tables[name] for name in OF_LAG}
+        near = scene.cluster.brokers[1].node_id
+        assert set(engine.rows(engine.ask(frames, answer=READ_FROM))) >= {(number, near) for number in range(3)}
         unasked = {**frames, "partitions": engine.ask(frames, unasked=UNASKED)}
         for said in (frames, unasked):
             by_group, by_client = analyses(said)
@@ -415,6 +515,7 @@ def test_a_gateway(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.ring2
+@pytest.mark.timeout(900)  # longer than others on a busy machine: a Prometheus, a Spark, and thirty moments
 def test_three_sidecars(cluster: Cluster, tmp_path: Path, spark: SparkSession) -> None:
     port = free_ports(1, "")
     file, capture = tmp_path / "kproxy.toml", tmp_path / "scene.pcap"

@@ -203,6 +203,18 @@ def test_a_follower_never_lowers_the_end(cluster):
     assert cluster.lags("group") == {("billing", "orders"): (100, 30.0)}
 
 
+def test_an_end_that_only_followers_told_is_not_known(cluster):
+    near, member = cluster.consumer("near"), cluster.consumer()
+    fetch(near, ORDERS, 880, 900, rack="b")
+    member.commit("billing", {ORDERS: 850})
+    lags = cluster.metrics.cluster("default").lags
+    assert not records(cluster) and not records(cluster, "client_id") and not lags.ends(cluster.now_ns)
+    assert unknown(cluster) == {("billing", "orders"): 1}
+    list_offsets(member, ORDERS, 890)  # the leader's, of before
+    assert records(cluster) == {("billing", "orders"): 50} and not unknown(cluster)
+    assert lags.ends(cluster.now_ns) == {ORDERS: 900}
+
+
 def test_only_a_newer_leader_epoch_lowers_the_end(cluster):
     member, near = cluster.consumer(), cluster.consumer("near")
     member.commit("billing", {ORDERS: 900})
@@ -282,6 +294,51 @@ def test_a_leader_that_is_asked_lowers_the_end_that_workers_know(epoch):
     produce(producer, ORDERS, 10, 995)  # it has grown past what they knew
     shared.take(id(other), published(Published(other.metrics)))
     assert shared.lags("default").logs[ORDERS].high_watermark == 1005
+
+
+def spread(shared, *clusters):
+    """What the parent knows to be over goes to its workers, as often as they have news for it."""
+    for each in clusters:
+        shared.take(id(each), published(Published(each.metrics)))
+    for _, ended in shared.take_ended():
+        for each in clusters:
+            each.metrics.cluster("default").lags.ended(*ended)
+    assert not [*shared.take_ended()]
+
+
+@pytest.mark.parametrize("by_asking", [True, False])
+def test_a_worker_is_told_of_a_lower_end_and_learns_from_what_passes_again(by_asking):
+    """Truncated where the other worker sees it, or shorter by a question of kproxy's own."""
+    (one, member), (other, producer) = two_workers()
+    fetch(member, ORDERS, 900, 1000, epoch=5)
+    produce(producer, ORDERS, 10, 990)
+    shared, _ = together(one, other)
+    if by_asking:
+        lags, asked_ns = shared.lags("default"), one.now_ns + S
+        lags.told_ends({ORDERS: (400, 6)}, asked_ns, asked_ns + S)
+        shared.told("default", lags, asked_ns)
+    else:
+        one.now_ns += S
+        fetch(member, ORDERS, 900, 400, epoch=6)
+    spread(shared, one, other)
+    one.now_ns = other.now_ns = one.now_ns + 3 * S
+    produce(producer, ORDERS, 10, 400)  # far from what it knew
+    spread(shared, one, other)
+    assert shared.lags("default").logs[ORDERS].high_watermark == 410
+    one.now_ns += S
+    fetch(member, ORDERS, 410, 420)
+    spread(shared, one, other)
+    assert shared.lags("default").logs[ORDERS].high_watermark == 420
+
+
+def test_an_end_that_has_risen_since_is_not_lowered():
+    log = offsets.Log()
+    log.end(1000, 5 * S, 0)
+    log.lower(400, 4 * S, 6)
+    assert (log.high_watermark, log.epoch) == (1000, -1)
+    log.lower(1000, 5 * S, 6)
+    log.lower(400, 5 * S, 6)
+    assert (log.high_watermark, log.raised_ns, log.reported_ns, log.epoch) == (400, 5 * S, 5 * S, 6)
 
 
 @pytest.mark.parametrize("version", [12, 13, 15, 17])
@@ -510,6 +567,29 @@ def test_partitions_without_an_end_are_said_and_the_sum_covers_the_rest(cluster)
     assert by_group == {of: 500}
 
 
+def test_what_sidecars_know_adds_up():
+    """One beside the coordinator and the leader of a partition, one beside the leader of the other."""
+    (one, member), (other, reader) = two_workers()
+    member.fetch({ORDERS: 0}, {ORDERS: (500, None)})
+    reader.fetch({("orders", 1): 0}, {("orders", 1): (500, None)})
+
+    def joined():
+        """As the rules of dashboards/ do."""
+        known = [each.metrics.cluster("default").lags for each in (one, other)]
+        ends, offsets = {}, {}
+        for lags in known:
+            ends |= lags.ends(one.now_ns)
+            offsets |= lags.offsets()
+        return sum(ends[of[1:]] - offset for of, offset in offsets.items())
+
+    member.commit("g", {ORDERS: 0, ("orders", 1): 0})
+    assert joined() == 1000 and records(one) == {("g", "orders"): 500} and unknown(one) == {("g", "orders"): 1}
+    member.fetch({ORDERS: 500}, {ORDERS: (500, None)})
+    member.commit("g", {ORDERS: 500, ("orders", 1): 0})
+    assert joined() == 500 and records(one) == {("g", "orders"): 0} and unknown(one) == {("g", "orders"): 1}
+    assert not records(other)
+
+
 def test_an_end_that_nobody_confirms_is_unknown_where_the_group_is_at_it(cluster):
     member = cluster.consumer()
     member.fetch({ORDERS: 5, CLICKS: 5}, {ORDERS: (5, None), CLICKS: (9, None)})
@@ -585,3 +665,28 @@ def test_what_one_worker_saw_end_has_ended_for_all():
             ("kept", "clicks", 10),
             ("late", "orders", 7),
         ]
+
+
+def test_a_worker_is_told_of_what_another_saw_end():
+    (one, member), (other, admin) = two_workers()
+    name_topics(member, IDS)
+    member.fetch({ORDERS: 0, CLICKS: 0}, {ORDERS: (1000, None), CLICKS: (50, None)})
+    for group in ("gone", "less", "kept"):
+        member.commit(group, {ORDERS: 900, CLICKS: 40})
+    shared = Shared(Metrics())
+    spread(shared, one, other)
+    other.now_ns += S
+    delete_groups(admin, {"gone": 0})
+    delete_topics(admin, {"orders": 0})
+    delete_offsets(admin, "less", {CLICKS: 0})
+    spread(shared, one, other)
+    known = one.metrics.cluster("default").lags
+    assert known.logs.keys() == {CLICKS} and known.committed.keys() == {("kept", CLICKS)}
+    one.now_ns = other.now_ns + S
+    fetch(member, ORDERS, 0, 20)  # the topic was created again
+    member.commit("kept", {ORDERS: 13})
+    one.now_ns += S
+    name_topics(member, {"orders": UUID(int=77)})  # late: what is known of the new topic stays
+    spread(shared, one, other)
+    lags = shared.lags("default")
+    assert (lags.logs[ORDERS].high_watermark, lags.committed["kept", ORDERS].offset) == (20, 13)

@@ -153,7 +153,8 @@ class Lagging(NamedTuple):
 
     first_records: what it would have been at first, had it grown only while the client fetched. active_us: how long it
     fetched, without pauses between captures. last_lag_ns: by client the age of the newest record that it got, by group
-    at most that of the first record which it has not committed.
+    at most that of the first record which it has not committed. Where the lag of some partitions is unknown, that is
+    why, and records are those that are missing at least.
     """
 
     cluster: str | None
@@ -169,6 +170,8 @@ class Lagging(NamedTuple):
     last_us: int
     active_us: int
     by: str = "client"  # or group: whose lag it is
+    unknown_partitions: int = 0
+    unknown: str | None = None
 
 
 def lagging(tables: Tables, limits: Limits) -> Frame:
@@ -222,13 +225,15 @@ def lagging_groups(tables: Tables, limits: Limits) -> Frame:
         {"lags": lags},
         answer=f"""
             select cluster, group_id as client, topic, count(*) as partitions, sum(commits) as fetches,
-                sum(first_lag_records) as first_records, sum(lag_records) as last_records,
+                sum(first_lag_records) as first_records, sum(least_lag_records) as last_records,
                 sum(max_lag_records) as max_records, max(behind_ns) as last_lag_ns,
                 min(unix_micros(first_commit)) as first_us, max(unix_micros(end_seen)) as last_us,
-                max(unix_micros(end_seen)) - min(unix_micros(first_commit)) as active_us, 'group' as `by`
-            from lags where lag_records is not null and first_commit is not null
+                max(unix_micros(end_seen)) - min(unix_micros(first_commit)) as active_us, 'group' as `by`,
+                count_if(lag_records is null) as unknown_partitions,
+                max(case when lag_records is null then `unknown` end) as `unknown`
+            from lags where committed_offset is not null and first_commit is not null
             group by cluster, group_id, topic
-            having sum(lag_records) >= {limits.lag_records_min} and sum(growth_per_s) > 0
+            having sum(least_lag_records) >= {limits.lag_records_min} and sum(growth_per_s) > 0
             order by last_records desc, cluster nulls first, group_id, topic nulls first""",
     )
 
@@ -254,6 +259,8 @@ def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
             "growth_per_s": (row.last_records - row.first_records) / (span_us / 1e6),
             "last_lag_ns": row.last_lag_ns,
             "partitions": row.partitions or None,
+            "unknown_partitions": row.unknown_partitions or None,
+            "unknown": row.unknown,
         },
     )
 

@@ -6,8 +6,9 @@ Refuses to know files, sessions and formats of output.
 """
 
 from kproxy.analysis.engine import Frame, ask
-from kproxy.analysis.lags.brought import NO_LEADER, ONCE, brought
+from kproxy.analysis.lags.brought import ONCE, brought
 from kproxy.analysis.lags.ends import same
+from kproxy.analysis.lags.followers import NO_LEADER
 from kproxy.analysis.lags.groups import group_lag
 from kproxy.analysis.pieces import TOPIC, at_last, bucket, of_exchanges
 

@@ -5,10 +5,12 @@ Refuses to know how either is found out (`committed`, `ends`), files, sessions a
 
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.lags.committed import PLACE, places, since
-from kproxy.analysis.lags.ends import OF, TOLD_ENDS, lives, same, turns
+from kproxy.analysis.lags.ends import FAR, LOG, OF, TOLD_ENDS, lives, same, turns
+from kproxy.analysis.lags.followers import NO_LEADER, answered
 from kproxy.analysis.pieces import EXCHANGE_NAMES, FETCHED, TOPIC, at_last, bucket, of_exchanges
 
 TABLES = ("partitions", "exchanges", "committed_offsets", "group_events", "changes", "topology")  # that lag is from
+_BY_LEADER = "coalesce(not is_followers, true)"  # of answers that may be a follower's
 _MOMENTS = range(1, 9)  # eighths of the time that tables cover: a lag's trend is that of the later half
 # Why a lag is not known, or a committed offset not counted: the column `unknown`.
 NO_END = "no answer told where the log ends"
@@ -27,11 +29,13 @@ def group_lag(
 ) -> Frame:
     """How far groups are behind: what they committed, or were told that they had, against the end of the log.
 
-    The end of a log is the highest that any answer told since it was created or truncated. Commits count for each
-    partition that was accepted, those of a transaction when it is committed; what coordinators wrote counts too, where
-    somebody fetched `__consumer_offsets`. What was deleted has no row: a group, its offsets, a topic; of a topic that
-    was created again only what was committed since counts. `unknown` says why a lag is null, or what does not count.
-    Over time a step has what was committed last in it, against the end as it was known by then.
+    The end of a log is the highest that any answer told since it was created or truncated. Where only followers told
+    it, whose high watermark may be lower, the lag is not known: `least_lag_records` is what it is at least, by the
+    highest end that anybody told. Commits count for each partition that was accepted, those of a transaction when it is
+    committed; what coordinators wrote counts too, where somebody fetched `__consumer_offsets`. What was deleted has no
+    row: a group, its offsets, a topic; of a topic that was created again only what was committed since counts.
+    `unknown` says why a lag is null, or what does not count. Over time a step has what was committed last in it,
+    against the end as it was known by then.
 
     Without steps of time the answer also has what `client`, who commits for the group, has fetched (`fetched_offset`,
     `fetch_lag_records`); how the lag went: first, most, `growth_per_s` (records, over the later half of the time),
@@ -45,10 +49,12 @@ def group_lag(
     frames = (partitions, exchanges, committed_offsets, group_events, changes, topology)
     return ask(
         dict(zip(TABLES, frames, strict=True)),
-        once=("turns",),
+        once=("turns", "answered"),
         fetched=FETCHED,
         told_ends=TOLD_ENDS,
         **turns(),
+        **answered(),
+        leaders_answers=f"select {OF}, us, timestamp_micros(us) as `time` from answered where {_BY_LEADER}",
         **places(columns),
         **(_stepwise(bucket(every), where) if every else _at_the_end(where)),
     )
@@ -56,6 +62,7 @@ def group_lag(
 
 def _stepwise(step: str, where: str | None) -> dict[str, str]:
     """Steps behind `said_places` and `turns`: each step of time, with the end of the log that was there at its end."""
+    leaders = ", ".join(f"a.{key}" for key in LOG)
     return {
         **since(step),
         "committed": f"""
@@ -64,22 +71,28 @@ def _stepwise(step: str, where: str | None) -> dict[str, str]:
         "begun": f"select timestamp_micros(from_us) as `time`, life, {OF} from lives",
         "met": f"""
             select step, cast(null as bigint) as life, {OF}, group_id, committed_offset, commits, last_commit, is_open,
-                cast(null as bigint) as told_end, cast(null as timestamp) as told_at
+                cast(null as bigint) as told_end, cast(null as timestamp) as told_at, false as by_leader
             from committed
             union all
-            select {step}, life, {OF}, null, null, null, null, null, max(end_offset), max(`time`)
+            select {step}, life, {OF}, null, null, null, null, null, max(end_offset), max(`time`), max(is_leaders)
             from lived_ends group by {step}, life, {OF}
             union all
-            select {step}, life, {OF}, null, null, null, null, null, null, null from begun""",
+            select {step}, coalesce(l.life, 0), {leaders}, null, null, null, null, null, null, null, true
+            from leaders_answers a left join lives l
+                on {same("a", "l")} and a.us > l.from_us and a.us <= coalesce(l.until_us, {FAR})
+            union all
+            select {step}, life, {OF}, null, null, null, null, null, null, null, false from begun""",
         "in_lives": f"""
             select *, coalesce(life, max(life) over (partition by {OF} order by step), 0) as in_life from met""",
         "known": f"""
-            select *, max(told_end) over so_far as end_offset, max(told_at) over so_far as end_seen
+            select *, case when max(by_leader) over so_far then max(told_end) over so_far end as end_offset,
+                max(told_end) over so_far as least_end, max(told_at) over so_far as end_seen
             from in_lives window so_far as (partition by {OF}, in_life order by step)""",
         "answer": f"""
             select step as `time`, cluster, group_id, topic, `partition`, committed_offset, end_offset,
-                {_lag_of("end_offset", "committed_offset")} as lag_records, commits, last_commit, end_seen,
-                {_unknown("end_offset")} as `unknown`
+                {_lag_of("end_offset", "committed_offset")} as lag_records,
+                {_lag_of("least_end", "committed_offset")} as least_lag_records, commits, last_commit, end_seen,
+                {_UNKNOWN} as `unknown`
             from known where group_id is not null and (committed_offset is not null or is_open)
             order by `time`, end_offset is null, lag_records desc, cluster, group_id, topic, `partition`""",
     }
@@ -108,33 +121,36 @@ def _at_the_end(where: str | None) -> dict[str, str]:
             from {_timed("since")} where {where or "true"} group by {", ".join(PLACE)}""",
         # The record at an offset was written after the log ended there or before, and after the record before it.
         "told_marks": f"""
-            select `time`, {OF}, us as told_us, us, end_offset, end_offset as mark_offset from told_ends
+            select `time`, {OF}, us as told_us, us, end_offset, end_offset as mark_offset, is_leaders from told_ends
+            union all
+            select `time`, {OF}, us, null, null, null, true from leaders_answers
             union all
             select `time`, cluster, {TOPIC} as topic, `partition`, unix_micros(`time`) as told_us,
                 unix_micros(`time`) - cast(floor(lag_ns / 1e3) as bigint) as us, null,
-                high_watermark - lag_records as mark_offset
+                high_watermark - lag_records as mark_offset, false
             from fetched where lag_ns is not null""",
         "begins": f"select {OF}, max(us) as from_us from turns group by {OF}",
         "told_since": f"""
             select t.* from told_marks t left join begins b on {same("t", "b")}
             where t.told_us > coalesce(b.from_us, -1)""",
         "marks": f"""
-            select {OF}, end_offset, mark_offset, max(us) as us, min(eighth) as eighth,
+            select {OF}, end_offset, mark_offset, max(us) as us, min(eighth) as eighth, max(is_leaders) as is_leaders,
                 max(case when end_offset is not null then `time` end) as end_seen
             from {_timed("told_since")} group by {OF}, end_offset, mark_offset""",
         "lags": f"""
-            select {", ".join(f"c.{each}" for each in own)}, max(m.end_offset) as end_offset,
+            select {", ".join(f"c.{each}" for each in own)}, max(m.end_offset) as least_end,
+                case when max(m.is_leaders) then max(m.end_offset) end as end_offset,
                 max(m.end_seen) as end_seen,
                 max(case when m.mark_offset <= c.committed_offset then m.us end) as marked_us{ended}
             from committed c left join marks m on {same("c", "m")}
             group by {", ".join(f"c.{each}" for each in own)}""",
         "followed": f"""
             select *, {_lag_of("end_offset", "committed_offset")} as lag_records,
-                {_unknown("end_offset")} as `unknown`{lags}
+                {_lag_of("least_end", "committed_offset")} as least_lag_records, {_UNKNOWN} as `unknown`{lags}
             from lags where committed_offset is not null or is_open""",
         "trended": f"""
             select a.*, coalesce({of_moments}) as first_lag_records,
-                greatest({of_moments}, lag_records) as max_lag_records,
+                greatest({of_moments}, least_lag_records) as max_lag_records,
                 round(try_divide(lag_{last} - lag_{middle}, s.span_us / 2e6), 3) as growth_per_s
             from followed a join spans s on a.cluster is not distinct from s.of_cluster""",
         "fetches": of_exchanges("fetched", ("Fetch",), False),
@@ -144,9 +160,10 @@ def _at_the_end(where: str | None) -> dict[str, str]:
             from fetches group by all""",
         "answer": f"""
             select a.cluster, a.group_id, a.topic, a.`partition`, a.committed_offset, a.end_offset, a.lag_records,
-                a.client, b.fetched_offset, {_lag_of("a.end_offset", "b.fetched_offset")} as fetch_lag_records,
-                a.first_lag_records, a.max_lag_records, a.growth_per_s,
-                coalesce(a.growth_per_s > 0 and a.lag_records > a.first_lag_records, false) as growing,
+                a.least_lag_records, a.client, b.fetched_offset,
+                {_lag_of("a.end_offset", "b.fetched_offset")} as fetch_lag_records, a.first_lag_records,
+                a.max_lag_records, a.growth_per_s,
+                coalesce(a.growth_per_s > 0 and a.least_lag_records > a.first_lag_records, false) as growing,
                 cast(case when a.lag_records > 0 and a.growth_per_s < 0
                     then floor(a.lag_records / -a.growth_per_s * 1e9) end as bigint) as catch_up_ns,
                 case when a.lag_records > 0
@@ -175,9 +192,9 @@ _COMMITTED = f"""cluster, of_group as group_id, of_topic as topic, `partition`,
                     >= max(case when not is_pending then `time` end), max(is_pending)) as is_open"""
 
 
-def _unknown(end: str, row: str = "") -> str:
-    return f"""case when {row}committed_offset is not null and {end} is null then '{NO_END}'
-                when {row}is_open then '{NO_OUTCOME}' end"""
+_UNKNOWN = f"""case when committed_offset is not null and least_end is null then '{NO_END}'
+                when committed_offset is not null and end_offset is null then '{NO_LEADER}'
+                when is_open then '{NO_OUTCOME}' end"""
 
 
 def _lag_of(end: str, offset: str) -> str:

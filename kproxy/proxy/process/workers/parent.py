@@ -269,6 +269,7 @@ class Parent(Server):
     async def _collect(self, with_lags: bool) -> None:
         """Have workers send what they have counted so far."""
         await self.crew.ask_all("publish", with_lags, timeout_s=SCRAPE_S)
+        self._spread_ends()
         self.shared.workers = len(self.crew.ready)
         self.shared.restarts = self.crew.restarts
 
@@ -279,6 +280,11 @@ class Parent(Server):
 
     def learned(self, cluster: str, lags: Lags, since_ns: int) -> None:
         self.shared.told(cluster, lags, since_ns)
+        self._spread_ends()
+
+    def _spread_ends(self) -> None:
+        for cluster, ended in self.shared.take_ended():
+            self.crew.broadcast("ended", cluster, *ended)
 
     async def operate(self, operation: str, *arguments: Any) -> list[Any]:
         here = await super().operate(operation, *arguments)

@@ -81,6 +81,7 @@ class _Process:
             "operate": self._operate,
             "publish": self._publish,
             "connections": self._connections,
+            "ended": self._ended,
             "loop": self._loop,
             "question": self._question,
             "insight": self._insight,
@@ -196,6 +197,12 @@ class _Process:
             async for changes in self._server.published.changes(with_lags):
                 self._channel.send("cells", changes)
         return True
+
+    def _ended(self, cluster: str, *ended: Any) -> None:
+        """Groups, topics and lower ends of logs, of which this worker may not have heard."""
+        cells = self._server.metrics.clusters.get(cluster) if self._server is not None else None
+        if cells is not None and cells.lags is not None:
+            cells.lags.ended(*ended)
 
     def _connections(self, after: int, limit: int) -> list[dict[str, Any]]:
         return self._server.rows(after, limit) if self._server is not None else []

@@ -19,7 +19,7 @@ import pytest
 
 from kproxy.errors import ConfigError
 from kproxy.protocol import codec
-from kproxy.protocol.apis import HEARTBEAT, LIST_OFFSETS, METADATA
+from kproxy.protocol.apis import FETCH, HEARTBEAT, LIST_OFFSETS, METADATA
 from kproxy.proxy.process.embedded import Proxy
 from kproxy.proxy.process.workers.crew import LATE_S
 from tests.certificates import Authority
@@ -617,6 +617,41 @@ def test_what_several_workers_count_is_what_one_counts():
         alone, three = await counted(1), await counted(3)
         assert len(alone) > 100
         assert three == alone
+
+    live(test(), PATIENCE_S)
+
+
+def test_workers_are_told_that_a_log_is_shorter_than_they_know():
+    """Truncated where one of them sees it: the other would wait for an end beyond the former one."""
+
+    async def fetch(client: Wire, broker: Wire, end: int, epoch: int) -> None:
+        wanted = {"partition": 0, "fetchOffset": 0, "currentLeaderEpoch": epoch}
+        asked = {"replicaId": -1, "rackId": "", "topics": [{"topic": "t", "partitions": [wanted]}]}
+        told = {"partitionIndex": 0, "errorCode": 0, "highWatermark": end, "records": None}
+        await client.send(request(FETCH, 11, 1, asked))
+        await broker.frame()
+        await broker.send(response(FETCH, 11, 1, {"responses": [{"topic": "t", "partitions": [told]}]}))
+        await client.frame()
+
+    async def test():
+        async with kproxy("--detail", "topics") as here:
+
+            async def end() -> float:
+                return total(await here.scrape(), "kproxy_log_end_offset", topic="t")
+
+            one, other = [await here.connect() for _ in range(2)]
+            assert {row["worker"] for row in await here.rows()} == {1, 2}
+            for pair in (one, other):
+                await fetch(*pair, end=100, epoch=5)
+            assert await end() == 100
+            await fetch(*one, end=40, epoch=6)
+            assert await end() == 40
+
+            async def is_learned() -> bool:
+                await fetch(*other, end=50, epoch=5)
+                return await end() == 50
+
+            await here.until(is_learned)
 
     live(test(), PATIENCE_S)
 
