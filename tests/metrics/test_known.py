@@ -30,7 +30,7 @@ def test_every_fault_kind_of_the_wire_is_listed():
 
 
 def test_every_cause_of_an_end_is_listed():
-    plain = set(literals(kproxy.proxy, {"close", "closed", "RefusedClient", "drain"}, 1))
+    plain = set(literals(kproxy.proxy, {"close", "closed", "never_relayed", "RefusedClient", "drain"}, 1))
     of_sides = {f"{side}_{how}" for side in ("client", "broker") for how in ("closed", "reset", "stalled")}
     plain.add("drained")  # the default of Relay.drain
     assert plain | of_sides | {WORKER_LOST} >= set(known.DISCONNECT_CAUSES)

@@ -151,7 +151,7 @@ class Connections:
         except PortCheck:
             pass
         except OSError:  # it has gone already
-            self._never_relayed(client, listener_label(client.node_id, self._cluster.route), "client_reset")
+            self._never_relayed("client_reset", client, listener_label(client.node_id, self._cluster.route))
         finally:
             self.making -= 1
             if not relayed:
@@ -230,7 +230,7 @@ class Connections:
             isinstance(client.sock, TlsSocket),
         )
 
-    def _never_relayed(self, client: Incoming, listener: str, cause: str) -> str:
+    def _never_relayed(self, cause: str, client: Incoming, listener: str) -> str:
         """Count a client that gets no relay; returns its label `broker`."""
         info = self._info(client, NOWHERE)
         broker = broker_label(info.broker_id)
@@ -241,7 +241,7 @@ class Connections:
         self._refused(client, listener_label(client.node_id), fault)
 
     def _refused(self, client: Incoming, listener: str, fault: RefusedClient) -> None:
-        self._never_relayed(client, listener, fault.cause)
+        self._never_relayed(fault.cause, client, listener)
         self._limiter.log(
             logging.DEBUG if fault.said_nothing else logging.WARNING,
             ("refused", fault.kind, fault.said_nothing),
@@ -253,7 +253,7 @@ class Connections:
         )
 
     def _unreachable(self, client: Incoming, fault: UpstreamError) -> None:
-        broker = self._never_relayed(client, listener_label(client.node_id, self._cluster.route), "unreachable")
+        broker = self._never_relayed("unreachable", client, listener_label(client.node_id, self._cluster.route))
         name = self._cluster.name
         if fault.cause == "loop":
             self._metrics.loop_refused()
