@@ -111,13 +111,26 @@ class RefusedClient(KproxyError):
     """A client that is closed before it has a relay. `cause` is a label of metrics: one of few.
 
     kind: lines of one kind are limited together; finer than the cause where that has several.
-    said_nothing: it closed its connection before its first byte, as health checks of balancers do: no line for each.
+    said_nothing: not worth a line for each: it closed its connection before its first byte, as health checks of
+    balancers do, or it was on its way in when kproxy began to drain.
+    mechanism, claimed: of a login that failed, by what and as whom; empty: unknown.
     """
 
-    def __init__(self, cause: str, text: str, kind: str = "", *, said_nothing: bool = False) -> None:
+    def __init__(
+        self,
+        cause: str,
+        text: str,
+        kind: str = "",
+        *,
+        said_nothing: bool = False,
+        mechanism: str = "",
+        claimed: str = "",
+    ) -> None:
         self.cause = cause
         self.kind = kind or cause
         self.said_nothing = said_nothing
+        self.mechanism = mechanism
+        self.claimed = claimed
         super().__init__(text)
 
 

@@ -8,8 +8,9 @@ Bounded: at most `max_connections` connections, each with REQUEST_S for its requ
 IDLE_S between two of them. The last one that fits replaces the one that has been silent for longest. If none is silent,
 accepting pauses, and every connection closes after its current answer, which its client takes within FULL_S. So neither
 silent nor busy connections lock others out for longer than the requests that are under way take. A stream ends once
-nobody has taken its lines for TAKEN_S. A turn of the loop reads READ_BYTES of a connection; nothing is read behind bad
-HTTP, and of a body that its handler has left.
+nobody has taken its lines for TAKEN_S. A TLS handshake has its turn (`openings.py`) once its first record is here. A
+turn of the loop reads READ_BYTES of a connection; nothing is read behind bad HTTP, and of a body that its handler has
+left.
 
 Invariants: a GET changes nothing; every answer is made anew (no cache, here or on the way); one scrape is rendered at a
 time. Refuses to know metrics, sessions and sockets of Kafka: it is given callables. Who may ask what: `guard.py`.
@@ -33,12 +34,14 @@ from aiohttp.web_protocol import RequestHandler
 from kproxy import __version__
 from kproxy.admin.guard import Guard
 from kproxy.admin.live import Encoded
+from kproxy.admin.openings import Openings
 from kproxy.admin.page import PAGE_HEADERS, Asset
 from kproxy.admin.parameters import Noting, NotNow
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.sockets.listeners import Gate, Listener, resolve
 from kproxy.proxy.tasks import Tasks
 from kproxy.proxy.tls.contexts import CHECK_S, Reloading
+from kproxy.proxy.tls.handshakes import first_record
 
 # While two threads want the interpreter, one gets it back after this long. Python's 5 ms, times the system calls of the
 # relay, would stop the traffic for as long as a scrape lasts; measured with 7,500 samples: p99.9 5.1 ms, so 0.6 ms.
@@ -129,6 +132,7 @@ class Admin:
         self.gate = Gate(max_connections, name=f"admin {Address(host, port)}")
         self._idle: dict[_Connection, None] = {}  # those without a request under way, silent for longest first
         self._tasks = Tasks("admin")
+        self._openings = Openings(max(1, max_connections // 2))
 
     async def start(self) -> None:
         """Bind and serve; OSError where the address cannot be bound."""
@@ -189,22 +193,27 @@ class Admin:
 
     # --- connections -------------------------------------------------------------------------------------------------
 
-    def _accepted(self, client: socket.socket, _: Address) -> None:
+    def _accepted(self, client: socket.socket, peer: Address) -> None:
         self.gate.enter()
-        self._tasks.spawn(self._serve(client))
+        self._tasks.spawn(self._serve(client, peer))
 
-    async def _serve(self, client: socket.socket) -> None:
+    async def _serve(self, client: socket.socket, peer: Address) -> None:
         assert self._runner is not None and self._runner.server is not None
         loop = asyncio.get_running_loop()
         connection = _Connection(self._runner.server, loop, self._idle, lambda: not self.gate.is_open, self.gate.leave)
-        if not self.gate.is_open:  # so that the next one can come in: the one that was silent for longest goes
-            longest = next((other for other in self._idle if other is not connection), None)
-            if longest is not None:
-                longest.give_up()
+        if self._tls is not None:
+            connection.opening = asyncio.current_task()
+        self._make_room(connection)
         try:
             if self._tls is None:
                 await loop.connect_accepted_socket(lambda: connection, client)
             else:
+                if await first_record(client):  # else it is over at once, and TLS says why
+                    connection.works()  # it is kproxy that it waits for
+                    await self._openings.turn(peer.host)
+                    connection.waits(REQUEST_S)
+                connection.opening = None
+                self._make_room(connection)
                 context = self._tls.context
                 await loop.connect_accepted_socket(
                     lambda: connection, client, ssl=context, ssl_handshake_timeout=REQUEST_S
@@ -212,6 +221,25 @@ class Admin:
         except OSError:  # it has gone already, or speaks no TLS
             client.close()
             connection.left()
+        except asyncio.CancelledError:
+            client.close()
+            connection.left()
+            raise
+
+    def _make_room(self, connection: "_Connection") -> None:
+        """Where all places are taken, the connection that was silent for longest goes, so that the next can come in.
+
+        Those that have not begun a handshake go first. While some wait for theirs, no other goes but for one of them:
+        else whoever connects often would end those that have just shaken hands.
+        """
+        if self.gate.is_open:
+            return
+        others = [other for other in self._idle if other is not connection]
+        longest = next((other for other in others if other.opening is not None), None)
+        if longest is None and others and (connection.opening is None or not self._openings.are_wanted):
+            longest = others[0]
+        if longest is not None:
+            longest.give_up()
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -337,6 +365,7 @@ class _Connection(RequestHandler):
         )
         self._silent = idle
         self.is_full = is_full
+        self.opening: asyncio.Task[None] | None = None  # waits for what the client says first, or for its turn
         self._on_left: Callable[[], None] | None = left
         self._patience: asyncio.TimerHandle | None = None
         self._is_given_up = False
@@ -361,6 +390,8 @@ class _Connection(RequestHandler):
         self._is_given_up = True
         if self.transport is not None:  # uvloop's own class, which is no asyncio.Transport
             self.transport.abort()
+        elif self.opening is not None:
+            self.opening.cancel()
 
     def left(self) -> None:
         """It is gone, once."""

@@ -1,8 +1,8 @@
 """What can run and is likely not meant: secrets that everybody reads, a policy that refuses nothing, unknown users.
 
-None of it ends a start: `kproxy check` and `kproxy doctor` warn. Certain but not complete, as for rules that never
-decide (`filters.policy.idle`). What a start logs as a warning is not repeated here. Refuses to know how it is shown,
-and to have the value of a secret.
+None of it ends a start: `kproxy check` and `kproxy doctor` warn, a start and a reload log it. Certain but not complete,
+as for rules that never decide (`filters.policy.idle`). What a start finds out by itself is not repeated here. Refuses
+to know how it is shown, and to have the value of a secret.
 """
 
 import difflib
@@ -15,6 +15,8 @@ from kproxy.proxy.config.policy import PRINCIPAL_TYPE, Rule, default_of
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.filters.policy.globs import Patterns
 from kproxy.proxy.sasl.users import UsersError, read
+
+MAX_COMPARED = 1000  # users among whom one of a similar name is looked for: of so many it takes 10 ms a name
 
 
 class Caution(NamedTuple):
@@ -101,7 +103,7 @@ def _unknown_to_each_other(cluster: Cluster) -> Iterator[Caution]:
     for number, rule in enumerate(cluster.policy):
         for pattern in rule.principal or ():
             if not any(map(Patterns((pattern,)).match, users)):
-                near = difflib.get_close_matches(pattern, users, 1)
+                near = difflib.get_close_matches(pattern, users, 1) if len(users) <= MAX_COMPARED else []
                 yield Caution(
                     f"{cluster.name}: policy[{number}].principal",
                     f"no user of {settings.users_file} is {pattern}",

@@ -53,9 +53,13 @@ def answered(exchange: Exchange, body: codec.Body) -> Answer:
 
 
 class Later(NamedTuple):
-    """It takes more time than one call may."""
+    """It takes more time than one call may.
+
+    elsewhere: starts what another thread computes, and calls what it is given once `begin` need not wait for that.
+    """
 
     begin: Callable[[memoryview], codec.Slices[Any]]  # the frame, which lives on -> what the call would have returned
+    elsewhere: Callable[[Callable[[], None]], None] | None = None
 
 
 Decision = Answer | Replace | Close | None  # None: the request is forwarded as it came

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from functools import partial
 from typing import Any
 
+from kproxy.protocol.apis import SASL_AUTHENTICATE
 from kproxy.wire.authorizer import MAX_HELD_REQUEST, Answer, Close, Decision, Hold, Later, Replace
 from kproxy.wire.events import BROKER, CLIENT, Exchange
 from kproxy.wire.keeping import keep_request
@@ -77,7 +78,7 @@ class Holding(RawSaslSides):
         self._whole_held(exchange, frame)
         decision = self._authorizer.decide(exchange, frame)
         if isinstance(decision, Later):
-            self._begin_slow(CLIENT, SlowWork(exchange, decision.begin, frame))
+            self._begin_slow(CLIENT, SlowWork(exchange, decision.begin, frame, decision.elsewhere))
         elif exchange.plan.request_reader is not None and len(frame) > SMALL_BODY:
             self._begin_slow(CLIENT, SlowWork(exchange, partial(_decided, decision), frame))
         else:
@@ -88,6 +89,8 @@ class Holding(RawSaslSides):
     def _whole_held(self, exchange: Exchange, frame: Any) -> None:
         """A held request is whole."""
         self.completed[0] += 1
+        if exchange.plan.api_key == SASL_AUTHENTICATE:
+            self._frames_left = 0  # what comes behind it may be decided by others, from the next call on
         if exchange.plan.kept is not None:
             keep_request(exchange.plan.kept, exchange, frame)
 
@@ -99,7 +102,7 @@ class Holding(RawSaslSides):
         self._client_held = bytearray(frame)
         self._client_exchange = exchange
         self._whole_held(exchange, frame)
-        self._begin_slow(CLIENT, SlowWork(exchange, decision.begin, self._client_held))
+        self._begin_slow(CLIENT, SlowWork(exchange, decision.begin, self._client_held, decision.elsewhere))
         return b""
 
     def _deciding(self, view: Any, now: int) -> list[Piece]:
@@ -127,6 +130,8 @@ class Holding(RawSaslSides):
                 self._leave(view)
                 return pieces
             self._client_left = 0
+        if exchange.plan.api_key == SASL_AUTHENTICATE:
+            self._frames_left = 0  # as above
         self._end_slow(CLIENT, view)
         self._pass_held(exchange, work.frame, pieces, now)
         return pieces

@@ -22,6 +22,7 @@ class SlowWork:
         "_begin",
         "_slices",
         "at",
+        "elsewhere",
         "exchange",
         "fault",
         "frame",
@@ -33,9 +34,14 @@ class SlowWork:
     )
 
     def __init__(
-        self, exchange: Exchange, begin: Callable[[memoryview], Generator[None, None, Any]], frame: Any
+        self,
+        exchange: Exchange,
+        begin: Callable[[memoryview], Generator[None, None, Any]],
+        frame: Any,
+        elsewhere: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.exchange = exchange
+        self.elsewhere = elsewhere  # the owner's, who calls it once: see `Later`
         self.frame = memoryview(frame)  # then what is read on, which begins with its size too
         self.is_done = False
         self.result: Any = None

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import socket
+import ssl
 import threading
 import time
 from contextlib import asynccontextmanager
@@ -15,6 +16,9 @@ import uvloop
 from yarl import URL
 
 from kproxy.admin.server import Admin
+from kproxy.proxy.config.tls import ClientTls
+from kproxy.proxy.tls import contexts
+from tests.certificates import Authority
 
 BODY = b"# TYPE a gauge\na 1\n" * 500
 
@@ -227,6 +231,30 @@ def test_a_burst_of_silent_connections_leaves_no_slot_taken(monkeypatch):
             async with asyncio.timeout(60), client.get("/health") as answer:
                 assert answer.status == 200
             for sock in burst:
+                sock.close()
+
+    run(main())
+
+
+def test_connections_without_a_handshake_keep_nobody_out(tmp_path):
+    """Over TLS: those that say nothing, those that say no TLS, and those that begin."""
+    authority = Authority(tmp_path)
+    settings = ClientTls(**authority.server().settings())
+    tls = contexts.Reloading("admin", lambda: contexts.for_clients(settings, None, "admin_tls"))
+    trusts = ssl.create_default_context(cafile=authority.bundle)
+
+    async def main():
+        async with serving(max_connections=8, tls=tls) as client:
+            url = URL(f"https://localhost:{client._base_url.port}")
+
+            silent = []
+            for sent in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00half"):
+                for _ in range(20):
+                    silent.append(socket.create_connection(("127.0.0.1", url.port)))
+                    silent[-1].sendall(sent)
+                async with asyncio.timeout(60), client.get(url / "health", ssl=trusts) as answer:
+                    assert answer.status == 200
+            for sock in silent:
                 sock.close()
 
     run(main())

@@ -84,7 +84,7 @@ class Authentication:
         (size,) = _SIZE.unpack(head)
         if not 0 <= size <= MAX_FRAME:
             kind, text = frames.sniff(head + b"\0\0\0\0")
-            raise RefusedClient("authentication", f"{text} ({kind}, before its login)")
+            raise RefusedClient("authentication", f"{text} ({kind}, before its login)", "malformed")
         frame = await (receive_exactly(client.sock, size) if size <= SMALL_FRAME else self._large(client, size))
         if first and not self._admits(head + frame):
             raise RefusedClient("loop", "it is kproxy's own question, which came back")
@@ -96,7 +96,7 @@ class Authentication:
         large = _Large(size, patience)
         now_ns = time.monotonic_ns()
         if not self._held.take(size, now_ns, large):
-            raise RefusedClient("authentication", "too many clients send large requests before their logins")
+            raise RefusedClient("authentication", "too many clients send large requests before their logins", "no_room")
         self._held.begin(large, now_ns)
         try:
             async with patience:
@@ -105,7 +105,7 @@ class Authentication:
             if not patience.expired():
                 raise
             text = "it did not go on with a large request before its login, and others waited for the room"
-            raise RefusedClient("authentication", text) from None
+            raise RefusedClient("authentication", text, "no_room") from None
         finally:
             self._held.end(large)
             self._held.release(large.counted)

@@ -107,12 +107,12 @@ class ClientHandshakes:
         principal = self._rules.principal(subject)
         if len(subject) > MAX_SUBJECT:
             text = f"its certificate's subject has {len(subject)} characters: kproxy takes {MAX_SUBJECT} at most"
-            raise RefusedClient("tls", text, "principal")
+            raise RefusedClient("tls", text, "principal", claimed=subject)
         if principal is None:
             text = (
                 f"no rule of principal_mapping_rules takes its certificate's subject {subject!r}; end them with DEFAULT"
             )
-            raise RefusedClient("tls", text, "principal")
+            raise RefusedClient("tls", text, "principal", claimed=subject)
         client.principal = principal
 
     def _refusal(self, connection: Asked, fault: Exception) -> RefusedClient:

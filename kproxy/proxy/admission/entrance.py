@@ -20,6 +20,7 @@ from kproxy.proxy.relay.ends import Incoming
 Welcome = Callable[[Incoming], Awaitable[None]]
 # What an end of a connection gives back: the address that was counted, if one was; None: nothing was counted.
 Ticket = tuple[str | None] | None
+LAST_WELCOME_S = 1.0  # from its accept, which a client has for its login once kproxy drains: several round trips
 # Counts the address of a client; the limit that it is beyond.
 CountElsewhere = Callable[[Incoming], Awaitable[str | None]]
 
@@ -43,6 +44,8 @@ class Entrance:
         self._refuse = refuse
         self._admission = Admission(cluster.limits) if cluster.limits.admits_some else None
         self.count_elsewhere: CountElsewhere | None = None
+        self._welcomes: dict[asyncio.Timeout, float] = {}  # under way -> when they began
+        self._hurries = False
 
     @property
     def counts_headers(self) -> bool:
@@ -69,7 +72,8 @@ class Entrance:
     async def welcome(self, client: Incoming) -> None:
         """Run the steps that a client's connection begins with. Raises RefusedClient, OSError."""
         timeout_s = self._cluster.limits.handshake_timeout_s
-        time = asyncio.timeout(timeout_s)
+        time = asyncio.timeout(min(timeout_s, LAST_WELCOME_S) if self._hurries else timeout_s)
+        self._welcomes[time] = asyncio.get_running_loop().time()
         try:
             async with time:
                 for step in self.steps:
@@ -77,9 +81,13 @@ class Entrance:
         except TimeoutError:
             if not time.expired():
                 raise
+            if self._hurries:
+                raise RefusedClient("drained", "kproxy drains, and its login was not done", said_nothing=True) from None
             self._reached["handshake_timeout_s"] += 1
             text = f"its handshake was not done within {timeout_s:g} s: it stopped speaking, or handshake_timeout_s in "
             raise RefusedClient("handshake_timeout", text + "[cluster.limits] is too short") from None
+        finally:
+            del self._welcomes[time]
         if self.counts_headers:
             assert self._admission is not None
             if self.count_elsewhere is not None:
@@ -88,6 +96,15 @@ class Entrance:
                 limit = self.count_address(client, client.peer.host)
             if limit is not None:
                 raise self._beyond(self._admission, limit)
+
+    def hurry(self) -> None:
+        """End clients that are not in LAST_WELCOME_S after their accept: no request of theirs is in flight."""
+        self._hurries = True
+        now = asyncio.get_running_loop().time()
+        for time, began in self._welcomes.items():
+            if not time.expired():
+                ends = max(now, began + LAST_WELCOME_S)
+                time.reschedule(min(ends, time.when() or ends))
 
     def left(self, ticket: Ticket) -> None:
         """A client with that ticket has gone."""

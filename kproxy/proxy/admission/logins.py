@@ -13,8 +13,9 @@ from functools import partial
 
 from kproxy.errors import LOGIN_CAUSES, ConfigError, UpstreamError, of_extras
 from kproxy.metrics.cells import ClusterCells
+from kproxy.proxy.admission.failed_logins import FailedLogins
 from kproxy.proxy.admission.renewals import Renewals
-from kproxy.proxy.config.addresses import numeric
+from kproxy.proxy.config.addresses import Address, numeric
 from kproxy.proxy.config.authentication import Authentication as Settings
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.filters.relogin import AnswerLogins, RenewLogins
@@ -22,8 +23,9 @@ from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.ends import Admitted
 from kproxy.proxy.relay.relay import Relay
 from kproxy.proxy.sasl import tokens
-from kproxy.proxy.sasl.checks import Checks
+from kproxy.proxy.sasl.checks import Checks, LoginRefusedError
 from kproxy.proxy.sasl.clients import Authenticator
+from kproxy.proxy.sasl.clients import Session as ClientSession
 from kproxy.proxy.sasl.identities import Identities
 from kproxy.proxy.sasl.keys import Keys
 from kproxy.proxy.sasl.login import LoggedIn
@@ -36,7 +38,7 @@ from kproxy.wire.events import ClientNamed
 from kproxy.wire.interest import Interest
 from kproxy.wire.session import Session
 
-BROKER_OUTCOMES = ("success", "renewed", "timeout", *LOGIN_CAUSES)
+BROKER_OUTCOMES = ("success", "renewed", "timeout", "disconnected", *LOGIN_CAUSES)
 CLIENT_OUTCOMES = (
     "success",
     "renewed",
@@ -61,6 +63,9 @@ def broker_login(cluster: Cluster, loops: LoopGuard, cells: ClusterCells) -> Bro
         identities.check()
     except UpstreamError as fault:
         raise ConfigError([(f"{cluster.name}: login", str(fault))]) from None
+    if any(mechanism.startswith("SCRAM") for mechanism in identities.mechanisms):
+        with of_extras(lambda missing: ConfigError([(f"{cluster.name}: login", f"it {missing}")])):
+            import scramp  # noqa: F401 - 50 ms, which the first login would take of the loop
     for mechanism in sorted(identities.mechanisms):
         cells.expect_authentications("broker", mechanism, BROKER_OUTCOMES)
     return BrokerLogin(identities, loops, partial(cells.authenticated, "broker"))
@@ -73,12 +78,14 @@ class Logins:
         """Raises ConfigError for files that cannot be read."""
         self.of_broker = broker_login(cluster, loops, cells)
         self.of_clients: Authenticator | None = None
+        self.failed: FailedLogins | None = None  # the owner's: where logins that fail are written down
         self._cluster = cluster
         self._cells = cells
         self._renewals = Renewals(cluster.name, self.of_broker) if self.of_broker is not None else None
         self._limiter = LogLimiter(log)
         self._ends: dict[int, Callable[[], object]] = {}  # by the number of the connection: what is to be cancelled
         self._expired: Interest | None = None
+        self._checked_apart: set[asyncio.Task[None]] = set()  # tokens of renewals
         self._warn_of_plaintext(cluster)
         self._warn_of_writers(cluster)
         if cluster.authentication is not None:
@@ -173,10 +180,18 @@ class Logins:
         """What decides about requests of a client, those to log in first, and leaves the others to `behind`."""
         if self.of_clients is not None and client.session is not None:
             owner = self.of_clients
-            return RenewLogins(owner.checks, client.session, owner.lifetime_ms, owner.begin, behind)
+            apart = partial(self._apart, owner, client.peer.host)
+            return RenewLogins(owner.checks, client.session, owner.lifetime_ms, owner.begin, apart, behind)
         if self.of_broker is not None:
             return AnswerLogins(partial(self._login_answered, client), behind)
         return behind
+
+    def _apart(self, owner: Authenticator, host: str, work: Callable[[], None], done: Callable[[], None]) -> None:
+        """Check a token of a renewal as those of first logins: on their thread, for addresses in turn."""
+        task = asyncio.get_running_loop().create_task(owner.apart(host, work))
+        self._checked_apart.add(task)
+        task.add_done_callback(self._checked_apart.discard)
+        task.add_done_callback(lambda _: done())
 
     def _login_answered(self, client: Admitted) -> None:
         self._limiter.log(
@@ -207,9 +222,9 @@ class Logins:
             task.add_done_callback(_told)
             ends.append(task.cancel)
         if isinstance(authorizer, RenewLogins) and client.session is not None:
-            life = _SessionLife(self, relay, authorizer, client.session.mechanism, all_authorized)
+            life = _SessionLife(self, relay, authorizer, client.session, all_authorized)
             life.lasts(client.session.lifetime_ms)
-            ends.append(life.cancel)
+            ends.append(life.ended)
         if ends:
             self._ends[relay.number] = lambda: [end() for end in ends]
 
@@ -236,12 +251,12 @@ class _SessionLife:
     """When a client's session ends, and what happens if it renews its login or cannot."""
 
     def __init__(
-        self, owner: Logins, relay: Relay, authorizer: RenewLogins, mechanism: str, all_authorized: Interest
+        self, owner: Logins, relay: Relay, authorizer: RenewLogins, session: ClientSession, all_authorized: Interest
     ) -> None:
         self._owner = owner
         self._relay = relay
         self._authorizer = authorizer
-        self._mechanism = mechanism
+        self._session = session
         self._interest = relay.session.interest
         self._all_authorized = all_authorized
         self._timer: asyncio.TimerHandle | None = None
@@ -257,14 +272,26 @@ class _SessionLife:
             self._timer.cancel()
             self._timer = None
 
+    def ended(self) -> None:
+        """The connection has closed, maybe in the middle of a renewal."""
+        self.cancel()
+        if self._authorizer.is_renewing:
+            self._owner.counts(self._session.mechanism, "disconnected")
+
     def _expire(self) -> None:
         """As at a broker, the next request that is no login ends the connection; until then it costs nothing."""
         self._authorizer.is_expired = True
         self._relay.session.use(self._all_authorized)
 
-    def _done(self, outcome: str, lifetime_ms: int) -> None:
+    def _done(self, outcome: str, lifetime_ms: int, fault: LoginRefusedError | None) -> None:
         """Called by the authorizer, within a call of the session."""
-        self._owner.counts(self._mechanism, outcome)
+        mechanism = self._session.mechanism
+        self._owner.counts(mechanism, outcome)
+        if fault is not None and self._owner.failed is not None:
+            info = self._relay.info
+            client = Address(info.client_address, info.client_port)
+            text = f"{fault.reason}, in a connection of {self._session.known.name[:80]!r}"
+            self._owner.failed.add(client, mechanism, fault.claimed, outcome, text, renewal=True)
         loop = asyncio.get_running_loop()
         if outcome == "renewed":
             self.lasts(lifetime_ms)

@@ -13,7 +13,7 @@ from kproxy.errors import UpstreamError
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.relay import Relay
 from kproxy.proxy.sasl.login import CLIENT_ID, LoggedIn
-from kproxy.proxy.upstream.login import BrokerLogin, Exchange
+from kproxy.proxy.upstream.login import BrokerLogin, Ended, Exchange
 
 ANSWER_S = 10.0
 LEAST_S = 1.05  # a broker takes no second login within a second
@@ -60,20 +60,18 @@ class Renewals:
         try:
             await paused.wait()
             return await self._login.again(mechanism, _exchange_on(relay), done)
-        except _EndedError:
+        except Ended:
             return None
         finally:
             relay.go_on()
 
 
-class _EndedError(Exception):
-    """The connection is ending: nothing is to be renewed."""
-
-
 def _exchange_on(relay: Relay) -> Exchange:
     """What sends a request of kproxy's own on a paused relay and waits for its answer, both as `Exchange` has them."""
+    begun = False
 
     async def exchange(data: bytes) -> bytes:
+        nonlocal begun
         answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         def take(frame: bytes) -> None:
@@ -81,7 +79,8 @@ def _exchange_on(relay: Relay) -> Exchange:
                 answered.set_result(frame[4:])
 
         if not relay.ask(data, take, CLIENT_ID):
-            raise _EndedError
+            raise Ended(begun=begun)
+        begun = True
         asked = relay.session.pending[-1]
         while True:
             done, _ = await asyncio.wait([answered], timeout=ANSWER_S)
@@ -89,7 +88,7 @@ def _exchange_on(relay: Relay) -> Exchange:
                 return answered.result()
             pending = relay.session.pending
             if relay.closed or not pending:
-                raise _EndedError
+                raise Ended(begun=True)
             if pending[0] is asked:  # else an older request keeps the broker busy, and this one in its queue
                 raise UpstreamError(f"the broker did not answer within {ANSWER_S:g} s", "timeout")
 

@@ -15,6 +15,7 @@ from functools import partial
 from kproxy.errors import RefusedClient, UpstreamError
 from kproxy.metrics.upstream import UpstreamCells
 from kproxy.proxy.admission.entrance import Entrance, Ticket, Welcome
+from kproxy.proxy.admission.failed_logins import CERTIFICATE, FailedLogins, is_failed_login
 from kproxy.proxy.admission.logins import Logins
 from kproxy.proxy.cluster.topic_naming import TopicNaming
 from kproxy.proxy.cluster.topology import Topology
@@ -95,6 +96,11 @@ class Connections:
             rewrites=redirected is None,
         )
         self._limiter = LogLimiter(log)
+        self._failed_logins = (
+            FailedLogins(cluster.name, worker.audit, worker.now_ns) if worker.audit is not None else None
+        )
+        if self._logins is not None:
+            self._logins.failed = self._failed_logins
         self._logs_ends = worker.config.log_connections
         self._source = f"live:{cluster.name}"
 
@@ -242,6 +248,9 @@ class Connections:
 
     def _refused(self, client: Incoming, listener: str, fault: RefusedClient) -> None:
         self._never_relayed(fault.cause, client, listener)
+        if self._failed_logins is not None and is_failed_login(fault):
+            mechanism = CERTIFICATE if fault.cause == "tls" else fault.mechanism
+            self._failed_logins.add(client.peer, mechanism, fault.claimed, fault.kind, str(fault), renewal=False)
         self._limiter.log(
             logging.DEBUG if fault.said_nothing else logging.WARNING,
             ("refused", fault.kind, fault.said_nothing),

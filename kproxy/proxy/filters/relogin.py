@@ -7,7 +7,8 @@ that is no login. Everything else is left to the authorizer behind this one, if 
 a request. Refuses to know sockets and time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 
 from kproxy.errors import ProtocolError
@@ -34,6 +35,10 @@ def wants(api_key: int, version: int) -> bool:
     return api_key in LOGIN_APIS
 
 
+# apart(work, done): has a thread do the work, which raises nothing, then calls `done` in the loop.
+Apart = Callable[[Callable[[], None], Callable[[], None]], None]
+
+
 class AnswerLogins:
     """The authorizer of connections on which kproxy has logged in. met(): a client wanted to log in."""
 
@@ -58,7 +63,7 @@ class AnswerLogins:
         if self._behind is not None and exchange.plan.api_key not in LOGIN_APIS:
             self._behind.too_large(exchange)
 
-    def _login(self, exchange: Exchange, frame: Any) -> Decision:
+    def _login(self, exchange: Exchange, frame: Any) -> Decision | Later:
         unknown = _unknown(exchange)
         if unknown is not None:
             return unknown
@@ -69,8 +74,9 @@ class AnswerLogins:
 class RenewLogins(AnswerLogins):
     """The authorizer of a connection whose client kproxy has authenticated.
 
-    lifetime_ms(known): of a new session. begin(newer): prepares what checks need, without waiting. `done(outcome,
-    lifetime_ms)`, the owner's: a login was renewed, or the connection is to be closed once its answer has left.
+    lifetime_ms(known): of a new session. begin(newer): prepares what checks need, without waiting. apart: does checks
+    that take milliseconds. `done(outcome, lifetime_ms, fault)`, the owner's: a login was renewed, or the connection is
+    to be closed once its answer has left; fault: why a login was refused.
     `is_expired` is the owner's too, who then has all requests authorized.
     """
 
@@ -80,6 +86,7 @@ class RenewLogins(AnswerLogins):
         session: Session,
         lifetime_ms: Callable[[Known], int],
         begin: Callable[[bool], None],
+        apart: Apart,
         behind: Authorizer | None = None,
     ) -> None:
         super().__init__(lambda: None, behind)
@@ -88,10 +95,19 @@ class RenewLogins(AnswerLogins):
         self._session = session
         self._lifetime_ms = lifetime_ms
         self._begin = begin
-        self.done: Callable[[str, int], None] = lambda outcome, lifetime_ms: None
+        self._apart = apart
+        self.done: Callable[[str, int, LoginRefusedError | None], None] = lambda outcome, lifetime_ms, fault: None
         self._check: Check | None = None
         self._fault = ""  # what the next token is answered with
         self._is_over = False  # a login was refused: no other is checked until the connection is closed
+
+    @property
+    def is_renewing(self) -> bool:
+        """Whether a login was begun that has no outcome yet."""
+        return self._check is not None or bool(self._fault)
+
+    def _forget(self) -> None:
+        self._check, self._fault = None, ""
 
     def at_header(self, exchange: Exchange) -> Hold | Close | Answer | None:
         return self._without_session(exchange) or super().at_header(exchange)
@@ -108,34 +124,37 @@ class RenewLogins(AnswerLogins):
         return self._expired(exchange) if self.is_expired else None
 
     def _expired(self, exchange: Exchange) -> Close:
-        self.done("expired", 0)
+        self._forget()
+        self.done("expired", 0, None)
         text = (
             f"{exchange.plan.title} after its session has expired: the client did not renew its login in time, as "
             "clients since Kafka 2.2 do"
         )
         return Close(text)
 
-    def _login(self, exchange: Exchange, frame: Any) -> Decision:
+    def _login(self, exchange: Exchange, frame: Any) -> Decision | Later:
         unknown = _unknown(exchange) or _too_large(exchange)
         if unknown is not None:
             return unknown
         try:
             body = codec.decode_flat_request(bytes(frame[4:]))[1]
         except ProtocolError as fault:
-            self.done("malformed", 0)
-            return Close(f"{exchange.plan.title} does not decode: {fault}")
+            text = f"{exchange.plan.title} does not decode: {fault}"
+            self._forget()
+            self.done("malformed", 0, LoginRefusedError(text))
+            return Close(text)
         self._begin(False)  # who was removed since the first login renews it no more
         return self._handshake(exchange, body) if "mechanism" in body else self._token(exchange, body["authBytes"])
 
     def _handshake(self, exchange: Exchange, body: Body) -> Decision:
         wanted, had = body["mechanism"], self._session.mechanism
-        self._check, self._fault = None, ""
+        self._forget()
         offered = list(self._checks.mechanisms)
         if exchange.api_version == 0 or self._is_over:  # tokens of version 0 would have no headers
             return answered(exchange, {"errorCode": ILLEGAL_SASL_STATE, "mechanisms": offered})
         if wanted not in offered:
             self._is_over = True
-            self.done("mechanism", 0)
+            self.done("mechanism", 0, LoginRefusedError(f"it asks for the SASL mechanism {wanted[:40]!r}"))
             return answered(exchange, {"errorCode": UNSUPPORTED_SASL_MECHANISM, "mechanisms": offered})
         if wanted != had:
             self._fault = (
@@ -146,37 +165,77 @@ class RenewLogins(AnswerLogins):
             self._check = self._checks.of(wanted)
         return answered(exchange, {"mechanisms": offered})
 
-    def _token(self, exchange: Exchange, token: bytes) -> Decision:
-        try:
-            if self._fault:
-                raise LoginRefusedError(self._fault)
-            if self._check is None:
-                text = "SaslAuthenticate request received after successful authentication"
-                return answered(exchange, {"errorCode": ILLEGAL_SASL_STATE, "errorMessage": text})
-            answer, known = self._receive(self._check, token)
-            if known is not None and known.name != self._session.known.name:
-                raise LoginRefusedError(
-                    "Cannot change principals during re-authentication from "
-                    f"User.{self._session.known.name}: User.{known.name}"
-                )
-        except LoginRefusedError as fault:
-            self._check, self._fault, self._is_over = None, "", True
-            self.done("failed", 0)
-            return answered(exchange, {"errorCode": SASL_AUTHENTICATION_FAILED, "errorMessage": str(fault)})
+    def _token(self, exchange: Exchange, token: bytes) -> Decision | Later:
+        if self._fault:
+            return self._refused(exchange, LoginRefusedError(self._fault))
+        if self._check is None:
+            text = "SaslAuthenticate request received after successful authentication"
+            return answered(exchange, {"errorCode": ILLEGAL_SASL_STATE, "errorMessage": text})
+        work = _Checking(self._check, token)
+        if self._check.is_slow(token):
+            return Later(partial(self._checked_later, exchange, work), partial(self._apart, work.run))
+        work.run()
+        return self._checked(exchange, work)
+
+    def _checked_later(self, exchange: Exchange, work: "_Checking", _: memoryview) -> Generator[None, None, Decision]:
+        while not work.is_done:
+            yield
+        return self._checked(exchange, work)
+
+    def _checked(self, exchange: Exchange, work: "_Checking") -> Decision:
+        """What is answered to a token that was checked."""
+        if work.wants_newer_keys:
+            self._begin(True)  # for the login with which its client comes back
+        if isinstance(work.fault, LoginRefusedError):
+            return self._refused(exchange, work.fault)
+        if work.fault is not None:
+            raise work.fault
+        known, answer = work.known, work.answer
         if known is None:
             return answered(exchange, {"authBytes": answer})
-        self._check = None
+        had = self._session.known.name
+        if known.name != had:
+            text = f"Cannot change principals during re-authentication from User.{had}: User.{known.name}"
+            return self._refused(exchange, LoginRefusedError(text, claimed=known.name))
+        self._forget()
         lifetime_ms = self._lifetime_ms(known)
-        self.done("renewed", lifetime_ms)
+        self.done("renewed", lifetime_ms, None)
         return answered(exchange, {"authBytes": answer, "sessionLifetimeMs": lifetime_ms})
 
-    def _receive(self, check: Check, token: bytes) -> tuple[bytes, Known | None]:
-        if isinstance(check, TokenCheck):
+    def _refused(self, exchange: Exchange, fault: LoginRefusedError) -> Decision:
+        self._forget()
+        self._is_over = True
+        self.done("failed", 0, fault)
+        return answered(exchange, {"errorCode": SASL_AUTHENTICATION_FAILED, "errorMessage": str(fault)})
+
+
+class _Checking:
+    """The check of one token, which a thread may do, and what came of it."""
+
+    def __init__(self, check: Check, token: bytes) -> None:
+        self.answer = b""
+        self.known: Known | None = None
+        self.fault: Exception | None = None
+        self.wants_newer_keys = False
+        self.is_done = False
+        self._check = check
+        self._token = token
+
+    def run(self) -> None:
+        """Raises nothing."""
+        try:
+            self.answer, self.known = self._receive()
+        except Exception as fault:  # which is raised where it is asked for
+            self.fault = fault
+        self.is_done = True
+
+    def _receive(self) -> tuple[bytes, Known | None]:
+        if isinstance(self._check, TokenCheck):
             try:
-                return check.receive(token, last=False)
+                return self._check.receive(self._token, last=False)
             except UnknownKeyError:
-                self._begin(True)  # for the login with which its client comes back
-        return check.receive(token)
+                self.wants_newer_keys = True
+        return self._check.receive(self._token)
 
 
 def _unknown(exchange: Exchange) -> Close | None:

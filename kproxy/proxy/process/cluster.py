@@ -279,6 +279,8 @@ class ClusterProxy:
         """Close every port and ask no more; open connections go on, and unless `ends` those being made."""
         self._successor = successor
         self._connections.ends = ends
+        if ends:
+            self._connections.entrance.hurry()
         self.close()
         self._tasks.stop()
 

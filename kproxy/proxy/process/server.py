@@ -43,6 +43,7 @@ from kproxy.wire.connection import Sink
 
 if TYPE_CHECKING:
     from kproxy.admin.server import Admin, Query
+    from kproxy.checks.cautions import Caution
     from kproxy.proxy.connection.zookeeper import ZooKeeperProxy
     from kproxy.proxy.process.knowledge.feed_link import FeedLink
     from kproxy.proxy.process.otlp.push import OtlpPush
@@ -96,6 +97,7 @@ class Server:
         self._draining = False
         self._sampling: asyncio.Task[None] | None = None  # for the page of the admin port
         self._tasks = Tasks("server")
+        self._warned_of: set[Caution] = set()
         self._link: FeedLink | None = None  # to the process that decodes; a worker's parent has it
 
     @property
@@ -132,6 +134,16 @@ class Server:
             self._tasks.spawn(question.follow())
         if self._otlp is not None:
             self._otlp.start()
+        self._tasks.spawn(self._warn(self.config))
+
+    async def _warn(self, config: Config) -> None:
+        """Log what `kproxy check` warns of, each once: whoever never runs it is to know as well."""
+        from kproxy.checks.cautions import cautions  # difflib, for a moment at a start
+
+        for caution in await asyncio.to_thread(lambda: tuple(cautions(config))):
+            if caution not in self._warned_of:
+                self._warned_of.add(caution)
+                log.warning("%s: %s: %s", *caution)
 
     def _otlp_push(self) -> "OtlpPush | None":
         if self.config.otlp is None:
@@ -409,6 +421,7 @@ class Server:
         self.config = new
         self._set_limits(new, differing)
         self._follow_groups()
+        self._tasks.spawn(self._warn(new))
         for name in differing.drained:
             self._tasks.spawn(self._drain_cluster(name))
         if former is not None and self._admin is not former:

@@ -401,7 +401,10 @@ class Relay(Crowding, Draining):
         if self.session.backlog[side] is not None:
             peer.resuming = True
             work = self.session.slow[side]
-            if work is None or self._lanes is None:
+            if work is not None and work.elsewhere is not None:
+                elsewhere, work.elsewhere = work.elsewhere, None
+                elsewhere(partial(self._go_on, side))
+            elif work is None or self._lanes is None:
                 self._poller.later(self._go_on, side)
             else:
                 self._lanes.add(work, partial(self._poller.later, self._go_on, side))

@@ -33,11 +33,12 @@ _DELEGATION_TOKEN = (
 
 
 class LoginRefusedError(Exception):
-    """A login is refused; the text is the client's to see."""
+    """A login is refused; the text is the client's to see. claimed: as whom it tried, as far as it said."""
 
-    def __init__(self, text: str, reason: str = "") -> None:
+    def __init__(self, text: str, reason: str = "", claimed: str = "") -> None:
         super().__init__(text)
         self.reason = reason or text  # for kproxy's own log
+        self.claimed = claimed
 
 
 class Known(NamedTuple):
@@ -103,7 +104,9 @@ class PlainCheck(Check):
         name, password = self._parts(token)
         if not self._passwords.is_right(name, password):
             raise LoginRefusedError(
-                "Authentication failed: Invalid username or password", f"wrong password, or no such user: {name[:80]!r}"
+                "Authentication failed: Invalid username or password",
+                f"wrong password, or no such user: {name[:80]!r}",
+                name,
             )
         return b"", Known(name)
 
@@ -123,7 +126,8 @@ class PlainCheck(Check):
             raise LoginRefusedError(f"Authentication failed: {missing} not specified")
         if identity and identity != name:
             raise LoginRefusedError(
-                "Authentication failed: Client requested an authorization id that is different from username"
+                "Authentication failed: Client requested an authorization id that is different from username",
+                claimed=name,
             )
         return name, password
 
@@ -178,6 +182,7 @@ class ScramCheck(Check):
             f"Authentication failed during authentication due to invalid credentials with SASL mechanism "
             f"{self._mechanism}",
             reason or f"wrong password, or no such user{whom}",
+            self._name,
         )
 
 
@@ -192,6 +197,7 @@ class TokenCheck(Check):
     def __init__(self, checker: TokenChecker) -> None:
         self._checker = checker
         self._reason = ""
+        self._claimed = ""
 
     def is_slow(self, token: bytes) -> bool:
         """It is decoded for each key that may have signed it: 0.1 ms a key, 3 ms for a token of 64 KiB."""
@@ -200,7 +206,7 @@ class TokenCheck(Check):
     def receive(self, token: bytes, *, last: bool = True) -> tuple[bytes, Known | None]:
         """last: not to be tried again with newer keys; otherwise UnknownKeyError is raised where these may help."""
         if self._reason:
-            raise LoginRefusedError('{"status":"invalid_token"}', self._reason)
+            raise LoginRefusedError('{"status":"invalid_token"}', self._reason, self._claimed)
         found = _BEARER.match(token.decode("utf-8", "replace")) if len(token) <= MAX_TOKEN_BYTES else None
         if found is None:
             raise LoginRefusedError("Invalid OAUTHBEARER client first message", "no bearer token in its first message")
@@ -211,12 +217,16 @@ class TokenCheck(Check):
         except UnknownKeyError as fault:
             if not last:
                 raise
-            self._reason = str(fault)
+            self._refused(found[2], str(fault))
         except TokenError as fault:
-            self._reason = str(fault)
+            self._refused(found[2], str(fault))
         else:
             return b"", Known(claims.name, claims.expires_s)
         return json.dumps({"status": "invalid_token"}).encode(), None
+
+    def _refused(self, token: str, reason: str) -> None:
+        self._reason = reason
+        self._claimed = self._checker.claimed(token)
 
 
 class Checks:

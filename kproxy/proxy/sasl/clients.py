@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from kproxy.errors import Malformed, ProtocolError, RefusedClient
 from kproxy.protocol import codec
@@ -61,6 +61,7 @@ class Session(NamedTuple):
     client_id: str | None = None
 
 
+T = TypeVar("T")
 Checked = tuple[bytes, Known | None]  # a token to answer with, and who the client is once that is known
 
 
@@ -105,7 +106,8 @@ class Authenticator:
             raise
         except ProtocolError as fault:
             outcome = "malformed"
-            raise RefusedClient("authentication", f"a request before its login does not decode: {fault}") from None
+            text = f"a request before its login does not decode: {fault}"
+            raise RefusedClient(REFUSED, text, outcome, mechanism=login.mechanism) from None
         except RefusedClient as fault:
             outcome = login.outcome
             if fault.cause == REFUSED and outcome != "failed":  # that one has waited before its answer
@@ -114,7 +116,7 @@ class Authenticator:
         finally:
             self._counts(login.mechanism, outcome)
 
-    async def apart(self, host: str, work: Callable[[], Checked]) -> Checked:
+    async def apart(self, host: str, work: Callable[[], T]) -> T:
         """A check that takes milliseconds, in the turn of its client's address: who guesses delays no other address."""
         return await self._turns.run(host, work)
 
@@ -155,7 +157,8 @@ class _Login:
                     body = {"errorCode": SASL_AUTHENTICATION_FAILED, "errorMessage": str(fault)}
                     await asyncio.sleep(self._owner.failure_delay_s)
                     await self._answer(header, body)
-                raise self._refused("failed", f"its login by {self.mechanism} failed: {fault.reason}") from None
+                text = f"its login by {self.mechanism} failed: {fault.reason}"
+                raise self._refused("failed", text, fault.claimed) from None
             lifetime_ms = self._owner.lifetime_ms(known) if known is not None else 0
             if header is not None:
                 await self._answer(header, {"authBytes": answer, "sessionLifetimeMs": lifetime_ms})
@@ -240,9 +243,9 @@ class _Login:
         )
         return self._refused("state", text)
 
-    def _refused(self, outcome: str, text: str) -> RefusedClient:
+    def _refused(self, outcome: str, text: str, claimed: str = "") -> RefusedClient:
         self.outcome = outcome
-        return RefusedClient("authentication", text)
+        return RefusedClient(REFUSED, text, outcome, mechanism=self.mechanism, claimed=claimed)
 
 
 def header_of(frame: bytes) -> Header:

@@ -26,6 +26,7 @@ AT_ONCE = 1000
 STALLED_S = 1.0
 _THREADS = 2
 _NICE = 10  # a tenth of a core that is busy with other things
+_HANDSHAKE = 0x16  # the type of a client's first record
 _HEAD_BYTES = 5  # of a record: type, version and length (RFC 8446, 5.1)
 _MAX_RECORD_BYTES = 1 << 14
 
@@ -147,7 +148,7 @@ class Handshakes:
             async with self._brokers:
                 await self._run(sock, None)
             return
-        await _first_record(sock)
+        await first_record(sock)
         async with self._clients.one() as place:
             await self._run(sock, place)
 
@@ -175,8 +176,8 @@ class Handshakes:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-async def _first_record(sock: socket.socket) -> None:
-    """Wait until a client's first record is in the kernel's buffer, or the client has ended. Raises OSError."""
+async def first_record(sock: socket.socket) -> bool:
+    """Wait until a client's first record is in the kernel's buffer; False: it has ended, or says no TLS. OSError."""
     wanted = _HEAD_BYTES
     while True:
         if len(head := _peek(sock, wanted)) < wanted:
@@ -186,8 +187,8 @@ async def _first_record(sock: socket.socket) -> None:
             finally:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
             head = _peek(sock, _HEAD_BYTES)
-        if wanted > _HEAD_BYTES or len(head) < _HEAD_BYTES:
-            return
+        if wanted > _HEAD_BYTES or len(head) < _HEAD_BYTES or head[0] != _HANDSHAKE:
+            return len(head) >= _HEAD_BYTES and head[0] == _HANDSHAKE
         wanted += min(int.from_bytes(head[3:5], "big"), _MAX_RECORD_BYTES)
 
 

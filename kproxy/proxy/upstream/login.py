@@ -26,6 +26,13 @@ _SIZE = Struct(">i")
 log = logging.getLogger("kproxy.upstream")
 
 
+class Ended(Exception):
+    """The connection is ending, so its login is not renewed. begun: a part of the new login was sent."""
+
+    def __init__(self, *, begun: bool) -> None:
+        self.begun = begun
+
+
 class BrokerLogin:
     """Logs in on connections to the brokers of one cluster. `counts(mechanism, outcome)` is called for each login."""
 
@@ -69,7 +76,7 @@ class BrokerLogin:
             raise
 
     async def again(self, mechanism: Mechanism, exchange: Exchange, before: LoggedIn) -> LoggedIn:
-        """Log in again on a connection that is in use. Raises UpstreamError."""
+        """Log in again on a connection that is in use. Raises UpstreamError, and Ended, which `exchange` raises."""
         return await self._run(mechanism, CLIENT_ID, exchange, before)
 
     async def _run(self, mechanism: Mechanism, client_id: str, exchange: Exchange, before: LoggedIn | None) -> LoggedIn:
@@ -83,9 +90,12 @@ class BrokerLogin:
             self._counts(name, "login_failed")
             text = f"the broker closed the connection during a login by {name}: wrong credentials, or no SASL listener"
             raise UpstreamError(f"{text} ({fault})", "login_failed") from None
-        except asyncio.CancelledError:
-            if before is None:  # else the connection was closed meanwhile
-                self._counts(name, "timeout")
+        except Ended as end:
+            if end.begun:
+                self._counts(name, "disconnected")
+            raise
+        except asyncio.CancelledError:  # the owner's of a renewal, since the connection was closed meanwhile
+            self._counts(name, "timeout" if before is None else "disconnected")
             raise
         self._counts(name, "renewed" if before else "success")
         return done

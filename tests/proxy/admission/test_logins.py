@@ -1,7 +1,9 @@
 """Sessions of clients that kproxy authenticated, and logins that it answers, on live connections."""
 
 import asyncio
+import json
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -14,13 +16,14 @@ from kproxy.errors import ConfigError
 from kproxy.metrics.cells import ClusterCells
 from kproxy.protocol import codec
 from kproxy.protocol.apis import API_VERSIONS, METADATA
-from kproxy.proxy.admission import authentication
+from kproxy.proxy.admission import authentication, failed_logins, renewals
 from kproxy.proxy.admission.logins import Logins
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.connection.operating import connection_row
 from kproxy.proxy.process.changing.changes import changes
 from kproxy.proxy.process.server import Server
+from kproxy.proxy.sasl.checks import PlainCheck, TokenCheck
 from kproxy.proxy.sasl.clients import MAX_FRAME
 from kproxy.proxy.sasl.users import change
 from kproxy.proxy.upstream.loops import LoopGuard
@@ -332,9 +335,13 @@ def test_one_login_in_the_middle_is_refused_and_those_behind_it_are_not_even_che
     live(test())
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_after_a_login_that_was_refused_nothing_is_served(tmp_path: Path, together: bool) -> None:
+@pytest.mark.parametrize("is_slow", [True, False])
+@pytest.mark.parametrize("sent", ["together", "in two reads", "after the answer"])
+def test_after_a_login_that_was_refused_nothing_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: str, is_slow: bool
+) -> None:
     """However long its connection stays open for the delay of failures, and also what was sent right behind it."""
+    monkeypatch.setattr(PlainCheck, "is_slow", lambda *_: is_slow)
 
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION.replace("failure_delay_s = 0", "failure_delay_s = 60")) as here:
@@ -344,11 +351,16 @@ def test_after_a_login_that_was_refused_nothing_is_served(tmp_path: Path, togeth
             wrong = request(HANDSHAKE, 1, 1, {"mechanism": "PLAIN"})
             wrong += request(AUTHENTICATE, 2, 2, {"authBytes": b"\0alice\0guessed"})
             behind = request(METADATA, 12, 3, {"topics": []})
-            await client.send(wrong + behind if together else wrong)
-            await client.frame()
+            if sent == "in two reads":
+                await client.send(wrong[:-3])
+                await client.frame()  # so that the first part was read
+                await client.send(wrong[-3:] + behind)
+            else:
+                await client.send(wrong + behind if sent == "together" else wrong)
+                await client.frame()
             refused = codec.decode_response((await client.frame())[4:], AUTHENTICATE, 2)[1]
             assert refused["errorCode"] == 58
-            if not together:
+            if sent == "after the answer":
                 await client.send(behind)
             assert await client.rest() == b""
             assert await broker.rest() == b""
@@ -531,5 +543,274 @@ def test_files_that_cannot_be_used_end_the_start(tmp_path: Path, settings: str, 
         with pytest.raises(ConfigError, match=said):
             async with served(tmp_path, settings):
                 pass
+
+    live(test())
+
+
+def test_a_drain_does_not_wait_for_clients_that_have_not_logged_in(tmp_path: Path) -> None:
+    """The one that has is served until its request is answered, however long that takes."""
+
+    async def test() -> None:
+        broker = Broker()
+        file = written(tmp_path, broker, AUTHENTICATION + "[cluster.limits]\nhandshake_timeout_s = 3600\n")
+        file.write_text(file.read_text().replace("drain_timeout_s = 0.2", "drain_timeout_s = 3600"))
+        server = Server(load(file))
+        here = Live(server, broker)
+        await server.start()
+        try:
+            client = await dialled(here)
+            await logged_in(client)
+            upstream = await broker.accept()
+            silent, begun = await Wire.dial(here.port), await Wire.dial(here.port)
+            await asked(begun, HANDSHAKE, 1, {"mechanism": "PLAIN"})
+            await client.send(request(METADATA, 12, 5))
+            assert await upstream.frame() == request(METADATA, 12, 5)
+            stopping = asyncio.create_task(server.stop())
+            assert await silent.rest() == await begun.rest() == b""
+            assert not stopping.done()
+            await upstream.send(answer := response(METADATA, 12, 5))
+            assert await client.frame() == answer
+            await client.rest()
+            client.close()
+            await stopping
+            assert here.counted.disconnects == {"drained": 3}
+        finally:
+            await server.stop()
+            broker.close()
+
+    live(test())
+
+
+ALL = """
+[cluster.authentication]
+mechanisms = ["PLAIN", "SCRAM-SHA-256", "OAUTHBEARER"]
+users_file = "{folder}/users"
+jwks_file = "{folder}/jwks"
+issuer = "https://issuer"
+audience = "kafka"
+failure_delay_s = 0
+"""
+
+
+def test_logins_that_fail_are_in_the_audit_first_ones_and_renewals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failed_logins, "_PER_ADDRESS_S", 0.0)
+    (tmp_path / "jwks").write_bytes(jwks(jwk(RSA, kid="one")))
+    tokens = [
+        ("PLAIN", b"\0mallory\0guess"),
+        ("SCRAM-SHA-256", b"n,,n=mallory,r=" + b"r" * 24),
+        ("OAUTHBEARER", b"n,,\x01auth=Bearer " + token(sub="mallory", exp=1).encode() + b"\x01\x01"),
+    ]
+
+    async def test() -> None:
+        broker = Broker()
+        file = written(tmp_path, broker, ALL)
+        file.write_text(f"audit = '{tmp_path}/audit.jsonl'\n" + file.read_text())
+        server = Server(load(file))
+        here = Live(server, broker)
+        await server.start()
+        try:
+            for number, (mechanism, first) in enumerate(tokens):
+                client = await (dialled(here) if not number else Wire.dial(here.port))
+                assert (await asked(client, HANDSHAKE, 1, {"mechanism": mechanism}))["errorCode"] == 0
+                answer = await asked(client, AUTHENTICATE, 2, {"authBytes": first})
+                if mechanism == "SCRAM-SHA-256":
+                    nonce = answer["authBytes"].split(b",")[0]
+                    answer = await asked(client, AUTHENTICATE, 2, {"authBytes": b"c=biws," + nonce + b",p=Z3Vlc3M="})
+                elif mechanism == "OAUTHBEARER":
+                    answer = await asked(client, AUTHENTICATE, 2, {"authBytes": b"\x01"})
+                assert answer["errorCode"] == 58
+                await client.rest()
+            client = await Wire.dial(here.port)
+            assert (await asked(client, HANDSHAKE, 1, {"mechanism": "GSSAPI"}))["errorCode"] == 33
+            await client.rest()
+            client = await Wire.dial(here.port)
+            await logged_in(client)
+            await asked(client, HANDSHAKE, 1, {"mechanism": "PLAIN"})
+            assert (await asked(client, AUTHENTICATE, 2, {"authBytes": b"\0bob\0pass of bob"}))["errorCode"] == 58
+            await client.rest()
+        finally:
+            await server.stop()
+            broker.close()
+
+    live(test())
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [(line["login"], line["mechanism"], line["claimed"], line["reason"]) for line in lines] == [
+        ("first", "PLAIN", "User:mallory", "failed"),
+        ("first", "SCRAM-SHA-256", "User:mallory", "failed"),
+        ("first", "OAUTHBEARER", "User:mallory", "failed"),
+        ("first", None, None, "mechanism"),
+        ("renewal", "PLAIN", "User:bob", "failed"),
+    ]
+    assert all(line["client"].startswith(f"{HOST}:") and line["decision"] == "deny" for line in lines)
+    assert "GSSAPI" in lines[3]["error"] and "has expired" in lines[2]["error"]
+    assert "guess" not in (tmp_path / "audit.jsonl").read_text()
+
+
+@pytest.mark.parametrize("ends", ["broker", "kproxy"])
+def test_a_connection_that_ends_in_the_middle_of_a_renewal_is_an_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """Of kproxy's login at the broker, and of the client's at kproxy: neither is answered any more."""
+    due = asyncio.Event()  # kproxy's renewal
+    patched = SimpleNamespace(**vars(asyncio))
+    patched.sleep = lambda _: due.wait()
+    monkeypatch.setattr(renewals, "asyncio", patched)
+
+    async def test() -> None:
+        async with served(tmp_path, AUTHENTICATION + LOGIN) as here:
+
+            async def broker_login(lifetime_ms: int) -> Wire:
+                wire = await here.broker.accept()
+                for key, version, body in (
+                    (API_VERSIONS, 0, {"apiKeys": OFFERS}),
+                    (HANDSHAKE, 1, {"mechanisms": ["PLAIN"]}),
+                    (AUTHENTICATE, 2, {"sessionLifetimeMs": lifetime_ms}),
+                ):
+                    header, _ = codec.decode_request((await wire.frame())[4:])
+                    assert (header["requestApiKey"], header["requestApiVersion"]) == (key, version)
+                    await wire.send(response(key, version, header["correlationId"], body))
+                return wire
+
+            asking = await broker_login(0)
+            await asking.frame()
+            await asking.send(response(API_VERSIONS, 0, API_VERSIONS, {"apiKeys": OFFERS}))
+            await asking.frame()
+            await asking.send(response(METADATA, 12, METADATA, {"brokers": here.broker.brokers()}))
+            await here.until(lambda: not here.server.not_ready())
+            client = await Wire.dial(here.port)
+            await logged_in(client)
+            broker = await broker_login(60_000)
+            assert (await asked(client, HANDSHAKE, 1, {"mechanism": "PLAIN"}))["errorCode"] == 0
+            due.set()
+            header, _ = codec.decode_request((await broker.frame())[4:])  # to log in again; it is not answered
+            assert header["requestApiKey"] == HANDSHAKE
+            assert here.server._worker is not None
+            if ends == "kproxy":
+                (relay,) = here.server._worker.relays.values()
+                relay.close("operator")
+            else:
+                broker.reset()
+            await here.until(lambda: not here.relays)
+            await here.until(lambda: ("broker", "PLAIN", "disconnected") in counted(here))
+            assert counted(here) == {
+                ("broker", "PLAIN", "success"): 2,
+                ("broker", "PLAIN", "disconnected"): 1,
+                ("client", "PLAIN", "success"): 1,
+                ("client", "PLAIN", "disconnected"): 1,
+            }
+
+    live(test())
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "OAUTHBEARER"])
+def test_a_token_of_a_renewal_is_checked_beside_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mechanism: str
+) -> None:
+    """While the check of one client's lasts, another is served; its own next request waits for the check."""
+    (tmp_path / "jwks").write_bytes(jwks(jwk(RSA, kid="one")))
+    served_another = threading.Event()
+    checking: list[str] = []
+    kind = PlainCheck if mechanism == "PLAIN" else TokenCheck
+    checked = kind.receive
+
+    def receive(self: Any, token: bytes, **more: bool) -> Any:
+        checking.append(threading.current_thread().name)
+        if len(checking) > 1:
+            assert served_another.wait(60)
+        return checked(self, token, **more)
+
+    monkeypatch.setattr(kind, "receive", receive)
+    if mechanism == "PLAIN":
+        monkeypatch.setattr(PlainCheck, "is_slow", lambda *_: True)
+    bearer = f"n,,\x01auth=Bearer {token(pad='x' * 40_000)}\x01\x01".encode()
+
+    async def test() -> None:
+        async with served(tmp_path, ALL) as here:
+            client = await dialled(here)
+            first = b"\0alice\0pass of alice" if mechanism == "PLAIN" else bearer
+            for _ in range(2):
+                assert (await asked(client, HANDSHAKE, 1, {"mechanism": mechanism}))["errorCode"] == 0
+                if not checking:
+                    assert (await asked(client, AUTHENTICATE, 2, {"authBytes": first}))["errorCode"] == 0
+                    await answers(here.broker)
+            other = await Wire.dial(here.port)
+            assert (await asked(other, HANDSHAKE, 1, {"mechanism": "SCRAM-SHA-256"}))["errorCode"] == 0
+            await client.send(request(AUTHENTICATE, 2, 5, {"authBytes": first}))
+            await client.send(request(METADATA, 12, 6, {"topics": []}))
+            await here.until(lambda: len(checking) == 2)
+            first_message = b"n,,n=alice,r=" + b"r" * 24
+            assert (await asked(other, AUTHENTICATE, 2, {"authBytes": first_message}))["errorCode"] == 0
+            served_another.set()
+            _, answer = codec.decode_response((await client.frame())[4:], AUTHENTICATE, 2)
+            assert (answer["errorCode"], answer["sessionLifetimeMs"] > 0) == (0, mechanism == "OAUTHBEARER")
+            assert codec.decode_response((await client.frame())[4:], METADATA, 12)[1]["brokers"]
+            assert counted(here)["client", mechanism, "renewed"] == 1
+            client.close()
+
+    live(test())
+    assert all(name.startswith("logins") for name in checking)
+
+
+def test_a_connection_that_ends_while_its_token_is_checked_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_on = threading.Event()
+    checking: list[bytes] = []
+    checked = PlainCheck.receive
+
+    def receive(self: PlainCheck, token: bytes) -> Any:
+        checking.append(token)
+        if len(checking) > 1:
+            assert goes_on.wait(60)
+        return checked(self, token)
+
+    monkeypatch.setattr(PlainCheck, "receive", receive)
+    monkeypatch.setattr(PlainCheck, "is_slow", lambda *_: True)
+
+    async def test() -> None:
+        async with served(tmp_path, AUTHENTICATION) as here:
+            client = await entered(here)
+            assert (await asked(client, HANDSHAKE, 1, {"mechanism": "PLAIN"}))["errorCode"] == 0
+            await client.send(request(AUTHENTICATE, 2, 5, {"authBytes": b"\0alice\0pass of alice"}))
+            await here.until(lambda: len(checking) == 2)
+            assert here.server._worker is not None
+            (relay,) = here.server._worker.relays.values()
+            relay.close("operator")
+            goes_on.set()
+            logins = here.server.clusters[0]._logins
+            await here.until(lambda: not logins._checked_apart)
+            assert counted(here) == {("client", "PLAIN", "success"): 1, ("client", "PLAIN", "disconnected"): 1}
+            assert here.server._worker.held.held_bytes == 0
+
+    live(test())
+    assert "defect" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "settings", [LOGIN.replace("PLAIN", "SCRAM-SHA-256"), AUTHENTICATION], ids=["at brokers", "of clients"]
+)
+def test_what_checks_scram_is_imported_before_anybody_logs_in(tmp_path: Path, settings: str) -> None:
+    """In a process of its own, whose modules nobody else has imported."""
+
+    async def test() -> None:
+        broker = Broker()
+        file = written(tmp_path, broker, settings)
+        code = f"""
+import asyncio, sys
+from kproxy.proxy.config.load import load
+from kproxy.proxy.process.server import Server
+async def main():
+    server = Server(load({str(file)!r}))
+    assert "scramp" not in sys.modules
+    assert await server.preflight() == []
+    print("scramp" in sys.modules)
+asyncio.run(main())
+"""
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+        output, _ = await process.communicate()
+        assert output == b"True\n"
+        broker.close()
 
     live(test())

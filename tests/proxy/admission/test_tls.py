@@ -1,6 +1,7 @@
 """TLS end to end: clients and brokers that are Python's own, certificates of all kinds, and what operators are told."""
 
 import asyncio
+import json
 import os
 import random
 import re
@@ -14,6 +15,7 @@ import pytest
 
 from kproxy.errors import ConfigError
 from kproxy.protocol.apis import METADATA, PRODUCE
+from kproxy.proxy.admission import failed_logins
 from kproxy.proxy.cluster.routing import MAX_NODE_ID
 from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.config.tls import ClientTls, KeyPair, UpstreamTls
@@ -327,6 +329,36 @@ def test_a_subject_that_is_too_long_for_rules_is_nobody(authority, caplog):
 
     live(test())
     assert f"characters: kproxy takes {MAX_SUBJECT} at most" in caplog.text
+
+
+def test_certificates_that_are_not_accepted_are_in_the_audit(authority, monkeypatch, tmp_path):
+    monkeypatch.setattr(failed_logins, "_PER_ADDRESS_S", 0.0)
+    rules = "RULE:^CN=kafka-.*$/broker/"
+
+    async def test():
+        tls = ClientTls(
+            **authority.server().settings(),
+            ca=authority.bundle,
+            client_certificates="required",
+            principal_mapping_rules=rules,
+        )
+        async with kproxy(cluster={"tls": tls}, audit=str(tmp_path / "audit.jsonl")) as here:
+            foreign = Authority(authority.folder, "stranger")
+            for number, client in enumerate((None, foreign.client("mallory"), authority.client("alice")), 1):
+                with suppress(OSError):
+                    refused = await dial(here, trusting(authority, client))
+                    await refused.rest()
+                await here.until(lambda number=number: sum(results(here).values()) == number)
+            (await Wire.dial(here.port)).close()  # is no login
+            await here.until(lambda: sum(results(here).values()) == 4)
+
+    live(test())
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [(line["mechanism"], line["reason"], line["claimed"]) for line in lines] == [
+        ("certificate", "no_certificate", None),
+        ("certificate", "certificate", None),
+        ("certificate", "principal", "User:CN=alice,OU=kafka clients,O=Example"),
+    ]
 
 
 def test_an_end_of_tls_right_behind_bytes_is_passed_on_though_the_connection_stays(authority):

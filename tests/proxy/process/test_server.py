@@ -7,12 +7,15 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 
 from kproxy.errors import install_command
+from kproxy.proxy.config.load import load
+from kproxy.proxy.process.server import Server
 from tests.proxy.live import HOST, Broker, Wire, free_ports, live, request, response
 
 KPROXY = Path(sys.executable).with_name("kproxy")
@@ -197,4 +200,40 @@ def test_where_nothing_can_be_recorded_nothing_runs(tmp_path):
         mend = install_command("offline")
         assert f"needs pyarrow, which is not installed: {mend}" in stderr.decode()
 
+    live(test())
+
+
+def test_a_start_and_a_reload_log_what_check_warns_of_each_once(tmp_path, caplog):
+    texts = [
+        "shop: policy[0]: allows everything to everybody, and no rule denies",
+        "shop: policy_default: no rule denies, and what none matches is allowed: the policy refuses nothing",
+    ]
+
+    def settings(bootstrap, rule, interval_s):
+        file = tmp_path / "kproxy.toml"
+        file.write_text(
+            f"discovery_interval_s = {interval_s}\n[[cluster]]\nname = 'shop'\nlisten = '{HOST}:{port}'\n"
+            f"bootstrap = '{HOST}:{bootstrap}'\npolicy_default = 'allow'\n[[cluster.policy]]\naction = 'allow'\n{rule}"
+        )
+        return load(file)
+
+    def lines():
+        return [line for line in caplog.messages if line.startswith("shop: ")]
+
+    async def test():
+        broker = Broker()
+        server = Server(settings(broker.port, "", 30))
+        await server.start()
+        while not lines():  # noqa: ASYNC110 - of a thread beside
+            await asyncio.sleep(0.005)
+        for rule in ("", "topic = 'orders'\n"):
+            server.reloader.reads(partial(settings, broker.port, rule, 20))
+            assert (await server.reloader.reload("the test")).outcome == "applied"
+        while len(lines()) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await server.stop()
+        broker.close()
+        assert [line.partition(": say")[0].partition(": leave")[0] for line in lines()] == texts
+
+    port = free_ports(3)
     live(test())

@@ -265,6 +265,9 @@ class WorkerServer(Server):
     def _follow_groups(self) -> None:
         """The parent's: all workers feed one process."""
 
+    async def _warn(self, config: Config) -> None:
+        """The parent's."""
+
     def _otlp_push(self) -> None:
         """The parent's: it knows what all workers have counted."""
 

@@ -1,0 +1,81 @@
+"""Turns for TLS handshakes with the admin port: they compute in the loop, 1 to 3 ms each, while everybody waits.
+
+One begins every EVERY_S at most, for addresses in turn: so a flood of them takes a part of the loop, and keeps an
+address that has few waiting no longer than one round. Bounded by the connections of the port: where more than `most`
+wait, the newest of the address with the most of them is refused, unless each has one. Refuses to know sockets.
+"""
+
+import asyncio
+from collections import deque
+
+EVERY_S = 0.02
+
+
+class Openings:
+    """The turns of one loop."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by address, the one whose turn is next first
+        self._count = 0
+        self._free_at = 0.0  # the loop's time
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether somebody waits: a turn comes within EVERY_S."""
+        return bool(self._waiting)
+
+    async def turn(self, host: str) -> None:
+        """Wait for a turn. Raises ConnectionAbortedError where too many wait."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting and loop.time() >= self._free_at:
+            self._free_at = loop.time() + EVERY_S
+            return
+        granted = loop.create_future()
+        self._waiting.setdefault(host, deque()).append(granted)
+        self._count += 1
+        if self._count > self._most:
+            self._refuse_one()
+        if self._timer is None:
+            self._timer = loop.call_at(self._free_at, self._grant)
+        try:
+            await granted
+        finally:
+            self._forget(host, granted)
+
+    def _forget(self, host: str, granted: "asyncio.Future[None]") -> None:
+        """One that was given up while it waited waits no longer."""
+        turns = self._waiting.get(host)
+        if turns is not None and granted in turns:
+            turns.remove(granted)
+            self._count -= 1
+            if not turns:
+                del self._waiting[host]
+
+    def _refuse_one(self) -> None:
+        host = max(self._waiting, key=lambda host: len(self._waiting[host]))
+        if len(self._waiting[host]) == 1:
+            return
+        newest = self._waiting[host].pop()
+        self._count -= 1
+        if not newest.done():
+            newest.set_exception(ConnectionAbortedError("too many wait for their handshakes"))
+
+    def _grant(self) -> None:
+        """The next address has a turn, and then waits behind all others."""
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            host = next(iter(self._waiting))
+            turns = self._waiting.pop(host)
+            granted = turns.popleft()
+            self._count -= 1
+            if turns:
+                self._waiting[host] = turns
+            if not granted.done():
+                granted.set_result(None)
+                self._free_at = loop.time() + EVERY_S
+                break
+        if self._waiting:
+            self._timer = loop.call_at(self._free_at, self._grant)

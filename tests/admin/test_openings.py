@@ -1,0 +1,64 @@
+"""Who has a turn for a TLS handshake, and who waits."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from kproxy.admin import openings
+from kproxy.admin.openings import Openings
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def turns(*hosts: str, most: int = 100) -> list[str]:
+    """Who had a turn, in order, of those that ask at once; one that is refused is in capitals."""
+    order: list[str] = []
+
+    async def one(here: Openings, host: str) -> None:
+        try:
+            await here.turn(host)
+            order.append(host)
+        except ConnectionAbortedError:
+            order.append(host.upper())
+
+    async def test() -> None:
+        here = Openings(most)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(one(here, host) for host in hosts))
+        assert not here._waiting and here._count == 0
+
+    asyncio.run(test())
+    return order
+
+
+def test_addresses_have_turns_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openings, "EVERY_S", 0.001)
+    assert turns("a", "a", "a", "a", "b", "c", "b") == ["a", "a", "b", "c", "a", "b", "a"]
+
+
+def test_beyond_the_bound_the_newest_of_the_address_with_most_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openings, "EVERY_S", 0.001)
+    order = turns("a", "a", "a", "a", "b", "c", most=3)
+    assert sorted(order) == ["A", "A", "a", "a", "b", "c"]
+
+
+def test_the_next_one_waits_for_its_time_and_those_that_have_gone_take_no_turn() -> None:
+    async def test() -> None:
+        here = Openings(10)
+        await here.turn("a")
+        waiting = [asyncio.ensure_future(here.turn(host)) for host in ("b", "b", "c")]
+        await settled()
+        assert not any(task.done() for task in waiting)
+        for task in waiting[:2]:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        assert list(here._waiting) == ["c"] and here._count == 1
+        await waiting[2]
+        assert not here._waiting
+
+    asyncio.run(test())
