@@ -35,7 +35,22 @@ settings.register_profile("ring 1", deadline=None, derandomize=True, max_example
 settings.load_profile("kproxy")
 
 
+class NamesFailuresAtOnce:
+    """Beside workers pytest names them at its end alone: who waits for minutes wants to look meanwhile."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\nfailed in {report.when}: {report.nodeid}")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(NamesFailuresAtOnce(config))
     config.option.loadscopereorder = False  # xdist's own order: files with the most tests first, not the longest ones
     settings.load_profile("ring 1" if config.getoption("ring") == "1" else "kproxy")
 
