@@ -15,13 +15,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kproxy.checks.cautions import Caution, cautions
 from kproxy.errors import ConfigError
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.files import open_regular
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.policy import default_of
 from kproxy.proxy.config.settings import Cluster, Config
+from kproxy.proxy.process.cautions import Caution, cautions
 from kproxy.proxy.process.server import LOOPBACK, Server
 
 _WRITTEN = ("record", "flight.folder", "audit")  # what kproxy writes to

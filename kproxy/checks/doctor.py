@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kproxy.checks.cautions import cautions
 from kproxy.checks.doctor_cluster import PORT_MEND, ClusterExamination
 from kproxy.checks.findings import Report
 from kproxy.errors import ConfigError, of_extras
@@ -25,6 +24,7 @@ from kproxy.proxy.config.load import load
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.config.zookeeper import ZooKeeper
 from kproxy.proxy.connection.worker import Worker
+from kproxy.proxy.process.cautions import cautions
 from kproxy.proxy.relay.pressure import Pressure
 from kproxy.proxy.sasl import tokens
 from kproxy.proxy.sockets import descriptors

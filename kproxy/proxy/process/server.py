@@ -43,8 +43,8 @@ from kproxy.wire.connection import Sink
 
 if TYPE_CHECKING:
     from kproxy.admin.server import Admin, Query
-    from kproxy.checks.cautions import Caution
     from kproxy.proxy.connection.zookeeper import ZooKeeperProxy
+    from kproxy.proxy.process.cautions import Caution
     from kproxy.proxy.process.knowledge.feed_link import FeedLink
     from kproxy.proxy.process.otlp.push import OtlpPush
     from kproxy.proxy.tls.contexts import Reloading
@@ -138,7 +138,7 @@ class Server:
 
     async def _warn(self, config: Config) -> None:
         """Log what `kproxy check` warns of, each once: whoever never runs it is to know as well."""
-        from kproxy.checks.cautions import cautions  # difflib, for a moment at a start
+        from kproxy.proxy.process.cautions import cautions  # difflib, for a moment at a start
 
         for caution in await asyncio.to_thread(lambda: tuple(cautions(config))):
             if caution not in self._warned_of:

@@ -36,7 +36,7 @@ def in_a_network_of_its_own(test: Callable[[], Coroutine[Any, Any, None]], *comm
         try:
             if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), "unshare")
-            addresses = [f"ip address add {one} dev lo" for one in ("10.9.0.1/32", "10.9.0.2/32", "fd00::1/128")]
+            addresses = [f"ip address add {one} dev lo" for one in ("10.9.0.1/32", "10.9.0.2/32", "fd00::1/128 nodad")]
             for command in ("ip link set lo up", *addresses, *commands):
                 subprocess.run(shlex.split(command), check=True, stdout=subprocess.DEVNULL)
             live(test())

@@ -12,6 +12,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet
@@ -636,20 +637,23 @@ def test_workers_are_told_that_a_log_is_shorter_than_they_know():
     async def test():
         async with kproxy("--detail", "topics") as here:
 
-            async def end() -> float:
-                return total(await here.scrape(), "kproxy_log_end_offset", topic="t")
+            async def ends_at(offset: int) -> bool:
+                return total(await here.scrape(), "kproxy_log_end_offset", topic="t") == offset
+
+            async def have_one_each() -> bool:
+                return {row["worker"] for row in await here.rows()} == {1, 2}
 
             one, other = [await here.connect() for _ in range(2)]
-            assert {row["worker"] for row in await here.rows()} == {1, 2}
+            await here.until(have_one_each)
             for pair in (one, other):
                 await fetch(*pair, end=100, epoch=5)
-            assert await end() == 100
+            await here.until(partial(ends_at, 100))
             await fetch(*one, end=40, epoch=6)
-            assert await end() == 40
+            await here.until(partial(ends_at, 40))
 
             async def is_learned() -> bool:
                 await fetch(*other, end=50, epoch=5)
-                return await end() == 50
+                return await ends_at(50)
 
             await here.until(is_learned)
 

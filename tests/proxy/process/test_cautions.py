@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kproxy.checks.cautions import cautions
 from kproxy.proxy.config.load import load
+from kproxy.proxy.process.cautions import cautions
 from kproxy.proxy.sasl.users import change
 
 CLUSTER = {"listen": "127.0.0.1:9092", "bootstrap": ["kafka-1:9092"], "advertise": "kafka.example:{port}"}
