@@ -47,7 +47,7 @@ KINDS = {
     "malformed": "packets whose IP or TCP header makes no sense",
     "fragments": "IP fragments whose other parts were not captured",
     "truncated": "segments cut by the capture's snap length: capture with -s 0",
-    "duplicate_packets": "packets captured twice, as on a bridge and its member: the second one was dropped",
+    "duplicate_packets": "packets captured twice, as at both ends or on a bridge and its member: the second was dropped",
     "retransmissions": "segments sent again: loss on the network, or a slow receiver",
     "out_of_order": "segments that arrived behind a later one and were put in order",
     "zero_windows": "times a receiver closed its window: it reads more slowly than its peer sends",
