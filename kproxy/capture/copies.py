@@ -1,8 +1,8 @@
 """Packets captured twice, as at both ends of a link or on a bridge and its member, apart from segments sent again.
 
 Duty: remembers the headers of the packets of the last SAME_PACKET_NS and finds a packet among them. A packet is known
-by its addresses, IP identity, payload length, TCP's header up to the window and the first OPTION_BYTES of its options, in
-which its timestamp is. A retransmission is another packet: its identity or its timestamp differs. Checksums are not
+by its addresses, IP identity, payload length, TCP's header up to the window and the first OPTION_BYTES of its options,
+in which its timestamp is. A retransmission is another packet: its identity or its timestamp differs. Checksums are not
 compared: where the network card computes them, the sender's own capture has others.
 
 Where neither a timestamp nor an identity that changes from packet to packet shows which packet it is, only AT_ONCE_NS

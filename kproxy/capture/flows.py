@@ -24,7 +24,7 @@ from kproxy.capture.copies import Recent, times_of
 from kproxy.capture.flow import DEAF, UNCONNECTED, Deaf, Flow, Handlers, Kafka, Shard, Undecided, ZooKeeper
 from kproxy.capture.keys import SHARDS, back, shard_of
 from kproxy.capture.packets import ACK, FIN, RST, SYN, Dissector, Segment
-from kproxy.capture.quality import Quality
+from kproxy.capture.quality import FEW_PACKETS, Quality
 from kproxy.capture.reassembly import BEHIND, FURTHEST, MASK, Receiver, ahead
 from kproxy.capture.records import Record, Window
 from kproxy.capture.tls_alerts import Alerts
@@ -115,6 +115,8 @@ class Flows:
                 for number, of_shard in zip(shards, self.kept, strict=True)
             }
         self._last_ns = -1  # the latest time so far
+        self._only_ns = -1  # the time of all packets so far, if they have one
+        self._packets = 0
         self.clock = Clock(quality if first else Quality())
         self._recent = Recent()
         self._deferred = Deferred(detail, self._logs)
@@ -189,6 +191,9 @@ class Flows:
         for time_ns in times[times < latest[:-1]].tolist():
             self._note("clock_back", time_ns)
         self._last_ns = int(latest[-1])
+        first_ns = self._only_ns if self._packets else int(times[0])
+        self._only_ns = first_ns if (times == first_ns).all() else -1
+        self._packets += len(times)
         self._note("packets", int(times.min()), count=len(times), last_ns=self._last_ns)
 
     def _one_by_one(self, window: Window) -> Iterator[Packet]:
@@ -348,6 +353,11 @@ class Flows:
         self._recent.clear()
         self.clock.clear()
         self._last_ns = -1
+
+    @property
+    def has_times(self) -> bool:
+        """Whether packets have times of their own; as of a program that writes none, all so far may have the same."""
+        return self._only_ns < 0 or self._packets < FEW_PACKETS
 
     # --- connections that several readers share ----------------------------------------------------------------------
 
