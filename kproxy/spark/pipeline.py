@@ -429,12 +429,21 @@ class Run:
         counts = self._pieces.where(F.col("kind") == pieces.COUNTS).select("data")
         by_source = [(self.catalogue.job(number).source, some) for number, some in self._counts.items()]
         extra = [[source, places.listed(some)] for source, some in (*by_source, *self._told_apart.items())]
-        if extra:
-            more = pieces.frame(self.spark, [(json.dumps(each).encode(),) for each in extra], "data binary")
-            counts = counts.union(more)
+        counts = self._with_counts(counts, extra)
+        if len(self.catalogue) > 1:
+            twice = results.in_several(
+                counts, lambda: [self.catalogue.job(number).source for number in range(len(self.catalogue))]
+            )
+            counts = self._with_counts(counts, [[source, places.listed(some)] for source, some in twice.items()])
         self._counted = self._keep(results.counted(counts, len(self.catalogue)))
         self._count(self._counted)
         return self._pieces.union(self._counted)
+
+    def _with_counts(self, counts: "DataFrame", extra: Sequence[Any]) -> "DataFrame":
+        if not extra:
+            return counts
+        more = pieces.frame(self.spark, [(json.dumps(each).encode(),) for each in extra], "data binary")
+        return counts.union(more)
 
     def tell(self, summary: Summary, folder: str, form: str) -> None:
         """What came of it, for whoever asked."""

@@ -63,6 +63,42 @@ def counted(counts: "DataFrame", captures: int) -> "DataFrame":
     return counts.select("data").repartition(tasks, source).mapInArrow(run, pieces.PIECES)
 
 
+def in_several(counts: "DataFrame", jobs: Callable[[], Sequence[str]]) -> dict[str, Quality]:
+    """Counts of connections that a capture before theirs holds too, by source. counts: the data of pieces; jobs: all
+    sources in their order."""
+    from pyspark.sql import functions as F
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for data in batch.column("data").to_pylist():
+                source, some = json.loads(data)
+                quality = Quality()
+                noted(quality, some)
+                found = [(stream, source, first_ns, size) for stream, first_ns, size in quality.streams()]
+                if found:
+                    yield pa.RecordBatch.from_arrays(list(map(pa.array, zip(*found, strict=True))), _STREAM_COLUMNS)
+
+    kinds = "stream string, source string, first_ns bigint, bytes bigint"
+    each_one = counts.select("data").mapInArrow(run, kinds).groupBy("stream", "source")
+    streams = each_one.agg(F.min("first_ns").alias("first_ns"), F.sum("bytes").alias("bytes"))
+    several = streams.groupBy("stream").count().where("count > 1").select("stream")
+    rows = streams.join(several, "stream").collect()
+    if not rows:
+        return {}
+    order = {source: number for number, source in enumerate(jobs())}
+    seen: set[str] = set()
+    qualities: dict[str, Quality] = {}
+    for row in sorted(rows, key=lambda row: order[row["source"]]):
+        if row["stream"] in seen:
+            quality = qualities.setdefault(row["source"], Quality())
+            quality.note("in_two_captures", row["first_ns"], size=row["bytes"])
+        seen.add(row["stream"])
+    return qualities
+
+
+_STREAM_COLUMNS = ["stream", "source", "first_ns", "bytes"]
+
+
 def of_splits(spark: "SparkSession", parts: Parts, reports: Sequence[Mapping[str, Any]]) -> dict[int, Quality]:
     """The counts that the scans of splits reported, by capture."""
     qualities: dict[int, Quality] = {}
