@@ -1,6 +1,6 @@
 """`kproxy compat`: what kproxy does with each API of the clusters at hand, and what known clients would lose by it.
 
-Asks ApiVersions of every broker, by the door that clients would go through. Who the clients are is read from a running
+Asks ApiVersions of every broker, by the way that clients would go through. Who the clients are is read from a running
 kproxy's /metrics (KIP-511: software and version) or from tables (versions that they really used). It changes nothing.
 Bounded by MAX_BROKERS and connect_timeout_s. Refuses to know how answers are shown.
 """
@@ -117,13 +117,13 @@ async def _compatibility(config: Config, clients: Sequence[Client]) -> list[Comp
 
 
 async def _of_cluster(worker: Worker, cluster: Cluster, clients: Sequence[Client]) -> Compatibility:
-    door = ClusterProxy(worker, cluster).door
+    connector = ClusterProxy(worker, cluster).connector
     limit = asyncio.Semaphore(IN_PARALLEL)
     fault: UpstreamError | None = None
     places: list[tuple[int | None, Address]] = []
     for address in cluster.bootstrap:
         try:
-            named = await ask_brokers(address, door)
+            named = await ask_brokers(address, connector)
         except UpstreamError as refused:
             fault = refused
             continue
@@ -135,7 +135,7 @@ async def _of_cluster(worker: Worker, cluster: Cluster, clients: Sequence[Client
     async def ask(node_id: int | None, address: Address) -> Broker:
         async with limit:
             try:
-                return Broker(node_id, address, await ask_versions(address, door), "")
+                return Broker(node_id, address, await ask_versions(address, connector), "")
             except UpstreamError as refused:
                 return Broker(node_id, address, None, str(refused))
 

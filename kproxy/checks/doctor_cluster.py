@@ -1,6 +1,6 @@
 """One cluster, examined: names, dials, TLS and login, brokers, their versions, ports for them, loops, what clients get.
 
-Every connection goes through the cluster's own door, as those of clients do. The bootstrap port and the ports of
+Every connection goes through the cluster's own connector, as those of clients do. The bootstrap port and the ports of
 brokers are open while it runs: what is accepted there and is kproxy's own question proves a loop. Bounded: MAX_BROKERS
 brokers are dialled one by one, IN_PARALLEL at a time, each for connect_timeout_s. Refuses to know how findings are
 shown.
@@ -60,7 +60,7 @@ class ClusterExamination:
         self._name = f"cluster {cluster.name}"
         self._report = report
         self._say = say
-        self._door = ClusterProxy(worker, cluster).door
+        self._connector = ClusterProxy(worker, cluster).connector
         self._limit = asyncio.Semaphore(IN_PARALLEL)
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepted: set[Address] = set()  # peers of what arrived at our ports
@@ -123,7 +123,7 @@ class ClusterExamination:
         await self._examine_brokers(brokers)
 
     async def _reach(self, kind: str, address: Address) -> bool:
-        """Every address of a name, then the door: whether a connection could be had there."""
+        """Every address of a name, then the connector: whether a connection could be had there."""
         subject = f"{self._name}: {kind} {address}"
         async with self._limit:
             try:
@@ -188,7 +188,7 @@ class ClusterExamination:
         declared = bool(self._cluster.brokers) or self._cluster.route != "ports"
         try:
             async with asyncio.timeout(2 * self._worker.dialler.timeout_s):
-                brokers = await ask_brokers(address, self._door)
+                brokers = await ask_brokers(address, self._connector)
         except UpstreamError as fault:
             self._failed(subject, fault)
             return None
@@ -241,7 +241,7 @@ class ClusterExamination:
         async def ask(node_id: int, address: Address) -> tuple[int, dict[int, tuple[int, int]] | None]:
             async with self._limit:
                 try:
-                    return node_id, await ask_versions(address, self._door)
+                    return node_id, await ask_versions(address, self._connector)
                 except UpstreamError as fault:
                     subject = f"{self._name}: broker {node_id} at {address}"
                     self._failed(subject, fault)
@@ -281,11 +281,11 @@ class ClusterExamination:
     async def _certificate(self, node_id: int, address: Address) -> None:
         async with self._limit:
             try:
-                sock, _, _ = await self._door.open(address, asking=True)
+                sock, _, _ = await self._connector.open(address, asking=True)
             except UpstreamError:
                 return  # said already, when its versions were asked
             shown = sock.tls.getpeercert(binary_form=True) if isinstance(sock, TlsSocket) else None
-            self._door.close(sock)
+            self._connector.close(sock)
         if shown:
             examine_shown(shown, f"{self._name}: broker {node_id} at {address}", self._report)
 

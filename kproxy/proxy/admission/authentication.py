@@ -24,7 +24,7 @@ from kproxy.proxy.filters.telemetry import TELEMETRY_APIS
 from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.sasl.clients import MAX_FRAME, Authenticator
 from kproxy.proxy.sockets.streams import receive_exactly, send_all
-from kproxy.proxy.upstream.door import Door
+from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.proxy.upstream.request import ask
 from kproxy.wire import frames
 from kproxy.wire.interest import HeldBudget
@@ -156,8 +156,8 @@ class _Conversation:
 class BrokerVersions:
     """What brokers answer to ApiVersions without a login, remembered for a while; each is asked once at a time."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, connector: BrokerConnector) -> None:
+        self._connector = connector
         self._answers: dict[tuple[Address, int], tuple[float, asyncio.Task[Body]]] = {}
 
     async def of(self, address: Address, version: int) -> Body:
@@ -173,16 +173,16 @@ class BrokerVersions:
         return await asyncio.shield(task)
 
     async def _ask(self, address: Address, version: int) -> Body:
-        timeout_s = self._door.dialler.timeout_s
+        timeout_s = self._connector.dialler.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                sock, _, _ = await self._door.open(address)
+                sock, _, _ = await self._connector.open(address)
                 try:
                     log.debug("asking for versions, connected to %s from %s", address, Address(*sock.getsockname()[:2]))
                     name = {"clientSoftwareName": "kproxy", "clientSoftwareVersion": "1"} if version >= 3 else {}
                     body = await ask(sock, address, API_VERSIONS, version, name, client_id="kproxy")
                 finally:
-                    self._door.close(sock)
+                    self._connector.close(sock)
         except TimeoutError:
             raise UpstreamError(f"{address} did not answer ApiVersions within {timeout_s:g} s", "timeout") from None
         except ProtocolError as fault:

@@ -1,9 +1,9 @@
 """Which clients may come in: how many at once and how many a second, of a listener and of one address.
 
-An `Admission` counts what it let in, and answers with the limit that a client is beyond. The rates are token buckets
-that hold one second's worth. Per address it remembers those that have connections open, and those whose bucket is not
-full yet; of the latter MAX_ADDRESSES at most, the rest share one bucket. So a flood from everywhere is slowed down as
-one address, and never takes memory without bound. Refuses to know sockets and clocks: times are seconds that the
+`ConnectionLimits` counts the connections that it admitted, and names the limit that a client exceeds. The rates are
+token buckets that hold one second's worth. It remembers the addresses with open connections, and those whose bucket is
+not full yet; MAX_ADDRESSES of the latter at most, the rest share one bucket. So a flood from everywhere is slowed down
+as one address, and never takes memory without bound. Refuses to know sockets and clocks: times are seconds that the
 caller gives, and only grow.
 """
 
@@ -43,7 +43,7 @@ class Bucket:
         return True
 
 
-class Admission:
+class ConnectionLimits:
     """The counts of one listener, and of the addresses that connect to it."""
 
     def __init__(self, limits: Limits) -> None:

@@ -72,7 +72,7 @@ def broker_login(cluster: Cluster, loops: LoopGuard, cells: ClusterCells) -> Bro
 
 
 class Logins:
-    """The logins of one cluster's connections. `of_broker` is a step of the door; `checks`: of a welcome step."""
+    """The logins of one cluster's connections: `of_broker` is a step of the way to a broker."""
 
     def __init__(self, cluster: Cluster, loops: LoopGuard, cells: ClusterCells) -> None:
         """Raises ConfigError for files that cannot be read."""

@@ -32,7 +32,7 @@ class ClusterTls:
         names: ServerNames | None = None,
     ) -> None:
         self.welcome: ClientHandshakes | None = None
-        self.door: BrokerHandshakes | None = None
+        self.broker_step: BrokerHandshakes | None = None
         self._watched: list[tuple[Reloading, TlsSide]] = []
         name = cluster.name
         clients, brokers = cluster.tls, cluster.upstream_tls
@@ -53,7 +53,7 @@ class ClusterTls:
             upstream, side = self._watch(
                 cells, "broker", BROKER_RESULTS, f"cluster={name} upstream_tls", built_upstream
             )
-            self.door = BrokerHandshakes(brokers, lambda: upstream.context, handshakes(), side)
+            self.broker_step = BrokerHandshakes(brokers, lambda: upstream.context, handshakes(), side)
 
     def _watch(
         self, cells: ClusterCells, side: str, results: tuple[str, ...], whose: str, build: Callable[[], Built]

@@ -40,8 +40,8 @@ from kproxy.proxy.cluster.offset_questions import (
 )
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.log_limiter import LogLimiter
+from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.proxy.upstream.conversation import Conversation, conversation
-from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.request import ClosedByBroker
 from kproxy.wording import few
 
@@ -93,7 +93,7 @@ class LagQuestions:
     def __init__(
         self,
         cells: ClusterCells,
-        door: Door,
+        connector: BrokerConnector,
         bootstrap: BootstrapAddresses,
         address_of: Callable[[int], Address | None],
         source: LagSource,
@@ -101,7 +101,7 @@ class LagQuestions:
         now_ns: Callable[[], int],
     ) -> None:
         self._cells = cells
-        self._door = door
+        self._connector = connector
         self._bootstrap = bootstrap
         self._address_of = address_of
         self._source = source
@@ -139,7 +139,7 @@ class LagQuestions:
             return True
         begun_ns = self._now_ns()
         async with AsyncExitStack() as stack:
-            brokers = _Brokers(self._door, self._bootstrap, self._where, self._brokers.values, stack)
+            brokers = _Brokers(self._connector, self._bootstrap, self._where, self._brokers.values, stack)
             topics = _topics(lags)
             self._leaders = {topic: led for topic, led in self._leaders.items() if topic in topics}
             self._listed &= topics
@@ -279,7 +279,7 @@ class _Brokers:
 
     def __init__(
         self,
-        door: Door,
+        connector: BrokerConnector,
         bootstrap: BootstrapAddresses,
         where: Callable[[int], Address | None],
         named: Callable[[], Iterable[Address]],
@@ -287,7 +287,7 @@ class _Brokers:
     ) -> None:
         self.answers = 0
         self.faults: list[Exception] = []
-        self._door = door
+        self._connector = connector
         self._bootstrap = bootstrap
         self._where = where
         self._named = named
@@ -302,7 +302,7 @@ class _Brokers:
     ) -> Answer[K, V] | None:
         """What a broker answers; None: nothing, now or before in this round."""
         try:
-            async with asyncio.timeout(self._door.dialler.timeout_s):
+            async with asyncio.timeout(self._connector.dialler.timeout_s):
                 if node_id not in self._open:
                     self._open[node_id] = await self._connect(node_id)
                 found = self._open[node_id]
@@ -332,7 +332,7 @@ class _Brokers:
         return await self._talk(addresses[-1])
 
     async def _talk(self, address: Address) -> tuple[Conversation, Offers]:
-        talk = await self._stack.enter_async_context(conversation(address, self._door))
+        talk = await self._stack.enter_async_context(conversation(address, self._connector))
         return talk, await talk.versions()
 
 

@@ -12,8 +12,8 @@ from kproxy.errors import ProtocolError, UpstreamError
 from kproxy.protocol import codec
 from kproxy.protocol.apis import METADATA
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.proxy.upstream.conversation import Conversation, conversation
-from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.request import ClosedByBroker
 from kproxy.wire.bodies import SUMS, BodyWalker, empty_rest
 from kproxy.wire.broker_side import MAX_HEAD
@@ -21,14 +21,14 @@ from kproxy.wire.broker_side import MAX_HEAD
 _FIRST_METADATA_BY_ID = 12
 
 
-async def ask_brokers(address: Address, door: Door) -> dict[int, Address] | None:
+async def ask_brokers(address: Address, connector: BrokerConnector) -> dict[int, Address] | None:
     """Node id -> address of all brokers, as the one at `address` names them; None: it wants a login first."""
-    timeout_s = door.dialler.timeout_s
+    timeout_s = connector.dialler.timeout_s
     try:
         async with asyncio.timeout(timeout_s):
             version = -1
             try:
-                async with conversation(address, door) as talk:
+                async with conversation(address, connector) as talk:
                     version = await talk.metadata_version()
                     return await _brokers(talk, version)
             except ClosedByBroker:
@@ -36,7 +36,7 @@ async def ask_brokers(address: Address, door: Door) -> dict[int, Address] | None
                     return None
                 if version == 0:
                     raise
-            async with conversation(address, door) as talk:
+            async with conversation(address, connector) as talk:
                 return await _brokers(talk, 0)  # ApiVersions came with 0.10
     except TimeoutError:
         raise UpstreamError(f"{address} did not answer within {timeout_s:g} s", "timeout") from None
@@ -44,11 +44,11 @@ async def ask_brokers(address: Address, door: Door) -> dict[int, Address] | None
         raise UpstreamError(f"{address} does not answer as a Kafka broker does: {fault}") from fault
 
 
-async def ask_versions(address: Address, door: Door) -> dict[int, tuple[int, int]]:
+async def ask_versions(address: Address, connector: BrokerConnector) -> dict[int, tuple[int, int]]:
     """API key -> (lowest, highest) version that the broker at `address` offers. Raises UpstreamError."""
-    timeout_s = door.dialler.timeout_s
+    timeout_s = connector.dialler.timeout_s
     try:
-        async with asyncio.timeout(timeout_s), conversation(address, door) as talk:
+        async with asyncio.timeout(timeout_s), conversation(address, connector) as talk:
             return await talk.versions()
     except TimeoutError:
         raise UpstreamError(f"{address} did not answer ApiVersions within {timeout_s:g} s", "timeout") from None
@@ -56,19 +56,21 @@ async def ask_versions(address: Address, door: Door) -> dict[int, tuple[int, int
         raise UpstreamError(f"{address} does not answer as a Kafka broker does: {fault}") from fault
 
 
-async def ask_topic_names(address: Address, door: Door, topic_ids: Sequence[UUID]) -> Mapping[UUID, str]:
+async def ask_topic_names(
+    address: Address, connector: BrokerConnector, topic_ids: Sequence[UUID]
+) -> Mapping[UUID, str]:
     """The names of the topics with these ids, of those that the broker at `address` has and tells."""
     try:
-        async with asyncio.timeout(door.dialler.timeout_s), conversation(address, door) as talk:
+        async with asyncio.timeout(connector.dialler.timeout_s), conversation(address, connector) as talk:
             return await _topic_names(talk, topic_ids)
     except (TimeoutError, ProtocolError) as fault:
         raise UpstreamError(f"{address} does not answer Metadata: {fault!r}") from fault
 
 
-async def probe(address: Address, door: Door) -> None:
+async def probe(address: Address, connector: BrokerConnector) -> None:
     """Ask for nothing but ApiVersions: a question that comes back to one of our listeners proves a loop."""
     try:
-        async with asyncio.timeout(door.dialler.timeout_s), conversation(address, door) as talk:
+        async with asyncio.timeout(connector.dialler.timeout_s), conversation(address, connector) as talk:
             await talk.metadata_version()
     except (TimeoutError, ProtocolError) as fault:
         raise UpstreamError(f"{address} does not answer ApiVersions: {fault!r}") from fault

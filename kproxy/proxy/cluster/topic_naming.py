@@ -11,7 +11,7 @@ from kproxy.proxy.cluster.bootstrap import BootstrapAddresses
 from kproxy.proxy.cluster.question import ask_topic_names
 from kproxy.proxy.filters.policy.topic_names import TopicNames
 from kproxy.proxy.tasks import Tasks
-from kproxy.proxy.upstream.door import Door
+from kproxy.proxy.upstream.connector import BrokerConnector
 
 NAMING_PAUSE_S = 0.5  # between two questions
 
@@ -21,12 +21,12 @@ log = logging.getLogger("kproxy.cluster")
 class TopicNaming:
     """names: what is known; looking up an unknown id there begins a question."""
 
-    def __init__(self, cluster: str, addresses: BootstrapAddresses, door: Door, tasks: Tasks) -> None:
+    def __init__(self, cluster: str, addresses: BootstrapAddresses, connector: BrokerConnector, tasks: Tasks) -> None:
         self.names = TopicNames(self._begin)
         self.is_asking = False
         self._cluster = cluster
         self._addresses = addresses
-        self._door = door
+        self._connector = connector
         self._tasks = tasks
 
     def _begin(self) -> None:
@@ -39,7 +39,7 @@ class TopicNaming:
             unknown = self.names.unknown()
             for address in self._addresses.in_order():
                 try:
-                    self.names.learn(await ask_topic_names(address, self._door, unknown))
+                    self.names.learn(await ask_topic_names(address, self._connector, unknown))
                     break
                 except UpstreamError as fault:
                     log.debug("cluster=%s: topics have no names yet: %s", self._cluster, fault)

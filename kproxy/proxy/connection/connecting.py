@@ -1,6 +1,6 @@
 """The connections of one cluster, from an accepted client to the end of its relay.
 
-In this order: accept, admit (`admission/entrance.py`), dial (`dialling.py`), build (`building.py`), relay. A client is
+In this order: accept, admit (`admission/admission.py`), dial (`dialling.py`), build (`building.py`), relay. A client is
 read only once its broker is connected, but for its admission. Bounded by the gate's connections. Refuses to know how
 brokers are found and ports bound.
 """
@@ -14,7 +14,7 @@ from functools import partial
 
 from kproxy.errors import RefusedClient, UpstreamError
 from kproxy.metrics.upstream import UpstreamCells
-from kproxy.proxy.admission.entrance import Entrance, Ticket, Welcome
+from kproxy.proxy.admission.admission import Admission, Ticket, Welcome
 from kproxy.proxy.admission.failed_logins import CERTIFICATE, FailedLogins, is_failed_login
 from kproxy.proxy.admission.logins import Logins
 from kproxy.proxy.cluster.topic_naming import TopicNaming
@@ -36,7 +36,7 @@ from kproxy.proxy.relay.relay import Relay
 from kproxy.proxy.sockets.listeners import Accepted
 from kproxy.proxy.tasks import Tasks
 from kproxy.proxy.tls.tls_socket import TlsSocket
-from kproxy.proxy.upstream.door import Door
+from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import SIDES, Desync
 
@@ -50,9 +50,9 @@ class Connections:
     """Serves the clients of one cluster.
 
     topology: the brokers. advertise: rewrites a broker's address; find_leak: looks at answers before they leave;
-    broker_lost(): a broker could not be dialled, or reset a connection; door: the way to brokers; welcome: the steps of
-    a client's admission, in order, each raising RefusedClient for one that is to be closed; logins: of kproxy and of
-    clients.
+    broker_lost(): a broker could not be dialled, or reset a connection; connector: the way to brokers; welcome: the
+    steps of a client's admission, in order, each raising RefusedClient for one that is to be closed; logins: of kproxy
+    and of clients.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Connections:
         advertise: Advertise,
         find_leak: FindLeak,
         broker_lost: Callable[[], None],
-        door: Door,
+        connector: BrokerConnector,
         welcome: Iterable[Welcome] = (),
         logins: Logins | None = None,
     ) -> None:
@@ -80,10 +80,10 @@ class Connections:
         self._sinks = () if redirected is None else (redirected.look_for_brokers,)
         self._tasks = Tasks(f"cluster={cluster.name}")
         steps = (*((redirected.find_destination,) if redirected is not None else ()), *welcome)
-        self.entrance = Entrance(cluster, steps, worker.metrics.cluster(cluster.name).limits, self._kept_out)
-        self.loops = Loops(cluster.name, worker, metrics, door, self._tasks, redirected=redirected is not None)
-        self.naming = TopicNaming(cluster.name, topology.addresses, door, self._tasks)
-        self._dialling = Dialling(topology, door, metrics, worker.gate)
+        self.admission = Admission(cluster, steps, worker.metrics.cluster(cluster.name).limits, self._kept_out)
+        self.loops = Loops(cluster.name, worker, metrics, connector, self._tasks, redirected=redirected is not None)
+        self.naming = TopicNaming(cluster.name, topology.addresses, connector, self._tasks)
+        self._dialling = Dialling(topology, connector, metrics, worker.gate)
         self._logins = logins if logins is not None and logins.answers_clients else None
         self._filters = ClusterFilters(
             worker,
@@ -126,7 +126,7 @@ class Connections:
                 self.loops.found(upstream, "a connection that kproxy itself made")
                 return
             incoming = Incoming(client, peer, node_id, self._worker.now_ns())
-            if not self.entrance.admit(incoming):
+            if not self.admission.admit(incoming):
                 client.close()
                 return
             self._worker.gate.enter()
@@ -144,8 +144,8 @@ class Connections:
         relayed = False
         self.making += 1
         try:
-            if self.entrance.steps:
-                await self.entrance.welcome(client)
+            if self.admission.steps:
+                await self.admission.welcome(client)
             is_in = admitted(client)
             dialled = await self._dialling.open(is_in)
             self._relay(is_in, dialled)
@@ -164,7 +164,7 @@ class Connections:
                 client.sock.close()
                 if dialled is not None:
                     self._dialling.close(dialled)
-                self.entrance.left(client.ticket)
+                self.admission.left(client.ticket)
                 self._worker.left(client.number)
 
     def _relay(self, client: Admitted, dialled: Dialled) -> None:
@@ -193,7 +193,7 @@ class Connections:
         if worker.traces:
             worker.traces.connected(relay)
         if self._cluster.limits.ends_some:
-            worker.ageing.watch(relay, self._cluster.limits, self.entrance.reached)
+            worker.ageing.watch(relay, self._cluster.limits, self.admission.reached)
         if self._logins is not None:
             self._logins.named(relay.session, client, worker.now_ns())
             self._logins.begin(relay, client, dialled.login, authorizer, self._filters.expired_interest)
@@ -214,7 +214,7 @@ class Connections:
         if self._logs_ends or log.isEnabledFor(logging.DEBUG):
             level = logging.INFO if self._logs_ends else logging.DEBUG
             log.log(level, END_LINE, cause, *end_fields(relay, worker.now_ns()))
-        self.entrance.left(ticket)
+        self.admission.left(ticket)
         if self._logins is not None:
             self._logins.ended(relay)
         if cause == "broker_reset":

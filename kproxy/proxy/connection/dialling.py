@@ -9,15 +9,15 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.connection.labels import broker_label
 from kproxy.proxy.relay.ends import Admitted, Dialled
 from kproxy.proxy.sockets.listeners import Gate
-from kproxy.proxy.upstream.door import Door
+from kproxy.proxy.upstream.connector import BrokerConnector
 
 
 class Dialling:
     """Counts each dial in `metrics`; `gate` is asked to pause where the process has no descriptors left."""
 
-    def __init__(self, topology: Topology, door: Door, metrics: UpstreamCells, gate: Gate) -> None:
+    def __init__(self, topology: Topology, connector: BrokerConnector, metrics: UpstreamCells, gate: Gate) -> None:
         self._topology = topology
-        self._door = door
+        self._connector = connector
         self._metrics = metrics
         self._gate = gate
 
@@ -43,7 +43,7 @@ class Dialling:
     async def _dial(self, address: Address, client: Admitted, broker: str) -> Dialled:
         start = monotonic_ns()
         try:
-            dialled = await self._door.open(address, client=client)
+            dialled = await self._connector.open(address, client=client)
         except UpstreamError as fault:
             self._metrics.dial_failed(broker, fault.cause)
             if isinstance(fault.__cause__, OSError):
@@ -54,4 +54,4 @@ class Dialling:
 
     def close(self, dialled: Dialled) -> None:
         """Close a connection that no relay took over."""
-        self._door.close(dialled.sock)
+        self._connector.close(dialled.sock)

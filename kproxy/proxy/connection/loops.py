@@ -16,7 +16,7 @@ from kproxy.proxy.connection.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.relay import Relay
 from kproxy.proxy.tasks import Tasks
-from kproxy.proxy.upstream.door import Door
+from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.proxy.upstream.loops import loop_through
 
 # A loop that neither addresses nor questions show makes connections without end. At so many to one upstream, and at
@@ -27,16 +27,23 @@ log = logging.getLogger("kproxy.cluster")
 
 
 class Loops:
-    """looped: the upstream that led back to this kproxy last. door: the way of the questions."""
+    """looped: the upstream that led back to this kproxy last. connector: the way of the questions."""
 
     def __init__(
-        self, cluster: str, worker: Worker, metrics: UpstreamCells, door: Door, tasks: Tasks, *, redirected: bool
+        self,
+        cluster: str,
+        worker: Worker,
+        metrics: UpstreamCells,
+        connector: BrokerConnector,
+        tasks: Tasks,
+        *,
+        redirected: bool,
     ) -> None:
         self.looped: Address | None = None
         self._cluster = cluster
         self._worker = worker
         self._metrics = metrics
-        self._door = door
+        self._connector = connector
         self._tasks = tasks
         self._redirected = redirected
         self._open: dict[Address, int] = {}  # connections by upstream
@@ -87,7 +94,7 @@ class Loops:
 
     async def _probe(self, upstream: Address) -> None:
         try:
-            await probe(upstream, self._door)
+            await probe(upstream, self._connector)
         except UpstreamError as fault:
             text = "cluster=%s: %s has many connections, and a question to it failed: %s"
             log.debug(text, self._cluster, upstream, fault)

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 
 from kproxy.errors import DIAL_CAUSES, LOGIN_CAUSES, ConfigError, UpstreamError
 from kproxy.metrics.upstream import ClusterState
+from kproxy.proxy.admission.admission import Welcome
 from kproxy.proxy.admission.authentication import Authentication, BrokerVersions
-from kproxy.proxy.admission.entrance import Welcome
 from kproxy.proxy.admission.logins import Logins
 from kproxy.proxy.admission.proxy_protocol import ReadProxyHeader
 from kproxy.proxy.admission.tls import ClusterTls
@@ -36,7 +36,7 @@ from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.sockets.listeners import Accepted, Listener, is_local, resolve, why_unbound
 from kproxy.proxy.tasks import Tasks
-from kproxy.proxy.upstream.door import Door, Step
+from kproxy.proxy.upstream.connector import BrokerConnector, Step
 from kproxy.proxy.upstream.proxy_protocol import UNREAD, SendProxyHeader
 from kproxy.proxy.upstream.request import ClosedByBroker
 
@@ -57,12 +57,12 @@ def _welcome_steps(cluster: Cluster, tls: ClusterTls, find_broker: Welcome, auth
         yield authenticate
 
 
-def _door_steps(cluster: Cluster, tls: ClusterTls, login: Step | None) -> Iterator[Step]:
+def _connector_steps(cluster: Cluster, tls: ClusterTls, login: Step | None) -> Iterator[Step]:
     """What a connection to a broker begins with, in the order of its bytes."""
     if cluster.proxy_protocol is not None:
         yield SendProxyHeader(cluster.proxy_protocol)
-    if tls.door is not None:
-        yield tls.door
+    if tls.broker_step is not None:
+        yield tls.broker_step
     if login is not None:
         yield login
 
@@ -83,7 +83,7 @@ class ClusterProxy:
         self._logins = Logins(cluster, worker.loops, self._cells)
         names = ServerNames(cluster.sni, cluster.sni_bootstrap) if cluster.sni is not None else None
         self._tls = ClusterTls(cluster, self._cells, worker.handshakes, names)
-        self._door = Door(worker.dialler, _door_steps(cluster, self._tls, self._logins.of_broker))
+        self._connector = BrokerConnector(worker.dialler, _connector_steps(cluster, self._tls, self._logins.of_broker))
         self._redirected: Transparent | None = None
         if cluster.route == transparent.ROUTE:
             self._redirected = Transparent(
@@ -106,13 +106,13 @@ class ClusterProxy:
             self._find_leak,
             self._broker_lost,
             # Redirected clients bring their own TLS and login: kproxy's are for its questions alone.
-            self._door if self._redirected is None else Door(worker.dialler),
+            self._connector if self._redirected is None else BrokerConnector(worker.dialler),
             _welcome_steps(cluster, self._tls, self._find_broker, self._authenticate),
             logins=self._logins if self._redirected is None else None,
         )
         self._authentication: Authentication | None = None
         if self._logins.of_clients is not None:
-            bare = Door(worker.dialler, _door_steps(cluster, self._tls, None))
+            bare = BrokerConnector(worker.dialler, _connector_steps(cluster, self._tls, None))
             self._authentication = Authentication(
                 self._logins.of_clients,
                 BrokerVersions(bare),
@@ -136,9 +136,9 @@ class ClusterProxy:
         return Address(self.cluster.listen.host, self._bootstrap.port)
 
     @property
-    def door(self) -> Door:
+    def connector(self) -> BrokerConnector:
         """The way to its brokers, with all that a connection there begins with."""
-        return self._door
+        return self._connector
 
     @property
     def brokers(self) -> dict[int, Listener]:
@@ -208,7 +208,7 @@ class ClusterProxy:
         cluster, worker = self.cluster, self._worker
         return LagQuestions(
             self._cells,
-            self._door,
+            self._connector,
             BootstrapAddresses(cluster.bootstrap),
             lambda node_id: self.routes.upstreams.get(node_id),
             worker.lags,
@@ -280,7 +280,7 @@ class ClusterProxy:
         self._successor = successor
         self._connections.ends = ends
         if ends:
-            self._connections.entrance.hurry()
+            self._connections.admission.hurry()
         self.close()
         self._tasks.stop()
 
@@ -334,7 +334,7 @@ class ClusterProxy:
 
     async def _ask(self, address: Address) -> Brokers | None:
         try:
-            return await ask_brokers(address, self._door)
+            return await ask_brokers(address, self._connector)
         except ClosedByBroker as fault:
             if self.cluster.proxy_protocol is None:
                 raise

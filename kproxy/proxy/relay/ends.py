@@ -35,7 +35,7 @@ class Incoming:
     number: int = 0  # of the connection, where another process has given it one
     destination: Address | None = None  # numeric, what it dialled before the kernel redirected it; None: our port
     server: Address | None = None  # where a PROXY header says that it connected to; None: where its socket says
-    ticket: tuple[str | None] | None = None  # what limits have counted it for (`admission/entrance.py`)
+    ticket: tuple[str | None] | None = None  # what limits have counted it for (`admission/admission.py`)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
-from kproxy.proxy.relay.crowding import FEW, FULL, Crowding
 from kproxy.proxy.relay.draining import Draining
 from kproxy.proxy.relay.ends import ANONYMOUS
+from kproxy.proxy.relay.in_flight import FEW, FULL, InFlightLimit
 from kproxy.proxy.relay.peer import Counting, Durations, Peer, discard_bytes, ignore_readiness
 from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
 from kproxy.proxy.relay.slow_lanes import SlowLanes
@@ -51,7 +51,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: close() sends a reset
 log = logging.getLogger("kproxy.relay")
 
 
-class Relay(Crowding, Draining):
+class Relay(InFlightLimit, Draining):
     """One client connection with its broker connection, from both being connected to both being closed."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Relay(Crowding, Draining):
         self._session_ns = 0  # the time that the session was last given: it never goes back
         self._faults = 0  # of the session, handled so far
         session.max_in_flight = min(session.most_in_flight, FREE_REQUESTS)  # the rest is lent
-        self._crowded = FEW
+        self._in_flight_state = FEW
         self._silent: TimerHandle | None = None  # the client has ended while FULL
         self._first_end = CLIENT
         self._between: Callable[[], None] | None = None  # what is to be done between two frames
@@ -244,8 +244,8 @@ class Relay(Crowding, Draining):
                     else:
                         self._emit()
                 if len(pending) >= limit:
-                    self._crowd()
-                elif self._crowded:
+                    self._limit_in_flight()
+                elif self._in_flight_state:
                     self._thin_out()
                 if resumes or backlog[CLIENT] is not None or backlog[BROKER] is not None:
                     self._put_back(side, arrived)
@@ -425,7 +425,7 @@ class Relay(Crowding, Draining):
         if self.closed or self._peers[side].ended or any(side in other.feeders for other in self._peers):
             return True
         stops = (self._pause is not None or (self._draining and not self._finishing)) and side == CLIENT
-        return (stops and self.session.at_boundary(CLIENT)) or (side == CLIENT and self._crowded == FULL)
+        return (stops and self.session.at_boundary(CLIENT)) or (side == CLIENT and self._in_flight_state == FULL)
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
@@ -437,7 +437,7 @@ class Relay(Crowding, Draining):
         if side == CLIENT and self.session.holds_back:
             # Nothing of it leaves before the broker's next answer: its end is read again after that.
             self._unread(CLIENT)
-            self._crowded = FULL
+            self._in_flight_state = FULL
             if self._unheard is None:
                 self._unheard = self._loop.call_later(HANDSHAKE_S, self.close, f"{SIDES[CLIENT]}_closed")
             return
@@ -455,7 +455,7 @@ class Relay(Crowding, Draining):
         other.stops = True
         if other.unsent is None:
             self._stop(1 - side)
-        if side == BROKER and self._crowded == FULL:  # nothing is pending any more
+        if side == BROKER and self._in_flight_state == FULL:  # nothing is pending any more
             self._unfill()
         if self._draining:
             self._drain_on()

@@ -1,7 +1,7 @@
 """A connection of kproxy's own to a broker: one question after the other, each in a version that both sides speak.
 
-kproxy does not log in here: the door does, where it is told to. Each connection has a client id that nobody else can
-know, so that a question that comes back proves a loop. Everything fails with UpstreamError, or ProtocolError for an
+BrokerConnector logs in where that is configured, not this. Each connection has a client id that nobody else can know,
+so that a question that comes back proves a loop. Everything fails with UpstreamError, or ProtocolError for an
 answer that does not decode; the socket is closed before either is raised. The caller bounds the time. Refuses to know
 what is asked, and what the answer is for.
 """
@@ -17,7 +17,7 @@ from kproxy.protocol.codec import Body
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.schema import schema
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.upstream.door import Door
+from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.proxy.upstream.loops import LoopGuard, loop_through
 from kproxy.proxy.upstream.request import ClosedByBroker, ask, ask_long, ask_walked
 from kproxy.wire.bodies import BodyWalker
@@ -26,12 +26,12 @@ log = logging.getLogger("kproxy.upstream")
 
 
 @asynccontextmanager
-async def conversation(address: Address, door: Door) -> AsyncIterator["Conversation"]:
+async def conversation(address: Address, connector: BrokerConnector) -> AsyncIterator["Conversation"]:
     """One connection to ask on; it is closed at the end, whatever happens. Bounded in time by the caller."""
-    sock, upstream, _ = await door.open(address, asking=True)
+    sock, upstream, _ = await connector.open(address, asking=True)
     try:
         log.debug("asking, connected to %s from %s", address, Address(*sock.getsockname()[:2]))
-        loops = door.dialler.loops
+        loops = connector.dialler.loops
         try:
             yield Conversation(sock, address, upstream, loops)
         except UpstreamError:
@@ -42,7 +42,7 @@ async def conversation(address: Address, door: Door) -> AsyncIterator["Conversat
     except OSError as fault:  # it was reset before it could be named
         raise ClosedByBroker(f"{address} closed the connection ({fault})") from fault
     finally:
-        door.close(sock)
+        connector.close(sock)
 
 
 class Conversation:

@@ -1,7 +1,7 @@
-"""kproxy's login at a broker: a step of the door, and what is needed to log in again on the same connection (KIP-368).
+"""kproxy's login at a broker: a step of `BrokerConnector`, and the renewal on the same connection (KIP-368).
 
-Bounds: MAX_ANSWER bytes of a broker's answer; the door bounds the time. Refuses to know mechanisms, and when a login is
-renewed.
+Bounds: MAX_ANSWER bytes of a broker's answer; BrokerConnector bounds the time. Refuses to know mechanisms, and when a
+login is renewed.
 """
 
 import asyncio

@@ -15,7 +15,7 @@ UNREAD = "leave proxy_protocol out, unless a balancer or a kproxy reads its head
 
 
 class SendProxyHeader:
-    """A step of a door. version: "v1" or "v2"."""
+    """A step of the way to a broker. version: "v1" or "v2"."""
 
     def __init__(self, version: str) -> None:
         self._version = version

@@ -1,7 +1,7 @@
-"""TLS with brokers: a step of the door.
+"""TLS with brokers: a step of the way to a broker.
 
 What fails is an UpstreamError of the cause "tls", whose text names what happened and the mend. Bounded in time by the
-door, in number by `Handshakes`. Refuses to know how files are read, and who the connection is for.
+connector, in number by `Handshakes`. Refuses to know how files are read, and who the connection is for.
 """
 
 import re
@@ -43,7 +43,7 @@ class BrokerHandshakes:
         """The step: replaces the socket. Raises UpstreamError."""
         name = self._settings.server_name or outgoing.address.host.rstrip(".")
         start = monotonic_ns()
-        result = "timeout"  # the door gives up, or what it is for
+        result = "timeout"  # the connector gives up, or what it is for
         try:
             tls = TlsSocket(
                 outgoing.sock, self._context(), self._handshakes.buffer, server_side=False, server_name=name

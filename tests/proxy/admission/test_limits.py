@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kproxy.proxy.limits import limits as module
 
 from kproxy.metrics.known import LIMITS as KNOWN
-from kproxy.proxy.admission import limits as module
-from kproxy.proxy.admission.limits import MAX_ADDRESSES, Admission, Bucket
+from kproxy.proxy.admission.limits import MAX_ADDRESSES, Bucket, ConnectionLimits
 from kproxy.proxy.config.limits import Limits
 
 
@@ -41,47 +41,47 @@ def test_a_rate_is_not_only_kept_but_reached():
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("abc"))))
 def test_what_comes_and_goes_is_counted_to_nothing(steps):
-    admission = Admission(Limits(max_connections=4, max_connections_per_address=2))
+    limits = ConnectionLimits(Limits(max_connections=4, max_connections_per_address=2))
     inside = []
     for comes, host in steps:
         if not comes and inside:
-            admission.leave()
-            admission.leave_from(inside.pop())
+            limits.leave()
+            limits.leave_from(inside.pop())
         elif comes:
-            limit = admission.enter(0.0)
+            limit = limits.enter(0.0)
             assert (limit == module.CONNECTIONS) == (len(inside) == 4)
-            if limit is None and admission.enter_from(host, 0.0) is None:
+            if limit is None and limits.enter_from(host, 0.0) is None:
                 inside.append(host)
             elif limit is None:
                 assert inside.count(host) == 2
-                admission.leave()
-        assert admission.connections == len(inside)
+                limits.leave()
+        assert limits.connections == len(inside)
     for host in inside:
-        admission.leave()
-        admission.leave_from(host)
-    assert admission.connections == 0 and not admission._open
+        limits.leave()
+        limits.leave_from(host)
+    assert limits.connections == 0 and not limits._open
 
 
 def test_addresses_that_many_share_are_not_limited():
-    admission = Admission(Limits(max_connections_per_address=1, unlimited_addresses=["10.0.0.0/8", "2001:db8::1"]))
+    limits = ConnectionLimits(Limits(max_connections_per_address=1, unlimited_addresses=["10.0.0.0/8", "2001:db8::1"]))
     for host in ("10.1.2.3", "::ffff:10.1.2.3", "2001:db8::1"):
-        assert [admission.enter_from(host, 0.0) for _ in range(3)] == [None] * 3
-    assert [admission.enter_from("2001:db8::2", 0.0) for _ in range(2)] == [None, module.CONNECTIONS_PER_ADDRESS]
+        assert [limits.enter_from(host, 0.0) for _ in range(3)] == [None] * 3
+    assert [limits.enter_from("2001:db8::2", 0.0) for _ in range(2)] == [None, module.CONNECTIONS_PER_ADDRESS]
 
 
 def test_a_flood_from_everywhere_takes_bounded_memory_and_shares_one_rate():
-    admission = Admission(Limits(max_connection_rate_per_address=2))
-    let_in = sum(admission.enter_from(f"address {number}", 1.0) is None for number in range(3 * MAX_ADDRESSES))
-    assert len(admission._buckets) == MAX_ADDRESSES
+    limits = ConnectionLimits(Limits(max_connection_rate_per_address=2))
+    let_in = sum(limits.enter_from(f"address {number}", 1.0) is None for number in range(3 * MAX_ADDRESSES))
+    assert len(limits._buckets) == MAX_ADDRESSES
     assert let_in == MAX_ADDRESSES + 2, "those that are not remembered are one address"
-    assert admission.enter_from("newcomer", 1.5) is None, "half a second is worth one more"
-    assert admission.enter_from("newcomer", 1.5) == module.RATE_PER_ADDRESS
-    assert admission.enter_from("newcomer", 10.0) is None
-    assert len(admission._buckets) == 1, "full buckets were forgotten"
+    assert limits.enter_from("newcomer", 1.5) is None, "half a second is worth one more"
+    assert limits.enter_from("newcomer", 1.5) == module.RATE_PER_ADDRESS
+    assert limits.enter_from("newcomer", 10.0) is None
+    assert len(limits._buckets) == 1, "full buckets were forgotten"
 
 
 @pytest.mark.parametrize("limit", [module.CONNECTIONS, module.RATE_PER_ADDRESS])
 def test_the_reason_names_the_setting_and_its_value(limit):
-    admission = Admission(Limits(max_connections=7, max_connection_rate_per_address=0.5))
-    text = admission.why(limit)
+    limits = ConnectionLimits(Limits(max_connections=7, max_connection_rate_per_address=0.5))
+    text = limits.why(limit)
     assert limit in text and ("7 " in text or "0.5 " in text) and "[cluster.limits]" in text

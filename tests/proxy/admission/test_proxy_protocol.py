@@ -12,7 +12,7 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.sockets.proxy_header import read, write
 from tests.ports import free_ports
-from tests.proxy.admission.test_entrance import is_closed, talks
+from tests.proxy.admission.test_admission import is_closed, talks
 from tests.proxy.live import HOST, Broker, Wire, kproxy, live, request
 
 ANYBODY = Limits(unlimited_addresses=["127.0.0.0/8"]).unlimited_addresses

@@ -170,8 +170,8 @@ def test_the_names_of_topics_are_read_while_the_loop_goes_on():
     async def test():
         async with kproxy() as here:
             ids = [UUID(int=number + 1) for number in range(500)]
-            address, door = Address(HOST, here.broker.port), here.server.clusters[0].door
-            asking = asyncio.create_task(question.ask_topic_names(address, door, ids))
+            address, connector = Address(HOST, here.broker.port), here.server.clusters[0].connector
+            asking = asyncio.create_task(question.ask_topic_names(address, connector, ids))
             answer = response(METADATA, 12, METADATA, of_topics(*range(500)))
             wire = await here.broker.accept()
             await wire.frame()
@@ -279,9 +279,9 @@ def test_questions_leave_no_socket_to_the_garbage_collector(monkeypatch):
     faults = []
     ask = question.ask_brokers
 
-    async def kept(address, door):
+    async def kept(address, connector):
         try:
-            return await ask(address, door)
+            return await ask(address, connector)
         except Exception as fault:
             faults.append(fault)  # as a log record or a debugger would: its frames stay alive
             raise

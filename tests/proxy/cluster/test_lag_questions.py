@@ -29,8 +29,8 @@ from kproxy.proxy.cluster import lag_questions
 from kproxy.proxy.cluster.bootstrap import BootstrapAddresses
 from kproxy.proxy.cluster.lag_questions import LagQuestions, OwnLags
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.proxy.upstream.dial import Dialler
-from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.loops import LoopGuard
 from kproxy.proxy.upstream.resolver import Resolver
 from tests.proxy.live import HOST, live
@@ -163,7 +163,13 @@ class Asking:
         dialler = Dialler(Resolver(), LoopGuard(lambda *_: False), 10.0)
         bootstrap = BootstrapAddresses([Address(HOST, brokers.port)])
         self.questions = LagQuestions(
-            self.cells, Door(dialler), bootstrap, lambda _: None, OwnLags(self.metrics), 15.0, self.metrics.now_ns
+            self.cells,
+            BrokerConnector(dialler),
+            bootstrap,
+            lambda _: None,
+            OwnLags(self.metrics),
+            15.0,
+            self.metrics.now_ns,
         )
 
     def commit(self, group: str, key: tuple[str, int], offset: int) -> None:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from kproxy.protocol import codec
 from kproxy.protocol.apis import API_VERSIONS, FETCH, METADATA, PRODUCE
-from kproxy.proxy.admission.entrance import Entrance
+from kproxy.proxy.admission.admission import Admission
 from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.relay.ends import Incoming
 from kproxy.wire import interest
@@ -161,13 +161,13 @@ def test_a_listener_without_a_policy_has_no_authorizer():
 def test_clients_that_come_all_at_once_leave_their_turns_to_those_that_are_there(monkeypatch):
     """Each that comes costs a millisecond or two until its first request has gone: a few of them, then all others."""
     came: list[int] = [0]  # by turn of the loop
-    admit = Entrance.admit
+    admit = Admission.admit
 
-    def admitted(entrance: Entrance, client: Incoming) -> bool:
+    def admitted(admission: Admission, client: Incoming) -> bool:
         came[-1] += 1
-        return admit(entrance, client)
+        return admit(admission, client)
 
-    monkeypatch.setattr(Entrance, "admit", admitted)
+    monkeypatch.setattr(Admission, "admit", admitted)
 
     async def turns() -> None:
         while True:

@@ -105,7 +105,7 @@ async def _own_answers(here: Live, client: Wire) -> None:
 async def _ended(here: Live, client: Wire) -> None:
     await client.send(heartbeats(LIMIT))
     await here.until(lambda: len(here.server._worker.relays) and now(here)["pending_requests"])  # type: ignore[union-attr]
-    await here.until(lambda: next(iter(here.server._worker.relays.values()))._crowded == 2)  # type: ignore[union-attr]
+    await here.until(lambda: next(iter(here.server._worker.relays.values()))._in_flight_state == 2)  # type: ignore[union-attr]
     client.end()
     await here.until(lambda: now(here)["ended"] == 1)
 

@@ -103,7 +103,7 @@ def test_a_broker_that_moves_keeps_its_port():
             assert await is_connected(here, first[2][1], new)
             assert await told(client, broker, [node(1, here.broker.port)])  # broker 2 has gone
             new.close()
-            client = await Wire.dial(first[2][1])  # the door stays; behind it there is nobody
+            client = await Wire.dial(first[2][1])  # the port stays; behind it there is nobody
             assert await client.rest() == b""
             await here.until(lambda: here.counted.disconnects["unreachable"])
 

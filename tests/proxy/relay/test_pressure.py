@@ -8,7 +8,7 @@ import pytest
 
 from kproxy.protocol.apis import DESCRIBE_GROUPS
 from kproxy.proxy.config.policy import Rule
-from kproxy.proxy.relay import crowding, pressure
+from kproxy.proxy.relay import in_flight, pressure
 from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
 from kproxy.wire import pairing
 from tests.proxy import live as here_live
@@ -31,7 +31,7 @@ def test_requests_of_all_are_bounded_and_few_are_always_free(monkeypatch):
             sending = [asyncio.create_task(client.send(asked(2 * pairing.LIMIT))) for client, _ in floods]
             relays = list(here.server._worker.relays.values())
             reading = [asyncio.create_task(broker.rest()) for _, broker in floods]
-            await here.until(lambda: all(one._crowded == crowding.FULL for one in relays))
+            await here.until(lambda: all(one._in_flight_state == in_flight.FULL for one in relays))
 
             def waiting() -> list[int]:
                 return [len(one.session.pending) for one in relays]
@@ -70,7 +70,7 @@ def test_of_clients_that_ended_unread_few_wait_for_answers(monkeypatch):
     """The kernel holds what they sent, so who has waited for longest goes; the others still get their answers."""
     monkeypatch.setattr(pressure, "MOST_ENDED", 3)
     monkeypatch.setattr(pressure, "MOST_REQUESTS", 0)
-    monkeypatch.setattr(crowding, "GONE_S", 3600)
+    monkeypatch.setattr(in_flight, "GONE_S", 3600)
     count = 2 * FREE_REQUESTS
     answers = [sized(number.to_bytes(4)) for number in range(count)]
 

@@ -19,7 +19,7 @@ import pytest
 
 from kproxy.protocol import codec
 from kproxy.protocol.apis import FETCH, HEARTBEAT, PRODUCE, SASL_HANDSHAKE
-from kproxy.proxy.relay import crowding, relay
+from kproxy.proxy.relay import in_flight, relay
 from kproxy.proxy.sockets import listeners
 from kproxy.proxy.sockets.sockets import READ_BYTES
 from kproxy.tables.recorder import Recorder
@@ -247,7 +247,7 @@ async def test_a_flood_of_small_frames_is_shared_out_over_turns_and_held_back_at
 @pytest.mark.parametrize("reset", [True, False])
 def test_a_client_that_goes_while_it_is_held_back_keeps_no_connection(reset, monkeypatch):
     """Its requests are pending at a broker that answers nothing, and more of them are unread."""
-    monkeypatch.setattr(crowding, "GONE_S", 0.1)
+    monkeypatch.setattr(in_flight, "GONE_S", 0.1)
 
     async def test():
         async with kproxy() as here:

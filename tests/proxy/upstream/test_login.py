@@ -1,4 +1,4 @@
-"""The step of the door that logs in: what a broker's answer may cost before it is read."""
+"""The step of the way to a broker that logs in: what a broker's answer may cost before it is read."""
 
 import asyncio
 import socket

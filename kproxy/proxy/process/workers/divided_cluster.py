@@ -96,15 +96,15 @@ class ParentCluster(ClusterProxy):
         except OSError:  # it has gone already
             client.sock.close()
             self._worker.gate.leave()
-            self._connections.entrance.left(client.ticket)
+            self._connections.admission.left(client.ticket)
             return
-        entrance = self._connections.entrance  # where it was counted, whatever follows
+        admission = self._connections.admission  # where it was counted, whatever follows
         port = self.cluster.name, client.node_id
-        if entrance.counts_headers:
-            count = partial(entrance.count_address, client)
-            self._crew.hand_over(port, own, client, lambda: entrance.left(client.ticket), count)
+        if admission.counts_headers:
+            count = partial(admission.count_address, client)
+            self._crew.hand_over(port, own, client, lambda: admission.left(client.ticket), count)
         else:
-            self._crew.hand_over(port, own, client, partial(entrance.left, client.ticket))
+            self._crew.hand_over(port, own, client, partial(admission.left, client.ticket))
 
     @property
     def has_started(self) -> bool:
@@ -144,7 +144,7 @@ class WorkerCluster(ClusterProxy):
         self._second = 0
         self._refused: dict[int, float] = {}  # brokers that the parent has no port for -> until when it is not asked
         self._limits = LogLimiter(log)
-        self._connections.entrance.count_elsewhere = self._count_at_parent
+        self._connections.admission.count_elsewhere = self._count_at_parent
 
     def start(self, former: ClusterProxy | None = None) -> None:
         """Nothing yet: the parent's state brings the rest."""

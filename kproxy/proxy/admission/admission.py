@@ -1,4 +1,4 @@
-"""The entrance of one cluster: which accepted clients come in, and the steps that their connections begin with.
+"""The admission of one cluster: which accepted clients come in, and the steps that their connections begin with.
 
 Joins the limits (`admission/limits.py`), the welcome steps and their time. A client that is kept out is closed at once,
 with a line that names the limit and the mend, and a count. With several processes the one that accepts asks `admit`,
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from time import monotonic
 
 from kproxy.errors import RefusedClient
-from kproxy.proxy.admission.limits import Admission
+from kproxy.proxy.admission.limits import ConnectionLimits
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.relay.ends import Incoming
 
@@ -25,7 +25,7 @@ LAST_WELCOME_S = 1.0  # from its accept, which a client has for its login once k
 CountElsewhere = Callable[[Incoming], Awaitable[str | None]]
 
 
-class Entrance:
+class Admission:
     """reached: counts by limit, which this adds to; refuse(client, fault): reports a client that is kept out.
 
     count_elsewhere: set where another process counts connections.
@@ -42,7 +42,7 @@ class Entrance:
         self._cluster = cluster
         self._reached = reached
         self._refuse = refuse
-        self._admission = Admission(cluster.limits) if cluster.limits.admits_some else None
+        self._limits = ConnectionLimits(cluster.limits) if cluster.limits.admits_some else None
         self.count_elsewhere: CountElsewhere | None = None
         self._welcomes: dict[asyncio.Timeout, float] = {}  # under way -> when they began
         self._hurries = False
@@ -50,15 +50,15 @@ class Entrance:
     @property
     def counts_headers(self) -> bool:
         """Whether the address that counts is known only from a PROXY header."""
-        admission = self._admission
-        return admission is not None and admission.limits_addresses and self._cluster.accept_proxy_protocol
+        limits = self._limits
+        return limits is not None and limits.limits_addresses and self._cluster.accept_proxy_protocol
 
     def admit(self, client: Incoming) -> bool:
         """Count a client that was just accepted; False: it is beyond a limit, which is reported, and must be closed."""
-        admission = self._admission
-        if admission is None:
+        limits = self._limits
+        if limits is None:
             return True
-        limit = admission.enter(monotonic())
+        limit = limits.enter(monotonic())
         if limit is None:
             client.ticket = (None,)
             if not self._cluster.accept_proxy_protocol:
@@ -66,7 +66,7 @@ class Entrance:
         if limit is None:
             return True
         self.left(client.ticket)
-        self._refuse(client, self._beyond(admission, limit))
+        self._refuse(client, self._beyond(limits, limit))
         return False
 
     async def welcome(self, client: Incoming) -> None:
@@ -89,13 +89,13 @@ class Entrance:
         finally:
             del self._welcomes[time]
         if self.counts_headers:
-            assert self._admission is not None
+            assert self._limits is not None
             if self.count_elsewhere is not None:
                 limit = await self.count_elsewhere(client)
             else:
                 limit = self.count_address(client, client.peer.host)
             if limit is not None:
-                raise self._beyond(self._admission, limit)
+                raise self._beyond(self._limits, limit)
 
     def hurry(self) -> None:
         """End clients that are not in LAST_WELCOME_S after their accept: no request of theirs is in flight."""
@@ -108,11 +108,11 @@ class Entrance:
 
     def left(self, ticket: Ticket) -> None:
         """A client with that ticket has gone."""
-        if self._admission is not None and ticket is not None:
-            self._admission.leave()
+        if self._limits is not None and ticket is not None:
+            self._limits.leave()
             (host,) = ticket
             if host is not None:
-                self._admission.leave_from(host)
+                self._limits.leave_from(host)
 
     def reached(self, limit: str) -> None:
         """Count that a limit was reached, by its setting."""
@@ -120,14 +120,14 @@ class Entrance:
 
     def count_address(self, client: Incoming, host: str) -> str | None:
         """Count a client that was let in, for its address; the limit that it is beyond."""
-        admission = self._admission
-        if admission is None or not admission.limits_addresses:
+        limits = self._limits
+        if limits is None or not limits.limits_addresses:
             return None
-        limit = admission.enter_from(host, monotonic())
+        limit = limits.enter_from(host, monotonic())
         if limit is None:
             client.ticket = (host,)
         return limit
 
-    def _beyond(self, admission: Admission, limit: str) -> RefusedClient:
+    def _beyond(self, limits: ConnectionLimits, limit: str) -> RefusedClient:
         self.reached(limit)
-        return RefusedClient("limit", admission.why(limit))
+        return RefusedClient("limit", limits.why(limit))

@@ -8,8 +8,8 @@ import pytest
 
 from kproxy.errors import UpstreamError
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.proxy.upstream.dial import Dialler
-from kproxy.proxy.upstream.door import Door
 from kproxy.proxy.upstream.loops import LoopGuard
 from kproxy.proxy.upstream.request import ClosedByBroker
 from kproxy.proxy.upstream.resolver import Resolver
@@ -17,17 +17,17 @@ from tests.proxy.live import HOST, live
 
 
 async def opened(*steps, timeout_s=5.0):
-    """What a door with these steps says of a listening port, and how many connections of its own it still knows."""
+    """The outcome of these steps at a listening port, and how many connections of its own the guard still knows."""
     guard = LoopGuard(lambda *_: False)
-    door = Door(Dialler(Resolver(), guard, timeout_s), steps)
+    connector = BrokerConnector(Dialler(Resolver(), guard, timeout_s), steps)
     with socket.create_server((HOST, 0)) as broker:
         address = Address(*broker.getsockname())
         try:
-            sock, upstream, _ = await door.open(address)
+            sock, upstream, _ = await connector.open(address)
         except UpstreamError as fault:
             return fault, len(guard._dialled)
         assert upstream == address
-        door.close(sock)
+        connector.close(sock)
         return sock, len(guard._dialled)
 
 

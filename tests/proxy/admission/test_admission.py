@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from kproxy.protocol.apis import HEARTBEAT
-from kproxy.proxy.admission import entrance
+from kproxy.proxy.admission import admission
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.sockets.proxy_header import write
@@ -40,7 +40,7 @@ async def talks(client, broker, number):
 )
 def test_a_client_beyond_a_limit_is_closed_at_once(limit, value, caplog, monkeypatch):
     now_s = 100.0  # rates are of a clock that stands
-    monkeypatch.setattr(entrance, "monotonic", lambda: now_s)
+    monkeypatch.setattr(admission, "monotonic", lambda: now_s)
 
     async def test():
         async with kproxy(cluster=limited(**{limit: value})) as here:
@@ -73,12 +73,12 @@ def test_those_that_are_refused_leave_no_count_behind():
             for _ in range(10):
                 assert await is_closed(await Wire.dial(here.port))
             assert here.limits == {"max_connections_per_address": 10}
-            admission = here.server.clusters[0]._connections.entrance._admission
-            assert admission.connections == 1
+            limits = here.server.clusters[0]._connections.admission._limits
+            assert limits.connections == 1
             for wire in first:
                 wire.close()
-            await here.until(lambda: admission.connections == 0)
-            assert not admission._open and here.server._worker.gate.connections == 0
+            await here.until(lambda: limits.connections == 0)
+            assert not limits._open and here.server._worker.gate.connections == 0
 
     live(test())
 

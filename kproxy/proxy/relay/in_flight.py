@@ -25,7 +25,7 @@ GONE_S = 5.0
 FEW, LENT, FULL = range(3)
 
 
-class Crowding:
+class InFlightLimit:
     """The part of a relay that stops reading a client, and goes on."""
 
     session: Session
@@ -34,14 +34,14 @@ class Crowding:
     _peers: tuple[Peer, Peer]
     _counting: Counting
     _pressure: Pressure
-    _crowded: int  # FEW, LENT or FULL
+    _in_flight_state: int  # FEW, LENT or FULL
     _silent: TimerHandle | None  # the client has ended while FULL
 
     def _keep_bytes(self, count: int) -> None:
         if self._pressure.keep(count):
             self._counting.limit_reached("kept_bytes")
 
-    def _crowd(self) -> None:
+    def _limit_in_flight(self) -> None:
         """So many requests are pending that more must be lent, or wait: then of the client only its end is noticed."""
         session = self.session
         if session.in_transit or session.owes:
@@ -52,18 +52,18 @@ class Crowding:
                 self._fill()
                 return
             session.max_in_flight += more
-        if self._crowded == FULL:
+        if self._in_flight_state == FULL:
             self._unfill()
-        self._crowded = LENT
+        self._in_flight_state = LENT
 
     def _thin_out(self) -> None:
         """Few requests are pending again: give back what was lent."""
         if self.session.owes:
             return
         self._give_back()
-        if self._crowded == FULL:
+        if self._in_flight_state == FULL:
             self._unfill()
-        self._crowded = FEW
+        self._in_flight_state = FEW
 
     def _give_back(self) -> None:
         session = self.session
@@ -73,8 +73,8 @@ class Crowding:
 
     def _fill(self) -> None:
         """As many requests are pending as may be: do not read the client until there are fewer, but notice its end."""
-        if self._crowded != FULL:
-            self._crowded = FULL
+        if self._in_flight_state != FULL:
+            self._in_flight_state = FULL
             self._unread(CLIENT)
             self._counting.paused(SIDES[CLIENT])
             if self.session.owes:
@@ -87,7 +87,7 @@ class Crowding:
 
     def _unfill(self) -> None:
         """Fewer requests are pending than may be: read the client again."""
-        self._crowded = LENT
+        self._in_flight_state = LENT
         self._forget_end()
         self._poller.remove_reader(self._peers[CLIENT].fd)
         self._resume(CLIENT)

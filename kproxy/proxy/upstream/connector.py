@@ -18,7 +18,7 @@ from kproxy.proxy.upstream.request import ClosedByBroker
 Step = Callable[[Outgoing], Awaitable[None]]  # raises UpstreamError with its cause, OSError if the peer has gone
 
 
-class Door:
+class BrokerConnector:
     """Opens connections to the brokers of one cluster. Who closes such a socket uses `close`, or `loops.closed`."""
 
     def __init__(self, dialler: Dialler, steps: Iterable[Step] = ()) -> None:
