@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from kproxy.capture.keys import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.capture.storage import is_remote
-from kproxy.convert import clusters, machine, parts
+from kproxy.convert import clusters, machine
 from kproxy.convert.clusters import Labels
 from kproxy.convert.job import (
     Job,
@@ -40,10 +40,11 @@ from kproxy.convert.job import (
     refuse_replacing,
 )
 from kproxy.convert.knowledge import Told, by_source, know
+from kproxy.convert.parts import processes as parts
+from kproxy.convert.parts.reader import Unsplittable
 from kproxy.convert.rows import Rows, quality_batch
 from kproxy.convert.shares import FED, Share, remove, share, sorters
 from kproxy.convert.spoken import SPOKEN
-from kproxy.convert.stints import Torn
 from kproxy.convert.workers import Progress, Seen, Workers
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema, writer
@@ -299,7 +300,7 @@ def _read(
     if cut := parts.plan(job, processes):
         try:
             return _together(job, parts.read(job, cut, workers, work, prefix, processes))
-        except Torn as fault:
+        except Unsplittable as fault:
             log.info("%s is read by connections: %s", job.source, fault)
             remove(work, prefix)
     processes = min(processes, SHARDS)

@@ -2,9 +2,9 @@
 
 Duty: `whole` reads some captures from front to end, each once; nothing of them crosses a border, so that their rows are
 finished. `decode` takes rows of `places`, sorted by capture and connection and in the capture's order, which
-`convert.carried` reads.
+`convert.deferred` reads.
 
-Memory: one capture's open connections, or what `carried` has; RUN_ROWS rows per table. Refuses to know how captures
+Memory: one capture's open connections, or what `deferred` has; RUN_ROWS rows per table. Refuses to know how captures
 and connections are shared out among tasks.
 """
 
@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from kproxy.capture.quality import Quality
 from kproxy.convert import machine
-from kproxy.convert.carried import Carried
 from kproxy.convert.job import Job
-from kproxy.convert.places import PLACE
+from kproxy.convert.parts.deferred import Deferred
+from kproxy.convert.parts.places import PLACE
 from kproxy.convert.rows import Rows
 from kproxy.errors import CaptureError
 from kproxy.spark import pieces
@@ -82,7 +82,7 @@ class _Decoder:
     def __init__(self, jobs: Mapping[int, Job], folder: Path) -> None:
         self._jobs = jobs
         self._sorters = Sorters(next(iter(jobs.values())), folder, "")
-        self._carried: dict[int, Carried] = {}  # by capture
+        self._deferred: dict[int, Deferred] = {}  # by capture
         self._capture = -1
         self._connection: int | None = None
 
@@ -91,43 +91,43 @@ class _Decoder:
         for index, (capture, connection, part, file) in enumerate(zip(*numbers, strict=True)):
             if capture != self._capture:
                 self._finish()
-                self._carried[capture] = Carried(self._jobs[capture], self._sorters.add)
-            carried = self._carried[capture]
+                self._deferred[capture] = Deferred(self._jobs[capture], self._sorters.add)
+            deferred = self._deferred[capture]
             if (capture, connection) != (self._capture, self._connection):
-                carried.begin(())
+                deferred.begin(())
                 self._capture, self._connection = capture, connection
             packets, inline = batch.column("packets")[index], batch.column("bytes")[index]
             if file == STINTS:
-                carried.say(pickle.loads(packets.as_py()))
+                deferred.say(pickle.loads(packets.as_py()))
             else:
                 places = np.frombuffer(packets.as_buffer(), PLACE).copy()
-                carried.take(part // 2, part % 2, file, places, inline.as_py())
+                deferred.take(part // 2, part % 2, file, places, inline.as_py())
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """The last connection has ended: the rows, and the counts of the connections."""
         self._finish()
-        for capture, carried in self._carried.items():
-            yield pieces.words(capture, pieces.READ, carried.read_bytes)
-            if carried.torn:
-                yield pieces.words(capture, pieces.TORN, carried.torn)
-            if carried.odd:
-                yield pieces.words(capture, pieces.ODD, named_odd(carried.odd))
-            if carried.mends:
-                yield pieces.words(capture, pieces.MENDS, [astuple(mend) for mend in carried.mends])
-            rows = carried.rows
+        for capture, deferred in self._deferred.items():
+            yield pieces.words(capture, pieces.READ, deferred.read_bytes)
+            if deferred.torn:
+                yield pieces.words(capture, pieces.TORN, deferred.torn)
+            if deferred.odd:
+                yield pieces.words(capture, pieces.ODD, named_odd(deferred.odd))
+            if deferred.mends:
+                yield pieces.words(capture, pieces.MENDS, [astuple(mend) for mend in deferred.mends])
+            rows = deferred.rows
             if rows.names:
                 yield pieces.words(capture, pieces.NAMES, [self._jobs[capture].source, rows.names.told()])
             if rows.logs is not None and (rows.logs.decided or rows.logs.doubted):
                 logs = [list(rows.logs.decided.items()), sorted(rows.logs.doubted)]
                 yield pieces.words(capture, pieces.LOGS, logs)
-            yield pieces.words(capture, pieces.COUNTS, [self._jobs[capture].source, listed(carried.quality)])
+            yield pieces.words(capture, pieces.COUNTS, [self._jobs[capture].source, listed(deferred.quality)])
         yield from self._sorters.pieces()
 
     def _finish(self) -> None:
         """The last connection of a capture was taken."""
-        if self._capture in self._carried:
-            carried = self._carried[self._capture]
-            carried.finish()
-            if carried.connections:
-                self._sorters.add(schema.CONNECTIONS, arrays.batch(schema.CONNECTIONS.schema, carried.connections))
-                carried.connections.clear()
+        if self._capture in self._deferred:
+            deferred = self._deferred[self._capture]
+            deferred.finish()
+            if deferred.connections:
+                self._sorters.add(schema.CONNECTIONS, arrays.batch(schema.CONNECTIONS.schema, deferred.connections))
+                deferred.connections.clear()

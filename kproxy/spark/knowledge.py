@@ -19,8 +19,8 @@ from kproxy.capture.quality import Quality
 from kproxy.convert import machine
 from kproxy.convert.clusters import Labels
 from kproxy.convert.job import Job
-from kproxy.convert.joining import Mend
 from kproxy.convert.knowledge import Told, know
+from kproxy.convert.parts.joining import Mend
 from kproxy.convert.rows import Rows
 from kproxy.convert.spoken import SPOKEN
 from kproxy.spark.pieces import COUNTS, NAMES, PIECES, SAID, adopt, words

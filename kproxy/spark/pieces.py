@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kproxy.convert.joining import Mend, mended
+from kproxy.convert.parts.joining import Mend, mended
 from kproxy.errors import CaptureError, StorageError
 from kproxy.tables import arrays, writer
 from kproxy.tables.schema import Table

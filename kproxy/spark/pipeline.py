@@ -40,11 +40,11 @@ from kproxy.capture.keys import Pair, pair_of
 from kproxy.capture.quality import Quality
 from kproxy.capture.splits import SPLIT_BYTES, Range, Split, Survey, agree, ranges, survey
 from kproxy.capture.storage import Storage, is_remote, local_path
-from kproxy.convert import stints
 from kproxy.convert.clusters import Labels
 from kproxy.convert.job import Job, Settings, Summary, refuse_no_name
-from kproxy.convert.joining import Mend, clash
-from kproxy.convert.stints import Part
+from kproxy.convert.parts import reader as stints
+from kproxy.convert.parts.joining import Mend, clash
+from kproxy.convert.parts.reader import Part
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.spark import clusters, decode, knowledge, pieces, places, results, store
 from kproxy.spark.catalogue import Catalogue
@@ -342,10 +342,10 @@ class Run:
         while True:
             apart = {*torn, *odd}
             left = found.where(~F.col("capture").isin(list(apart))) if apart else found
-            carried = left.where((F.col("file") >= 0) | (F.col("file") == places.STINTS))
+            deferred = left.where((F.col("file") >= 0) | (F.col("file") == places.STINTS))
             order = "capture", "connection", "part", "file", "offset"
             size = sum(report["carried_bytes"] for number, report in reports if number not in apart)
-            rest = _shared_out(carried.drop("kind", "count"), size, self._tasks).sortWithinPartitions(*order)
+            rest = _shared_out(deferred.drop("kind", "count"), size, self._tasks).sortWithinPartitions(*order)
             decoded = self._keep(rest.mapInArrow(decode.decode(jobs), PIECES))
             kinds = pieces.NAMES, pieces.TORN, pieces.ODD, pieces.MENDS, pieces.LOGS, pieces.READ
             told = decoded.where(F.col("kind").isin(*kinds)).select("capture", "kind", "data").collect()
@@ -362,7 +362,7 @@ class Run:
             decoded.unpersist()
         for number, some in odd.items():
             why = next(iter(some.values()))
-            if not again or len(some) > stints.MOST_ODD:
+            if not again or len(some) > stints.MAX_CONFLICTING:
                 torn.setdefault(number, why)
             elif number not in torn:
                 self.odd[jobs[number].source] = sorted(some)

@@ -2,8 +2,8 @@
 
 Duty: a task of the scan reads a part (see `convert.stints`) from front to end, and emits four kinds of rows: pieces of
 tables; a report; what it says of each connection that it claimed, or that ended or was handed over; and of each
-connection that is carried, per some MEASURE packets, the time and the place of each packet, 28 bytes. Only packets of
-files in a storage, where to go to places would be a request for each, and of compressed ones are carried along. What a
+connection that is deferred, per some MEASURE packets, the time and the place of each packet, 28 bytes. Only packets of
+files in a storage, where to go to places would be a request for each, and of compressed ones are deferred along. What a
 part alone cannot know, whether a packet is stamped earlier than those of the parts before it, is left open in its
 `Clock`.
 
@@ -26,11 +26,12 @@ from kproxy.capture.keys import Pair
 from kproxy.capture.quality import NONE, Quality
 from kproxy.capture.splits import is_plain
 from kproxy.capture.storage import is_remote
-from kproxy.convert import machine, stints
+from kproxy.convert import machine
 from kproxy.convert.job import Job
-from kproxy.convert.joining import without
-from kproxy.convert.places import MEASURE_BYTES, PLACE, Group, grouped
-from kproxy.convert.stints import Part
+from kproxy.convert.parts import reader as stints
+from kproxy.convert.parts.joining import without
+from kproxy.convert.parts.places import MEASURE_BYTES, PLACE, Group, grouped
+from kproxy.convert.parts.reader import Part
 from kproxy.errors import CaptureError
 from kproxy.spark.pieces import NAMES, words
 from kproxy.spark.sorters import Sorters
@@ -81,11 +82,11 @@ def _packets(number: int, capture: int, part: Part, job: Job) -> Iterator[pa.Rec
                 found = stints.read(job, part, sorters.add, spool)
                 yield from _told(number, capture, found)
                 spool.flush()
-                yield from _carried(capture, part.number, found, np.memmap(spool, mode="r") if spool.tell() else None)
+                yield from _deferred(capture, part.number, found, np.memmap(spool, mode="r") if spool.tell() else None)
         else:
             found = stints.read(job, part, sorters.add)
             yield from _told(number, capture, found)
-            yield from _carried(capture, part.number, found, None)
+            yield from _deferred(capture, part.number, found, None)
         if found.names:
             yield from _pieces(capture, words(capture, NAMES, [job.source, found.names.told()]))
         for piece in sorters.pieces(lambda rows: without(found.left, rows)):
@@ -121,7 +122,7 @@ def _told(number: int, capture: int, found: stints.Found) -> Iterator[pa.RecordB
         "names": found.names.told(),
         "logs": [list(found.logs.items()), sorted(found.doubted)],
         "read_bytes": found.read_bytes,
-        "carried_bytes": sum(int(some["captured"].sum()) for *_, some, _ in found.packets.of(found.carried)),
+        "carried_bytes": sum(int(some["captured"].sum()) for *_, some, _ in found.packets.of(found.deferred)),
     }
     yield _report(number, capture, report)
     said = iter(_by_hash(found.stints).items())
@@ -146,7 +147,7 @@ def _report(split: int, capture: int, told: Mapping[str, Any]) -> pa.RecordBatch
 
 def named_odd(odd: Mapping[Pair, str]) -> list[list[str]]:
     """Connections that are odd, in terms of JSON: not all of too many."""
-    return [[pair[0].hex(), why] for pair, why in islice(sorted(odd.items()), stints.MOST_ODD + 1)]
+    return [[pair[0].hex(), why] for pair, why in islice(sorted(odd.items()), stints.MAX_CONFLICTING + 1)]
 
 
 def _named(pair: Pair) -> int:
@@ -161,12 +162,12 @@ def _by_hash(said: list[stints.Stint]) -> dict[int, list[stints.Stint]]:
     return found
 
 
-def _carried(
+def _deferred(
     capture: int, number: int, found: stints.Found, spool: "np.memmap[Any, Any] | None"
 ) -> Iterator[pa.RecordBatch]:
-    """The packets of connections that are carried, brought together by connection."""
+    """The packets of connections that are deferred, brought together by connection."""
     hashes = np.array(list(map(_named, found.packets.pairs)), np.int64)
-    for group in grouped(found.packets, found.carried, MEASURE_BYTES if spool is not None else 1 << 62):
+    for group in grouped(found.packets, found.deferred, MEASURE_BYTES if spool is not None else 1 << 62):
         yield _rows(capture, 2 * number + group.phase, group, hashes, spool)
 
 

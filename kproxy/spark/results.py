@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kproxy.capture.quality import Quality
-from kproxy.convert import clocks
-from kproxy.convert.clocks import Times
+from kproxy.convert.parts import clocks
+from kproxy.convert.parts.clocks import Times
+from kproxy.convert.parts.reader import Part
 from kproxy.convert.rows import quality_batch
-from kproxy.convert.stints import Part
 from kproxy.spark import pieces
 from kproxy.spark.places import listed
 from kproxy.tables import schema

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from kproxy.convert import clusters, machine
 from kproxy.convert.clusters import Labels
-from kproxy.convert.joining import Mend, mended
+from kproxy.convert.parts.joining import Mend, mended
 from kproxy.spark.pieces import NO_HOUR, frame
 from kproxy.tables import arrays, schema, writer
 from kproxy.tables.names import FILLED, Names

@@ -16,11 +16,13 @@ from bench.offline import KINDS, Connection, generate
 from kproxy.capture import flows, pcapng, splits
 from kproxy.capture.packets import ACK, RST, SYN
 from kproxy.capture.pcap import CLASSIC
-from kproxy.convert import parts, processes, stints
+from kproxy.convert import processes
 from kproxy.convert.job import Settings, captures_of
+from kproxy.convert.parts import processes as parts
+from kproxy.convert.parts import reader as stints
+from kproxy.convert.parts.reader import Part, Unsplittable
 from kproxy.convert.processes import convert
 from kproxy.convert.shares import FED
-from kproxy.convert.stints import Part, Torn
 from kproxy.errors import KproxyError
 from kproxy.protocol import codec
 from kproxy.tables import schema, writer
@@ -108,14 +110,14 @@ class InParts:
                 patch.setattr(parts, "LEAST_CLAIMED", 0)
                 patch.setattr(parts, "_read", lambda *given: every.append(read(*given)) or every[-1])
                 shares = parts.read(self._job, cut, Here(), self._work, f".{self.seen['rounds']}", 2)
-        except Torn as fault:
+        except Unsplittable as fault:
             self.torn[str(fault)] += 1
             self.seen["torn"] += 1
             return
         self.seen["bytes"] += self._path.stat().st_size
         self.odd.update(why for told in every for each in told for why in each.odd.values())
         last = every[-1]
-        self.seen["carried"] += sum(run.size for each in last for _, run in each.carried)
+        self.seen["deferred"] += sum(run.size for each in last for _, run in each.deferred)
         self.seen["borders"] += len(cut) - 1
         self.seen["handed"] += sum(stint.edge is not None for each in last for stint in each.stints)
         rows, quality, names = told(shares)
@@ -216,7 +218,7 @@ def test_busy_connections_are_handed_over_at_each_border(kind, tmp_path):
     read = InParts(path, tmp_path)
     size = path.stat().st_size
     read.check([size * number // 4 for number in range(1, 4)], 2)
-    assert read.seen["borders"] == 3 and read.seen["handed"] == 3 * kind.connections and not read.seen["carried"]
+    assert read.seen["borders"] == 3 and read.seen["handed"] == 3 * kind.connections and not read.seen["deferred"]
 
 
 @pytest.mark.parametrize("kind", (ONE, replace(ONE, dirty=True, connections=3)), ids=("one", "dirty"))
@@ -271,7 +273,7 @@ def test_readers_read_each_byte_once_and_their_warm_ups_twice(tmp_path, monkeypa
     for part in parts_of(path, [size // 2], 20):
         found = stints.read(job, part, lambda table, batch: None)
         told += found.read_bytes
-        assert not found.carried and not found.torn
+        assert not found.deferred and not found.torn
     assert size <= counted["bytes"] <= 1.1 * size
     assert told == pytest.approx(counted["bytes"], rel=0.02)
 
@@ -293,7 +295,7 @@ def test_a_clock_so_coarse_that_a_connection_seems_to_begin_twice(tmp_path):
 
 
 def test_late_packets_of_a_connection_that_is_not_remembered_any_more(tmp_path, monkeypatch):
-    """They look like another connection's, whose packets would be carried, and the first one's with them."""
+    """They look like another connection's, whose packets would be deferred, and the first one's with them."""
     monkeypatch.setattr(flows, "MAX_ENDED", 2)
     busy, *others = (Connection(number, 1448) for number in range(100))
     packets = [*busy.shake(), *heartbeats(busy, range(3000))]
@@ -348,7 +350,7 @@ def test_ports_that_are_used_again_cost_their_connection_only(tmp_path, seed):
     for _ in range(2):
         read.check([int(size * (number + dice.random() / 9) / 4) for number in range(1, 4)], 4)
     assert not read.torn and read.odd["ports used again"]
-    assert read.seen["carried"] < read.seen["bytes"] / 4 and read.seen["handed"] >= read.seen["borders"] / 2
+    assert read.seen["deferred"] < read.seen["bytes"] / 4 and read.seen["handed"] >= read.seen["borders"] / 2
 
 
 @pytest.mark.sampled(3)
@@ -433,7 +435,7 @@ def test_processes_share_one_connection_and_nothing_changes(tmp_path, monkeypatc
 
     def torn(*given):
         read(*given)
-        raise Torn("nothing fits")
+        raise Unsplittable("nothing fits")
 
     monkeypatch.setattr(parts, "read", torn)
     convert([path], tmp_path / "again", processes=2)
@@ -473,6 +475,6 @@ def test_where_most_is_in_the_middle_of_something_parts_are_given_up_at_once(tmp
     (job,) = captures_of([path], Settings())
     cut = parts_of(path, [path.stat().st_size // 2], 48)
     seen = []
-    with pytest.raises(Torn, match="in the middle"):
+    with pytest.raises(Unsplittable, match="in the middle"):
         parts.read_part(job, cut[1], tmp_path, ".1", seen.append)
     assert sum(seen) < path.stat().st_size / 4

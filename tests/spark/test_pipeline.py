@@ -19,8 +19,8 @@ from kproxy.capture import flows, splits
 from kproxy.capture.keys import hash_of, pair_of
 from kproxy.capture.packets import ACK, FIN, SYN
 from kproxy.capture.storage import Storage
-from kproxy.convert import stints
 from kproxy.convert.job import Settings
+from kproxy.convert.parts import reader as stints
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
 from kproxy.protocol import codec
@@ -406,7 +406,7 @@ def test_what_is_no_capture_is_told_and_the_rest_goes_on(spark, tmp_path):
 
 
 def test_captures_in_s3(spark, tmp_path):
-    """Read whole, and shared out: cut at records that tasks look for, packets carried along."""
+    """Read whole, and shared out: cut at records that tasks look for, packets deferred along."""
     files = [capture("k41_quota"), capture("k41_BASE")]
     packed = tmp_path / "packed.pcap.gz"
     packed.write_bytes(gzip.compress(capture("k41_sasl_plain").read_bytes()))

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from bench.offline import KINDS, generate
-from kproxy.convert import stints
 from kproxy.convert.job import Settings
+from kproxy.convert.parts import reader as stints
 from kproxy.convert.processes import convert
 from kproxy.spark import source
 from kproxy.spark.reading import read

@@ -3,14 +3,14 @@
 Duty: a part is what lies between two borders of a capture. Its reader begins some packets before it, at its split's
 first record, and *warms up*: as behind a hole it finds frames, and reads until each request that waits was seen
 (`Warm`). At the border it claims the connections of which it knows all that decides what comes, and takes up those that
-begin later; what says anything beyond these is *carried*: its packets are told, not read. At its end it warms up as the
-reader of the next part does, from the same packets, so that it knows what that one claims. A connection that both know
-alike is handed over there. One that is not is left out of its rows, and carried from its first packet on.
+begin later; packets of all others are *deferred*: their places are handed on, they are not read. At its end it warms up
+as the reader of the next part does, from the same packets, so that it knows what that one claims. A connection that
+both know alike is handed over there. One that is not is left out of its rows, and deferred from its first packet on.
 
-`Joiner` gets what readers say of one connection, in their order, and the packets that are carried. It reads these,
+`Joiner` gets what readers say of one connection, in their order, and the packets that are deferred. It reads these,
 compares each claim with what it knows by then, and joins the stints: numbers, ids, lags and the connection's row. So
-nothing is guessed. A connection that does not fit (`Odd`) is carried from its first packet to its last, when parts are
-read again; what is not one connection's (`Torn`) means that the capture is to be read by one reader.
+nothing is guessed. A connection that does not fit (`Conflicting`) is deferred from its first packet to its last, when
+parts are read again; what is not one connection's (`Unsplittable`) means that one reader is to read the capture.
 
 Memory: that of Flows, and the places of a part's packets. Refuses to know who runs readers, and how packets travel.
 """
@@ -31,9 +31,9 @@ from kproxy.capture.quality import NONE, Quality
 from kproxy.capture.reassembly import MASK, PATIENCE
 from kproxy.capture.records import Window
 from kproxy.capture.splits import Split
-from kproxy.convert.edges import Edge, Offsets
 from kproxy.convert.job import Job
-from kproxy.convert.places import MAIN, WARM, Packets, index_at, part_of
+from kproxy.convert.parts.handover import Handover, Offsets
+from kproxy.convert.parts.places import MAIN, WARM, Packets, index_at, part_of
 from kproxy.convert.rows import BATCH_ROWS, Counted, Rows
 from kproxy.tables.names import Names
 from kproxy.tables.partitions import MAX_POSITIONS
@@ -43,17 +43,17 @@ OVERLAP_BYTES = 4 << 20  # at a split's beginning, in which its reader warms up,
 OVERLAP_PART = 48  # of it, at most this part
 MOST_BYTES, MOST_PART = 64 << 20, 16  # and where it is not
 ENOUGH = 0.9  # of the bytes, those of connections that stand firm
-MOST_ODD = 1000  # connections that are read by themselves; more tear the capture
+MAX_CONFLICTING = 1000  # connections that are read by themselves; more tear the capture
 LOOK, MOST_LOOK = 64, 4096  # packets until it is looked which connections have seen an answer, and between two looks
 Add = Callable[[Table, pa.RecordBatch], None]
 
 
-class Torn(Exception):
+class Unsplittable(Exception):
     """The capture cannot be read in parts: why."""
 
 
-class Odd(Torn):
-    """One connection cannot be: its packets are to be carried from the first one on, and the parts read again."""
+class Conflicting(Unsplittable):
+    """One connection cannot be: its packets are to be deferred from the first one on, and the parts read again."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Stint:
     id: int = 0  # as the reader names it
     number: int = 0  # of its first request
     missed: list[Any] = field(default_factory=list)  # partitions whose offsets those before it know
-    is_left: bool = False  # its packets are carried, and no row is told
-    edge: Edge | None = None  # it was handed over at the end
+    is_left: bool = False  # its packets are deferred, and no row is told
+    edge: Handover | None = None  # it was handed over at the end
     counted: Counted | None = None  # it ended
     ended: str = ""  # how one ended that is told already
     is_full: bool = False  # more partitions were missed than are kept in mind
@@ -205,7 +205,7 @@ class Found:
     names: Names
     stints: list[Stint]
     packets: Packets
-    carried: dict[Pair, int]  # connections whose packets are to be carried, and from which phase on
+    deferred: dict[Pair, int]  # connections whose packets are to be deferred, and from which phase on
     left: set[int]  # ids of connections whose rows are not to be told
     begin: int  # the place of its first packet that is not of the warm-up, or one before it
     until: int  # where the next part's begin
@@ -229,7 +229,7 @@ def read(
 ) -> Found:
     """Read a part. Rows of connections that are left (`Found.left`) are told too, and not to be used.
 
-    spool: gets the bytes of all packets. seen: gets the bytes of each window. Raises Torn at once where the
+    spool: gets the bytes of all packets. seen: gets the bytes of each window. Raises Unsplittable at once where the
     connections that are claimed have less than `least` of the warm-up's bytes: most would be read twice.
     """
     quality, secrets, changes = Quality(), list[bytes](), set[str]()
@@ -282,7 +282,7 @@ def read(
         nonlocal first_ns
         if not opened[0]:
             if warm.part < least:
-                raise Torn("most connections are in the middle of something")
+                raise Unsplittable("most connections are in the middle of something")
             claim()
         note(window, file, MAIN)
         flows.window(window)
@@ -315,7 +315,7 @@ def read(
 
     quality.add(flaws)
     torn = "fragments" if packets.is_torn else "secrets" if secrets else ""
-    carried: dict[Pair, int] = dict.fromkeys(part.odd, MAIN)
+    deferred: dict[Pair, int] = dict.fromkeys(part.odd, MAIN)
     odd: dict[Pair, str] = {}
     left: set[int] = set()
     ended = {pair_of(flow.keys[0]): flow.close for flow in flows.ended if not flow.continues}
@@ -338,7 +338,7 @@ def read(
                     torn = torn or "late packets"
                 elif pair in ended:
                     odd[pair] = "ports used again"
-                carried[pair] = MAIN if stint is None else WARM
+                deferred[pair] = MAIN if stint is None else WARM
                 if flow.info is not None:
                     left.add(flow.info.id)
                 if stint is not None:
@@ -348,7 +348,7 @@ def read(
             assert flow.session is not None and flow.info is not None
             session = flow.session
             counted = rows.counted(flow)
-            edge = Edge(flow.info.id, session.number, counted, positions, session.has_seen_gap)
+            edge = Handover(flow.info.id, session.number, counted, positions, session.has_seen_gap)
             if stint is None:
                 stint = stints[pair] = Stint(part.number, pair, None, flow.info.id)
             stint.edge = edge
@@ -358,8 +358,8 @@ def read(
     for key in flows.away:
         pair = pair_of(key)
         stint = stints.get(pair)
-        if pair not in carried and (stint is None or stint.edge is None):
-            carried[pair] = MAIN
+        if pair not in deferred and (stint is None or stint.edge is None):
+            deferred[pair] = MAIN
             if key in flows.forgotten:
                 torn = torn or "late packets"
             elif pair in ended or stint is not None:
@@ -374,7 +374,7 @@ def read(
         stints[pair].counted = counted
         counted.let_go()
     for pair, close in ended.items():
-        if pair not in stints and pair not in carried:
+        if pair not in stints and pair not in deferred:
             stints[pair] = Stint(part.number, pair, ended=close)
     for pair, stint in stints.items():
         stint.begun, stint.firsts = begun.get(pair), firsts.get(pair)
@@ -385,7 +385,7 @@ def read(
             torn = torn or kind
     logs = rows.logs
     return Found(
-        quality, rows.names, list(stints.values()), packets, carried, left, warm.border if part.number else 0, until,
+        quality, rows.names, list(stints.values()), packets, deferred, left, warm.border if part.number else 0, until,
         first_ns, last_ns, torn, odd,
         {} if logs is None else logs.decided, set() if logs is None else logs.doubted, read_bytes,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """A large capture on one machine, its parts read by several processes: what `kproxy convert` does with `stints`.
 
 Duty: `plan` cuts a capture; a process reads each part (`read_part`), and then some of the connections that no reader
-had (`read_carried`); `read` has it done, and makes shares of what came. Where that cannot be, by what the capture is or
-because most connections are in the middle of something where parts meet, it is read in another way.
+had (`read_deferred`); `read` has it done, and makes shares of what came. Where that cannot be, by what the capture is
+or because most connections are in the middle of something where parts meet, it is read in another way.
 
 Memory: a process has one part's flows and places of packets, the owner what is told of connections at
 borders. Refuses to know how processes are started.
@@ -22,14 +22,15 @@ from kproxy.capture import splits
 from kproxy.capture.keys import Pair
 from kproxy.capture.quality import Quality
 from kproxy.capture.storage import is_remote
-from kproxy.convert import clocks, stints
-from kproxy.convert.carried import Carried
-from kproxy.convert.clocks import Times
 from kproxy.convert.job import Job
-from kproxy.convert.joining import Mend, clash, mended, without
-from kproxy.convert.places import PLACE, grouped
+from kproxy.convert.parts import clocks
+from kproxy.convert.parts import reader as stints
+from kproxy.convert.parts.clocks import Times
+from kproxy.convert.parts.deferred import Deferred
+from kproxy.convert.parts.joining import Mend, clash, mended, without
+from kproxy.convert.parts.places import PLACE, grouped
+from kproxy.convert.parts.reader import Part, Stint, Unsplittable, is_again
 from kproxy.convert.shares import FED, Share, remove, share, sorters
-from kproxy.convert.stints import Part, Stint, Torn, is_again
 from kproxy.convert.workers import Seen, Workers
 from kproxy.errors import CaptureError
 from kproxy.tables import schema, writer
@@ -40,14 +41,14 @@ PART_BYTES, MOST_BYTES = 128 << 20, 4 << 30  # of a part, where packets are smal
 LEAST_BYTES = 16 << 20  # of a part: below, other ways cost less
 LEAST_CLAIMED = 0.5  # of the bytes at a border, those of connections that are handed over there
 NO_TIMES = Times(0, 0, 0, 0)
-NEAR_BYTES = 1 << 20  # of packets that are carried: no other process is asked for so few
+NEAR_BYTES = 1 << 20  # of packets that are deferred: no other process is asked for so few
 TASK_BYTES = 8 << 20  # and for less than so many no second one
 log = logging.getLogger("kproxy.convert")
 
 
 @dataclass(frozen=True)
 class Run:
-    """Packets of a connection that is carried, in a file of `PLACE`."""
+    """Packets of a connection that is deferred, in a file of `PLACE`."""
 
     path: Path
     start: int
@@ -60,13 +61,13 @@ class Run:
 
 @dataclass
 class Told:
-    """What a process says of a part, or of connections that were carried."""
+    """What a process says of a part, or of connections that were deferred."""
 
     share: Share
     logs: tuple[dict[int, bool], set[int]]
     left: set[int] = field(default_factory=set)  # see `stints.Found`
     stints: list[Stint] = field(default_factory=list)
-    carried: list[tuple[Pair, Run]] = field(default_factory=list)
+    deferred: list[tuple[Pair, Run]] = field(default_factory=list)
     times: Times = NO_TIMES
     mends: list[Mend] = field(default_factory=list)
     odd: dict[Pair, str] = field(default_factory=dict)
@@ -110,11 +111,11 @@ def _mean(path: str, size: int) -> int:
 
 
 def read_part(job: Job, part: Part, work: Path, prefix: str, seen: Seen) -> Told:
-    """Read a part. Raises Torn."""
+    """Read a part. Raises Unsplittable."""
     sorted_by = sorters(job, work, prefix)
     found = stints.read(job, part, lambda table, rows: sorted_by[table.name].add(rows), least=LEAST_CLAIMED, seen=seen)
     if found.torn:
-        raise Torn(found.torn)
+        raise Unsplittable(found.torn)
     path = work / f"places{prefix}"
     told = Told(
         share(sorted_by, found.quality, found.names),
@@ -126,13 +127,13 @@ def read_part(job: Job, part: Part, work: Path, prefix: str, seen: Seen) -> Told
     )
     start = 0
     with writer.writing(work), path.open("wb") as sink:
-        for group in grouped(found.packets, found.carried):
+        for group in grouped(found.packets, found.deferred):
             sink.write(group.places.data)  # tofile() says nothing of a full disk
             sizes = np.add.reduceat(group.places["captured"], group.edges[:-1], dtype=np.int64).tolist()
             edges = group.edges.tolist()
             for owner, begin, end, size in zip(group.owners.tolist(), edges, edges[1:], sizes, strict=False):
                 run = Run(path, start + begin, end - begin, part.number, group.phase, group.file, size)
-                told.carried.append((found.packets.pairs[owner], run))
+                told.deferred.append((found.packets.pairs[owner], run))
             start += len(group.places)
     return told
 
@@ -140,43 +141,45 @@ def read_part(job: Job, part: Part, work: Path, prefix: str, seen: Seen) -> Told
 Connections = Sequence[tuple[Sequence[Stint], Sequence[Run]]]
 
 
-def read_carried(job: Job, work: Path, prefix: str, connections: Connections, seen: Seen) -> Told:
-    """Read what is carried of connections, and join their stints. Raises Torn."""
+def read_deferred(job: Job, work: Path, prefix: str, connections: Connections, seen: Seen) -> Told:
+    """Read what is deferred of connections, and join their stints. Raises Unsplittable."""
     sorted_by = sorters(job, work, prefix)
-    carried = Carried(job, lambda table, rows: sorted_by[table.name].add(rows))
+    deferred = Deferred(job, lambda table, rows: sorted_by[table.name].add(rows))
     for said, runs in connections:
-        carried.begin(said)
+        deferred.begin(said)
         for run in runs:
             places = np.fromfile(run.path, PLACE, run.count, offset=run.start * PLACE.itemsize)
-            carried.take(run.part, run.phase, run.file, places)
+            deferred.take(run.part, run.phase, run.file, places)
             seen(0)
-        if carried.torn:
-            raise Torn(carried.torn)
-    carried.finish()
-    if carried.torn:
-        raise Torn(carried.torn)
-    sorted_by[schema.CONNECTIONS.name].add(batch(schema.CONNECTIONS.schema, carried.connections))
-    logs = carried.rows.logs
+        if deferred.torn:
+            raise Unsplittable(deferred.torn)
+    deferred.finish()
+    if deferred.torn:
+        raise Unsplittable(deferred.torn)
+    sorted_by[schema.CONNECTIONS.name].add(batch(schema.CONNECTIONS.schema, deferred.connections))
+    logs = deferred.rows.logs
     of_logs = ({}, set()) if logs is None else (logs.decided, logs.doubted)
-    return Told(share(sorted_by, carried.quality, carried.rows.names), of_logs, mends=carried.mends, odd=carried.odd)
+    return Told(
+        share(sorted_by, deferred.quality, deferred.rows.names), of_logs, mends=deferred.mends, odd=deferred.odd
+    )
 
 
 def read(job: Job, parts: Sequence[Part], workers: Workers, work: Path, prefix: str, processes: int) -> list[Share]:
-    """What processes make of a capture. Raises Torn where it cannot be read in parts, CaptureError.
+    """What processes make of a capture. Raises Unsplittable where it cannot be read in parts, CaptureError.
 
     Where connections turn out to be odd, the parts are read once more.
     """
     every = _read(job, parts, workers, work, prefix, processes)
     if odd := _odd(every):
         why = next(iter(odd.values()))
-        if len(odd) > stints.MOST_ODD:
-            raise Torn(why)
+        if len(odd) > stints.MAX_CONFLICTING:
+            raise Unsplittable(why)
         log.info("%s: %d connections are read by themselves: %s", job.source, len(odd), why)
         remove(work, prefix)
         again = [replace(part, odd=frozenset(odd)) for part in parts]
         every = _read(job, again, workers, work, prefix, processes)
         if still := _odd(every):
-            raise Torn(next(iter(still.values())))
+            raise Unsplittable(next(iter(still.values())))
     return [each.share for each in every]
 
 
@@ -189,20 +192,20 @@ def _read(job: Job, parts: Sequence[Part], workers: Workers, work: Path, prefix:
     told = workers.each(job, read_part, [(job, part, work, f"{prefix}.{part.number}") for part in parts])
     times = [each.times for each in told]
     if any(one.times.until != other.times.begin for one, other in pairwise(told)):
-        raise Torn("readers differ")
+        raise Unsplittable("readers differ")
     _settle_clock(job, parts, told, times, workers)
     connections = _connections(told)
     groups = _groups(connections, processes)
-    arguments = [(job, work, f"{prefix}.carried{index}", group) for index, group in enumerate(groups)]
+    arguments = [(job, work, f"{prefix}.deferred{index}", group) for index, group in enumerate(groups)]
     if len(arguments) == 1 and _size(groups[0]) < NEAR_BYTES:
-        joined = [read_carried(*arguments[0], lambda size: None)]
+        joined = [read_deferred(*arguments[0], lambda size: None)]
     else:
-        joined = workers.each(job, read_carried, arguments)
+        joined = workers.each(job, read_deferred, arguments)
     every = [*told, *joined]
     if any(each.odd for each in every):
         return every
     if clash([each.logs for each in every]):
-        raise Torn("logs")
+        raise Unsplittable("logs")
     mends = [mend for each in joined for mend in each.mends]
     for index, each in enumerate(every):
         _mend(each, mends, work, f"{prefix}.mended{index}")
@@ -231,13 +234,13 @@ def back(part: Part, times: Times, before_ns: int, seen: Seen) -> tuple[int, int
 
 
 def _connections(told: Sequence[Told]) -> list[tuple[list[Stint], list[Run]]]:
-    """Those of which more than one reader has something to say, or of which packets are carried, and none is odd."""
+    """Those of which more than one reader has something to say, or of which packets are deferred, and none is odd."""
     odd = _odd(told)
     of_pairs: dict[Pair, tuple[list[Stint], list[Run]]] = {}
     for each in told:
         for stint in each.stints:
             of_pairs.setdefault(stint.pair, ([], []))[0].append(stint)
-        for pair, run in each.carried:
+        for pair, run in each.deferred:
             of_pairs.setdefault(pair, ([], []))[1].append(run)
     return [
         (said, runs)

@@ -13,8 +13,8 @@ from kproxy.capture import splits
 from kproxy.capture.copies import times_of
 from kproxy.capture.quality import NONE, Quality
 from kproxy.capture.records import Window
-from kproxy.convert.places import index_at, part_of
-from kproxy.convert.stints import Part
+from kproxy.convert.parts.places import index_at, part_of
+from kproxy.convert.parts.reader import Part
 
 
 class Times(NamedTuple):

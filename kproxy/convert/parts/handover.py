@@ -1,7 +1,7 @@
 """What one reader of a capture hands over of a connection to the next one.
 
-Duty: an `Edge` is where that happened and what was counted before; `Offsets` is what the next one knows of a consumer's
-places. Memory: MAX_POSITIONS partitions of a connection. Refuses to know who the readers are.
+Duty: `Handover` is where that happened and what was counted before; `Offsets` is what the next one knows of a
+consumer's places. Memory: MAX_POSITIONS partitions of a connection. Refuses to know who the readers are.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from kproxy.tables.partitions import LATER, MAX_POSITIONS, Positions
 
 
 @dataclass
-class Edge:
+class Handover:
     """A connection where it is handed over."""
 
     id: int
@@ -21,7 +21,7 @@ class Edge:
     positions: Positions
     has_seen_gap: bool
 
-    def follow(self, before: "Edge") -> bool:
+    def follow(self, before: "Handover") -> bool:
         """`before` is where the same connection was handed over earlier; False: what is in between depends on that."""
         if before.has_seen_gap and self.counted.is_surprised:
             return False

@@ -1,8 +1,8 @@
 """Packets of connections that no reader of a part had -> rows: one connection after the other, joined with its stints.
 
-Duty: `Carried` takes of each connection what readers say of it, and its packets by their places, in the capture's
+Duty: `Deferred` takes of each connection what readers say of it, and its packets by their places, in the capture's
 order; it reads their bytes where they lie, and gives them to the same Flows and Session as everywhere. A connection
-that does not fit is noted (`Carried.odd`), and others are looked at; what tears the capture (`Carried.torn`) ends it.
+that does not fit is noted (`Deferred.odd`), and others are looked at; what tears the capture (`Deferred.torn`) ends it.
 
 Memory: one connection; MAPPED_BYTES of the captures' own pages. Refuses to know how packets came together.
 """
@@ -22,9 +22,9 @@ from kproxy.capture.keys import Pair
 from kproxy.capture.quality import Quality
 from kproxy.capture.records import Record, Window
 from kproxy.convert.job import Job
-from kproxy.convert.joining import Joiner, Mend
+from kproxy.convert.parts.joining import Joiner, Mend
+from kproxy.convert.parts.reader import Add, Conflicting, Stint, Unsplittable
 from kproxy.convert.rows import BATCH_ROWS, Rows
-from kproxy.convert.stints import Add, Odd, Stint, Torn
 from kproxy.errors import CaptureError
 
 OPEN_FILES = 64
@@ -35,7 +35,7 @@ SHORT = 320  # packets: a connection that has no more costs less one by one
 HEAD = mapped.HEAD - 16  # bytes of a packet, without the record's own header, that flows look at by column
 
 
-class Carried:
+class Deferred:
     """The connections of one capture. `begin` each, `take` its packets; `finish` after the last one."""
 
     def __init__(self, job: Job, add: Add) -> None:
@@ -76,7 +76,7 @@ class Carried:
             return
         try:
             self._take((part, phase, file), places, inline)
-        except (Torn, CaptureError) as fault:  # whoever reads all of it says what cannot be read
+        except (Unsplittable, CaptureError) as fault:  # whoever reads all of it says what cannot be read
             self._tear(fault)
 
     def finish(self) -> None:
@@ -117,11 +117,11 @@ class Carried:
                 self._joiner.finish()
                 self.mends += self._joiner.mends
                 self.connections += self._joiner.rows
-        except (Torn, CaptureError) as fault:  # whoever reads all of it says what cannot be read
+        except (Unsplittable, CaptureError) as fault:  # whoever reads all of it says what cannot be read
             self._tear(fault)
 
-    def _tear(self, fault: Torn | CaptureError) -> None:
-        if isinstance(fault, Odd):
+    def _tear(self, fault: Unsplittable | CaptureError) -> None:
+        if isinstance(fault, Conflicting):
             self.odd.update(dict.fromkeys((stint.pair for stint in self._stints), str(fault)))
             self._is_odd = True
             self._flows.finish()

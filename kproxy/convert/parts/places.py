@@ -112,12 +112,12 @@ class Group(NamedTuple):
     spooled: np.ndarray
 
 
-def grouped(packets: Packets, carried: dict[Pair, int], most_bytes: int = 1 << 62) -> Iterator[Group]:
+def grouped(packets: Packets, deferred: dict[Pair, int], most_bytes: int = 1 << 62) -> Iterator[Group]:
     """The packets of connections, each from a phase on, MEASURE or `most_bytes` of them at a time."""
     waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     size = count = 0
     where = (-1, -1)
-    for file, phase, *found in packets.of(carried):
+    for file, phase, *found in packets.of(deferred):
         if waiting and ((phase, file) != where or count >= MEASURE or size >= most_bytes):
             yield _together(*where, waiting)
             waiting, size, count = [], 0, 0

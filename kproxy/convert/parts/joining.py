@@ -1,8 +1,8 @@
 """What the readers of a capture's parts say of one connection, joined: its rows are those of one reader.
 
-Duty: `Joiner` gets the stints of a connection in their order, and the packets of it that are carried. It reads these,
+Duty: `Joiner` gets the stints of a connection in their order, and the packets of it that are deferred. It reads these,
 compares each claim with what it knows by then, and joins the stints: numbers, ids, lags and the connection's row. What
-does not fit is `Odd`, this connection is to be read by one reader; or `Torn`, the capture is.
+does not fit is `Conflicting`, this connection is to be read by one reader; or `Unsplittable`, the capture is.
 
 Memory: that of Flows with one connection. Refuses to know who runs it, and how packets and stints travel.
 """
@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from kproxy.capture.flow import Flow
 from kproxy.capture.flows import Flows
-from kproxy.convert.edges import Edge, Offsets
-from kproxy.convert.places import WARM
+from kproxy.convert.parts.handover import Handover, Offsets
+from kproxy.convert.parts.places import WARM
+from kproxy.convert.parts.reader import Conflicting, Stint, Unsplittable, begun_by, firsts_of, is_again, let_go
 from kproxy.convert.rows import Counted, Rows
-from kproxy.convert.stints import Odd, Stint, Torn, begun_by, firsts_of, is_again, let_go
 from kproxy.tables.arrays import array, nulls, numbers
 from kproxy.tables.partitions import LATER, MAX_POSITIONS, Positions, with_offsets
 from kproxy.wire.events import NONE
@@ -36,7 +36,7 @@ class Mend:
 
 
 class Joiner:
-    """The stints of one connection, and its packets that are carried, in the order of the capture.
+    """The stints of one connection, and its packets that are deferred, in the order of the capture.
 
     `at` is called before packets of a part and phase are given to `flows`, which are `apart`; `finish` at the end.
     """
@@ -48,7 +48,7 @@ class Joiner:
         self._stints = {stint.part: stint for stint in stints}
         self._pair = stints[0].pair
         if any(stint.pair != self._pair for stint in stints) or len(self._stints) < len(stints):
-            raise Odd("two connections of one hash")
+            raise Conflicting("two connections of one hash")
         self._flows = flows
         self._rows = rows
         self._gate = gate
@@ -58,9 +58,9 @@ class Joiner:
             for after, step in ((-0.5, "enter"), (0.5, "warmed"), (1.5, "leave"))
         )
         self._begun = 0
-        self._before: tuple[Edge, int] | None = None  # handed over, and to which part
+        self._before: tuple[Handover, int] | None = None  # handed over, and to which part
         self._ids: dict[int, tuple[int, int]] = {}  # (the whole connection's id, what to add to numbers) by others
-        self._known: dict[int, Edge] = {}  # whole connections so far
+        self._known: dict[int, Handover] = {}  # whole connections so far
         self._waiting: list[tuple[int, int, int, Positions, Callable[[], Sequence[Any]]]] = []
         self._is_over = ""  # how it ended that a reader told
         self._firsts: tuple[int, int] | None = None  # how the last one began
@@ -76,7 +76,7 @@ class Joiner:
                 self._rows.flush(1)
                 self._gate[0] = False
         elif self._before is not None:
-            raise Odd("nobody took a connection")
+            raise Conflicting("nobody took a connection")
         return True
 
     def seen(self) -> None:
@@ -87,18 +87,18 @@ class Joiner:
                 if each in self._noted and each is not flow:
                     continue
                 if self._is_over and (self._is_over == "reset" or not each.start_seen):
-                    raise Torn("late packets")
+                    raise Unsplittable("late packets")
                 if each.start_seen and not each.continues and each not in self._noted:
                     self._note(begun_by(each), firsts_of(each))
                 self._noted.add(each)
         if self._flows.unsure:
-            raise Odd("sent again, or captured twice")
+            raise Conflicting("sent again, or captured twice")
         self._end()
 
     def finish(self) -> None:
         self._go(float("inf"))
         if self._before is not None:
-            raise Odd("nobody took a connection")
+            raise Conflicting("nobody took a connection")
         self._flows.finish()
         self._end()
         for claimed, whole, added, positions, missed in self._waiting:
@@ -106,7 +106,7 @@ class Joiner:
 
     def _note(self, begun: tuple[int, int] | None, firsts: tuple[int, int] | None) -> None:
         if is_again(begun, self._firsts):
-            raise Odd("a connection that is there twice")
+            raise Conflicting("a connection that is there twice")
         self._firsts = firsts or self._firsts
 
     @property
@@ -123,35 +123,37 @@ class Joiner:
     def _enter(self, stint: Stint) -> None:
         running = self._running
         if self._before is not None and (self._before[1] != stint.part or stint.standing is None):
-            raise Odd("nobody took a connection")
+            raise Conflicting("nobody took a connection")
         if stint.standing is None:
             if running is not None:
-                raise Odd("ports used again")
+                raise Conflicting("ports used again")
             return
         if running is not None and self._before is not None:
-            raise Odd("two readers of a connection")
+            raise Conflicting("two readers of a connection")
         if stint.is_left:
             if running is None and self._before is None:
-                raise Odd("a connection that nobody had")
+                raise Conflicting("a connection that nobody had")
             return
         if running is not None:
             if running.standing != stint.standing:
-                raise Odd("readers differ")
+                raise Conflicting("readers differ")
             assert running.session is not None and running.info is not None
             positions = dict(self._rows.positions(running))
             if len(positions) * 2 >= MAX_POSITIONS:
-                raise Odd("too many positions")
+                raise Conflicting("too many positions")
             session = running.session
-            edge = Edge(running.info.id, session.number, self._rows.counted(running), positions, session.has_seen_gap)
+            edge = Handover(
+                running.info.id, session.number, self._rows.counted(running), positions, session.has_seen_gap
+            )
             self._flows.quality.add(running.noted)
             let_go(running, self._rows, self._flows)
             self._flows.take_back(running.keys)
             edge.counted.let_go()
             self._before = edge, stint.part
         if self._before is None:
-            raise Odd("a connection that nobody had")
+            raise Conflicting("a connection that nobody had")
         if stint.is_full:
-            raise Odd("too many positions")
+            raise Conflicting("too many positions")
         self._link(stint.id, stint.number, lambda: stint.missed)
 
     def _warmed(self, stint: Stint) -> None:
@@ -162,7 +164,7 @@ class Joiner:
         self._gate[0] = True
         flow = self._running
         if flow is None or flow.standing != stint.standing:
-            raise Odd("readers differ")
+            raise Conflicting("readers differ")
         assert flow.session is not None and flow.info is not None
         flow.noted.forget()
         offsets = Offsets()
@@ -171,7 +173,7 @@ class Joiner:
 
         def missed() -> list[Any]:
             if offsets.is_full:
-                raise Odd("too many positions")
+                raise Conflicting("too many positions")
             return list(offsets.missed)
 
         self._link(flow.info.id, flow.session.number, missed)
@@ -180,7 +182,7 @@ class Joiner:
         self._note(stint.begun, stint.firsts)
         if stint.ended:
             if self._running is not None:
-                raise Odd("ports used again")
+                raise Conflicting("ports used again")
             self._is_over = stint.ended
         if stint.counted is not None:
             self._ended(stint.counted)
@@ -195,10 +197,10 @@ class Joiner:
         self._before = None
         whole, added = self._ids.get(edge.id, (edge.id, 0))
         if whole in self._known and not edge.follow(self._known[whole]):
-            raise Odd("what is between depends on what was before")
+            raise Conflicting("what is between depends on what was before")
         added += edge.number - number
         if claimed in self._ids or (claimed == whole and added):  # a coarse clock: both begin at the same time
-            raise Odd("one id for two readers")
+            raise Conflicting("one id for two readers")
         self._known[whole] = edge
         self._ids[claimed] = whole, added
         self._waiting.append((claimed, *self._ids[claimed], edge.positions, missed))
@@ -212,7 +214,7 @@ class Joiner:
         assert counted.flow.info is not None
         before = self._known[self._ids[counted.flow.info.id][0]]
         if before.has_seen_gap and counted.is_surprised:
-            raise Odd("what is between depends on what was before")
+            raise Conflicting("what is between depends on what was before")
         counted.join(before.counted)
         counted.flow.count(self._flows.quality)
         counted.flow.count_kind(self._flows.quality)
