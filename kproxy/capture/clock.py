@@ -106,6 +106,8 @@ class Clock:
                     return True
             elif earlier_one.ticks >= 0 and seen.ticks >= 0:
                 ticks = (seen.ticks - earlier_one.ticks) & MASK
+                if not ticks and seen.seq == earlier_one.seq:
+                    continue  # maybe the same packet, captured at the other end too
                 return ticks < HALF and ticks * SLOWEST_TICK_NS < (seen.time_ns - earlier_one.time_ns) // 2
         return False
 

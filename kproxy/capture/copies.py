@@ -1,26 +1,37 @@
-"""Packets captured twice, as on a bridge and its member, apart from segments that were sent again.
+"""Packets captured twice, as at both ends of a link or on a bridge and its member, apart from segments sent again.
 
-Duty: keeps the windows of the last SAME_PACKET_NS and finds a packet in them. A segment that was sent again is another
-packet: its IP identity or its TCP timestamp differs.
+Duty: remembers the headers of the packets of the last SAME_PACKET_NS and finds a packet among them. A packet is known
+by its addresses, IP identity, payload length, TCP's header up to the window and the first OPTION_BYTES of its options,
+in which its timestamp is. A retransmission is another packet: its identity or its timestamp differs. Checksums are not
+compared: where the network card computes them, the sender's own capture has others.
+
+Where neither a timestamp nor an identity that changes from packet to packet shows which packet it is, only AT_ONCE_NS
+do: a retransmission takes a round trip at least.
 
 Time counts from packet to packet. Where a capture goes back in time, as several that were concatenated do, what comes
-after that is far from what came before it, and the search ends there.
+after that is far from what came before it, unless it goes back by less than SAME_PACKET_NS.
 
-Memory: RECENT windows at most, and of those that do not last a copy of their end. Work: KEPT_BYTES are searched for a
-packet at most. Refuses to know connections.
+Memory: the headers of the last MAX_PACKETS packets, and of the window in hand. Windows are indexed when a packet is
+first looked for in them, so a clean capture costs nothing. Refuses to know connections.
 """
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from kproxy.capture.columns.mapped import KEPT_BYTES, Columns, kept
-from kproxy.capture.packets import Segment
+from kproxy.capture.columns import inorder
+from kproxy.capture.columns.inorder import AT_ONCE_NS, SAME_PACKET_NS, has_timestamp
+from kproxy.capture.columns.mapped import Columns
+from kproxy.capture.packets import SYN, Segment
 from kproxy.capture.records import Record, Window
 
-SAME_PACKET_NS = 1_000_000  # between two captures of one packet; what is sent again takes a round trip at least
-RECENT = 16
+MAX_PACKETS = 1 << 16  # that are remembered
+MIN_PRUNED = 1 << 12  # headers read one by one that are worth a look which of them are too old
+
+_NO_PACKETS = np.zeros(0, np.int64)
+Occurrence = tuple[int, int]  # the time that had passed, the packet's number
 
 
 def times_of(records: Sequence[Record]) -> np.ndarray:
@@ -28,71 +39,166 @@ def times_of(records: Sequence[Record]) -> np.ndarray:
     return records.time_ns if isinstance(records, Columns) else np.array([record[0] for record in records], np.int64)
 
 
+@dataclass(slots=True)
+class Headers:
+    """The headers of a window's packets that are plain."""
+
+    first: int  # the number of the window's first packet
+    passed: np.ndarray  # the time that had passed at each packet of the window
+    heads: inorder.Heads | None
+    head: np.ndarray | None
+    indexed: "tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None" = None
+
+    def index(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(hashes in order, the packets' indices and rows in that order, hashes of addresses and ports)."""
+        if self.indexed is None:
+            assert self.heads is not None and self.head is not None
+            rows = inorder.rows_of(self.heads, self.head)
+            rows, index = rows[self.heads.whole], self.heads.index[self.heads.whole]
+            mixed = inorder.hashes(rows)
+            order = np.argsort(mixed, kind="stable")
+            self.indexed = mixed[order], index[order], rows[order], rows[order, -1]
+        return self.indexed
+
+
 class Recent:
-    """The windows of the last moments, of which the last is in hand."""
+    """The packets of the last moments, and the window in hand."""
 
     def __init__(self) -> None:
+        self.columns: Columns | None = None  # of the window in hand, if it has as many packets as columns are worth
+        self.plain = b""  # of each of its packets, whether its header is found by column
         self._stamp_ns = -1  # of the last packet
         self._passed_ns = 0  # up to it
-        self._windows: deque[tuple[Window, np.ndarray]] = deque(maxlen=RECENT)  # with what had passed at each packet
+        self._count = 0  # packets before the window in hand
+        self._windows: deque[Headers] = deque()
+        self._noted: dict[bytes, dict[bytes, Occurrence]] = {}  # when others were there last, by key and row
+        self._noted_count = self._noted_limit = 0
+        self._current: tuple[int, Occurrence | None] = -1, None  # the packet noted last, when it was there before
 
     def add(self, window: Window) -> None:
         """The next window is in hand."""
-        passed = np.zeros(0, np.int64)
-        if window.records:
-            times = times_of(window.records)
+        records = window.records
+        self._current = -1, None
+        self.columns = Columns.of(window) if len(records) >= inorder.FEWEST else None
+        passed = _NO_PACKETS
+        if records:
+            times = times_of(records if self.columns is None else self.columns)
             steps = np.diff(times, prepend=times[0] if self._stamp_ns < 0 else self._stamp_ns)
             steps[steps < -SAME_PACKET_NS] = 2 * SAME_PACKET_NS
             steps[0] += self._passed_ns
             passed = np.maximum.accumulate(np.cumsum(steps))
             self._stamp_ns, self._passed_ns = int(times[-1]), int(passed[-1])
-        self._windows.append((window, passed))
+        heads = None if self.columns is None else self.columns.heads
+        plain = np.zeros(len(records), bool)
+        if heads is not None:
+            plain[heads.index] = heads.whole
+        self.plain = plain.tobytes()
+        self._windows.append(Headers(self._count, passed, heads, self.columns.head if self.columns else None))
+        self._count += len(records)
 
     def let_go(self) -> None:
-        """The window in hand is done with: what is too old goes, and of it what is needed is kept."""
-        since_ns = self._passed_ns - SAME_PACKET_NS
-        while self._windows and (not len(passed := self._windows[0][1]) or passed[-1] < since_ns):
-            self._windows.popleft()
-        if self._windows:
-            window, passed = self._windows.pop()
-            window = kept(window, int(np.searchsorted(passed, since_ns)))
-            self._windows.append((window, passed[len(passed) - len(window.records) :]))
+        """The window in hand is done with: forget what is too old."""
+        self.columns = None
+        since_ns, since = self._passed_ns - SAME_PACKET_NS, self._count - MAX_PACKETS
+        windows = self._windows
+        while windows:
+            oldest = windows[0]
+            if oldest.heads is not None and oldest.passed[-1] >= since_ns and oldest.first + len(oldest.passed) > since:
+                break
+            windows.popleft()
+        if self._noted_count > max(MIN_PRUNED, self._noted_limit):
+            kept = {
+                key: left
+                for key, rows in self._noted.items()
+                if (left := {row: at for row, at in rows.items() if at[0] >= since_ns and at[1] >= since})
+            }
+            self._noted = kept
+            self._noted_count = sum(map(len, kept.values()))
+            self._noted_limit = 2 * self._noted_count
 
     def clear(self) -> None:
         """Another capture begins."""
         self._windows.clear()
+        self._noted.clear()
+        self._noted_count = self._noted_limit = 0
         self._stamp_ns = -1
+
+    def note(self, index: int, segment: Segment) -> None:
+        """Remember the `index`th packet in hand, whose header is not `plain`."""
+        rows = self._noted.setdefault(segment[1], {})
+        row = _row(segment)
+        before = rows.get(row)
+        self._current = index, before
+        self._noted_count += before is None
+        window = self._windows[-1]
+        rows[row] = int(window.passed[index]), window.first + index
 
     def has(self, index: int, segment: Segment) -> bool:
         """Whether a packet shortly before the `index`th in hand is the same."""
-        held, key, _, _, bits, _, start, _, _ = segment
-        header = start - (bits >> 12 << 2)
-        fixed, options = held[header : header + 16], held[header + 20 : start]
-        width = len(key) - 4
-        if width == 8 and header >= 20 and held[header - 20] == 0x45:
-            before, behind = 18, 14  # IPv4's length and identity
-        elif width == 32 and header >= 40 and held[header - 40] >> 4 == 6:
-            before, behind = 36, 34  # IPv6's length
-        else:
-            before = behind = 0  # something stands between that header and TCP's
-        sized = held[header - before : header - behind]
-        addresses = held[max(0, header - width) : header]
-        since_ns = self._windows[-1][1][index] - SAME_PACKET_NS
-        left = KEPT_BYTES
-        for age, ((data, _, records, _), passed) in enumerate(reversed(self._windows)):
-            stop = len(records) if age else index
-            first = int(np.searchsorted(passed[:stop], since_ns))
-            if first < stop:
-                place = records[stop - 1][3]
-                oldest = max(records[first][2], place - left)
-                left -= place - oldest
-                while (place := data.rfind(fixed, oldest, place)) >= 0:
-                    if (
-                        data[place + 20 : place + 20 + len(options)] == options
-                        and data[max(0, place - width) : place] == addresses
-                        and data[place - before : place - behind] == sized
-                    ):
-                        return True
-            if first or not left:
-                return False
-        return False
+        window = self._windows[-1]
+        passed, number = int(window.passed[index]), window.first + index
+        row, key = _row(segment), segment[1]
+        since = number - MAX_PACKETS
+        latest = -1
+        before = self._current[1] if self._current[0] == index else self._noted.get(key, {}).get(row)
+        if before is not None and before[1] >= since:
+            latest = before[0]
+        whole = np.frombuffer(row + inorder.key_digest(key), np.uint64)
+        mixed = inorder.hashes(whole[None])[0]
+        for each in reversed(self._windows):
+            if each.heads is None:
+                continue
+            if each.passed[-1] < passed - SAME_PACKET_NS:
+                break
+            hashes, places, rows, _ = each.index()
+            low, high = np.searchsorted(hashes, mixed), np.searchsorted(hashes, mixed, "right")
+            among = places[low:high][(rows[low:high] == whole).all(axis=1)]
+            among = among[(among + each.first < number) & (among + each.first >= since)]
+            if len(among):
+                latest = max(latest, int(each.passed[among.max()]))
+                break
+        if latest < 0 or latest < passed - SAME_PACKET_NS:
+            return False
+        return latest >= passed - AT_ONCE_NS or has_timestamp(row) or self._has_own_identity(key, row, passed, number)
+
+    def is_sure(self, index: int) -> bool:
+        """Whether all packets are remembered of which the `index`th in hand may be a copy."""
+        window = self._windows[-1]
+        return bool(window.passed[index] > SAME_PACKET_NS) or window.first + index > MAX_PACKETS
+
+    def _has_own_identity(self, key: bytes, row: bytes, passed: int, number: int) -> bool:
+        """Whether packets of the last moments with other sequence numbers had other identities, and there were some.
+
+        A SYN is often the first: it is sent again a second later at the earliest (RFC 6298).
+        """
+        since_ns, since = passed - SAME_PACKET_NS, number - MAX_PACKETS
+        identity = inorder.identity_of(row)
+        found = bool(identity) and bool(row[13] & SYN)
+        for other, at in self._noted.get(key, {}).items():
+            if other[4:8] != row[4:8] and at[0] >= since_ns and at[1] >= since:
+                if inorder.identity_of(other) == identity:
+                    return False
+                found = True
+        whole = np.frombuffer(row + inorder.key_digest(key), np.uint64)
+        for each in reversed(self._windows):
+            if each.heads is not None:
+                _, places, rows, keys = each.index()
+                mine = np.flatnonzero((keys == whole[-1]) & (each.passed[places] >= since_ns))
+                mine = mine[(places[mine] + each.first < number) & (places[mine] + each.first >= since)]
+                mine = mine[rows[mine, 0] >> np.uint64(32) != whole[0] >> np.uint64(32)]
+                if (inorder.identities(rows[mine]) == identity).any():
+                    return False
+                found |= bool(len(mine))
+        return found
+
+
+def _row(segment: Segment) -> bytes:
+    """What a packet is known by, apart from its addresses, as `inorder.rows_of` has it."""
+    held, key, _, _, bits, _, start, _, length = segment
+    size = bits >> 12 << 2
+    header = max(0, start - size)
+    identity = 0
+    if len(key) == 12 and header >= 20 and held[header - 20] == 0x45:
+        identity = held[header - 16] << 8 | held[header - 15]  # else something stands between that header and TCP's
+    options = bytes(held[header + 20 : start][: inorder.OPTION_BYTES])
+    return inorder.ROW.pack(bytes(held[header : header + 16]), options, length, size, identity)

@@ -20,12 +20,11 @@ from kproxy.capture import content
 from kproxy.capture.clock import Clock
 from kproxy.capture.columns import inorder
 from kproxy.capture.columns.later import Deferred, Later
-from kproxy.capture.columns.mapped import Columns
-from kproxy.capture.copies import SAME_PACKET_NS, Recent, times_of
+from kproxy.capture.copies import Recent, times_of
 from kproxy.capture.flow import DEAF, UNCONNECTED, Deaf, Flow, Handlers, Kafka, Shard, Undecided, ZooKeeper
 from kproxy.capture.keys import SHARDS, back, shard_of
-from kproxy.capture.packets import ACK, RST, SYN, Dissector, Segment
-from kproxy.capture.quality import Quality
+from kproxy.capture.packets import ACK, FIN, RST, SYN, Dissector, Segment
+from kproxy.capture.quality import FEW_PACKETS, Quality
 from kproxy.capture.reassembly import BEHIND, FURTHEST, MASK, Receiver, ahead
 from kproxy.capture.records import Record, Window
 from kproxy.capture.tls_alerts import Alerts
@@ -100,6 +99,7 @@ class Flows:
         self.takes = ALL  # of connections that are met from now on; others are another reader's
         self._apart = apart
         self.forgotten: set[bytes] = set()  # where `apart`: keys of flows that ended and are not remembered any more
+        self.unsure: dict[Flow, None] = {}  # another reader may have had a packet of which they have a copy
         self.is_crowded = False  # connections were put away while others are away: which, may depend on these
         if kept is None:
             interest = Interest(details=True, detail=detail, room=room, logs=logs)
@@ -115,6 +115,8 @@ class Flows:
                 for number, of_shard in zip(shards, self.kept, strict=True)
             }
         self._last_ns = -1  # the latest time so far
+        self._only_ns = -1  # the time of all packets so far, if they have one
+        self._packets = 0
         self.clock = Clock(quality if first else Quality())
         self._recent = Recent()
         self._deferred = Deferred(detail, self._logs)
@@ -127,7 +129,9 @@ class Flows:
         ways = self._ways
         foreign = self._foreign
         flow: Flow | None
-        self._recent.add(window)
+        recent = self._recent
+        recent.add(window)
+        plain = recent.plain
         self._count(records)
         self._deferred.begin(whole)
         odd: dict[Flow, None] = {}  # of which packets were taken by themselves
@@ -135,6 +139,8 @@ class Flows:
             for index, time_ns, segment in self._in_order(window) or self._one_by_one(window):
                 held, key, seq, ack, flags, size, start, end, length = segment
                 way = ways.get(key)
+                if not plain[index] and key not in foreign:
+                    recent.note(index, segment)
                 if way is None:
                     if key in foreign or (flow := self._meet(segment, time_ns)) is None:
                         continue
@@ -156,11 +162,15 @@ class Flows:
                 else:
                     view = _EMPTY
                 talk = flow.talk
-                if talk.segment(side, seq, ack, flags, size, view, length, time_ns) and self._recent.has(
-                    index, segment
-                ):
-                    talk.same_packet(side)
-                    flow.payload_bytes[side] -= length
+                half = talk.halves[side]
+                if (half.zero_window or not size) and not length and not flags & FIN and recent.has(index, segment):
+                    continue  # what it says of the window was true when it was captured first
+                if talk.segment(side, seq, ack, flags, size, view, length, time_ns):
+                    if recent.has(index, segment):
+                        talk.same_packet(side)
+                        flow.payload_bytes[side] -= length
+                    elif flow.continues and not recent.is_sure(index) and ahead(seq, half.first) < 0:
+                        self.unsure[flow] = None
                 if not talk.open_sides:
                     self._end(flow, "fin")
             for flows, bulk in self._deferred.play(whole):
@@ -170,7 +180,7 @@ class Flows:
             self._deferred.drop()
             for flow in odd:
                 flow.talk.keep()
-        self._recent.let_go()
+        recent.let_go()
 
     def _count(self, records: Sequence[Record]) -> None:
         """Count the packets of a window, and those that are stamped earlier than one before them."""
@@ -181,6 +191,9 @@ class Flows:
         for time_ns in times[times < latest[:-1]].tolist():
             self._note("clock_back", time_ns)
         self._last_ns = int(latest[-1])
+        first_ns = self._only_ns if self._packets else int(times[0])
+        self._only_ns = first_ns if (times == first_ns).all() else -1
+        self._packets += len(times)
         self._note("packets", int(times.min()), count=len(times), last_ns=self._last_ns)
 
     def _one_by_one(self, window: Window) -> Iterator[Packet]:
@@ -193,7 +206,7 @@ class Flows:
 
     def _in_order(self, window: Window) -> Iterator[Packet] | None:
         """Take what is in order of a window, many segments at once; returns the rest. None: nothing was taken."""
-        records = Columns.of(window) if len(window.records) >= inorder.FEWEST else None
+        records = self._recent.columns
         if records is None:
             return None
         if (heads := records.heads) is None or len(heads.index) < inorder.FEWEST:
@@ -241,7 +254,7 @@ class Flows:
         positions = {number: self._stands(key) for number, key in enumerate(firsts) if self._is_calm(key)}
         found = order.stretches(positions)
         if sum(stretch.places.stop - stretch.places.start for stretch in found) < len(order.index):
-            copies = inorder.copies(heads, records.head, records.time_ns, SAME_PACKET_NS)  # the reason, maybe
+            copies = inorder.copies(heads, records.head, records.time_ns)  # the reason, maybe
             if copies is not None:
                 order.drop(copies)
                 found = order.stretches(positions)
@@ -340,6 +353,11 @@ class Flows:
         self._recent.clear()
         self.clock.clear()
         self._last_ns = -1
+
+    @property
+    def has_times(self) -> bool:
+        """Whether packets have times of their own; as of a program that writes none, all so far may have the same."""
+        return self._only_ns < 0 or self._packets < FEW_PACKETS
 
     # --- connections that several readers share ----------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ _WITH_NAMES = frozenset(
 )
 _DERIVED = frozenset(("same_stream", "no_times"))
 MAX_NAMES = 64
-_FEW = 3  # packets that may well have one time
+FEW_PACKETS = 3  # packets that may well have one time
 
 # kind -> sentence; the order here is the order of the summary
 KINDS = {
@@ -47,14 +47,14 @@ KINDS = {
     "malformed": "packets whose IP or TCP header makes no sense",
     "fragments": "IP fragments whose other parts were not captured",
     "truncated": "segments cut by the capture's snap length: capture with -s 0",
-    "duplicate_packets": "packets captured twice, as on a bridge and its member: the second one was dropped",
+    "duplicate_packets": "packets captured twice, as at both ends, or on a bridge and its member: one was dropped",
     "retransmissions": "segments sent again: loss on the network, or a slow receiver",
     "out_of_order": "segments that arrived behind a later one and were put in order",
     "zero_windows": "times a receiver closed its window: it reads more slowly than its peer sends",
     "gap": "holes: bytes that the receiver acknowledged and the capture does not hold",
     "long_gap": "holes of more than 1 GiB, such as a missing file of a rotated capture: their size is not known",
     "one_direction": "connections of which one direction alone was captured: the other one's bytes are not there",
-    "no_times": "packets that all have the same time: no duration and no latency of this capture means anything",
+    "no_times": "packets that all have the same time: durations and latencies of this capture are not known",
     "resync": "bytes captured but skipped to find the next frame after a hole or a late start",
     "midstream": "connections already open when the capture began",
     "open": "connections still open when the capture ended",
@@ -197,7 +197,7 @@ class Quality:
     def _without_times(self) -> Row | None:
         """All packets, where they have one time, as of a program that writes none."""
         count, _, first_ns, last_ns = self._rows.get("packets", (0, 0, NONE, NONE))
-        if count < _FEW or first_ns == NONE or first_ns != last_ns:
+        if count < FEW_PACKETS or first_ns == NONE or first_ns != last_ns:
             return None
         return Row("no_times", count, 0, first_ns, last_ns, KINDS["no_times"])
 

@@ -91,6 +91,8 @@ class Joiner:
                 if each.start_seen and not each.continues and each not in self._noted:
                     self._note(begun_by(each), firsts_of(each))
                 self._noted.add(each)
+        if self._flows.unsure:
+            raise Odd("sent again, or captured twice")
         self._end()
 
     def finish(self) -> None:

@@ -40,6 +40,12 @@ from kproxy.wire.kept import MAX_FRAME, Kept
 from kproxy.zookeeper.session import Event as ZooKeeperEvent
 
 BATCH_ROWS = writer.RUN_ROWS  # so that one batch is one run, and in order
+DURATIONS = frozenset(  # of exchanges and connections
+    (
+        *("latency_ns", "queue_ns", "muted_ns", "total_ns", "sending_ns", "broker_ns", "receiving_ns"),
+        *("loss_ns", "closed_window_ns", "handshake_rtt_ns"),
+    )
+)
 MOST_ROWS = 2 * BATCH_ROWS  # inside of a window; at its end all APIs have come as far, so that runs hardly overlap
 CONNECTION_ROWS = 1024  # they are kept as dicts, which take ten times the space
 KEPT_BYTES = 16 << 20  # of requests that wait for their answers, by shard
@@ -66,6 +72,7 @@ class Rows:
         self.logs = Logs() if keeps else None
         self._registry = KnowledgeColumns()
         self._kept: list[Kept] = []
+        self._flows: Flows | None = None  # the last ones whose rows come here
         self._add = add
         self._connection_rows: list[dict[str, Any]] = []
         self._tallies: dict[Flow, _Tally] = {}
@@ -128,6 +135,7 @@ class Rows:
             logs=self.logs,
         )
         self._kept += flows.kept
+        self._flows = flows
         return flows
 
     def note(self, quality: Quality) -> None:
@@ -235,7 +243,7 @@ class Rows:
             (schema.BATCHES, self.batches),
         ):
             if columns.rows >= least:
-                self._add(table, columns.batch())
+                self._add(table, self._with_times(columns.batch()))
         if self.records is not None and self.records.rows >= least:
             self.hand_on_records()
         if self.spoken is not None and (self.spoken.rows >= least or self.spoken.size >= BATCH_BYTES):
@@ -244,8 +252,17 @@ class Rows:
             self._flush_registry()
         if len(self._connection_rows) >= min(least, CONNECTION_ROWS):
             connections = schema.CONNECTIONS
-            self._add(connections, batch(connections.schema, self._connection_rows))
+            self._add(connections, self._with_times(batch(connections.schema, self._connection_rows)))
             self._connection_rows.clear()
+
+    def _with_times(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows as they are; where packets have no times, without durations."""
+        if self._flows is None or self._flows.has_times:
+            return rows
+        columns = [
+            pa.nulls(len(rows), field.type) if field.name in DURATIONS else rows[field.name] for field in rows.schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
     def _flush_registry(self) -> None:
         for table, rows in self._registry.batches():

@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from kproxy.capture import splits
+from kproxy.capture.columns.inorder import AT_ONCE_NS
 from kproxy.capture.content import TLS
-from kproxy.capture.copies import SAME_PACKET_NS
 from kproxy.capture.flow import Flow
 from kproxy.capture.flows import ALL, NEW, NOBODY, Flows
 from kproxy.capture.keys import Pair, pair_of
@@ -186,7 +186,7 @@ class Warm:
 
     def claims(self) -> dict[Pair, tuple[Flow, Any]]:
         """The connections of which is known what decides what comes, with that."""
-        if self._last_ns - self._first_ns < 2 * SAME_PACKET_NS or self._packets < 2 * PATIENCE:
+        if self._last_ns - self._first_ns < 2 * AT_ONCE_NS or self._packets < 2 * PATIENCE:
             return {}
         found = {}
         for flow, firm in self._firm.items():
@@ -364,6 +364,8 @@ def read(
                 torn = torn or "late packets"
             elif pair in ended or stint is not None:
                 odd[pair] = "ports used again"
+    for flow in flows.unsure:
+        odd.setdefault(pair_of(flow.keys[0]), "sent again, or captured twice")
     flows.finish()
     rows.flush(1)
     rows.note(quality)

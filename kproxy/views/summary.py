@@ -143,7 +143,7 @@ def losses(quality: Counts, key_log: str | None = None) -> list[str]:
             ("kernel_drops", "the capturing machine dropped packets"),
             ("one_direction", "of some connections one direction alone was captured, the other one is a hole"),
             ("gap", "there are holes"),
-            ("no_times", "its packets have no times, so durations and latencies mean nothing"),
+            ("no_times", "its packets have no times, so durations and latencies are not known"),
             ("clock_step", "the clock was set meanwhile, so times of day behind are those of the clock before"),
             ("truncated", "packets were cut by the snap length"),
             ("cut_file", "the file is cut"),

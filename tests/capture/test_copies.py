@@ -1,6 +1,8 @@
-"""A packet is a copy where a plain search among those shortly before it finds the same one, whatever the windows."""
+"""A packet is a copy where a plain search among those of the last second finds the same one, whatever the windows."""
 
 import random
+from collections import Counter
+from struct import unpack_from
 
 import numpy as np
 import pytest
@@ -9,12 +11,15 @@ from hypothesis import strategies as st
 
 from kproxy.capture import copies, pcap
 from kproxy.capture.captures import Capture
-from kproxy.capture.columns import mapped
-from kproxy.capture.copies import SAME_PACKET_NS, Recent
-from kproxy.capture.packets import ETHERNET, Dissector
+from kproxy.capture.columns import inorder, mapped
+from kproxy.capture.columns.inorder import AT_ONCE_NS, SAME_PACKET_NS
+from kproxy.capture.copies import Recent
+from kproxy.capture.packets import ETHERNET, SYN, Dissector
 from kproxy.capture.quality import Quality
 from tests.capture import packet
 from tests.capture.columns.test_inorder import packet_of
+from tests.capture.test_flows import Seen, Wire, answer, exact, request
+from tests.captures import capture
 
 
 def what_is_compared(data):
@@ -23,7 +28,20 @@ def what_is_compared(data):
     _, key, _, _, bits, _, start, _, length = segment
     tcp = start - (bits >> 12 << 2)
     identity = data[tcp - 16 : tcp - 14] if len(key) == 12 else b""
-    return key, identity, length, data[tcp : tcp + 16], data[tcp + 20 : start]
+    return key, identity, length, data[tcp : tcp + 16], bits >> 12, data[tcp + 20 : start][:12]
+
+
+def is_copy(packets, index):
+    """Whether a packet is the same as one before it."""
+    time_ns, one = packets[index]
+    before = [each for each in packets[:index] if each[0] >= time_ns - SAME_PACKET_NS]
+    latest = max((stamp_ns for stamp_ns, each in before if each == one), default=-SAME_PACKET_NS)
+    if latest < time_ns - SAME_PACKET_NS or latest < 0:
+        return False
+    others = {each[1] for _, each in before if each[0] == one[0] and each[3][4:8] != one[3][4:8]}
+    is_syn = one[3][13] & SYN and any(one[1])
+    has_own = bool(others or is_syn) and one[1] not in others
+    return time_ns - latest <= AT_ONCE_NS or inorder.has_timestamp(bytes(16) + one[5]) or has_own
 
 
 def is_whole(data):
@@ -38,36 +56,156 @@ def is_whole(data):
 
 @settings(max_examples=60, deadline=None)
 @example(5914, 1)  # the same packet 18 windows before
-@given(st.integers(0, 1 << 32), st.sampled_from((1, 3, 1 << 10)))
-def test_a_copy_is_the_same_packet_at_most_a_millisecond_before(tmp_path_factory, seed, window_records):
+@given(st.integers(0, 1 << 32), st.sampled_from((1, 3, 70, 1 << 10)))
+def test_a_copy_is_the_same_packet_shortly_before(tmp_path_factory, seed, window_records):
     """Nearly the same are those that differ in one bit of a header, as segments sent again do."""
     dice = random.Random(seed)
     datas = [data for data, plain in (packet_of(dice, ETHERNET) for _ in range(15)) if plain]
-    for data in [dice.choice(datas) for _ in range(40)] if datas else ():
+    for data in [dice.choice(datas) for _ in range(80)] if datas else ():
         changed = bytearray(data)
         if dice.random() < 0.5:
             changed[dice.randrange(14, len(data))] ^= 1
         datas.insert(dice.randrange(len(datas) + 1), bytes(changed))
     datas = [data for data in datas if is_whole(data)]
-    times = np.cumsum([dice.choice((0, 1000, 400_000, SAME_PACKET_NS)) for _ in datas]).tolist()
-    expected = []
-    for index, data in enumerate(datas):
-        since_ns = times[index] - SAME_PACKET_NS
-        among = [before for time_ns, before in zip(times[:index], datas, strict=False) if time_ns >= since_ns]
-        expected.append(what_is_compared(data) in [what_is_compared(each) for each in among])
+    times = np.cumsum([dice.choice((0, 1000, 400_000, AT_ONCE_NS, 99_000_000)) for _ in datas]).tolist()
+    packets = [(time_ns, what_is_compared(data)) for time_ns, data in zip(times, datas, strict=True)]
+    expected = [is_copy(packets, index) for index in range(len(packets))]
     path = tmp_path_factory.mktemp("copies") / "some.pcap"
     path.write_bytes(packet.pcap(zip(times, datas, strict=True)))
     found, dissector = [], Dissector(Quality())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copies, "RECENT", len(datas))  # windows this small are more than it keeps of usual ones
         patch.setattr(mapped, "FIRST_RECORDS", window_records)
         patch.setattr(mapped, "RECORDS", window_records)
         patch.setattr(pcap, "WINDOW", 200 * window_records)
+        patch.setattr(copies, "MIN_PRUNED", 3)
         recent = Recent()
         for window in Capture([path], Quality()).windows():
             recent.add(window)
             for index, (time_ns, link, start, end, _) in enumerate(window.records):
                 segment = dissector.segment(link, window.data, start, end, time_ns)
+                if not recent.plain[index]:
+                    recent.note(index, segment)
                 found.append(recent.has(index, segment))
             recent.let_go()
     assert found == expected
+
+
+# --- a connection at both of its ends -------------------------------------------------------------------------------
+
+
+def at_both_ends(whole, way_ns, change=lambda data: data):
+    """A capture of a client's machine, with what its broker's would have captured at the same time; each packet of that
+    as `change` makes it."""
+    packets = []
+    for time_ns, data, length in packet.records(whole):
+        source = unpack_from(">H", data, 34)[0]
+        packets.append((time_ns, data, length))
+        there_ns = time_ns + (-way_ns if source == packet.BROKER[1] else way_ns)
+        changed = change(data)
+        packets.append((there_ns, changed, length + len(changed) - len(data)))
+    return packet.pcap(sorted(packets, key=lambda each: each[0]))
+
+
+def tagged(data):
+    return data[:12] + b"\x81\0\0\x07" + data[12:]
+
+
+def reckoned(data):
+    """With another checksum: a sender's own machine captures before the card reckons it."""
+    data = bytearray(data)
+    data[50] ^= 0x55
+    return bytes(data)
+
+
+def dialogue(*, stamps, identities, count=80, again=()):
+    """Requests and answers, each of which arrives 20 ms after the one before; those in `again` are sent again after
+    250 ms, with a new identity or time."""
+    sent, packets, time_ns, identity = [1, 1], [], 1_700_000_000_000_000_000, 100
+    ends = packet.CLIENT, packet.BROKER
+
+    def add(side, payload, seq, ack, flags=packet.ACK):
+        nonlocal identity
+        identity += 1
+        stamp = time_ns // 1_000_000 & 0xFFFF_FFFF
+        options = b"\1\1\x08\x0a" + stamp.to_bytes(4) + bytes(4) if stamps else b""
+        tcp = packet.tcp(
+            payload, source=ends[side], target=ends[1 - side], seq=seq, ack=ack, flags=flags, options=options
+        )
+        ip = packet.ipv4(tcp, source=ends[side], target=ends[1 - side], identity=identity if identities else 0)
+        packets.append((time_ns, packet.ethernet(ip)))
+
+    add(0, b"", 0, 0, 2)
+    time_ns += 20_000_000
+    add(1, b"", 0, 1, 18)
+    time_ns += 1_000_000
+    add(0, b"", 1, 1)
+    for number in range(count):
+        for side, payload in enumerate((request(number), answer(number))):
+            add(side, payload, sent[side], sent[1 - side])
+            if side == 1 and number in again:
+                time_ns += 250_000_000
+                add(side, payload, sent[side], sent[1 - side])
+            sent[side] += len(payload)
+            time_ns += 20_000_000
+    return packet.pcap(packets)
+
+
+def seen_by(path, whole):
+    path.write_bytes(whole)
+    return Seen(path)
+
+
+@pytest.mark.parametrize("change", (lambda data: data, tagged, reckoned), ids=("same", "tagged", "checksum"))
+@pytest.mark.parametrize("way_ns", (2_000_000, 8_000_000))
+@pytest.mark.parametrize("stamps, identities", ((True, True), (True, False), (False, True)))
+def test_a_packet_seen_at_both_ends_is_one(tmp_path, change, way_ns, stamps, identities):
+    """What was sent again is the same as at one end alone, and answers are as old as at the broker."""
+    whole = dialogue(stamps=stamps, identities=identities, again={3, 40})
+    one, both = (
+        seen_by(tmp_path / "one.pcap", whole),
+        seen_by(tmp_path / "both.pcap", at_both_ends(whole, way_ns, change)),
+    )
+    (flow,), (twice,) = one.flows, both.flows
+    assert flow.total("retransmissions") == twice.total("retransmissions") == 2
+    assert twice.total("duplicates") == 2 * 80 + 2 + 2  # with payload, and the SYNs
+    assert twice.payload_bytes == flow.payload_bytes
+    times = [(each.request_start, each.response_start - way_ns) for _, each in one.exchanges]
+    assert [(each.request_start, each.response_start) for _, each in both.exchanges] == times
+    assert not any(twice.stalled(each) for _, each in both.exchanges)
+
+
+def test_where_nothing_tells_packets_apart_they_were_sent_again(tmp_path):
+    """Without timestamps, and with one identity for all packets: another time may be a retransmission."""
+    whole = dialogue(stamps=False, identities=False, again={3, 40})
+    (flow,) = seen_by(tmp_path / "both.pcap", at_both_ends(whole, 8_000_000)).flows
+    assert flow.total("retransmissions") > 100 and not flow.total("duplicates")
+
+
+@pytest.mark.parametrize("name", ("k41_java_cluster", "k41_quota", "k0102_python147", "k41_ipv6"))
+@pytest.mark.parametrize("way_ns", (2_000_000, 300_000_000))
+def test_each_packet_of_a_real_capture_a_while_later_too(tmp_path, name, way_ns):
+    path = capture(name)
+    records = [(time_ns, data) for time_ns, data, _ in packet.records(path.read_bytes())]
+    later = [(time_ns + way_ns, data) for time_ns, data in records]
+    one = Seen(path)
+    both = seen_by(tmp_path / "both.pcap", packet.pcap(sorted(records + later, key=lambda each: each[0])))
+    assert Counter(exact(each) for _, each in both.exchanges) == Counter(exact(each) for _, each in one.exchanges)
+    for kind in ("retransmissions", "zero_windows"):
+        assert both.kinds().get(kind) == one.kinds().get(kind)
+    assert both.quality.size("kafka") == one.quality.size("kafka")
+
+
+def test_a_closed_window_is_closed_once(tmp_path):
+    """Its announcement arrives at the other end when it is open again there."""
+    wire = Wire().shake().ask(1).send(0, window=0).send(0).ask(2)
+    closed, opened = wire.packets[5:7]
+    wire.packets[7:7] = [closed, opened]
+    seen = wire.seen(tmp_path)
+    assert seen.flows[0].total("zero_windows") == 1
+    assert not seen.flows[0].total("retransmissions")
+
+
+def test_a_machine_that_is_far_away_does_not_look_like_a_clock_that_was_set(tmp_path):
+    """Its packets have timestamps of 300 ms before."""
+    whole = dialogue(stamps=True, identities=True)
+    assert "clock_step" not in seen_by(tmp_path / "both.pcap", at_both_ends(whole, 300_000_000)).kinds()

@@ -571,7 +571,8 @@ def test_a_packet_captured_twice_is_not_a_segment_sent_again(tmp_path, monkeypat
     seen = wire.seen(tmp_path, step_ns=100_000)
     assert len(seen.exchanges) == 3
     assert (seen.kinds()["duplicate_packets"], seen.kinds()["retransmissions"]) == (3, 1)
-    late = wire.seen(tmp_path, step_ns=1_000_000).kinds()
+    assert wire.seen(tmp_path, step_ns=100_000_000).kinds()["duplicate_packets"] == 3
+    late = wire.seen(tmp_path, step_ns=1_000_000_000).kinds()
     assert late["retransmissions"] == 4 and "duplicate_packets" not in late
 
 

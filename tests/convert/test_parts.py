@@ -25,7 +25,7 @@ from kproxy.errors import KproxyError
 from kproxy.protocol import codec
 from kproxy.tables import schema, writer
 from tests.capture.dialogues import frames, stretches
-from tests.capture.packet import BROKER, CLIENT, ethernet, ipv4, pcap, tcp
+from tests.capture.packet import BROKER, CLIENT, ethernet, ipv4, pcap, records, tcp
 from tests.captures import capture, folder
 
 
@@ -217,6 +217,29 @@ def test_busy_connections_are_handed_over_at_each_border(kind, tmp_path):
     size = path.stat().st_size
     read.check([size * number // 4 for number in range(1, 4)], 2)
     assert read.seen["borders"] == 3 and read.seen["handed"] == 3 * kind.connections and not read.seen["carried"]
+
+
+@pytest.mark.parametrize("kind", (ONE, replace(ONE, dirty=True, connections=3)), ids=("one", "dirty"))
+@pytest.mark.parametrize("way_ns", (2_000_000, 15_000_000))
+def test_packets_captured_at_both_ends_are_one_in_parts_too(kind, way_ns, tmp_path):
+    """Copies of what lies before a border, or before its warm-up, stand behind it."""
+    once, path = tmp_path / "once.pcap", tmp_path / "both.pcap"
+    with once.open("wb") as file:
+        generate(kind, file, 2000)
+    whole = [(time_ns, data) for time_ns, data, _ in records(once.read_bytes())]
+    later = [(time_ns + way_ns, data) for time_ns, data in whole]
+    path.write_bytes(pcap(sorted(whole + later, key=lambda each: each[0])))
+    (tmp_path / "once").mkdir()
+    alone, read = InParts(once, tmp_path / "once"), InParts(path, tmp_path)
+    both, one = (each.whole[0]["exchanges"].drop(["source", "connection"]) for each in (read, alone))
+    assert both.equals(one) or kind.dirty
+    assert sum(read.whole[0]["connections"]["retransmissions"].to_pylist()) == sum(
+        alone.whole[0]["connections"]["retransmissions"].to_pylist()
+    )
+    size = path.stat().st_size
+    for overlap_part in (2, 40):
+        read.check([size * number // 4 for number in range(1, 4)], overlap_part)
+    assert read.seen["borders"] and not read.torn
 
 
 def test_a_full_disk_is_told_by_who_notes_packets(tmp_path):

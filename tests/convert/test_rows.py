@@ -11,7 +11,8 @@ from kproxy.capture.captures import Capture
 from kproxy.capture.packets import ACK, SYN
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import Settings, captures_of
-from kproxy.convert.rows import Rows
+from kproxy.convert.reading import exchanges
+from kproxy.convert.rows import DURATIONS, Rows
 from kproxy.protocol.records import Record, write_batch
 from kproxy.tables.columns import ExchangeColumns
 from kproxy.tables.partitions import MAX_TIMESTAMP_MS, BatchColumns, PartitionColumns
@@ -246,3 +247,16 @@ def test_live_and_captured_sessions_split_the_waits_alike(monkeypatch):
         tuple(row[name] for name in names) for row in offline
     )
     assert sum(row["muted_ns"] > 10**9 for row in offline) > 10
+
+
+@pytest.mark.parametrize("stamp_ns, packets", ((0, None), (1_700_000_000_000_000_000, None), (0, 300)))
+def test_where_packets_have_no_times_durations_are_not_known(tmp_path, stamp_ns, packets):
+    """As of programs that write one time, or none, into all packets."""
+    whole = [data for _, data, _ in packet.records(capture("k41_BASE").read_bytes())][:packets]
+    path = tmp_path / "timeless.pcap"
+    path.write_bytes(packet.pcap([(stamp_ns, data) for data in whole]))
+    rows = list(exchanges(path))
+    assert len(rows) > 20
+    assert not [name for name in DURATIONS if any(row.get(name) is not None for row in rows)]
+    path.write_bytes(packet.pcap([(stamp_ns + number * 1000, data) for number, data in enumerate(whole)]))
+    assert any(row["latency_ns"] for row in exchanges(path))

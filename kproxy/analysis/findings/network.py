@@ -12,6 +12,7 @@ from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tabl
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import CONNECTED, GROUPS, KNOWN_BROKERS, keyed
 
+UNREAD = 10  # a consumer that reads slowly delays the answers behind: few, as clients have few requests in flight
 SEGMENT_BYTES = 1448  # of payload, with an MTU of 1500 and TCP's timestamps
 
 
@@ -31,20 +32,34 @@ class Path(NamedTuple):
 
 
 def paths(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Path, those that suffered most first."""
+    """Rows of Path, those that suffered most first.
+
+    A broker reads nothing of a connection that it mutes, or whose earlier requests it still works on: where requests
+    waited for that, and UNREAD times less for a reader, the windows are no slow reader's.
+    """
     return ask(
-        {"connections": tables["connections"]},
+        {"connections": tables["connections"], "exchanges": tables["exchanges"]},
+        unread=f"""
+            select source as its_source, connection as its_connection from exchanges
+            where queue_ns > 0 or muted_ns > 0 or closed_window_ns > 0
+            group by source, connection
+            having sum(coalesce(queue_ns, 0) + coalesce(muted_ns, 0))
+                > {UNREAD} * sum(coalesce(closed_window_ns, 0))""",
+        shut="""
+            select c.*, case when u.its_connection is null then c.zero_windows else 0 end as readers_windows
+            from connections c
+            left join unread u on c.source = u.its_source and c.connection = u.its_connection""",
         answer=f"""
             select cluster, client_address as host, {GROUPS["broker"]} as broker, count(*) as connections,
                 sum(coalesce(client_bytes, 0) + coalesce(broker_bytes, 0)) as bytes,
-                sum(retransmissions) as retransmissions, sum(zero_windows) as zero_windows,
+                sum(retransmissions) as retransmissions, sum(readers_windows) as zero_windows,
                 sum(coalesce(requests, 0)) as requests,
                 cast(floor(min(start_ns) / 1e3) as bigint) as first_us,
                 cast(floor(max(coalesce(end_ns, start_ns)) / 1e3) as bigint) as last_us
-            from connections where start_ns is not null and {CONNECTED}
+            from shut where start_ns is not null and {CONNECTED}
             group by cluster, client_address, {GROUPS["broker"]}
             having sum(retransmissions) >= {limits.retransmissions_min}
-                or sum(zero_windows) >= {limits.zero_windows_min}
+                or sum(readers_windows) >= {limits.zero_windows_min}
             order by retransmissions desc, zero_windows desc, cluster nulls first, host, broker""",
     )
 
@@ -121,6 +136,6 @@ def judge_late(row: Late, limits: Limits) -> Iterator[Finding]:
 
 
 PROBES = (
-    Probe(("retransmissions", "zero_windows"), ("connections",), paths, Path, judge_path),
+    Probe(("retransmissions", "zero_windows"), ("connections", "exchanges"), paths, Path, judge_path),
     Probe(("late_answers",), ("connections", "exchanges"), late, Late, judge_late),
 )

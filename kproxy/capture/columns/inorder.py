@@ -12,7 +12,9 @@ Memory: some columns of the window's packets. Refuses to know sessions, and what
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import chain
+from struct import Struct
 
 import numpy as np
 
@@ -21,7 +23,9 @@ from kproxy.capture.packets import ETHERNET, FIN, RAW, RST, SLL, SLL2, SYN
 from kproxy.capture.reassembly import HALF, MASK
 
 FEWEST = 64  # packets worth columns
-HEAD = 80  # bytes of a packet that are looked at: of SLL2 and IPv6 the most
+HEAD = 96  # bytes of a packet that are looked at: of SLL2, IPv6 and TCP's timestamp the most
+SAME_PACKET_NS = 999_999_999  # between two captures of one packet, at the ends of a long way; a SYN is sent again later
+AT_ONCE_NS = 1_000_000  # the same, where nothing shows which packet it is: what is sent again takes a round trip
 
 # An IP header without options or extensions, and TCP's up to the window, as packets.Dissector reads them.
 _IPV4 = np.dtype(
@@ -54,7 +58,10 @@ _LINKS: dict[int, list[tuple[dict[int, int], int, np.dtype]]] = {
     RAW: [({}, 0, _IPV4), ({}, 0, _IPV6)],
 }
 _BUCKET_BITS = 18
-_COPIED = 40  # bytes of a TCP header that copies are known by: of the fixed part 16, and of options 24
+OPTION_BYTES = 12  # in which a timestamp is, as all write it
+# What a packet is known by: TCP's header up to the window, options, payload's length, header's length, IPv4's identity.
+ROW = Struct("<16s12s4xIHH")
+_TAIL = np.dtype([("length", "<u4"), ("size", "<u2"), ("identity", "<u2")])
 _MIXED = np.array([pow(0x9E3779B97F4A7C15, power, 1 << 64) for power in range(1, 10)], np.uint64)  # odd numbers
 
 
@@ -73,6 +80,7 @@ class Heads:
     tcp: np.ndarray  # where its header begins, from the packet's first byte
     size: np.ndarray  # of that header
     identity: np.ndarray  # of IPv4, else 0
+    whole: np.ndarray  # TCP's header was captured wholly
 
 
 @dataclass(slots=True)
@@ -118,7 +126,7 @@ def heads(link: int, start: np.ndarray, end: np.ndarray, head: np.ndarray) -> He
     order = np.argsort(index := np.concatenate([each.index for each in found]))
     columns = (
         np.concatenate([getattr(each, name) for each in found])[order]
-        for name in ("seq", "ack", "start", "length", "calm", "tcp", "size", "identity")
+        for name in ("seq", "ack", "start", "length", "calm", "tcp", "size", "identity", "whole")
     )
     return Heads(index[order], lane[order], keys, *columns)
 
@@ -145,7 +153,18 @@ def _plain(index: np.ndarray, start: np.ndarray, end: np.ndarray, ip: np.ndarray
     identity = ip["identity"] if ip.dtype == _IPV4 else np.zeros(len(ip), np.uint16)
     tcp = np.full(len(ip), offset + (20 if ip.dtype == _IPV4 else 40))
     return Heads(
-        index, lane, keys[where].tolist(), seq, ack, payload, stop - payload, calm, tcp, bits >> 12 << 2, identity
+        index,
+        lane,
+        keys[where].tolist(),
+        seq,
+        ack,
+        payload,
+        stop - payload,
+        calm,
+        tcp,
+        bits >> 12 << 2,
+        identity,
+        payload <= end,
     )
 
 
@@ -171,36 +190,72 @@ def _numbered(mixed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return where, last[bucket]
 
 
-def copies(heads: Heads, head: np.ndarray, time_ns: np.ndarray, within_ns: int) -> np.ndarray | None:
-    """Which plain packets are the same as one before them in the window: by headers of TCP, payload's length, and time.
+def key_digest(key: bytes) -> bytes:
+    """Addresses and ports in eight bytes."""
+    return blake2b(key, digest_size=8).digest()
+
+
+def rows_of(heads: Heads, head: np.ndarray, some: np.ndarray | slice = slice(None)) -> np.ndarray:
+    """What plain packets are known by, in words: a ROW, and their key's digest. head: of all packets."""
+    tcp, size = heads.tcp[some], heads.size[some]
+    place = np.concatenate((np.arange(16), np.arange(20, 20 + OPTION_BYTES)))  # without checksum and urgent pointer
+    columns = tcp[:, None] + place
+    rows = np.zeros((len(tcp), ROW.size + 8), np.uint8)
+    rows[:, : len(place)] = np.where(place < size[:, None], head[heads.index[some][:, None], columns], 0)
+    tail = np.empty(len(tcp), _TAIL)
+    tail["length"], tail["size"], tail["identity"] = heads.length[some], size, heads.identity[some]
+    words = rows.view(np.uint64)
+    words[:, -2] = tail.view(np.uint64)
+    words[:, -1] = np.frombuffer(b"".join(map(key_digest, heads.keys)), np.uint64)[heads.lane[some]]
+    return words
+
+
+def hashes(rows: np.ndarray) -> np.ndarray:
+    """Of rows of words."""
+    return _folded(rows * _MIXED[: rows.shape[1]])
+
+
+def identities(rows: np.ndarray) -> np.ndarray:
+    """The identities in rows of words."""
+    return rows[:, ROW.size // 8 - 1] >> np.uint64(48)
+
+
+def identity_of(row: bytes) -> int:
+    """The identity in a row of bytes."""
+    return int.from_bytes(row[ROW.size - 2 : ROW.size], "little")
+
+
+def has_timestamp(row: bytes) -> bool:
+    """Whether there is a timestamp of TCP among the first options, as they are in segments and in SYNs."""
+    options = row[16 : 16 + OPTION_BYTES]
+    return options[:4] == b"\1\1\x08\x0a" or options[:2] == b"\x08\x0a" or options[4:8] == b"\4\2\x08\x0a"
+
+
+def copies(heads: Heads, head: np.ndarray, time_ns: np.ndarray) -> np.ndarray | None:
+    """Plain packets which are the same as one before them in the window, if that is clear from the two alone.
 
     A segment that was sent again differs in IPv4's identity or in its timestamp; of an acknowledgement and the first
-    data behind it all but the length may be the same. head, time_ns: of all packets. None:
-    there are none, or the clock goes back, so that nothing can be said by column.
+    data behind it all but the length may be the same. Those without a timestamp are found within AT_ONCE_NS only; of
+    the others `copies.Recent` knows. head, time_ns: of all packets. None: there are none, or the clock goes back, so
+    that nothing can be said by column.
     """
     times = time_ns[heads.index]
     if not len(times) or (np.diff(times) < 0).any():
         return None
     some = _alike(heads)
+    some = some[heads.whole[some]]
     if not len(some):
         return None
-    lane, identity, length, tcp, size = (
-        column[some] for column in (heads.lane, heads.identity, heads.length, heads.tcp, heads.size)
-    )
-    index, times = heads.index[some], times[some]
-    place = np.arange(_COPIED)
-    columns = tcp[:, None] + np.where(place < 16, place, place + 4)  # without checksum and urgent pointer
-    known = columns < (tcp + size)[:, None]
-    whole = (tcp + size <= head.shape[1]) & (size <= _COPIED + 4)
-    data = np.where(known, head[index[:, None], np.minimum(columns, head.shape[1] - 1)], 0).astype(np.uint8)
-    others = np.stack((identity, length, lane), axis=1).astype(np.uint64)
-    rows = np.concatenate((data.view("<u8"), others), axis=1)
-    mixed = _folded(rows * _MIXED[: rows.shape[1]])
-    order = np.argsort(mixed, kind="stable")
+    rows = rows_of(heads, head, some)
+    times = times[some]
+    order = np.argsort(hashes(rows), kind="stable")
     ours, before = order[1:], order[:-1]
-    same = (mixed[ours] == mixed[before]) & (times[ours] - times[before] <= within_ns) & whole[ours] & whole[before]
+    apart = times[ours] - times[before]
+    same = (apart >= 0) & (apart <= SAME_PACKET_NS)
     close = np.flatnonzero(same)
     same[close] = (rows[ours[close]] == rows[before[close]]).all(axis=1)
+    close = np.flatnonzero(same & (apart > AT_ONCE_NS))
+    same[close] = [has_timestamp(row.tobytes()) for row in rows[ours[close]]]
     if not same.any():
         return None
     found = np.zeros(len(heads.index), bool)

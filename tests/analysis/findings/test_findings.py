@@ -13,8 +13,10 @@ from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
 from kproxy.views.findings import sentence
 from tests.analysis.findings import made
-from tests.captures import capture
+from tests.captures import DATA, capture
 from tests.insight.truth import CAPTURE
+
+INCIDENTS = DATA.parent / "incidents"
 
 
 @pytest.fixture(scope="module")
@@ -207,3 +209,30 @@ def test_records_at_hand_are_compressed_to_see_whether_it_pays(tmp_path):
         assert answer["client to-text, topic text"]["measured_ratio"] > 2
         without = findings({name: tables[name] for name in TABLES}, kinds=["no_compression"])
         assert len(without) == 2  # by their size alone
+
+
+def test_windows_of_a_broker_that_mutes_are_no_slow_readers(tmp_path):
+    """19 times its window was closed, while it did not read the requests of a client over its quota."""
+    convert([INCIDENTS / "k41_quota_muted.pcap.zst"], tmp_path / "tables")
+    with Tables(tmp_path / "tables") as tables:
+        assert sum(row["zero_windows"] for row in tables["connections"].arrow().to_pylist()) == 19
+        kinds = {one.kind for one in findings(tables)}
+    assert "throttled" in kinds and "zero_windows" not in kinds
+
+
+@pytest.mark.parametrize(
+    "waits, is_found",
+    (
+        ({"closed_window_ns": 5 * 10**9, "queue_ns": 9 * 10**9}, True),  # answers behind the one that is not read
+        ({"closed_window_ns": 0, "queue_ns": 0, "muted_ns": 0}, True),
+        ({"closed_window_ns": 10**6, "queue_ns": 9 * 10**9}, False),  # the broker is behind
+        ({"closed_window_ns": 0, "muted_ns": 10**9}, False),
+        ({"closed_window_ns": None, "queue_ns": None, "muted_ns": None}, True),
+    ),
+)
+def test_windows_are_a_readers_where_its_exchanges_waited_for_it(tmp_path, waits, is_found):
+    rows = made.Made()
+    made._connection(rows, 0, "10.9.0.3", 0.0, 60.0, zero_windows=50)
+    rows.exchange("one", "Fetch", 1.0, **waits)
+    with Tables(rows.write(tmp_path)) as tables:
+        assert bool(findings(tables, kinds=("zero_windows",))) == is_found

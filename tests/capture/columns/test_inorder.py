@@ -12,6 +12,7 @@ from bench.offline import KINDS as BENCH
 from bench.offline import generate
 from kproxy.capture import flows, packets, pcap, pcapng
 from kproxy.capture.columns import inorder, mapped, pairs
+from kproxy.capture.columns.inorder import AT_ONCE_NS, SAME_PACKET_NS
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import OF_FLOWS, Job
@@ -148,7 +149,7 @@ def segment_of(dice, ends):
         ack=number(),
         flags=dice.choice((ACK, ACK, ACK | 8, ACK | FIN, SYN, RST, SYN | ACK)),
         window=dice.choice((0, 1, 500, 0xFFFF)),
-        options=dice.randbytes(dice.choice((0, 0, 12, 12, 20, 24, 28, 40))),
+        options=dice.choice((b"", b"\1\1\x08\x0a", b"\4\2\x08\x0a")) + dice.randbytes(dice.choice((0, 8, 20, 28, 36))),
     )
     words = made[12] >> 4
     if dice.random() < 0.1:
@@ -230,22 +231,23 @@ def test_a_copy_is_the_same_header_soon_after_and_nothing_else_is_one(seed, link
         return
     cut = {int(each) for each in found.index[found.start > end[found.index]]}  # inside a header: read one by one
     datas = [data for number, data in enumerate(datas) if number not in cut]
-    times = np.cumsum([dice.choice((0, 1, 10, 400)) for _ in datas])
+    times = np.cumsum([dice.choice((0, 1000, 400_000, 300_000_000)) for _ in datas])
     found, _, _, head = heads_of(link, datas)
     if found is None:
         return
     known, expected = {}, []
     for row, number in enumerate(found.index.tolist()):
         tcp, size = int(found.tcp[row]), int(found.size[row])
-        header = datas[number][tcp : tcp + 16] + datas[number][tcp + 20 : tcp + size]
-        one = (found.keys[found.lane[row]], found.identity[row], found.length[row], header)
-        whole = tcp + size <= inorder.HEAD and size <= 44
-        expected.append(whole and times[number] - known.get(one, -1000) <= 500)
+        options = datas[number][tcp + 20 : tcp + size][:12]
+        one = (found.keys[found.lane[row]], found.identity[row], found.length[row], size, options)
+        one += (datas[number][tcp : tcp + 16],)
+        within_ns = SAME_PACKET_NS if inorder.has_timestamp(bytes(16) + options) else AT_ONCE_NS
+        expected.append(times[number] - known.get(one, -SAME_PACKET_NS - 1) <= within_ns)
         known[one] = times[number]
-    copies = inorder.copies(found, head, times, 500)
+    copies = inorder.copies(found, head, times)
     assert (copies.tolist() if copies is not None else [False] * len(expected)) == expected
     if len(found.index) > 1 and times[found.index[0]] < times[found.index[-1]]:
-        assert inorder.copies(found, head, -times, 500) is None  # the clock goes back
+        assert inorder.copies(found, head, -times) is None  # the clock goes back
 
 
 # --- captures made up ------------------------------------------------------------------------------------------------
