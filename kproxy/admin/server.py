@@ -7,7 +7,9 @@ relay has its turn; everything else is small.
 Bounded: at most `max_connections` connections, each with REQUEST_S for its request, as long again for its body, and
 IDLE_S between two of them. The last one that fits replaces the one that has been silent for longest. If none is silent,
 accepting pauses, and every connection closes after its current answer, which its client takes within FULL_S. So neither
-silent nor busy connections lock others out for longer than the requests that are under way take. A stream ends once
+silent nor busy connections lock others out for longer than the requests that are under way take. A large answer is
+written in pieces, so that one that is not read is held once, and no transport holds copies of it; together they may be
+MAX_UNTAKEN bytes, beyond which the client that has had most time for its answer is closed. A stream ends once
 nobody has taken its lines for TAKEN_S. A TLS handshake has its turn (`openings.py`) once its first record is here. A
 turn of the loop reads READ_BYTES of a connection; nothing is read behind bad HTTP, and of a body that its handler has
 left.
@@ -55,6 +57,8 @@ MAX_CONNECTIONS = 32
 READ_BYTES = 16 * 1024  # in the kernel: in chunks of one byte, which are the dearest, they take 2 ms to parse
 _FAULT_CHARS = 300  # of what is wrong with bad HTTP: aiohttp repeats all of it, escaped
 _THREAD_BYTES = 64 * 1024  # of an answer; more is compressed on a thread (this much takes 0.4 ms)
+_PIECE = 64 * 1024  # of an answer that is written in pieces; a smaller one is written at once
+MAX_UNTAKEN = 64 * 1024 * 1024  # bytes of all answers that are written in pieces
 MAX_BODY = 64 * 1024  # of a request
 MAX_LINE = 128 * 1024  # its first: /api/groups is asked for what is behind a group, whose id may have 32 KiB
 RETRY_AFTER_S = "1"  # of what cannot be said yet
@@ -243,12 +247,13 @@ class Admin:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
         accept = request.headers.get("Accept", "")
         loop = asyncio.get_running_loop()
         body, content_type = await loop.run_in_executor(self._renderer, self._scrape, accept)
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
-        return await _packed(request, body, headers)
+        body, headers = await _packed(request, body, headers)
+        return await self._sent(request, body, headers)
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -264,7 +269,7 @@ class Admin:
     async def _api_names(self, _: web.Request) -> web.Response:
         return web.json_response({name: f"/api/{name}" for name in self._api})
 
-    async def _api_value(self, request: web.Request) -> web.Response:
+    async def _api_value(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
         if name in self._actions and name not in self._api:
             raise web.HTTPMethodNotAllowed("GET", ["POST"])
@@ -283,7 +288,8 @@ class Admin:
         except ValueError as fault:
             raise web.HTTPBadRequest(text=f"{fault}\n") from None
         headers = {"Content-Type": "application/json; charset=utf-8"}
-        return await _packed(request, text.encode(), headers)
+        body, headers = await _packed(request, text.encode(), headers)
+        return await self._sent(request, body, headers)
 
     async def _api_action(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
@@ -317,13 +323,52 @@ class Admin:
             await lines.aclose()  # type: ignore[attr-defined]  # they are generators
         return response
 
-    async def _asset(self, request: web.Request) -> web.Response:
+    async def _asset(self, request: web.Request) -> web.StreamResponse:
         assert self._page is not None
         asset = self._page.get(request.match_info.get("name", "index.html"))
         if asset is None:
             raise web.HTTPNotFound(text="no such part of the page\n")
         headers = {"Content-Type": asset.content_type, **PAGE_HEADERS}
-        return await _packed(request, asset.body, headers)
+        body, headers = await _packed(request, asset.body, headers)
+        return await self._sent(request, body, headers)
+
+    async def _sent(self, request: web.Request, body: bytes, headers: dict[str, str]) -> web.StreamResponse:
+        """The answer with that body; a large one has been written when this returns.
+
+        aiohttp gives the transport a copy of a whole body, and TLS two more, which a client that does not read keeps.
+        """
+        if len(body) <= _PIECE or request.method == "HEAD":
+            return web.Response(body=body, headers=headers)
+        connection = request.protocol
+        assert isinstance(connection, _Connection)
+        answer = web.StreamResponse(headers=headers)
+        answer.content_length = len(body)
+        _close_if_full(connection, answer)
+        self._make_room_for(len(body))
+        connection.untaken = len(body)
+        connection.waits(FULL_S if connection.is_full() else IDLE_S)
+        view = memoryview(body)
+        try:
+            await answer.prepare(request)
+            for start in range(0, len(body), _PIECE):
+                await answer.write(view[start : start + _PIECE])
+            await answer.write_eof()
+        except ConnectionError:  # nobody reads it any more
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            connection.untaken = 0
+        return answer
+
+    def _make_room_for(self, count: int) -> None:
+        """Close the clients that have had most time for their answers, until that many bytes more may be held."""
+        slow = [connection for connection in self._idle if connection.untaken]
+        count += sum(connection.untaken for connection in slow)
+        for connection in slow:
+            if count <= MAX_UNTAKEN:
+                return
+            count -= connection.untaken
+            connection.give_up()
 
     async def _index(self, _: web.Request) -> web.Response:
         links = {
@@ -365,6 +410,7 @@ class _Connection(RequestHandler):
         )
         self._silent = idle
         self.is_full = is_full
+        self.untaken = 0  # bytes of an answer that is being written in pieces
         self.opening: asyncio.Task[None] | None = None  # waits for what the client says first, or for its turn
         self._on_left: Callable[[], None] | None = left
         self._patience: asyncio.TimerHandle | None = None
@@ -503,8 +549,8 @@ async def _json_of_slices(slices: Slices) -> str:
     return f"[{', '.join(parts)}]"
 
 
-async def _packed(request: web.Request, body: bytes, headers: dict[str, str]) -> web.Response:
-    """The answer, compressed where the client takes gzip.
+async def _packed(request: web.Request, body: bytes, headers: dict[str, str]) -> tuple[bytes, dict[str, str]]:
+    """(the body, compressed where the client takes gzip; the headers of the answer)
 
     By hand: aiohttp has no say in the level, and its own takes four times as long as this for a tenth fewer bytes.
     """
@@ -512,7 +558,7 @@ async def _packed(request: web.Request, body: bytes, headers: dict[str, str]) ->
         many = len(body) > _THREAD_BYTES
         body = await asyncio.to_thread(_gzip, body) if many else _gzip(body)
         headers = {**headers, "Content-Encoding": "gzip"}
-    return web.Response(body=body, headers={"Vary": "Accept-Encoding", **headers})
+    return body, {"Vary": "Accept-Encoding", **headers}
 
 
 def _gzip(body: bytes) -> bytes:

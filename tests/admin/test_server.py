@@ -19,6 +19,7 @@ from kproxy.admin.server import Admin
 from kproxy.proxy.config.tls import ClientTls
 from kproxy.proxy.tls import contexts
 from tests.certificates import Authority
+from tests.proxy.live import TlsWire, Wire
 
 BODY = b"# TYPE a gauge\na 1\n" * 500
 
@@ -461,5 +462,73 @@ def test_an_address_in_use_is_an_os_error():
             with pytest.raises(OSError):
                 await other.start()
             await other.stop()
+
+    run(main())
+
+
+ASKS = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+LARGE = b"x" * (16 << 20)  # more than the kernel takes of a client that does not read
+
+
+@pytest.mark.parametrize("over_tls", [False, True])
+def test_a_large_answer_that_is_not_read_is_no_copy_in_the_transport(tmp_path, over_tls):
+    authority = Authority(tmp_path)
+    settings = ClientTls(**authority.server().settings())
+    tls = contexts.Reloading("admin", lambda: contexts.for_clients(settings)) if over_tls else None
+
+    async def main():
+        admin = Admin("127.0.0.1", 0, scrape=lambda _: (LARGE, "text/plain"), not_ready=tuple, api={}, tls=tls)
+        await admin.start()
+        client = await Wire.dial(admin.address[1])
+        if over_tls:
+            trusted = ssl.create_default_context(cafile=str(authority.bundle))
+            client = await TlsWire(client.sock).begin(trusted, server_side=False)
+        await client.send(ASKS)
+        await client.read(1)
+        await asyncio.sleep(0.2)  # the kernel takes what it takes
+        (connection,) = admin._idle
+        assert connection.untaken == len(LARGE)
+        assert connection.transport.get_write_buffer_size() < 2 << 20
+        head, _, body = (await client.read(2 * len(LARGE))).partition(b"\r\n\r\n")
+        assert f"Content-Length: {len(LARGE)}".encode() in head and b"Connection: close" in head
+        assert body == LARGE
+        client.close()
+        await admin.stop()
+
+    run(main())
+
+
+def test_of_large_answers_that_are_not_read_the_oldest_make_room(monkeypatch):
+    monkeypatch.setattr("kproxy.admin.server.MAX_UNTAKEN", 2 * len(LARGE))
+
+    async def whole(client):
+        try:
+            return (await client.rest()).endswith(LARGE)
+        except ConnectionError:
+            return False
+
+    async def main():
+        admin = Admin("127.0.0.1", 0, scrape=lambda _: (LARGE, "text/plain"), not_ready=tuple, api={})
+        await admin.start()
+        clients = []
+        for _ in range(3):
+            clients.append(await Wire.dial(admin.address[1]))
+            await clients[-1].send(ASKS)
+            await clients[-1].read(1)
+        assert [await whole(client) for client in clients] == [False, True, True]
+        for client in clients:
+            client.close()
+        await admin.stop()
+
+    run(main())
+
+
+def test_head_has_the_length_of_a_large_answer_and_no_body():
+    async def main():
+        async with serving(lambda _: (b"x" * (1 << 20), "text/plain")) as client:
+            for _ in range(2):  # what stands behind it is an answer again
+                async with client.head("/metrics") as answer:
+                    assert (answer.status, answer.headers["Content-Length"]) == (200, "1048576")
+                    assert await answer.read() == b""
 
     run(main())

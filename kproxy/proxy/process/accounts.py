@@ -237,9 +237,10 @@ ACCOUNTS: tuple[Account, ...] = (
     Account(
         "admin",
         "connections of the admin port",
-        f"a request of {size(admin.MAX_LINE)} and as much of headers, a body of {size(admin.MAX_BODY)}",
-        f"{admin.MAX_CONNECTIONS}",
-        "the one that has been silent for longest is closed",
+        f"a request of {size(admin.MAX_LINE)} and as much of headers, a body of {size(admin.MAX_BODY)}; one "
+        f"answer that is not taken, for {admin.IDLE_S:g} s",
+        f"{admin.MAX_CONNECTIONS}; {size(admin.MAX_UNTAKEN)} of answers, or one that is larger",
+        "the one that has been silent, or had time for its answer, for longest is closed",
         admin.MAX_CONNECTIONS,
     ),
 )
