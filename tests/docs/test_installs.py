@@ -1,5 +1,6 @@
 """Every `pip install` of the documentation finds what it names, in a checkout as the pages say."""
 
+import os
 import re
 import subprocess
 import sys
@@ -37,4 +38,5 @@ def test_it_can_be_installed(what: str, tmp_path: Path) -> None:
     words = [word.strip("'") for word in what.split(" ")]
     uv = [str(Path(sys.executable).with_name("uv")), "--no-config", "pip", "install", "--dry-run"]
     uv += ["--cache-dir", str(tmp_path), "--python", sys.executable]
-    subprocess.run([*uv, *words], cwd=ROOT, check=True, timeout=250)
+    environment = {**os.environ, "UV_SYSTEM_CERTS": "1"}  # as in ./dev
+    subprocess.run([*uv, *words], cwd=ROOT, env=environment, check=True, timeout=250)
