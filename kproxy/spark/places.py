@@ -1,11 +1,10 @@
 """A part of a capture, and what its task hands on: rows, and of connections that it does not have the packets' places.
 
-Duty: a task of the scan reads a part (see `convert.stints`) from front to end, and emits four kinds of rows: pieces of
-tables; a report; what it says of each connection that it claimed, or that ended or was handed over; and of each
-connection that is deferred, per some MEASURE packets, the time and the place of each packet, 28 bytes. Only packets of
-files in a storage, where to go to places would be a request for each, and of compressed ones are deferred along. What a
-part alone cannot know, whether a packet is stamped earlier than those of the parts before it, is left open in its
-`Clock`.
+Duty: a task of the scan reads a part (see `convert.parts.reader`) from front to end, and emits four kinds of rows:
+pieces of tables; a report; its stints of the connections that it claimed, that ended, or that were handed over; and of
+each connection that is deferred, per some MEASURE packets, the time and the place of each packet, 28 bytes. Packets of
+compressed files, and of files in a storage, where each place would cost a request, are emitted with their bytes. A part
+alone cannot know whether a packet is stamped earlier than those of the parts before it: its `Clock` leaves that open.
 
 Memory: places of a part's packets. Refuses to know sessions and tables.
 """

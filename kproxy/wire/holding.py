@@ -90,7 +90,7 @@ class Holding(RawSaslSides):
         """A held request is whole."""
         self.completed[0] += 1
         if exchange.plan.api_key == SASL_AUTHENTICATE:
-            self._frames_left = 0  # what comes behind it may be decided by others, from the next call on
+            self._frames_left = 0  # frames behind a login may be decided by others: read them in the next call
         if exchange.plan.kept is not None:
             keep_request(exchange.plan.kept, exchange, frame)
 
@@ -131,7 +131,7 @@ class Holding(RawSaslSides):
                 return pieces
             self._client_left = 0
         if exchange.plan.api_key == SASL_AUTHENTICATE:
-            self._frames_left = 0  # as above
+            self._frames_left = 0  # frames behind a login may be decided by others: read them in the next call
         self._end_slow(CLIENT, view)
         self._pass_held(exchange, work.frame, pieces, now)
         return pieces

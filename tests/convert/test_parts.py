@@ -119,7 +119,7 @@ class InParts:
         last = every[-1]
         self.seen["deferred"] += sum(run.size for each in last for _, run in each.deferred)
         self.seen["borders"] += len(cut) - 1
-        self.seen["handed"] += sum(stint.edge is not None for each in last for stint in each.stints)
+        self.seen["handed"] += sum(stint.handover is not None for each in last for stint in each.stints)
         rows, quality, names = told(shares)
         for name, table in self.whole[0].items():
             assert rows[name].equals(table), (name, [part.split.start for part in cut])

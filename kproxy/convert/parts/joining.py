@@ -142,14 +142,14 @@ class Joiner:
             if len(positions) * 2 >= MAX_POSITIONS:
                 raise Conflicting("too many positions")
             session = running.session
-            edge = Handover(
+            handover = Handover(
                 running.info.id, session.number, self._rows.counted(running), positions, session.has_seen_gap
             )
             self._flows.quality.add(running.noted)
             let_go(running, self._rows, self._flows)
             self._flows.take_back(running.keys)
-            edge.counted.let_go()
-            self._before = edge, stint.part
+            handover.counted.let_go()
+            self._before = handover, stint.part
         if self._before is None:
             raise Conflicting("a connection that nobody had")
         if stint.is_full:
@@ -187,23 +187,23 @@ class Joiner:
         if stint.counted is not None:
             self._ended(stint.counted)
             self._is_over = stint.counted.flow.close
-        if stint.edge is not None:
-            self._before = stint.edge, stint.part + 1
+        if stint.handover is not None:
+            self._before = stint.handover, stint.part + 1
 
     def _link(self, claimed: int, number: int, missed: Callable[[], Sequence[Any]]) -> None:
         """A connection that was handed over goes on under another id."""
         assert self._before is not None
-        edge, _ = self._before
+        handover, _ = self._before
         self._before = None
-        whole, added = self._ids.get(edge.id, (edge.id, 0))
-        if whole in self._known and not edge.follow(self._known[whole]):
+        whole, added = self._ids.get(handover.id, (handover.id, 0))
+        if whole in self._known and not handover.follow(self._known[whole]):
             raise Conflicting("what is between depends on what was before")
-        added += edge.number - number
+        added += handover.number - number
         if claimed in self._ids or (claimed == whole and added):  # a coarse clock: both begin at the same time
             raise Conflicting("one id for two readers")
-        self._known[whole] = edge
+        self._known[whole] = handover
         self._ids[claimed] = whole, added
-        self._waiting.append((claimed, *self._ids[claimed], edge.positions, missed))
+        self._waiting.append((claimed, *self._ids[claimed], handover.positions, missed))
 
     def _end(self) -> None:
         for counted in self._rows.continued:

@@ -247,7 +247,9 @@ def _connections(told: Sequence[Told]) -> list[tuple[list[Stint], list[Run]]]:
         for pair, (said, runs) in sorted(of_pairs.items())
         if pair not in odd
         and (
-            runs or any(stint.standing is not None or stint.edge is not None for stint in said) or _is_there_twice(said)
+            runs
+            or any(stint.standing is not None or stint.handover is not None for stint in said)
+            or _is_there_twice(said)
         )
     ]
 

@@ -79,7 +79,7 @@ class Stint:
     number: int = 0  # of its first request
     missed: list[Any] = field(default_factory=list)  # partitions whose offsets those before it know
     is_left: bool = False  # its packets are deferred, and no row is told
-    edge: Handover | None = None  # it was handed over at the end
+    handover: Handover | None = None  # to the reader of the next part, at the end
     counted: Counted | None = None  # it ended
     ended: str = ""  # how one ended that is told already
     is_full: bool = False  # more partitions were missed than are kept in mind
@@ -348,17 +348,17 @@ def read(
             assert flow.session is not None and flow.info is not None
             session = flow.session
             counted = rows.counted(flow)
-            edge = Handover(flow.info.id, session.number, counted, positions, session.has_seen_gap)
+            handover = Handover(flow.info.id, session.number, counted, positions, session.has_seen_gap)
             if stint is None:
                 stint = stints[pair] = Stint(part.number, pair, None, flow.info.id)
-            stint.edge = edge
+            stint.handover = handover
             quality.add(flow.noted)
             let_go(flow, rows, flows)
             counted.let_go()
     for key in flows.away:
         pair = pair_of(key)
         stint = stints.get(pair)
-        if pair not in deferred and (stint is None or stint.edge is None):
+        if pair not in deferred and (stint is None or stint.handover is None):
             deferred[pair] = MAIN
             if key in flows.forgotten:
                 torn = torn or "late packets"

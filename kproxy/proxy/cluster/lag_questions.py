@@ -24,7 +24,15 @@ from kproxy.errors import ProtocolError, UpstreamError
 from kproxy.metrics import Metrics
 from kproxy.metrics.cells import ClusterCells
 from kproxy.metrics.lag import Lags
-from kproxy.protocol.apis import FIND_COORDINATOR, LIST_OFFSETS, METADATA, OFFSET_FETCH
+from kproxy.protocol.apis import (
+    CLUSTER_AUTHORIZATION_FAILED,
+    FIND_COORDINATOR,
+    GROUP_AUTHORIZATION_FAILED,
+    LIST_OFFSETS,
+    METADATA,
+    OFFSET_FETCH,
+    TOPIC_AUTHORIZATION_FAILED,
+)
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.schema import schema
 from kproxy.proxy.cluster.bootstrap import BootstrapAddresses
@@ -51,7 +59,7 @@ MAX_PAUSE_S = 300.0
 GROUPS_PER_TURN = 10  # whose offsets are taken in before the loop has its turn
 PARTITIONS_PER_TURN = 200
 
-_NOT_AUTHORIZED = frozenset((29, 30, 31))  # TOPIC_, GROUP_, CLUSTER_AUTHORIZATION_FAILED
+_NOT_AUTHORIZED = frozenset((TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED))
 _FEW = 3  # names in a line of the log
 
 K = TypeVar("K", bound=Hashable)

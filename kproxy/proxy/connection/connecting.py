@@ -146,18 +146,18 @@ class Connections:
         try:
             if self.admission.steps:
                 await self.admission.welcome(client)
-            is_in = admitted(client)
-            dialled = await self._dialling.open(is_in)
-            self._relay(is_in, dialled)
+            admitted_client = admitted(client)
+            dialled = await self._dialling.open(admitted_client)
+            self._relay(admitted_client, dialled)
             relayed = True
         except RefusedClient as fault:
-            self._refused(client, listener_label(client.node_id, self._cluster.route), fault)
+            self._refused(client, self._listener(client), fault)
         except UpstreamError as fault:
             self._unreachable(client, fault)
         except PortCheck:
             pass
         except OSError:  # it has gone already
-            self._never_relayed("client_reset", client, listener_label(client.node_id, self._cluster.route))
+            self._never_relayed("client_reset", client, self._listener(client))
         finally:
             self.making -= 1
             if not relayed:
@@ -182,7 +182,7 @@ class Connections:
             client,
             dialled,
             info,
-            listener_label(client.node_id, self._cluster.route),
+            self._listener(client),
             self._sinks,
             self._fault,
             partial(self._closed, worker.loops.own_end(dialled.sock), client.ticket),
@@ -236,6 +236,9 @@ class Connections:
             isinstance(client.sock, TlsSocket),
         )
 
+    def _listener(self, client: Incoming | Admitted) -> str:
+        return listener_label(client.node_id, self._cluster.route)
+
     def _never_relayed(self, cause: str, client: Incoming, listener: str) -> str:
         """Count a client that gets no relay; returns its label `broker`."""
         info = self._info(client, NOWHERE)
@@ -262,7 +265,7 @@ class Connections:
         )
 
     def _unreachable(self, client: Incoming, fault: UpstreamError) -> None:
-        broker = self._never_relayed("unreachable", client, listener_label(client.node_id, self._cluster.route))
+        broker = self._never_relayed("unreachable", client, self._listener(client))
         name = self._cluster.name
         if fault.cause == "loop":
             self._metrics.loop_refused()
