@@ -219,7 +219,8 @@ def _port(subject: str, address: Address, gate: Gate, report: Report) -> None:
     try:
         listener = Listener(gate, resolve(address.host), address.port, 1, lambda sock, _: sock.close())
     except OSError as fault:
-        report.error("ports", subject, f"cannot be bound: {why_unbound(fault, port=address.port)}", PORT_MEND)
+        why = why_unbound(fault, hosts=[address.host], port=address.port)
+        report.error("ports", subject, f"cannot be bound: {why}", PORT_MEND)
         return
     listener.close()
     report.ok("ports", subject, "free")

@@ -77,7 +77,7 @@ class ClusterExamination:
             self._hosts = resolve(listen.host)
             self._port = Listener(self._worker.gate, self._hosts, listen.port, 64, self._take).port
         except OSError as fault:
-            found = f"cannot be bound: {why_unbound(fault, port=listen.port)}"
+            found = f"cannot be bound: {why_unbound(fault, hosts=[listen.host], port=listen.port)}"
             self._report.error("ports", f"{self._name}: listen {listen}", found, PORT_MEND)
             return
         self._report.ok("ports", f"{self._name}: listen {listen}", "free")
@@ -309,7 +309,7 @@ class ClusterExamination:
             try:
                 Listener(self._worker.gate, self._hosts, port_of.bind, 16, self._take)
             except OSError as fault:
-                found = f"{where} cannot be bound: {why_unbound(fault, port=port_of.bind)}"
+                found = f"{where} cannot be bound: {why_unbound(fault, hosts=self._hosts, port=port_of.bind)}"
                 self._report.error("ports", subject, found, PORT_MEND)
                 continue
             opened.add(node_id)

@@ -284,7 +284,8 @@ class Watcher:
         try:
             await admin.start()
         except OSError as fault:
-            raise KproxyError(f"--admin {address} cannot be bound: {why_unbound(fault, port=address.port)}") from None
+            why = why_unbound(fault, hosts=[address.host], port=address.port)
+            raise KproxyError(f"--admin {address} cannot be bound: {why}") from None
         self._admin = admin
         self._tasks.spawn(live.run())
         log.info("%s", admin.offers)

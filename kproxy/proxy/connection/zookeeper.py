@@ -90,7 +90,8 @@ class ZooKeeperProxy:
                 f"zookeeper-{self.settings.name}",
             )
         except OSError as fault:
-            raise ConfigError([(place, f"{listen} cannot be bound: {why_unbound(fault, port=listen.port)}")]) from None
+            why = why_unbound(fault, hosts=[listen.host], port=listen.port)
+            raise ConfigError([(place, f"{listen} cannot be bound: {why}")]) from None
         self._worker.metrics.zookeeper[self.settings.name] = self.cells
         servers = ", ".join(map(str, self.settings.servers))
         log.info("zookeeper=%s: listening on %s, for %s", self.settings.name, self.address, servers)

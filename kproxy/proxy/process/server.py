@@ -311,7 +311,7 @@ class Server:
         try:
             await admin.start()
         except OSError as fault:
-            text = f"{address} cannot be bound: {why_unbound(fault, port=address.port)}"
+            text = f"{address} cannot be bound: {why_unbound(fault, hosts=[address.host], port=address.port)}"
             raise ConfigError([("admin", text)]) from None
         self._admin = admin
         self._sampling = self._tasks.spawn(live.run())

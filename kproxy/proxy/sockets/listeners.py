@@ -41,6 +41,7 @@ _HELD = {
 _MAPPED = "::ffff:"  # an IPv4 client of an IPv6 socket
 
 Accepted = Callable[[socket.socket, Address], None]
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 log = logging.getLogger("kproxy.listen")
 
@@ -259,13 +260,17 @@ def resolve(host: str) -> list[str]:
 
 
 def why_unbound(fault: OSError, gate: Gate | None = None, hosts: Iterable[str] = (), port: int = 0) -> str:
-    """Why a port could not be bound, in words that say what to do. gate: of the listeners that may have it."""
+    """Why a port could not be bound, in words that say what to do.
+
+    gate: of the listeners that may have it. hosts: the addresses to bind, numeric; none: any of this machine.
+    """
+    hosts = tuple(hosts)
     if fault.errno == errno.EADDRINUSE:
         for own in gate.listeners if gate is not None else ():
             if own.port == port and any(map(own.takes, hosts)):
                 text = "this kproxy has it already (%s): keep the ports of clusters apart (listen, broker_port_base)"
                 return text % own.name
-        return _HELD[_holder(port)]
+        return _HELD[_holder(tuple(map(numeric, hosts)), port)]
     if fault.errno == errno.EADDRNOTAVAIL:
         return "that is no address of this machine: see ip address"
     if fault.errno in (errno.EACCES, errno.EPERM):
@@ -283,19 +288,34 @@ def why_unbound(fault: OSError, gate: Gate | None = None, hosts: Iterable[str] =
     return reason
 
 
-def _holder(port: int) -> str:
-    """What holds a port of this machine: "listener", "connection", or "" where neither is found."""
-    wanted = f":{port:04X}"
+def _holder(hosts: tuple[IPAddress | None, ...], port: int) -> str:
+    """What holds a port at one of these addresses: "listener", "connection", or "" where neither is found."""
     found = ""
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):  # listeners come first; the format is in proc(5)
-        with suppress(OSError), table.open(encoding="ascii", errors="replace") as lines:
-            for line in itertools.islice(lines, MAX_SOCKETS_READ):
+        with suppress(OSError, ValueError), table.open(encoding="ascii", errors="replace") as lines:
+            for line in itertools.islice(lines, 1, MAX_SOCKETS_READ):
                 _, local, _, state, *_ = (*line.split(maxsplit=4), "", "", "", "")
-                if local.endswith(wanted):
+                words, _, of_port = local.partition(":")
+                if int(of_port, 16) == port and (not hosts or any(_excludes(_address(words), host) for host in hosts)):
                     if state == _LISTENING:
                         return "listener"
                     found = "connection"
     return found
+
+
+def _address(words: str) -> IPAddress | None:
+    """An address as /proc/net/tcp and tcp6 have it: 32-bit words in hexadecimal, each in the machine's byte order."""
+    packed = b"".join(int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8))
+    return numeric(str(ipaddress.ip_address(packed)))
+
+
+def _excludes(held: IPAddress | None, wanted: IPAddress | None) -> bool:
+    """Whether a socket at `held` keeps another from the same port at `wanted`; None: a name, which may be any."""
+    if held is None or wanted is None or held == wanted:
+        return True
+    if held.is_unspecified:  # [::] may accept IPv4 too
+        return held.version in (wanted.version, 6)
+    return wanted.is_unspecified and held.version == wanted.version
 
 
 def listening(

@@ -3,7 +3,7 @@
 import errno
 import os
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -15,7 +15,17 @@ HOSTS = ("127.0.0.1", "::1")
 def why(host: str, port: int) -> str:
     with pytest.raises(OSError, match=r".") as caught:
         listening([host], port, 1)
-    return why_unbound(caught.value, port=port)
+    return why_unbound(caught.value, hosts=[host], port=port)
+
+
+def connected_from(host: str, port: int, stack: ExitStack) -> socket.socket:
+    """An outgoing connection that has that port at that address. Raises OSError where it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    server = stack.enter_context(socket.create_server((host, 0), family=family))
+    outgoing = stack.enter_context(socket.socket(family))
+    outgoing.bind((host, port))
+    outgoing.connect(server.getsockname()[:2])
+    return outgoing
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -23,13 +33,25 @@ def test_what_holds_a_port_is_named(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server((host, 0), family=family))
-        outgoing = stack.enter_context(socket.create_connection(listener.getsockname()[:2]))
+        outgoing = connected_from(host, 0, stack)
         idle = stack.enter_context(socket.socket(family))
         idle.bind((host, 0))
         assert "another program listens there: stop it (ss -ltnp)" in why(host, listener.getsockname()[1])
         said = why(host, outgoing.getsockname()[1])
         assert "an outgoing connection of this machine has that port (ss -tnp)" in said
         assert "ip_local_reserved_ports" in said
+        assert "another program has it, or an outgoing connection" in why(host, idle.getsockname()[1])
+
+
+@pytest.mark.parametrize(("host", "other"), [HOSTS, HOSTS[::-1]])
+def test_a_connection_at_another_address_does_not_hold_a_port(host: str, other: str) -> None:
+    with ExitStack() as stack:
+        for _ in range(100):  # until the port is free at both
+            idle = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+            idle.bind((host, 0))
+            with suppress(OSError):
+                connected_from(other, idle.getsockname()[1], stack)
+                break
         assert "another program has it, or an outgoing connection" in why(host, idle.getsockname()[1])
 
 
