@@ -1,32 +1,22 @@
 """Work of milliseconds on one thread, for addresses in turn: however much one has, it delays others by one piece each.
 
-The thread steps back behind that of the loop. Bounded by who asks: a piece of work for each login that is under way.
-Refuses to know what the work is.
+The thread has the priority of the loop's: at a lower one, a machine that is busy would not run it while it holds the
+interpreter's lock (GIL), and the loop would wait for both. Bounded by who asks: a piece of work for each login that is
+under way. Refuses to know what the work is.
 """
 
 import asyncio
-import os
-import sys
-import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def _step_back() -> None:
-    """The thread waits for that of the loop where both want a core."""
-    if sys.platform == "linux":  # elsewhere threads have no priorities of their own
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-
-
 class Turns:
     def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_step_back)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._is_busy = False
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by address, the one whose turn is next first
 
