@@ -28,6 +28,7 @@ from bench import cases, processes
 from bench.attacks import ATTACKS
 from bench.processes import Address, BenchError, Process
 from tests.certificates import Authority
+from tests.ports import free_ports
 
 LIMIT_MS = 50.0
 _LEAD_S = 0.5  # the healthy clients run before an attack begins, and after it ends
@@ -50,7 +51,6 @@ _ATTACKED = """\
 name = "{name}"
 listen = "127.0.0.1:{port}"
 bootstrap = ["{broker}"]
-broker_port_base = {base}
 {settings}
 
 """
@@ -120,17 +120,12 @@ def attacked(folder: Path) -> Iterator[Attacked]:
             swallowing.check()
             raise BenchError("the attacked broker did not start")
         other = f"{_HOST}:{int(line)}"
-        ports = {kind: processes.free_port() for kind in (*_KINDS, "admin", "zookeeper")}
-        healthy = processes.free_port()
-        text = _CONFIG.format(**ports, healthy=healthy, broker=processes.text(broker), registry=other)
+        ports = {
+            kind: free_ports(2, _HOST) for kind in (*_KINDS, "admin", "zookeeper", "healthy")
+        }  # its own, and the one behind it for its broker
+        text = _CONFIG.format(**ports, broker=processes.text(broker), registry=other)
         for kind in _KINDS:
-            text += _ATTACKED.format(
-                name=kind,
-                port=ports[kind],
-                broker=other,
-                base=processes.free_port(),
-                settings=_settings(kind, folder),
-            )
+            text += _ATTACKED.format(name=kind, port=ports[kind], broker=other, settings=_settings(kind, folder))
         config = folder / "kproxy.toml"
         config.write_text(text)
         run = [processes.KPROXY, "run", "--config", str(config)]
@@ -139,7 +134,8 @@ def attacked(folder: Path) -> Iterator[Attacked]:
         processes.until(
             process, "is not ready", lambda: processes.is_open(admin) and processes.get(admin, "/ready")[0] == 200
         )
-        yield Attacked(process, {kind: (_HOST, port) for kind, port in ports.items()}, (_HOST, healthy), broker)
+        listeners = {kind: (_HOST, port) for kind, port in ports.items()}
+        yield Attacked(process, listeners, listeners["healthy"], broker)
 
 
 def measure(kproxy: Attacked, name: str, seconds: float) -> Waits:
