@@ -204,7 +204,8 @@ def connections(
     """How connections live: churn, round-trip time, retransmissions, closed windows, resets, connects that failed.
 
     `per_minute` is churn: how many there were in a minute, from the first packet of all connections to the last, or
-    within a step of time. Connections on which brokers ask each other are left out.
+    within a step of time; neither it nor how long they lived is known where packets have no times. Connections on which
+    brokers ask each other are left out.
     """
     minutes = f"({span_us(every)} / 6e7)" if every else "max(minutes)"
     return ask(
@@ -216,7 +217,7 @@ def connections(
         answer=f"""
             select {groups(by, every)} count(*) as connections,
                 try_divide(count(*), {minutes}) as per_minute,
-                percentile_approx(end_ns - start_ns, 0.5, {ACCURACY}) as life_p50_ns,
+                if(max(minutes) > 0, percentile_approx(end_ns - start_ns, 0.5, {ACCURACY}), null) as life_p50_ns,
                 {percentiles("handshake_rtt_ns", "round_trip_", 0.5, 0.99)},
                 sum(retransmissions) as retransmissions, sum(out_of_order) as out_of_order,
                 sum(zero_windows) as zero_windows, count_if(close = 'reset') as resets,

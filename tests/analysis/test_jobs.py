@@ -543,6 +543,8 @@ def test_connections(frame):
     ) == [(3, 1.0, 20 * MS, 5, 3, 1, 1, 6)]  # fmt: skip
     steps = rows(jobs.connections(table, talk, every="2 minutes"), "connections", "per_minute")
     assert steps == [(2, 1.0), (1, 0.5)]
+    without_times = frame(CONNECTIONS, [connection(0, 0), connection(0, 0)])
+    assert rows(jobs.connections(without_times, talk), "connections", "per_minute", "life_p50_ns") == [(2, None, None)]
     brokers = frame(CONNECTIONS, [connection(0, 10, connection=1), connection(1, 10, connection=7)])
     assert rows(jobs.connections(brokers, talk), "connections") == [(1,)]
     assert rows(jobs.connections(brokers, talk, replicas=True), "connections") == [(2,)]
