@@ -88,7 +88,6 @@ RING_2 = (
     "tests/deploy/test_helm.py",
     "tests/docs/test_site.py",
     "tests/admin/test_page.py",
-    "tests/spark/test_catalogue.py",
     "tests/spark/test_classes.py",
     "tests/spark/test_cluster.py",
     "tests/spark/test_daemon.py",
@@ -97,8 +96,6 @@ RING_2 = (
     "tests/spark/test_pipeline.py",
     "tests/spark/test_reading.py",
     "tests/spark/test_sample.py",
-    "tests/spark/test_spark.py",
-    "tests/spark/test_target.py",
     "tests/test_packaging.py",
 )
 

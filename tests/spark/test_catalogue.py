@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tracemalloc
+from weakref import WeakSet
 
 import pyarrow as pa
 import pytest
@@ -66,6 +67,19 @@ def test_what_tables_hold_is_left_out_and_another_of_its_name_is_refused(tmp_pat
     assert [job.source for _, job, _ in third.every()] == ["2.pcap"]
 
 
+def test_one_capture_after_the_other_is_held(tmp_path):
+    (tmp_path / "captures").mkdir()
+    for number in range(50):
+        (tmp_path / "captures" / f"{number}.pcap").touch()
+    catalogue = Catalogue([tmp_path / "captures"], Settings())
+    held = WeakSet()
+    for _, job, _ in catalogue.every():
+        held.add(job)
+        assert len(held) <= 2  # this one, and the one before it
+    assert len(catalogue) == 50
+
+
+@pytest.mark.ring2
 def test_no_memory_for_each_capture(tmp_path):
     """Listed, noted, found in tables, shared out and told, five times as many captures take as much of the driver."""
 

@@ -160,6 +160,7 @@ def killed(files, path, to):
     raise KeyError("killed after it was written down what is to be done, before anything was")
 
 
+@pytest.mark.ring2
 def test_append_adds_each_capture_once(spark, tmp_path):
     """And of a folder with a damaged file, an empty one and one that is no capture, what there is, once."""
     folder = tmp_path / "captures"
@@ -208,6 +209,7 @@ def test_append_adds_each_capture_once(spark, tmp_path):
         pipeline.ingest(spark, [folder], out, Settings(overwrite=True), append=True)
 
 
+@pytest.mark.ring2
 def test_a_file_for_each_table_and_hour(spark, tmp_path):
     """However many tasks: twelve captures of one hour, each larger than a task's share."""
     folder = tmp_path / "captures"
@@ -223,6 +225,7 @@ def test_a_file_for_each_table_and_hour(spark, tmp_path):
     same(tmp_path / "tables", tmp_path / "converted")
 
 
+@pytest.mark.ring2
 def test_another_format_is_written_added_to_and_replaced(spark, tmp_path):
     """By the commits of Spark's own writer, whose files nobody else removes."""
     first, second, small = (capture(name) for name in ("k41_BASE", "k41_quota", "k41_midstream"))
@@ -255,6 +258,7 @@ def test_another_format_is_written_added_to_and_replaced(spark, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.ring2
 def test_a_file_system_that_spark_lacks_is_told_with_its_package(spark):
     version = spark.sparkContext._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
     with pytest.raises(KproxyError, match=f"--conf spark.jars.packages=org.apache.hadoop:hadoop-aws:{version}$"):
