@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -110,6 +111,26 @@ def test_the_number_of_processes_changes_nothing(tmp_path):
     assert len(files[0]) == len(TABLES) + 1
     for name in files[0]:
         assert len({(folder / name).read_bytes() for folder in folders}) == 1
+
+
+def test_small_captures_are_given_out_before_the_first_one_is_awaited(tmp_path, monkeypatch):
+    """Else as many processes as there are would read one after the other."""
+    steps = []
+
+    def submit(self, function, *arguments):
+        steps.append("given out")
+        return partial(function, *arguments, lambda size: None)
+
+    def result(self, source, future):
+        steps.append("awaited")
+        return future()
+
+    monkeypatch.setattr(Workers, "submit", submit)
+    monkeypatch.setattr(Workers, "result", result)
+    paths = [captures.capture(name) for name in ("k41_sasl_plain", "k41_midstream", "k0102_sasl_plain")]
+    summary = convert(paths, tmp_path, processes=2)
+    assert list(summary.quality) == [path.name for path in paths] and not summary.failed
+    assert steps == ["given out"] * 3 + ["awaited"] * 3
 
 
 @pytest.mark.ring2
