@@ -93,7 +93,6 @@ RING_2 = (
     "tests/spark/test_daemon.py",
     "tests/spark/test_follow.py",
     "tests/spark/test_pieces.py",
-    "tests/spark/test_pipeline.py",
     "tests/spark/test_reading.py",
     "tests/spark/test_sample.py",
     "tests/test_packaging.py",

@@ -140,10 +140,12 @@ def ingested(spark, tmp_path_factory):
     return place
 
 
+@pytest.mark.ring2
 def test_the_same_rows_as_convert(converted, ingested):
     same(ingested, converted)
 
 
+@pytest.mark.ring2
 def test_files_hold_an_hour_in_order_of_time(ingested):
     files = list((ingested / "exchanges").rglob("*.parquet"))
     assert files
@@ -154,11 +156,13 @@ def test_files_hold_an_hour_in_order_of_time(ingested):
     assert not list(ingested.glob(".unfinished*"))
 
 
+@pytest.mark.ring2
 def test_spark_reads_it(spark, ingested):
     for table in schema.TABLES.values():
         assert spark.read.parquet(str(ingested / table.name)).count() == len(rows(ingested, table))
 
 
+@pytest.mark.ring2
 def test_ports_and_rotation(spark, tmp_path):
     files = []
     data = capture("k41_BASE").read_bytes()
@@ -178,6 +182,7 @@ def test_ports_and_rotation(spark, tmp_path):
     assert len(rows(tmp_path / "ingested", schema.EXCHANGES)) == len(expected("k41_BASE"))
 
 
+@pytest.mark.ring2
 def test_a_large_connection_holds_nobody_up(spark, tmp_path):
     """It is alone in the first task, which Spark begins before the others."""
     wire = Wire()
@@ -198,6 +203,7 @@ def test_a_large_connection_holds_nobody_up(spark, tmp_path):
     same(tmp_path / "tables", tmp_path / "converted")
 
 
+@pytest.mark.ring2
 def test_ports_that_are_used_again_cost_their_connection_only(spark, tmp_path, monkeypatch):
     """Two that end without a word and begin anew in a later part; the busy one is handed over at each border."""
     wire = Wire()
@@ -222,6 +228,7 @@ def test_ports_that_are_used_again_cost_their_connection_only(spark, tmp_path, m
     assert sum(map(len, run._mends.values())) >= 2 and run.read_bytes < 3 * path.stat().st_size
 
 
+@pytest.mark.ring2
 def test_of_many_connections_no_two_are_taken_for_one():
     """By 32 bits these two would be, and the capture would be read by one task."""
     keys = (b"\n\x00\xb0I\n\x01\x00\x1b\xb2\xb5#\x84", b"\n\x00\xe1!\n\x01\x00\x13\xd8\x96#\x84")
@@ -253,6 +260,7 @@ def watched():
         yield found
 
 
+@pytest.mark.ring2
 def test_each_byte_is_read_once_and_hardly_any_travels(spark, tmp_path, monkeypatch):
     """Of a capture in parts whose connections are handed over at each border."""
     path = tmp_path / "busy.pcap"
@@ -271,6 +279,7 @@ def test_each_byte_is_read_once_and_hardly_any_travels(spark, tmp_path, monkeypa
     assert after - before < 0.01 * size
 
 
+@pytest.mark.ring2
 def test_captures_are_listed_once(spark, tmp_path):
     """What comes later was not looked at: whether two have one name, say."""
     folder, out = tmp_path / "captures", tmp_path / "tables"
@@ -282,6 +291,7 @@ def test_captures_are_listed_once(spark, tmp_path):
     assert known(out) == {"k41_midstream.pcap"}
 
 
+@pytest.mark.ring2
 def test_a_link_is_the_source_that_it_is_called(spark, tmp_path):
     link = tmp_path / "incident.pcap"
     link.symlink_to(capture("k41_midstream"))
@@ -291,6 +301,7 @@ def test_a_link_is_the_source_that_it_is_called(spark, tmp_path):
     assert set(rows(tmp_path / "ingested", schema.EXCHANGES)["source"].to_pylist()) == {"incident.pcap"}
 
 
+@pytest.mark.ring2
 def test_thousands_of_open_connections(spark, tmp_path, monkeypatch):
     wire = Wire()
     for connection in range(3000):
@@ -311,6 +322,7 @@ def test_thousands_of_open_connections(spark, tmp_path, monkeypatch):
     assert kinds["idle"] > 1000 and "idle" not in rows(tmp_path / "ingested", schema.QUALITY)["kind"].to_pylist()
 
 
+@pytest.mark.ring2
 def test_packets_captured_twice(spark, tmp_path):
     """The copy of a packet is told from a segment sent again also where a split, or a connection, ends between them."""
     wire = Wire()
@@ -328,6 +340,7 @@ def test_packets_captured_twice(spark, tmp_path):
 
 
 @pytest.mark.parametrize("split_bytes", (1 << 20, 1500))
+@pytest.mark.ring2
 def test_connections_that_several_captures_hold_are_counted_in_the_later_ones(spark, tmp_path, split_bytes):
     """As those of both ends, which have other times and other connections beside them."""
     paths = []
@@ -350,6 +363,7 @@ def test_connections_that_several_captures_hold_are_counted_in_the_later_ones(sp
     assert sum(row["count"] for row in quality if row["kind"] == "in_two_captures") == 3
 
 
+@pytest.mark.ring2
 def test_records_of_chosen_topics(spark, tmp_path):
     files = [capture("k41_librdkafka"), capture("k41_kip848_share"), capture("tls13_embedded_secrets")]
     settings = Settings(records=chosen("rdk2,__trans*,gamma", "hash"))
@@ -364,6 +378,7 @@ def test_records_of_chosen_topics(spark, tmp_path):
     assert not list((tmp_path / "ingested/records").rglob("*.parquet"))
 
 
+@pytest.mark.ring2
 def test_a_clock_that_goes_back_and_damage(spark, tmp_path):
     data = bytearray(capture("k41_BASE").read_bytes())
     walker = splits._Records(bytes(data))
@@ -388,6 +403,7 @@ def test_a_clock_that_goes_back_and_damage(spark, tmp_path):
     assert {row["source"] for row in kinds if row["kind"] == "damaged"} == {"damaged.pcap", "interface.pcapng"}
 
 
+@pytest.mark.ring2
 def test_what_is_no_capture_is_told_and_the_rest_goes_on(spark, tmp_path):
     (tmp_path / "notes.txt").write_text("no capture")
     files = [capture("k41_midstream"), tmp_path / "notes.txt", tmp_path / "missing.pcap"]
@@ -405,6 +421,7 @@ def test_what_is_no_capture_is_told_and_the_rest_goes_on(spark, tmp_path):
     assert rows(tmp_path / "tables", schema.EXCHANGES).equals(before)
 
 
+@pytest.mark.ring2
 def test_captures_in_s3(spark, tmp_path):
     """Read whole, and shared out: cut at records that tasks look for, packets deferred along."""
     files = [capture("k41_quota"), capture("k41_BASE")]
@@ -426,6 +443,7 @@ def test_captures_in_s3(spark, tmp_path):
     same(tmp_path / "tables", tmp_path / "converted")
 
 
+@pytest.mark.ring2
 def test_captures_and_tables_in_hdfs(spark, tmp_path):
     """Captures by WebHDFS, tables by Spark's own file system; added to, replaced, and asked."""
     path, later = capture("k41_BASE"), capture("k41_quota")
@@ -476,6 +494,7 @@ def finish_what_was_copied(spark, out):
         ("_shared_out", "empty", "the file is empty"),
     ],
 )
+@pytest.mark.ring2
 def test_a_capture_that_goes_while_it_is_shared_out_stops_no_other(spark, tmp_path, monkeypatch, last, harm, said):
     """last: what the driver did before tasks read on."""
     path = tmp_path / "gone.pcap"
@@ -494,6 +513,7 @@ def test_a_capture_that_goes_while_it_is_shared_out_stops_no_other(spark, tmp_pa
     assert known(tmp_path / "tables") == {"k41_midstream.pcap"} and done.rows["exchanges"]
 
 
+@pytest.mark.ring2
 def test_a_run_that_fails_leaves_nothing(spark, tmp_path, monkeypatch):
     def fails(frames, *_):
         raise PySparkException("a disk is full")
@@ -513,3 +533,18 @@ def test_parts_grow_with_the_capture_up_to_a_bound(size, parts):
     catalogue.note([(0, size, size, "")])
     run = pipeline.Run(None, catalogue, splits.SPLIT_BYTES, 0)
     assert size // run._part_bytes(0) == parts
+
+
+class Frame:
+    """A DataFrame that is asked for nothing but its partitions."""
+
+    def coalesce(self, partitions):
+        return self
+
+    def repartition(self, partitions):
+        return partitions
+
+
+def test_how_many_tasks_decode_is_said_by_the_work_not_by_the_cores():
+    """Of which a session has few at its start, where executors come as there is work, and Spark Connect says none."""
+    assert pipeline._shared_out(Frame(), pipeline.TASK_BYTES, 0) == 1

@@ -1,0 +1,19 @@
+"""A task of the decoding, as Spark calls it, without Spark."""
+
+from pathlib import Path
+
+from kproxy.convert.job import Settings, captures_of
+from kproxy.spark import decode, pieces
+from tests.captures import capture, expected
+
+
+def test_a_capture_that_cannot_be_read_costs_the_others_of_its_task_nothing(tmp_path: Path) -> None:
+    nothing = tmp_path / "nothing.pcap"
+    nothing.write_bytes(b"nothing")
+    paths = [capture("k0102_sasl_plain"), nothing, capture("k41_sasl_plain")]
+    found = [row for batch in decode.whole([*enumerate(captures_of(paths, Settings()))]) for row in batch.to_pylist()]
+    assert [row["capture"] for row in found if row["kind"] == pieces.FAILED] == [1]
+    counted = [row["capture"] for row in found if row["kind"] == pieces.COUNTS]
+    assert counted == [0, 2]
+    rows = sum(row["count"] for row in found if row["kind"] == "exchanges")
+    assert rows == sum(len(expected(path.stem)) for path in paths if path != nothing)
