@@ -95,7 +95,6 @@ RING_2 = (
     "tests/spark/test_pieces.py",
     "tests/spark/test_reading.py",
     "tests/spark/test_sample.py",
-    "tests/test_packaging.py",
 )
 
 

@@ -42,6 +42,7 @@ def build(what, source, out):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.ring2
 def test_the_sdist_is_the_project(sdist):
     made = {"PKG-INFO", "setup.cfg"}
     shipped = {path.relative_to(sdist) for path in sdist.rglob("*") if path.is_file()}
@@ -50,6 +51,7 @@ def test_the_sdist_is_the_project(sdist):
     assert os.access(sdist / "dev", os.X_OK)
 
 
+@pytest.mark.ring2
 def test_the_wheel_from_the_sdist_is_the_package(sdist, tmp_path):
     build("wheel", sdist, tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
@@ -67,6 +69,7 @@ def test_the_wheel_from_the_sdist_is_the_package(sdist, tmp_path):
     assert {"offline", "spark", "all"} <= set(said.get_all("Provides-Extra"))
 
 
+@pytest.mark.ring2
 def test_the_tests_of_the_sdist_can_be_collected(sdist):
     ignored = [f"--ignore=tests/{name}" for name in NOT_COLLECTED]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *ignored, "tests"]
@@ -74,6 +77,18 @@ def test_the_tests_of_the_sdist_can_be_collected(sdist):
     done = subprocess.run(command, cwd=sdist, env=environment, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     assert "test_packaging.py" in done.stdout
+
+
+def test_what_an_index_shows_and_an_sdist_holds_is_named():
+    """Without a build, which ring 2 makes: what of it would be missing."""
+    whole = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = whole["project"]
+    assert project["authors"] and project["urls"] and project["license"] == "Apache-2.0"
+    assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(project["classifiers"])
+    assert "py.typed" in whole["tool"]["setuptools"]["package-data"]["kproxy"] and (ROOT / "kproxy/py.typed").is_file()
+    of_itself = {"kproxy", "pyproject.toml", "MANIFEST.in", "README.md", *project["license-files"]}
+    named = set((ROOT / "MANIFEST.in").read_text().split())
+    assert {path.parts[0] for path in files()} <= named | of_itself
 
 
 def test_no_hint_names_the_distribution_of_others():

@@ -37,7 +37,7 @@ TESTS = [
     Item("tests/wire/test_a.py::test_marked", ring2=()),
     *(Item(f"tests/wire/test_b.py::test_cases[{number}]", sampled=(2,)) for number in range(4)),
     Item("tests/bench/test_c.py::test_in_a_folder"),
-    Item("tests/test_packaging.py::test_in_a_file"),
+    Item("tests/deploy/test_helm.py::test_in_a_file"),
     Item("tests/broker/test_d.py::test_before_a_broker"),
 ]
 
