@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -85,22 +86,28 @@ def world_of(process):
     return world
 
 
-def on_a_terminal(seconds, **environment):
-    """What the demo writes to a terminal of 80x24."""
+def on_a_terminal(*wanted, leave, **environment):
+    """What the demo writes to a terminal of 80x24: `leave` is typed once all that is wanted was there."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    missing = list(wanted)
     with subprocess.Popen(
-        [*COMMAND, "--seconds", str(seconds)],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=os.environ | environment,
-    ) as process:
+        COMMAND, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | environment, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ) as process:  # fmt: skip
         os.close(theirs)
         output = b""
+        deadline = time.monotonic() + 60
         try:
-            while chunk := os.read(ours, 65536):
-                output += chunk
+            while select.select([ours], [], [], max(0, deadline - time.monotonic()))[0]:
+                output += os.read(ours, 65536)
+                if missing and not (
+                    missing := [each for each in missing if not re.search(each, output.decode("utf-8", "ignore"))]
+                ):
+                    os.write(ours, leave)
+                    deadline = time.monotonic() + 60
+            process.kill()
+            raise AssertionError(f"never there: {missing}" if missing else "it does not end")
         except OSError:  # the other end is closed
             pass
         finally:
@@ -124,28 +131,20 @@ def test_what_could_not_be_recorded_is_told_at_the_end(tmp_path):
 
 @pytest.mark.ring2
 def test_a_terminal_that_draws_nothing_gets_lines():
-    text = on_a_terminal(2.5, TERM="dumb")
+    text = on_a_terminal(r"\d+ requests/s  to brokers ", leave=b"\x03", TERM="dumb")
     assert "\x1b" not in text
-    assert re.search(r"\d+ requests/s  to brokers ", text)
     assert max(map(len, text.replace("\r", "").split("\n")[1:])) < 80  # the first names the addresses, whole
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}])
 def test_on_a_terminal_it_is_kproxy_top_and_leaves_it_tidy(environment):
-    text = on_a_terminal(4, TERM="xterm-256color", **environment)
+    seen = ("Demo: 3 brokers, 11 clients", "q ends it", "page http://127.0.0.1:", "Produce", "Fetch", "enter open")
+    text = on_a_terminal(*seen, leave=b"q", TERM="xterm-256color", **environment)
     enter, leave = "\x1b[?1049h", "\x1b[?1049l"
     assert text.count(enter) == text.count(leave) == 1
     screen, after = text[text.index(enter) : text.index(leave)], text[text.index(leave) :]
-    for words in (
-        "Demo: 3 brokers, 11 clients",
-        "q ends it",
-        "page http://127.0.0.1:",
-        "Produce",
-        "Fetch",
-        "enter open",
-    ):
-        assert words in screen
+    assert all(words in screen for words in seen)
     if environment:
         assert not re.search(r"\x1b\[(\d+;)*(3[1-8]|4[1-8])[;m]", screen)
     assert "Traceback" not in text
