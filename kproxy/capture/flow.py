@@ -135,16 +135,16 @@ class Flow:
         return self.talk.stalls.of(self.client, times, exchange.queue_ns + exchange.muted_ns)
 
     @property
-    def standing(self) -> tuple[Any, ...] | None:
+    def snapshot(self) -> tuple[Any, ...] | None:
         """What a Kafka connection's packets to come depend on, by value, at the border between two packets.
 
-        None: it is nothing of every day. Flows of two readers with the same standing go on alike (`join`).
+        None: it is nothing of every day. Flows of two readers with the same snapshot go on alike (`join`).
         """
         talk, session = self.talk, self.session
         if session is None or self.speaks != content.KAFKA or not self.plain or self.decrypted or not talk.is_still:
             return None
-        standing = session.standing
-        if standing is None:
+        snapshot = session.snapshot
+        if snapshot is None:
             return None
         since_ns = session.waits_since_ns
         sides = self.client, 1 - self.client
@@ -155,7 +155,7 @@ class Flow:
             [time_ns for time_ns in talk.retransmitted_ns if time_ns >= since_ns],
             [(*each[:2], each[2] ^ self.client, each[3]) for each in talk.stalls.since(since_ns)],
             [talk.halves[side].ack for side in sides],
-            standing,
+            snapshot,
         )
 
     def count_anew(self) -> None:

@@ -209,7 +209,9 @@ def _written(job: Job, read: Share, work: Path, number: int, threads: int) -> It
         threads = 1
 
     def write(table: Table, file: Path) -> int:
-        return writer.write(table, read.runs[table.name], file, partial(_finished, table, job, read.names), read.mends)
+        return writer.write(
+            table, read.runs[table.name], file, partial(_finished, table, job, read.names), read.corrections
+        )
 
     with ThreadPoolExecutor(min(threads, len(tables))) as pool:
         yield from zip(tables, files, pool.map(write, tables, files), strict=True)
@@ -320,7 +322,7 @@ def _together(job: Job, results: Sequence[Share]) -> Share:
         whole.names.add(each.names.told())
         for table, paths in each.runs.items():
             whole.runs[table] += paths
-        whole.mends.update(each.mends)
+        whole.corrections.update(each.corrections)
     return whole
 
 

@@ -25,7 +25,9 @@ class Share:
     runs: dict[str, list[Path]]
     quality: Quality
     names: Names
-    mends: dict[Path, Callable[[pa.RecordBatch], pa.RecordBatch]] = field(default_factory=dict)  # see `writer.merged`
+    corrections: dict[Path, Callable[[pa.RecordBatch], pa.RecordBatch]] = field(
+        default_factory=dict
+    )  # see `writer.merged`
 
 
 def sorters(job: Job, work: Path, prefix: str) -> dict[str, writer.Sorter]:

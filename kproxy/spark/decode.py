@@ -25,7 +25,7 @@ from kproxy.convert.parts.places import PLACE
 from kproxy.convert.rows import Rows
 from kproxy.errors import CaptureError
 from kproxy.spark import pieces
-from kproxy.spark.places import STINTS, listed, named_odd
+from kproxy.spark.places import STINTS, listed, named_conflicting
 from kproxy.spark.sorters import Sorters
 from kproxy.tables import arrays, schema
 
@@ -108,12 +108,14 @@ class _Decoder:
         self._finish()
         for capture, deferred in self._deferred.items():
             yield pieces.words(capture, pieces.READ, deferred.read_bytes)
-            if deferred.torn:
-                yield pieces.words(capture, pieces.TORN, deferred.torn)
-            if deferred.odd:
-                yield pieces.words(capture, pieces.ODD, named_odd(deferred.odd))
-            if deferred.mends:
-                yield pieces.words(capture, pieces.MENDS, [astuple(mend) for mend in deferred.mends])
+            if deferred.unsplittable:
+                yield pieces.words(capture, pieces.UNSPLITTABLE, deferred.unsplittable)
+            if deferred.conflicting:
+                yield pieces.words(capture, pieces.CONFLICTING, named_conflicting(deferred.conflicting))
+            if deferred.corrections:
+                yield pieces.words(
+                    capture, pieces.CORRECTIONS, [astuple(correction) for correction in deferred.corrections]
+                )
             rows = deferred.rows
             if rows.names:
                 yield pieces.words(capture, pieces.NAMES, [self._jobs[capture].source, rows.names.told()])

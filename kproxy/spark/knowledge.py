@@ -20,7 +20,7 @@ from kproxy.convert import machine
 from kproxy.convert.clusters import Labels
 from kproxy.convert.job import Job
 from kproxy.convert.knowledge import Told, know
-from kproxy.convert.parts.joining import Mend
+from kproxy.convert.parts.joining import Correction
 from kproxy.convert.rows import Rows
 from kproxy.convert.spoken import SPOKEN
 from kproxy.spark.pieces import COUNTS, NAMES, PIECES, SAID, adopt, words
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 
 
 def pieces_of(
-    spoken: "DataFrame", cluster: str, mends: Mapping[str, Sequence[Mend]], clusters: Mapping[str, Labels]
+    spoken: "DataFrame", cluster: str, corrections: Mapping[str, Sequence[Correction]], clusters: Mapping[str, Labels]
 ) -> "DataFrame":
-    """The pieces of insight's tables, and counts of what they lack. mends, clusters: by source."""
+    """The pieces of insight's tables, and counts of what they lack. corrections, clusters: by source."""
     from pyspark.sql import functions as F
 
     kind = F.col("kind")
     return (
         spoken.where(kind.startswith(SAID) | (kind == NAMES))
         .repartition(1)
-        .mapInArrow(_task(cluster, mends, clusters), PIECES)
+        .mapInArrow(_task(cluster, corrections, clusters), PIECES)
     )
 
 
 def _task(
-    cluster: str, mends: Mapping[str, Sequence[Mend]], clusters: Mapping[str, Labels]
+    cluster: str, corrections: Mapping[str, Sequence[Correction]], clusters: Mapping[str, Labels]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         machine.retain()
@@ -60,7 +60,7 @@ def _task(
                 table.name: writer.Sorter(table, folder, ".all") for table in (SPOKEN, schema.REGISTRY)
             }
             names: dict[str, Names] = {}
-            every = [mend for of_source in mends.values() for mend in of_source]
+            every = [correction for of_source in corrections.values() for correction in of_source]
             is_fed = False
             for batch in batches:
                 for index, kind in enumerate(batch.column("kind").to_pylist()):

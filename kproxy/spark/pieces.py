@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kproxy.convert.parts.joining import Mend, mended
+from kproxy.convert.parts.joining import Correction, corrected
 from kproxy.errors import CaptureError, StorageError
 from kproxy.tables import arrays, writer
 from kproxy.tables.schema import Table
@@ -40,7 +40,7 @@ FEW_BYTES = 256 << 10
 REPORT, NAMES, COUNTS, FAILED, SAID = "report", "names", "counts", "failed", "said "
 # And of captures that are read in parts: why one cannot be, or some of its connections, what rows of a connection lack,
 # topics that are logs, and bytes that were read once more.
-TORN, ODD, MENDS, LOGS, READ = "torn", "odd", "mends", "logs", "read"
+UNSPLITTABLE, CONFLICTING, CORRECTIONS, LOGS, READ = "unsplittable", "conflicting", "corrections", "logs", "read"
 NO_HOUR = -1
 _SCHEMA = pa.schema(
     [
@@ -172,12 +172,12 @@ def _by_hour(parts: Iterable[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
                 yield int(times[start]), part.slice(start, stop - start)
 
 
-def adopt(sorter: writer.Sorter, data: bytes | None, mends: Sequence[Mend]) -> None:
+def adopt(sorter: writer.Sorter, data: bytes | None, corrections: Sequence[Correction]) -> None:
     """Take over the rows of a piece, whose connections have their ids and numbers by then."""
     if data:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
             for batch in file.iter_batches(PIECE_ROWS):
-                sorter.add(mended(mends, batch))
+                sorter.add(corrected(corrections, batch))
 
 
 def _packed(table: Table, kind: str | None, hour: int, parts: Sequence[pa.Table]) -> pa.RecordBatch:

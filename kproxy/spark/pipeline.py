@@ -42,8 +42,8 @@ from kproxy.capture.splits import SPLIT_BYTES, Range, Split, Survey, agree, rang
 from kproxy.capture.storage import Storage, is_remote, local_path
 from kproxy.convert.clusters import Labels
 from kproxy.convert.job import Job, Settings, Summary, refuse_no_name
-from kproxy.convert.parts import reader as stints
-from kproxy.convert.parts.joining import Mend, clash
+from kproxy.convert.parts import reader
+from kproxy.convert.parts.joining import Correction, clash
 from kproxy.convert.parts.reader import Part
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.spark import clusters, decode, knowledge, pieces, places, results, store
@@ -257,10 +257,10 @@ class Run:
         self._kept: list[DataFrame] = []  # in Spark's store
         self._pieces: DataFrame | None = None
         self._counted: DataFrame | None = None  # those of `quality`
-        self.torn: dict[str, str] = {}  # captures that could not be read in parts, and why
-        self.odd: dict[str, list[Pair]] = {}  # connections that were read by themselves, of captures that were
+        self.unsplittable: dict[str, str] = {}  # captures that could not be read in parts, and why
+        self.conflicting: dict[str, list[Pair]] = {}  # connections that were read by themselves, of captures that were
         self.read_bytes = 0  # of those that were
-        self._mends: dict[str, list[Mend]] = {}  # what rows of captures that were shared out lack
+        self._corrections: dict[str, list[Correction]] = {}  # what rows of captures that were shared out lack
         self._names: dict[str, Names] = {}  # of captures that were shared out
         self._counts: dict[int, Quality] = {}  # likewise
         self._clusters: dict[str, Labels] = {}  # of connections, by source; empty: there is one cluster
@@ -303,7 +303,7 @@ class Run:
                 self.failed[row["capture"]] = pieces.fault_of(row["data"])
         if like.is_known:
             self._clusters, self._told_apart = clusters.told_apart(together, lambda table: self.rows(together, table))
-            insight = self._keep(knowledge.pieces_of(together, like.cluster, self._mends, self._clusters))
+            insight = self._keep(knowledge.pieces_of(together, like.cluster, self._corrections, self._clusters))
             self._count(insight)
             self._pieces = together.union(insight)
 
@@ -320,7 +320,7 @@ class Run:
     def _decode_shared(self, parts: Sequence[tuple[int, Part]], *, again: bool = True) -> "list[DataFrame]":
         """The pieces of captures that are read in parts; of those that cannot be after all, read whole.
 
-        again: where connections turn out to be odd, the parts of their captures are read once more.
+        again: where connections turn out to conflict, the parts of their captures are read once more.
         """
         from pyspark.sql import functions as F
 
@@ -334,42 +334,42 @@ class Run:
         said = found.where(F.col("file") == places.REPORT).select("capture", "packets").collect()
         reports = [(row["capture"], json.loads(row["packets"])) for row in said]
         # damaged in a way that only its packets show, or with keys of TLS
-        torn = results.apart(parts, [report for _, report in reports])
-        torn |= {number: report["torn"] for number, report in reports if report["torn"]}
-        odd: dict[int, dict[Pair, str]] = {}  # connections, by capture
+        unsplittable = results.apart(parts, [report for _, report in reports])
+        unsplittable |= {number: report["unsplittable"] for number, report in reports if report["unsplittable"]}
+        conflicting: dict[int, dict[Pair, str]] = {}  # connections, by capture
         for number, report in reports:
-            _note_odd(odd, number, report["odd"])
+            _note_conflicting(conflicting, number, report["conflicting"])
         while True:
-            apart = {*torn, *odd}
+            apart = {*unsplittable, *conflicting}
             left = found.where(~F.col("capture").isin(list(apart))) if apart else found
             deferred = left.where((F.col("file") >= 0) | (F.col("file") == places.STINTS))
             order = "capture", "connection", "part", "file", "offset"
             size = sum(report["carried_bytes"] for number, report in reports if number not in apart)
             rest = _shared_out(deferred.drop("kind", "count"), size, self._tasks).sortWithinPartitions(*order)
             decoded = self._keep(rest.mapInArrow(decode.decode(jobs), PIECES))
-            kinds = pieces.NAMES, pieces.TORN, pieces.ODD, pieces.MENDS, pieces.LOGS, pieces.READ
+            kinds = pieces.NAMES, pieces.UNSPLITTABLE, pieces.CONFLICTING, pieces.CORRECTIONS, pieces.LOGS, pieces.READ
             told = decoded.where(F.col("kind").isin(*kinds)).select("capture", "kind", "data").collect()
             words = [(row["capture"], row["kind"], json.loads(row["data"])) for row in told]
-            more = {number: text for number, kind, text in words if kind == pieces.TORN}
+            more = {number: text for number, kind, text in words if kind == pieces.UNSPLITTABLE}
             more |= self._clashing(reports, words)
-            torn |= more
+            unsplittable |= more
             for number, kind, text in words:
-                if kind == pieces.ODD:
-                    _note_odd(odd, number, text)
-            if apart == {*torn, *odd}:
+                if kind == pieces.CONFLICTING:
+                    _note_conflicting(conflicting, number, text)
+            if apart == {*unsplittable, *conflicting}:
                 break
             self._kept.remove(decoded)
             decoded.unpersist()
-        for number, some in odd.items():
+        for number, some in conflicting.items():
             why = next(iter(some.values()))
-            if not again or len(some) > stints.MAX_CONFLICTING:
-                torn.setdefault(number, why)
-            elif number not in torn:
-                self.odd[jobs[number].source] = sorted(some)
+            if not again or len(some) > reader.MAX_CONFLICTING:
+                unsplittable.setdefault(number, why)
+            elif number not in unsplittable:
+                self.conflicting[jobs[number].source] = sorted(some)
                 log.info("%s: %d connections are read by one task each: %s", jobs[number].source, len(some), why)
-        for number, reason in torn.items():
+        for number, reason in unsplittable.items():
             log.info("%s is read by one task: %s", jobs[number].source, reason)
-        self.torn |= {jobs[number].source: reason for number, reason in torn.items()}
+        self.unsplittable |= {jobs[number].source: reason for number, reason in unsplittable.items()}
         for number, report in reports:
             self.read_bytes += report["read_bytes"]
             if number not in apart:
@@ -379,16 +379,22 @@ class Run:
                 self._names.setdefault(text[0], Names()).add(text[1])
             elif kind == pieces.READ:
                 self.read_bytes += text
-            elif kind == pieces.MENDS:
-                self._mends.setdefault(jobs[number].source, []).extend(Mend(*mend) for mend in text)
+            elif kind == pieces.CORRECTIONS:
+                self._corrections.setdefault(jobs[number].source, []).extend(
+                    Correction(*correction) for correction in text
+                )
         self._counts |= results.of_splits(
             self.spark, parts, [report for number, report in reports if number not in apart]
         )
         frames = [places.pieces_of(left), decoded]
-        if torn:
-            frames.append(self._whole((number, jobs[number], self.catalogue.size(number)) for number in sorted(torn)))
-        if rest_of := {number: frozenset(some) for number, some in odd.items() if number not in torn}:
-            once_more = [(number, replace(part, odd=rest_of[number])) for number, part in parts if number in rest_of]
+        if unsplittable:
+            frames.append(
+                self._whole((number, jobs[number], self.catalogue.size(number)) for number in sorted(unsplittable))
+            )
+        if rest_of := {number: frozenset(some) for number, some in conflicting.items() if number not in unsplittable}:
+            once_more = [
+                (number, replace(part, conflicting=rest_of[number])) for number, part in parts if number in rest_of
+            ]
             frames += self._decode_shared(once_more, again=False)
         return frames
 
@@ -418,7 +424,7 @@ class Run:
         return store.rows(every, table, hours, self._learnt())
 
     def _learnt(self) -> Learnt:
-        return Learnt(self._names, self._mends, self._clusters, self.catalogue.like.records)
+        return Learnt(self._names, self._corrections, self._clusters, self.catalogue.like.records)
 
     def finished(self) -> "DataFrame | None":
         """All pieces, those of `quality` too; None: there are none."""
@@ -549,13 +555,13 @@ class Run:
                 continue
             following = [split for _, split in of_job[1:]]
             for index, ((file, split), after) in enumerate(zip(of_job, [*following, None], strict=True)):
-                parts.append((number, Part(index, split, file, after, stints.OVERLAP_PART)))
+                parts.append((number, Part(index, split, file, after, reader.OVERLAP_PART)))
         return parts
 
 
-def _note_odd(odd: dict[int, dict[Pair, str]], capture: int, told: Sequence[Sequence[str]]) -> None:
+def _note_conflicting(conflicting: dict[int, dict[Pair, str]], capture: int, told: Sequence[Sequence[str]]) -> None:
     for key, why in told:
-        odd.setdefault(capture, {})[pair_of(bytes.fromhex(key))] = why
+        conflicting.setdefault(capture, {})[pair_of(bytes.fromhex(key))] = why
 
 
 def _shared_out(packets: "DataFrame", size: int, tasks: int) -> "DataFrame":

@@ -1,8 +1,8 @@
 """A part of a capture, and what its task hands on: rows, and of connections that it does not have the packets' places.
 
 Duty: a task of the scan reads a part (see `convert.parts.reader`) from front to end, and emits four kinds of rows:
-pieces of tables; a report; its stints of the connections that it claimed, that ended, or that were handed over; and of
-each connection that is deferred, per some MEASURE packets, the time and the place of each packet, 28 bytes. Packets of
+pieces of tables; a report; its excerpts of the connections that it claimed, that ended, or that were handed over; and
+of each deferred connection, per some MEASURE packets, the time and the place of each packet, 28 bytes. Packets of
 compressed files, and of files in a storage, where each place would cost a request, are emitted with their bytes. A part
 alone cannot know whether a packet is stamped earlier than those of the parts before it: its `Clock` leaves that open.
 
@@ -27,7 +27,7 @@ from kproxy.capture.splits import is_plain
 from kproxy.capture.storage import is_remote
 from kproxy.convert import machine
 from kproxy.convert.job import Job
-from kproxy.convert.parts import reader as stints
+from kproxy.convert.parts import reader
 from kproxy.convert.parts.joining import without
 from kproxy.convert.parts.places import MEASURE_BYTES, PLACE, Group, grouped
 from kproxy.convert.parts.reader import Part
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 # What the scan emits: rows of packets of one connection, in their order; in place of a file's number one of these, and
-# then `packets` is a report as JSON, a piece's data (`pieces_of`), or a pickled list of `Stint`.
+# then `packets` is a report as JSON, a piece's data (`pieces_of`), or a pickled list of `Excerpt`.
 REPORT, PIECE, STINTS = -1, -2, -3
 _PACKETS = (
     ("capture", "int"),
@@ -66,7 +66,7 @@ def packets(number: int, capture: int, part: Part, job: Job) -> Iterator[pa.Reco
     try:
         yield from _packets(number, capture, part, job)
     except CaptureError as fault:  # the capture is not the only one: who reads it in one piece says why it fails
-        yield _report(number, capture, {"torn": str(fault)})
+        yield _report(number, capture, {"unsplittable": str(fault)})
 
 
 def _packets(number: int, capture: int, part: Part, job: Job) -> Iterator[pa.RecordBatch]:
@@ -78,12 +78,12 @@ def _packets(number: int, capture: int, part: Part, job: Job) -> Iterator[pa.Rec
         sorters = Sorters(job, folder, "")
         if inline:
             with (folder / "spool").open("w+b") as spool:
-                found = stints.read(job, part, sorters.add, spool)
+                found = reader.read(job, part, sorters.add, spool)
                 yield from _told(number, capture, found)
                 spool.flush()
                 yield from _deferred(capture, part.number, found, np.memmap(spool, mode="r") if spool.tell() else None)
         else:
-            found = stints.read(job, part, sorters.add)
+            found = reader.read(job, part, sorters.add)
             yield from _told(number, capture, found)
             yield from _deferred(capture, part.number, found, None)
         if found.names:
@@ -107,12 +107,12 @@ def pieces_of(rows: "DataFrame") -> "DataFrame":
     return rows.where(F.col("file") == PIECE).select("capture", "kind", hour, "count", "size", data)
 
 
-def _told(number: int, capture: int, found: stints.Found) -> Iterator[pa.RecordBatch]:
+def _told(number: int, capture: int, found: reader.Found) -> Iterator[pa.RecordBatch]:
     counts = listed(found.quality)
     back = next((row for row in counts if row[0] == "clock_back"), None)
     report: dict[str, Any] = {
-        "torn": found.torn,
-        "odd": named_odd(found.odd),
+        "unsplittable": found.unsplittable,
+        "conflicting": named_conflicting(found.conflicting),
         "quality": [row for row in counts if row is not back],
         "clock": {
             "times": [found.begin, found.until, found.first_ns, found.last_ns],
@@ -124,7 +124,7 @@ def _told(number: int, capture: int, found: stints.Found) -> Iterator[pa.RecordB
         "carried_bytes": sum(int(some["captured"].sum()) for *_, some, _ in found.packets.of(found.deferred)),
     }
     yield _report(number, capture, report)
-    said = iter(_by_hash(found.stints).items())
+    said = iter(_by_hash(found.excerpts).items())
     while some := list(islice(said, TOLD_AT_ONCE)):
         yield _listed([(capture, of, NONE, STINTS, 0, 0, pickle.dumps(each), None, None, None) for of, each in some])
 
@@ -132,7 +132,7 @@ def _told(number: int, capture: int, found: stints.Found) -> Iterator[pa.RecordB
 def _report(split: int, capture: int, told: Mapping[str, Any]) -> pa.RecordBatch:
     """What a task says of a split; of one that cannot be read, nothing but why."""
     nothing = {
-        "odd": [],
+        "conflicting": [],
         "quality": [],
         "clock": {"times": [NONE] * 4, "back": [0, NONE, NONE]},
         "names": Names().told(),
@@ -144,9 +144,9 @@ def _report(split: int, capture: int, told: Mapping[str, Any]) -> pa.RecordBatch
     return _row(capture, 0, 0, REPORT, 0, 0, json.dumps(report).encode(), None, None, None)
 
 
-def named_odd(odd: Mapping[Pair, str]) -> list[list[str]]:
-    """Connections that are odd, in terms of JSON: not all of too many."""
-    return [[pair[0].hex(), why] for pair, why in islice(sorted(odd.items()), stints.MAX_CONFLICTING + 1)]
+def named_conflicting(conflicting: Mapping[Pair, str]) -> list[list[str]]:
+    """Connections that conflict, in terms of JSON: not all of too many."""
+    return [[pair[0].hex(), why] for pair, why in islice(sorted(conflicting.items()), reader.MAX_CONFLICTING + 1)]
 
 
 def _named(pair: Pair) -> int:
@@ -154,15 +154,15 @@ def _named(pair: Pair) -> int:
     return int.from_bytes(blake2b(pair[0], digest_size=8).digest(), signed=True)
 
 
-def _by_hash(said: list[stints.Stint]) -> dict[int, list[stints.Stint]]:
-    found: dict[int, list[stints.Stint]] = {}
-    for stint in said:
-        found.setdefault(_named(stint.pair), []).append(stint)
+def _by_hash(said: list[reader.Excerpt]) -> dict[int, list[reader.Excerpt]]:
+    found: dict[int, list[reader.Excerpt]] = {}
+    for excerpt in said:
+        found.setdefault(_named(excerpt.pair), []).append(excerpt)
     return found
 
 
 def _deferred(
-    capture: int, number: int, found: stints.Found, spool: "np.memmap[Any, Any] | None"
+    capture: int, number: int, found: reader.Found, spool: "np.memmap[Any, Any] | None"
 ) -> Iterator[pa.RecordBatch]:
     """The packets of connections that are deferred, brought together by connection."""
     hashes = np.array(list(map(_named, found.packets.pairs)), np.int64)

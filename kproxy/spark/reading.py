@@ -27,7 +27,7 @@ _DEFAULT = Settings()
 class Reading(Mapping[str, "DataFrame"]):
     """The tables of captures by their names; a context, at whose end Spark keeps nothing of them any more.
 
-    failed: captures that cannot be read. torn: why a capture that is large was read by one task, by its source.
+    failed: captures that cannot be read. unsplittable: why a capture that is large was read by one task, by its source.
     read_bytes: of captures that were shared out.
     """
 
@@ -36,7 +36,7 @@ class Reading(Mapping[str, "DataFrame"]):
         self._run = run
         self._pieces = run.finished()
         self.failed: list[CaptureError] = [run.failed[number] for number in sorted(run.failed)]
-        self.torn = run.torn
+        self.unsplittable = run.unsplittable
         self.read_bytes = run.read_bytes
 
     def __getitem__(self, name: str) -> "DataFrame":

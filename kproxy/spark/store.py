@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from kproxy.convert import clusters, machine
 from kproxy.convert.clusters import Labels
-from kproxy.convert.parts.joining import Mend, mended
+from kproxy.convert.parts.joining import Correction, corrected
 from kproxy.spark.pieces import NO_HOUR, frame
 from kproxy.tables import arrays, schema, writer
 from kproxy.tables.names import FILLED, Names
@@ -57,7 +57,7 @@ class Learnt:
     """What rows lack that was known only once their captures were read: all of it by source."""
 
     names: Mapping[str, Names]
-    mends: Mapping[str, Sequence[Mend]]
+    corrections: Mapping[str, Sequence[Correction]]
     clusters: Mapping[str, Labels]
     chosen: Chosen | None  # whose records are told
 
@@ -217,11 +217,11 @@ def _merged(
 ) -> Iterator[pa.Table]:
     """The rows of pieces of a table as they are to be told, in their order."""
     sorter = writer.Sorter(table, folder, ".all")
-    every = [mend for of_source in learnt.mends.values() for mend in of_source]
+    every = [correction for of_source in learnt.corrections.values() for correction in of_source]
     for piece in pieces:
         if piece:
             sorter.adopt_packed(piece)
-    changes = dict.fromkeys(sorter.runs, partial(mended, every)) if every else None
+    changes = dict.fromkeys(sorter.runs, partial(corrected, every)) if every else None
     for part in writer.merged(table, sorter.runs, changes):
         told = clusters.told(named(part, learnt.names), learnt.clusters)
         yield learnt.chosen.of(told) if learnt.chosen is not None and table.name == schema.RECORDS.name else told

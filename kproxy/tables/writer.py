@@ -232,7 +232,9 @@ class Sorter:
         return self._stem.with_name(f"{self._stem.name}.{self._count}{suffix}")
 
 
-Mends = Mapping[Path, Callable[[pa.RecordBatch], pa.RecordBatch]]  # of runs whose rows are not what they should be
+Corrections = Mapping[
+    Path, Callable[[pa.RecordBatch], pa.RecordBatch]
+]  # of runs whose rows are not what they should be
 
 
 def write(
@@ -240,13 +242,13 @@ def write(
     runs: list[Path],
     path: Path,
     fill: Callable[[pa.Table], pa.Table] | None = None,
-    mends: Mends | None = None,
+    corrections: Corrections | None = None,
 ) -> int:
     """Merge runs into one Parquet file; returns its rows. The runs are removed.
 
-    mends: change rows before they are merged, fill: on their way into the file.
+    corrections: change rows before they are merged, fill: on their way into the file.
     """
-    parts = merged(table, runs, mends)
+    parts = merged(table, runs, corrections)
     count = store(table, parts if fill is None else map(fill, parts), path)
     for run in runs:
         run.unlink()
@@ -340,13 +342,13 @@ def _groups(table: Table, parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(waiting)
 
 
-def merged(table: Table, runs: list[Path], mends: Mends | None = None) -> Iterator[pa.Table]:
+def merged(table: Table, runs: list[Path], corrections: Corrections | None = None) -> Iterator[pa.Table]:
     """The rows of sorted runs in one order, a few thousand at a time; of equal rows the earlier run's first.
 
     A run is open while its rows are due, so that those which follow one another cost what one of them does.
-    mends: of runs whose rows change first, but not in the first key.
+    corrections: of runs whose rows change first, but not in the first key.
     """
-    every = (_Run(index, run, table.keys[0], (mends or {}).get(run)) for index, run in enumerate(runs))
+    every = (_Run(index, run, table.keys[0], (corrections or {}).get(run)) for index, run in enumerate(runs))
     # One that has come to its end is nobody's any more, nor is its last batch.
     waiting = sorted((run for run in every if run.has_more), key=lambda run: run.low, reverse=True)
     begun: list[_Run] = []
@@ -355,7 +357,7 @@ def merged(table: Table, runs: list[Path], mends: Mends | None = None) -> Iterat
         bound = min([run.high for run in begun if run.has_more] + [run.low for run in waiting[-1:]], default=None)
         ready = [rows for run in begun if (rows := run.taken(bound)) is not None]
         if ready:
-            yield _sorted(table, pa.concat_tables(ready)) if len(ready) > 1 or mends else ready[0]
+            yield _sorted(table, pa.concat_tables(ready)) if len(ready) > 1 or corrections else ready[0]
         elif waiting and waiting[-1].low == bound:
             begun = sorted([*begun, waiting.pop()], key=lambda run: run.index)
         else:  # many rows with one and the same first key: more of them must be in memory
@@ -368,9 +370,11 @@ def merged(table: Table, runs: list[Path], mends: Mends | None = None) -> Iterat
 class _Run:
     """A sorted run that is merged: a batch of it is in memory, or more where that takes more."""
 
-    def __init__(self, index: int, path: Path, key: str, mend: Callable[[pa.RecordBatch], Any] | None = None) -> None:
+    def __init__(
+        self, index: int, path: Path, key: str, correction: Callable[[pa.RecordBatch], Any] | None = None
+    ) -> None:
         self.index = index
-        self._path, self._key, self._mend = path, key, mend
+        self._path, self._key, self._correct = path, key, correction
         reader = self._opened()
         self._count: int = reader.num_record_batches
         self._next = 0
@@ -411,7 +415,7 @@ class _Run:
         self._next += 1
         if not self.has_more:
             self._reader = None
-        rows = pa.Table.from_batches([batch if self._mend is None else self._mend(batch)])
+        rows = pa.Table.from_batches([batch if self._correct is None else self._correct(batch)])
         self._rows = pa.concat_tables([self._rows, rows]) if self._rows is not None and self._rows.num_rows else rows
         self._keys = self._keys_of(self._rows)
 

@@ -83,8 +83,8 @@ class CapturedSession(Session):
         return self._usual
 
     @property
-    def standing(self) -> tuple[Any, ...] | None:
-        """What the exchanges to come depend on, by value: two sessions with the same standing go on alike.
+    def snapshot(self) -> tuple[Any, ...] | None:
+        """What the exchanges to come depend on, by value: two sessions with the same snapshot go on alike.
 
         Their numbers count from that of the next request. Whether bytes were ever missing is not in it, which matters
         for answers only that nobody waits for. None: it is no state of every day, such as a login.
@@ -97,8 +97,8 @@ class CapturedSession(Session):
         if self._gap_ns != NONE and self._gap_ns >= since_ns:
             return None
         return (
-            [self._standing_of(exchange) for exchange in self.pending],
-            [None if exchange is None else self._standing_of(exchange) for exchange in transit],
+            [self._snapshot_of(exchange) for exchange in self.pending],
+            [None if exchange is None else self._snapshot_of(exchange) for exchange in transit],
             (self._client_head, self._broker_head),
             (self._client_head and self._client_head_ns, self._broker_head and self._broker_head_ns),
             (self._client_left, self._broker_left),
@@ -128,7 +128,7 @@ class CapturedSession(Session):
         ]
         return min((exchange.number for exchange in waiting), default=self._number)
 
-    def _standing_of(self, exchange: Exchange) -> tuple[Any, ...]:
+    def _snapshot_of(self, exchange: Exchange) -> tuple[Any, ...]:
         return (
             self._number - exchange.number,
             exchange.plan.api_key,

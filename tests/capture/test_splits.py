@@ -18,7 +18,7 @@ from kproxy.capture.captures import Capture
 from kproxy.capture.quality import Quality
 from kproxy.capture.storage import Storage
 from kproxy.convert.job import Settings, captures_of
-from kproxy.convert.parts import reader as stints
+from kproxy.convert.parts import reader
 from tests.captures import capture
 
 BASES = ("k41_BASE", "k41_bigendian", "k41_rawip", "k41_realnano", "k41_realSLL2", "k41_snap96", "k41_ng",
@@ -184,8 +184,8 @@ def test_of_a_storage_each_byte_is_asked_for_once_and_some_at_borders_twice(tmp_
     (job,) = captures_of([f"memory://{name}"], Settings())
     parts = splits.plan(job.paths[0], len(data) // 2, job.storage)
     for number, (split, following) in enumerate(zip(parts, [*parts[1:], None], strict=True)):
-        found = stints.read(job, stints.Part(number, split, 0, following), lambda table, rows: None)
-        assert not found.torn and not found.deferred and len(found.stints) == 8
+        found = reader.read(job, reader.Part(number, split, 0, following), lambda table, rows: None)
+        assert not found.unsplittable and not found.deferred and len(found.excerpts) == 8
     monkeypatch.undo()
     if name == "busy.pcap":  # a reader may stop in the middle of a record
         for place in range(100_000, 110_000, 700):

@@ -19,7 +19,7 @@ from kproxy.capture.pcap import CLASSIC
 from kproxy.convert import processes
 from kproxy.convert.job import Settings, captures_of
 from kproxy.convert.parts import processes as parts
-from kproxy.convert.parts import reader as stints
+from kproxy.convert.parts import reader
 from kproxy.convert.parts.reader import Part, Unsplittable
 from kproxy.convert.processes import convert
 from kproxy.convert.shares import FED
@@ -55,8 +55,8 @@ def told(shares):
     for name in shares[0].runs:
         table = schema.BY_NAME.get(name) or FED[name]
         runs = [run for share in shares for run in share.runs[name]]
-        mends = {run: mend for share in shares for run, mend in share.mends.items()}
-        parts = list(writer.merged(table, runs, mends))
+        corrections = {run: correction for share in shares for run, correction in share.corrections.items()}
+        parts = list(writer.merged(table, runs, corrections))
         rows[name] = pa.concat_tables(parts) if parts else table.schema.empty_table()
     quality, names = shares[0].quality, shares[0].names
     for share in shares[1:]:
@@ -98,8 +98,8 @@ class InParts:
         self._work = work
         self.whole = told([processes._share(self._job, work, ".whole", tuple(range(16)), True, None, None)])
         self.seen = Counter()
-        self.torn = Counter()
-        self.odd = Counter()
+        self.unsplittable = Counter()
+        self.conflicting = Counter()
 
     def check(self, places, overlap_part):
         self.seen["rounds"] += 1
@@ -111,15 +111,15 @@ class InParts:
                 patch.setattr(parts, "_read", lambda *given: every.append(read(*given)) or every[-1])
                 shares = parts.read(self._job, cut, Here(), self._work, f".{self.seen['rounds']}", 2)
         except Unsplittable as fault:
-            self.torn[str(fault)] += 1
-            self.seen["torn"] += 1
+            self.unsplittable[str(fault)] += 1
+            self.seen["unsplittable"] += 1
             return
         self.seen["bytes"] += self._path.stat().st_size
-        self.odd.update(why for told in every for each in told for why in each.odd.values())
+        self.conflicting.update(why for told in every for each in told for why in each.conflicting.values())
         last = every[-1]
         self.seen["deferred"] += sum(run.size for each in last for _, run in each.deferred)
         self.seen["borders"] += len(cut) - 1
-        self.seen["handed"] += sum(stint.handover is not None for each in last for stint in each.stints)
+        self.seen["handed"] += sum(excerpt.handover is not None for each in last for excerpt in each.excerpts)
         rows, quality, names = told(shares)
         for name, table in self.whole[0].items():
             assert rows[name].equals(table), (name, [part.split.start for part in cut])
@@ -127,7 +127,7 @@ class InParts:
         assert names == self.whole[2]
 
 
-TORN = {"secrets", "fragments", "not_kept", "idle", "logs", "late packets"}
+UNSPLITTABLE = {"secrets", "fragments", "not_kept", "idle", "logs", "late packets"}
 
 
 @pytest.mark.sampled(8)
@@ -137,7 +137,7 @@ def test_parts_of_any_capture_change_nothing(path, tmp_path):
     size = path.stat().st_size
     for count in (1, 5):
         read.check([dice.randrange(24, size) for _ in range(count)], dice.choice((1, 2, 3)))
-    assert read.torn.keys() <= TORN  # what the capture itself is a reason for
+    assert read.unsplittable.keys() <= UNSPLITTABLE  # what the capture itself is a reason for
 
 
 def test_parts_of_made_up_dialogues_change_nothing(tmp_path_factory):
@@ -157,7 +157,7 @@ def test_parts_of_made_up_dialogues_change_nothing(tmp_path_factory):
         total.update(read.seen)
 
     holds()
-    assert total["handed"] and total["torn"] * 4 < total["rounds"], total
+    assert total["handed"] and total["unsplittable"] * 4 < total["rounds"], total
 
 
 def test_connects_that_fail_are_told_once_wherever_a_capture_is_cut(tmp_path):
@@ -181,7 +181,7 @@ def test_connects_that_fail_are_told_once_wherever_a_capture_is_cut(tmp_path):
     assert sorted(read.whole[0]["connections"]["close"].to_pylist()) == ["refused"] * 4 + ["unanswered"] * 4
     for place in range(30, path.stat().st_size, 400):
         read.check([place], 2)
-    assert read.seen["borders"] > 5 and not read.torn
+    assert read.seen["borders"] > 5 and not read.unsplittable
 
 
 def made_up(dialogues, dice, disorder):
@@ -241,7 +241,7 @@ def test_packets_captured_at_both_ends_are_one_in_parts_too(kind, way_ns, tmp_pa
     size = path.stat().st_size
     for overlap_part in (2, 40):
         read.check([size * number // 4 for number in range(1, 4)], overlap_part)
-    assert read.seen["borders"] and not read.torn
+    assert read.seen["borders"] and not read.unsplittable
 
 
 def test_a_full_disk_is_told_by_who_notes_packets(tmp_path):
@@ -271,15 +271,15 @@ def test_readers_read_each_byte_once_and_their_warm_ups_twice(tmp_path, monkeypa
     monkeypatch.setattr(os, "preadv", preadv)
     told = 0
     for part in parts_of(path, [size // 2], 20):
-        found = stints.read(job, part, lambda table, batch: None)
+        found = reader.read(job, part, lambda table, batch: None)
         told += found.read_bytes
-        assert not found.deferred and not found.torn
+        assert not found.deferred and not found.unsplittable
     assert size <= counted["bytes"] <= 1.1 * size
     assert told == pytest.approx(counted["bytes"], rel=0.02)
 
 
 def test_a_clock_so_coarse_that_a_connection_seems_to_begin_twice(tmp_path):
-    """Its id is of its ends and its first packet's time: what a reader calls by the whole one's id it must not mend."""
+    """Its id is of its ends and its first packet's time: no reader corrects an id that is the whole connection's."""
     path = tmp_path / "coarse.pcap"
     with path.open("wb") as file:
         generate(ONE, file, 1000)
@@ -291,7 +291,7 @@ def test_a_clock_so_coarse_that_a_connection_seems_to_begin_twice(tmp_path):
     path.write_bytes(data)
     read = InParts(path, tmp_path)
     read.check([len(data) // 2], 2)
-    assert read.odd == {"one id for two readers": 1} and not read.torn
+    assert read.conflicting == {"one id for two readers": 1} and not read.unsplittable
 
 
 def test_late_packets_of_a_connection_that_is_not_remembered_any_more(tmp_path, monkeypatch):
@@ -309,7 +309,7 @@ def test_late_packets_of_a_connection_that_is_not_remembered_any_more(tmp_path, 
     path.write_bytes(pcap([(1_700_000_000_000_000_000 + at * 10_000, packet) for at, packet in enumerate(packets)]))
     read = InParts(path, tmp_path)
     read.check([path.stat().st_size // 2], 5)
-    assert read.torn == {"late packets": 1}
+    assert read.unsplittable == {"late packets": 1}
 
 
 def heartbeats(connection, numbers):
@@ -349,7 +349,7 @@ def test_ports_that_are_used_again_cost_their_connection_only(tmp_path, seed):
     size = path.stat().st_size
     for _ in range(2):
         read.check([int(size * (number + dice.random() / 9) / 4) for number in range(1, 4)], 4)
-    assert not read.torn and read.odd["ports used again"]
+    assert not read.unsplittable and read.conflicting["ports used again"]
     assert read.seen["deferred"] < read.seen["bytes"] / 4 and read.seen["handed"] >= read.seen["borders"] / 2
 
 
@@ -388,14 +388,14 @@ def test_lives_of_one_pair_of_ports_in_different_parts(tmp_path, lives, why):
     read = InParts(path, tmp_path)
     size = path.stat().st_size
     read.check([size * 9 // 20], 5)
-    assert {*read.torn, *read.odd} == ({why} if why else set())
+    assert {*read.unsplittable, *read.conflicting} == ({why} if why else set())
     for place in range(3, 9):
         read.check([size * place // 9, size * (place + 1) // 10], 5)
 
 
 def test_a_connection_whose_ports_are_used_again_in_the_middle_of_a_part(tmp_path, monkeypatch):
     """Its reader claimed it, of which nobody handed it over, and has another one by its end."""
-    monkeypatch.setattr(stints, "MAX_POSITIONS", 0)  # then none is handed over
+    monkeypatch.setattr(reader, "MAX_POSITIONS", 0)  # then none is handed over
     first, other, again = Connection(0, 1448), Connection(2, 1448), Connection(0, 1448)
     again._next = [3 << 20, 4 << 20]
     packets = [*first.shake(), *other.shake()]
@@ -408,7 +408,7 @@ def test_a_connection_whose_ports_are_used_again_in_the_middle_of_a_part(tmp_pat
     read = InParts(path, tmp_path)
     size = path.stat().st_size
     read.check([size * 3 // 10, size * 8 // 10], 5)
-    assert not read.torn and set(read.odd) == {"ports used again"}
+    assert not read.unsplittable and set(read.conflicting) == {"ports used again"}
 
 
 def same_files(ours, theirs):
@@ -433,11 +433,11 @@ def test_processes_share_one_connection_and_nothing_changes(tmp_path, monkeypatc
     assert steps == sorted(steps) and steps[-1] == (path.name, path.stat().st_size, path.stat().st_size)
     same_files(tmp_path / "3", tmp_path / "1")
 
-    def torn(*given):
+    def unsplittable(*given):
         read(*given)
         raise Unsplittable("nothing fits")
 
-    monkeypatch.setattr(parts, "read", torn)
+    monkeypatch.setattr(parts, "read", unsplittable)
     convert([path], tmp_path / "again", processes=2)
     same_files(tmp_path / "again", tmp_path / "1")
 

@@ -20,7 +20,7 @@ from kproxy.capture.keys import hash_of, pair_of
 from kproxy.capture.packets import ACK, FIN, SYN
 from kproxy.capture.storage import Storage
 from kproxy.convert.job import Settings
-from kproxy.convert.parts import reader as stints
+from kproxy.convert.parts import reader
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
 from kproxy.protocol import codec
@@ -30,6 +30,7 @@ from kproxy.tables import schema
 from kproxy.tables.records import chosen
 from tests.capture import packet
 from tests.captures import capture, expected, folder
+from tests.project import ROOT
 from tests.storages import Bucket, hdfs
 
 
@@ -132,11 +133,11 @@ def ingested(spark, tmp_path_factory):
     """Cut so small that most captures have many splits, and connections span them."""
     place = tmp_path_factory.mktemp("ingested")
     with pytest.MonkeyPatch.context() as patch, watched() as runs:
-        patch.setattr(stints, "OVERLAP_PART", 3)
+        patch.setattr(reader, "OVERLAP_PART", 3)
         result = pipeline.ingest(spark, captures(), place, split_bytes=400_000, tasks=4)
     assert not result.failed
     ((run, _),) = runs
-    assert len(run.torn) < 10 and sum(map(len, run._mends.values())) > 100, run.torn
+    assert len(run.unsplittable) < 10 and sum(map(len, run._corrections.values())) > 100, run.unsplittable
     return place
 
 
@@ -160,6 +161,30 @@ def test_files_hold_an_hour_in_order_of_time(ingested):
 def test_spark_reads_it(spark, ingested):
     for table in schema.TABLES.values():
         assert spark.read.parquet(str(ingested / table.name)).count() == len(rows(ingested, table))
+
+
+@pytest.mark.ring2
+def test_a_catalogue_has_the_tables_before_there_are_data(spark, tmp_path, ingested):
+    """The statements of docs/reference/tables.sql, as they are, and where tables are."""
+    statements = (ROOT / "docs/reference/tables.sql").read_text().partition("create table")
+    database = "made_before"
+    spark.sql(f"create database {database} location '{tmp_path}/warehouse'")
+    try:
+        for text in (statements[1] + statements[2]).split(";\n")[:-1]:
+            name = text.split()[2]
+            spark.sql(text.replace(f"table {name}", f"table {database}.{name}", 1))
+            assert spark.table(f"{database}.{name}").count() == 0
+            folder = ingested / name
+            if not folder.exists():
+                continue
+            spark.sql(text.replace(f"table {name}", f"table {database}.there_{name}", 1) + f" location '{folder}'")
+            if "partitioned by" in text:
+                spark.sql(f"msck repair table {database}.there_{name}")
+            rows = spark.table(f"{database}.there_{name}")
+            assert rows.count() == spark.read.parquet(str(folder)).count()
+            assert rows.drop("date", "hour").columns == schema.BY_NAME[name].schema.names
+    finally:
+        spark.sql(f"drop database {database} cascade")
 
 
 @pytest.mark.ring2
@@ -218,14 +243,14 @@ def test_ports_that_are_used_again_cost_their_connection_only(spark, tmp_path, m
                 wire._next[connection] = [number * 1_000_003 % 4_000_000_007, number * 7_003]
                 wire.open(connection)
     path = wire.save(tmp_path / "again.pcap")
-    monkeypatch.setattr(stints, "OVERLAP_PART", 4)
+    monkeypatch.setattr(reader, "OVERLAP_PART", 4)
     convert([path], tmp_path / "converted", processes=1)
     with watched() as runs:
         pipeline.ingest(spark, [path], tmp_path / "ingested", split_bytes=path.stat().st_size // 3, tasks=2)
     same(tmp_path / "ingested", tmp_path / "converted")
     ((run, _),) = runs
-    assert not run.torn and len(run.odd[path.name]) in (1, 2)
-    assert sum(map(len, run._mends.values())) >= 2 and run.read_bytes < 3 * path.stat().st_size
+    assert not run.unsplittable and len(run.conflicting[path.name]) in (1, 2)
+    assert sum(map(len, run._corrections.values())) >= 2 and run.read_bytes < 3 * path.stat().st_size
 
 
 @pytest.mark.ring2
@@ -233,7 +258,7 @@ def test_of_many_connections_no_two_are_taken_for_one():
     """By 32 bits these two would be, and the capture would be read by one task."""
     keys = (b"\n\x00\xb0I\n\x01\x00\x1b\xb2\xb5#\x84", b"\n\x00\xe1!\n\x01\x00\x13\xd8\x96#\x84")
     assert hash_of(keys[0]) == hash_of(keys[1])
-    assert len(places._by_hash([stints.Stint(0, pair_of(key)) for key in keys])) == 2
+    assert len(places._by_hash([reader.Excerpt(0, pair_of(key)) for key in keys])) == 2
 
 
 def shuffled(spark):
@@ -267,14 +292,14 @@ def test_each_byte_is_read_once_and_hardly_any_travels(spark, tmp_path, monkeypa
     with path.open("wb") as file:
         generate(replace(KINDS[0], connections=2), file, 13_000)  # two milliseconds in a warm-up
     size = path.stat().st_size
-    monkeypatch.setattr(stints, "OVERLAP_PART", 20)
+    monkeypatch.setattr(reader, "OVERLAP_PART", 20)
     convert([path], tmp_path / "converted", processes=1)
     with watched() as runs:
         before = shuffled(spark)
         pipeline.ingest(spark, [path], tmp_path / "ingested", split_bytes=size // 2)
     same(tmp_path / "ingested", tmp_path / "converted")
     ((run, after),) = runs
-    assert not run.torn
+    assert not run.unsplittable
     assert size <= run.read_bytes <= 1.1 * size
     assert after - before < 0.01 * size
 

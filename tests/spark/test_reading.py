@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from bench.offline import KINDS, generate
 from kproxy.convert.job import Settings
-from kproxy.convert.parts import reader as stints
+from kproxy.convert.parts import reader
 from kproxy.convert.processes import convert
 from kproxy.spark import source
 from kproxy.spark.reading import read
@@ -46,12 +46,12 @@ def test_the_tables_of_convert_of_large_and_small_captures(spark, tmp_path, monk
     with path.open("wb") as file:
         generate(replace(KINDS[0], connections=2), file, 13_000)
     (tmp_path / "notes.txt").write_text("no capture")
-    monkeypatch.setattr(stints, "OVERLAP_PART", 40)
+    monkeypatch.setattr(reader, "OVERLAP_PART", 40)
     size = path.stat().st_size
     paths = [path, capture("k41_quota"), capture("k41_gz")]
     theirs = converted(paths, tmp_path / "converted")
     with read(spark, [*paths, tmp_path / "notes.txt"], split_bytes=size // 4) as tables:
-        assert not tables.torn and size <= tables.read_bytes <= 1.1 * size
+        assert not tables.unsplittable and size <= tables.read_bytes <= 1.1 * size
         assert [str(fault) for fault in tables.failed] and "notes.txt" in str(tables.failed[0])
         same(tables, theirs)
         with pytest.raises(KeyError):

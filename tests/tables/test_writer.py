@@ -224,8 +224,8 @@ def test_rows_that_are_left_out_while_runs_are_merged_leave_the_others_in_order(
     def late(batch):
         return batch.filter(pc.greater(batch["time"].cast(pa.int64()), 250))
 
-    mends = {runs[0]: late, runs[2]: late, runs[-1]: lambda batch: batch.slice(0, 0)}
-    merged = pa.concat_tables(writer.merged(EXCHANGES, runs, mends))["number"].to_pylist()
+    corrections = {runs[0]: late, runs[2]: late, runs[-1]: lambda batch: batch.slice(0, 0)}
+    merged = pa.concat_tables(writer.merged(EXCHANGES, runs, corrections))["number"].to_pylist()
     left = {row["number"] for part in (0, 1) for row in data[part::3][:500] if row["time"] <= 250}
     left |= {row["number"] for row in data[2::3][500:]}
     assert len(left) > 1000

@@ -199,7 +199,7 @@ def test_sessions_that_were_muted_apart_from_what_waits_stand_alike() -> None:
         return made.client(request(METADATA, 9, 9))
 
     def muted(made: Dialogue) -> Any:
-        return made.session.standing[-1]
+        return made.session.snapshot[-1]
 
     assert muted(talk(0, 0)) == muted(talk(5, 0)) == []  # over before the request began
     begun = 1_001 * MS

@@ -9,11 +9,11 @@
 - reader: reads one part and hears nothing of the others (`reader.py`).
 - warm-up: the packets before a border from which a reader finds the state of the connections that are under way.
 - claim: a connection whose whole state a reader knows at its border, and so takes over there.
-- stint: what one reader has read of a connection.
+- excerpt: what one reader has read of a connection.
 - handover: where a connection passed from one reader to the next, and the counts up to there (`handover.py`).
 - deferred: packets of connections that no reader could claim, read by connection afterwards (`deferred.py`).
-- joining: the stints and the deferred packets of a connection become one connection (`joining.py`).
-- mend: a correction of the rows of one part: final connection id, exchange numbers, lags.
+- joining: the excerpts and the deferred packets of a connection become one connection (`joining.py`).
+- correction: what rows of one part lack: final connection id, exchange numbers, lags.
 - conflicting: a connection whose readers do not agree; one reader reads all of it. Unsplittable: a capture that is so.
 
 `processes.py` runs readers on one machine, `kproxy.spark.places` as tasks of Spark. `places.py` notes where packets

@@ -18,7 +18,7 @@ from kproxy.convert.parts.reader import Part
 
 
 class Times(NamedTuple):
-    """What a part's reader says of times: as `stints.Found` has them."""
+    """What a part's reader says of times: as `reader.Found` has them."""
 
     begin: int
     until: int

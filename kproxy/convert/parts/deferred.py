@@ -1,8 +1,9 @@
-"""Packets of connections that no reader of a part had -> rows: one connection after the other, joined with its stints.
+"""Packets of connections that no reader of a part had -> rows: one connection after the other, with its excerpts.
 
 Duty: `Deferred` takes of each connection what readers say of it, and its packets by their places, in the capture's
 order; it reads their bytes where they lie, and gives them to the same Flows and Session as everywhere. A connection
-that does not fit is noted (`Deferred.odd`), and others are looked at; what tears the capture (`Deferred.torn`) ends it.
+that does not fit is noted (`Deferred.conflicting`), and the next one is read; an unsplittable capture
+(`Deferred.unsplittable`) ends it.
 
 Memory: one connection; MAPPED_BYTES of the captures' own pages. Refuses to know how packets came together.
 """
@@ -22,8 +23,8 @@ from kproxy.capture.keys import Pair
 from kproxy.capture.quality import Quality
 from kproxy.capture.records import Record, Window
 from kproxy.convert.job import Job
-from kproxy.convert.parts.joining import Joiner, Mend
-from kproxy.convert.parts.reader import Add, Conflicting, Stint, Unsplittable
+from kproxy.convert.parts.joining import Correction, Joiner
+from kproxy.convert.parts.reader import Add, Conflicting, Excerpt, Unsplittable
 from kproxy.convert.rows import BATCH_ROWS, Rows
 from kproxy.errors import CaptureError
 
@@ -40,12 +41,12 @@ class Deferred:
 
     def __init__(self, job: Job, add: Add) -> None:
         self.quality = Quality()
-        self.mends: list[Mend] = []
+        self.corrections: list[Correction] = []
         self.connections: list[dict[str, Any]] = []  # rows of connections that were joined
         self.read_bytes = 0
-        self.torn = ""  # why one reader is to read the capture
-        self.odd: dict[Pair, str] = {}  # connections that one reader is to read: why
-        self._is_odd = False  # the connection is
+        self.unsplittable = ""  # why one reader is to read the capture
+        self.conflicting: dict[Pair, str] = {}  # connections that one reader is to read: why
+        self._is_conflicting = False  # the connection is
         self._job = job
         self._gate = [True]  # whether rows are told
         self.rows = Rows(
@@ -54,25 +55,25 @@ class Deferred:
         self._flows = self.rows.flows(job, self.quality, first=False, apart=True)
         self._files = _Files()
         self._is_open = False
-        self._stints: list[Stint] = []  # of the connection
+        self._excerpts: list[Excerpt] = []  # of the connection
         self._joiner: Joiner | None = None
         self._met = False  # the connection, in an earlier window
         self._where = (-1, -1, -1)  # part, phase and file of the packets that wait
         self._waiting: list[np.ndarray] = []  # TOGETHER about
 
-    def begin(self, stints: Sequence[Stint]) -> None:
+    def begin(self, excerpts: Sequence[Excerpt]) -> None:
         """A connection, of which readers say this."""
         self._end()
-        self._joiner, self._stints, self._where = None, list(stints), (-1, -1, -1)
-        self._met, self._is_open, self._is_odd = False, True, False
+        self._joiner, self._excerpts, self._where = None, list(excerpts), (-1, -1, -1)
+        self._met, self._is_open, self._is_conflicting = False, True, False
 
-    def say(self, stints: Sequence[Stint]) -> None:
+    def say(self, excerpts: Sequence[Excerpt]) -> None:
         """What other readers say of it, before its packets."""
-        self._stints += stints
+        self._excerpts += excerpts
 
     def take(self, part: int, phase: int, file: int, places: np.ndarray, inline: bytes | None = None) -> None:
         """Its next packets: their places in a file of the capture, and their bytes, if they are at hand."""
-        if self.torn or self._is_odd:
+        if self.unsplittable or self._is_conflicting:
             return
         try:
             self._take((part, phase, file), places, inline)
@@ -82,7 +83,7 @@ class Deferred:
     def finish(self) -> None:
         """The last connection is over."""
         self._end()
-        if not self.torn:
+        if not self.unsplittable:
             self.rows.flush(1)
             self.rows.note(self.quality)
 
@@ -101,12 +102,12 @@ class Deferred:
             self.read_bytes += int(places["captured"].sum(dtype=np.int64))
 
     def _join(self) -> None:
-        if self._joiner is None and self._stints:
-            self._joiner = Joiner(self._stints, self._flows, self.rows, self._gate)
+        if self._joiner is None and self._excerpts:
+            self._joiner = Joiner(self._excerpts, self._flows, self.rows, self._gate)
 
     def _end(self) -> None:
         """The connection is over."""
-        if not self._is_open or self.torn or self._is_odd:
+        if not self._is_open or self.unsplittable or self._is_conflicting:
             return
         try:
             self._join()
@@ -115,20 +116,20 @@ class Deferred:
                 self._flows.finish()
             else:
                 self._joiner.finish()
-                self.mends += self._joiner.mends
+                self.corrections += self._joiner.corrections
                 self.connections += self._joiner.rows
         except (Unsplittable, CaptureError) as fault:  # whoever reads all of it says what cannot be read
             self._tear(fault)
 
     def _tear(self, fault: Unsplittable | CaptureError) -> None:
         if isinstance(fault, Conflicting):
-            self.odd.update(dict.fromkeys((stint.pair for stint in self._stints), str(fault)))
-            self._is_odd = True
+            self.conflicting.update(dict.fromkeys((excerpt.pair for excerpt in self._excerpts), str(fault)))
+            self._is_conflicting = True
             self._flows.finish()
             self.rows.continued.clear()
         else:
-            self.torn = str(fault)
-        self._stints, self._joiner = [], None
+            self.unsplittable = str(fault)
+        self._excerpts, self._joiner = [], None
         self._waiting.clear()
         self._gate[0] = True
 

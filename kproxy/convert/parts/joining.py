@@ -1,10 +1,10 @@
 """What the readers of a capture's parts say of one connection, joined: its rows are those of one reader.
 
-Duty: `Joiner` gets the stints of a connection in their order, and the packets of it that are deferred. It reads these,
-compares each claim with what it knows by then, and joins the stints: numbers, ids, lags and the connection's row. What
-does not fit is `Conflicting`, this connection is to be read by one reader; or `Unsplittable`, the capture is.
+Duty: `Joiner` gets the excerpts of a connection in their order, and its deferred packets. It reads these packets,
+compares each claim with the state that it has reached, and joins the excerpts: numbers, ids, lags and the connection's
+row. `Conflicting`: one reader has to read this connection; `Unsplittable`: one reader has to read the capture.
 
-Memory: that of Flows with one connection. Refuses to know who runs it, and how packets and stints travel.
+Memory: that of Flows with one connection. Refuses to know who runs it, and how packets and excerpts travel.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -18,7 +18,7 @@ from kproxy.capture.flow import Flow
 from kproxy.capture.flows import Flows
 from kproxy.convert.parts.handover import Handover, Offsets
 from kproxy.convert.parts.places import WARM
-from kproxy.convert.parts.reader import Conflicting, Stint, Unsplittable, begun_by, firsts_of, is_again, let_go
+from kproxy.convert.parts.reader import Conflicting, Excerpt, Unsplittable, begun_by, firsts_of, is_again, let_go
 from kproxy.convert.rows import Counted, Rows
 from kproxy.tables.arrays import array, nulls, numbers
 from kproxy.tables.partitions import LATER, MAX_POSITIONS, Positions, with_offsets
@@ -26,7 +26,7 @@ from kproxy.wire.events import NONE
 
 
 @dataclass
-class Mend:
+class Correction:
     """What rows of a connection need that one reader told: its true id, and what its numbers and lags lack."""
 
     id: int
@@ -36,25 +36,25 @@ class Mend:
 
 
 class Joiner:
-    """The stints of one connection, and its packets that are deferred, in the order of the capture.
+    """The excerpts of one connection, and its packets that are deferred, in the order of the capture.
 
     `at` is called before packets of a part and phase are given to `flows`, which are `apart`; `finish` at the end.
     """
 
-    def __init__(self, stints: Sequence[Stint], flows: Flows, rows: Rows, gate: list[bool]) -> None:
+    def __init__(self, excerpts: Sequence[Excerpt], flows: Flows, rows: Rows, gate: list[bool]) -> None:
         """gate: what stands in it says whether rows are told."""
-        self.mends: list[Mend] = []
+        self.corrections: list[Correction] = []
         self.rows: list[dict[str, Any]] = []  # of `connections`
-        self._stints = {stint.part: stint for stint in stints}
-        self._pair = stints[0].pair
-        if any(stint.pair != self._pair for stint in stints) or len(self._stints) < len(stints):
+        self._excerpts = {excerpt.part: excerpt for excerpt in excerpts}
+        self._pair = excerpts[0].pair
+        if any(excerpt.pair != self._pair for excerpt in excerpts) or len(self._excerpts) < len(excerpts):
             raise Conflicting("two connections of one hash")
         self._flows = flows
         self._rows = rows
         self._gate = gate
         self._steps = sorted(
-            (2 * stint.part + after, stint.part, step)
-            for stint in stints
+            (2 * excerpt.part + after, excerpt.part, step)
+            for excerpt in excerpts
             for after, step in ((-0.5, "enter"), (0.5, "warmed"), (1.5, "leave"))
         )
         self._begun = 0
@@ -102,7 +102,7 @@ class Joiner:
         self._flows.finish()
         self._end()
         for claimed, whole, added, positions, missed in self._waiting:
-            self.mends.append(Mend(claimed, whole, added, [positions.get(each, NONE) for each in missed()]))
+            self.corrections.append(Correction(claimed, whole, added, [positions.get(each, NONE) for each in missed()]))
 
     def _note(self, begun: tuple[int, int] | None, firsts: tuple[int, int] | None) -> None:
         if is_again(begun, self._firsts):
@@ -118,24 +118,24 @@ class Joiner:
         while self._begun < len(self._steps) and self._steps[self._begun][0] < until:
             _, part, step = self._steps[self._begun]
             self._begun += 1
-            getattr(self, f"_{step}")(self._stints[part])
+            getattr(self, f"_{step}")(self._excerpts[part])
 
-    def _enter(self, stint: Stint) -> None:
+    def _enter(self, excerpt: Excerpt) -> None:
         running = self._running
-        if self._before is not None and (self._before[1] != stint.part or stint.standing is None):
+        if self._before is not None and (self._before[1] != excerpt.part or excerpt.snapshot is None):
             raise Conflicting("nobody took a connection")
-        if stint.standing is None:
+        if excerpt.snapshot is None:
             if running is not None:
                 raise Conflicting("ports used again")
             return
         if running is not None and self._before is not None:
             raise Conflicting("two readers of a connection")
-        if stint.is_left:
+        if excerpt.is_left:
             if running is None and self._before is None:
                 raise Conflicting("a connection that nobody had")
             return
         if running is not None:
-            if running.standing != stint.standing:
+            if running.snapshot != excerpt.snapshot:
                 raise Conflicting("readers differ")
             assert running.session is not None and running.info is not None
             positions = dict(self._rows.positions(running))
@@ -149,21 +149,21 @@ class Joiner:
             let_go(running, self._rows, self._flows)
             self._flows.take_back(running.keys)
             handover.counted.let_go()
-            self._before = handover, stint.part
+            self._before = handover, excerpt.part
         if self._before is None:
             raise Conflicting("a connection that nobody had")
-        if stint.is_full:
+        if excerpt.is_full:
             raise Conflicting("too many positions")
-        self._link(stint.id, stint.number, lambda: stint.missed)
+        self._link(excerpt.id, excerpt.number, lambda: excerpt.missed)
 
-    def _warmed(self, stint: Stint) -> None:
+    def _warmed(self, excerpt: Excerpt) -> None:
         """Packets of a warm-up were given to the flows: what they know now is what was handed over."""
-        if self._before is None or not stint.is_left:
+        if self._before is None or not excerpt.is_left:
             return
         self._rows.flush(1)
         self._gate[0] = True
         flow = self._running
-        if flow is None or flow.standing != stint.standing:
+        if flow is None or flow.snapshot != excerpt.snapshot:
             raise Conflicting("readers differ")
         assert flow.session is not None and flow.info is not None
         flow.noted.forget()
@@ -178,17 +178,17 @@ class Joiner:
 
         self._link(flow.info.id, flow.session.number, missed)
 
-    def _leave(self, stint: Stint) -> None:
-        self._note(stint.begun, stint.firsts)
-        if stint.ended:
+    def _leave(self, excerpt: Excerpt) -> None:
+        self._note(excerpt.begun, excerpt.firsts)
+        if excerpt.ended:
             if self._running is not None:
                 raise Conflicting("ports used again")
-            self._is_over = stint.ended
-        if stint.counted is not None:
-            self._ended(stint.counted)
-            self._is_over = stint.counted.flow.close
-        if stint.handover is not None:
-            self._before = stint.handover, stint.part + 1
+            self._is_over = excerpt.ended
+        if excerpt.counted is not None:
+            self._ended(excerpt.counted)
+            self._is_over = excerpt.counted.flow.close
+        if excerpt.handover is not None:
+            self._before = excerpt.handover, excerpt.part + 1
 
     def _link(self, claimed: int, number: int, missed: Callable[[], Sequence[Any]]) -> None:
         """A connection that was handed over goes on under another id."""
@@ -221,24 +221,28 @@ class Joiner:
         self.rows.append(counted.row())
 
 
-def mended(mends: Sequence[Mend], rows: pa.RecordBatch) -> pa.RecordBatch:
+def corrected(corrections: Sequence[Correction], rows: pa.RecordBatch) -> pa.RecordBatch:
     """Rows of connections that began elsewhere with their ids, numbers and lags; those of others as they are."""
-    if not mends or not {"connection", "number"} <= set(rows.schema.names):
+    if not corrections or not {"connection", "number"} <= set(rows.schema.names):
         return rows
-    known = sorted({mend.id: mend for mend in mends}.values(), key=lambda mend: mend.id)
+    known = sorted(
+        {correction.id: correction for correction in corrections}.values(), key=lambda correction: correction.id
+    )
     connection, number = rows["connection"], rows["number"]
-    ids, ours = numbers(connection, 0), np.array([mend.id for mend in known], np.int64)
+    ids, ours = numbers(connection, 0), np.array([correction.id for correction in known], np.int64)
     index = np.searchsorted(ours, ids)
     index[index == len(ours)] = 0
     mine = (ours[index] == ids) & ~nulls(connection)
     if not mine.any():
         return rows
     if "lag_records" in rows.schema.names and numbers(rows["lag_records"], 0).min() <= LATER:
-        for mend in (known[each] for each in np.unique(index[mine]).tolist()):
-            if mend.offsets:
-                rows = with_offsets(rows, mend.id, mend.offsets)
-    whole = np.where(mine, np.array([mend.whole for mend in known], np.int64)[index], ids)
-    later = numbers(number, 0) + np.where(mine, np.array([mend.added for mend in known], np.int64)[index], 0)
+        for correction in (known[each] for each in np.unique(index[mine]).tolist()):
+            if correction.offsets:
+                rows = with_offsets(rows, correction.id, correction.offsets)
+    whole = np.where(mine, np.array([correction.whole for correction in known], np.int64)[index], ids)
+    later = numbers(number, 0) + np.where(
+        mine, np.array([correction.added for correction in known], np.int64)[index], 0
+    )
     columns = {
         "connection": array(connection.type, whole, nulls(connection)),
         "number": array(number.type, later, nulls(number)),

@@ -29,7 +29,7 @@ class Packets:
 
     def __init__(self, spool: BinaryIO | None) -> None:
         self.pairs: list[Pair] = []
-        self.is_torn = False  # datagrams come in fragments, which may be anywhere
+        self.has_fragments = False  # datagrams come in fragments, which may be anywhere
         self._numbers: dict[bytes, int] = {}
         self._dissector = _Dissector(Quality())
         self._spool = spool
@@ -53,7 +53,7 @@ class Packets:
             segment = self._dissector.segment(link, window.data, start, end, time_ns)
             if segment is not None:
                 owners[index] = self._number(segment[1])
-        self.is_torn |= self._dissector.met
+        self.has_fragments |= self._dissector.met
         places = np.empty(len(records), PLACE)
         if columns is not None:
             places["time_ns"], places["link"], places["original"] = columns.time_ns, columns.link, columns.original

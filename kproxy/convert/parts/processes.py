@@ -1,4 +1,4 @@
-"""A large capture on one machine, its parts read by several processes: what `kproxy convert` does with `stints`.
+"""A large capture on one machine, its parts read by several processes: what `kproxy convert` runs.
 
 Duty: `plan` cuts a capture; a process reads each part (`read_part`), and then some of the connections that no reader
 had (`read_deferred`); `read` has it done, and makes shares of what came. Where that cannot be, by what the capture is
@@ -23,13 +23,12 @@ from kproxy.capture.keys import Pair
 from kproxy.capture.quality import Quality
 from kproxy.capture.storage import is_remote
 from kproxy.convert.job import Job
-from kproxy.convert.parts import clocks
-from kproxy.convert.parts import reader as stints
+from kproxy.convert.parts import clocks, reader
 from kproxy.convert.parts.clocks import Times
 from kproxy.convert.parts.deferred import Deferred
-from kproxy.convert.parts.joining import Mend, clash, mended, without
+from kproxy.convert.parts.joining import Correction, clash, corrected, without
 from kproxy.convert.parts.places import PLACE, grouped
-from kproxy.convert.parts.reader import Part, Stint, Unsplittable, is_again
+from kproxy.convert.parts.reader import Excerpt, Part, Unsplittable, is_again
 from kproxy.convert.shares import FED, Share, remove, share, sorters
 from kproxy.convert.workers import Seen, Workers
 from kproxy.errors import CaptureError
@@ -65,12 +64,12 @@ class Told:
 
     share: Share
     logs: tuple[dict[int, bool], set[int]]
-    left: set[int] = field(default_factory=set)  # see `stints.Found`
-    stints: list[Stint] = field(default_factory=list)
+    left: set[int] = field(default_factory=set)  # see `reader.Found`
+    excerpts: list[Excerpt] = field(default_factory=list)
     deferred: list[tuple[Pair, Run]] = field(default_factory=list)
     times: Times = NO_TIMES
-    mends: list[Mend] = field(default_factory=list)
-    odd: dict[Pair, str] = field(default_factory=dict)
+    corrections: list[Correction] = field(default_factory=list)
+    conflicting: dict[Pair, str] = field(default_factory=dict)
 
 
 def plan(job: Job, processes: int) -> list[Part]:
@@ -113,17 +112,17 @@ def _mean(path: str, size: int) -> int:
 def read_part(job: Job, part: Part, work: Path, prefix: str, seen: Seen) -> Told:
     """Read a part. Raises Unsplittable."""
     sorted_by = sorters(job, work, prefix)
-    found = stints.read(job, part, lambda table, rows: sorted_by[table.name].add(rows), least=LEAST_CLAIMED, seen=seen)
-    if found.torn:
-        raise Unsplittable(found.torn)
+    found = reader.read(job, part, lambda table, rows: sorted_by[table.name].add(rows), least=LEAST_CLAIMED, seen=seen)
+    if found.unsplittable:
+        raise Unsplittable(found.unsplittable)
     path = work / f"places{prefix}"
     told = Told(
         share(sorted_by, found.quality, found.names),
         (found.logs, found.doubted),
         found.left,
-        found.stints,
+        found.excerpts,
         times=Times(found.begin, found.until, found.first_ns, found.last_ns),
-        odd=found.odd,
+        conflicting=found.conflicting,
     )
     start = 0
     with writer.writing(work), path.open("wb") as sink:
@@ -138,11 +137,11 @@ def read_part(job: Job, part: Part, work: Path, prefix: str, seen: Seen) -> Told
     return told
 
 
-Connections = Sequence[tuple[Sequence[Stint], Sequence[Run]]]
+Connections = Sequence[tuple[Sequence[Excerpt], Sequence[Run]]]
 
 
 def read_deferred(job: Job, work: Path, prefix: str, connections: Connections, seen: Seen) -> Told:
-    """Read what is deferred of connections, and join their stints. Raises Unsplittable."""
+    """Read what is deferred of connections, and join their excerpts. Raises Unsplittable."""
     sorted_by = sorters(job, work, prefix)
     deferred = Deferred(job, lambda table, rows: sorted_by[table.name].add(rows))
     for said, runs in connections:
@@ -151,41 +150,44 @@ def read_deferred(job: Job, work: Path, prefix: str, connections: Connections, s
             places = np.fromfile(run.path, PLACE, run.count, offset=run.start * PLACE.itemsize)
             deferred.take(run.part, run.phase, run.file, places)
             seen(0)
-        if deferred.torn:
-            raise Unsplittable(deferred.torn)
+        if deferred.unsplittable:
+            raise Unsplittable(deferred.unsplittable)
     deferred.finish()
-    if deferred.torn:
-        raise Unsplittable(deferred.torn)
+    if deferred.unsplittable:
+        raise Unsplittable(deferred.unsplittable)
     sorted_by[schema.CONNECTIONS.name].add(batch(schema.CONNECTIONS.schema, deferred.connections))
     logs = deferred.rows.logs
     of_logs = ({}, set()) if logs is None else (logs.decided, logs.doubted)
     return Told(
-        share(sorted_by, deferred.quality, deferred.rows.names), of_logs, mends=deferred.mends, odd=deferred.odd
+        share(sorted_by, deferred.quality, deferred.rows.names),
+        of_logs,
+        corrections=deferred.corrections,
+        conflicting=deferred.conflicting,
     )
 
 
 def read(job: Job, parts: Sequence[Part], workers: Workers, work: Path, prefix: str, processes: int) -> list[Share]:
     """What processes make of a capture. Raises Unsplittable where it cannot be read in parts, CaptureError.
 
-    Where connections turn out to be odd, the parts are read once more.
+    Where connections turn out to conflict, the parts are read once more.
     """
     every = _read(job, parts, workers, work, prefix, processes)
-    if odd := _odd(every):
-        why = next(iter(odd.values()))
-        if len(odd) > stints.MAX_CONFLICTING:
+    if conflicting := _conflicting(every):
+        why = next(iter(conflicting.values()))
+        if len(conflicting) > reader.MAX_CONFLICTING:
             raise Unsplittable(why)
-        log.info("%s: %d connections are read by themselves: %s", job.source, len(odd), why)
+        log.info("%s: %d connections are read by themselves: %s", job.source, len(conflicting), why)
         remove(work, prefix)
-        again = [replace(part, odd=frozenset(odd)) for part in parts]
+        again = [replace(part, conflicting=frozenset(conflicting)) for part in parts]
         every = _read(job, again, workers, work, prefix, processes)
-        if still := _odd(every):
+        if still := _conflicting(every):
             raise Unsplittable(next(iter(still.values())))
     return [each.share for each in every]
 
 
-def _odd(every: Sequence[Told]) -> dict[Pair, str]:
+def _conflicting(every: Sequence[Told]) -> dict[Pair, str]:
     """Connections that do not fit where parts meet, and why."""
-    return {pair: why for each in every for pair, why in each.odd.items()}
+    return {pair: why for each in every for pair, why in each.conflicting.items()}
 
 
 def _read(job: Job, parts: Sequence[Part], workers: Workers, work: Path, prefix: str, processes: int) -> list[Told]:
@@ -202,13 +204,13 @@ def _read(job: Job, parts: Sequence[Part], workers: Workers, work: Path, prefix:
     else:
         joined = workers.each(job, read_deferred, arguments)
     every = [*told, *joined]
-    if any(each.odd for each in every):
+    if any(each.conflicting for each in every):
         return every
     if clash([each.logs for each in every]):
         raise Unsplittable("logs")
-    mends = [mend for each in joined for mend in each.mends]
+    corrections = [correction for each in joined for correction in each.corrections]
     for index, each in enumerate(every):
-        _mend(each, mends, work, f"{prefix}.mended{index}")
+        _correct(each, corrections, work, f"{prefix}.corrected{index}")
     return every
 
 
@@ -233,33 +235,33 @@ def back(part: Part, times: Times, before_ns: int, seen: Seen) -> tuple[int, int
     return clocks.back(part, times, before_ns)
 
 
-def _connections(told: Sequence[Told]) -> list[tuple[list[Stint], list[Run]]]:
-    """Those of which more than one reader has something to say, or of which packets are deferred, and none is odd."""
-    odd = _odd(told)
-    of_pairs: dict[Pair, tuple[list[Stint], list[Run]]] = {}
+def _connections(told: Sequence[Told]) -> list[tuple[list[Excerpt], list[Run]]]:
+    """Connections with excerpts of several readers or with deferred packets, without those that conflict."""
+    conflicting = _conflicting(told)
+    of_pairs: dict[Pair, tuple[list[Excerpt], list[Run]]] = {}
     for each in told:
-        for stint in each.stints:
-            of_pairs.setdefault(stint.pair, ([], []))[0].append(stint)
+        for excerpt in each.excerpts:
+            of_pairs.setdefault(excerpt.pair, ([], []))[0].append(excerpt)
         for pair, run in each.deferred:
             of_pairs.setdefault(pair, ([], []))[1].append(run)
     return [
         (said, runs)
         for pair, (said, runs) in sorted(of_pairs.items())
-        if pair not in odd
+        if pair not in conflicting
         and (
             runs
-            or any(stint.standing is not None or stint.handover is not None for stint in said)
+            or any(excerpt.snapshot is not None or excerpt.handover is not None for excerpt in said)
             or _is_there_twice(said)
         )
     ]
 
 
-def _is_there_twice(said: Sequence[Stint]) -> bool:
+def _is_there_twice(said: Sequence[Excerpt]) -> bool:
     firsts = None
-    for stint in said:
-        if is_again(stint.begun, firsts):
+    for excerpt in said:
+        if is_again(excerpt.begun, firsts):
             return True
-        firsts = stint.firsts or firsts
+        firsts = excerpt.firsts or firsts
     return False
 
 
@@ -267,10 +269,10 @@ def _size(connections: Connections) -> int:
     return sum(run.size for _, runs in connections for run in runs)
 
 
-def _groups(connections: Connections, processes: int) -> list[list[tuple[Sequence[Stint], Sequence[Run]]]]:
+def _groups(connections: Connections, processes: int) -> list[list[tuple[Sequence[Excerpt], Sequence[Run]]]]:
     """As much for each process."""
     count = max(1, min(processes, _size(connections) // TASK_BYTES))
-    groups: list[list[tuple[Sequence[Stint], Sequence[Run]]]] = [[] for _ in range(count)]
+    groups: list[list[tuple[Sequence[Excerpt], Sequence[Run]]]] = [[] for _ in range(count)]
     sizes = [0] * count
     for connection in sorted(connections, key=lambda one: -_size([one])):
         least = sizes.index(min(sizes))
@@ -279,20 +281,20 @@ def _groups(connections: Connections, processes: int) -> list[list[tuple[Sequenc
     return groups
 
 
-def _mend(told: Told, mends: Sequence[Mend], work: Path, prefix: str) -> None:
+def _correct(told: Told, corrections: Sequence[Correction], work: Path, prefix: str) -> None:
     """Rows of connections that began elsewhere get their ids, numbers and lags, and those that are left go."""
-    if not mends and not told.left:
+    if not corrections and not told.left:
         return
-    mend = partial(_mended, mends, told.left)
+    correction = partial(_corrected, corrections, told.left)
     for name, runs in told.share.runs.items():
         table = FED.get(name) or schema.BY_NAME[name]
         if "connection" not in table.schema.names or not runs:
             continue
         if name not in FED:
-            told.share.mends.update(dict.fromkeys(runs, mend))
+            told.share.corrections.update(dict.fromkeys(runs, correction))
             continue
         sorter = writer.Sorter(table, work, prefix)  # it is merged with that of other captures
-        for part in writer.merged(table, runs, dict.fromkeys(runs, mend)):
+        for part in writer.merged(table, runs, dict.fromkeys(runs, correction)):
             for rows in part.to_batches():
                 sorter.add(rows)
         sorter.spill()
@@ -301,5 +303,5 @@ def _mend(told: Told, mends: Sequence[Mend], work: Path, prefix: str) -> None:
         told.share.runs[name] = sorter.runs
 
 
-def _mended(mends: Sequence[Mend], left: set[int], rows: pa.RecordBatch) -> pa.RecordBatch:
-    return mended(mends, without(left, rows))
+def _corrected(corrections: Sequence[Correction], left: set[int], rows: pa.RecordBatch) -> pa.RecordBatch:
+    return corrected(corrections, without(left, rows))

@@ -8,7 +8,7 @@ as the reader of the next part does, from the same packets, so that it knows wha
 both know alike is handed over there. One that is not is left out of its rows, and deferred from its first packet on.
 
 `Joiner` gets what readers say of one connection, in their order, and the packets that are deferred. It reads these,
-compares each claim with what it knows by then, and joins the stints: numbers, ids, lags and the connection's row. So
+compares each claim with what it knows by then, and joins the excerpts: numbers, ids, lags and the connection's row. So
 nothing is guessed. A connection that does not fit (`Conflicting`) is deferred from its first packet to its last, when
 parts are read again; what is not one connection's (`Unsplittable`) means that one reader is to read the capture.
 
@@ -65,16 +65,16 @@ class Part:
     file: int  # the number of the split's file
     following: Split | None = None
     overlap_part: int = OVERLAP_PART
-    odd: frozenset[Pair] = frozenset()  # connections that no reader has
+    conflicting: frozenset[Pair] = frozenset()  # connections that no reader has
 
 
 @dataclass
-class Stint:
+class Excerpt:
     """What the reader of a part says of a connection that it had, or that it claimed."""
 
     part: int
     pair: Pair
-    standing: Any = None  # what it claimed; None: the connection begins in the part
+    snapshot: Any = None  # what it claimed; None: the connection begins in the part
     id: int = 0  # as the reader names it
     number: int = 0  # of its first request
     missed: list[Any] = field(default_factory=list)  # partitions whose offsets those before it know
@@ -191,9 +191,9 @@ class Warm:
         found = {}
         for flow, firm in self._firm.items():
             if flow.session is not None and flow.close == "open" and flow.session.oldest_number >= firm:
-                standing = flow.standing
-                if standing is not None:
-                    found[pair_of(flow.keys[0])] = flow, standing
+                snapshot = flow.snapshot
+                if snapshot is not None:
+                    found[pair_of(flow.keys[0])] = flow, snapshot
         return found
 
 
@@ -203,7 +203,7 @@ class Found:
 
     quality: Quality
     names: Names
-    stints: list[Stint]
+    excerpts: list[Excerpt]
     packets: Packets
     deferred: dict[Pair, int]  # connections whose packets are to be deferred, and from which phase on
     left: set[int]  # ids of connections whose rows are not to be told
@@ -211,8 +211,8 @@ class Found:
     until: int  # where the next part's begin
     first_ns: int  # of its packets but those of the warm-up, the earliest time
     last_ns: int  # of all, the latest
-    torn: str  # why the capture cannot be read in parts; "": it can
-    odd: dict[Pair, str]  # connections that cannot be: why
+    unsplittable: str  # why the capture cannot be read in parts; "": it can
+    conflicting: dict[Pair, str]  # connections that cannot be: why
     logs: dict[int, bool]
     doubted: set[int]
     read_bytes: int
@@ -238,11 +238,11 @@ def read(
     flows = rows.flows(job, quality, apart=True)
     if job.records is not None:  # of which there may be as many as one has room for
         flows.takes = NOBODY
-    nobodys = [key for pair in part.odd for key in pair]
+    nobodys = [key for pair in part.conflicting for key in pair]
     flows.leave(nobodys)
     packets = Packets(spool)
     flaws = Quality()
-    stints: dict[Pair, Stint] = {}
+    excerpts: dict[Pair, Excerpt] = {}
     offsets: dict[Pair, Offsets] = {}
     warm = Warm(flows, part.split, part.overlap_part)
     of_others: set[Flow] = set()  # that began in the warm-up
@@ -261,7 +261,7 @@ def read(
             pair = pair_of(flow.keys[0])
             if pair in claims and claims[pair][0] is flow:
                 assert flow.session is not None and flow.info is not None
-                stints[pair] = Stint(part.number, pair, claims[pair][1], flow.info.id, flow.session.number)
+                excerpts[pair] = Excerpt(part.number, pair, claims[pair][1], flow.info.id, flow.session.number)
                 offsets[pair] = Offsets()
                 rows.count_anew(flow, offsets[pair])
                 flow.count_anew()
@@ -310,83 +310,83 @@ def read(
         for window in ahead.windows():
             take(window, file)
             theirs.flush(BATCH_ROWS)
-        claims = {pair: standing for pair, (_, standing) in ahead.claims().items()}
+        claims = {pair: snapshot for pair, (_, snapshot) in ahead.claims().items()}
         until = ahead.border
 
     quality.add(flaws)
-    torn = "fragments" if packets.is_torn else "secrets" if secrets else ""
-    deferred: dict[Pair, int] = dict.fromkeys(part.odd, MAIN)
-    odd: dict[Pair, str] = {}
+    unsplittable = "fragments" if packets.has_fragments else "secrets" if secrets else ""
+    deferred: dict[Pair, int] = dict.fromkeys(part.conflicting, MAIN)
+    conflicting: dict[Pair, str] = {}
     left: set[int] = set()
     ended = {pair_of(flow.keys[0]): flow.close for flow in flows.ended if not flow.continues}
     if part.following is None:  # the capture ends here, and with it what is open
         ended |= {pair_of(flow.keys[0]): "open" for flow in flows.open if not flow.continues}
     begun, firsts = _beginnings((*flows.ended, *flows.open), of_others)
-    torn = torn or ("clock step" if flows.clock.steps else "")
+    unsplittable = unsplittable or ("clock step" if flows.clock.steps else "")
     if part.following is not None:
-        torn = torn or ("damage" if flaws.count("damaged") or flaws.count("cut_file") else "")
-        torn = torn or "".join(sorted(changes)[:1])
+        unsplittable = unsplittable or ("damage" if flaws.count("damaged") or flaws.count("cut_file") else "")
+        unsplittable = unsplittable or "".join(sorted(changes)[:1])
         for flow in flows.open:
             pair = pair_of(flow.keys[0])
-            stint = stints.get(pair)
-            standing = flow.standing
-            positions = {} if standing is None else dict(rows.positions(flow))
-            if stint is not None and not flow.continues:
-                odd[pair] = "ports used again"
-            if standing is None or claims.get(pair) != standing or len(positions) * 2 >= MAX_POSITIONS:
+            excerpt = excerpts.get(pair)
+            snapshot = flow.snapshot
+            positions = {} if snapshot is None else dict(rows.positions(flow))
+            if excerpt is not None and not flow.continues:
+                conflicting[pair] = "ports used again"
+            if snapshot is None or claims.get(pair) != snapshot or len(positions) * 2 >= MAX_POSITIONS:
                 if pair[0] in flows.forgotten:
-                    torn = torn or "late packets"
+                    unsplittable = unsplittable or "late packets"
                 elif pair in ended:
-                    odd[pair] = "ports used again"
-                deferred[pair] = MAIN if stint is None else WARM
+                    conflicting[pair] = "ports used again"
+                deferred[pair] = MAIN if excerpt is None else WARM
                 if flow.info is not None:
                     left.add(flow.info.id)
-                if stint is not None:
-                    stint.is_left = True
+                if excerpt is not None:
+                    excerpt.is_left = True
                 let_go(flow, rows, flows)
                 continue
             assert flow.session is not None and flow.info is not None
             session = flow.session
             counted = rows.counted(flow)
             handover = Handover(flow.info.id, session.number, counted, positions, session.has_seen_gap)
-            if stint is None:
-                stint = stints[pair] = Stint(part.number, pair, None, flow.info.id)
-            stint.handover = handover
+            if excerpt is None:
+                excerpt = excerpts[pair] = Excerpt(part.number, pair, None, flow.info.id)
+            excerpt.handover = handover
             quality.add(flow.noted)
             let_go(flow, rows, flows)
             counted.let_go()
     for key in flows.away:
         pair = pair_of(key)
-        stint = stints.get(pair)
-        if pair not in deferred and (stint is None or stint.handover is None):
+        excerpt = excerpts.get(pair)
+        if pair not in deferred and (excerpt is None or excerpt.handover is None):
             deferred[pair] = MAIN
             if key in flows.forgotten:
-                torn = torn or "late packets"
-            elif pair in ended or stint is not None:
-                odd[pair] = "ports used again"
+                unsplittable = unsplittable or "late packets"
+            elif pair in ended or excerpt is not None:
+                conflicting[pair] = "ports used again"
     for flow in flows.unsure:
-        odd.setdefault(pair_of(flow.keys[0]), "sent again, or captured twice")
+        conflicting.setdefault(pair_of(flow.keys[0]), "sent again, or captured twice")
     flows.finish()
     rows.flush(1)
     rows.note(quality)
     for counted in rows.continued:
         pair = pair_of(counted.flow.keys[0])
-        stints[pair].counted = counted
+        excerpts[pair].counted = counted
         counted.let_go()
     for pair, close in ended.items():
-        if pair not in stints and pair not in deferred:
-            stints[pair] = Stint(part.number, pair, ended=close)
-    for pair, stint in stints.items():
-        stint.begun, stint.firsts = begun.get(pair), firsts.get(pair)
+        if pair not in excerpts and pair not in deferred:
+            excerpts[pair] = Excerpt(part.number, pair, ended=close)
+    for pair, excerpt in excerpts.items():
+        excerpt.begun, excerpt.firsts = begun.get(pair), firsts.get(pair)
     for pair, missed in offsets.items():
-        stints[pair].missed, stints[pair].is_full = list(missed.missed), missed.is_full
+        excerpts[pair].missed, excerpts[pair].is_full = list(missed.missed), missed.is_full
     for kind in ("idle", "not_kept"):
         if quality.count(kind) and part.number + (part.following is not None):
-            torn = torn or kind
+            unsplittable = unsplittable or kind
     logs = rows.logs
     return Found(
-        quality, rows.names, list(stints.values()), packets, deferred, left, warm.border if part.number else 0, until,
-        first_ns, last_ns, torn, odd,
+        quality, rows.names, list(excerpts.values()), packets, deferred, left, warm.border if part.number else 0, until,
+        first_ns, last_ns, unsplittable, conflicting,
         {} if logs is None else logs.decided, set() if logs is None else logs.doubted, read_bytes,
     )  # fmt: skip
 
@@ -404,7 +404,7 @@ def firsts_of(flow: Flow) -> tuple[int, int]:
 
 
 def begun_by(flow: Flow) -> tuple[int, int]:
-    """As `Stint.begun` has it."""
+    """As `Excerpt.begun` has it."""
     side = pair_of(flow.keys[0]).index(flow.keys[0])
     return side, firsts_of(flow)[side]
 
@@ -412,7 +412,7 @@ def begun_by(flow: Flow) -> tuple[int, int]:
 def _beginnings(
     flows: Sequence[Flow], of_others: Collection[Flow]
 ) -> tuple[dict[Pair, tuple[int, int]], dict[Pair, tuple[int, int]]]:
-    """As `Stint` has them."""
+    """As `Excerpt` has them."""
     begun, firsts = dict[Pair, tuple[int, int]](), dict[Pair, tuple[int, int]]()
     for flow in flows:
         if flow.start_seen:
