@@ -28,6 +28,7 @@ from kproxy.proxy.config.settings import CLUSTER_SETTINGS, PROCESS_SETTINGS, Con
 from kproxy.proxy.filters.policy.resources import ALSO
 from kproxy.proxy.filters.policy.resources import KINDS as PLAIN_KINDS
 from kproxy.proxy.filters.policy.rights import CLUSTER_ACTION, RIGHTS, Right
+from kproxy.spark.source import spark_type
 from kproxy.tables import meanings
 from kproxy.tables import schema as tables_schema
 
@@ -66,6 +67,12 @@ import pyarrow.parquet as pq
 for field in pq.read_schema("tables/exchanges/incident.pcap.parquet"):
     print(field.name, field.metadata)
 ```"""
+
+STATEMENTS = """\
+-- made by tools/make_reference.py
+-- The tables as `kproxy spark ingest` lays them out, for a catalogue that wants them before there are data. Add
+-- `location 'FOLDER/TABLE'`, and after each ingest `msck repair table TABLE`; or say `using delta` or `using iceberg`.
+"""
 
 ASKING = """# Questions
 
@@ -145,7 +152,8 @@ def pages() -> dict[str, str]:
         "rights": rights(),
         "columns": columns(),
     }
-    return {f"{name}.md": MADE + re.sub(r"\n{3,}", "\n\n", text) for name, text in made.items()}
+    written = {f"{name}.md": MADE + re.sub(r"\n{3,}", "\n\n", text) for name, text in made.items()}
+    return written | {"tables.sql": statements()}
 
 
 # Settings
@@ -478,6 +486,28 @@ def columns() -> str:
             text = cell(escaped(meanings.meaning(name, field.name) or ""))
             lines.append(f"| {field.name} | {cell(kind)} | {meanings.unit(field.name) or ''} | {text} |")
     return "\n".join(lines) + "\n"
+
+
+# Statements
+
+
+def statements() -> str:
+    """Each table in Spark's SQL, to be created before there are data."""
+    found = [STATEMENTS]
+    for name, table in tables_schema.BY_NAME.items():
+        lines = []
+        for field in table.schema:
+            meaning, unit = meanings.meaning(name, field.name) or "", meanings.unit(field.name)
+            text = f"{meaning}, in {unit}" if unit else meaning
+            never_null = "" if field.nullable else " not null"
+            comment = text.replace("\\", "\\\\").replace("'", "\\'")
+            lines.append(f"  `{field.name}` {spark_type(field)}{never_null} comment '{comment}'")
+        by_hour = "time" in table.schema.names
+        lines += ["  `date` string", "  `hour` string"] if by_hour else []
+        partitioned = "\npartitioned by (`date`, `hour`)" if by_hour else ""
+        columns = ",\n".join(lines)
+        found.append(f"create table {name} (\n{columns}\n)\nusing parquet{partitioned};\n")
+    return "\n".join(found)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,11 @@ _SPARK_TYPES = {
 
 def spark_schema(table: pa.Schema) -> str:
     """An Arrow schema in Spark's words."""
-    return ", ".join(f"`{field.name}` {_SPARK_TYPES[field.type]}" for field in table)
+    return ", ".join(f"`{field.name}` {spark_type(field)}" for field in table)
+
+
+def spark_type(field: pa.Field) -> str:
+    return _SPARK_TYPES[field.type]
 
 
 @dataclass(frozen=True)
