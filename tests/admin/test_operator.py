@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from base64 import b64encode
 from contextlib import asynccontextmanager
 
@@ -12,6 +13,7 @@ from kproxy.protocol.apis import ALTER_CONFIGS, API_VERSIONS, HEARTBEAT, PRODUCE
 from kproxy.proxy import log_lines
 from kproxy.proxy.filters import tracing
 from kproxy.wire.session import Session
+from tests.project import ROOT
 from tests.proxy.live import HOST, kproxy, live, request, response
 
 HANDSHAKE, AUTHENTICATE = 17, 36
@@ -45,6 +47,19 @@ async def done(http, path, status=200, **parameters):
         text = await answer.text()
         assert answer.status == status, text
         return json.loads(text) if status in (200, 404) and text.startswith("{") else text
+
+
+def test_the_page_describes_all_that_can_be_asked_and_done():
+    async def test():
+        async with operated() as (here, http):
+            questions = {f"GET {path}" for path in (await asked(http, "/api")).values()}
+            admin = here.server._admin
+            actions = {f"POST /api/{name}" for name in (*admin._actions, *admin._streams)}
+        page = (ROOT / "docs/admin.md").read_text()
+        questions.add("GET /api/findings")  # which `kproxy run` adds
+        assert set(re.findall(r"`((?:GET|POST) /api/[\w-]+)", page)) == questions | actions
+
+    live(test())
 
 
 def test_connections_say_who_they_are_and_what_they_did():

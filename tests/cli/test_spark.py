@@ -66,6 +66,16 @@ def test_mistakes_are_reported_before_spark_starts(mistakes, tables):
     )
 
 
+def test_no_mistake_costs_the_start_of_spark(mistakes, monkeypatch):
+    def started(*_):
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr("kproxy.cli.spark.started", started)
+    for arguments, said in mistakes:
+        with pytest.raises(KproxyError, match=re.escape(said)):
+            CliRunner().invoke(cli, ["spark", *map(str, arguments)], catch_exceptions=False)
+
+
 def test_captures_and_folders_that_are_not_there_are_told_before_spark_starts(tmp_path):
     out, notes = tmp_path / "tables", tmp_path / "notes.txt"
     notes.write_text("no capture")

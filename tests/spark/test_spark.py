@@ -42,6 +42,13 @@ def test_a_session_that_runs_keeps_its_settings_and_answers_are_in_utc(spark, ca
             spark.conf.set(name, value)
 
 
+def test_a_session_of_ours_says_nothing_but_errors(spark):
+    """Not how its stages go, nor warnings, which would stand before each answer."""
+    levels = spark.sparkContext._jvm.org.apache.logging.log4j.LogManager
+    assert str(levels.getRootLogger().getLevel()) == "ERROR"
+    assert spark.conf.get("spark.ui.showConsoleProgress") == "false"
+
+
 @pytest.mark.ring2
 def test_old_tables_are_read_beside_new_ones(spark, tmp_path):
     """Files without the columns that were added since: null there, and every job runs on them."""
