@@ -1,13 +1,14 @@
 """What a report asks: steps of time, what is worth a line, and commands that give the same answers."""
 
 import shlex
+from collections import Counter
 from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kproxy.analysis import figures
+from kproxy.analysis import figures, jobs
 from kproxy.analysis.checks import condition
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.pieces import FEW, span_us
@@ -45,7 +46,10 @@ def test_every_exchange_of_a_client_is_at_once_or_waits(place):
 def test_what_has_plots_of_its_own(place):
     with Tables(place) as tables:
         found = figures.answered(tables)
+        whole = jobs.latency(tables["exchanges"], by=["api"]).arrow().to_pylist()
     exchanges = {row["api"]: row["exchanges"] for row in found["latency_at_once"].to_pylist()}
+    waiting = {row["api"]: row["exchanges"] for row in found["latency_waiting"].to_pylist()}
+    assert Counter(exchanges) + Counter(waiting) == {row["api"]: row["exchanges"] for row in whole}  # none in both
     shown = set(found["spread_at_once"]["api"].to_pylist())
     assert shown and len(shown) <= figures.APIS and all(exchanges[api] >= FEW for api in shown)
     assert set(found["spread_waiting"]["api"].to_pylist()) <= {"Fetch", "JoinGroup", "SyncGroup"}

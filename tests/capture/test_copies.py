@@ -90,6 +90,25 @@ def test_a_copy_is_the_same_packet_shortly_before(tmp_path_factory, seed, window
     assert found == expected
 
 
+def test_what_a_capture_goes_back_behind_is_let_go(tmp_path, monkeypatch):
+    """Else all of one that others were put behind is searched for copies of each packet of these."""
+    monkeypatch.setattr(mapped, "FIRST_RECORDS", 300)
+    monkeypatch.setattr(mapped, "RECORDS", 300)
+    whole = capture("k41_java_cluster").read_bytes()
+    path = tmp_path / "some.pcap"
+    most = []
+    for copies_ in (1, 3):
+        path.write_bytes(whole[:24] + copies_ * whole[24:])
+        recent = Recent()
+        held = [0]
+        for window in Capture([path], Quality()).windows():
+            recent.add(window)
+            recent.let_go()
+            held.append(len(recent._windows))
+        most.append(max(held))
+    assert 1 < most[0] < len(held) // 9 and most[1] <= most[0] + 1, (most, len(held))
+
+
 # --- a connection at both of its ends -------------------------------------------------------------------------------
 
 
