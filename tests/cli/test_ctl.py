@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 
 import pytest
 from click.testing import CliRunner
@@ -198,6 +199,19 @@ def test_what_decides_is_said_also_where_no_rule_does(read_only):
     assert result.exit_code == 0 and "cluster: east" in result.output and "policy_default: allow" in result.output
     assert ("read_only: true: refuses" in result.output) == read_only
     assert ("read_only: false" in result.output) != read_only
+
+
+def test_before_a_dump_that_takes_long_it_is_said():
+    said = []
+
+    class Port:
+        def post(self, path, **_):
+            said.append(capture.getvalue())
+            return 200, {"folder": "/dumps/now"}
+
+    with redirect_stderr(StringIO()) as capture:
+        ctl.dump.callback.__wrapped__(Port, as_json=False)
+    assert "this takes a minute" in said[0]
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def test_ports_without_kafka_are_said_to_be_why_there_is_none(tmp_path):
     assert result.exit_code == 1 and any(
         line.startswith("No Kafka in it at these ports. Without --port") for line in lines
     )
+    assert not [line for line in lines if line.startswith(f"{0:>12} rows ")]  # empty tables would hide it
 
 
 @pytest.mark.ring2

@@ -53,6 +53,7 @@ def test_what_is_asked_for_is_written_without_secrets(tmp_path):
             await asks(client, broker, ALTER_CONFIGS, 2, 3, {"resources": resources})
             await asks(client, broker, HEARTBEAT, 4, 4)
             told = await done(http, "/api/dump")
+            assert {"tables_from", "frames_from"} <= set(told)  # they have memory of their own
             assert told["exchanges"] == 4 and told["frames"] == 8 and not told["left_out"]
             client.close()
             await broker.rest()
