@@ -17,7 +17,8 @@ MS = 1_000_000
 ACCURACY = 20_000  # of approximate percentiles: exact below half as many rows of a group
 FEW = 20  # groups of fewer rows say little: they are not ranked before others
 KEYS = ("source", "connection", "number")  # of an exchange
-_FETCHERS = "^(broker-[0-9]+-fetcher-[0-9]+|ReplicaFetcherThread-[0-9]+-[0-9]+)$"  # client ids, of today and before 2.3
+# Client ids of brokers that replicate, of today and before 2.3, and of coordinators that end transactions.
+_CLIENT_IDS_OF_BROKERS = "^(broker-[0-9]+-(fetcher-[0-9]+|txn-marker-sender)|ReplicaFetcherThread-[0-9]+-[0-9]+)$"
 
 # What exchanges can be grouped by, beside any of their columns; and the columns that each is made of.
 GROUPS = {
@@ -184,11 +185,11 @@ def at_last(column: str, order: str = "max_by") -> str:
     return f"{order}({column}, named_struct('t', unix_micros(`time`), 'c', connection, 'n', `number`))"
 
 
-# Whether an exchange is a broker's own, replicating: by its replica id, else by the client id of its fetchers. Where a
+# Whether an exchange is a broker's own, as those that replicate: by its replica id, else by its client id. Where a
 # Fetch v15 or newer was read without its body the replica id is not known.
 IS_REPLICA = (
     f"case when replica_id is not null then replica_id >= 0 "
-    f"else coalesce(regexp_like(client_id, '{_FETCHERS}'), false) end"
+    f"else coalesce(regexp_like(client_id, '{_CLIENT_IDS_OF_BROKERS}'), false) end"
 )
 # Whether a broker sent it to another, or to a controller: also what no client sends.
 OF_BROKERS = f"(({IS_REPLICA}) or coalesce(api in ({', '.join(map(literal, BROKER))}), false))"

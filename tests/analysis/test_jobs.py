@@ -57,6 +57,8 @@ API_KEYS = {
     "TxnOffsetCommit": 28,
     "LeaderAndIsr": 4,
     "EndTxn": 26,
+    "WriteTxnMarkers": 27,
+    "AlterPartition": 56,
 }
 
 
@@ -516,6 +518,16 @@ def test_clients_and_who_breaks(frame):
     assert rows(some(older, "client = 'broker'"), "verdict", "kafka") == [("ok", "3.7.2")]
     with pytest.raises(ValueError, match=r"known are 0\.8\.0, .*, 4\.4, from whose official jars"):
         jobs.clients(table, frame(CONNECTIONS, [known]), kafka="0.7")
+
+
+@pytest.mark.parametrize(
+    ("api", "client_id"),
+    [("WriteTxnMarkers", "broker-1-txn-marker-sender"), ("Fetch", "broker-1-fetcher-0"), ("AlterPartition", "1")],
+)
+def test_what_brokers_alone_send_is_of_no_client(frame, api, client_id):
+    table = frame(EXCHANGES, [exchange(0, client_id="app"), exchange(1, api=api, client_id=client_id)])
+    assert rows(jobs.talkers(table, by=["api"]), "api") == [("Produce",)]
+    assert len(rows(jobs.talkers(table, by=["api"], replicas=True), "api")) == 2
 
 
 def test_connections(frame):
