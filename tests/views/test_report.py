@@ -116,6 +116,13 @@ def test_its_policy_forbids_what_it_does_not_need(made):
     assert page.stat().st_size < 3_000_000
 
 
+def test_on_top_are_what_happened_and_four_figures(made):
+    _, page = made
+    top, _, rest = page.read_text().partition("<nav>")
+    assert rest and re.search(r'<p class="verdict"><bdi>\w[^<]{20,}</bdi></p>', top)
+    assert len(re.findall(r"<div><span>[^<]+</span><b>[^<]+</b><small>", top)) == 4
+
+
 def test_each_figure_is_what_its_command_answers(made):
     """The commands stand beside the plots: what they print is what is drawn."""
     _, page = made
