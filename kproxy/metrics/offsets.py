@@ -4,7 +4,8 @@ Duty: both for each topic-partition, with their source and the time at which the
 
 The end of a log comes from answers to Produce (base offset plus the records of the request), Fetch (high watermark) and
 ListOffsets (latest, read_uncommitted). It only rises, whoever answers: a follower (KIP-392) has a lower high watermark
-than the leader. Only an answer of the leader with a newer leader epoch lowers it, since the log was truncated.
+than the leader. Only an answer of the leader with a newer leader epoch lowers it, since the log was truncated. Then
+what the former leader says does not raise it again for FENCED_NS, nor does an answer that began before that.
 
 The committed offset of a group comes from OffsetCommit, for each partition that the broker accepted, and from
 OffsetFetch. Offsets of a TxnOffsetCommit count when an EndTxn commits their transaction, by its transactional id; where
@@ -52,6 +53,7 @@ MAX_COMMITTED = 64 * 1024
 MAX_REMOVED = 16 * 1024
 MAX_SEEN = 4096
 MAX_PENDING = 16 * 1024  # offsets of open transactions
+FENCED_NS = 30 * 10**9  # for so long a former leader may not know that it is none: broker.session.timeout.ms is 9 s
 MARKS = 16  # of a log: stretches whose age is known (a consumer commits what it has just fetched), and earlier ends
 _MAX_WRITTEN_MS = (2**63 - 1) // 10**6  # producers write any int64
 UNKNOWN = -1  # a time that no batch contained; a leader epoch that no answer named
@@ -78,8 +80,9 @@ class Log:
     """What is known of a topic-partition's end.
 
     `high_watermark` is the end, of `source` (an API key), since `raised_ns`, and confirmed by an answer at
-    `reported_ns`. `lowered_ns`: what was said of the end until then does not count if it was higher. `broker` is the
-    label of the broker that last answered as leader, `epoch` its leader epoch; `is_led`: a leader has answered at all.
+    `reported_ns`. `lowered_ns`: what was said of the end until then does not count if it was higher; of a log that was
+    created again, when the former one was removed. `broker` is the label of the broker that last answered as leader,
+    `epoch` its leader epoch; `is_led`: a leader has answered at all.
     """
 
     __slots__ = (
@@ -121,6 +124,8 @@ class Log:
         """
         if offset < 0:
             return
+        if offset > self.high_watermark and self._is_outdated(now_ns, epoch):
+            return
         is_newer = by_leader and epoch > self.epoch
         is_truncated = offset < self.high_watermark and is_newer and self.epoch != UNKNOWN
         is_asked = asked_ns is not None and self.raised_ns <= asked_ns
@@ -131,14 +136,14 @@ class Log:
             if broker is not None:
                 self.broker = broker
         if is_truncated:
-            self.ends.clear()
-            self.earlier_ends.clear()
-            self.written.clear()
+            self._truncate()
             self.lowered_ns = now_ns
         elif offset < self.high_watermark:
             if asked_ns is None or not is_asked:
                 return
+            self.marks.clear()  # it may be another log
             self.lowered_ns = asked_ns
+            self.epoch = self.epoch if epoch == UNKNOWN else epoch
         elif offset > self.high_watermark and self.reported_ns:
             last_ns = max(self.reported_ns, unchanged_ns)
             self.ends.append((self.high_watermark, last_ns))
@@ -149,6 +154,19 @@ class Log:
         self.high_watermark = offset
         self.reported_ns = now_ns
 
+    def _is_outdated(self, now_ns: int, epoch: int) -> bool:
+        """Whether a higher end is that of before the log became shorter: told before, or by the leader of then."""
+        if now_ns < self.lowered_ns:
+            return True
+        return UNKNOWN < epoch < self.epoch and now_ns < self.lowered_ns + FENCED_NS
+
+    def _truncate(self) -> None:
+        """Forget the ages of the former leader's records: others have their offsets."""
+        self.marks.clear()
+        self.ends.clear()
+        self.earlier_ends.clear()
+        self.written.clear()
+
     @property
     def is_known(self) -> bool:
         """Whether the end is known: a follower's high watermark alone may be lower."""
@@ -158,9 +176,7 @@ class Log:
         """Another process knows that the log ended at `offset` at a time, and nothing has raised the end here since."""
         if offset >= self.high_watermark or self.raised_ns > at_ns:
             return
-        self.ends.clear()
-        self.earlier_ends.clear()
-        self.written.clear()
+        self._truncate()
         self.high_watermark, self.raised_ns, self.lowered_ns = offset, at_ns, at_ns
         self.epoch = max(self.epoch, epoch)
 
@@ -290,6 +306,8 @@ class Offsets:
                 del self.logs[next(iter(self.logs))]
                 self.evicted[END] += 1
             log = self.logs[key] = Log()
+            if self.removed:
+                log.lowered_ns = removed_ns(self.removed, key)
         return log
 
     # --- committed offsets -------------------------------------------------------------------------------------------
@@ -585,12 +603,18 @@ class Offsets:
         return self.is_removed((topic, number), position.reported_ns)
 
 
+def removed_ns(removed: Mapping[Removal, int], key: Key) -> int:
+    """When the log of a partition was removed last; 0: it was not."""
+    topic, number = key
+    return max(removed.get(("topic", topic), 0), removed.get(("partition", topic, number), 0))
+
+
 def has_ended(removed: Mapping[Removal, int], key: Key, at_ns: int, group: str | None = None) -> bool:
     """Whether what was reported at `at_ns` of a partition, or of a group in it, was removed since."""
     if not removed:
         return False
     topic, number = key
-    ends_ns = max(removed.get(("topic", topic), 0), removed.get(("partition", topic, number), 0))
+    ends_ns = removed_ns(removed, key)
     if group is not None:
         of_group = max(removed.get(("group", group), 0), removed.get(("offset", group, topic, number), 0))
         ends_ns = max(ends_ns, of_group)

@@ -63,11 +63,19 @@ class Consumer:
         self.counting = cluster.metrics.connection(info(), "main", "1", topics=bool(cluster.interest.detail))
         self.number = 0
 
-    def ask(self, key, version, body, answer, cuts=()):
+    def ask(self, key, version, body, answer, cuts=(), meanwhile=None, begins=False):
+        """meanwhile: what happens before the answer comes, or, if that begins first, before its end."""
         self.number += 1
         self.talk.now = self.cluster.now_ns
         self.talk.client(request(key, version, self.number, body, client=self.client), cuts)
-        self.talk.broker(response(key, version, self.number, answer), cuts)
+        frame = response(key, version, self.number, answer)
+        if meanwhile is not None:
+            first = 20 if begins else 0
+            self.talk.broker(frame[:first])
+            meanwhile()
+            self.talk.now = self.cluster.now_ns
+            frame = frame[first:]
+        self.talk.broker(frame, cuts)
         assert not self.talk.faults
         self.counting.events(self.talk.events)
         self.talk.events.clear()

@@ -98,17 +98,20 @@ def fetch_offsets(consumer, group, offsets, version=8, errors=()):
         consumer.ask(OFFSET_FETCH, version, body, {"groups": [{"groupId": group, "topics": topics}]})
 
 
-def fetch(consumer, partition, offset, high_watermark, *, epoch=-1, rack="", replica=-1, error=0):
-    """One Fetch, with what the helper of `test_lag` leaves out: epochs, racks and replicas."""
+def fetch(consumer, partition, offset, high_watermark, *, epoch=-1, rack="", replica=-1, error=0, **read):
+    """One Fetch, with what the helper of `test_lag` leaves out: epochs, racks and replicas, and answers read slowly."""
     topic, number = partition
     replicas = {"replicaId": replica} if consumer.version < 15 else {"replicaState": {"replicaId": replica}}
     asked = {"partition": number, "fetchOffset": offset, "currentLeaderEpoch": epoch}
     answered = {"partitionIndex": number, "highWatermark": high_watermark, "errorCode": error, "records": None}
+    answered |= {"records": read["records"]} if "records" in read else {}
     consumer.ask(
         FETCH,
         consumer.version,
         {**replicas, "rackId": rack, "topics": [{**consumer.topic(topic), "partitions": [asked]}]},
         {"responses": [{**consumer.topic(topic), "partitions": [answered]}]},
+        meanwhile=read.get("meanwhile"),
+        begins=True,
     )
 
 
@@ -227,6 +230,62 @@ def test_only_a_newer_leader_epoch_lowers_the_end(cluster):
     assert records(cluster) == {("billing", "orders"): 40}
     list_offsets(member, ORDERS, 930, epoch=7)
     assert records(cluster) == {("billing", "orders"): 30}
+
+
+def test_a_former_leader_does_not_raise_the_end_that_its_successor_lowered(cluster):
+    """An unclean election: it is cut off from the others, and answers clients that do not know of the new leader."""
+    member, late = cluster.consumer(), cluster.consumer("late")
+    member.commit("billing", {ORDERS: 900})
+    fetch(member, ORDERS, 900, 1000, epoch=5)
+    cluster.now_ns += S
+    fetch(member, ORDERS, 900, 940, epoch=6)
+    cluster.now_ns += offsets.FENCED_NS - S
+    fetch(late, ORDERS, 900, 1000, epoch=5)
+    assert records(cluster) == {("billing", "orders"): 40}
+    fetch(member, ORDERS, 900, 950, epoch=6)
+    assert records(cluster) == {("billing", "orders"): 50}
+    cluster.now_ns += 2 * S
+    fetch(late, ORDERS, 900, 960, epoch=5)  # it cannot be that one any more: a topic whose epochs began again
+    assert records(cluster) == {("billing", "orders"): 60}
+
+
+@pytest.mark.parametrize("by_asking", [True, False])
+def test_the_age_of_a_record_is_not_that_of_one_that_was_truncated(cluster, by_asking):
+    member = cluster.consumer()
+    lags = cluster.metrics.cluster("default").lags
+    fetch(member, ORDERS, 950, 1000, epoch=5, records=batch(950, 1, cluster.now_ns // 10**6 - 600_000))
+    member.commit("billing", {ORDERS: 950})
+    assert cluster.lags("group") == {("billing", "orders"): (50, 600.0)}
+    cluster.now_ns += S
+    if by_asking:
+        lags.told_ends({ORDERS: (950, 5)}, cluster.now_ns, cluster.now_ns)
+    else:
+        fetch(member, ORDERS, 950, 950, epoch=6)
+    cluster.now_ns += 60 * S
+    produce(member, ORDERS, 1, 950)
+    cluster.now_ns += 5 * S
+    ((_, _, found),) = dict(lags.shown(cluster.now_ns, cluster.now_ns))["group"]
+    assert found.records == 1 and not found.is_exact
+    assert 4.9 < found.seconds < 67
+
+
+def test_an_answer_that_is_read_slowly_says_nothing_of_the_topic_that_was_created_meanwhile(cluster):
+    member, admin = cluster.consumer(), cluster.consumer("admin")
+    fetch(member, ORDERS, 0, 1000)
+    member.commit("billing", {ORDERS: 900})
+
+    def created_again():
+        cluster.now_ns += S
+        delete_topics(admin, {"orders": 0})
+        cluster.now_ns += S
+        fetch(admin, ORDERS, 0, 5)
+        admin.commit("billing", {ORDERS: 3})
+
+    fetch(member, ORDERS, 0, 1000, records=batch(0, 10), meanwhile=created_again)
+    assert records(cluster) == {("billing", "orders"): 2}
+    cluster.now_ns += S
+    fetch(admin, ORDERS, 0, 1007)
+    assert records(cluster) == {("billing", "orders"): 1004}
 
 
 def together(*clusters):
