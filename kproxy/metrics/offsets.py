@@ -8,8 +8,9 @@ than the leader. Only an answer of the leader with a newer leader epoch lowers i
 what the former leader says does not raise it again for FENCED_NS, nor does an answer that began before that.
 
 The committed offset of a group comes from OffsetCommit, for each partition that the broker accepted, and from
-OffsetFetch. Offsets of a TxnOffsetCommit count when an EndTxn commits their transaction, by its transactional id; where
-that goes to another process, their group is one to ask for.
+OffsetFetch, unless the group has committed since that was asked. Offsets of a TxnOffsetCommit count when an EndTxn
+commits their transaction, by its transactional id, unless the group has committed others in the meantime; where that
+goes to another process, their group is one to ask for. A commit of -1 leaves a group without an offset.
 
 kproxy may ask brokers itself (`told_ends`, `told_offsets`): a leader's answer also lowers an end that nothing has
 raised since the question, and what a coordinator does not list is removed. What passed after the question is newer.
@@ -74,6 +75,7 @@ class Position(NamedTuple):
     written_ms: int
     reported_ns: int  # when that was learned
     source: int = FETCH  # from which API
+    written_by_ns: int = 0  # when the coordinator wrote what a request of the group committed last
 
 
 class Log:
@@ -219,8 +221,9 @@ class Offsets:
     def __init__(self, topics: Topics, evicted: dict[str, int] | None = None) -> None:
         self.logs: dict[Key, Log] = {}
         self.committed: dict[tuple[str, Key], Position] = {}  # the last one reported comes last
-        self.seen: dict[str, None] = {}  # groups whose offsets transactions commit, the last one seen last
-        self._pending: dict[str, dict[tuple[str, Key], int]] = {}  # offsets of open transactions, by transactional id
+        self.seen: dict[str, None] = {}  # groups to ask for, whatever else is known of them, the last one seen last
+        # Offsets of open transactions, and when the coordinator wrote them.
+        self._pending: dict[str, dict[tuple[str, Key], tuple[int, int]]] = {}  # by transactional id
         self._pending_offsets = 0
         self.removed: dict[Removal, int] = {}  # when; what was reported until then does not count, whoever reports it
         self.evicted: dict[str, int] = {} if evicted is None else evicted
@@ -318,8 +321,9 @@ class Offsets:
 
     def committed_by(self, exchange: Exchange) -> None:
         """A group's offsets, of the partitions that the broker accepted."""
+        now_ns = exchange.response_end
         for group, key, offset in _accepted(exchange):
-            self._commit(group, key, offset, exchange.response_start, OFFSET_COMMIT)
+            self._commit(group, key, offset, now_ns, OFFSET_COMMIT, now_ns)
 
     def committed_in_transaction(self, exchange: Exchange) -> None:
         """Offsets that count once their transaction is committed."""
@@ -332,7 +336,7 @@ class Offsets:
         for group, key, offset in _accepted(exchange):
             of = group[:MAX_LABEL], key
             self._pending_offsets += of not in offsets
-            offsets[of] = offset
+            offsets[of] = offset, exchange.response_end
         while self._pending_offsets > MAX_PENDING or len(self._pending) > MAX_PENDING:
             self._pending_offsets -= len(self._pending.pop(next(iter(self._pending))))
             self.evicted[COMMITTED] += 1
@@ -345,36 +349,47 @@ class Offsets:
         self._pending_offsets -= len(offsets)
         asked = exchange.request_body
         if asked is not None and asked.is_commit:
-            for (group, key), offset in offsets.items():
-                self._commit(group, key, offset, exchange.response_start, TXN_OFFSET_COMMIT)
+            for (group, key), (offset, written_ns) in offsets.items():
+                known = self.committed.get((group, self._named(key) or key))
+                if known is None or known.written_by_ns <= written_ns:  # else what was written later stays
+                    self._commit(group, key, offset, exchange.response_end, TXN_OFFSET_COMMIT, written_ns)
 
     def fetched_offsets(self, exchange: Exchange) -> None:
         """A group's offsets, as its coordinator has them; a partition without one has -1."""
         answered = exchange.response_body
         if answered is None:
             return
-        now_ns = exchange.response_start
+        asked_ns, now_ns = exchange.request_start, exchange.response_end
         for partition in answered.partitions:
             group = exchange.group_id if partition.group_id is None else partition.group_id
-            if group is None or partition.error_code:
+            if group is None or partition.error_code or (named := self._named(key_of(partition))) is None:
                 continue
-            key = key_of(partition)
-            if partition.offset >= 0:
-                self._commit(group, key, partition.offset, now_ns, OFFSET_FETCH)
-            elif (named := self._named(key)) is not None and (group[:MAX_LABEL], named) in self.committed:
-                self._remove(("offset", group[:MAX_LABEL], *named), now_ns)
-                self._uncommit((group[:MAX_LABEL], named))
+            known = self.committed.get((group[:MAX_LABEL], named))
+            if known is not None and known.reported_ns > asked_ns:
+                continue  # the coordinator may have read this one before
+            if partition.offset < 0 and known is None:
+                continue
+            if not self.is_removed(named, asked_ns, group[:MAX_LABEL]):
+                self._commit(group, named, partition.offset, now_ns, OFFSET_FETCH)
 
-    def _commit(self, group: str, key: Key, offset: int, now_ns: int, source: int) -> None:
+    def _commit(self, group: str, key: Key, offset: int, now_ns: int, source: int, written_ns: int = 0) -> None:
+        """A group has this offset, -1: none; `written_ns`: when its coordinator wrote that, if a request shows it."""
         named = self._named(key)
         if named is None:
             return
         committed = self.committed
         name = (group[:MAX_LABEL], named)
+        if offset < 0:
+            self._remove(("offset", name[0], *named), now_ns)
+            self._uncommit(name)
+            return
         position = self.position(named, offset, now_ns, source)
         before = committed.pop(name, None)
-        if before is not None and before.offset == position.offset:
-            position = position._replace(written_ms=max(before.written_ms, position.written_ms))
+        if before is not None:
+            written_ns = max(before.written_by_ns, written_ns)
+            if before.offset == position.offset:
+                position = position._replace(written_ms=max(before.written_ms, position.written_ms))
+        position = position._replace(written_by_ns=written_ns)
         if len(committed) >= MAX_COMMITTED:
             self._uncommit(next(iter(committed)))
             self.evicted[COMMITTED] += 1
@@ -394,7 +409,7 @@ class Offsets:
     # --- what kproxy asks brokers ------------------------------------------------------------------------------------
 
     def note_group(self, group: str | None) -> None:
-        """Remember a group whose offsets a transaction commits, to ask its coordinator for them."""
+        """Remember a group whose offsets are not known by its commits alone, to ask its coordinator for them."""
         if not group:
             return
         self.seen.pop(group[:MAX_LABEL], None)
@@ -478,6 +493,8 @@ class Offsets:
         log = None if named is None else self.logs.get(named)
         if log is None or named is None or (log.broker is not None and log.broker != broker):
             return
+        for group in self._groups.get(named, ()):  # a broker that has just started may err: their coordinators know
+            self.note_group(group)
         self._remove(("partition", *named), now_ns)
         self._forget_log(named)
 
@@ -631,7 +648,7 @@ def _accepted(exchange: Exchange) -> Iterator[tuple[str, Key, int]]:
         refused = {key_of(partition) for partition in answered.partitions if partition.error_code}
     for partition in asked.partitions:
         key = key_of(partition)
-        if partition.group_id is not None and partition.offset >= 0 and key not in refused:
+        if partition.group_id is not None and key not in refused:
             yield partition.group_id, key, partition.offset
 
 

@@ -80,7 +80,7 @@ def list_offsets(consumer, partition, offset, *, timestamp=-1, isolation=0, repl
     )
 
 
-def fetch_offsets(consumer, group, offsets, version=8, errors=()):
+def fetch_offsets(consumer, group, offsets, version=8, errors=(), meanwhile=None):
     """offsets: {(topic, partition): offset}"""
     topics = [
         {
@@ -92,10 +92,10 @@ def fetch_offsets(consumer, group, offsets, version=8, errors=()):
         for (topic, number), offset in offsets.items()
     ]
     if version < 8:
-        consumer.ask(OFFSET_FETCH, version, {"groupId": group, "topics": []}, {"topics": topics})
+        consumer.ask(OFFSET_FETCH, version, {"groupId": group, "topics": []}, {"topics": topics}, (), meanwhile)
     else:
         body = {"groups": [{"groupId": group, "topics": None}]}
-        consumer.ask(OFFSET_FETCH, version, body, {"groups": [{"groupId": group, "topics": topics}]})
+        consumer.ask(OFFSET_FETCH, version, body, {"groups": [{"groupId": group, "topics": topics}]}, (), meanwhile)
 
 
 def fetch(consumer, partition, offset, high_watermark, *, epoch=-1, rack="", replica=-1, error=0, **read):
@@ -432,10 +432,60 @@ def test_offset_fetch_says_what_a_group_has_committed(cluster, version):
     member.fetch({ORDERS: 50, ("orders", 1): 10}, {ORDERS: (100, None), ("orders", 1): (10, None)})
     fetch_offsets(member, "billing", {ORDERS: 40, ("orders", 1): 10}, version)
     assert records(cluster) == {("billing", "orders"): 60}
+    cluster.now_ns += S
     fetch_offsets(member, "billing", {ORDERS: -1, ("orders", 1): 4}, version, errors=[0])  # unstable, not absent
     assert records(cluster) == {("billing", "orders"): 66}
+    cluster.now_ns += S
     fetch_offsets(member, "billing", {ORDERS: -1}, version)  # its offset has expired, or was deleted elsewhere
     assert records(cluster) == {("billing", "orders"): 6}
+
+
+@pytest.mark.parametrize("version", [5, 8])
+def test_offsets_that_were_asked_for_before_a_commit_do_not_replace_it(cluster, version):
+    """As of a tool whose connection is slow: the coordinator may have read them before."""
+    member, tool = cluster.consumer(), cluster.consumer("tool")
+    fetch(member, ORDERS, 0, 1000)
+    member.commit("billing", {ORDERS: 10})
+
+    def commits(offset):
+        cluster.now_ns += S
+        member.commit("billing", {ORDERS: offset})
+        cluster.now_ns += S
+
+    def deleted():
+        cluster.now_ns += S
+        delete_groups(member, {"billing": 0})
+        cluster.now_ns += S
+
+    cluster.now_ns += S
+    fetch_offsets(tool, "billing", {ORDERS: 10}, version, meanwhile=lambda: commits(900))
+    assert records(cluster) == {("billing", "orders"): 100}
+    cluster.now_ns += S
+    fetch_offsets(tool, "billing", {ORDERS: -1}, version, meanwhile=lambda: commits(950))
+    assert records(cluster) == {("billing", "orders"): 50}
+    cluster.now_ns += S
+    fetch_offsets(tool, "billing", {ORDERS: 950}, version, meanwhile=deleted)
+    assert records(cluster) == {}
+    cluster.now_ns += S
+    fetch_offsets(tool, "billing", {ORDERS: 7}, version)
+    assert records(cluster) == {("billing", "orders"): 993}
+
+
+@pytest.mark.parametrize("version", [2, 8, 10])
+def test_a_group_that_commits_minus_one_has_no_offset(version):
+    """Kafka accepts it, and its tool shows `-` for offset and lag. Another worker knew what was committed before."""
+    (one, member), (other, second) = two_workers()
+    for each in (member, second):
+        name_topics(each, IDS)
+    fetch(member, ORDERS, 0, 100)
+    member.commit("billing", {ORDERS: 40, ("orders", 1): 1}, version)
+    other.now_ns += S
+    second.commit("billing", {ORDERS: -1}, version)
+    shared, _ = together(one, other)
+    assert shared.lags("default").committed.keys() == {("billing", ("orders", 1))}
+    one.now_ns += S
+    member.commit("billing", {("orders", 1): -1}, version)
+    assert ("billing", ("orders", 1)) not in one.metrics.cluster("default").lags.committed
 
 
 def commit_in_transaction(consumer, version, offsets, transaction="shop-1", errors=()):
@@ -483,6 +533,27 @@ def test_offsets_of_a_transaction_count_once_it_is_committed(cluster, version):
     coordinator.ask(INIT_PRODUCER_ID, min(version, 4), asked, {"errorCode": 0, "producerId": 7, "producerEpoch": 1})
     end_transaction(coordinator, version, commits=True)
     assert records(cluster) == {("shop", "orders"): 50, ("shop", "clicks"): 30}
+
+
+def test_an_offset_that_was_committed_behind_that_of_a_transaction_stays(cluster):
+    """A coordinator keeps what it has written last, in whatever order transactions end."""
+    member = cluster.consumer()
+    lags = cluster.metrics.cluster("default").lags
+    fetch(member, ORDERS, 0, 100)
+    commit_in_transaction(member, 3, {ORDERS: 10})
+    cluster.now_ns += S
+    member.commit("shop", {ORDERS: 50})
+    cluster.now_ns += S
+    lags.told_offsets("shop", {ORDERS: 50}, (), cluster.now_ns, cluster.now_ns, lambda _: True)
+    end_transaction(member, 3, commits=True)
+    assert records(cluster) == {("shop", "orders"): 50}
+    cluster.now_ns += S
+    commit_in_transaction(member, 3, {ORDERS: 60})
+    cluster.now_ns += S
+    commit_in_transaction(member, 3, {ORDERS: 70}, "another")
+    end_transaction(member, 3, commits=True, transaction="another")
+    end_transaction(member, 3, commits=True)
+    assert records(cluster) == {("shop", "orders"): 30}
 
 
 def test_offsets_of_transactions_that_never_end_are_bounded(cluster, monkeypatch):
@@ -593,6 +664,11 @@ def test_a_partition_that_its_broker_does_not_know_any_more_is_gone(cluster):
     assert records(cluster) == {("billing", "orders"): 100}
     fetch(member, ORDERS, 1000, -1, error=UNKNOWN_TOPIC)
     assert not records(cluster) and not unknown(cluster)
+    lags = cluster.metrics.cluster("default").lags
+    assert lags.groups() == ["billing"]  # a broker that has just started may know no topic: its coordinator is asked
+    lags.told_offsets("billing", {ORDERS: 900}, (), cluster.now_ns + S, cluster.now_ns + S, lambda _: True)
+    lags.told_ends({ORDERS: (1000, 0)}, cluster.now_ns + S, cluster.now_ns + S)
+    assert records(cluster) == {("billing", "orders"): 100}
 
 
 def test_offsets_by_id_and_by_name_are_of_one_topic(cluster):
