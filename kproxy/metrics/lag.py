@@ -121,7 +121,8 @@ class Fetching:
         lags.fetching.add(self)
         before_ns = self.asked_ns  # an answer of this session that left a partition out said that it is as it was
         self.client_id = (exchange.client_id or "")[:MAX_LABEL]
-        self.asked_ns = now_ns
+        if answered.partitions or exchange.throttle_ms <= 0:  # a throttled answer is empty, whatever is new
+            self.asked_ns = now_ns
         positions = self.positions
         wanted = {key_of(partition): partition.offset for partition in asked.partitions}
         if asked.forgotten is not None:

@@ -737,6 +737,26 @@ def test_an_end_that_nobody_confirms_is_unknown_where_the_group_is_at_it(cluster
     assert unknown(cluster) == {("billing", "orders"): 1}
 
 
+def test_an_answer_that_a_quota_emptied_confirms_no_end(cluster):
+    """A broker that throttles a Fetch answers without partitions, whatever is new in them."""
+    member = cluster.consumer()
+    member.fetch({ORDERS: 5}, {ORDERS: (5, None)}, epoch=0)
+    member.commit("billing", {ORDERS: 5})
+    throttled = {"throttleTimeMs": 9000, "responses": []}
+    for _ in range(7):
+        cluster.now_ns += 9 * S
+        member.ask(FETCH, 12, {"sessionEpoch": 1, "topics": [], "forgottenTopicsData": []}, throttled)
+    assert not records(cluster) and unknown(cluster) == {("billing", "orders"): 1}
+    member.fetch({}, {ORDERS: (25, None)}, epoch=2)
+    assert cluster.lags("group") == {("billing", "orders"): (20, 63.0)}
+    cluster.now_ns += S
+    member.fetch({}, {}, epoch=3)  # nothing is new
+    cluster.now_ns += S
+    member.fetch({}, {ORDERS: (26, None)}, epoch=4)
+    member.commit("billing", {ORDERS: 25})
+    assert cluster.lags("group") == {("billing", "orders"): (1, 1.0)}
+
+
 def test_what_falls_out_of_the_bounds_is_counted(cluster, monkeypatch):
     for module, name in ((offsets, "MAX_COMMITTED"), (offsets, "MAX_LOGS"), (lag, "MAX_POSITIONS")):
         monkeypatch.setattr(module, name, 10)
