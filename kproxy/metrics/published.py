@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kproxy.metrics.cells import ApiCells
+from kproxy.metrics.offsets import Key, Log
 from kproxy.metrics.process import Metrics
 from kproxy.metrics.units import API, BROKER, CLUSTER, UPSTREAM, Place, units
 
@@ -38,6 +39,7 @@ class Published:
         self._metrics = metrics
         self._sent: dict[Place, int] = {}
         self._counts: dict[Place, int] = {}  # of units that are seen to have changed without pickling them
+        self._logs: dict[str, dict[Key, int]] = {}  # digests of the ends of logs sent, by cluster
         self._named: dict[str, int] = {}  # names of topics sent, by cluster
         self._lagged_ns = 0  # when consumers were last sent, by the clock of the events
         self._lock = asyncio.Lock()
@@ -101,6 +103,8 @@ class Published:
         gone += [path for path in self._sent if path[0] in OF_CLUSTER and path[1] not in clusters]
         for name in self._named.keys() - clusters:
             del self._named[name]
+        for name in self._logs.keys() - clusters:
+            del self._logs[name]
         for path in gone:
             del self._sent[path]
             self._counts.pop(path, None)
@@ -108,18 +112,24 @@ class Published:
 
     def _lags(self, name: str, lags: Any, seen: set[Place]) -> Iterator[Change | None]:
         """Consumers and ends of logs that were reported since the last time; the clock may stand still a little."""
+        # An answer that began before the last time and ended behind it is reported at its beginning: so logs and
+        # consumers are compared with what was sent of them.
         since_ns = self._lagged_ns
         if lags.seen:
             yield self._if_changed((SEEN, name), list(lags.seen))
         if lags.removed:
             yield self._if_changed((REMOVED, name), lags.removed.copy())
+        sent = self._logs.get(name, {})
+        logs = self._logs[name] = {}
         for key, log in lags.logs.copy().items():
-            yield ((LOG, name, key), pickle.dumps(log)) if log.reported_ns >= since_ns else None
+            logs[key] = digest = _digest(log)
+            yield ((LOG, name, key), pickle.dumps(log)) if digest != sent.get(key) else None
         for each in lags.fetching.copy():
             path = (FETCHING, name, id(each))
             seen.add(path)
-            if each.asked_ns >= since_ns or path not in self._sent:
-                self._sent[path] = 0
+            at = hash((each.asked_ns, len(each.positions), len(each.left)))
+            if self._sent.get(path) != at:
+                self._sent[path] = at
                 yield path, pickle.dumps((each.client_id, each.asked_ns, each.positions, each.left))
         committed = lags.committed.copy()
         for key in reversed(committed):  # the latest come last
@@ -141,6 +151,11 @@ class Published:
             return None
         self._sent[path] = digest
         return path, data
+
+
+def _digest(log: Log) -> int:
+    last = log.marks[-1] if log.marks else None
+    return hash((log.high_watermark, log.reported_ns, log.raised_ns, log.lowered_ns, log.epoch, log.is_led, last))
 
 
 def _resident_bytes() -> int:

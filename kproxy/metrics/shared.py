@@ -189,6 +189,8 @@ class Shared:
         self._learn((REMOVED, cluster), lags.removed)
         for key, log in lags.logs.items():
             if log.reported_ns >= since_ns:
+                if log.lowered_ns >= since_ns:  # workers know a higher end, which they do not report again
+                    self._ending(cluster).lowered[key] = log.high_watermark, log.lowered_ns, log.epoch
                 self._learn((LOG, cluster, key), log)
         for name, position in lags.committed.items():
             if position.reported_ns >= since_ns:

@@ -390,6 +390,26 @@ def test_a_worker_is_told_of_a_lower_end_and_learns_from_what_passes_again(by_as
     assert shared.lags("default").logs[ORDERS].high_watermark == 420
 
 
+def test_a_worker_that_has_no_news_of_a_log_is_told_too_that_kproxy_asked_for_a_lower_end(monkeypatch):
+    (one, member), _ = two_workers()
+    monkeypatch.setattr(type(one.metrics), "now_ns", lambda _: one.now_ns)
+    published_by, shared = Published(one.metrics), Shared(Metrics())
+    fetch(member, ORDERS, 900, 1000, epoch=5)
+    member.commit("billing", {ORDERS: 0})
+    one.now_ns += S
+    shared.take(1, published(published_by))
+    lags, asked_ns = shared.lags("default"), one.now_ns
+    lags.told_ends({ORDERS: (5, 0)}, asked_ns, asked_ns)
+    shared.told("default", lags, asked_ns)
+    for _, ended in shared.take_ended():
+        one.metrics.cluster("default").lags.ended(*ended)
+    one.now_ns += S
+    produce(member, ORDERS, 3, 5)
+    one.now_ns += S
+    shared.take(1, published(published_by))
+    assert shared.lags("default").logs[ORDERS].high_watermark == 8
+
+
 def test_an_end_that_has_risen_since_is_not_lowered():
     log = offsets.Log()
     log.end(1000, 5 * S, 0)

@@ -7,7 +7,8 @@ from collections import defaultdict
 import pytest
 
 from kproxy.metrics.published import Published
-from tests.metrics.test_lag import Cluster
+from kproxy.protocol.apis import FETCH, OFFSET_FETCH
+from tests.metrics.test_lag import Cluster, batch
 
 SECOND = 10**9
 
@@ -75,3 +76,52 @@ def test_a_consumer_is_sent_when_it_asks_and_taken_back_when_it_goes(sent):
     assert not now(with_lags=False)["fetching"]
     assert now()["fetching"] == {path: None}
     assert not now()["fetching"]
+
+
+def test_what_an_answer_says_is_sent_however_long_it_takes_to_be_read(sent):
+    """It is reported when it began; since then everything has been sent."""
+    cluster, now = sent
+    orders = ("orders", 0)
+    consumer, other = cluster.consumer(), cluster.consumer("other")
+    consumer.fetch({orders: 0}, {orders: (10, None)})
+    consumer.commit("billing", {orders: 3})
+    now()
+    cluster.now_ns += SECOND
+
+    def slowly():
+        cluster.now_ns += SECOND
+        now()
+        cluster.now_ns += 5 * SECOND
+        other.commit("billing", {orders: 7})
+
+    topic = {"topic": "orders", "partitions": [{"partition": 0, "fetchOffset": 10}]}
+    answered = {"partitionIndex": 0, "highWatermark": 500, "records": batch(10, 20)}
+    answer = {"responses": [{"topic": "orders", "partitions": [answered]}]}
+    consumer.ask(FETCH, 12, {"topics": [topic]}, answer, meanwhile=slowly, begins=True)
+    cluster.now_ns = consumer.talk.now
+    found = now()
+    assert found["log"][orders].high_watermark == 500
+    ((_, _, positions, _),) = found["fetching"].values()
+    assert positions[orders].offset == 30
+    assert found["committed"]["billing", orders].offset == 7
+    cluster.now_ns += 2 * SECOND
+    assert not {"log", "fetching"} & now().keys()
+
+
+def test_a_commit_is_sent_that_was_answered_before_offsets_that_took_long_to_be_read(sent):
+    cluster, now = sent
+    orders = ("orders", 0)
+    consumer, tool = cluster.consumer(), cluster.consumer("tool")
+
+    def slowly():
+        cluster.now_ns += 5 * SECOND
+        now()
+        cluster.now_ns += 5 * SECOND
+        consumer.commit("billing", {orders: 7})
+        cluster.now_ns += SECOND
+
+    partition = {"partitionIndex": 0, "committedOffset": 3, "errorCode": 0}
+    answer = {"groups": [{"groupId": "other", "topics": [{"name": "orders", "partitions": [partition]}]}]}
+    asked = {"groups": [{"groupId": "other", "topics": None}]}
+    tool.ask(OFFSET_FETCH, 8, asked, answer, meanwhile=slowly, begins=True)
+    assert {group: at.offset for (group, _), at in now()["committed"].items()} == {"billing": 7, "other": 3}
