@@ -1,5 +1,6 @@
 """Consumers that fall behind, as a capture: what clients and brokers say to each other, a second for each exchange."""
 
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -40,9 +41,16 @@ class Traffic:
         return pcap(self._packets)
 
     def say(
-        self, key: int, version: int, asked: Body, answered: Body | None, client: str = "c", broker: int = 1
+        self,
+        key: int,
+        version: int,
+        asked: Body,
+        answered: Body | None,
+        client: str = "c",
+        broker: int = 1,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """A request and, if there is one, its answer 1 ms later."""
+        """A request and, if there is one, its answer 1 ms later, or behind what happens meanwhile."""
         new = [40000 + len(self._connections), 1, 1, 0]
         state = self._connections.setdefault((client, broker), new)
         here, there = (b"\x0a\0\0\1", state[0]), (bytes((10, 0, 1, broker)), 9092)
@@ -51,6 +59,9 @@ class Traffic:
             ipv4(tcp(ask, source=here, target=there, seq=state[1], ack=state[2], flags=ACK), source=here, target=there)
         )
         state[1] += len(ask)
+        if meanwhile is not None:
+            self._now_ns += MS
+            meanwhile()
         if answered is not None:
             self._now_ns += MS
             reply = response(key, version, state[3], answered)
@@ -116,10 +127,10 @@ class Traffic:
         asked = {"transactionalId": transaction, "producerId": 7, "committed": committed}
         self.say(END_TXN, 1, asked, {"errorCode": error}, transaction, 2)
 
-    def fetch_offset(self, group: str, topic: str, offset: int) -> None:
+    def fetch_offset(self, group: str, topic: str, offset: int, **how: Any) -> None:
         asked = {"groupId": group, "topics": [{"name": topic, "partitionIndexes": [0]}]}
         told = {"partitionIndex": 0, "committedOffset": offset, "errorCode": 0}
-        self.say(OFFSET_FETCH, 5, asked, {"topics": [{"name": topic, "partitions": [told]}]})
+        self.say(OFFSET_FETCH, 5, asked, {"topics": [{"name": topic, "partitions": [told]}]}, **how)
 
     # --- what removes both ---------------------------------------------------------------------------------------
 

@@ -126,6 +126,21 @@ def scene(t):
     t.end("tx-aborted", False)
     t.end("tx-refused", True, error=51)
     t.commit_in("tx-only", "tx-only", "tx-only", 15)
+    t.commit("minus one", "minus one", 10)
+    t.produce("minus one", 10, 3)
+    t.commit("minus one", "minus one", -1)
+    t.produce("read late", 10, 3)
+    t.fetch_offset("read late", "read late", 2, client="tool", meanwhile=lambda: t.commit("read late", "read late", 12))
+    t.produce("tx-overtaken", 10, 10)
+    t.commit_in("tx-overtaken", "tx-overtaken", "tx-overtaken", 11)
+    t.commit_in("tx-overtaking", "tx-overtaken", "tx-overtaken", 14)
+    t.fetch_offset("tx-overtaken", "tx-overtaken", -1)
+    t.end("tx-overtaking", True)
+    t.end("tx-overtaken", True)
+    t.produce("tx-reset", 10, 10)
+    t.commit_in("tx-reset", "tx-reset", "tx-reset", 11)
+    t.commit("tx-reset", "tx-reset", 18)
+    t.end("tx-reset", True)
     # What removes it.
     for name in ("offset deleted", "group deleted", "topic deleted", "kept", "offset again"):
         t.commit(name, name, 10)
@@ -175,6 +190,9 @@ WHAT_HOLDS = {  # group: committed offset, end, lag
     "tx-refused": (10, 20, 10),
     "tx-open": (10, 20, 10),
     "tx-only": (None, None, None),
+    "read late": (12, 13, 1),
+    "tx-overtaken": (14, 20, 6),
+    "tx-reset": (18, 20, 2),
     "kept": (10, 13, 3),
     "offset again": (11, 13, 2),
     "other id": (5, 20, 15),

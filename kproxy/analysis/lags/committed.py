@@ -1,10 +1,11 @@
 """What groups have committed: the offset of each group, topic and partition, and what removed it.
 
-An OffsetCommit counts for each partition that the broker accepted, an OffsetFetch as the coordinator answers it, and a
-TxnOffsetCommit where its transaction was committed: an EndTxn of the same transactional id behind it, answered without
-error. Where no EndTxn was seen, or not what it said, the offset does not count (`is_pending`). Where somebody fetched
-`__consumer_offsets`, what coordinators wrote there counts too. An offset is removed by OffsetDelete, DeleteGroups, an
-OffsetFetch that finds none, and with its log (`ends.turns`).
+An OffsetCommit counts for each partition that the broker accepted, an OffsetFetch as the coordinator answers it, unless
+the group committed since it was asked, and a TxnOffsetCommit where its transaction was committed: an EndTxn of the same
+transactional id behind it, answered without error, and nothing that was accepted behind it counted before. Where no
+EndTxn was seen, or not what it said, the offset does not count (`is_pending`). Where somebody fetched
+`__consumer_offsets`, what coordinators wrote there counts too. An offset is removed by OffsetDelete, DeleteGroups, a
+commit of -1, an OffsetFetch that finds none, and with its log (`ends.turns`).
 
 Steps of a question over `partitions`, `exchanges`, `committed_offsets`, `group_events` and `changes`. Refuses to know
 where logs end.
@@ -27,7 +28,7 @@ def _chosen(columns: Sequence[str], row: str, **own: str) -> str:
 
 
 def places(columns: Sequence[str]) -> dict[str, str]:
-    """Step `said_places`: each offset that a group was said to have, in the order of `time`, when that was answered.
+    """Step `said_places`: each offset that a group was said to have, in the order of `time`, when that was so.
 
     It has `columns`, which a condition may name, of the message that said so; `of_group`, `of_topic`; `is_removal`, the
     offset is -1; `is_pending`, it does not count since nobody knows how its transaction ended.
@@ -49,14 +50,21 @@ def places(columns: Sequence[str]) -> dict[str, str]:
     deleted |= {"offset": "cast(-1 as bigint)", "of_topic": TOPIC, "of_group": "group_id", "is_removal": "true"}
     deleted["is_pending"] = "false"
     group = "coalesce(a.group_id, a.asked_group)"
+    offset = "coalesce(a.`offset`, -1)"
     of_commits = {
-        "time": "coalesce(a.ended_at, a.answered_at)",
+        "time": "timestamp_micros(a.counts_us)",
+        "offset": offset,
         "of_group": group,
-        "is_removal": "false",
+        "is_removal": f"{offset} < 0 and a.is_committed is not null",
         "is_pending": "a.is_committed is null",
     }
-    offset = "coalesce(a.`offset`, -1)"
-    of_reads = {"offset": offset, "of_group": group, "is_removal": f"{offset} < 0", "is_pending": "false"}
+    of_reads = {
+        "time": "timestamp_micros(cast(floor(a.request_start_ns / 1e3) as bigint))",
+        "offset": offset,
+        "of_group": group,
+        "is_removal": f"{offset} < 0",
+        "is_pending": "false",
+    }
     same_answer = " and ".join(f"q.{key} = a.{key}" for key in KEYS)
     same_exchange = " and ".join(f"x.{key} = a.{key}" for key in KEYS)
     return {
@@ -68,7 +76,7 @@ def places(columns: Sequence[str]) -> dict[str, str]:
             select q.*, coalesce(q.topic, q.topic_id) as of_topic, a.answered_at
             from partitions q join answers a on {same_answer} and q.`partition` = a.`partition`
                 and coalesce(q.topic, q.topic_id) = a.answered_topic
-            where q.api in ('OffsetCommit', 'TxnOffsetCommit') and q.direction = 'request' and q.`offset` >= 0""",
+            where q.api in ('OffsetCommit', 'TxnOffsetCommit') and q.direction = 'request'""",
         "accepted": of_exchanges("accepted_rows", COMMITTING, also=("transactional_id",)),
         # How transactions ended, by group: null where no event says it.
         "ended": """
@@ -93,16 +101,25 @@ def places(columns: Sequence[str]) -> dict[str, str]:
             where e.event in ('offsets_committed', 'offsets_aborted')
             group by n.cluster, n.transactional_id, n.us, e.group_id""",
         # Those of transactions that were not committed are left out; is_committed is null where nobody knows.
-        "counted": f"""
-            select a.*, o.ended_at, case when a.api = 'OffsetCommit' then 1 else o.is_committed end as is_committed
+        "known_commits": f"""
+            select a.*, {group} as of_group, unix_micros(coalesce(o.ended_at, a.answered_at)) as counts_us,
+                case when a.api = 'OffsetCommit' then 1 else o.is_committed end as is_committed
             from accepted a left join ends_behind x on {same_exchange}
             left join outcomes o on a.cluster is not distinct from o.cluster
                 and a.transactional_id = o.transactional_id and x.next_us = o.us and {group} = o.group_id
             where a.api = 'OffsetCommit' or coalesce(o.is_committed, 1) = 1""",
+        # A coordinator keeps what it wrote last, though the transaction of an earlier offset ends later.
+        "counted": f"""
+            select * from (
+                select *, min(case when is_committed = 1 then counts_us end) over (
+                    partition by {", ".join(PLACE)} order by unix_micros(answered_at), connection, `number`
+                    rows between 1 following and unbounded following) as newer_us
+                from known_commits) k
+            where newer_us is null or is_committed is null or newer_us >= counts_us""",
         "read_rows": f"""
             select *, {TOPIC} as of_topic from partitions
             where api = 'OffsetFetch' and direction = 'response' and coalesce(error_code, 0) = 0""",
-        "read_offsets": of_exchanges("read_rows", ("OffsetFetch",)),
+        "read_offsets": of_exchanges("read_rows", ("OffsetFetch",), also=("request_start_ns",)),
         "said_places": f"""
             select {_chosen(all_columns, "a", **of_commits)} from counted a
             union all
