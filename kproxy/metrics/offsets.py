@@ -73,7 +73,7 @@ class Position(NamedTuple):
 
     offset: int
     written_ms: int
-    reported_ns: int  # when that was learned
+    reported_ns: int  # when that was learned; of an OffsetFetch, when it was asked: a commit since then is newer
     source: int = FETCH  # from which API
     written_by_ns: int = 0  # when the coordinator wrote what a request of the group committed last
 
@@ -220,7 +220,8 @@ class Offsets:
 
     def __init__(self, topics: Topics, evicted: dict[str, int] | None = None) -> None:
         self.logs: dict[Key, Log] = {}
-        self.committed: dict[tuple[str, Key], Position] = {}  # the last one reported comes last
+        self.committed: dict[tuple[str, Key], Position] = {}  # the last one learned comes last
+        self.learned = 0  # how often one was: as many at the end of `committed` are new, at most
         self.seen: dict[str, None] = {}  # groups to ask for, whatever else is known of them, the last one seen last
         # Offsets of open transactions, and when the coordinator wrote them.
         self._pending: dict[str, dict[tuple[str, Key], tuple[int, int]]] = {}  # by transactional id
@@ -359,7 +360,7 @@ class Offsets:
         answered = exchange.response_body
         if answered is None:
             return
-        asked_ns, now_ns = exchange.request_start, exchange.response_end
+        asked_ns = exchange.request_start
         for partition in answered.partitions:
             group = exchange.group_id if partition.group_id is None else partition.group_id
             if group is None or partition.error_code or (named := self._named(key_of(partition))) is None:
@@ -370,7 +371,7 @@ class Offsets:
             if partition.offset < 0 and known is None:
                 continue
             if not self.is_removed(named, asked_ns, group[:MAX_LABEL]):
-                self._commit(group, named, partition.offset, now_ns, OFFSET_FETCH)
+                self._commit(group, named, partition.offset, asked_ns, OFFSET_FETCH)
 
     def _commit(self, group: str, key: Key, offset: int, now_ns: int, source: int, written_ns: int = 0) -> None:
         """A group has this offset, -1: none; `written_ns`: when its coordinator wrote that, if a request shows it."""
@@ -394,6 +395,7 @@ class Offsets:
             self._uncommit(next(iter(committed)))
             self.evicted[COMMITTED] += 1
         committed[name] = position
+        self.learned += 1
         self._groups.setdefault(named, set()).add(name[0])
 
     def _uncommit(self, name: tuple[str, Key]) -> None:
@@ -440,7 +442,6 @@ class Offsets:
         offsets: Mapping[tuple[str, int], int],
         known: Iterable[Key],
         asked_ns: int,
-        now_ns: int,
         is_listed: Callable[[str], bool],
     ) -> None:
         """All that a group has committed, as its coordinator answered a question of `asked_ns`.
@@ -454,13 +455,13 @@ class Offsets:
             if position is None or position.reported_ns > asked_ns or key in offsets:
                 continue
             if isinstance(topic, str) and is_listed(topic):
-                self._remove(("offset", group, *key), now_ns)
+                self._remove(("offset", group, *key), asked_ns)
                 self._uncommit((group, key))
         for partition, offset in offsets.items():
             position = self.committed.get((group, partition))
             is_newer = position is not None and position.reported_ns > asked_ns
             if not is_newer and not self.is_removed(partition, asked_ns, group):
-                self._commit(group, partition, offset, now_ns, OFFSET_FETCH)
+                self._commit(group, partition, offset, asked_ns, OFFSET_FETCH)
 
     # --- what ends both ----------------------------------------------------------------------------------------------
 
@@ -597,6 +598,7 @@ class Offsets:
 
     def _rename(self, identity: UUID, name: str) -> None:
         """The name of a topic has become known whose id was used so far."""
+        self.learned += len(self.committed)
         for key in [key for key in {*self.logs, *self._groups} if key[0] == identity]:
             named = name, key[1]
             log = self.logs.pop(key, None)

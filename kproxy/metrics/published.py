@@ -40,8 +40,8 @@ class Published:
         self._sent: dict[Place, int] = {}
         self._counts: dict[Place, int] = {}  # of units that are seen to have changed without pickling them
         self._logs: dict[str, dict[Key, int]] = {}  # digests of the ends of logs sent, by cluster
+        self._learned: dict[str, int] = {}  # commits sent, by cluster
         self._named: dict[str, int] = {}  # names of topics sent, by cluster
-        self._lagged_ns = 0  # when consumers were last sent, by the clock of the events
         self._lock = asyncio.Lock()
 
     async def changes(self, with_lags: bool) -> AsyncIterator[list[Change]]:
@@ -94,8 +94,6 @@ class Published:
                     yield (NAMES, name), pickle.dumps(names.copy())
             if with_lags and cluster.lags is not None:
                 yield from self._lags(name, cluster.lags, seen)
-        if with_lags:
-            self._lagged_ns = now_ns
         gone = [path for path in self._sent if path[0] in (TOPIC, CLIENT, PUSHED) and path not in seen]
         if with_lags:
             gone += [path for path in self._sent if path[0] == FETCHING and path not in seen]
@@ -105,16 +103,16 @@ class Published:
             del self._named[name]
         for name in self._logs.keys() - clusters:
             del self._logs[name]
+            self._learned.pop(name, None)
         for path in gone:
             del self._sent[path]
             self._counts.pop(path, None)
             yield path, None
 
     def _lags(self, name: str, lags: Any, seen: set[Place]) -> Iterator[Change | None]:
-        """Consumers and ends of logs that were reported since the last time; the clock may stand still a little."""
-        # An answer that began before the last time and ended behind it is reported at its beginning: so logs and
-        # consumers are compared with what was sent of them.
-        since_ns = self._lagged_ns
+        """Consumers, commits and ends of logs that are new since the last time."""
+        # An answer that takes long is reported when it began, before others that have been sent: so logs and consumers
+        # are compared with what was sent of them, and commits are counted.
         if lags.seen:
             yield self._if_changed((SEEN, name), list(lags.seen))
         if lags.removed:
@@ -131,11 +129,10 @@ class Published:
             if self._sent.get(path) != at:
                 self._sent[path] = at
                 yield path, pickle.dumps((each.client_id, each.asked_ns, each.positions, each.left))
-        committed = lags.committed.copy()
-        for key in reversed(committed):  # the latest come last
-            if committed[key].reported_ns < since_ns - 10**9:
-                break
+        committed, learned = lags.committed.copy(), lags.learned
+        for key in islice(reversed(committed), learned - self._learned.get(name, 0)):  # the latest come last
             yield (COMMITTED, name, key), pickle.dumps(committed[key])
+        self._learned[name] = learned
 
     def _if_counted(self, path: Place, unit: Any, count: int) -> Change | None:
         if self._counts.get(path) == count:

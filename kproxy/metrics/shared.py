@@ -135,11 +135,12 @@ class Shared:
                 self._ending(path[1]).lowered[self._named(path[1], path[2])] = lower
         elif path[0] == COMMITTED and known is not None and known.reported_ns > value.reported_ns:
             value = known
-        limit = MAX_LOGS + MAX_COMMITTED
-        if len(self._latest) >= limit:
-            oldest = next(iter(self._latest))
-            del self._latest[oldest]
-            self._count_evicted(oldest)
+        limit = (MAX_LOGS + MAX_COMMITTED) * max(1, len(self._own.clusters))
+        if len(self._latest) >= limit and path[0] in _OF_LAG:
+            oldest = next((each for each in self._latest if each[0] in _OF_LAG), None)
+            if oldest is not None:  # names and removals, one of each cluster, are bounded by themselves
+                del self._latest[oldest]
+                self._count_evicted(oldest)
         self._latest[path] = value
 
     def _later(self, path: Place, known: Log | None, log: Log) -> Log | None:

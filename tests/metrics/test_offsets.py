@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from kproxy.metrics import Metrics, lag, offsets
+from kproxy.metrics import shared as shared_cells
 from kproxy.metrics.named import EXPIRY_NS, Topics
 from kproxy.metrics.published import Published
 from kproxy.metrics.shared import Shared
@@ -564,7 +565,7 @@ def test_an_offset_that_was_committed_behind_that_of_a_transaction_stays(cluster
     cluster.now_ns += S
     member.commit("shop", {ORDERS: 50})
     cluster.now_ns += S
-    lags.told_offsets("shop", {ORDERS: 50}, (), cluster.now_ns, cluster.now_ns, lambda _: True)
+    lags.told_offsets("shop", {ORDERS: 50}, (), cluster.now_ns, lambda _: True)
     end_transaction(member, 3, commits=True)
     assert records(cluster) == {("shop", "orders"): 50}
     cluster.now_ns += S
@@ -686,7 +687,7 @@ def test_a_partition_that_its_broker_does_not_know_any_more_is_gone(cluster):
     assert not records(cluster) and not unknown(cluster)
     lags = cluster.metrics.cluster("default").lags
     assert lags.groups() == ["billing"]  # a broker that has just started may know no topic: its coordinator is asked
-    lags.told_offsets("billing", {ORDERS: 900}, (), cluster.now_ns + S, cluster.now_ns + S, lambda _: True)
+    lags.told_offsets("billing", {ORDERS: 900}, (), cluster.now_ns + S, lambda _: True)
     lags.told_ends({ORDERS: (1000, 0)}, cluster.now_ns + S, cluster.now_ns + S)
     assert records(cluster) == {("billing", "orders"): 100}
 
@@ -865,3 +866,51 @@ def test_a_worker_is_told_of_what_another_saw_end():
     spread(shared, one, other)
     lags = shared.lags("default")
     assert (lags.logs[ORDERS].high_watermark, lags.committed["kept", ORDERS].offset) == (20, 13)
+
+
+@pytest.mark.parametrize("by_asking", [True, False])
+def test_offsets_that_were_asked_for_before_a_commit_do_not_replace_that_of_another_worker(by_asking):
+    """Asked by kproxy itself, or by a tool whose worker does not see the commit; whatever is reported first."""
+    (one, member), (other, tool) = two_workers()
+    fetch(member, ORDERS, 0, 1000)
+    member.commit("billing", {ORDERS: 10})
+    shared, _ = together(one)
+    lags, asked_ns = shared.lags("default"), one.now_ns + S
+
+    def commits():
+        one.now_ns = asked_ns + S
+        member.commit("billing", {ORDERS: 900})
+        other.now_ns = asked_ns + 2 * S
+
+    other.now_ns = asked_ns
+    if by_asking:
+        commits()
+        lags.told_offsets("billing", {ORDERS: 10}, (), asked_ns, lambda _: True)
+        shared.told("default", lags, asked_ns)
+        shared.take(id(one), published(Published(one.metrics)))
+        lags = shared.lags("default")
+        lags.told_offsets("billing", {}, [ORDERS], asked_ns, lambda _: True)
+        shared.told("default", lags, asked_ns)
+        assert shared.lags("default").committed["billing", ORDERS].offset == 900
+    else:
+        fetch_offsets(tool, "billing", {ORDERS: 10}, meanwhile=commits)
+        shared, _ = together(one, other)
+        assert shared.lags("default").committed["billing", ORDERS].offset == 900
+
+
+def test_names_of_topics_and_removals_are_kept_where_offsets_fall_out_of_the_bounds(monkeypatch):
+    for module, name, most in ((shared_cells, "MAX_LOGS", 4), (shared_cells, "MAX_COMMITTED", 4)):
+        monkeypatch.setattr(module, name, most)
+    own, cluster = Metrics(), Cluster()
+    own.cluster("default")
+    member = cluster.consumer(version=13)
+    name_topics(member, IDS)
+    delete_groups(member, {"gone": 0})
+    shared, published_by = Shared(own), Published(cluster.metrics)
+    for number in range(30):
+        cluster.now_ns += S
+        fetch(member, ("orders", number), 0, 10)
+        shared.take(1, published(published_by))
+    assert own.cluster("default").lag_evicted["end"] == 24  # of eight, names and removals are two
+    assert {topic for topic, _ in shared.lags("default").logs} == {"orders"}
+    assert ("group", "gone") in shared.lags("default").removed

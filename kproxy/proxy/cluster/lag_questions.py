@@ -200,7 +200,7 @@ class LagQuestions:
             keys = lags.committed_keys()
             for number, (group, offsets) in enumerate(answer.found.items()):
                 known = keys.get(group, ())
-                lags.told_offsets(group, offsets, known, asked_ns, self._now_ns(), self._is_listed)
+                lags.told_offsets(group, offsets, known, asked_ns, self._is_listed)
                 if number % GROUPS_PER_TURN == 0:
                     await asyncio.sleep(0)
 
