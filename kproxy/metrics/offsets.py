@@ -9,8 +9,9 @@ what the former leader says does not raise it again for FENCED_NS, nor does an a
 
 The committed offset of a group comes from OffsetCommit, for each partition that the broker accepted, and from
 OffsetFetch, unless the group has committed since that was asked. Offsets of a TxnOffsetCommit count when an EndTxn
-commits their transaction, by its transactional id, unless the group has committed others in the meantime; where that
-goes to another process, their group is one to ask for. A commit of -1 leaves a group without an offset.
+commits their transaction, by its transactional id, unless the group has committed others in the meantime, or was
+deleted, or they or their topic were; where that goes to another process, their group is one to ask for. A commit of -1
+leaves a group without an offset.
 
 kproxy may ask brokers itself (`told_ends`, `told_offsets`): a leader's answer also lowers an end that nothing has
 raised since the question, and what a coordinator does not list is removed. What passed after the question is newer.
@@ -351,8 +352,10 @@ class Offsets:
         asked = exchange.request_body
         if asked is not None and asked.is_commit:
             for (group, key), (offset, written_ns) in offsets.items():
-                known = self.committed.get((group, self._named(key) or key))
-                if known is None or known.written_by_ns <= written_ns:  # else what was written later stays
+                named = self._named(key) or key
+                known = self.committed.get((group, named))
+                is_latest = known is None or known.written_by_ns <= written_ns  # else what was written later stays
+                if is_latest and not self.is_removed(named, written_ns, group):
                     self._commit(group, key, offset, exchange.response_end, TXN_OFFSET_COMMIT, written_ns)
 
     def fetched_offsets(self, exchange: Exchange) -> None:

@@ -137,6 +137,15 @@ def scene(t):
     t.fetch_offset("tx-overtaken", "tx-overtaken", -1)
     t.end("tx-overtaking", True)
     t.end("tx-overtaken", True)
+    for name, delete in (
+        ("tx-topic deleted", t.delete_topic),
+        ("tx-group deleted", t.delete_group),
+        ("tx-offset deleted", lambda name: t.delete_offset(name, name)),
+    ):
+        t.produce(name, 10, 10)
+        t.commit_in(name, name, name, 11)
+        delete(name)
+        t.end(name, True)
     t.produce("tx-reset", 10, 10)
     t.commit_in("tx-reset", "tx-reset", "tx-reset", 11)
     t.commit("tx-reset", "tx-reset", 18)

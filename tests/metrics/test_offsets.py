@@ -577,6 +577,27 @@ def test_an_offset_that_was_committed_behind_that_of_a_transaction_stays(cluster
     assert records(cluster) == {("shop", "orders"): 30}
 
 
+def test_what_was_deleted_in_the_meantime_is_not_committed_by_a_transaction(cluster):
+    member = cluster.consumer()
+    for topic in (ORDERS, CLICKS):
+        fetch(member, topic, 0, 100)
+        member.commit("shop", {topic: 5})
+    deletions = (
+        lambda: delete_topics(member, {"orders": 0}),
+        lambda: delete_groups(member, {"shop": 0}),
+        lambda: delete_offsets(member, "shop", {ORDERS: 0}),
+    )
+    for delete in deletions:
+        cluster.now_ns += S
+        fetch(member, ORDERS, 0, 100)
+        commit_in_transaction(member, 3, {ORDERS: 10})
+        cluster.now_ns += S
+        delete()
+        cluster.now_ns += S
+        end_transaction(member, 3, commits=True)
+        assert ("shop", "orders") not in records(cluster) and not unknown(cluster)
+
+
 def test_offsets_of_transactions_that_never_end_are_bounded(cluster, monkeypatch):
     monkeypatch.setattr(offsets, "MAX_PENDING", 3)
     producer = cluster.consumer()

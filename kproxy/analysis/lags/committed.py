@@ -19,7 +19,7 @@ from kproxy.analysis.pieces import EXCHANGE_NAMES, KEYS, TOPIC, name, of_exchang
 COMMITTING = ("OffsetCommit", "TxnOffsetCommit")
 COMMITS = "api in ('OffsetCommit', 'TxnOffsetCommit')"
 PLACE = ("cluster", "of_group", "of_topic", "`partition`")  # of an offset
-_OWN = ("of_topic", "of_group", "is_removal", "is_pending")  # beside what conditions may name
+_OWN = ("of_topic", "of_group", "is_removal", "is_pending", "written_us")  # beside what conditions may name
 
 
 def _chosen(columns: Sequence[str], row: str, **own: str) -> str:
@@ -31,7 +31,8 @@ def places(columns: Sequence[str]) -> dict[str, str]:
     """Step `said_places`: each offset that a group was said to have, in the order of `time`, when that was so.
 
     It has `columns`, which a condition may name, of the message that said so; `of_group`, `of_topic`; `is_removal`, the
-    offset is -1; `is_pending`, it does not count since nobody knows how its transaction ended.
+    offset is -1; `is_pending`, it does not count since nobody knows how its transaction ended; `written_us`, when the
+    coordinator wrote it, which is before `time` where a transaction had to end first.
     """
     all_columns = (*columns, *_OWN)
     blank = dict.fromkeys((*columns, *EXCHANGE_NAMES), "null")
@@ -43,12 +44,13 @@ def places(columns: Sequence[str]) -> dict[str, str]:
         "of_group": "group_id",
         "is_removal": "coalesce(`offset`, -1) < 0",
         "is_pending": "false",
+        "written_us": "unix_micros(`time`)",
     }
     deleted = {each: name(each) for each in columns if each not in EXCHANGE_NAMES} | dict.fromkeys(
         EXCHANGE_NAMES, "cast(null as string)"
     )
     deleted |= {"offset": "cast(-1 as bigint)", "of_topic": TOPIC, "of_group": "group_id", "is_removal": "true"}
-    deleted["is_pending"] = "false"
+    deleted |= {"is_pending": "false", "written_us": "unix_micros(`time`)"}
     group = "coalesce(a.group_id, a.asked_group)"
     offset = "coalesce(a.`offset`, -1)"
     of_commits = {
@@ -57,13 +59,16 @@ def places(columns: Sequence[str]) -> dict[str, str]:
         "of_group": group,
         "is_removal": f"{offset} < 0 and a.is_committed is not null",
         "is_pending": "a.is_committed is null",
+        "written_us": "unix_micros(a.answered_at)",
     }
+    asked_us = "cast(floor(a.request_start_ns / 1e3) as bigint)"
     of_reads = {
-        "time": "timestamp_micros(cast(floor(a.request_start_ns / 1e3) as bigint))",
+        "time": f"timestamp_micros({asked_us})",
         "offset": offset,
         "of_group": group,
         "is_removal": f"{offset} < 0",
         "is_pending": "false",
+        "written_us": asked_us,
     }
     same_answer = " and ".join(f"q.{key} = a.{key}" for key in KEYS)
     same_exchange = " and ".join(f"x.{key} = a.{key}" for key in KEYS)
@@ -151,16 +156,17 @@ def since(step: str = "") -> dict[str, str]:
                 select *{named} from (select *, timestamp_micros(us) as `time` from turns where is_lost) t) t
             group by {OF}{by}""",
         "stated": f"""
-            select *, max(case when is_removal then unix_micros(`time`) end) over (
-                partition by {", ".join(PLACE)}{by}) as removed_us
-            from (select *{named} from said_places where of_group is not null) p""",
+            select *, max(case when is_removal then unix_micros(`time`) end) over place as removed_us,
+                max(case when is_removal and coalesce(api, '') <> 'OffsetFetch' then written_us end) over place
+                    as deleted_us
+            from (select *{named} from said_places where of_group is not null) p
+            window place as (partition by {", ".join(PLACE)}{by})""",
         "since": f"""
             select s.* from stated s
             left join groups_gone g on s.cluster is not distinct from g.of_cluster and s.of_group = g.gone_group
                 {same_step.format("g")}
             left join logs_gone l on s.cluster is not distinct from l.cluster and s.of_topic = l.topic
                 and s.`partition` = l.`partition`{same_step.format("l")}
-            where not s.is_removal
-                and unix_micros(s.`time`)
-                    > greatest(coalesce(s.removed_us, -1), coalesce(g.us, -1), coalesce(l.us, -1))""",
+            where not s.is_removal and unix_micros(s.`time`) > coalesce(s.removed_us, -1)
+                and s.written_us > greatest(coalesce(s.deleted_us, -1), coalesce(g.us, -1), coalesce(l.us, -1))""",
     }
