@@ -495,7 +495,7 @@ class Offsets:
         """
         named = self._named(key)
         log = None if named is None else self.logs.get(named)
-        if log is None or named is None or (log.broker is not None and log.broker != broker):
+        if log is None or named is None or log.broker != broker:
             return
         for group in self._groups.get(named, ()):  # a broker that has just started may err: their coordinators know
             self.note_group(group)
@@ -605,12 +605,14 @@ class Offsets:
         for key in [key for key in {*self.logs, *self._groups} if key[0] == identity]:
             named = name, key[1]
             log = self.logs.pop(key, None)
-            if log is not None and named not in self.logs:
+            known = self.logs.get(named)
+            if log is not None and (known is None or known.high_watermark < log.high_watermark):
                 self.logs[named] = log
             for group in tuple(self._groups.get(key, ())):
                 position = self.committed.get((group, key))
                 self._uncommit((group, key))
-                if position is not None and (group, named) not in self.committed:
+                before = self.committed.get((group, named))
+                if position is not None and (before is None or before.reported_ns < position.reported_ns):
                     self.committed[group, named] = position
                     self._groups.setdefault(named, set()).add(group)
         self.committed = dict(sorted(self.committed.items(), key=lambda item: item[1].reported_ns))

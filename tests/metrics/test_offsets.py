@@ -704,6 +704,11 @@ def test_a_partition_that_its_broker_does_not_know_any_more_is_gone(cluster):
     member.commit("billing", {ORDERS: 900})
     fetch(elsewhere, ORDERS, 1000, -1, error=UNKNOWN_TOPIC)  # it may not have heard of the topic yet
     assert records(cluster) == {("billing", "orders"): 100}
+    member.commit("asked", {CLICKS: 5})
+    cluster.metrics.cluster("default").lags.told_ends({CLICKS: (9, 0)}, cluster.now_ns, cluster.now_ns)
+    fetch(elsewhere, CLICKS, 9, -1, error=UNKNOWN_TOPIC)
+    assert records(cluster).pop(("asked", "clicks")) == 4
+    delete_groups(member, {"asked": 0})
     fetch(member, ORDERS, 1000, -1, error=UNKNOWN_TOPIC)
     assert not records(cluster) and not unknown(cluster)
     lags = cluster.metrics.cluster("default").lags
@@ -724,6 +729,18 @@ def test_offsets_by_id_and_by_name_are_of_one_topic(cluster):
     assert records(cluster) == {("billing", "orders"): 5}
     delete_topics(admin, {"orders": 0})
     assert not records(cluster)
+
+
+def test_of_offsets_by_id_and_by_name_the_newer_one_and_the_higher_end_count(cluster):
+    member, other = cluster.consumer(version=13), cluster.consumer("other")
+    member.fetch({ORDERS: 0}, {ORDERS: (100, None)})
+    fetch(other, ORDERS, 0, 90)
+    other.commit("billing", {ORDERS: 5})
+    cluster.now_ns += S
+    member.commit("billing", {ORDERS: 50}, 10)
+    cluster.now_ns += S
+    name_topics(other, IDS)
+    assert records(cluster) == {("billing", "orders"): 50}
 
 
 # --- unknown, and bounds ---------------------------------------------------------------------------------------------
