@@ -15,15 +15,17 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import islice
 from typing import Any, Protocol, TypeVar
+from uuid import UUID
 
 from kproxy.errors import ProtocolError, UpstreamError
 from kproxy.metrics import Metrics
 from kproxy.metrics.cells import ClusterCells
 from kproxy.metrics.lag import Lags
+from kproxy.metrics.offsets import Key
 from kproxy.protocol.apis import (
     CLUSTER_AUTHORIZATION_FAILED,
     FIND_COORDINATOR,
@@ -198,11 +200,25 @@ class LagQuestions:
             if answer is None:
                 continue
             keys = lags.committed_keys()
+            await self._find_hidden(brokers, answer.found, keys)
             for number, (group, offsets) in enumerate(answer.found.items()):
                 known = keys.get(group, ())
                 lags.told_offsets(group, offsets, known, asked_ns, self._is_listed)
                 if number % GROUPS_PER_TURN == 0:
                     await asyncio.sleep(0)
+
+    async def _find_hidden(
+        self, brokers: "_Brokers", found: Mapping[str, Mapping[Partition, int]], keys: Mapping[str, list[Key]]
+    ) -> None:
+        """Ask once more which topics may be described, where coordinators left some out: it may have been revoked."""
+        left_out: set[str | UUID | None] = set()
+        for group, offsets in found.items():
+            left_out |= {topic for topic, _ in keys.get(group, ())} - {topic for topic, _ in offsets}
+        in_doubt = [topic for topic in self._listed if topic in left_out]
+        for topic in in_doubt:
+            self._leaders.pop(topic, None)
+            self._listed.discard(topic)
+        await self._find_leaders(brokers, in_doubt)
 
     async def _ask_ends(self, brokers: "_Brokers", lags: Lags) -> None:
         wanted = [

@@ -272,6 +272,24 @@ def test_what_kproxy_may_not_describe_stays_as_it_passed(caplog: pytest.LogCaptu
     asking(test)
 
 
+def test_offsets_of_a_topic_that_kproxy_may_no_longer_describe_are_not_taken_for_deleted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(here: Asking) -> None:
+        for topic in ("hidden", "t"):
+            here.commit("g", (topic, 0), 3)
+            here.brokers.ends[topic, 0] = 10
+        assert await here.questions.round()
+        here.brokers.refused = {"hidden": TOPIC_AUTHORIZATION_FAILED}
+        del here.brokers.committed["g"]["t", 0]
+        for _ in range(2):
+            assert await here.questions.round()
+            assert here.behind() == {("g", "hidden"): 7}
+        assert "Metadata of hidden is refused to kproxy, TOPIC_AUTHORIZATION_FAILED" in caplog.text
+
+    asking(test)
+
+
 def test_brokers_that_want_a_login(caplog: pytest.LogCaptureFixture) -> None:
     async def test(here: Asking) -> None:
         here.commit("g", ("t", 0), 3)
