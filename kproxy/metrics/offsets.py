@@ -29,6 +29,7 @@ events, records' timestamps with the wall clock. Refuses to know connections, an
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -54,6 +55,7 @@ MAX_LOGS = 16 * 1024
 MAX_COMMITTED = 64 * 1024
 MAX_REMOVED = 16 * 1024
 MAX_SEEN = 4096
+MAX_LOST = 100  # groups that are asked for though what they had committed was deleted: one request
 MAX_PENDING = 16 * 1024  # offsets of open transactions
 FENCED_NS = 30 * 10**9  # for so long a former leader may not know that it is none: broker.session.timeout.ms is 9 s
 MARKS = 16  # of a log: stretches whose age is known (a consumer commits what it has just fetched), and earlier ends
@@ -423,8 +425,13 @@ class Offsets:
         self.seen[group[:MAX_LABEL]] = None
 
     def groups(self) -> list[str]:
-        """The groups that commit offsets. Those whose names were cut are left out: brokers do not know them."""
-        return [group for group in {*self.seen, *(of[0] for of in self.committed)} if len(group) < MAX_LABEL]
+        """The groups that commit offsets, and those that did last before these were deleted: they may do so elsewhere.
+
+        Those whose names were cut are left out: brokers do not know them.
+        """
+        lost = (str(removal[1]) for removal in reversed(self.removed) if removal[0] in ("group", "offset"))
+        named = {*self.seen, *(of[0] for of in self.committed), *islice(dict.fromkeys(lost), MAX_LOST)}
+        return [group for group in named if len(group) < MAX_LABEL]
 
     def told_ends(self, ends: Mapping[tuple[str, int], tuple[int, int]], asked_ns: int, now_ns: int) -> None:
         """The end and leader epoch of each log, as its leader answered a question of `asked_ns`."""

@@ -712,7 +712,7 @@ def test_a_partition_that_its_broker_does_not_know_any_more_is_gone(cluster):
     fetch(member, ORDERS, 1000, -1, error=UNKNOWN_TOPIC)
     assert not records(cluster) and not unknown(cluster)
     lags = cluster.metrics.cluster("default").lags
-    assert lags.groups() == ["billing"]  # a broker that has just started may know no topic: its coordinator is asked
+    assert "billing" in lags.groups()  # a broker that has just started may know no topic: its coordinator is asked
     lags.told_offsets("billing", {ORDERS: 900}, (), cluster.now_ns + S, lambda _: True)
     lags.told_ends({ORDERS: (1000, 0)}, cluster.now_ns + S, cluster.now_ns + S)
     assert records(cluster) == {("billing", "orders"): 100}

@@ -217,6 +217,24 @@ def test_what_traffic_does_not_show_is_asked(offers: dict[int, int]) -> None:
     asking(test, offers)
 
 
+def test_a_group_that_was_deleted_is_asked_for_still() -> None:
+    """It may commit again where kproxy does not see it."""
+
+    async def test(here: Asking) -> None:
+        here.brokers.ends = {("t", 0): 10}
+        here.commit("deleted here", ("t", 0), 3)
+        here.lags._groups_gone({"deleted here"}, here.metrics.now_ns())
+        here.commit("deleted elsewhere", ("t", 0), 3)
+        here.brokers.committed.clear()
+        assert await here.questions.round()
+        assert here.behind() == {}
+        here.brokers.committed = {"deleted here": {("t", 0): 4}, "deleted elsewhere": {("t", 0): 5}}
+        assert await here.questions.round()
+        assert here.behind() == {("deleted here", "t"): 6, ("deleted elsewhere", "t"): 5}
+
+    asking(test)
+
+
 def test_what_passes_after_the_question_is_newer() -> None:
     async def test(here: Asking) -> None:
         here.commit("g", ("t", 0), 3)
