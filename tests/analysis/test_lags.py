@@ -104,6 +104,10 @@ def scene(t):
     t.commit("truncated", "truncated", 10)
     t.fetch("truncated", 10, 50, epoch=3)
     t.fetch("truncated", 10, 30, epoch=4)
+    t.commit("former leader", "former leader", 10)
+    t.fetch("former leader", 10, 50, epoch=3)
+    t.fetch("former leader", 10, 30, epoch=4, broker=2)
+    t.fetch("former leader", 10, 50, epoch=3, client="late")
     t.commit("elected", "elected", 10)
     t.fetch("elected", 10, 50, epoch=3)
     t.fetch("elected", 10, 30, epoch=4, rack="b", broker=2)  # a follower's
@@ -190,6 +194,7 @@ WHAT_HOLDS = {  # group: committed offset, end, lag
     "listed": (10, 20, 10),
     "no end": (10, None, None),
     "truncated": (10, 30, 20),
+    "former leader": (10, 30, 20),
     "elected": (10, 50, 40),
     "partly": (10, 13, 3),
     "cut": (10, 13, 3),

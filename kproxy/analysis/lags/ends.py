@@ -13,6 +13,7 @@ LOG = ("cluster", "topic", "`partition`")
 OF = ", ".join(LOG)
 GONE = "(3, 100)"  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
 FAR = 2**62  # behind every time
+FENCED_US = 30_000_000  # for so long a former leader may not know that it is none (`kproxy.metrics.offsets`)
 
 # What answers tell of ends, followers' too: KEYS, time, us, cluster, topic, partition, end_offset. is_start: it may be
 # a new log, empty or a Produce wrote its beginning; is_mark: told by a high watermark or a ListOffsets; is_leaders: by
@@ -34,7 +35,8 @@ def same(one: str, other: str) -> str:
 def turns() -> dict[str, str]:
     """Step `turns` (cluster, topic, partition, us, is_lost), behind `told_ends`: what a log was is over.
 
-    is_lost: the log is no more, and with it the offsets that groups have committed; else it was truncated.
+    is_lost: the log is no more, and with it the offsets that groups have committed; else it was truncated. Step
+    `current_ends`: the rows of `told_ends` but those of former leaders, told behind the truncation.
     """
     return {
         **_of_topics(),
@@ -63,7 +65,7 @@ def lives() -> dict[str, str]:
             from (select distinct {OF}, us from turns) t window of_log as (partition by {OF} order by us)""",
         "lived_ends": f"""
             select t.*, coalesce(l.life, 0) as life
-            from told_ends t left join lives l
+            from current_ends t left join lives l
                 on {same("t", "l")} and t.us > l.from_us and t.us <= coalesce(l.until_us, {FAR})""",
     }
 
@@ -150,6 +152,7 @@ def _of_truncations() -> dict[str, str]:
     """Step `truncated`: a leader of the newest epoch told a lower end than was known; `us` is just before that."""
     asked = "direction = 'request' and api in ('Fetch', 'ListOffsets') and leader_epoch >= 0"
     keys = " and ".join(f"q.{key} = a.{key}" for key in KEYS)
+    same_row = " and ".join(f"t.{key} = f.{key}" for key in (*KEYS, "topic", "`partition`"))
     return {
         "epochs": f"""
             select {", ".join(KEYS)}, cluster, {TOPIC} as topic, `partition`, leader_epoch,
@@ -167,4 +170,10 @@ def _of_truncations() -> dict[str, str]:
             select n.cluster, n.topic, n.`partition`, n.new_us - 1 as us
             from told_newest n join told_ends t on {same("n", "t")} and t.us < n.new_us
             group by n.cluster, n.topic, n.`partition`, n.new_us having max(t.end_offset) > max(n.new_end)""",
+        "fenced": f"""
+            select {", ".join(f"e.{key}" for key in KEYS)}, e.topic, e.`partition`, t.us as from_us
+            from epochs e join truncated t on {same("e", "t")} where e.leader_epoch < e.newest""",
+        "current_ends": f"""
+            select t.* from told_ends t left join fenced f on {same_row}
+            where coalesce(t.us <= f.from_us or t.us > f.from_us + {FENCED_US}, true)""",
     }

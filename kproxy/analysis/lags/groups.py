@@ -121,7 +121,8 @@ def _at_the_end(where: str | None) -> dict[str, str]:
             from {_timed("since")} where {where or "true"} group by {", ".join(PLACE)}""",
         # The record at an offset was written after the log ended there or before, and after the record before it.
         "told_marks": f"""
-            select `time`, {OF}, us as told_us, us, end_offset, end_offset as mark_offset, is_leaders from told_ends
+            select `time`, {OF}, us as told_us, us, end_offset, end_offset as mark_offset, is_leaders
+            from current_ends
             union all
             select `time`, {OF}, us, null, null, null, true from leaders_answers
             union all
