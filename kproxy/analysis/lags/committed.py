@@ -61,7 +61,8 @@ def places(columns: Sequence[str]) -> dict[str, str]:
         "is_pending": "a.is_committed is null",
         "written_us": "unix_micros(a.answered_at)",
     }
-    asked_us = "cast(floor(a.request_start_ns / 1e3) as bigint)"
+    # Of an answer whose exchange is not there the time is its own.
+    asked_us = "coalesce(cast(floor(a.request_start_ns / 1e3) as bigint), unix_micros(a.`time`))"
     of_reads = {
         "time": f"timestamp_micros({asked_us})",
         "offset": offset,
