@@ -19,6 +19,8 @@ import pyarrow.parquet
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kproxy.demo import app
+
 COMMAND = [sys.executable, "-c", "from kproxy.cli import main; main()", "demo"]
 
 
@@ -127,6 +129,17 @@ def test_what_could_not_be_recorded_is_told_at_the_end(tmp_path):
     said, errors = process.communicate(timeout=60)
     assert process.returncode == 2 and "recorded into" not in said
     assert re.search(rf"\nkproxy: not all was recorded into {place}: \d+ events are lost", errors), errors
+
+
+def test_a_line_is_one_line_of_its_terminal_and_whole_elsewhere(tmp_path, monkeypatch):
+    line = "12.3 requests/s  " * 20
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours), (tmp_path / "log").open("w") as file:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert app._cut(line) == line[:79]
+        monkeypatch.setattr(sys, "stdout", file)
+        assert app._cut(line) == line
 
 
 @pytest.mark.ring2
