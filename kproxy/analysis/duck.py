@@ -205,7 +205,13 @@ class Tables(Mapping[str, Frame]):
         import duckdb
 
         self.names()
-        statements = self._connection.extract_statements(text)
+        try:
+            statements = self._connection.extract_statements(text)
+        except duckdb.ParserException:
+            if (word := self._reserved_column(text)) is None:
+                raise
+            said = f'the query cannot be read: {word} is a word of SQL, as a column it is written "{word}"'
+            raise KproxyError(said) from None
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise KproxyError("one SELECT is asked for, and nothing that changes anything")
         query = _alone(statements[0].query)
@@ -224,6 +230,14 @@ class Tables(Mapping[str, Frame]):
             named = [name for name in self._frames if re.search(rf"\b{name}\b", query)]
             near = dict.fromkeys(column for name in named for column in self._frames[name].columns)
             raise no_such("there is no column", found[1], list(near or columns)) from None
+
+    def _reserved_column(self, text: str) -> str | None:
+        """The first word of a query that is a column's name, and that SQL has reserved for itself."""
+        reserved = "select keyword_name from duckdb_keywords() where keyword_category = 'reserved'"
+        words = {word for (word,) in self._connection.execute(reserved).fetchall()}
+        words &= {column for frame in self._frames.values() for column in frame.columns}
+        plain = re.sub(r"'[^']*'|\"[^\"]*\"|--[^\n]*", " ", text.lower())
+        return next((word for word in re.findall(r"\w+", plain) if word in words), None)
 
     def names(self) -> dict[str, list[str]]:
         """The tables that are there, and views over them, each with its columns."""
