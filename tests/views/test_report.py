@@ -243,6 +243,8 @@ def test_slow_exchanges_are_explained_with_the_command_that_shows_them(made):
     _, page = made
     text = page.read_text()
     assert "muted for 5.56 s after earlier answers that were throttled" in text
+    runs = data_of(page)["slow"]["rows"]
+    assert "in a row, " in text and text.count('<svg class="parts"') == len(runs)
     (show, *_) = (each for each in Elements(text).texts["pre"] if each.startswith("kproxy show k41_quota.pcap"))
     words = shlex.split(show)
     done = CliRunner().invoke(cli, ["show", str(capture("k41_quota")), *words[3:]], catch_exceptions=False)
