@@ -1,7 +1,6 @@
 """Captures of real traffic: exactly the exchanges that an independent walk of their bytes found, in every shape."""
 
 from collections import Counter
-from time import process_time
 
 import pytest
 
@@ -631,19 +630,14 @@ def test_a_zookeeper_connect_is_no_produce():
     assert content.witness(connect) is None
 
 
-def test_captures_one_behind_the_other_cost_what_they_are_long(tmp_path):
-    """Packets go back in time: the search for copies of a packet ends there."""
+def test_captures_one_behind_the_other_are_read_one_after_the_other(tmp_path):
+    """Packets go back in time: none of a capture is taken for a copy of one in the capture before."""
     copies = 9
     whole = captures.capture("k41_java_cluster").read_bytes()
     one, many = tmp_path / "one.pcap", tmp_path / "many.pcap"
     one.write_bytes(whole)
     many.write_bytes(whole[:24] + copies * whole[24:])
-    costs, found = [], []
-    for path in (one, many):
-        start = process_time()
-        found.append(Seen(path))
-        costs.append(process_time() - start)
-    assert costs[1] < 3 * copies * costs[0], costs
+    found = [Seen(path) for path in (one, many)]
     assert found[1].quality.count("packets") == copies * found[0].quality.count("packets")
     assert len(found[1].exchanges) == len(found[0].exchanges)
     assert found[1].quality.count("clock_back") > 1000
