@@ -121,12 +121,12 @@ def names_in(text: str, known: Sequence[str]) -> set[str]:
     return {each for each in known if each.lower() in words}
 
 
-def check_groups(by: Sequence[str], table: str) -> None:
-    """Raise KproxyError for a group that rows of a table cannot be put in."""
-    known = names_of(table)
+def check_groups(by: Sequence[str], table: str, more: Sequence[str] = ()) -> None:
+    """Raise KproxyError for a group that rows of a table cannot be put in; more: those that a job finds elsewhere."""
+    known = [*names_of(table), *more]
     for each in by:
         if each not in known:
-            raise KproxyError(f"--by: {table} has no column {each!r}: {did_you_mean(each, list(known))}")
+            raise KproxyError(f"--by: {table} has no column {each!r}: {did_you_mean(each, known)}")
 
 
 def check_span(every: str) -> None:

@@ -84,8 +84,9 @@ class Job:
 
     A job with a parameter `where` applies a condition itself, behind what it computes over rows that the condition
     would leave out. names: what such a condition may name beside the first table's columns, and what each name stands
-    for there; only: it may name nothing else, and other conditions go to a parameter `traffic`. timed: tables beside
-    the first whose rows are chosen by time as well, since they are counted for themselves.
+    for there; only: it may name nothing else, and other conditions go to a parameter `traffic`. groups: what `by` may
+    name beside the first table's columns. timed: tables beside the first whose rows are chosen by time as well, since
+    they are counted for themselves.
 
     Each job has the parameters `every` and `replicas`, or says why they mean nothing to it: no_steps, no_replicas.
     """
@@ -94,6 +95,7 @@ class Job:
     tables: tuple[str, ...]
     example: str = ""
     names: tuple[tuple[str, str], ...] = ()
+    groups: tuple[str, ...] = ()
     only: tuple[str, ...] | None = None
     timed: tuple[str, ...] = ()
     no_steps: str = ""
@@ -162,7 +164,7 @@ JOBS = {
             no_replicas=_COMMITS,
         ),
         Job(clients, ("exchanges", "connections"), " --kafka 4.1 --format csv"),
-        Job(connections, ("connections", "exchanges"), " --by host"),
+        Job(connections, ("connections", "exchanges"), " --by client", groups=("client", "client_id")),
         Job(retransmissions, ("exchanges",), " --by client,broker --having 'retransmissions > 0'"),
         Job(compare, ("exchanges",), " --with tables-after --by api,broker"),
         Job(quality, ("quality",), no_replicas="it is of packets, whoever sent them"),

@@ -204,15 +204,23 @@ def connections(
     """How connections live: churn, round-trip time, retransmissions, closed windows, resets, connects that failed.
 
     `per_minute` is churn: how many there were in a minute, from the first packet of all connections to the last, or
-    within a step of time; neither it nor how long they lived is known where packets have no times. Connections on which
-    brokers ask each other are left out.
+    within a step of time; neither it nor how long they lived is known where packets have no times. The client of a
+    connection is the one that its first request names. Connections on which brokers ask each other are left out.
     """
+    named = "select null as source, null as connection, null as client_id where false"
+    if {"client", "client_id"} & set(by):
+        named = """
+            select source, connection, min_by(client_id, `number`) as client_id
+            from exchanges where client_id is not null and `number` is not null group by source, connection"""
     minutes = f"({span_us(every)} / 6e7)" if every else "max(minutes)"
     return ask(
         {"connections": connections, "exchanges": exchanges},
         theirs=f"select distinct source, connection, true as is_theirs from exchanges where {OF_BROKERS}",
+        named=named,
         ours=f"""
-            select c.* from connections c left join theirs t on c.source = t.source and c.connection = t.connection
+            select c.*, n.client_id from connections c
+            left join theirs t on c.source = t.source and c.connection = t.connection
+            left join named n on c.source = n.source and c.connection = n.connection
             where {"true" if replicas else "t.is_theirs is null"}""",
         answer=f"""
             select {groups(by, every)} count(*) as connections,

@@ -47,7 +47,7 @@ class Question:
         """What is to be said before the answer. Raises KproxyError for what is known to be wrong."""
         said = []
         if "by" in self.options:
-            checks.check_groups(self.options["by"], self.job.tables[0])
+            checks.check_groups(self.options["by"], self.job.tables[0], self.job.groups)
         if self.options.get("every") is not None:
             checks.check_span(self.options["every"])
         if "slower_than_ms" in self.options and not 0 <= self.options["slower_than_ms"] <= LONGEST_US / 1000:

@@ -557,6 +557,20 @@ def test_connections(frame):
     assert steps == [(2, 1.0), (1, 0.5)]
     without_times = frame(CONNECTIONS, [connection(0, 0), connection(0, 0)])
     assert rows(jobs.connections(without_times, talk), "connections", "per_minute", "life_p50_ns") == [(2, None, None)]
+    calls = frame(
+        EXCHANGES,
+        [
+            exchange(0, connection=11, client_id="app"),
+            exchange(1, connection=11, client_id="later"),
+            exchange(0, connection=12, client_id="app"),
+            exchange(0, connection=13, client_id=""),
+        ],
+    )
+    named = frame(CONNECTIONS, [connection(n, 10, connection=n + 11) for n in range(4)])
+    assert set(rows(jobs.connections(named, calls, by=["client"]), "client", "connections")) == {
+        ("app", 2),
+        (EXCHANGE["client_address"], 2),
+    }
     brokers = frame(CONNECTIONS, [connection(0, 10, connection=1), connection(1, 10, connection=7)])
     assert rows(jobs.connections(brokers, talk), "connections") == [(1,)]
     assert rows(jobs.connections(brokers, talk, replicas=True), "connections") == [(2,)]
