@@ -56,7 +56,7 @@ async def proxied(cluster, *sinks, detail="headers", **settings):
 
 async def until(condition):
     while not condition():  # noqa: ASYNC110 (the conditions have no event)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.02)
 
 
 def produce(bootstrap, topic, values, **settings):

@@ -30,7 +30,7 @@ def test_everyone_does_what_he_is_there_for():
     async def main():
         watch = Watch()
         cluster = Cluster(topics=traffic.TOPICS, quotas=traffic.QUOTAS)
-        async with proxied(cluster, watch) as (bootstrap, _), asyncio.timeout(60):
+        async with proxied(cluster, watch) as (bootstrap, _), asyncio.timeout(240):
             host, _, port = bootstrap.rpartition(":")
             tasks = [asyncio.ensure_future(work) for work in traffic.clients(host, int(port))]
             try:
