@@ -1,4 +1,4 @@
-"""What can run and is likely not meant: secrets that everybody reads, a policy that refuses nothing, unknown users.
+"""What can run and is likely not meant: readable secrets, policies and users without effect, lag never or always asked.
 
 None of it ends a start: `kproxy check` and `kproxy doctor` warn, a start and a reload log it. Certain but not complete,
 as for rules that never decide (`filters.policy.idle`). What a start finds out by itself is not repeated here. Refuses
@@ -16,6 +16,7 @@ from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.filters.policy.globs import Patterns
 from kproxy.proxy.sasl.users import UsersError, read
 
+MIN_ASK_INTERVAL_S = 1.0  # below it, questions for lag are a load of their own: 150 requests a second at 0.001
 MAX_COMPARED = 1000  # users among whom one of a similar name is looked for: of so many it takes 10 ms a name
 
 
@@ -36,6 +37,7 @@ def cautions(config: Config) -> Iterator[Caution]:
         secrets += _secrets(cluster)
         yield from _refuses_nothing(cluster)
         yield from _unknown_to_each_other(cluster)
+        yield from _lag_never_or_always(cluster)
     for place, path in secrets:
         if path is not None and _is_read_by_all(path):
             yield Caution(place, f"every user of this host may read {path}", f"chmod o= {path}")
@@ -120,3 +122,15 @@ def _unknown_to_each_other(cluster: Cluster) -> Iterator[Caution]:
         names = ", ".join(unused[:10]) + (", ..." if len(unused) > 10 else "")
         text = f"can log in and are allowed nothing: {names}"
         yield Caution(f"{cluster.name}: policy", text, "add a rule for them, or remove them: kproxy users remove")
+
+
+def _lag_never_or_always(cluster: Cluster) -> Iterator[Caution]:
+    """`[cluster.lag]` that has no effect, since offsets are not read, or whose rounds are nearly continuous."""
+    place = f"{cluster.name}: lag"
+    if cluster.detail == "headers":
+        if "lag" in cluster.model_fields_set:
+            text = '[cluster.lag] has no effect: with detail = "headers" kproxy reads no offsets and asks for none'
+            yield Caution(place, text, 'detail = "topics" in [[cluster]]')
+    elif 0 < cluster.lag.ask_interval_s < MIN_ASK_INTERVAL_S:
+        text = f"a round of questions to each broker every {cluster.lag.ask_interval_s:g} s"
+        yield Caution(f"{place}.ask_interval_s", text, "ask_interval_s = 15; 0 asks nothing")
