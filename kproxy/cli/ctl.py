@@ -184,8 +184,9 @@ def groups(port: "Callable[[], AdminPort]", cluster: str | None, group: str | No
       kproxy ctl groups
       kproxy ctl groups --group orders --json | jq '.[].members'
     """
-    admin, rows, after = port(), [], ""
+    admin, rows, after, known = port(), [], "", 0
     while page := admin.get("/api/groups", limit=_GROUPS_PAGE, after=after):
+        known += len(page)
         rows += [row for row in page if cluster in (None, row["cluster"]) and (group or "") in row["group"]]
         after = f"{page[-1]['cluster']}/{page[-1]['group']}"
         if len(page) < _GROUPS_PAGE:
@@ -196,9 +197,11 @@ def groups(port: "Callable[[], AdminPort]", cluster: str | None, group: str | No
     from kproxy.views import operator as view
 
     nothing = (
-        "no groups were heard of: a group is known from the first JoinGroup or heartbeat that passes, where the "
+        "no groups were heard of: a group is known once a member joins through kproxy (KIP-848: heartbeats), where the "
         'cluster has detail = "topics" (--detail topics)'
     )
+    if known:
+        nothing = f"none of the {known} groups that were heard of is chosen; `kproxy ctl groups` lists them"
     view.show_table(view.groups(rows, time.time_ns()), (*_GROUP_COLUMNS, *_REBALANCE_COLUMNS), nothing)
 
 

@@ -222,6 +222,17 @@ def test_ages(seconds, text):
     assert age(seconds) == text
 
 
+def test_groups_that_are_known_are_not_denied_where_none_is_chosen():
+    """Who misspells a group should not look for the fault in the settings."""
+
+    class Port:
+        def get(self, path, **options):
+            return [] if options["after"] else [{"cluster": "shop", "group": "billing"}]
+
+    text = CliRunner().invoke(ctl.groups, ["--group", "biling"], obj=Port, catch_exceptions=False).output
+    assert text == "none of the 1 groups that were heard of is chosen; `kproxy ctl groups` lists them\n"
+
+
 def test_a_token_goes_to_nobody_that_an_answer_names(tmp_path):
     asked = []
 
