@@ -363,7 +363,7 @@ class _Brokers:
 def _why(fault: Exception) -> str:
     if isinstance(fault, TimeoutError):
         return "a broker does not answer questions for lag in time"
-    hint = ". Does it want a login ([cluster.login])?" if isinstance(fault, ClosedByBroker) else ""
+    hint = " (does it want a login? [cluster.login])" if isinstance(fault, ClosedByBroker) else ""
     return f"a broker does not answer questions for lag: {fault}{hint}"
 
 
