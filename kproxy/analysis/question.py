@@ -122,7 +122,21 @@ class Question:
         chose = " and ".join(option for option, text in given if text is not None)
         if not chose:
             return f"The table {table} has {count:,} rows{span}; {self.job.name} finds nothing to tell in them."
-        return f"The table {table} has {count:,} rows{span}; none is chosen by {chose}.{self._never(tables[table])}"
+        never = self._never(tables[table])
+        if chose == "--where" and not never and (chosen := self._chosen(tables[table])):
+            return f"--where chooses {chosen:,} rows of {table}; {self.job.name} finds nothing to tell in them."
+        return f"The table {table} has {count:,} rows{span}; none is chosen by {chose}.{never}"
+
+    def _chosen(self, frame: Frame) -> int:
+        """How many rows of the first table --where chooses; 0 too where it names more than that table's columns."""
+        assert self.where is not None
+        table = self.job.tables[0]
+        known = checks.names_of(table)
+        if checks.names_in(self.where, list(dict(self.job.names))) - set(known):
+            return 0
+        text = f"select count(*) from t where {checks.condition(self.where, known, table)}"
+        ((count,),) = rows(ask({"t": frame}, some=text))
+        return int(count)
 
     def _never(self, frame: Frame) -> str:
         """Of texts in --where that the table has nowhere: which is nearly like it, or which there are, if few."""

@@ -118,6 +118,7 @@ def test_what_a_table_does_not_show_is_said(tables, tmp_path):
         ("split-brain", "; split-brain finds nothing to tell in them."),
         ("slow --where api='produce'", "none is chosen by --where. api is never 'produce': did you mean 'Produce'?"),
         ("groups --where group_id='payments'", "group_id is never 'payments': there is '"),
+        ("group-lag --where api='Produce'", r"--where chooses [\d,]+ rows of partitions; group-lag finds nothing"),
     ],
 )
 def test_an_answer_without_rows_says_why(tmp_path, words, said):
