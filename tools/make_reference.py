@@ -133,6 +133,7 @@ MORE = {  # the page that teaches a table of settings
     "cluster.login": "sasl.md",
     "cluster.login.by_principal": "sasl.md",
     "cluster.authentication": "sasl.md",
+    "cluster.lag": "groups.md",
     "cluster.limits": "limits.md",
     "cluster.policy": "policy.md",
     "cluster.telemetry": "telemetry.md",

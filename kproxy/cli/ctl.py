@@ -178,7 +178,8 @@ def groups(port: "Callable[[], AdminPort]", cluster: str | None, group: str | No
     """Consumer groups, as their traffic tells: state, members, the last rebalance and what set it off.
 
     protocol: classic, consumer (KIP-848), share or streams (KIP-1071); type: what its members are, as consumer, connect
-    or streams. Of clusters whose `detail` is topics or batches, and of groups heard of since kproxy started.
+    or streams. Of clusters whose `detail` is topics or batches, and of groups heard of since kproxy started. How far
+    they are behind: `kproxy top`, and kproxy_group_committed_offset of /metrics by partition.
 
     \b
       kproxy ctl groups

@@ -12,7 +12,7 @@ from kproxy.proxy.config.model import Frozen
 
 
 class Lag(Frozen):
-    """`[cluster.lag]`: what kproxy asks brokers, where traffic does not show how far groups are behind."""
+    """`[cluster.lag]`: what kproxy asks brokers where traffic does not show lag; `detail` must be topics or batches."""
 
     # between two rounds of ListOffsets and OffsetFetch that kproxy itself sends; 0: it asks nothing
     ask_interval_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 15.0
