@@ -210,12 +210,13 @@ class Log:
         return max(0.0, min(bounds)) if bounds else None, False
 
     def written_ms(self, offset: int) -> int:
-        """When the record before an offset was written, if that is known."""
-        for first, following, written_ms in reversed(self.marks):
-            if first < offset <= following:
-                return written_ms
+        """When the last record before an offset was written of which that is known; UNKNOWN: of none.
+
+        Of what one answer brought only the newest record's time is known, so it says nothing of an offset within.
+        """
+        known = [written_ms for _, following, written_ms in self.marks if following <= offset]
         written_ns = self.written.latest_ns(offset)
-        return UNKNOWN if written_ns is None else written_ns // 10**6
+        return max(UNKNOWN if written_ns is None else written_ns // 10**6, *known[-1:], UNKNOWN)
 
 
 class Offsets:

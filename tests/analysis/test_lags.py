@@ -83,6 +83,10 @@ def test_a_lag_that_shrinks_says_when_it_is_gone(frame):  # noqa: F811
     # The log ended at 6,200, at or before the offset 6,250, at second 12, and the tables end at second 15.
     assert found["behind_ns"] == 3 * S
     assert found["fetched_offset"] is None
+    (found,) = dicts(
+        jobs.group_lag(frame(PARTITIONS, log[-1:] + commits), *inputs[1:])
+    )  # when it ended earlier is unknown
+    assert found["lag_records"] == 250 and found["behind_ns"] is None
 
 
 def scene(t):

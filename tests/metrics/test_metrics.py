@@ -193,7 +193,7 @@ def consumed(now_ns, written_ms):
     fetched.response_start = now_ns
     yield fetched
     committed = Found()
-    committed.partitions = [BLANK._replace(topic="orders", partition=0, group_id="billing", offset=3)]
+    committed.partitions = [BLANK._replace(topic="orders", partition=0, group_id="billing", offset=5)]
     kept = exchange(ApiPlan(8, 8, "OffsetCommit", True), request_body=committed)
     kept.response_start = now_ns
     yield kept

@@ -167,7 +167,7 @@ def _at_the_end(where: str | None) -> dict[str, str]:
                 coalesce(a.growth_per_s > 0 and a.least_lag_records > a.first_lag_records, false) as growing,
                 cast(case when a.lag_records > 0 and a.growth_per_s < 0
                     then floor(a.lag_records / -a.growth_per_s * 1e9) end as bigint) as catch_up_ns,
-                case when a.lag_records > 0
+                case when a.lag_records > 0 and a.marked_us is not null
                     then greatest(unix_micros(a.end_seen) - a.marked_us, 0) * 1000 end as behind_ns,
                 a.commits, a.first_commit, a.last_commit, a.end_seen, a.`unknown`
             from trended a left join fetched_to b on {same("a", "b")} and a.client = b.client and a.host = b.host
