@@ -72,19 +72,20 @@ def prometheus(target, directory):
         process.wait(30)
 
 
-def wait_for_a_scrape(ask):
-    """The target once it was scraped, and the series of it; it is told to be up before these can be asked for."""
+def scraped(ask):
+    """The series of the target, once it was scraped: on a busy machine the first scrapes may take too long."""
     end = time.monotonic() + 60
+    targets = []
     while time.monotonic() < end:
         try:
             targets = ask("targets", state="active")["activeTargets"]
             series = ask("query", query='{job="kproxy", __name__=~"kproxy_.*"}')["result"]
         except (urllib.error.URLError, ConnectionError):
-            targets = series = []
-        if targets and (series or targets[0]["health"] == "down"):
-            return targets[0], series
+            series = []
+        if series:
+            return series
         time.sleep(0.1)
-    raise TimeoutError("Prometheus did not scrape within a minute")
+    raise AssertionError(f"Prometheus did not scrape within a minute: {[each['lastError'] for each in targets]}")
 
 
 def test_prometheus_takes_every_sample(tmp_path):
@@ -97,10 +98,8 @@ def test_prometheus_takes_every_sample(tmp_path):
 
     def watch(target):
         with prometheus(target, tmp_path) as ask:
-            scraped, every = wait_for_a_scrape(ask)
-            assert (scraped["health"], scraped["lastError"]) == ("up", "")
             found = {}
-            for series in every:
+            for series in scraped(ask):
                 labels = {name: text for name, text in series["metric"].items() if name not in ("job", "instance")}
                 found[labels.pop("__name__"), tuple(sorted(labels.items()))] = float(series["value"][1])
             return found
