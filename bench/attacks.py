@@ -78,11 +78,23 @@ class Sender:
                 reader.start()
                 left = memoryview(first + again)
                 while self.goes_on:
-                    with suppress(TimeoutError):
-                        sent = sock.send(left[:_PIECE_BYTES])
-                        self.sent += sent
-                        left = left[sent:] or memoryview(again)
+                    left = self.send_part(sock, left) or memoryview(again)
                 sock.shutdown(socket.SHUT_RDWR)
+
+    def send_part(self, sock: socket.socket, left: memoryview) -> memoryview:
+        """What is left of bytes after a piece of them was sent, or none was taken within _TIMEOUT_S."""
+        with suppress(TimeoutError):
+            sent = sock.send(left[:_PIECE_BYTES])
+            self.sent += sent
+            return left[sent:]
+        return left
+
+    def hold(self, opened: list[socket.socket]) -> None:
+        """Keep connections open to the end."""
+        while self.goes_on:
+            time.sleep(_TIMEOUT_S)
+        for sock in opened:
+            sock.close()
 
     def call(self, sock: socket.socket, request: bytes) -> bytes:
         """The answer to one request, without its size. Raises OSError, also where it does not come."""
@@ -139,10 +151,7 @@ def _never_read(sender: Sender) -> None:
             sock.sendall(request)
             sender.sent += len(request)
             opened.append(sock)
-    while sender.goes_on:
-        time.sleep(_TIMEOUT_S)
-    for sock in opened:
-        sock.close()
+    sender.hold(opened)
 
 
 def _refused_names(sender: Sender) -> None:
@@ -215,10 +224,7 @@ def _silent(sender: Sender) -> None:
     while sender.goes_on and len(opened) < 200:
         with suppress(OSError):
             opened.append(sender.connect())
-    while sender.goes_on:
-        time.sleep(_TIMEOUT_S)
-    for sock in opened:
-        sock.close()
+    sender.hold(opened)
 
 
 def _zookeeper(then_reset: bool) -> Callable[[Sender], None]:
@@ -237,10 +243,7 @@ def _zookeeper(then_reset: bool) -> Callable[[Sender], None]:
             with suppress(OSError), sender.connect() as sock:
                 left, until = memoryview(blob), time.monotonic() + 0.5
                 while left and time.monotonic() < until:
-                    with suppress(TimeoutError):
-                        sent = sock.send(left[:_PIECE_BYTES])
-                        sender.sent += sent
-                        left = left[sent:]
+                    left = sender.send_part(sock, left)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
     return run

@@ -207,21 +207,17 @@ def connections(
     within a step of time; neither it nor how long they lived is known where packets have no times. The client of a
     connection is the one that its first request names. Connections on which brokers ask each other are left out.
     """
-    named = "select null as source, null as connection, null as client_id where false"
-    if {"client", "client_id"} & set(by):
-        named = """
-            select source, connection, min_by(client_id, `number`) as client_id
-            from exchanges where client_id is not null and `number` is not null group by source, connection"""
     minutes = f"({span_us(every)} / 6e7)" if every else "max(minutes)"
     return ask(
         {"connections": connections, "exchanges": exchanges},
-        theirs=f"select distinct source, connection, true as is_theirs from exchanges where {OF_BROKERS}",
-        named=named,
+        asked=f"""
+            select source, connection, max({OF_BROKERS}) as is_theirs,
+                min_by(client_id, case when client_id is not null then `number` end) as client_id
+            from exchanges group by source, connection""",
         ours=f"""
-            select c.*, n.client_id from connections c
-            left join theirs t on c.source = t.source and c.connection = t.connection
-            left join named n on c.source = n.source and c.connection = n.connection
-            where {"true" if replicas else "t.is_theirs is null"}""",
+            select c.*, a.client_id from connections c
+            left join asked a on c.source = a.source and c.connection = a.connection
+            where {"true" if replicas else "a.is_theirs is not true"}""",
         answer=f"""
             select {groups(by, every)} count(*) as connections,
                 try_divide(count(*), {minutes}) as per_minute,

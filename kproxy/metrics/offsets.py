@@ -466,8 +466,7 @@ class Offsets:
             if position is None or position.reported_ns > asked_ns or key in offsets:
                 continue
             if isinstance(topic, str) and is_listed(topic):
-                self._remove(("offset", group, *key), asked_ns)
-                self._uncommit((group, key))
+                self._commit(group, key, -1, asked_ns, OFFSET_FETCH)
         for partition, offset in offsets.items():
             position = self.committed.get((group, partition))
             is_newer = position is not None and position.reported_ns > asked_ns

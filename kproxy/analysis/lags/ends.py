@@ -8,12 +8,12 @@ is named. Refuses to know groups.
 """
 
 from kproxy.analysis.pieces import GROUPS, KEYS, TOPIC
+from kproxy.metrics.offsets import FENCED_NS
 
 LOG = ("cluster", "topic", "`partition`")
 OF = ", ".join(LOG)
 GONE = "(3, 100)"  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
 FAR = 2**62  # behind every time
-FENCED_US = 30_000_000  # for so long a former leader may not know that it is none (`kproxy.metrics.offsets`)
 
 # What answers tell of ends, followers' too: KEYS, time, us, cluster, topic, partition, end_offset. is_start: it may be
 # a new log, empty or a Produce wrote its beginning; is_mark: told by a high watermark or a ListOffsets; is_leaders: by
@@ -175,5 +175,5 @@ def _of_truncations() -> dict[str, str]:
             from epochs e join truncated t on {same("e", "t")} where e.leader_epoch < e.newest""",
         "current_ends": f"""
             select t.* from told_ends t left join fenced f on {same_row}
-            where coalesce(t.us <= f.from_us or t.us > f.from_us + {FENCED_US}, true)""",
+            where coalesce(t.us <= f.from_us or t.us > f.from_us + {FENCED_NS // 1000}, true)""",
     }
