@@ -221,19 +221,24 @@ class Session:
             self.events.append(self._connecting)
             self._connecting = None
 
-    def close(self) -> None:
-        """The connection ended: what is pending gets no answer."""
+    def close(self, most: int | None = None) -> bool:
+        """The connection ended: what is pending gets no answer. Whether more than `most` operations are: call again."""
         for half in self._halves:
             self._clear(half)
-        waiting: list[Operation] = [self._connecting] if self._connecting is not None else []
-        for queue in (self._pending, *self._fixed.values()):
-            waiting += queue
-            queue.clear()
-        for operation in waiting:
+        if self._connecting is not None:
+            self._pending.appendleft(self._connecting)
+            self._connecting = None
+        queues = [queue for queue in (self._pending, *self._fixed.values()) if queue]
+        for _ in range(self.unanswered if most is None else most):
+            if not queues:
+                break
+            oldest = min(queues, key=_first_number)
+            operation = oldest.popleft()
             self._let_go(operation)
-        self._connecting = None
-        waiting.sort(key=lambda operation: operation.number)
-        self.events += waiting
+            self.events.append(operation)
+            if not oldest:
+                queues.remove(oldest)
+        return bool(queues)
 
     # --- frames ------------------------------------------------------------------------------------------------------
 
@@ -435,6 +440,10 @@ class Session:
                 self.events.append(queue.popleft())
             return queue.popleft()
         return Operation("unknown", xid, self.session, -1, outcome=NOT_SEEN, decoded=False)
+
+
+def _first_number(queue: deque[Operation]) -> int:
+    return queue[0].number
 
 
 def _is_plausible(side: int, data: bytearray | memoryview, pos: int) -> bool:

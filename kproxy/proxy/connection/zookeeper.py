@@ -31,6 +31,7 @@ from kproxy.proxy.tasks import Tasks
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.zookeeper.session import Event, Fault, Operation, Room
 
+ENDED_S = 5.0  # for connections that a drain has ended to tell what they leave unanswered
 DIAL_S = 3.0  # a client gives a server a third of its session's timeout
 RETRY_S = 30.0
 ROOM_BYTES = 64 * 1024 * 1024
@@ -110,7 +111,9 @@ class ZooKeeperProxy:
             await asyncio.sleep(0.02)
         for relay in tuple(self._relays):
             relay.abort()
-        await asyncio.sleep(0)
+        end = monotonic() + ENDED_S
+        while self._relays and monotonic() < end:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
         self._record(list(self._groups.finish()))
 
     def rows(self, after: int, limit: int) -> list[dict[str, Any]]:

@@ -1,9 +1,9 @@
 """One ZooKeeper client with its server: bytes pass untouched, and a session reads along.
 
 What arrives is written to the other side at once, as it came. Then the session reads it, SLICE bytes at a time. All
-connections together take turns at that (`readings.py`), so that
-neither a frame nor many connections hold it; what is not read yet waits in order, and while that is more than
-QUEUE_BYTES neither side is read. A session that gives up (bytes of no frame, a command of four letters) costs nothing
+connections together take turns at that (`readings.py`), so that neither a frame nor many connections hold it, nor what
+those that end leave unanswered; what is not read yet waits in order, and while that is more than QUEUE_BYTES neither
+side is read. A session that gives up (bytes of no frame, a command of four letters) costs nothing
 more, and the connection goes on. So does one with more than FREE_BYTES to read, if all together have WAITING_BYTES.
 
 Ends: an end is passed on as an end, since `echo ruok | nc` waits for its answer behind one; a reset as a reset. A side
@@ -32,6 +32,7 @@ QUEUE_BYTES = 512 * 1024
 FREE_BYTES = 16 * 1024
 WAITING_BYTES = 64 * 1024 * 1024
 CLOSED_BYTES = 16 * 1024 * 1024
+CLOSED_OPERATIONS = 50  # without an answer, of which one turn tells
 WRITE_BYTES = 512 * 1024
 STALLED_S = 120.0
 HALF_CLOSED_S = 60.0
@@ -74,7 +75,7 @@ class ZooKeeperRelay:
         self._queue: deque[tuple[int, memoryview, int]] = deque()
         self._queued = 0
         self._readings = readings
-        self._is_reading = False  # it is among `readings`
+        self._is_reading = False  # it is among `readings`, for the last time to tell what has no answer
         self._draining = False
         self._silent: set[int] = set()  # sides that have ended
         self._lost: dict[int, Exception | None] = {}  # sides that are closed, and why
@@ -172,16 +173,21 @@ class ZooKeeperRelay:
             self._readings.closed_bytes -= self._queued
             self._give_up()
         if not self._is_reading:
-            self._finish()
+            self._is_reading = True
+            self._readings.add(self)
 
-    def _finish(self) -> None:
-        """Both sides are closed, and all is read."""
+    def _finish(self) -> bool:
+        """Both sides are closed, and all is read; whether there is more to tell of what has no answer."""
+        more = False
         try:
-            self.session.close()
+            more = self.session.close(CLOSED_OPERATIONS)
             self._tell()
         except Exception:
             log.exception("a defect of kproxy: what a connection said at its end is not understood")
-        self._on_end(self)
+            more = False
+        if not more:
+            self._on_end(self)
+        return more
 
     def _pass_loss(self, side: int, fault: Exception | None) -> None:
         transport = self._ends[side].transport
@@ -211,7 +217,7 @@ class ZooKeeperRelay:
         if not self._open_sides:
             self._readings.closed_bytes -= before - self._queued
             if not self._queue:
-                self._finish()
+                self._is_reading = self._finish()
             return self._is_reading
         self._pause_if_full()
         if self._draining and not self._queue and not self.session.unanswered:

@@ -206,6 +206,29 @@ def test_what_a_client_leaves_behind_is_read_in_turns_or_given_up(room, slices, 
     assert (sum(slices.counted) > 20_000 * len(PING) // module.SLICE * 0.9) == (room > 1000)
 
 
+def test_what_a_client_leaves_unanswered_is_told_in_turns_and_all_of_it():
+    told = []
+
+    class Told(Stage):
+        def take(self, relay, events):
+            told.append(len(events))
+            super().take(relay, events)
+
+    async def play():
+        async with Told() as stage:
+            assert await stage.send(0, PING * 1000) == PING * 1000
+            while stage.relay.session.unanswered < 1000:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            stage.ends[0][1].transport.abort()
+            stage.ends[1][1].transport.abort()
+            await stage.has_ended()
+            return stage
+
+    stage = asyncio.run(play())
+    assert sum(told) == len(stage.events) == 1000 and max(told) <= module.CLOSED_OPERATIONS
+    assert (stage.room.lent, len(stage.ended)) == (0, 1)
+
+
 class Resting(Readings):
     """Reads nothing until it is told to."""
 
