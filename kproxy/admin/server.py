@@ -1,8 +1,8 @@
 """The operator's HTTP: /metrics, /health, /ready, live state as JSON under /api/, and the page that shows it.
 
-Duty: answer questions about this process without disturbing it. A scrape is rendered on a thread of its own and takes
-the interpreter in short turns, so that the relay goes on in between; long lists are built in slices between which the
-relay has its turn; everything else is small.
+Duty: answer questions about this process without disturbing it. A scrape is rendered on a thread of its own
+(`scrapes.py`) and takes the interpreter in short turns, so that the relay goes on in between; long lists are built in
+slices between which the relay has its turn; everything else is small.
 
 Bounded: at most `max_connections` connections, each with REQUEST_S for its request, as long again for its body, and
 IDLE_S between two of them. The last one that fits replaces the one that has been silent for longest. If none is silent,
@@ -14,8 +14,9 @@ nobody has taken its lines for TAKEN_S. A TLS handshake has its turn (`openings.
 turn of the loop reads READ_BYTES of a connection; nothing is read behind bad HTTP, and of a body that its handler has
 left.
 
-Invariants: a GET changes nothing; every answer is made anew (no cache, here or on the way); one scrape is rendered at a
-time. Refuses to know metrics, sessions and sockets of Kafka: it is given callables. Who may ask what: `guard.py`.
+Invariants: a GET changes nothing; no answer was made before its request came (no cache, here or on the way); one scrape
+is rendered at a time. Refuses to know metrics, sessions and sockets of Kafka: it is given callables. Who may ask what:
+`guard.py`.
 """
 
 import asyncio
@@ -26,7 +27,6 @@ import socket
 import sys
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from aiohttp import web
@@ -39,6 +39,7 @@ from kproxy.admin.live import Encoded
 from kproxy.admin.openings import Openings
 from kproxy.admin.page import PAGE_HEADERS, Asset
 from kproxy.admin.parameters import Noting, NotNow
+from kproxy.admin.scrapes import Scrape, Scrapes
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.sockets.listeners import Gate, Listener, resolve
 from kproxy.proxy.tasks import Tasks
@@ -110,7 +111,7 @@ class Admin:
         host: str,
         port: int,
         *,
-        scrape: Callable[[str], tuple[bytes, str]],
+        scrape: Scrape,
         not_ready: Callable[[], Sequence[str]],
         api: Mapping[str, Callable[[Query], Any]],
         actions: Mapping[str, Action] | None = None,
@@ -122,7 +123,7 @@ class Admin:
     ) -> None:
         self._host = host
         self._port = port
-        self._scrape = scrape
+        self._scrapes = Scrapes(scrape)
         self._not_ready = not_ready
         self._api = api
         self._actions = actions or {}
@@ -130,7 +131,6 @@ class Admin:
         self._page = page
         self._guard = guard or Guard()
         self._tls = tls
-        self._renderer = ThreadPoolExecutor(1, thread_name_prefix="scrape")
         self._runner: web.AppRunner | None = None
         self._listener: Listener | None = None
         self.gate = Gate(max_connections, name=f"admin {Address(host, port)}")
@@ -176,7 +176,7 @@ class Admin:
         await self._tasks.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
-        self._renderer.shutdown(wait=False, cancel_futures=True)
+        self._scrapes.stop()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -248,9 +248,7 @@ class Admin:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        accept = request.headers.get("Accept", "")
-        loop = asyncio.get_running_loop()
-        body, content_type = await loop.run_in_executor(self._renderer, self._scrape, accept)
+        body, content_type = await self._scrapes.rendered(request.headers.get("Accept", ""))
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
         body, headers = await _packed(request, body, headers)
         return await self._sent(request, body, headers)

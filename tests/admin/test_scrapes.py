@@ -1,0 +1,91 @@
+"""Scrapes: how many are rendered for how many who ask, and when."""
+
+import asyncio
+import threading
+
+import pytest
+
+from kproxy.admin.scrapes import Scrapes
+
+
+class Rendering:
+    """A scrape that is held until `released`; `now` is the clock."""
+
+    def __init__(self):
+        self.began, self.released = threading.Semaphore(0), threading.Semaphore(0)
+        self.asked, self.rests, self.now = [], [], 0.0
+
+    def __call__(self, accept):
+        self.asked.append(accept)
+        self.began.release()
+        assert self.released.acquire(timeout=60)
+        return f"{len(self.asked)}".encode(), "text/plain"
+
+    async def sleep(self, seconds):
+        self.rests.append(seconds)
+        self.now += seconds
+
+    def scrapes(self):
+        return Scrapes(self, clock=lambda: self.now, sleep=self.sleep)
+
+    async def has_begun(self):
+        assert await asyncio.to_thread(self.began.acquire, timeout=60)
+
+
+def test_who_asks_while_one_is_rendered_shares_the_next_one():
+    rendering = Rendering()
+
+    async def main():
+        scrapes = rendering.scrapes()
+        first = asyncio.create_task(scrapes.rendered(""))
+        await rendering.has_begun()
+        later = [asyncio.create_task(scrapes.rendered("")) for _ in range(8)]
+        other = asyncio.create_task(scrapes.rendered("application/openmetrics-text"))
+        await asyncio.sleep(0)
+        rendering.released.release(3)
+        found = [body for body, _ in await asyncio.gather(first, *later, other)]
+        scrapes.stop()
+        return found
+
+    assert asyncio.run(main()) == [b"1", *[b"2"] * 8, b"3"]
+    assert rendering.asked == ["", "", "application/openmetrics-text"]
+
+
+def test_between_two_is_a_rest_as_long_as_the_first_took():
+    rendering = Rendering()
+
+    async def main():
+        scrapes = rendering.scrapes()
+        for took, waits in ((3.0, 1.0), (2.0, 5.0), (1.0, 0.0)):
+            task = asyncio.create_task(scrapes.rendered(""))
+            await rendering.has_begun()
+            rendering.now += took
+            rendering.released.release()
+            await task
+            rendering.now += waits
+        scrapes.stop()
+
+    asyncio.run(main())
+    assert rendering.rests == [2.0]  # 3 s less the second that nobody asked; then 5 s are longer than the 2 s
+
+
+def test_one_who_leaves_takes_nothing_from_the_others_and_a_failure_is_of_one_scrape():
+    rendering = Rendering()
+
+    async def main():
+        scrapes = rendering.scrapes()
+        leaves = asyncio.create_task(scrapes.rendered(""))
+        stays = asyncio.create_task(scrapes.rendered(""))
+        await rendering.has_begun()
+        leaves.cancel()
+        rendering.released.release()
+        assert (await stays)[0] == b"1"
+        scrapes.stop()
+
+        failing = Scrapes(lambda _: (b"", 1 // 0))  # type: ignore[arg-type,return-value]
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                await failing.rendered("")
+        failing.stop()
+
+    asyncio.run(main())
