@@ -376,7 +376,8 @@ def kproxy_says(trial: Trial, topic_id: UUID) -> str:
 def test_what_a_broker_with_an_authorizer_refuses_a_policy_of_the_same_rights_refuses_too(
     broker: AuthorizedBroker,
 ) -> None:
-    tool(TOPICS, "--bootstrap-server", broker.address, "--create", "--topic", THERE, "--partitions", "1")
+    made = ("--create", "--if-not-exists", "--topic", THERE, "--partitions", "1")
+    tool(TOPICS, "--bootstrap-server", broker.address, *made)
     with Asking(broker.address) as client:
         asked = {"topics": [{"topicId": UUID(int=0), "name": THERE}]}
         topic_id = client.ask("Metadata", 12, asked)["topics"][0]["topicId"]

@@ -339,7 +339,7 @@ def play(scene: Scene) -> None:
     delete_topic(cluster.bootstrap, short)
     scene.moment("a topic is deleted")
     wait_for("the topic to be gone", lambda: short not in tool(TOPICS, "--bootstrap-server", behind, "--list").split())
-    shape = ("--create", "--topic", short, "--partitions", "3", "--replication-factor", "3")
+    shape = ("--create", "--if-not-exists", "--topic", short, "--partitions", "3", "--replication-factor", "3")
     tool(TOPICS, "--bootstrap-server", behind, *shape)
     scene.produce(short, 5)
     scene.moment("it is created again")

@@ -60,7 +60,7 @@ class Asking:
 def replicated(cluster: Cluster, leader: Broker, follower: Broker, topic: str) -> UUID:
     """A topic with one partition on two brokers; its id."""
     shape = ["--replica-assignment", f"{leader.node_id}:{follower.node_id}", "--config", "min.insync.replicas=2"]
-    tool(TOPICS, "--bootstrap-server", cluster.bootstrap, "--create", "--topic", topic, *shape)
+    tool(TOPICS, "--bootstrap-server", cluster.bootstrap, "--create", "--if-not-exists", "--topic", topic, *shape)
     with Asking(leader.address) as client:
         found: list[Any] = []
 

@@ -50,7 +50,7 @@ def test_java_gets_in(secured: SecuredBroker, listener: str, mechanism: str, tmp
     config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     where = ("--bootstrap-server", secured.address_of(listener), "--command-config", str(config))
     topic = f"topic-{uuid.uuid4()}"
-    tool(TOPICS, *where, "--create", "--topic", topic, options=secured.security.java_options())
+    tool(TOPICS, *where, "--create", "--if-not-exists", "--topic", topic, options=secured.security.java_options())
     assert topic in tool(TOPICS, *where, "--list", options=secured.security.java_options())
 
 

@@ -61,12 +61,15 @@ def user() -> str:
 
 
 def create_topic(bootstrap: str, partitions: int = 3, *, on: int | None = None) -> str:
-    """A topic of a name of its own, on three brokers, or with one partition on one."""
+    """A topic of a name of its own, on three brokers, or with one partition on one.
+
+    Where the answer is late, the tool asks again, and its first request has made it.
+    """
     topic = f"topic-{next(_numbers)}"
     shape = ["--partitions", str(partitions), "--replication-factor", "3"]
     if on is not None:
         shape = ["--replica-assignment", str(on)]
-    tool(TOPICS, "--bootstrap-server", bootstrap, "--create", "--topic", topic, *shape)
+    tool(TOPICS, "--bootstrap-server", bootstrap, "--create", "--if-not-exists", "--topic", topic, *shape)
     return topic
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kproxy.capture import files, heads, pcap
 from kproxy.capture.captures import Capture
 from kproxy.capture.quality import Quality
+from kproxy.capture.records import WINDOW
 from kproxy.errors import CaptureError
 from tests import captures
 from tests.capture import packet
@@ -290,6 +291,17 @@ def test_a_hole_of_zeros_costs_the_records_that_it_touches(tmp_path, shift):
         packet_data for n, (_, packet_data) in enumerate(PACKETS) if n not in lost
     ]
     assert quality.count("damaged") == 1 and quality.size("damaged") >= ends[10] - ends[6]
+
+
+@pytest.mark.parametrize("before", (1, 15, 16, 17, 40))
+@pytest.mark.parametrize("pack", (bytes, gzip.compress))
+def test_a_record_behind_a_hole_is_found_wherever_the_file_is_cut_into_windows(tmp_path, before, pack):
+    """Its head of 16 bytes may be in two windows."""
+    front, records = packet.pcap(PACKETS), packet.pcap(PACKETS)[24:]
+    hole = 24 + WINDOW - before - len(front)
+    quality, found = read(written(tmp_path, pack(front + bytes(hole) + records)))
+    assert [record[2] for record in found] == [packet_data for _, packet_data in PACKETS * 2]
+    assert (quality.count("damaged"), quality.size("damaged")) == (1, hole)
 
 
 @pytest.mark.parametrize("kind", ("pcap", "pcapng"))

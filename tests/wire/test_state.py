@@ -178,6 +178,21 @@ def test_small_answers_are_shared_out_over_calls_too() -> None:
     assert len(calls) >= LIMIT / FRAMES_PER_CALL and joined(calls, CLIENT) == answers and not talk.pending
 
 
+def test_answers_that_are_read_whole_cost_by_their_lengths() -> None:
+    """A frame and one more for each 256 bytes: of answers of 8 KiB two in a call, of small ones all."""
+    calls_of = {}
+    for groups in (10, 120):
+        talk = session()
+        body = {"groups": [{"groupId": "g" * 60, "protocolType": "consumer"}] * groups}
+        for number in range(32):
+            talk.receive(CLIENT, memoryview(request(16, 0, number)), 1)
+        answers = b"".join(response(16, 0, number, body) for number in range(32))
+        calls = read(talk, BROKER, answers)
+        assert joined(calls, CLIENT) == answers and not talk.pending
+        calls_of[groups] = len(calls)
+    assert calls_of == {10: 1, 120: 16}
+
+
 def test_a_login_without_end_is_refused() -> None:
     """A bare GSSAPI token, and empty ones behind it; the broker answers each."""
     head = sized(b"\x60\x01" + bytes(6))
