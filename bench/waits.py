@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 import click
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
@@ -62,7 +63,7 @@ _KINDS = ("plain", "topics", "policy", "login", "tls")  # of listeners that are 
 
 @dataclass(frozen=True)
 class Waits:
-    """What two clients waited, in ms, beside one attack; `rss_mb`: of kproxy, at the end of it."""
+    """What two clients waited, in ms, beside one attack; `rss_mb`: of kproxy, at its end."""
 
     attack: str
     requests: int
@@ -142,11 +143,25 @@ def attacked(folder: Path) -> Iterator[Attacked]:
         yield Attacked(process, listeners, listeners["healthy"], broker)
 
 
-def measure(kproxy: Attacked, name: str, seconds: float) -> Waits:
-    """Run one attack. Raises BenchError where a healthy client fails."""
+def measure(kproxy: Attacked, name: str, seconds: float, rounds: int = 1) -> Waits:
+    """Run one attack some times: the medians of all. Raises BenchError where a healthy client fails.
+
+    On some runs the machine itself has both clients wait for long.
+    """
+    each = [_measure_once(kproxy, name, seconds) for _ in range(rounds)]
+    middle = {
+        key: median(getattr(waits, key) for waits in each) for key in ("median_ms", "longest_ms", "control_longest_ms")
+    }
+    requests, sent_mb = sum(waits.requests for waits in each), sum(waits.sent_mb for waits in each)
+    return Waits(name, requests, sent_mb=sent_mb, rss_mb=each[-1].rss_mb, **middle)
+
+
+def _measure_once(kproxy: Attacked, name: str, seconds: float) -> Waits:
     attack = ATTACKS[name]
     lasts = seconds + 2 * _LEAD_S
     clients = [_client(address, lasts) for address in (kproxy.healthy, kproxy.past)]
+    for client in clients:
+        _has_begun(client)
     time.sleep(_LEAD_S)
     command = [sys.executable, "-m", "bench.attacks", "attack", name, processes.text(kproxy.listeners[attack.listener])]
     with processes.pinned(_THEIRS):
@@ -168,6 +183,12 @@ def _client(address: Address, seconds: float) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "bench.waits", "--client", processes.text(address), "--seconds", str(seconds)]
     with processes.pinned(_OURS):
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def _has_begun(client: subprocess.Popen[str]) -> None:
+    """Its first answer is there. Python itself takes longer to start than some attacks to connect."""
+    assert client.stdout is not None
+    client.stdout.readline()
 
 
 def _result(client: subprocess.Popen[str]) -> list[float]:
@@ -193,6 +214,8 @@ def healthy_client(address: Address, seconds: float) -> list[float]:
             size = cases.INT32.unpack(answers.read(4))[0]
             answers.read(size)
             found.append(time.perf_counter() - begin)
+            if len(found) == 1:
+                print("begun", flush=True)
             time.sleep(_PAUSE_S)
     return found
 
@@ -220,9 +243,10 @@ def show(waits: list[Waits], console: Console) -> None:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--attacks", "names", metavar="NAME,...", default=",".join(ATTACKS), show_default=True)
 @click.option("--seconds", type=click.FloatRange(0.1, 600), default=5.0, show_default=True, help="Of each attack.")
+@click.option("--rounds", type=click.IntRange(1, 99), default=3, show_default=True, help="Medians of so many.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of the table.")
 @click.option("--client", metavar="HOST:PORT", hidden=True, help="Be the healthy client of one attack.")
-def main(names: str, seconds: float, as_json: bool, client: str | None) -> None:
+def main(names: str, seconds: float, rounds: int, as_json: bool, client: str | None) -> None:
     """How long a healthy client waits at most while others attack the same kproxy; status 1 if too long."""
     if client is not None:
         host, _, port = client.rpartition(":")
@@ -238,7 +262,7 @@ def main(names: str, seconds: float, as_json: bool, client: str | None) -> None:
         with tempfile.TemporaryDirectory(prefix="kproxy-bench-") as folder, attacked(Path(folder)) as kproxy:
             for name in wanted:
                 print(f"{ATTACKS[name].title} ...", file=sys.stderr)
-                found.append(measure(kproxy, name, seconds))
+                found.append(measure(kproxy, name, seconds, rounds))
     except BenchError as fault:
         raise click.ClickException(str(fault)) from fault
     if as_json:
