@@ -34,7 +34,7 @@ def _lags(clusters: Sequence[ClusterCells], now_ns: int, wall_ns: int) -> Iterat
     )
     unknown = GaugeMetricFamily(
         "kproxy_group_lag_unknown_partitions",
-        "Partitions with a committed offset whose lag is not known, since nobody reports the end of the log.",
+        "Partitions with a committed offset whose lag is not known, since nobody reports where the log ends now.",
         labels=("cluster", "group", "topic"),
     )
     evicted = CounterMetricFamily(

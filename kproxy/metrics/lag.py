@@ -9,8 +9,9 @@ partitions that it no longer asks for too, as of paused ones. Requests of broker
 are replication.
 
 Unknown is not zero. A committed offset without an end of its log is counted as unknown, also where only a follower
-(KIP-392) told an end, and so is one at an end that no answer has confirmed for UNCONFIRMED_NS: records may have been
-written where kproxy does not see them. The lag of the group is the sum over its other partitions.
+(KIP-392) told an end, and so is one whose end no answer has confirmed for UNCONFIRMED_NS: records may have been written
+where kproxy does not see them. The lag of the group is the sum over its other partitions, and what it was at least in
+those whose end nobody confirms.
 
 Lag in seconds is the age of the first record that a consumer has not got. That record's own timestamp is known where a
 Fetch answer had it alone. Otherwise the age is an upper bound, the lower of two: the age of the record before it, and
@@ -55,9 +56,9 @@ Consumer = tuple[str, str]  # a client or a group, and the topic
 class Lag(NamedTuple):
     """Of a consumer in a topic: records over all partitions, and the most seconds; None: nothing is known of it."""
 
-    records: int | None  # of the partitions whose lag is known; None: of none
+    records: int | None  # of the partitions whose lag is known, or known to be at least so much; None: of none
     seconds: float | None
-    unknown: int = 0  # partitions with a committed offset whose lag is not known
+    unknown: int = 0  # partitions with a committed offset whose lag is not known, or only at least
     is_exact: bool = False  # the seconds are an age by a record's own timestamp, not an upper bound
 
 
@@ -250,14 +251,13 @@ _UNKNOWN_LAG = Lag(None, None, 1)
 
 
 def _lag(log: Log, position: Position, is_confirmed: bool, now_ns: int, wall_ns: int) -> Lag:
-    """The lag in one partition; at an end that nobody confirms it is not known."""
+    """The lag in one partition; behind an end that nobody confirms it is at least so much, at such an end not known."""
     records = log.high_watermark - position.offset
+    is_confirmed = is_confirmed or log.reported_ns + UNCONFIRMED_NS > now_ns
     if records > 0:
         seconds, is_exact = log.age_s(position.offset, position.written_ms, now_ns, wall_ns)
-        return Lag(records, seconds, is_exact=is_exact)
-    if is_confirmed or log.reported_ns + UNCONFIRMED_NS > now_ns:
-        return Lag(0, None)
-    return _UNKNOWN_LAG
+        return Lag(records, seconds, int(not is_confirmed), is_exact)
+    return Lag(0, None) if is_confirmed else _UNKNOWN_LAG
 
 
 def _confirmed(fetched: "Iterable[tuple[Fetching, Key]]", labels: "_Labels", now_ns: int) -> set[tuple[str, int]]:

@@ -784,8 +784,9 @@ def test_what_sidecars_know_adds_up():
     assert not records(other)
 
 
-def test_an_end_that_nobody_confirms_is_unknown_where_the_group_is_at_it(cluster):
-    member = cluster.consumer()
+def test_at_an_end_that_nobody_confirms_lag_is_unknown_and_behind_it_at_least_what_is_told(cluster):
+    """Others may write past kproxy, which asks nothing."""
+    member, other = cluster.consumer(), cluster.consumer("another")
     member.fetch({ORDERS: 5, CLICKS: 5}, {ORDERS: (5, None), CLICKS: (9, None)})
     member.commit("billing", {ORDERS: 5, CLICKS: 5})
     member.counting.closed("client_closed")
@@ -793,7 +794,9 @@ def test_an_end_that_nobody_confirms_is_unknown_where_the_group_is_at_it(cluster
     assert records(cluster) == {("billing", "orders"): 0, ("billing", "clicks"): 4} and not unknown(cluster)
     cluster.now_ns += EXPIRY_NS
     assert records(cluster) == {("billing", "clicks"): 4}
-    assert unknown(cluster) == {("billing", "orders"): 1}
+    assert unknown(cluster) == {("billing", "orders"): 1, ("billing", "clicks"): 1}
+    other.fetch({CLICKS: 20}, {CLICKS: (20, None)})
+    assert records(cluster) == {("billing", "clicks"): 15} and unknown(cluster) == {("billing", "orders"): 1}
 
 
 def test_an_answer_that_a_quota_emptied_confirms_no_end(cluster):

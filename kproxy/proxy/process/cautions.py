@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from kproxy.metrics.lag import UNCONFIRMED_NS
 from kproxy.proxy.config.policy import PRINCIPAL_TYPE, Rule, default_of
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.filters.policy.globs import Patterns
@@ -37,7 +38,7 @@ def cautions(config: Config) -> Iterator[Caution]:
         secrets += _secrets(cluster)
         yield from _refuses_nothing(cluster)
         yield from _unknown_to_each_other(cluster)
-        yield from _lag_never_or_always(cluster)
+        yield from _lag(cluster)
     for place, path in secrets:
         if path is not None and _is_read_by_all(path):
             yield Caution(place, f"every user of this host may read {path}", f"chmod o= {path}")
@@ -124,8 +125,8 @@ def _unknown_to_each_other(cluster: Cluster) -> Iterator[Caution]:
         yield Caution(f"{cluster.name}: policy", text, "add a rule for them, or remove them: kproxy users remove")
 
 
-def _lag_never_or_always(cluster: Cluster) -> Iterator[Caution]:
-    """`[cluster.lag]` that has no effect, since offsets are not read, or whose rounds are nearly continuous."""
+def _lag(cluster: Cluster) -> Iterator[Caution]:
+    """`[cluster.lag]` that has no effect, since offsets are not read, or asks too often or too seldom."""
     place = f"{cluster.name}: lag"
     if cluster.detail == "headers":
         if "lag" in cluster.model_fields_set:
@@ -134,3 +135,6 @@ def _lag_never_or_always(cluster: Cluster) -> Iterator[Caution]:
     elif 0 < cluster.lag.ask_interval_s < MIN_ASK_INTERVAL_S:
         text = f"a round of questions to each broker every {cluster.lag.ask_interval_s:g} s"
         yield Caution(f"{place}.ask_interval_s", text, "ask_interval_s = 15; 0 asks nothing")
+    elif cluster.lag.ask_interval_s * 1e9 > UNCONFIRMED_NS:
+        text = "a minute after each round, lag is unknown where no client passes"
+        yield Caution(f"{place}.ask_interval_s", text, "ask_interval_s = 15")

@@ -83,7 +83,7 @@ def test_a_file_without_users_is_named_once(users, tmp_path):
     assert line == f"shop: authentication.users_file: {empty} has no user, so nobody can log in"
 
 
-def test_questions_for_lag_that_are_never_or_always_asked_are_named():
+def test_questions_for_lag_that_are_asked_never_or_always_or_too_seldom_are_named():
     """Nobody sees that lag is missing for want of `detail`; defaults are not worth a word."""
     assert said({}) == said({"detail": "topics"}) == said({"detail": "topics", "lag": {"ask_interval_s": 1}}) == []
     (without,) = said({"lag": {"ask_interval_s": 5}})
@@ -91,3 +91,6 @@ def test_questions_for_lag_that_are_never_or_always_asked_are_named():
     (often,) = said({"detail": "batches", "lag": {"ask_interval_s": 0.001}})
     assert often == "shop: lag.ask_interval_s: a round of questions to each broker every 0.001 s"
     assert said({"detail": "topics", "lag": {"ask_interval_s": 0}}) == []
+    assert said({"detail": "topics", "lag": {"ask_interval_s": 60}}) == []
+    (seldom,) = said({"detail": "topics", "lag": {"ask_interval_s": 61}})
+    assert seldom.startswith("shop: lag.ask_interval_s: a minute after each round, lag is unknown")
