@@ -45,6 +45,7 @@ class ConnectionMetrics:
         "_client",
         "_cluster",
         "_fetching",
+        "_group",
         "_info",
         "_listener",
         "_open",
@@ -80,6 +81,7 @@ class ConnectionMetrics:
         if self._fetching is not None:
             self.tell(self._fetching.events)
         self._client: ClientCells | None = None
+        self._group: str | None = None  # that its members' requests named last
         self._open = True
         self._slow = slow
         self._info = info
@@ -89,8 +91,8 @@ class ConnectionMetrics:
         self.pending = pending
 
     def tell(self, sink: Callable[[list[Event]], None]) -> None:
-        """From now on it gets the events too, but where all of them are exchanges that have neither a body nor frames:
-        as heartbeats, which are by far the most where nothing else happens.
+        """From now on it gets the events too, but where all of them are exchanges that have neither a body nor frames
+        and name no other group than the last: as heartbeats, which are by far the most where nothing else happens.
         """
         self._seldom += (sink,)
 
@@ -103,7 +105,10 @@ class ConnectionMetrics:
                     or event.request_body is not None
                     or event.response_body is not None
                     or (event.plan.kept is not None and (event.errors or not event.plan.keeps_small))
+                    or (event.group_id is not None and event.group_id != self._group)
                 ):
+                    if event.__class__ is Exchange and event.group_id is not None:
+                        self._group = event.group_id
                     for sink in self._seldom:
                         sink(events)
                     break

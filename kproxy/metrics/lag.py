@@ -43,6 +43,7 @@ from kproxy.protocol.apis import (
     TXN_OFFSET_COMMIT,
 )
 from kproxy.wire.events import ANSWERED, Event, Exchange
+from kproxy.wire.interest import HEARTBEATS
 
 MAX_POSITIONS = 16 * 1024
 MAX_ALL_POSITIONS = 512 * 1024  # of all connections to a cluster: some 100 MiB
@@ -95,6 +96,8 @@ class Fetching:
                     lags.fetched_offsets(event)
                 elif key == TXN_OFFSET_COMMIT:
                     lags.committed_in_transaction(event)
+                elif key in HEARTBEATS:
+                    lags.note_group(event.group_id)  # its offsets may have been committed before kproxy was started
                 elif key in (END_TXN, INIT_PRODUCER_ID):
                     lags.transaction_ended(event)
                 elif answered is not None and answered.deleted:

@@ -14,10 +14,12 @@ from typing import Any
 from kproxy.protocol import codec, schema, shapes
 from kproxy.protocol.apis import (
     API_VERSIONS,
+    CONSUMER_GROUP_HEARTBEAT,
     DELETE_GROUPS,
     DELETE_TOPICS,
     END_TXN,
     FETCH,
+    HEARTBEAT,
     INIT_PRODUCER_ID,
     LIST_OFFSETS,
     OFFSET_COMMIT,
@@ -26,6 +28,7 @@ from kproxy.protocol.apis import (
     PRODUCE,
     SASL_HANDSHAKE,
     SHARE_FETCH,
+    STREAMS_GROUP_HEARTBEAT,
     TXN_OFFSET_COMMIT,
 )
 from kproxy.wire import bodies
@@ -68,8 +71,9 @@ _OF_TRANSACTIONS = frozenset((INIT_PRODUCER_ID, END_TXN))  # which end one, by t
 _COUNTED_REQUESTS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, TXN_OFFSET_COMMIT))
 _COUNTED_ANSWERS = _COUNTED_REQUESTS | {OFFSET_FETCH, SHARE_FETCH}
 _DELETIONS = frozenset((DELETE_TOPICS, DELETE_GROUPS, OFFSET_DELETE))  # answers that end offsets or logs
+HEARTBEATS = frozenset((HEARTBEAT, CONSUMER_GROUP_HEARTBEAT, STREAMS_GROUP_HEARTBEAT))  # of groups that commit offsets
 # Requests that name the group, or the transaction, that they or their answers are of.
-_NAMING = frozenset((OFFSET_FETCH, OFFSET_DELETE, TXN_OFFSET_COMMIT)) | _OF_TRANSACTIONS
+_NAMING = frozenset((OFFSET_FETCH, OFFSET_DELETE, TXN_OFFSET_COMMIT)) | _OF_TRANSACTIONS | HEARTBEATS
 
 _UNKNOWN_PLANS = 64
 

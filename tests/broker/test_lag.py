@@ -521,6 +521,27 @@ def test_a_gateway(cluster: Cluster, tmp_path: Path) -> None:
     compared(scene, capture)
 
 
+def test_after_a_restart_groups_are_known_by_the_heartbeats_of_their_members(cluster: Cluster, tmp_path: Path) -> None:
+    """They join nothing and commit nothing: the connections are new, the members are not."""
+    file = tmp_path / "kproxy.toml"
+    file.write_text(SETTINGS.format(workers=2, route=""))
+    with Kproxy(cluster.bootstrap, tmp_path, "--config", str(file)) as kproxy:
+        scene = Scene(cluster, kproxy.bootstrap, [kproxy])
+        topic = create_topic(cluster.bootstrap)
+        groups = {scene.group("classic"): "classic", scene.group("kip848"): "consumer"}
+        scene.produce(topic, 10)
+        with ExitStack() as stack:
+            for group, protocol in groups.items():
+                consumer = stack.enter_context(scene.consumer(group, topic, group_protocol=protocol))
+                committed(consumer, read(consumer, 30))
+            scene.moment("two groups at the end")
+            kproxy.stop()
+            scene.produce(topic, 5, to=cluster.bootstrap)
+            kproxy.start()
+            scene.moment("kproxy is started again, while their members do nothing")
+        assert {group for group, *_ in scene.moments[-1][2]} == set(groups)
+
+
 @pytest.mark.ring2
 @pytest.mark.timeout(900)  # longer than others on a busy machine: a Prometheus, a Spark, and thirty moments
 def test_three_sidecars(cluster: Cluster, tmp_path: Path, spark: SparkSession) -> None:

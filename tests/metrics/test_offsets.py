@@ -13,10 +13,12 @@ from kproxy.metrics.named import EXPIRY_NS, Topics
 from kproxy.metrics.published import Published
 from kproxy.metrics.shared import Shared
 from kproxy.protocol.apis import (
+    CONSUMER_GROUP_HEARTBEAT,
     DELETE_GROUPS,
     DELETE_TOPICS,
     END_TXN,
     FETCH,
+    HEARTBEAT,
     INIT_PRODUCER_ID,
     LIST_OFFSETS,
     METADATA,
@@ -24,6 +26,7 @@ from kproxy.protocol.apis import (
     OFFSET_DELETE,
     OFFSET_FETCH,
     PRODUCE,
+    SHARE_GROUP_HEARTBEAT,
     TXN_OFFSET_COMMIT,
     UNKNOWN_TOPIC_ID,
 )
@@ -782,6 +785,16 @@ def test_what_sidecars_know_adds_up():
     member.commit("g", {ORDERS: 500, ("orders", 1): 0})
     assert joined() == 500 and records(one) == {("g", "orders"): 0} and unknown(one) == {("g", "orders"): 1}
     assert not records(other)
+
+
+@pytest.mark.parametrize("version", [0, 3, 4])
+def test_a_group_that_only_sends_heartbeats_is_one_to_ask_for(cluster, version):
+    """As after a start of kproxy: consumers connect again, and hanging ones neither join nor commit."""
+    member = cluster.consumer()
+    member.ask(HEARTBEAT, version, {"groupId": "billing", "generationId": 3, "memberId": "m"}, {})
+    member.ask(CONSUMER_GROUP_HEARTBEAT, 0, {"groupId": "audit", "memberId": "m", "memberEpoch": 5}, {})
+    member.ask(SHARE_GROUP_HEARTBEAT, 1, {"groupId": "shared", "memberId": "m", "memberEpoch": 5}, {})  # has no offsets
+    assert sorted(cluster.metrics.cluster("default").lags.groups()) == ["audit", "billing"]
 
 
 def test_at_an_end_that_nobody_confirms_lag_is_unknown_and_behind_it_at_least_what_is_told(cluster):
