@@ -27,7 +27,7 @@ import socket
 import sys
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -69,6 +69,18 @@ _COMMON_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosni
 
 Query = Mapping[str, str]
 Action = Callable[[Query], Awaitable[tuple[int, Any]]]  # returns (HTTP status, what is sent as JSON)
+
+
+class Question(Protocol):
+    """A read of the admin API, about what is counted."""
+
+    async def follow(self) -> None:
+        """Runs as long as kproxy does."""
+
+    async def asked(self, query: Query) -> Any:
+        """What is sent as JSON. ValueError: a bad query."""
+
+
 Slices = AsyncIterator[Sequence[Any]]
 Lines = AsyncIterator[Mapping[str, Any] | None]  # None: nothing for now
 

@@ -112,6 +112,10 @@ def watch(log_format: str, log_level: str, **options: Any) -> None:
             from kproxy.watch.watcher import Watcher
 
         watcher = Watcher(settings)
+        if settings.admin is not None:
+            from kproxy.analysis.findings.following import Following
+
+            watcher.questions["findings"] = Following(watcher.counted)
         watcher.open(os.environ)  # before the log, whose thread would keep what this one gives up
         log_lines.begin(log_level, log_format)
 

@@ -48,7 +48,7 @@ from kproxy.watch.zookeeper import ZooKeeperConnections
 from kproxy.wire.bodies import BATCHES, DETAILS, ERRORS, Logs
 
 if TYPE_CHECKING:
-    from kproxy.admin.server import Admin
+    from kproxy.admin.server import Admin, Question
     from kproxy.tables.recorder import Recorder
 
 IDLE_S = 20 * 60  # twice as long as brokers keep silent connections (connections.max.idle.ms)
@@ -102,6 +102,7 @@ class Watcher:
         self._ring: Ring | None = None
         self._recorder: Recorder | None = None
         self._admin: Admin | None = None
+        self.questions: dict[str, Question] = {}  # further reads of the admin API; whoever composes adds them
         self._missing: list[str] = []  # why an interface that was named is not watched
         self._numbers: tuple[int, ...] = ()  # of the interfaces that the filter lets through
         self._tasks = Tasks("watch")
@@ -277,6 +278,7 @@ class Watcher:
                 "traffic": self._api_traffic,
                 "watch": self._api_watch,
                 **({"groups": self._link.api_groups} if self._link is not None else {}),
+                **{name: question.asked for name, question in self.questions.items()},
             },
             page=page,
             guard=Guard(hosts=(address.host,)),
@@ -288,7 +290,13 @@ class Watcher:
             raise KproxyError(f"--admin {address} cannot be bound: {why}") from None
         self._admin = admin
         self._tasks.spawn(live.run())
+        for question in self.questions.values():
+            self._tasks.spawn(question.follow())
         log.info("%s", admin.offers)
+
+    async def counted(self) -> Metrics:
+        """What is counted so far."""
+        return self.metrics
 
     async def _gathered(self, _: bool) -> Metrics:
         return self.metrics

@@ -1,5 +1,6 @@
 """`kproxy watch` on real packets: what it counts and records is what a proxy counts, and what `convert` reads."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -37,6 +38,12 @@ def whole(by_api):
 
 def requests(of):
     return whole(of.total("kproxy_requests_total", "api", "version"))
+
+
+def findings(kproxy):
+    """(kind, where) of each, however slow the machine was."""
+    answer = json.loads(kproxy.get("/api/findings?uncompressed_rate=1"))
+    return [(one["kind"], one["where"]) for one in answer["findings"]]
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +88,7 @@ def seen(tmp_path_factory):
                 "topics": each.total("kproxy_topic_bytes_total", "topic", "direction"),
                 "records": each.total("kproxy_topic_records_total", "topic", "direction"),
                 "connections": each.total("kproxy_connections_total"),
+                "findings": findings(each),
             }
         of["dropped"] = counting.total("kproxy_watch_dropped_packets_total")
         of["names"] = {name for name, _ in counting.samples()}
@@ -107,6 +115,11 @@ def test_topics_are_those_of_a_proxy(seen):
     assert seen["recording"]["topics"] == seen["run"]["topics"]
     assert seen["recording"]["records"] == seen["run"]["records"]
     assert seen["recording"]["records"]["orders", "response"] >= 20000
+
+
+def test_findings_are_those_of_a_proxy_but_for_its_own_load(seen):
+    assert seen["counting"]["findings"] == []  # of topics it knows nothing
+    assert seen["recording"]["findings"] == [of for of in seen["run"]["findings"] if of[0] != "core_full"] != []
 
 
 def test_what_only_a_proxy_has_is_absent(seen):

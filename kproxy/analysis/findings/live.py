@@ -56,7 +56,7 @@ class Taken:
     apis: dict[tuple[str, str], Api] = field(default_factory=dict)  # by broker and API
     open: int = 0
     accepted: int = 0
-    topics: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)  # batches, plain ones, records, bytes
+    topics: dict[str, tuple[int, ...]] = field(default_factory=dict)  # batches, plain ones, records, bytes
     # Rebalances, their nanoseconds, members, protocol.
     groups: dict[str, tuple[int, int, int, str | None]] = field(default_factory=dict)
     causes: Counts = field(default_factory=dict)
@@ -82,11 +82,12 @@ def began(metrics: Metrics) -> Moment:
 def taken(metrics: Metrics) -> Moment:
     """A copy of what findings need."""
     now_ns = metrics.now_ns()
+    is_passed = metrics.passive is None  # else no client waits for this process
     usage = {worker: cpu_ns for worker, (cpu_ns, _) in metrics.worker_usage.copy().items()}
     return Moment(
         now_ns,
         list(metrics.loop_lag.counts),
-        usage or {"1": time.process_time_ns()},
+        usage or ({"1": time.process_time_ns()} if is_passed else {}),
         {name: _cluster(cells, now_ns) for name, cells in list(metrics.clusters.items())},
     )
 
@@ -102,7 +103,9 @@ def _cluster(cells: ClusterCells, now_ns: int) -> Taken:
             carried = each.request
             counts = carried.batches.copy()
             numbers = sum(counts.values()), counts.get(_PLAIN, 0), carried.records, carried.bytes
-            of.topics[cells.topics.label(topic)] = numbers
+            label = cells.topics.label(topic)  # of its name and of its id, by which others ask
+            before = of.topics.get(label, (0, 0, 0, 0))
+            of.topics[label] = tuple(map(sum, zip(before, numbers, strict=True)))
     if cells.lags is not None:
         for kind, consumers in cells.lags.shown(now_ns, time.time_ns()):
             known = {(kind, name, topic): lag.records for name, topic, lag in consumers}

@@ -10,7 +10,7 @@ import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kproxy import __version__
 from kproxy.admin import parameters
@@ -42,7 +42,7 @@ from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
 from kproxy.wire.connection import Sink
 
 if TYPE_CHECKING:
-    from kproxy.admin.server import Admin, Query
+    from kproxy.admin.server import Admin, Query, Question
     from kproxy.proxy.connection.zookeeper import ZooKeeperProxy
     from kproxy.proxy.process.cautions import Caution
     from kproxy.proxy.process.knowledge.feed_link import FeedLink
@@ -59,16 +59,6 @@ _ADMIN_RETIRES_S = 1.0
 _MAKING_S = 0.02
 
 log = logging.getLogger("kproxy.server")
-
-
-class Question(Protocol):
-    """A read of the admin API, about what is counted."""
-
-    async def follow(self) -> None:
-        """Runs as long as kproxy does."""
-
-    async def asked(self, query: "Query") -> Any:
-        """What is sent as JSON. ValueError: a bad query."""
 
 
 class Server:

@@ -95,7 +95,7 @@ class Source:
             except KproxyError as fault:
                 if "no such value" not in str(fault):
                     raise
-                raise KproxyError("this kproxy looks for no findings: kproxy run does") from None
+                raise KproxyError("this kproxy looks for no findings: kproxy run and kproxy watch do") from None
             listed = answer.get("findings", ()) if isinstance(answer, dict) else answer
             self._findings = [dict(row) for row in listed]
             self._findings_at = monotonic()

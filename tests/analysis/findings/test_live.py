@@ -1,19 +1,23 @@
 """Findings of a running kproxy: events counted as live ones are, between two moments."""
 
+from uuid import UUID
+
 from kproxy.analysis.findings import limits, live
 from kproxy.analysis.findings.following import Following
 from kproxy.metrics import Metrics
 from kproxy.metrics.bounds import PROXY_NS
 from kproxy.metrics.groups import InsightCells
+from kproxy.metrics.passive import PassiveCells
 from kproxy.views.findings import sentence
 from kproxy.wire.bodies import Found, Sums
 from kproxy.wire.interest import ApiPlan
-from tests.metrics.test_metrics import MS, PRODUCE, exchange, info
+from tests.metrics.test_metrics import FETCH, MS, PRODUCE, exchange, info
 from tests.proxy.live import kproxy
 from tests.proxy.live import live as in_a_loop
 from tests.proxy.relay.test_relay import asked_while_blocked
 
 SECOND = 10**9
+TOPIC_ID = UUID(int=7)
 
 
 class Running:
@@ -103,6 +107,7 @@ def test_what_was_refused_and_not_answered_is_told_by_api_and_kind():
     cluster = cluster if "1" in cluster.brokers else running.metrics.clusters["main"]
     cluster.unanswered["Produce", "broker_reset"] = 9
     cluster.unanswered["Fetch", "broker_reset"] = 9  # long polls
+    cluster.unanswered["Produce", "gap"] = 99  # packets that a watching kproxy missed
     cells = cluster.brokers["1"]
     ((listener, _), *_) = cells.disconnects
     cells.disconnects[listener, "unreachable"] = 5
@@ -138,9 +143,9 @@ def test_partitions_without_leader_or_replicas_are_told_as_long_as_they_are():
     assert not found(running.moment(60), running.moment(120))
 
 
-def batches(records, count, codecs, size):
+def batches(records, count, codecs, size, topic="orders", topic_id=None):
     body = Found()
-    body.sums = [Sums("orders", None, size, count, records, codecs)]
+    body.sums = [Sums(topic, topic_id, size, count, records, codecs)]
     return body
 
 
@@ -150,6 +155,11 @@ def test_topics_with_single_records_and_without_compression():
     answer = found(live.began(running.metrics), running.moment(20))
     assert set(answer) == {("single_record_batches", "topic orders"), ("no_compression", "topic orders")}
     assert dict(answer["single_record_batches", "topic orders"].evidence)["single_share"] == 1
+    names = Found()
+    names.names = {TOPIC_ID: "orders"}  # by which consumers call the topic
+    running.does("1", 1, response_body=names)
+    running.does("1", 9, FETCH, response_body=batches(1, 1, 1, 2000, None, TOPIC_ID))
+    assert set(found(live.began(running.metrics), running.moment(20))) == set(answer)
     running = Running()
     running.does("1", 3000, request_body=batches(40, 1, 16, 2000))  # full, and zstd
     assert not found(live.began(running.metrics), running.moment(20))
@@ -176,6 +186,13 @@ def test_a_full_core_is_critical_where_bytes_wait_for_it():
     assert found(first, now)["core_full", "kproxy"].severity == "warning"
     now.cpu_ns = {"1": 59 * SECOND}
     assert found(first, now)["core_full", "kproxy"].severity == "critical"
+
+
+def test_for_a_kproxy_that_watches_nobody_waits():
+    running = Running()
+    assert live.taken(running.metrics).cpu_ns
+    running.metrics.passive = PassiveCells("eth0", ())
+    assert not live.taken(running.metrics).cpu_ns
 
 
 def test_a_kproxy_whose_loop_does_something_else_says_so():
