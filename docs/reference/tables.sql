@@ -5,7 +5,7 @@
 create table exchanges (
   `source` string not null comment 'the capture\'s name, or live:<listener>',
   `cluster` string not null comment 'the name that was given, or the cluster\'s id where captures show several',
-  `connection` bigint not null comment 'the connection\'s id',
+  `connection` bigint not null comment 'the connection\'s id, by both ends and its first moment: the same whatever the capture is called',
   `number` bigint comment 'the request\'s place on its connection, from 0; null: only its answer was seen',
   `time` timestamp not null comment 'the first byte of the request; of the answer, if only that was seen',
   `request_start_ns` bigint comment 'the request\'s first byte, in ns since 1970-01-01 UTC',
@@ -58,7 +58,7 @@ partitioned by (`date`, `hour`);
 create table partitions (
   `source` string not null comment 'the capture\'s name, or live:<listener>',
   `cluster` string not null comment 'the name that was given, or the cluster\'s id where captures show several',
-  `connection` bigint not null comment 'the connection\'s id',
+  `connection` bigint not null comment 'the connection\'s id, by both ends and its first moment: the same whatever the capture is called',
   `number` bigint comment 'the request\'s place on its connection, from 0; null: only its answer was seen',
   `time` timestamp not null comment 'the first byte of its request; of the answer, if only that was seen',
   `api` string comment 'the request\'s API',
@@ -92,7 +92,7 @@ partitioned by (`date`, `hour`);
 create table batches (
   `source` string not null comment 'the capture\'s name, or live:<listener>',
   `cluster` string not null comment 'the name that was given, or the cluster\'s id where captures show several',
-  `connection` bigint not null comment 'the connection\'s id',
+  `connection` bigint not null comment 'the connection\'s id, by both ends and its first moment: the same whatever the capture is called',
   `number` bigint comment 'the request\'s place on its connection, from 0; null: only its answer was seen',
   `time` timestamp not null comment 'the first byte of its request; of the answer, if only that was seen',
   `api` string comment 'the request\'s API',
@@ -125,7 +125,7 @@ partitioned by (`date`, `hour`);
 create table connections (
   `source` string not null comment 'the capture\'s name, or live:<listener>',
   `cluster` string not null comment 'the name that was given, or the cluster\'s id where captures show several',
-  `connection` bigint not null comment 'the connection\'s id',
+  `connection` bigint not null comment 'the connection\'s id, by both ends and its first moment: the same whatever the capture is called',
   `time` timestamp not null comment 'its first packet',
   `start_ns` bigint comment 'its first packet, in ns since 1970-01-01 UTC',
   `end_ns` bigint comment 'its last packet, in ns since 1970-01-01 UTC',
@@ -191,7 +191,7 @@ create table group_events (
   `coordinator_id` int comment 'the broker that was asked',
   `error` string comment 'the answer\'s; null: none',
   `reason` string comment 'what the member or the coordinator says; of a join_answered what a worker of Connect (its URL, its config offset) or a member of Streams (process, endpoint, tasks whose state it has) says of itself',
-  `connection` bigint comment 'the connection\'s id',
+  `connection` bigint comment 'the connection\'s id, by both ends and its first moment: the same whatever the capture is called',
   `number` bigint comment 'the request\'s place on its connection, from 0; null: only its answer was seen',
   `group_type` string comment 'what its members are: consumer, connect, streams, share, or as they call themselves; null: not seen',
   `date` string,
@@ -306,7 +306,7 @@ create table changes (
   `principal` string comment 'who asked, as far as the wire says',
   `error` string comment 'the answer\'s; null: it was done, if it was answered',
   `detail` string comment 'JSON: what was asked, and what the answer adds; no secrets',
-  `connection` bigint comment 'the connection\'s id',
+  `connection` bigint comment 'the connection\'s id, by both ends and its first moment: the same whatever the capture is called',
   `number` bigint comment 'the request\'s place on its connection, from 0; null: only its answer was seen',
   `answered` boolean comment 'whether an answer was seen',
   `date` string,
@@ -336,7 +336,7 @@ create table registry (
   `watch` boolean comment 'whether a read set a watch',
   `server_address` string comment 'the server\'s IP address',
   `server_port` int comment 'the server\'s port',
-  `connection` bigint comment 'the connection\'s id',
+  `connection` bigint comment 'the connection\'s id, by both ends and its first moment: the same whatever the capture is called',
   `number` bigint comment 'the operation\'s place on its connection',
   `date` string,
   `hour` string
@@ -395,7 +395,7 @@ partitioned by (`date`, `hour`);
 create table records (
   `source` string not null comment 'the capture\'s name, or live:<listener>',
   `cluster` string not null comment 'the name that was given, or the cluster\'s id where captures show several',
-  `connection` bigint not null comment 'the connection\'s id',
+  `connection` bigint not null comment 'the connection\'s id, by both ends and its first moment: the same whatever the capture is called',
   `number` bigint comment 'the request\'s place on its connection, from 0; null: only its answer was seen',
   `time` timestamp not null comment 'the first byte of its request; of the answer, if only that was seen',
   `api` string comment 'the request\'s API',

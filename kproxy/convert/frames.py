@@ -66,8 +66,7 @@ class Frames:
 def frames_of(captures: Sequence[Path | str], connection: int, number: int, settings: Settings = _DEFAULT) -> Frames:
     """The frames of the exchange that the tables call by this `connection` and this `number`.
 
-    `settings` must be as they were for `kproxy convert`: a connection's id depends on the names of the cluster and of
-    the capture. Raises KproxyError where there is no such connection or exchange, CaptureError for a file that cannot
+    Raises KproxyError where there is no such connection or exchange, CaptureError for a file that cannot
     be read.
     """
     seen = False
@@ -86,8 +85,8 @@ def frames_of(captures: Sequence[Path | str], connection: int, number: int, sett
         )
     if not seen:
         raise KproxyError(
-            f"no connection {connection} in {', '.join(map(str, captures))}: its id depends on the name of the capture "
-            "and on --cluster, which must be those of kproxy convert"
+            f"no connection {connection} in {', '.join(map(str, captures))}: name the capture that the tables were made "
+            "of; of tables from before schema version 9, make them anew with kproxy convert"
         )
     raise KproxyError(f"connection {connection} has no request with the number {number}")
 

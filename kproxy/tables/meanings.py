@@ -25,7 +25,7 @@ _USUAL = {
     "cluster": "the name that was given, or the cluster's id where captures show several",
     "time": "when it began, to the microsecond",
     "time_ns": "when the message that says so was complete",
-    "connection": "the connection's id",
+    "connection": "the connection's id, by both ends and its first moment: the same whatever the capture is called",
     "number": "the request's place on its connection, from 0; null: only its answer was seen",
     "client_address": "the client's IP address",
     "client_port": "the client's port",

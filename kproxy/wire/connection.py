@@ -28,13 +28,15 @@ class ConnectionInfo:
 
     @property
     def id(self) -> int:
-        """The `connection` column: a 63-bit hash, so that shards and machines derive the same id independently."""
+        """The `connection` column: a 63-bit hash of both ends and the first moment.
+
+        So shards and machines derive the same id independently, and a capture may be given another name. Tables before
+        schema version 9 have the names of the cluster and of the source in it.
+        """
         if self._id is not None:
             return self._id
         text = "\0".join(
             (
-                self.cluster,
-                self.source,
                 self.client_address,
                 str(self.client_port),
                 self.broker_address,
