@@ -161,7 +161,7 @@ def _show_one(row: dict[str, Any], places: Sequence[str], settings: "Settings", 
     if (is_dataset and source.startswith("live:")) or "-" in places:  # no capture can be read again
         return
     which = ["--connection", str(row["connection"]), "--number", str(row["number"])]
-    options = [] if is_dataset else [*settings.identity, *(["--rotated"] if settings.rotated else [])]
+    options = [] if is_dataset else [*settings.reading, *(["--rotated"] if settings.rotated else [])]
     words = ["kproxy", "show", *([source] if is_dataset else places), *which, *options]
     click.echo(f"{what}, with its frames and packets: {shlex.join(words)}", err=True)
 

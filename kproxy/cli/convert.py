@@ -130,5 +130,5 @@ def _first_sight(summary: "Summary", settings: "Settings") -> tuple[list[str], l
         if "-" not in files:  # standard input cannot be read again
             rotated = ["--rotated"] if len(files) > 1 else []
             which = ["--connection", str(slow["connection"]), "--number", str(slow["number"])]
-            commands.append(shlex.join(["kproxy", "show", *map(shown, files), *which, *settings.identity, *rotated]))
+            commands.append(shlex.join(["kproxy", "show", *map(shown, files), *which, *settings.reading, *rotated]))
     return view.brief(rows), commands if told["apis"] or told["groups"] or told["zookeeper"] else []

@@ -81,10 +81,9 @@ class Settings:
             )
 
     @property
-    def identity(self) -> list[str]:
-        """The options that a connection's id depends on, as `kproxy decode --exchange` takes them."""
+    def reading(self) -> list[str]:
+        """The options with which `kproxy show` finds the same connections and exchanges in the captures."""
         return [
-            *(["--cluster", self.cluster] if self.cluster != "default" else []),
             *(text for port in self.ports for text in ("--port", str(port))),
             *(text for port in self.zookeeper_ports for text in ("--zookeeper-port", str(port))),
             *(["--key-log", str(self.key_log)] if self.key_log else []),
