@@ -85,8 +85,8 @@ def frames_of(captures: Sequence[Path | str], connection: int, number: int, sett
         )
     if not seen:
         raise KproxyError(
-            f"no connection {connection} in {', '.join(map(str, captures))}: name the capture that the tables were made "
-            "of; of tables from before schema version 9, make them anew with kproxy convert"
+            f"no connection {connection} in {', '.join(map(str, captures))}: name the capture that the tables were "
+            "made of; of tables from before schema version 9, make them anew with kproxy convert"
         )
     raise KproxyError(f"connection {connection} has no request with the number {number}")
 

@@ -63,8 +63,8 @@ def converted(folder, captures):
         tables[name] = pq.read_table(out / name).to_pylist()
     for row in tables["connections"]:
         found.setdefault(row["source"].removesuffix(".pcap"), {})[row["client_port"]] = row["cluster"]
-    of_connection = {row["connection"]: row["cluster"] for row in tables["connections"]}
-    assert all(row["cluster"] == of_connection[row["connection"]] for row in tables["exchanges"])
+    of_connection = {(row["source"], row["connection"]): row["cluster"] for row in tables["connections"]}
+    assert all(row["cluster"] == of_connection[row["source"], row["connection"]] for row in tables["exchanges"])
     kinds = {source: {row.kind: row.count for row in quality} for source, quality in summary.quality.items()}
     return found, kinds, tables["topology"]
 

@@ -209,6 +209,7 @@ def test_what_tls_holds_is_kept_too(tmp_path, monkeypatch):
             tasks = []
             for client, broker in pairs:
                 await client.send(asked(1))
+                await broker.frame()
                 tasks.append(asyncio.create_task(broker.send(sized((0).to_bytes(4) + bytes(8 << 20)))))
             peers = [peer for relay in here.server._worker.relays.values() for peer in relay._peers]
             await here.until(lambda: kept.kept_bytes > 1 << 20 and sum(peer.tls.held_bytes for peer in peers) > 1 << 16)

@@ -49,7 +49,7 @@ def test_keys_choose_sort_filter_open_and_pause():
             asked, answer = request(API_VERSIONS, 3, 1, client=HOSTILE), response(API_VERSIONS, 3, 1)
             await exchanged(*pairs[0], asked, answer)
             await rebalance(pairs, "billing", 1)
-            await heartbeats(*pairs[0], 5, 27)
+            await heartbeats(*pairs[1], 5, 27)
             await pairs[0][0].send(request(METADATA, 12, 77, client="\x1b[2J" + HOSTILE))
             await pairs[0][1].frame()  # and no answer
             await known(here, "billing", 1)
