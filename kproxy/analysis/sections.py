@@ -258,6 +258,8 @@ def next_questions(program: str, places: Sequence[str], found: Mapping[str, Sequ
             asked.append(f"consumers {where}")
     names = {row["api"] for row in found["apis"]}
     asked.append(f"latency {where} --by api,broker")
+    if "OffsetCommit" in names:
+        asked.append(f"group-lag {where}")
     if "Produce" in names:
         asked += [f"batching {where}", f"skew {where}"]
     if "Fetch" in names:

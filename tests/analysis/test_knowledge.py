@@ -132,7 +132,7 @@ def test_an_overview_says_what_happened_to_groups_and_leaders_and_what_to_ask(ta
     assert {row["group_id"]: row["rebalances"] for row in found["groups"]}["range-g"] == 9
     assert sum(row["elections"] for row in found["leaders"]) >= 6 and not found["zookeeper"]
     asked = [line.split()[2] for line in sections.next_questions("analyze", ["tables"], found)]
-    assert {"groups", "rebalances", "coordinators", "leadership"} < set(asked) and "registry" not in asked
+    assert {"groups", "rebalances", "coordinators", "leadership", "group-lag"} < set(asked) and "registry" not in asked
 
 
 def test_leaders_of_the_broker_that_was_killed_moved(answer):

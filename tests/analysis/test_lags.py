@@ -260,13 +260,64 @@ def test_steps_of_time_are_each_of_the_log_that_was_there(made_up):
         found = dicts(jobs.group_lag(*inputs, every="1 second", where="group_id = 'other id'"))
         assert [(row["committed_offset"], row["end_offset"], row["commits"]) for row in found] == [
             (100, None, 1),
-            (5, None, 1),
+            (100, 1000, 0),  # nothing was committed in it: the log's end was told
+            (5, None, 1),  # in another topic of the name
+            (5, 20, 0),
         ]
         found = dicts(jobs.group_lag(*inputs, every="1 hour", where="group_id in ('denied', 'truncated', 'other id')"))
         assert [(row["group_id"], row["committed_offset"], row["end_offset"]) for row in found] == [
             ("truncated", 10, 30),
             ("other id", 5, 20),
         ]
+
+
+def stopped(t):
+    """Groups that committed once, each with its topic; every action takes a second."""
+    for group in ("stays", "deleted", "forgets", "resumes"):
+        t.commit(group, group, 10)
+    t.commit("loses its log", "loses its log", 10)
+    for topic in ("stays", "deleted", "forgets", "resumes", "loses its log"):
+        t.produce(topic, 10, 5)
+    t.delete_group("deleted")
+    t.delete_offset("forgets", "forgets")
+    t.commit("resumes", "resumes", 15)
+    t.delete_topic("loses its log")
+    for topic in ("stays", "deleted", "forgets", "resumes", "loses its log"):
+        t.produce(topic, 15, 5)
+
+
+STEPS_OF_STOPPED = {  # committed offset, lag and commits in each step of a second
+    "stays": [(10, None, 1), (10, 5, 0), (10, 10, 0)],
+    "deleted": [(10, None, 1), (10, 5, 0)],
+    "forgets": [(10, None, 1), (10, 5, 0)],
+    "resumes": [(10, None, 1), (10, 5, 0), (15, 0, 1), (15, 5, 0)],
+    "loses its log": [(10, None, 1), (10, 5, 0)],
+}
+
+
+@pytest.fixture(scope="module")
+def with_stopped(tmp_path_factory):
+    return tables_of(stopped, tmp_path_factory.mktemp("stopped"))
+
+
+def check_stopped(tables):
+    """Consumers that have stopped are further behind with each record, until nothing of theirs is left."""
+    found = dicts(jobs.group_lag(*(tables[name] for name in OF_LAG), every="1 second"))
+    steps = {group: [] for group in STEPS_OF_STOPPED}
+    for row in found:
+        steps[row["group_id"]].append((row["committed_offset"], row["lag_records"], row["commits"]))
+    assert steps == STEPS_OF_STOPPED
+    assert {row["last_commit"] for row in found if row["group_id"] == "stays"} == {found[0]["last_commit"]}
+
+
+def test_steps_of_time_go_on_where_a_group_has_stopped(with_stopped):
+    with Tables(with_stopped) as tables:
+        check_stopped(tables)
+
+
+@pytest.mark.ring2
+def test_steps_of_time_go_on_on_spark_too(with_stopped, spark):
+    check_stopped({name: kproxy.spark.table(spark, str(with_stopped), name) for name in OF_LAG})
 
 
 def by_followers(t):

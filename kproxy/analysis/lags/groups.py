@@ -34,8 +34,8 @@ def group_lag(
     highest end that anybody told. Commits count for each partition that was accepted, those of a transaction when it is
     committed; what coordinators wrote counts too, where somebody fetched `__consumer_offsets`. What was deleted has no
     row: a group, its offsets, a topic; of a topic that was created again only what was committed since counts.
-    `unknown` says why a lag is null, or what does not count. Over time a step has what was committed last in it,
-    against the end as it was known by then.
+    `unknown` says why a lag is null, or what does not count. Over time a step has what was committed by its end,
+    against the end of the log as it was known by then: steps in which the group committed, or its log's end was told.
 
     Without steps of time the answer also has what `client`, who commits for the group, has fetched (`fetched_offset`,
     `fetch_lag_records`); how the lag went: first, most, `growth_per_s` (records, over the later half of the time),
@@ -68,11 +68,12 @@ def _stepwise(step: str, where: str | None) -> dict[str, str]:
         "committed": f"""
             select step, {_COMMITTED} from since where {where or "true"} group by step, {", ".join(PLACE)}""",
         **lives(),
+        **_carried(step),
         "begun": f"select timestamp_micros(from_us) as `time`, life, {OF} from lives",
         "met": f"""
             select step, cast(null as bigint) as life, {OF}, group_id, committed_offset, commits, last_commit, is_open,
                 cast(null as bigint) as told_end, cast(null as timestamp) as told_at, false as by_leader
-            from committed
+            from carried
             union all
             select {step}, life, {OF}, null, null, null, null, null, max(end_offset), max(`time`), max(is_leaders)
             from lived_ends group by {step}, life, {OF}
@@ -95,6 +96,43 @@ def _stepwise(step: str, where: str | None) -> dict[str, str]:
                 {_UNKNOWN} as `unknown`
             from known where group_id is not null and (committed_offset is not null or is_open)
             order by `time`, end_offset is null, lag_records desc, cluster, group_id, topic, `partition`""",
+    }
+
+
+def _carried(step: str) -> dict[str, str]:
+    """Step `carried` behind `committed`: also in later steps in which the log's end was told, until it is removed."""
+    of_group = f"{OF}, group_id"
+    nothing = "cast(null as bigint), cast(null as bigint), cast(null as timestamp), cast(null as boolean)"
+    return {
+        "holders": f"select {of_group}, min(step) as first_step from committed group by {of_group}",
+        "gone": f"""
+            select step, cluster, of_topic as topic, `partition`, of_group as group_id from stated where is_removal
+            union all
+            select g.step, h.cluster, h.topic, h.`partition`, h.group_id from holders h
+            join groups_gone g on h.cluster is not distinct from g.of_cluster and h.group_id = g.gone_group
+            union all
+            select l.step, h.cluster, h.topic, h.`partition`, h.group_id from holders h
+            join logs_gone l on {same("h", "l")}""",
+        "moments": f"""
+            select {step} as step, {OF} from lived_ends union select {step} as step, {OF} from leaders_answers""",
+        "states": f"""
+            select step, {of_group}, max(committed_offset) as committed_offset, max(commits) as commits,
+                max(last_commit) as last_commit, max(is_open) as is_open, max(is_state) as is_state
+            from (
+                select step, {of_group}, committed_offset, commits, last_commit, is_open, 1 as is_state from committed
+                union all
+                select step, {of_group}, {nothing}, 1 from gone
+                union all
+                select m.step, h.cluster, h.topic, h.`partition`, h.group_id, {nothing}, 0
+                from holders h join moments m on {same("h", "m")} and m.step > h.first_step) s
+            group by step, {of_group}""",
+        "stays": f"""
+            select *, sum(is_state) over (partition by {of_group} order by step) as stay from states""",
+        "carried": f"""
+            select step, {of_group}, max(committed_offset) over (partition by {of_group}, stay) as committed_offset,
+                coalesce(commits, 0) as commits, max(last_commit) over (partition by {of_group}, stay) as last_commit,
+                coalesce(max(is_open) over (partition by {of_group}, stay), false) as is_open
+            from stays""",
     }
 
 
