@@ -45,6 +45,7 @@ MACROS = {
     "regexp_like(x, pattern)": "regexp_matches(x, pattern)",
     "named_struct(a, x, b, y)": "row(x, y)",
     "named_struct(a, x, b, y, c, z)": "row(x, y, z)",
+    "named_struct(a, x, b, y, c, z, d, w)": "row(x, y, z, w)",
     "size(x)": "len(x)",
     "collect_list(x)": "list(x)",
     "array_join(x, separator)": "array_to_string(x, separator)",

@@ -364,5 +364,5 @@ def changes(changes: Frame) -> Frame:
                 coalesce(error, case when answered then 'done' else 'unanswered' end) as outcome,
                 {GROUPS["client"]} as client, client_address as host, principal, detail
             from changes
-            order by time_ns, cluster nulls first, connection, `number`, resource_name nulls first""",
+            order by time_ns, cluster nulls first, connection, `number`, resource_name nulls first, source""",
     )

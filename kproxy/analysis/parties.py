@@ -10,6 +10,7 @@ from kproxy.analysis.pieces import (
     ACCURACY,
     ALL_BYTES,
     CONNECTED,
+    CONNECTIONS,
     GROUPS,
     KEYS,
     OF_BROKERS,
@@ -59,7 +60,7 @@ def inside(exchanges: Frame, partitions: Frame) -> Frame:
             select e.source, e.connection, e.`number` from exchanges e
             where e.errors > 0 and e.outcome = '{ANSWERED}' and coalesce(e.error_code, 0) = 0 and not exists (
                 select 1 from partitions p where {keys} and p.error_code != 0 and p.direction = 'response')
-            order by e.`time` desc, e.connection, e.`number` desc limit 1""",
+            order by e.`time` desc, e.connection, e.`number` desc, e.source limit 1""",
     )
 
 
@@ -119,7 +120,7 @@ def talkers(
         counted=f"""
             select {groups(by, every)} sum({ALL_BYTES}) as bytes,
                 sum(request_bytes) as request_bytes, sum(response_bytes) as response_bytes, count(*) as exchanges,
-                {RATE} as exchanges_per_second, count(distinct connection) as connections
+                {RATE} as exchanges_per_second, {CONNECTIONS} as connections
             from exchanges where {of_clients(replicas)}
             group by all""",
         answer=f"""

@@ -180,9 +180,13 @@ def stretches(rows: str, keys: Sequence[str]) -> dict[str, str]:
     }
 
 
+CONNECTION = "named_struct('s', source, 'c', connection)"  # one of one source: captures may overlap
+CONNECTIONS = f"count(distinct {CONNECTION})"
+
+
 def at_last(column: str, order: str = "max_by") -> str:
     """The value of a column in the last row of a group; "min_by": in its first. Rows are in order of time."""
-    return f"{order}({column}, named_struct('t', unix_micros(`time`), 'c', connection, 'n', `number`))"
+    return f"{order}({column}, named_struct('t', unix_micros(`time`), 'c', connection, 'n', `number`, 's', source))"
 
 
 # Whether an exchange is a broker's own, as those that replicate: by its replica id, else by its client id. Where a

@@ -12,6 +12,7 @@ from kproxy.analysis import knowledge, parties, timing
 from kproxy.analysis.engine import Frame, ask, first_rows
 from kproxy.analysis.pieces import (
     ALL_BYTES,
+    CONNECTIONS,
     GROUPS,
     KEYS,
     SOFTWARE,
@@ -42,7 +43,7 @@ def span(tables: Tables) -> Frame:
         answer=f"""
             select min(`time`) as first, max(`time`) as last,
                 (max(unix_micros(`time`)) - min(unix_micros(`time`))) * 1000 as lasted_ns,
-                count(*) as exchanges, sum({ALL_BYTES}) as bytes, count(distinct connection) as connections,
+                count(*) as exchanges, sum({ALL_BYTES}) as bytes, {CONNECTIONS} as connections,
                 count(distinct source) as sources, count(distinct cluster) as clusters
             from exchanges""",
     )

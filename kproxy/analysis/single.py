@@ -4,12 +4,23 @@ from collections.abc import Mapping
 
 from kproxy.analysis import timing
 from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.pieces import literal
+
+
+def _of(connection: int, source: str | None) -> str:
+    """A condition on rows of `t`: those of a connection. source: None: of the first source that has it."""
+    own = f"connection = {int(connection)}"
+    one = f"(select min(source) from t where {own})" if source is None else literal(source)
+    return f"{own} and source = {one}"
 
 
 def explained(tables: Mapping[str, Frame], connection: int, number: int) -> Frame:
-    """The row of `slow` about an exchange, however short it was; none if its answer was lost, or none is expected."""
+    """The row of `slow` about an exchange, however short it was; none if its answer was lost, or none is expected.
+
+    Of several sources that have the connection, as captures that overlap, it is the first one's.
+    """
     mine = {
-        name: ask({"t": tables[name]}, some=f"select * from t where connection = {int(connection)}")
+        name: ask({"t": tables[name]}, some=f"select * from t where {_of(connection, None)}")
         for name in ("exchanges", "connections")
     }
     return ask(
@@ -18,11 +29,11 @@ def explained(tables: Mapping[str, Frame], connection: int, number: int) -> Fram
     )
 
 
-def before(tables: Mapping[str, Frame], connection: int, number: int, count: int) -> Frame:
+def before(tables: Mapping[str, Frame], connection: int, number: int, count: int, source: str | None = None) -> Frame:
     """The exchanges before one on its connection, and it: what they waited for, and whether they still did."""
     return ask(
-        {"exchanges": tables["exchanges"]},
-        mine=f"select * from exchanges where connection = {int(connection)}",
+        {"t": tables["exchanges"]},
+        mine=f"select * from t where {_of(connection, source)}",
         asked=f"select max(request_end_ns) as asked_ns from mine where `number` = {int(number)}",
         answer=f"""
             select `number`, `time`, api, total_ns, queue_ns, muted_ns, throttle_ms, outcome, error,

@@ -125,7 +125,7 @@ def slow(
                 r.`number`
             from runs r left join candidates h
                 on r.source = h.source and r.connection = h.connection and r.`before` = h.`number`
-            order by r.total_ns desc, r.`time`, r.connection, r.`number`""",
+            order by r.total_ns desc, r.`time`, r.connection, r.`number`, r.source""",
     )
 
 
@@ -164,7 +164,7 @@ def _grouped(rows: str, by: Sequence[str], every: str | None, own: dict[str, str
     """The answer of `slow` by columns, and by steps of time."""
 
     def of_slowest(column: str) -> str:
-        return f"max_by({column}, named_struct('t', total_ns, 'c', connection, 'n', `number`)) as {column}"
+        return f"max_by({column}, named_struct('t', total_ns, 'c', connection, 'n', `number`, 's', source)) as {column}"
 
     names = [
         each for each in ("api", "client", "broker", "cause", "source", "connection", "`number`") if each not in by

@@ -190,7 +190,7 @@ def offsets(partitions: Frame, exchanges: Frame, every: str | None = None, where
             from asked a left join refusals r
                 on {keys} and a.of_topic = r.of_topic and a.`partition` = r.`partition`
             window before as (partition by a.cluster, a.asked_group, a.of_topic, a.`partition`
-                order by a.`time`, a.connection, a.`number`)""",
+                order by a.`time`, a.connection, a.`number`, a.source)""",
         answer=f"""
             select {f"{bucket(every)} as `time`," if every else ""} cluster, asked_group as group_id,
                 of_topic as topic, `partition`, count(*) as commits, {RATE} as commits_per_second,

@@ -67,7 +67,7 @@ def _report(
                 raise KproxyError(f"{places[0]}: there is no exchange to report on. {_why(tables, how)}")
             before = {
                 (row["connection"], row["number"]): list(
-                    answers.dicts(single.before(tables, row["connection"], row["number"], BEFORE))
+                    answers.dicts(single.before(tables, row["connection"], row["number"], BEFORE, row["source"]))
                 )
                 for row in found["slow"].to_pylist()
                 if row["number"] is not None

@@ -28,7 +28,7 @@ from kproxy.wire.events import (
     Exchange,
     Unanswered,
 )
-from kproxy.wire.interest import ApiPlan
+from kproxy.wire.interest import HEARTBEATS, ApiPlan
 
 _NO_CELLS: Final = ApiCells("")  # of no exchange: what a loop holds before its first
 
@@ -81,7 +81,7 @@ class ConnectionMetrics:
         if self._fetching is not None:
             self.tell(self._fetching.events)
         self._client: ClientCells | None = None
-        self._group: str | None = None  # that its members' requests named last
+        self._group: str | None = None  # that a heartbeat named last
         self._open = True
         self._slow = slow
         self._info = info
@@ -107,7 +107,7 @@ class ConnectionMetrics:
                     or (event.plan.kept is not None and (event.errors or not event.plan.keeps_small))
                     or (event.group_id is not None and event.group_id != self._group)
                 ):
-                    if event.__class__ is Exchange and event.group_id is not None:
+                    if event.__class__ is Exchange and event.plan.api_key in HEARTBEATS:
                         self._group = event.group_id
                     for sink in self._seldom:
                         sink(events)

@@ -51,6 +51,26 @@ def test_who_asks_while_one_is_rendered_shares_the_next_one():
     assert rendering.asked == ["", "", "application/openmetrics-text"]
 
 
+def test_whatever_clients_say_that_they_accept_there_are_two_formats():
+    rendering = Rendering()
+
+    async def main():
+        scrapes = rendering.scrapes()
+        first = asyncio.create_task(scrapes.rendered(""))
+        await rendering.has_begun()
+        leaving = [asyncio.create_task(scrapes.rendered(f"text/{number}")) for number in range(100)]
+        await asyncio.sleep(0)
+        for task in leaving:
+            task.cancel()
+        last = asyncio.create_task(scrapes.rendered("text/plain"))
+        rendering.released.release(2)
+        bodies = [(await first)[0], (await last)[0]]
+        scrapes.stop()
+        return bodies
+
+    assert asyncio.run(main()) == [b"1", b"2"]
+
+
 def test_between_two_is_a_rest_as_long_as_the_first_took():
     rendering = Rendering()
 

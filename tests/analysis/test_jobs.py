@@ -487,7 +487,7 @@ def test_group_lag(frame):
         ("east", "h", 1, 7, None, None, 0),
     ]
     only = rows(jobs.group_lag(table, talk, log, *others, every="5 seconds", where="of_group = 'unseen'"), *names)
-    assert only == [("east", "unseen", 0, 40, None, None, 1)]
+    assert only == [("east", "unseen", 0, 40, None, None, 1), ("east", "unseen", 0, 40, 100, 60, 0)]
 
 
 def test_clients_and_who_breaks(frame):

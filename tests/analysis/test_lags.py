@@ -271,26 +271,35 @@ def test_steps_of_time_are_each_of_the_log_that_was_there(made_up):
         ]
 
 
+TOPICS_OF_STOPPED = ("stays", "deleted", "forgets", "resumes", "waits", "too late", "loses its log")
+
+
 def stopped(t):
     """Groups that committed once, each with its topic; every action takes a second."""
-    for group in ("stays", "deleted", "forgets", "resumes"):
+    for group in TOPICS_OF_STOPPED:
         t.commit(group, group, 10)
-    t.commit("loses its log", "loses its log", 10)
-    for topic in ("stays", "deleted", "forgets", "resumes", "loses its log"):
+    for topic in TOPICS_OF_STOPPED:
         t.produce(topic, 10, 5)
     t.delete_group("deleted")
     t.delete_offset("forgets", "forgets")
     t.commit("resumes", "resumes", 15)
     t.delete_topic("loses its log")
-    for topic in ("stays", "deleted", "forgets", "resumes", "loses its log"):
+    t.commit_in("x", "waits", "waits", 15)  # of whose transaction nobody saw an end
+    t.commit_in("y", "too late", "too late", 15)
+    t.delete_offset("too late", "too late")
+    t.end("y", committed=True)
+    t.fetch_offset("stays", "stays", 10)
+    for topic in TOPICS_OF_STOPPED:
         t.produce(topic, 15, 5)
 
 
 STEPS_OF_STOPPED = {  # committed offset, lag and commits in each step of a second
-    "stays": [(10, None, 1), (10, 5, 0), (10, 10, 0)],
+    "stays": [(10, None, 1), (10, 5, 0), (10, 5, 0), (10, 10, 0)],
     "deleted": [(10, None, 1), (10, 5, 0)],
     "forgets": [(10, None, 1), (10, 5, 0)],
     "resumes": [(10, None, 1), (10, 5, 0), (15, 0, 1), (15, 5, 0)],
+    "waits": [(10, None, 1), (10, 5, 0), (10, 5, 0), (10, 10, 0)],
+    "too late": [(10, None, 1), (10, 5, 0)],
     "loses its log": [(10, None, 1), (10, 5, 0)],
 }
 
@@ -308,6 +317,7 @@ def check_stopped(tables):
         steps[row["group_id"]].append((row["committed_offset"], row["lag_records"], row["commits"]))
     assert steps == STEPS_OF_STOPPED
     assert {row["last_commit"] for row in found if row["group_id"] == "stays"} == {found[0]["last_commit"]}
+    assert {row["unknown"] for row in found if row["group_id"] == "waits" and row["end_offset"]} == {None, NO_OUTCOME}
 
 
 def test_steps_of_time_go_on_where_a_group_has_stopped(with_stopped):

@@ -20,6 +20,7 @@ from kproxy.protocol.apis import (
     FETCH,
     HEARTBEAT,
     INIT_PRODUCER_ID,
+    JOIN_GROUP,
     LIST_OFFSETS,
     METADATA,
     OFFSET_COMMIT,
@@ -791,6 +792,7 @@ def test_what_sidecars_know_adds_up():
 def test_a_group_that_only_sends_heartbeats_is_one_to_ask_for(cluster, version):
     """As after a start of kproxy: consumers connect again, and hanging ones neither join nor commit."""
     member = cluster.consumer()
+    member.ask(JOIN_GROUP, 5, {"groupId": "billing", "protocolType": "consumer", "memberId": "m"}, {"memberId": "m"})
     member.ask(HEARTBEAT, version, {"groupId": "billing", "generationId": 3, "memberId": "m"}, {})
     member.ask(CONSUMER_GROUP_HEARTBEAT, 0, {"groupId": "audit", "memberId": "m", "memberEpoch": 5}, {})
     member.ask(SHARE_GROUP_HEARTBEAT, 1, {"groupId": "shared", "memberId": "m", "memberEpoch": 5}, {})  # has no offsets

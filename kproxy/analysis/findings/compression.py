@@ -24,7 +24,7 @@ def measured(records: Frame, topic: str) -> float | None:
             select `key`, `value` from records
             where api = 'Produce' and direction = 'request' and coalesce(topic, topic_id) = {literal(topic)}
                 and octet_length(`value`) = value_bytes and coalesce(octet_length(`key`) = key_bytes, true)
-            order by `time`, connection, `number`, `partition`, `offset` limit {SAMPLE}""",
+            order by `time`, connection, `number`, `partition`, `offset`, source limit {SAMPLE}""",
     )
     plain = compressed = 0
     batch = bytearray()

@@ -13,7 +13,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, at, broker_name, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import CONNECTED, GROUPS, KNOWN_BROKERS, LONG_POLLS, keyed, literal, of_clients
+from kproxy.analysis.pieces import CONNECTED, CONNECTION, GROUPS, KNOWN_BROKERS, LONG_POLLS, keyed, literal, of_clients
 
 _STEP_NS = 100_000_000  # answers are counted in steps of this: a silence is between two steps
 _BEFORE_STEPS = 50
@@ -74,13 +74,13 @@ def silent(tables: Tables, limits: Limits) -> Frame:
             where coalesce(next_ns, end_ns) - t.last_ns >= {least_ns} and before >= {limits.silent_answers_min}""",
         asked=f"""
             select cluster, broker_key as broker, {GROUPS["client"]} as client, client_address as host, api, outcome,
-                connection, request_end_ns, response_start_ns, coalesce(muted_ns, 0) as mute_ns,
+                source, connection, request_end_ns, response_start_ns, coalesce(muted_ns, 0) as mute_ns,
                 api in ({polls}) as is_poll
             from exchanged where {of_clients(False)} and request_end_ns is not null""",
         waited=f"""
             select {gap},
                 count_if(outcome = 'answered' and response_start_ns >= g.until_ns) as held,
-                count(distinct case when outcome = 'answered' and response_start_ns >= g.until_ns then connection end)
+                count(distinct case when outcome = 'answered' and response_start_ns >= g.until_ns then {CONNECTION} end)
                     as held_connections,
                 count_if(outcome = 'unanswered') as failed
             from gaps g join asked a on {same} and not is_poll

@@ -118,7 +118,7 @@ def places(columns: Sequence[str]) -> dict[str, str]:
         "counted": f"""
             select * from (
                 select *, min(case when is_committed = 1 then counts_us end) over (
-                    partition by {", ".join(PLACE)} order by unix_micros(answered_at), connection, `number`
+                    partition by {", ".join(PLACE)} order by unix_micros(answered_at), connection, `number`, source
                     rows between 1 following and unbounded following) as newer_us
                 from known_commits) k
             where newer_us is null or is_committed is null or newer_us >= counts_us""",
@@ -142,10 +142,10 @@ def places(columns: Sequence[str]) -> dict[str, str]:
 def since(step: str = "") -> dict[str, str]:
     """Step `since`: the rows of `said_places` that nothing removed, behind `turns` of `ends`.
 
-    step: of time, each of which is by itself: what was removed in a later one is still there.
+    step: of time: what was removed in a later one is still there.
     """
-    named, by = (f", {step} as step", ", step") if step else ("", "")
-    same_step = " and s.step = {}.step" if step else ""
+    named, by, by_then = (f", {step} as step", ", step", " order by step") if step else ("", "", "")
+    until_then = " and {}.step <= s.step" if step else ""
     return {
         "groups_gone": f"""
             select of_cluster, gone_group, max(us) as us{by} from (
@@ -161,13 +161,15 @@ def since(step: str = "") -> dict[str, str]:
                 max(case when is_removal and coalesce(api, '') <> 'OffsetFetch' then written_us end) over place
                     as deleted_us
             from (select *{named} from said_places where of_group is not null) p
-            window place as (partition by {", ".join(PLACE)}{by})""",
+            window place as (partition by {", ".join(PLACE)}{by_then})""",
         "since": f"""
             select s.* from stated s
-            left join groups_gone g on s.cluster is not distinct from g.of_cluster and s.of_group = g.gone_group
-                {same_step.format("g")}
-            left join logs_gone l on s.cluster is not distinct from l.cluster and s.of_topic = l.topic
-                and s.`partition` = l.`partition`{same_step.format("l")}
             where not s.is_removal and unix_micros(s.`time`) > coalesce(s.removed_us, -1)
-                and s.written_us > greatest(coalesce(s.deleted_us, -1), coalesce(g.us, -1), coalesce(l.us, -1))""",
+                and s.written_us > coalesce(s.deleted_us, -1)
+                and not exists (select 1 from groups_gone g
+                    where s.cluster is not distinct from g.of_cluster and s.of_group = g.gone_group
+                        and g.us >= s.written_us{until_then.format("g")})
+                and not exists (select 1 from logs_gone l
+                    where s.cluster is not distinct from l.cluster and s.of_topic = l.topic
+                        and s.`partition` = l.`partition` and l.us >= s.written_us{until_then.format("l")})""",
     }

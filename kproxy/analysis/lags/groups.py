@@ -115,23 +115,30 @@ def _carried(step: str) -> dict[str, str]:
             join logs_gone l on {same("h", "l")}""",
         "moments": f"""
             select {step} as step, {OF} from lived_ends union select {step} as step, {OF} from leaders_answers""",
+        # Of a step: whether anything was said of the offset, it was removed, or has a value at its end.
         "states": f"""
             select step, {of_group}, max(committed_offset) as committed_offset, max(commits) as commits,
-                max(last_commit) as last_commit, max(is_open) as is_open, max(is_state) as is_state
+                max(last_commit) as last_commit, max(is_open) as is_open, max(is_said) as is_said,
+                max(is_gone) as is_gone, max(case when is_gone = 1 or committed_offset is not null then 1 else 0 end)
+                    as is_new
             from (
-                select step, {of_group}, committed_offset, commits, last_commit, is_open, 1 as is_state from committed
+                select step, {of_group}, committed_offset, commits, last_commit, is_open, 1 as is_said, 0 as is_gone
+                from committed
                 union all
-                select step, {of_group}, {nothing}, 1 from gone
+                select step, {of_group}, {nothing}, 1, 1 from gone
                 union all
-                select m.step, h.cluster, h.topic, h.`partition`, h.group_id, {nothing}, 0
+                select m.step, h.cluster, h.topic, h.`partition`, h.group_id, {nothing}, 0, 0
                 from holders h join moments m on {same("h", "m")} and m.step > h.first_step) s
             group by step, {of_group}""",
         "stays": f"""
-            select *, sum(is_state) over (partition by {of_group} order by step) as stay from states""",
+            select *, sum(is_said) over so_far as said, sum(is_new) over so_far as stay,
+                sum(is_gone) over so_far as life
+            from states window so_far as (partition by {of_group} order by step)""",
         "carried": f"""
             select step, {of_group}, max(committed_offset) over (partition by {of_group}, stay) as committed_offset,
-                coalesce(commits, 0) as commits, max(last_commit) over (partition by {of_group}, stay) as last_commit,
-                coalesce(max(is_open) over (partition by {of_group}, stay), false) as is_open
+                coalesce(commits, 0) as commits,
+                max(last_commit) over (partition by {of_group}, life order by step) as last_commit,
+                coalesce(max(is_open) over (partition by {of_group}, said), false) as is_open
             from stays""",
     }
 
@@ -215,7 +222,7 @@ def _at_the_end(where: str | None) -> dict[str, str]:
 
 def _committed_by(moment: str = "true") -> str:
     """The offset that was committed last, or until a moment."""
-    at = "named_struct('t', unix_micros(`time`), 'c', connection, 'n', `number`)"
+    at = "named_struct('t', unix_micros(`time`), 'c', connection, 'n', `number`, 's', source)"
     return f"max_by(`offset`, case when {moment} and not is_pending then {at} end)"
 
 
