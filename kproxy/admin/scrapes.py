@@ -1,56 +1,47 @@
-"""Scrapes, rendered on one thread: one at a time, for all who asked before it began, and with rests in between.
+"""Scrapes, rendered on one thread: one at a time, for all that asked before it began, with a rest between two.
 
-Who asks while a scrape is rendered gets the next, so none is older than its request. Before the next one begins, the
-interpreter is the relays' for as long as the last one took: however many scrape, they take half of it at most. Bounded
-by the formats that there are, each rendered once for all, whoever has left meanwhile. Refuses to know HTTP.
+A client that asks while a scrape is rendered gets the next one, so no answer is older than its request. The next one
+begins after a rest as long as the last one took: however many clients scrape, they take half of the interpreter at
+most, and the relays have the rest. Bounded: one scrape of each of two formats waits at most. Refuses to know HTTP.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from kproxy.metrics.exposition import is_openmetrics
+
 Scrape = Callable[[str], tuple[bytes, str]]
-OPENMETRICS = "application/openmetrics-text"
-
-
-def is_openmetrics(accept: str) -> bool:
-    """Whether an Accept header names OpenMetrics; else it gets the classic format."""
-    return OPENMETRICS in accept
 
 
 class Scrapes:
-    """scrape(accept) -> (body, content type), for what an Accept header names; called on a thread.
-
-    format_of(accept): what the scrape makes of it, one of few.
-    """
+    """scrape(accept) -> (body, content type), for what an Accept header names; called on a thread."""
 
     def __init__(
         self,
         scrape: Scrape,
-        format_of: Callable[[str], Hashable] = is_openmetrics,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._scrape = scrape
-        self._format_of = format_of
         self._clock = clock
         self._sleep = sleep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scrape")
         self._turn = asyncio.Lock()
         self._rests_until = 0.0
-        self._next: dict[Hashable, asyncio.Task[tuple[bytes, str]]] = {}  # that have not begun, by their formats
+        self._next: dict[bool, asyncio.Task[tuple[bytes, str]]] = {}  # that have not begun, by `is_openmetrics`
 
     async def rendered(self, accept: str) -> tuple[bytes, str]:
         """(body, content type), made since this was asked. Raises what the scrape raises."""
-        wanted = self._format_of(accept)
+        wanted = is_openmetrics(accept)
         task = self._next.get(wanted)
         if task is None:
             task = self._next[wanted] = asyncio.create_task(self._render(wanted, accept))
         return await asyncio.shield(task)
 
-    async def _render(self, wanted: Hashable, accept: str) -> tuple[bytes, str]:
+    async def _render(self, wanted: bool, accept: str) -> tuple[bytes, str]:
         async with self._turn:
             rest_s = self._rests_until - self._clock()
             if rest_s > 0:

@@ -81,7 +81,7 @@ class ConnectionMetrics:
         if self._fetching is not None:
             self.tell(self._fetching.events)
         self._client: ClientCells | None = None
-        self._group: str | None = None  # that a heartbeat named last
+        self._group: str | None = None  # that the last heartbeat named, of those that were passed on
         self._open = True
         self._slow = slow
         self._info = info
@@ -91,8 +91,9 @@ class ConnectionMetrics:
         self.pending = pending
 
     def tell(self, sink: Callable[[list[Event]], None]) -> None:
-        """From now on it gets the events too, but where all of them are exchanges that have neither a body nor frames
-        and name no other group than the last: as heartbeats, which are by far the most where nothing else happens.
+        """From now on it gets the events too, but where all of them are exchanges that have neither a body nor frames:
+        as heartbeats, which are by far the most where nothing else happens. One that names another group than the last
+        heartbeat is passed on.
         """
         self._seldom += (sink,)
 
@@ -105,7 +106,7 @@ class ConnectionMetrics:
                     or event.request_body is not None
                     or event.response_body is not None
                     or (event.plan.kept is not None and (event.errors or not event.plan.keeps_small))
-                    or (event.group_id is not None and event.group_id != self._group)
+                    or (event.group_id != self._group and event.plan.api_key in HEARTBEATS)
                 ):
                     if event.__class__ is Exchange and event.plan.api_key in HEARTBEATS:
                         self._group = event.group_id

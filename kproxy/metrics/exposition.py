@@ -8,10 +8,15 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 
 
+def is_openmetrics(accept: str) -> bool:
+    """Whether an Accept header names OpenMetrics; else it gets the classic format."""
+    return "application/openmetrics-text" in accept
+
+
 def render(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
     """(the text, its content type) for an Accept header: OpenMetrics where it is named, else the classic format."""
     # Our names are plain ASCII in every escaping; naming the one that copies them spares a walk over each character.
-    if "application/openmetrics-text" in accept:
+    if is_openmetrics(accept):
         text = openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
         return text, openmetrics.CONTENT_TYPE_LATEST
     text = generate_latest(registry, escaping=openmetrics.ALLOWUTF8)

@@ -82,12 +82,11 @@ def began(metrics: Metrics) -> Moment:
 def taken(metrics: Metrics) -> Moment:
     """A copy of what findings need."""
     now_ns = metrics.now_ns()
-    is_passed = metrics.passive is None  # else no client waits for this process
     usage = {worker: cpu_ns for worker, (cpu_ns, _) in metrics.worker_usage.copy().items()}
     return Moment(
         now_ns,
         list(metrics.loop_lag.counts),
-        usage or ({"1": time.process_time_ns()} if is_passed else {}),
+        usage or ({"1": time.process_time_ns()} if metrics.passive is None else {}),  # no client waits for a watcher
         {name: _cluster(cells, now_ns) for name, cells in list(metrics.clusters.items())},
     )
 
@@ -103,7 +102,7 @@ def _cluster(cells: ClusterCells, now_ns: int) -> Taken:
             carried = each.request
             counts = carried.batches.copy()
             numbers = sum(counts.values()), counts.get(_PLAIN, 0), carried.records, carried.bytes
-            label = cells.topics.label(topic)  # of its name and of its id, by which others ask
+            label = cells.topics.label(topic)  # the same for cells by the topic's name and by its id
             before = of.topics.get(label, (0, 0, 0, 0))
             of.topics[label] = tuple(map(sum, zip(before, numbers, strict=True)))
     if cells.lags is not None:

@@ -31,7 +31,7 @@ from kproxy.proxy.tasks import Tasks
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.zookeeper.session import Event, Fault, Operation, Room
 
-ENDED_S = 5.0  # for connections that a drain has ended to tell what they leave unanswered
+ENDED_S = 5.0  # a drain waits for ended connections to report operations without an answer
 DIAL_S = 3.0  # a client gives a server a third of its session's timeout
 RETRY_S = 30.0
 ROOM_BYTES = 64 * 1024 * 1024

@@ -32,7 +32,7 @@ QUEUE_BYTES = 512 * 1024
 FREE_BYTES = 16 * 1024
 WAITING_BYTES = 64 * 1024 * 1024
 CLOSED_BYTES = 16 * 1024 * 1024
-CLOSED_OPERATIONS = 50  # without an answer, of which one turn tells
+CLOSED_OPERATIONS = 50  # without an answer that one turn reports at most, of a connection that has ended
 WRITE_BYTES = 512 * 1024
 STALLED_S = 120.0
 HALF_CLOSED_S = 60.0
@@ -75,7 +75,7 @@ class ZooKeeperRelay:
         self._queue: deque[tuple[int, memoryview, int]] = deque()
         self._queued = 0
         self._readings = readings
-        self._is_reading = False  # it is among `readings`, for the last time to tell what has no answer
+        self._is_reading = False  # it is among `readings`: bytes wait, or the end has to be told
         self._draining = False
         self._silent: set[int] = set()  # sides that have ended
         self._lost: dict[int, Exception | None] = {}  # sides that are closed, and why
@@ -177,7 +177,7 @@ class ZooKeeperRelay:
             self._readings.add(self)
 
     def _finish(self) -> bool:
-        """Both sides are closed, and all is read; whether there is more to tell of what has no answer."""
+        """Both sides are closed, and all is read: report operations without an answer; whether there are more."""
         more = False
         try:
             more = self.session.close(CLOSED_OPERATIONS)
