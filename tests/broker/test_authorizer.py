@@ -19,9 +19,9 @@ from kproxy.proxy.config.api_groups import ALWAYS, GROUPS
 from kproxy.proxy.filters.policy.resources import KINDS
 from kproxy.proxy.filters.policy.rights import CLUSTER, CLUSTER_ACTION, RIGHTS, Right
 from kproxy.proxy.filters.policy.topic_names import TopicNames
+from tests.broker.asking import KEYS, Asking
 from tests.broker.cluster import SETTINGS, Broker, wait_for
 from tests.broker.jvm import tool
-from tests.broker.test_rights import KEYS, Asking
 from tests.broker.tools import TOPICS
 from tests.proxy.filters.policy.policies import Decided
 

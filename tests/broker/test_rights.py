@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import socket
-import struct
 import subprocess
 import threading
 from pathlib import Path
@@ -13,48 +11,14 @@ from uuid import UUID
 
 import pytest
 
-from kproxy.protocol import codec
 from kproxy.protocol.apis import CLUSTER_AUTHORIZATION_FAILED
 from kproxy.protocol.records import Record, write_batch
-from kproxy.protocol.schema import schema
 from kproxy.proxy.filters.policy.rights import RIGHTS
+from tests.broker.asking import KEYS, Asking
 from tests.broker.cluster import Broker, Cluster, wait_for
 from tests.broker.jvm import JARS, tool
 from tests.broker.test_policy import audited, policy
 from tests.broker.tools import TOPICS
-
-KEYS = {api.name: key for key, api in schema().apis.items()}
-
-
-class Asking:
-    """A connection that sends requests as they are given."""
-
-    def __init__(self, address: str) -> None:
-        host, port = address.rsplit(":", 1)
-        self._sock = socket.create_connection((host, int(port)), timeout=30)
-
-    def __enter__(self) -> "Asking":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._sock.close()
-
-    def ask(self, api: str, version: int, body: dict[str, Any]) -> dict[str, Any]:
-        return codec.decode_response(self.answer(api, version, body), KEYS[api], version)[1]
-
-    def answer(self, api: str, version: int, body: dict[str, Any]) -> bytes:
-        """The frame of the answer, its size left out."""
-        self._sock.sendall(codec.framed_request(KEYS[api], version, 7, "asking", body))
-        (size,) = struct.unpack(">i", self._read(4))
-        return self._read(size)
-
-    def _read(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = self._sock.recv(count - len(data))
-            assert part, "closed"
-            data += part
-        return data
 
 
 def replicated(cluster: Cluster, leader: Broker, follower: Broker, topic: str) -> UUID:

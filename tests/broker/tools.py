@@ -6,11 +6,13 @@ import pwd
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from tests.broker.asking import Asking
+from tests.broker.cluster import wait_for
 from tests.broker.jvm import java, tool
 
 PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
@@ -61,7 +63,7 @@ def user() -> str:
 
 
 def create_topic(bootstrap: str, partitions: int = 3, *, on: int | None = None) -> str:
-    """A topic of a name of its own, on three brokers, or with one partition on one.
+    """A topic of a name of its own, on three brokers, or with one partition on one; every broker that runs knows it.
 
     Where the answer is late, the tool asks again, and its first request has made it.
     """
@@ -70,7 +72,32 @@ def create_topic(bootstrap: str, partitions: int = 3, *, on: int | None = None) 
     if on is not None:
         shape = ["--replica-assignment", str(on)]
     tool(TOPICS, "--bootstrap-server", bootstrap, "--create", "--if-not-exists", "--topic", topic, *shape)
+    wait_for(f"every broker to know {topic}", lambda: _all_know(bootstrap, topic))
     return topic
+
+
+def _all_know(bootstrap: str, topic: str) -> bool:
+    """Whether each broker names a leader for each partition.
+
+    The controller answers once it has the topic itself; a broker hears of it a moment later, or much later on a busy
+    machine, and until then answers UNKNOWN_TOPIC_OR_PARTITION, which librdkafka tells its consumer.
+    """
+    body = {"topics": [{"name": topic}], "allowAutoTopicCreation": False}
+    for address in bootstrap.split(","):
+        with suppress(ConnectionError), Asking(address) as asking:
+            brokers = asking.ask("Metadata", 8, body)["brokers"]
+            break
+    else:
+        return False
+    for broker in brokers:
+        try:
+            with Asking(f"{broker['host']}:{broker['port']}") as asking:
+                (told,) = asking.ask("Metadata", 8, body)["topics"]
+        except ConnectionError:
+            continue  # it has stopped, and hears of the topic before it serves again
+        if told["errorCode"] or any(each["errorCode"] for each in told["partitions"]):
+            return False
+    return True
 
 
 def delete_topic(bootstrap: str, topic: str) -> None:
