@@ -47,7 +47,7 @@ KNOWN = [table.name for table in schema.KNOWLEDGE if table is not schema.REGISTR
 # Who said first what two brokers say at one moment: each end of kproxy's has its own order of two connections.
 FIRST = {"topology": ("api",)}
 # And whether one member had found the coordinator when the answer to another's join said what kind of group it is.
-FOUND = {"group_type": "coordinator_found"}
+FOUND = dict.fromkeys(("protocol", "group_type"), "coordinator_found")
 # Metrics that traffic makes, by labels. Times are of two clocks, and so is whether a rebalance's end was seen after its
 # beginning, on another connection: no kproxy_group_rebalance_seconds. Ports of brokers are kproxy's own.
 SHOWN: dict[str, tuple[str, ...]] = {
