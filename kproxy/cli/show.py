@@ -65,7 +65,7 @@ def show(
 
     \b
     Example, with a row of `kproxy analyze slow incident.pcap`:
-      kproxy show incident.pcap --connection 8419965625270144188 --number 63
+      kproxy show incident.pcap --connection 4212281926912369617 --number 63
     """
     from kproxy.analysis import cached, single
     from kproxy.analysis.duck import Tables
