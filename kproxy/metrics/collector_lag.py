@@ -39,7 +39,7 @@ def _lags(clusters: Sequence[ClusterCells], now_ns: int, wall_ns: int) -> Iterat
     )
     evicted = CounterMetricFamily(
         "kproxy_lag_evicted",
-        "Offsets of which lag is computed that were dropped at a bound: ends of logs, committed offsets, positions.",
+        "What was dropped at a bound and lag needs: ends of logs, committed offsets, positions, groups to ask for.",
         labels=("cluster", "kind"),
     )
     for cluster in clusters:

@@ -359,17 +359,19 @@ def group_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
 
 
 def lag_rows(metrics: Metrics, wall_ns: int, limit: int) -> list[list[Any]]:
-    """[cluster, "group" or "client_id", its name, topic, records, seconds or null], who is furthest behind first."""
+    """[cluster, "group" or "client_id", its name, topic, records or null, seconds or null, unknown partitions].
+
+    Who is furthest behind comes first. records: over the partitions where the lag is known, or is at least so much.
+    """
     now_ns = metrics.now_ns()
     rows: list[list[Any]] = [
-        [cluster.cluster, by, name, topic, lag.records, lag.seconds]
+        [cluster.cluster, by, name, topic, lag.records, lag.seconds, lag.unknown]
         for cluster in list(metrics.clusters.values())
         if cluster.lags is not None
         for by, consumers in cluster.lags.shown(now_ns, wall_ns)
         for name, topic, lag in consumers
-        if lag.records is not None
     ]
-    return sorted(rows, key=lambda row: -row[4])[:limit]
+    return sorted(rows, key=lambda row: 1 if row[4] is None else -row[4])[:limit]
 
 
 def slow_rows(metrics: Metrics, after_ns: int) -> list[list[Any]]:

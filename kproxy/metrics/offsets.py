@@ -62,7 +62,7 @@ MARKS = 16  # of a log: stretches whose age is known (a consumer commits what it
 _MAX_WRITTEN_MS = (2**63 - 1) // 10**6  # producers write any int64
 UNKNOWN = -1  # a time that no batch contained; a leader epoch that no answer named
 
-END, COMMITTED, POSITION = KINDS = ("end", "committed", "position")  # what falls out of the bounds
+END, COMMITTED, POSITION, GROUP = KINDS = ("end", "committed", "position", "group")  # what falls out of the bounds
 
 GONE = frozenset((UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID))
 
@@ -422,7 +422,8 @@ class Offsets:
             return
         self.seen.pop(group[:MAX_LABEL], None)
         if len(self.seen) >= MAX_SEEN:
-            del self.seen[next(iter(self.seen))]
+            del self.seen[next(iter(self.seen))]  # it is known again by its next commit, or on its next connection
+            self.evicted[GROUP] += 1
         self.seen[group[:MAX_LABEL]] = None
 
     def groups(self) -> list[str]:

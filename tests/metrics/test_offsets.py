@@ -838,15 +838,19 @@ def test_what_falls_out_of_the_bounds_is_counted(cluster, monkeypatch):
     for module, name in ((offsets, "MAX_COMMITTED"), (offsets, "MAX_LOGS"), (lag, "MAX_POSITIONS")):
         monkeypatch.setattr(module, name, 10)
     monkeypatch.setattr(offsets, "MAX_REMOVED", 4)
+    monkeypatch.setattr(offsets, "MAX_SEEN", 2)
     member, admin = cluster.consumer(), cluster.consumer("admin")
     topics = {(f"t{number}", 0): 1 for number in range(13)}
     member.fetch(topics, dict.fromkeys(topics, (10, None)))
     member.commit("billing", topics)
     evicted = scrape(cluster.metrics)["kproxy_lag_evicted_total"]
-    expected = {"end": 3, "committed": 3, "position": 3}
+    expected = {"end": 3, "committed": 3, "position": 3, "group": 0}
     assert evicted == {labels(cluster="default", kind=kind): count for kind, count in expected.items()}
     delete_groups(admin, {f"g{number}": 0 for number in range(9)})
     lags = cluster.metrics.cluster("default").lags
+    for name in ("a", "b", "a", "c"):
+        lags.note_group(name)
+    assert (list(lags.seen), lags.evicted["group"]) == (["a", "c"], 1)
     assert len(lags.removed) == 4
     delete_groups(admin, {"billing": 0})
     assert not lags.committed and not lags._groups

@@ -572,7 +572,7 @@
 
     table("lags", [
       column("consumer", (row) => row[2], fits(2)), column("is a", (row) => (row[1] === "group" ? "group" : "client")), column("topic", (row) => row[3], fits(2)), ...inOne((row) => row[0]),
-      figure("records", (row) => row[4], count), figure("time", (row) => row[5], duration),
+      figure("records", (row) => row[4], count), figure("time", (row) => row[5], duration), figure("unknown partitions", (row) => row[6] || null, count),
     ], behind, { empty: among(lags, behind.length, hint), order: { name: "records", down: true } });
 
     table("clients", [

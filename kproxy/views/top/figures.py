@@ -15,6 +15,8 @@ WINDOW_S = 10.0
 MAX_ANSWERS = 64
 MAX_SLOW = 200
 
+_NO_LAG = {"max_lag_records": None, "lag_unknown_partitions": 0}
+
 Answer = Mapping[str, Any]
 Row = dict[str, Any]
 
@@ -27,6 +29,10 @@ _GROUP = ("state", "members", "generation", "rebalances", "rebalance_s", "refuse
 _FULL = {100, 200}  # rows of a list of /api/live that was cut
 _LATE_US = 30 * 10**6  # a slow exchange is told when its answer has ended, its time is that of the first byte
 _WAITING = {"Fetch", "ShareFetch", "JoinGroup", "SyncGroup", "ConsumerGroupHeartbeat"}  # they wait on purpose
+
+
+class AtLeast(int):
+    """A number of records that may be more: of some partitions the lag is not known."""
 
 
 class Figures:
@@ -143,17 +149,37 @@ class Figures:
         return list(rows.values())
 
     def topics(self) -> list[Row]:
-        """What was written to topics and read from them, with the largest lag of a consumer."""
-        lags: dict[tuple[str, str], int] = {}
-        for cluster, _, _, topic, records, _ in self._lags:
-            lags[cluster, topic] = max(records, lags.get((cluster, topic), 0))
+        """What was written to topics and read from them, with the largest lag of a consumer.
+
+        Those without traffic too, where a consumer's lag is known.
+        """
+        lags = self._largest_lags(lambda lag: lag["topic"])
         rows = []
         for (cluster, topic), now, before in self._pairs("topics", 2):
             row: Row = {"cluster": cluster, "topic": topic} | dict(zip(_TOPIC, now, strict=False))
             for index, name in enumerate(_TOPIC):
                 row[f"{name}_per_s"] = self._rate(now[index], before[index] if before else 0)
-            rows.append(row | {"max_lag_records": lags.get((cluster, topic))})
+            rows.append(row | lags.pop((cluster, topic), _NO_LAG))
+        if len(rows) not in _FULL:  # of a list that was cut it is not known what traffic the others have
+            idle = dict.fromkeys((*_TOPIC, *(f"{name}_per_s" for name in _TOPIC)))
+            rows += [{"cluster": cluster, "topic": topic} | idle | lag for (cluster, topic), lag in lags.items()]
         return rows
+
+    def _largest_lags(self, of: Callable[[Row], str | None]) -> dict[tuple[str, str], Row]:
+        """By cluster and what `of` names: the most records that a consumer is behind, and partitions not known."""
+        found: dict[tuple[str, str], Row] = {}
+        for lag in self.lags():
+            name = of(lag)
+            if name is None:
+                continue
+            most = found.setdefault((lag["cluster"], name), dict(_NO_LAG))
+            if lag["lag_records"] is not None:
+                most["max_lag_records"] = max(lag["lag_records"], most["max_lag_records"] or 0)
+            most["lag_unknown_partitions"] += lag["lag_unknown_partitions"]
+        for most in found.values():
+            if most["max_lag_records"] is not None and most["lag_unknown_partitions"]:
+                most["max_lag_records"] = AtLeast(most["max_lag_records"])
+        return found
 
     def clients(self) -> list[Row]:
         names = ("cluster", "client_id", "software", "version", "connections")
@@ -161,21 +187,23 @@ class Figures:
 
     def groups(self) -> list[Row]:
         """Consumer groups, with their largest lag of a topic."""
-        lags: dict[tuple[str, str], int] = {}
-        for cluster, kind, name, _, records, _ in self._lags:
-            if kind == "group":
-                lags[cluster, name] = max(records, lags.get((cluster, name), 0))
+        lags = self._largest_lags(lambda lag: lag["consumer"] if lag["consumer_is"] == "group" else None)
         return [
             {"cluster": row[0], "group": row[1]}
             | dict(zip(_GROUP, row[2:], strict=False))
-            | {"max_lag_records": lags.get((row[0], row[1]))}
+            | lags.get((row[0], row[1]), _NO_LAG)
             for row in self._answers[-1]["groups"]
         ]
 
     def lags(self, cluster: str | None = None, topic: str | None = None) -> list[Row]:
         """How far consumers are behind: all, or those of a topic."""
-        names = ("cluster", "consumer_is", "consumer", "topic", "lag_records", "lag_s")
-        rows = [dict(zip(names, row, strict=False)) for row in self._lags]
+        names = ("cluster", "consumer_is", "consumer", "topic", "lag_records", "lag_s", "lag_unknown_partitions")
+        rows: list[Row] = []
+        for told in self._lags:
+            row = dict(zip(names, (*told, 0), strict=False))  # an older kproxy tells no unknown ones
+            if row["lag_unknown_partitions"] and row["lag_records"] is not None:
+                row["lag_records"] = AtLeast(row["lag_records"])
+            rows.append(row)
         return [row for row in rows if topic is None or (row["cluster"], row["topic"]) == (cluster, topic)]
 
     def errors(self) -> list[Row]:

@@ -14,7 +14,7 @@ from rich.cells import cell_len, set_cell_size
 
 from kproxy.views import units
 from kproxy.views.operator import age
-from kproxy.views.top.figures import Row
+from kproxy.views.top.figures import AtLeast, Row
 from kproxy.views.top.source import Source
 
 TEXT = 300
@@ -48,6 +48,7 @@ def _figure(show: Callable[[Any], str]) -> Callable[[Any], str]:
 
 
 _count = _figure(lambda value: f"{value:,}")
+_least_count = _figure(lambda value: f"≥ {value:,}" if isinstance(value, AtLeast) else f"{value:,}")
 _rate = _figure(units.number)
 _seconds = _figure(lambda value: units.duration(value * 1e9))
 _milliseconds = _figure(lambda value: units.duration(value * 1e6))
@@ -207,7 +208,7 @@ TABLES: Mapping[str, Table] = {
                 Column("produced_records_per_s", "records/s", _rate, 2),
                 Column("fetched_bytes_per_s", "read", _byte_rate),
                 Column("fetched_records_per_s", "records/s", _rate, 2),
-                Column("max_lag_records", "max lag", _count, 1),
+                Column("max_lag_records", "max lag", _least_count, 1),
                 Column("produced_bytes", "written so far", _bytes, 4),
                 Column("fetched_bytes", "read so far", _bytes, 4),
             ),
@@ -240,7 +241,7 @@ TABLES: Mapping[str, Table] = {
                 Column("rebalances", "rebalances", _count),
                 Column("rebalance_s", "time in them", _seconds, 3),
                 Column("refused", "refused", _count, 3, is_bad=True),
-                Column("max_lag_records", "max lag", _count, 1),
+                Column("max_lag_records", "max lag", _least_count, 1),
             ),
             lambda source: source.figures.groups(),
             "rebalances",
@@ -328,7 +329,8 @@ TABLES: Mapping[str, Table] = {
             "lags",
             (
                 *(Column("consumer", "consumer", least=16), Column("consumer_is", "is", least=9)),
-                *(Column("lag_records", "lag", _count), Column("lag_s", "behind", _seconds)),
+                *(Column("lag_records", "lag", _least_count), Column("lag_s", "behind", _seconds)),
+                Column("lag_unknown_partitions", "unknown partitions", _count, 1),
             ),
             lambda source, cluster, topic: source.figures.lags(cluster, topic),
             "lag_records",

@@ -1,6 +1,7 @@
 """Figures of `kproxy top`: rates are of what was added between two answers, and a restarted kproxy begins anew."""
 
-from kproxy.views.top.figures import MAX_SLOW, WINDOW_S, Figures
+from kproxy.views.top.figures import MAX_SLOW, WINDOW_S, AtLeast, Figures
+from kproxy.views.top.tables import TABLES, as_text
 
 COLUMNS = ("at_us", "connection", "number", "api")
 
@@ -83,3 +84,27 @@ def test_where_totals_are_cut_sums_are_those_of_all():
     brokers = {row["broker"]: row for row in figures.brokers()}
     assert len(brokers) == 100 and brokers["1"]["requests_per_s"] == (90 - 10) / 5
     assert [row["requests"] for row in figures.traffic(("api",), lambda key: key[:2] == ("c", "7"))] == [30, 30]
+
+
+def test_a_lag_that_may_be_more_is_told_so_and_topics_without_traffic_have_theirs():
+    figures = Figures()
+    lags = [
+        ["c", "group", "billing", "orders", 7500, 2.0, 3],
+        ["c", "group", "audit", "orders", 100, 1.0, 0],
+        ["c", "group", "audit", "idle", None, None, 2],
+        ["c", "client_id", "app", "orders", 9000, 3.0],  # as an older kproxy tells it
+    ]
+    groups = [["c", name, "Stable", 1, 1, 0, 0.0, 0] for name in ("billing", "audit", "new")]
+    figures.add(answer(1, 10, topics=[["c", "orders", 1, 1, 1, 1]], groups=groups, lags=lags))
+    orders, idle = figures.topics()
+    assert (orders["topic"], orders["max_lag_records"], orders["lag_unknown_partitions"]) == ("orders", 9000, 3)
+    assert (idle["topic"], idle["produced_bytes"], idle["fetched_records_per_s"]) == ("idle", None, None)
+    assert (idle["max_lag_records"], idle["lag_unknown_partitions"]) == (None, 2)
+    billing, audit, new = figures.groups()
+    assert isinstance(billing["max_lag_records"], AtLeast) and billing["lag_unknown_partitions"] == 3
+    assert isinstance(audit["max_lag_records"], AtLeast) and audit["max_lag_records"] == 100
+    assert new["max_lag_records"] is None
+    told = {row["consumer"]: row["lag_records"] for row in figures.lags("c", "orders")}
+    assert [type(told[name]) for name in ("billing", "audit", "app")] == [AtLeast, int, int]
+    lines = list(as_text(TABLES["lags"], figures.lags("c", "orders"), 80))
+    assert ["billing", "group", "≥", "7,500", "2.00", "s", "3"] in [line.split() for line in lines]

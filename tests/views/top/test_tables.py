@@ -45,7 +45,7 @@ def test_what_is_needed_least_is_left_out_first():
 def test_what_kind_of_group_it_is_fits_80_columns():
     shown = {"group": "payments-reconciliation", "state": "PreparingRebalance", "protocol": "classic", "members": 12}
     row = shown | {"type": "consumer", "generation": 1234, "rebalances": 345, "rebalance_s": 3.0, "refused": 7}
-    row |= {"cluster": "one", "max_lag_records": None}
+    row |= {"cluster": "one", "max_lag_records": None, "lag_unknown_partitions": 0}
     head, line = list(as_text(TABLES["groups"], [row], 80))
     assert head.split() == ["group", "state", "protocol", "type", "members", "rebalances", "max", "lag"]
     assert line.split() == ["payments-reco…", "Prepari…", "classic", "consumer", "12", "345", "–"]
