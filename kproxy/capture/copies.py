@@ -5,6 +5,12 @@ by its addresses, IP identity, payload length, TCP's header up to the window and
 in which its timestamp is. A retransmission is another packet: its identity or its timestamp differs. Checksums are not
 compared: where the network card computes them, the sender's own capture has others.
 
+Where a network card or the kernel joins and cuts segments (TSO, GSO, GRO), the captures at both ends have the same
+bytes in other segments. Such a segment is a copy where others of its run brought all of its bytes: segments of one
+run have the same acknowledgement, window and timestamp (cards copy them, and only such segments are joined), and
+identities that count the segments. What is sent again has a later timestamp, or in the same millisecond a later
+identity.
+
 Where neither a timestamp nor an identity that changes from packet to packet shows which packet it is, only AT_ONCE_NS
 do: a retransmission takes a round trip at least.
 
@@ -18,6 +24,7 @@ first looked for in them, so a clean capture costs nothing. Refuses to know conn
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -25,10 +32,13 @@ from kproxy.capture.columns import inorder
 from kproxy.capture.columns.inorder import AT_ONCE_NS, SAME_PACKET_NS, has_timestamp
 from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.packets import SYN, Segment
+from kproxy.capture.reassembly import ahead
 from kproxy.capture.records import Record, Window
 
 MAX_PACKETS = 1 << 16  # that are remembered
 MIN_PRUNED = 1 << 12  # headers read one by one that are worth a look which of them are too old
+MAX_OF_RUN = 1 << 10  # headers of one direction read one by one, the last ones, that are looked through for a run
+SEGMENT_BYTES = range(500, 9217)  # of payload, as Ethernet carries them: what offload cuts into, and joins
 
 _NO_PACKETS = np.zeros(0, np.int64)
 Occurrence = tuple[int, int]  # the time that had passed, the packet's number
@@ -48,6 +58,7 @@ class Headers:
     heads: inorder.Heads | None
     head: np.ndarray | None
     indexed: "tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None" = None
+    by_run: "tuple[np.ndarray, np.ndarray, np.ndarray] | None" = None
 
     def index(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """(hashes in order, the packets' indices and rows in that order, hashes of addresses and ports)."""
@@ -59,6 +70,15 @@ class Headers:
             order = np.argsort(mixed, kind="stable")
             self.indexed = mixed[order], index[order], rows[order], rows[order, -1]
         return self.indexed
+
+    def runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(hashes of runs in order, the packets' indices and rows in that order)."""
+        if self.by_run is None:
+            _, places, rows, _ = self.index()
+            mixed = inorder.hashes(inorder.run_of(rows))
+            order = np.argsort(mixed, kind="stable")
+            self.by_run = mixed[order], places[order], rows[order]
+        return self.by_run
 
 
 class Recent:
@@ -161,6 +181,41 @@ class Recent:
             return False
         return latest >= passed - AT_ONCE_NS or has_timestamp(row) or self._has_own_identity(key, row, passed, number)
 
+    def has_bytes(self, index: int, segment: Segment) -> bool:
+        """Whether segments shortly before the `index`th in hand brought its bytes, cut as offload cuts them."""
+        row, key, length = _row(segment), segment[1], segment[-1]
+        if not length or not has_timestamp(row):
+            return False
+        window = self._windows[-1]
+        number = window.first + index
+        since_ns, since = int(window.passed[index]) - SAME_PACKET_NS, number - MAX_PACKETS
+        whole = np.frombuffer(row + inorder.key_digest(key), np.uint64)[None]
+        run = inorder.run_of(whole)
+        spans = []
+        for other, (passed_ns, at) in islice(reversed(self._noted.get(key, {}).items()), MAX_OF_RUN):
+            if passed_ns < since_ns:
+                break
+            if other[8:12] == row[8:12] and other[14:28] == row[14:28] and since <= at < number:
+                spans.append(_span(row, other))
+        mixed = inorder.hashes(run)[0]
+        for each in reversed(self._windows):
+            if each.heads is None:
+                continue
+            if each.passed[-1] < since_ns:
+                break
+            hashes, places, rows = each.runs()
+            low, high = np.searchsorted(hashes, mixed), np.searchsorted(hashes, mixed, "right")
+            of_run = (inorder.run_of(rows[low:high]) == run).all(axis=1) & (each.passed[places[low:high]] >= since_ns)
+            numbers = places[low:high] + each.first
+            of_run &= (numbers < number) & (numbers >= since)
+            spans += [_span(row, other.tobytes()[: inorder.ROW.size]) for other in rows[low:high][of_run]]
+        reached = 0
+        for first, following in sorted(span for span in spans if span != (0, length)):  # else `has` compared it
+            if first > reached:
+                break
+            reached = max(reached, following)
+        return reached >= length
+
     def is_sure(self, index: int) -> bool:
         """Whether all packets are remembered of which the `index`th in hand may be a copy."""
         window = self._windows[-1]
@@ -190,6 +245,19 @@ class Recent:
                     return False
                 found |= bool(len(mine))
         return found
+
+
+def _span(row: bytes, other: bytes) -> tuple[int, int]:
+    """The bytes of `other`, from the first of `row` on, if both may be of one run; (0, 0): they are not."""
+    numbers, lengths = zip(*(inorder.seq_and_length(each) for each in (row, other)), strict=True)
+    shift = ahead(numbers[1], numbers[0])
+    ids = inorder.identity_of(row), inorder.identity_of(other)
+    if all(ids):
+        steps = (ids[1] - ids[0] if shift > 0 else ids[0] - ids[1]) & 0xFFFF
+        size, rest = divmod(abs(shift), steps) if steps else (0, abs(shift))
+        if rest or (steps and size not in SEGMENT_BYTES):
+            return 0, 0
+    return shift, shift + lengths[1]
 
 
 def _row(segment: Segment) -> bytes:

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from struct import unpack_from
+from struct import pack_into, unpack_from
 
 import numpy as np
 import pytest
@@ -191,6 +191,68 @@ def test_a_packet_seen_at_both_ends_is_one(tmp_path, change, way_ns, stamps, ide
     times = [(each.request_start, each.response_start - way_ns) for _, each in one.exchanges]
     assert [(each.request_start, each.response_start) for _, each in both.exchanges] == times
     assert not any(twice.stalled(each) for _, each in both.exchanges)
+
+
+def recut(time_ns, data, sizes):
+    """A segment of Ethernet and IPv4 as offload cuts it, into segments of these sizes at most, 1 us apart."""
+    payload, identity = data[66:], unpack_from(">H", data, 18)[0]
+    start = number = 0
+    while start < len(payload):
+        part = payload[start : start + sizes[number % len(sizes)]]
+        head = bytearray(data[:66])
+        pack_into(">HH", head, 16, 52 + len(part), (identity + start // MSS) & 0xFFFF if identity else 0)
+        pack_into(">I", head, 38, (unpack_from(">I", data, 38)[0] + start) & 0xFFFFFFFF)
+        yield time_ns + 1000 * number, bytes(head) + part
+        start, number = start + len(part), number + 1
+
+
+MSS = 1448
+SIZES = (20 * MSS, 3 * MSS + 17, 22 * MSS, 900, 12 * MSS)
+LARGE = [request(number, client_id="x" * (size - 14)) for number, size in enumerate(SIZES)]
+
+
+@pytest.mark.parametrize("identities", (True, False))
+@pytest.mark.parametrize("joined_there", (False, True), ids=("cut on its way", "joined on its way"))
+@pytest.mark.parametrize("sizes", ((MSS,), (17 * MSS, MSS, 5 * MSS)), ids=("MSS", "several"))
+@pytest.mark.parametrize("window", (1, 1 << 10))
+def test_segments_that_offload_cut_or_joined_are_those_of_the_other_end(
+    tmp_path, monkeypatch, identities, joined_there, sizes, window
+):
+    """What was sent again is so still: a second later, and in the same millisecond with the identities that follow."""
+    for name in ("FIRST_RECORDS", "RECORDS"):
+        monkeypatch.setattr(mapped, name, window)
+    monkeypatch.setattr(pcap, "WINDOW", 70_000 * window)
+    here, there, time_ns, seq, identity = [], [], 1_700_000_000_000_000_000, 1, 65_500
+
+    def large(payload, seq, stamp_ms, identity):
+        options = b"\1\1\x08\x0a" + stamp_ms.to_bytes(4) + bytes(4)
+        ip = packet.ipv4(packet.tcp(payload, seq=seq, options=options), identity=identity if identities else 0)
+        return packet.ethernet(ip)
+
+    for number, payload in enumerate(LARGE):
+        stamp = time_ns // 1_000_000 & 0xFFFF_FFFF
+        whole = large(payload, seq, stamp, identity)
+        here += [(time_ns, whole)]
+        there += recut(time_ns + 2_000_000, whole, sizes)
+        if number == 2:  # its tenth segment is sent again at once, if identities tell, and the last one a second later
+            following = identity + -(-len(payload) // MSS)
+            if identities:
+                again = large(payload[10 * MSS : 11 * MSS], seq + 10 * MSS, stamp, following)
+                here += [(time_ns + 300_000, again)]
+                there += [(time_ns + 2_300_000, again)]
+            again = large(payload[-MSS:], seq + len(payload) - MSS, stamp + 1000, following + 1)
+            here += [(time_ns + 1_000_000_000, again)]
+            there += [(time_ns + 1_002_000_000, again)]
+            time_ns, identity = time_ns + 1_010_000_000, identity + 2
+        identity += -(-len(payload) // MSS)
+        seq, time_ns = seq + len(payload), time_ns + 20_000_000
+    if joined_there:
+        here, there = [(time_ns + 4_000_000, data) for time_ns, data in here], there
+    ends = [(1_700_000_000_000_000_000 - 3000, packet.ethernet(packet.ipv4(packet.tcp(seq=0, flags=SYN))))]
+    (flow,) = seen_by(tmp_path / "both.pcap", packet.pcap(sorted(ends + here + there, key=lambda each: each[0]))).flows
+    assert flow.total("retransmissions") == 1 + identities
+    assert sum(flow.payload_bytes) == sum(map(len, LARGE)) + MSS * (1 + identities)
+    assert not flow.total("gaps")
 
 
 def test_where_nothing_tells_packets_apart_they_were_sent_again(tmp_path):

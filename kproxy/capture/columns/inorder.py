@@ -62,6 +62,7 @@ OPTION_BYTES = 12  # in which a timestamp is, as all write it
 # What a packet is known by: TCP's header up to the window, options, payload's length, header's length, IPv4's identity.
 ROW = Struct("<16s12s4xIHH")
 _TAIL = np.dtype([("length", "<u4"), ("size", "<u2"), ("identity", "<u2")])
+_WITHOUT_FLAGS = np.frombuffer(bytes((255, 255, 255, 255, 0, 0, 255, 255)), np.uint64)[0]  # of a row's second word
 _MIXED = np.array([pow(0x9E3779B97F4A7C15, power, 1 << 64) for power in range(1, 10)], np.uint64)  # odd numbers
 
 
@@ -218,6 +219,19 @@ def hashes(rows: np.ndarray) -> np.ndarray:
 def identities(rows: np.ndarray) -> np.ndarray:
     """The identities in rows of words."""
     return rows[:, ROW.size // 8 - 1] >> np.uint64(48)
+
+
+def run_of(rows: np.ndarray) -> np.ndarray:
+    """What rows of words have in common whose segments are of one run: the acknowledgement, the window, the options and
+    the key's digest. Flags are not among them: the last segment alone has a push."""
+    run = rows[:, [1, 2, 3, -1]]
+    run[:, 0] &= _WITHOUT_FLAGS
+    return run
+
+
+def seq_and_length(row: bytes) -> tuple[int, int]:
+    """The sequence number and the payload's length in a row of bytes."""
+    return int.from_bytes(row[4:8]), int.from_bytes(row[ROW.size - 8 : ROW.size - 4], "little")
 
 
 def identity_of(row: bytes) -> int:
