@@ -25,6 +25,7 @@ MAX_DECOMPRESSED_BYTES = 1 << 27
 
 _MAX_FRAMES = 1024  # writers make one; an empty frame costs its reader more than its sender
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
+_GZIP_OR_ZLIB_WBITS = 32 + zlib.MAX_WBITS
 _INT32 = Struct(">i")
 
 
@@ -99,29 +100,33 @@ class _Frame(NamedTuple):
 
 
 def _reader_of_frames(
-    begin: Callable[[memoryview], _Frame], expansion: int, follows: Callable[[memoryview], bool] | None = None
+    begin: Callable[[memoryview], _Frame],
+    expansion: int,
+    follows: Callable[[memoryview], bool] | None = None,
+    is_whole: Callable[[memoryview], bool] | None = None,
 ) -> Callable[[Buffer, Take, int], None]:
     """A reader of one or more concatenated frames.
 
     A byte of this codec expands to at most `expansion` bytes, so input is given in slices that cannot exceed the limit.
-    `follows`: whether the bytes behind a frame are another one; they are ignored if not.
+    `follows`: whether the bytes behind a frame are another one; they are ignored if not. `is_whole`: whether a last
+    frame without its end has all of its content.
     """
 
     def read(data: Buffer, take: Take, left: int) -> None:
         view, pos = memoryview(data), 0
         for _ in range(_MAX_FRAMES):
             decompressor, header_bytes, trailer_bytes = begin(view[pos:])
-            pos += header_bytes
+            start, pos = pos, pos + header_bytes
             while not decompressor.eof:
                 if pos >= len(view):
+                    if is_whole is not None and is_whole(view[start:]):
+                        return
                     raise EOFError("it is cut short")
                 step = max(64, left // expansion)
                 left = take(decompressor.decompress(view[pos : pos + step]))
                 pos += step
             pos = min(pos, len(view)) - len(decompressor.unused_data or b"") + trailer_bytes
-            if pos > len(view):
-                raise EOFError("it is cut short")
-            if pos == len(view) or (follows is not None and not follows(view[pos:])):
+            if pos >= len(view) or (follows is not None and not follows(view[pos:])):
                 return
         raise Malformed(f"more than {_MAX_FRAMES} frames, or bytes after the last one")
 
@@ -135,7 +140,8 @@ _GZIP_LEAST = 18  # a header and a trailer; Java's GZIPInputStream looks for no 
 
 
 def _gzip_member(rest: memoryview) -> _Frame:
-    return _Frame(zlib.decompressobj(_GZIP_WBITS))
+    """librdkafka takes zlib's header too."""
+    return _Frame(zlib.decompressobj(_GZIP_OR_ZLIB_WBITS))
 
 
 def _gzip_follows(rest: memoryview) -> bool:
@@ -192,7 +198,8 @@ def _snappy_block(block: bytes, left: int) -> bytes:
 
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 _LZ4_MAX_HEADER = 19
-_LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 0x08, 0x04
+_LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 0x10, 0x08, 0x04
+_LZ4_MAX_BLOCKS = 1 << 16  # that are looked through; Kafka's own have 64 KiB
 
 
 def _lz4_frame(rest: memoryview) -> _Frame:
@@ -211,6 +218,19 @@ def _lz4_frame(rest: memoryview) -> _Frame:
     descriptor += head[14 if flags & _LZ4_CONTENT_SIZE else 6 : end]  # the id of a dictionary
     decompressor.decompress(_LZ4_MAGIC + descriptor + bytes((_lz4_checksum(descriptor),)))
     return _Frame(decompressor, end + 1, 4 if flags & _LZ4_CONTENT_CHECKSUM else 0)
+
+
+def _lz4_is_whole(frame: memoryview) -> bool:
+    """Whether a frame that lacks its end mark, or a part of it, has all of its blocks: librdkafka reads it."""
+    head = bytes(frame[:_LZ4_MAX_HEADER])
+    checksum_bytes = 4 if head[4] & _LZ4_BLOCK_CHECKSUM else 0
+    pos = _lz4_descriptor_end(head) + 1
+    for blocks in range(_LZ4_MAX_BLOCKS):
+        if pos + 4 > len(frame):
+            return blocks > 0 and pos <= len(frame) and not any(frame[pos:])
+        size = int.from_bytes(frame[pos : pos + 4], "little") & 0x7FFF_FFFF  # the highest bit: it is not compressed
+        pos += 4 + size + checksum_bytes
+    return False
 
 
 def _lz4_follows(rest: memoryview) -> bool:
@@ -289,6 +309,6 @@ def _zstd(data: bytes, take: Take, left: int) -> None:
 _READERS: dict[int, Callable[[bytes, Take, int], None]] = {
     GZIP: _reader_of_frames(_gzip_member, 1032, _gzip_follows),
     SNAPPY: _snappy,
-    LZ4: _reader_of_frames(_lz4_frame, 255, _lz4_follows),
+    LZ4: _reader_of_frames(_lz4_frame, 255, _lz4_follows, _lz4_is_whole),
     ZSTD: _zstd,
 }

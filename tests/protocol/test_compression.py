@@ -1,7 +1,12 @@
 """Codecs: what the official library wrote reads, what we write it would read, and nothing hostile gets out of hand."""
 
+import base64
+import json
+import subprocess
+import sys
 import tracemalloc
 from contextlib import suppress
+from pathlib import Path
 
 import lz4.frame
 import pytest
@@ -21,6 +26,9 @@ from kproxy.protocol.compression import (
     compress,
     decompress,
 )
+from kproxy.protocol.records import read_batches
+from tests.broker.jvm import java
+from tests.protocol import forms
 
 COMPRESSING = (GZIP, SNAPPY, LZ4, ZSTD)
 TEXT = b"the same words again and again, " * 3000  # several xerial blocks
@@ -72,7 +80,9 @@ def test_of_lz4_what_kafkas_reader_ignores_is_ignored(magic):
         for behind in (b"", bytes(8), b"junkjunk"):
             assert decompress(LZ4, whole + behind, magic=magic) == TEXT
         assert decompress(LZ4, whole + plain, magic=magic) == TEXT * 2
-    for cut in (plain[:-4], plain[:-2], summed[:-4], summed[:-1]):
+    for cut in (plain[:-4], plain[:-2], summed[:-4], summed[:-1], summed[:-8], sized[:-4]):
+        assert decompress(LZ4, cut, magic=magic) == TEXT  # librdkafka reads it
+    for cut in (plain[:-5], summed[:-9], sized[:-5], sized[:-9]):
         with pytest.raises(Malformed, match="cut short"):
             decompress(LZ4, cut, magic=magic)
     wrong = bytearray(summed)
@@ -118,6 +128,8 @@ def test_every_cut_is_refused(codec):
     for cut in range(len(whole)):
         if codec == SNAPPY and 16 <= cut < 20:
             continue  # a xerial header without the size of a block is an empty stream
+        if codec == LZ4 and cut >= len(whole) - 4:
+            continue  # it lacks its end mark alone
         for magic in (0, 2):
             with pytest.raises(Malformed):
                 decompress(codec, whole[:cut], magic=magic)
@@ -171,3 +183,42 @@ def test_codecs_by_name():
     for work in (compress, decompress):
         with pytest.raises(Unsupported, match="codec 5"):
             work(5, b"")
+
+
+# --- beside Java's client and librdkafka -----------------------------------------------------------------------------
+
+# A consumer of librdkafka 2.16 aborts at the first, asks again and again for the second, and never ends at the others.
+NOT_FOR_LIBRDKAFKA = {f"gzip: {how}" for how in ("an empty member first", "two members", "cut in the middle")}
+NOT_FOR_LIBRDKAFKA |= {f"gzip: {how}" for how in ("no trailer", "half a trailer")}
+READ_BY_NEITHER = {"lz4: two frames", "lz4: an empty frame first"}  # but by kproxy, and by lz4's own library
+
+
+def read_by(command, paths):
+    """Of each file the values of its records, or why they cannot be read, as Reads.java and librdkafka.py tell it."""
+    done = subprocess.run([*command, *map(str, paths)], capture_output=True, text=True, timeout=120, check=True)
+    told = map(json.loads, done.stdout.splitlines())
+    values = [each if isinstance(each, str) else [base64.b64decode(value) for value in each] for each in told]
+    return dict(zip([path.stem for path in paths], values, strict=True))
+
+
+def test_what_javas_client_or_librdkafka_reads_is_read(tmp_path):
+    """Records that producers compressed in odd ways: kproxy reads the same values."""
+    paths = []
+    for name, (codec, change) in forms.CASES.items():
+        paths.append(tmp_path / f"{name}.batch")
+        paths[-1].write_bytes(forms.batch_of(codec, change))
+    by_java = read_by(java(str(Path(__file__).with_name("Reads.java"))), paths)
+    fit = [path for path in paths if path.stem not in NOT_FOR_LIBRDKAFKA]
+    by_librdkafka = read_by([sys.executable, "-m", "tests.protocol.librdkafka"], fit)
+    for path in paths:
+        others = [by_java[path.stem], by_librdkafka.get(path.stem, "")]
+        read = [values for values in others if not isinstance(values, str)]
+        assert all(values == forms.VALUES for values in read), path.stem
+        (batch,), _ = read_batches(path.read_bytes())
+        if read or path.stem in READ_BY_NEITHER:
+            assert [record.value for record in batch.records()] == forms.VALUES, (path.stem, others)
+        else:
+            with pytest.raises(Malformed):
+                list(batch.records())
+    assert len([values for values in by_java.values() if values == forms.VALUES]) > 30
+    assert len([values for values in by_librdkafka.values() if values == forms.VALUES]) > 30
