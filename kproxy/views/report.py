@@ -61,15 +61,15 @@ def html(report: Report) -> str:
     """The file. Raises what vl-convert raises for a plot that it cannot draw."""
     title = f"kproxy report: {plots.short(', '.join(Path(place).name or place for place in report.places), 120)}"
     sections = [(name, head, text) for name, head, text in _sections(report) if text]
-    nav = "".join(f'<a href="#{name}">{escape(head)}</a>' for name, head, _ in sections)
+    contents = "".join(f'<a href="#{name}">{escape(head)}</a>' for name, head, _ in sections)
     body = "".join(f'<section id="{name}"><h2>{escape(head)}</h2>{text}</section>' for name, head, text in sections)
-    header = f"<h1>{escape(title)}</h1>{_verdict(report)}{_span(report)}{_losses(report)}<nav>{nav}</nav>"
+    header = f"<h1>{escape(title)}</h1>{_verdict(report)}{_span(report)}{_losses(report)}"
     footer = (
         f'<p class="note">kproxy {escape(kproxy.__version__)}. All times are UTC. Requests that brokers send each '
         "other are left out, but in the counts of brokers. The figures of the plots are at the end of this file, as "
         "JSON (<code>id=&quot;figures&quot;</code>).</p>"
     )
-    return report_page.page(title, header, body, footer, _data(report.figures))
+    return report_page.page(title, header, contents, body, footer, _data(report.figures))
 
 
 def _sections(report: Report) -> Iterator[tuple[str, str, str]]:

@@ -34,14 +34,16 @@ _DARK_PAGE += "--warn:#f0bd4f;color-scheme:dark"
 _STYLE = """
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--text);font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
-main,header,footer{max-width:1240px;margin:0 auto;padding:0 20px}
+main,header,footer,nav{max-width:1240px;margin:0 auto;padding:0 20px}
 header{padding-top:20px;position:relative}
 h1{font-size:24px;margin:0 130px 4px 0;line-height:1.25}
 h2{font-size:19px;margin:34px 0 8px;padding-top:8px;border-top:1px solid var(--line)}
 h3{font-size:15px;margin:18px 0 6px}
 p{margin:6px 0;max-width:80ch}
 a{color:var(--link)}
-nav{display:flex;flex-wrap:wrap;gap:4px 14px;margin:12px 0}
+nav{display:flex;flex-wrap:wrap;gap:2px 14px;margin-top:12px;padding-top:7px;padding-bottom:7px;font-size:13px;
+position:sticky;top:0;z-index:8;background:var(--page);border-bottom:1px solid var(--line)}
+section{scroll-margin-top:60px}
 .faint,figcaption,th,summary,.note{color:var(--faint)}
 .note,summary{font-size:13px}
 #theme{position:absolute;top:20px;right:20px;font:inherit;font-size:13px;color:var(--text);background:var(--card);
@@ -80,7 +82,8 @@ dt{color:var(--faint)}dd{margin:0;min-width:0}
 #tip{position:fixed;z-index:9;pointer-events:none;background:var(--text);color:var(--page);font-size:12.5px;
 padding:4px 8px;border-radius:5px;max-width:min(420px,90vw)}
 footer{margin:40px auto 30px;border-top:1px solid var(--line);padding-top:10px}
-@media (max-width:600px){main,header,footer{padding-left:12px;padding-right:12px}h1{font-size:20px}
+@media (max-width:600px){main,header,footer,nav{padding-left:12px;padding-right:12px}h1{font-size:20px}
+nav{flex-wrap:nowrap;overflow-x:auto;white-space:nowrap;scrollbar-width:none}
 #theme{top:14px;right:12px}figure,.card{padding:8px}}
 @media print{body{font-size:11px}#theme,nav,#tip,details{display:none}main,header,footer{max-width:none;padding:0}
 h1{margin-right:0}h2{break-after:avoid}.figures{grid-template-columns:1fr 1fr;gap:8px}
@@ -141,7 +144,7 @@ def style() -> str:
     )
 
 
-def page(title: str, header: str, body: str, footer: str, data: str) -> str:
+def page(title: str, header: str, contents: str, body: str, footer: str, data: str) -> str:
     """The whole file. `data`: JSON without "<"; the other texts are HTML, but for the title."""
     sheet = style()
     policy = (
@@ -157,6 +160,7 @@ def page(title: str, header: str, body: str, footer: str, data: str) -> str:
 <title>{escape(title)}</title>
 <style>{sheet}</style></head>
 <body><header><button id="theme" type="button" hidden>Dark</button>{header}</header>
+<nav>{contents}</nav>
 <main>{body}</main>
 <footer>{footer}</footer>
 <script type="application/json" id="figures">{data}</script>

@@ -93,6 +93,8 @@ def test_a_browser_shows_it_and_asks_nobody_for_anything(made):
         assert light[0] != dark[0] and light[1] != dark[1]
         browser.asked("document.getElementById('theme').click()")
         assert (browser.asked(ground), browser.asked(line)) == light
+        browser.asked("scrollTo(0, document.body.scrollHeight)")
+        assert browser.asked("return document.querySelector('nav').getBoundingClientRect().top") == 0
         browser.width(360)
         assert browser.asked("return document.documentElement.scrollWidth") == 360
         browser.asked(

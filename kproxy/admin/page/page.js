@@ -323,7 +323,7 @@
     if (!all.some((point) => point.counts.some(Boolean))) nothing(on, "nothing was answered");
   }
 
-  function table(id, columns, rows, { empty = "nothing yet", order = null } = {}) {
+  function table(id, columns, rows, { empty = "nothing yet", order = null, idle = () => false } = {}) {
     const box = $(id), by = sorted[id] ?? order;
     if (!rows.length) return box.replaceChildren(node("p", { class: "none" }, empty));
     if (by) {
@@ -341,7 +341,7 @@
       return node("th", { class: column.number ? "n" : null, scope: "col", "aria-sort": isSorted ? (by.down ? "descending" : "ascending") : null }, button);
     }));
     const all = opened[id] ? rows : rows.slice(0, ROWS);
-    const body = all.map((row) => node("tr", {}, ...columns.map((column) => {
+    const body = all.map((row) => node("tr", { class: idle(row) ? "idle" : null }, ...columns.map((column) => {
       const content = column.show ? column.show(row) : column.value(row);
       const kind = [column.number ? "n" : "", column.fit ?? "", column.kind?.(row) ?? ""].join(" ").trim();
       return node("td", { class: kind || null, title: content instanceof Node ? null : String(content ?? "") }, content ?? "–");
@@ -521,7 +521,7 @@
       { name: "throttled answers", colour: 2, value: (point) => point.throttled },
     ], { format: number });
 
-    table("apis", [column("API", (row) => row.api, { show: (row) => link("api", row.api) }), ...rates()], added(mine, (row) => row.api), { order: { name: "requests/s", down: true } });
+    table("apis", [column("API", (row) => row.api, { show: (row) => link("api", row.api) }), ...rates()], added(mine, (row) => row.api), { order: { name: "requests/s", down: true }, idle: (row) => !row.requests });
     cut("apis", isWhole || !chosen.broker ? "" : `of the ${last.totals.length} largest of all brokers`);
     const ofBrokers = recent(chosen.api ? "totals" : "of_brokers").rows.filter((row) => matches(row.cluster, row.broker, row.api || chosen.api));
     const ofBroker = new Map(added(ofBrokers, (row) => row.cluster + "\0" + row.broker).map((row) => [row.cluster + "\0" + row.broker, row]));
@@ -530,7 +530,7 @@
       column("broker", (row) => row.broker, { show: (row) => link("broker", row.broker) }),
       column("cluster", (row) => row.cluster, { show: (row) => link("cluster", row.cluster) }),
       figure("connections", (row) => row.connections, count), figure("in flight", (row) => row.inflight, count), ...rates(),
-    ], brokers.map(([cluster, broker, open, inflight]) => ({ ...(ofBroker.get(cluster + "\0" + broker) ?? idle), cluster, broker, connections: open, inflight })), { order: { name: "broker", down: false } });
+    ], brokers.map(([cluster, broker, open, inflight]) => ({ ...(ofBroker.get(cluster + "\0" + broker) ?? idle), cluster, broker, connections: open, inflight })), { order: { name: "broker", down: false }, idle: (row) => !row.requests });
 
     table("slow", [
       column("at", (row) => row.at_us, { show: (row) => clock(row.at_us / 1000) }), column("API", (row) => row.api), column("broker", (row) => row.broker), ...inOne((row) => row.cluster),
@@ -560,7 +560,7 @@
     table("topics", [
       column("topic", (row) => row[1], fits(1)), ...inOne((row) => row[0]), figure("produced/s", (row) => rate(row, 2), bytes), figure("records/s", (row) => rate(row, 3)),
       figure("fetched/s", (row) => rate(row, 4), bytes), figure("records/s ", (row) => rate(row, 5)),
-    ], topics, { empty: among(last.topics, topics.length, hint), order: { name: "produced/s", down: true } });
+    ], topics, { empty: among(last.topics, topics.length, hint), order: { name: "produced/s", down: true }, idle: (row) => [2, 3, 4, 5].every((index) => !rate(row, index)) });
 
     table("groups", [
       column("group", (row) => row[1]), ...inOne((row) => row[0]), column("protocol", (row) => row[8] ?? ""), column("type", (row) => row[9] ?? ""),
@@ -572,7 +572,8 @@
 
     table("lags", [
       column("consumer", (row) => row[2], fits(2)), column("is a", (row) => (row[1] === "group" ? "group" : "client")), column("topic", (row) => row[3], fits(2)), ...inOne((row) => row[0]),
-      figure("records", (row) => row[4], count), figure("time", (row) => row[5], duration), figure("unknown partitions", (row) => row[6] || null, count),
+      figure("records", (row) => row[4], count), figure("time", (row) => row[5], duration),
+      ...(behind.some((row) => row[6]) ? [figure("unknown", (row) => row[6], count)] : []), // partitions
     ], behind, { empty: among(lags, behind.length, hint), order: { name: "records", down: true } });
 
     table("clients", [

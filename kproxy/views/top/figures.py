@@ -133,12 +133,36 @@ class Figures:
                     for bucket, count in zip(pairs[::2], pairs[1::2], strict=True):
                         if bucket < len(counts):
                             counts[bucket] += sign * count
+        recent = self._recent(by, which, of)
         for wanted, row in sums.items():
+            row["recent_requests_per_s"] = recent.get(wanted, [])
             for name, which_one, q in _QUANTILES:
                 counts = histograms[wanted][which_one]
                 found = quantile(bounds, [max(0, count) for count in counts], q) if self.seconds else None
                 row[name] = None if found is None else found / 1e9
         return list(sums.values())
+
+    def _recent(
+        self, by: tuple[str, ...], which: Callable[[Sequence[Any]], bool], of: str
+    ) -> dict[tuple[Any, ...], list[float]]:
+        """Requests a second between one answer of the window and the next, the oldest first."""
+        places = [("cluster", "broker", "api").index(name) for name in by]
+        rates: dict[tuple[Any, ...], list[float]] = {}
+        before: dict[tuple[Any, ...], int] = {}
+        for number, answer in enumerate(self._answers):
+            sums: dict[tuple[Any, ...], int] = {}
+            for row in answer[of] if of in answer else answer["totals"]:
+                if which(row[:3]):
+                    wanted = tuple(row[place] for place in places)
+                    sums[wanted] = sums.get(wanted, 0) + row[3]
+            if number:
+                earlier = self._answers[number - 1]
+                seconds = (answer["state"]["now_ms"] - earlier["state"]["now_ms"]) / 1000
+                for wanted, count in sums.items():
+                    added = max(0, count - before[wanted]) if wanted in before else 0
+                    rates.setdefault(wanted, [0.0] * (number - 1)).append(added / seconds)
+            before = sums
+        return rates
 
     def brokers(self) -> list[Row]:
         """Traffic by broker, with connections and requests in flight."""
@@ -222,6 +246,7 @@ class Figures:
             **dict.fromkeys(_COUNTS, 0),
             **{f"{name}_per_s": 0.0 for name in _RATES},
             **{name: None for name, *_ in _QUANTILES},
+            "recent_requests_per_s": [],
         }
 
     def _rate(self, now: int, before: int) -> float:

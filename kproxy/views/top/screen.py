@@ -32,7 +32,7 @@ _QUIET, _BAD, _ON = "dim", "bold" if _PLAIN else "bold red", "bold reverse"
 _BAD_CELL, _NOTED = ("bold", "bold") if _PLAIN else ("red", "bold yellow")
 _SHORT = {"connections": "conns"}
 _ASKING = {"connections", "client_connections", "requests", "members", "findings"}  # more than /api/live
-_HINT = "enter open  / filter  s sort  r reverse  p pause  esc back  q quit"
+_HINT = "enter open  / filter  s sort  r reverse  p pause  esc back  ? help  q quit"
 
 
 class _Asker(threading.Thread):
@@ -99,6 +99,7 @@ class Top(App[None]):
         Binding("S", "sort(-1)", "sort by the column before"),
         Binding("r", "reverse", "reverse"),
         Binding("p,space", "pause", "pause"),
+        Binding("question_mark", "help", "help"),
         Binding("escape,backspace", "leave", "back"),
         Binding("q", "quit", "quit"),
         Binding("ctrl+c", "quit", "quit", priority=True),
@@ -190,6 +191,11 @@ class Top(App[None]):
         self.is_paused = not self.is_paused
         self._asker.wanted.set()
         self._draw()
+
+    def action_help(self) -> None:
+        table = self.place.table
+        if table != "help" and len(self._places) < DEPTH:
+            self._go([*self._places, Place("help", (table,), "keys, and the columns of this table")])
 
     def action_sort(self, step: int) -> None:
         names = [column.key for column, _ in self._columns()]
@@ -374,7 +380,8 @@ def _cell(column: tables.Column, row: Row) -> tuple[str, str]:
     """What stands in a cell, and its style."""
     value = row.get(column.key)
     is_name = column.rank == 0 and not column.is_figure
-    return column.show(value), _BAD_CELL if column.is_bad and value else "bold" if is_name else ""
+    quiet = _QUIET if tables.is_idle(row) else ""
+    return column.show(value), _BAD_CELL if column.is_bad and value else quiet or ("bold" if is_name else "")
 
 
 def _as_text(cell: tuple[str, str], column: tables.Column) -> Text:

@@ -14,6 +14,7 @@ from rich.cells import cell_len, set_cell_size
 
 from kproxy.views import units
 from kproxy.views.operator import age
+from kproxy.views.top import help
 from kproxy.views.top.figures import AtLeast, Row
 from kproxy.views.top.source import Source
 
@@ -55,6 +56,15 @@ _milliseconds = _figure(lambda value: units.duration(value * 1e6))
 _bytes = _figure(units.size)
 _byte_rate = _figure(units.rate)
 _age = _figure(age)
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def _bars(values: Sequence[float] | None) -> str:
+    """A bar for each value, the highest for the most."""
+    most = max(values or (), default=0)
+    return "".join(_BARS[min(7, int(8 * value / most))] if most else _BARS[0] for value in (values or ())[-10:])
+
+
 _BY_ENDING = {
     "_s": _seconds,
     "_ms": _milliseconds,
@@ -112,6 +122,7 @@ _TRAFFIC = (
     Column("errors_per_s", "errors/s", _rate, 1, is_bad=True),
     Column("request_bytes_per_s", "to broker", _byte_rate, 2),
     Column("response_bytes_per_s", "to client", _byte_rate, 2),
+    Column("recent_requests_per_s", "last 10 s", _bars, 3),
 )
 _SO_FAR = (
     Column("requests", "requests", _count, 4),
@@ -122,6 +133,12 @@ _SO_FAR = (
 
 def _values(row: Row) -> Place:
     return Place("details", (tuple(row.items()),), "details")
+
+
+def _help(source: Source, name: str) -> list[Row]:
+    """The keys, and what the columns of a table mean."""
+    shown = [column for column in TABLES[name].columns if column.rank != _HIDDEN]
+    return help.rows((column.key, column.title) for column in shown)
 
 
 def _details(source: Source, pairs: Sequence[tuple[str, Any]]) -> list[Row]:
@@ -367,6 +384,12 @@ TABLES: Mapping[str, Table] = {
             _details,
             "at",
         ),
+        Table(
+            "help",
+            (Column("at", "at", _count, 9), Column("name", "key or column", least=16), Column("value", "it", least=40)),
+            _help,
+            "at",
+        ),
     )
 }
 TABLES = {
@@ -387,6 +410,12 @@ _HIDDEN = 9  # the rank of a column that only sorts
 def rows_of(source: Source, place: Place) -> list[Row]:
     """The rows of a place, in no order. KproxyError: the kproxy cannot say."""
     return TABLES[place.table].rows(source, *place.of)
+
+
+def is_idle(row: Row) -> bool:
+    """Whether nothing passed lately of what it counts."""
+    rates = [value for name, value in row.items() if name.endswith("_per_s") and not isinstance(value, list)]
+    return bool(rates) and not any(rates)
 
 
 def left_out(name: str, rows: Sequence[Row], connections: int) -> str:

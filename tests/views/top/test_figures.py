@@ -1,7 +1,7 @@
 """Figures of `kproxy top`: rates are of what was added between two answers, and a restarted kproxy begins anew."""
 
 from kproxy.views.top.figures import MAX_SLOW, WINDOW_S, AtLeast, Figures
-from kproxy.views.top.tables import TABLES, as_text
+from kproxy.views.top.tables import TABLES, as_text, is_idle
 
 COLUMNS = ("at_us", "connection", "number", "api")
 
@@ -33,10 +33,17 @@ def test_rates_are_of_the_window_and_counts_of_all_brokers():
     assert produce["p50_s"] == 0.0015 and fetch["requests_per_s"] == 2.0
     assert figures.head()["requests"] == 43 and round(figures.head()["cpu_share"], 3) == 0.1
     assert [row["broker"] for row in figures.traffic(("broker",), lambda key: key[2] == "Fetch")] == ["1"]
-    for second in range(6, 40):
-        figures.add(answer(second, 30))
+    assert (produce["recent_requests_per_s"], fetch["recent_requests_per_s"]) == ([5.0], [0.0])  # the first time
+    figures.add(answer(6, 33, totals=[[*new[:3], 10, *new[4:]]]))
+    produce, fetch = figures.traffic()
+    assert (produce["recent_requests_per_s"], fetch["recent_requests_per_s"]) == ([5.0, 3.0], [0.0, 2.0])
+    lines = list(as_text(TABLES["apis"], figures.traffic(), 160))
+    assert lines[0].split()[-6:-3] == ["last", "10", "s"] and "█▅" in lines[1] and "▁█" in lines[2]
+    for second in range(7, 40):
+        figures.add(answer(second, 33))
     assert WINDOW_S <= figures.seconds < WINDOW_S + 2
     assert figures.traffic()[0]["requests_per_s"] == 0.0
+    assert is_idle(figures.traffic()[0]) and not is_idle(produce)
 
 
 def test_the_same_answer_again_is_no_step_and_a_restart_forgets():

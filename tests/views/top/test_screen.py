@@ -76,6 +76,13 @@ def test_keys_choose_sort_filter_open_and_pause():
                 await pilot.press("escape", "escape")
                 assert len(app.shown) == len(names)
 
+                await pilot.press("question_mark")
+                assert of(app, "name", "wait p99") and of(app, "name", "/") and app.place.table == "help"
+                await pilot.press("question_mark")  # which changes nothing there
+                await until(pilot, lambda: any("goes back" in line for line in text(app)))
+                await pilot.press("escape")
+                assert app.place.table == "apis"
+
                 await pilot.press("5")
                 await until(pilot, lambda: of(app, "group", "billing").get("members") == 2)
                 await pilot.press("enter")

@@ -1,0 +1,58 @@
+"""What `?` shows in `kproxy top`: the keys, and what the columns of the table on the screen mean."""
+
+from collections.abc import Iterable, Mapping
+
+KEYS = (
+    ("1 to 9", "APIs, brokers, topics, clients, groups, connections, slow exchanges, errors, findings"),
+    ("Enter", "opens the row"),
+    ("Esc", "goes back, and forgets the filter"),
+    ("/", "shows only rows with a text"),
+    ("s, S, r", "sorts by the next column, by the one before, the other way round"),
+    ("p", "pauses: nothing is asked, the figures stay"),
+    ("q, Ctrl-C", "ends"),
+)
+
+_LAST = "of the last ten seconds"
+_SO_FAR = "since kproxy began"
+MEANINGS: Mapping[str, str] = {
+    "requests_per_s": f"answered requests a second, {_LAST}",
+    "recent_requests_per_s": "answered requests a second, the newest on the right; the highest bar is the most",
+    "p50_s": f"half of the requests took the broker no longer, {_LAST}",
+    "p99_s": f"99 of 100 requests took the broker no longer, {_LAST}; a Fetch may wait for records",
+    "wait_p99_s": f"99 of 100 clients' requests were answered within this time, from first to last byte, {_LAST}",
+    "errors_per_s": f"error codes in answers a second, {_LAST}",
+    "request_bytes_per_s": f"bytes of requests, {_LAST}",
+    "response_bytes_per_s": f"bytes of answers, {_LAST}",
+    "requests": f"answered requests {_SO_FAR}; of a connection those that were sent",
+    "errors": f"error codes in answers {_SO_FAR}",
+    "throttled": f"answers that told the client to wait for its quota, {_SO_FAR}",
+    "in_flight": "requests that wait for an answer now",
+    "requests_pending": "requests that wait for an answer now",
+    "disconnects": f"connections that ended {_SO_FAR}",
+    "produced_bytes_per_s": f"record batches in Produce requests, as they are compressed, {_LAST}",
+    "produced_records_per_s": f"records in Produce requests, {_LAST}",
+    "fetched_bytes_per_s": f"record batches in Fetch answers, as they are compressed, {_LAST}",
+    "fetched_records_per_s": f"records in Fetch answers, {_LAST}",
+    "max_lag_records": "of the consumer furthest behind; ≥: of some partitions it is not known",
+    "lag_records": "records between the end of the log and what was committed (group) or fetched (client_id)",
+    "lag_s": "age of the first record that was not read, or an upper bound of it",
+    "lag_unknown_partitions": "partitions with a committed offset where nobody told the end of the log lately",
+    "rebalances": f"rebalances {_SO_FAR}",
+    "rebalance_s": f"time in rebalances {_SO_FAR}",
+    "refused": f"joins, syncs, heartbeats and commits that were answered with an error, {_SO_FAR}",
+    "generation": "of a classic group; the epoch of one of KIP-848",
+    "type": "what its members are: consumer, connect, streams, share",
+    "broker_s": "time until the broker answered",
+    "wait_s": "from the first byte of the request to the last of its answer",
+    "over_s": "what the broker took beyond the wait that a Fetch asked for",
+    "queue_s": "time behind earlier requests of the connection",
+    "muted_s": "time in which the broker did not read, since the client was over its quota",
+    "throttle_ms": "how long the answer told the client to wait",
+    "correlation_id": "of the request, as it is on the wire",
+}
+
+
+def rows(columns: Iterable[tuple[str, str]]) -> list[dict[str, object]]:
+    """The rows of the help for a table whose columns have these keys and titles."""
+    told = [*KEYS, *((title, MEANINGS[key]) for key, title in columns if key in MEANINGS)]
+    return [{"at": at, "name": name, "value": value} for at, (name, value) in enumerate(told)]
