@@ -34,6 +34,7 @@ LISTENER = "watch"  # the label that ports of a proxy have
 UNKNOWN = "bootstrap"  # the label of brokers that no answer has named yet
 LOOKS = 3  # for the processes of one connection: the first may come before its socket is to be seen
 MAX_LOOKED_FOR = 1024
+MAX_CLUSTERS = 16  # whose ids are remembered
 _MAX_NAME = 256
 
 Json = dict[str, Any]
@@ -77,7 +78,7 @@ class Connection:
             owner.hear(self._feed, events)
         for event in events:
             if event.__class__ is Exchange and event.response_body is not None and event.response_body.brokers:
-                owner.learn(event.response_body.brokers)
+                owner.learn(event.response_body.brokers, event.response_body.cluster_id)
         if self._record is not None:
             last = events[-1] if events else None
             if isinstance(last, Closed):
@@ -184,10 +185,12 @@ class Connections:
         recorder: "Recorder | None" = None,
         feed: Feed | None = None,
         on_ports: Callable[[set[int]], None] = lambda ports: None,
+        on_another: Callable[[str, str], None] = lambda first, other: None,
     ) -> None:
         """bodies: topics are counted too. feed: takes the frames that insight wants (`kept`).
 
-        on_ports: called with the ports of brokers in answers.
+        on_ports: called with the ports of brokers in answers. on_another: called where brokers are of another cluster
+        than the first ones, with both ids, once for each.
         """
         self.recorder = recorder
         self._metrics = metrics
@@ -198,6 +201,8 @@ class Connections:
         self._bodies = bodies
         self._destinations = destinations
         self._on_ports = on_ports
+        self._on_another = on_another
+        self.cluster_ids: list[str] = []  # that answers told, MAX_CLUSTERS of them
         self._open: dict[Flow, Connection] = {}  # the oldest first
         self._others: dict[Flow, OnlyTcp] = {}
         self._copies: set[Flow] = set()
@@ -291,8 +296,9 @@ class Connections:
 
     # --- brokers -----------------------------------------------------------------------------------------------------
 
-    def learn(self, brokers: Mapping[tuple[str, int], int]) -> None:
+    def learn(self, brokers: Mapping[tuple[str, int], int], cluster_id: str | None = None) -> None:
         """An answer names brokers: node ids by host and port."""
+        self._belong(cluster_id)
         named = [(node_id, Address(*at)) for at, node_id in brokers.items()]
         known = [(node_id, address) for node_id, address in named if address.host and 0 < address.port < 1 << 16]
         for node_id in self._destinations.learn(known):
@@ -304,6 +310,14 @@ class Connections:
         if len(self._numeric) > before:
             self.name_brokers()
         self._on_ports({address.port for _, address in known})
+
+    def _belong(self, cluster_id: str | None) -> None:
+        """The brokers of an answer are of this cluster."""
+        known = self.cluster_ids
+        if cluster_id and (name := cluster_id[:_MAX_NAME]) not in known and len(known) < MAX_CLUSTERS:
+            known.append(name)
+            if len(known) > 1:
+                self._on_another(known[0], name)
 
     def strangers(self) -> list[Connection]:
         """Connections whose processes were not looked for LOOKS times, the newest MAX_LOOKED_FOR."""

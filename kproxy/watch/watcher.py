@@ -215,6 +215,7 @@ class Watcher:
             recorder=self._recorder,
             feed=self._feed,
             on_ports=self._learn_ports,
+            on_another=self._another_cluster,
         )
         # Columns cost least; who wants topics, or rows, gets each exchange as an event.
         by_column = detail == ERRORS and self._recorder is None
@@ -491,6 +492,17 @@ class Watcher:
                 )
         self._recorder.note(rows)
 
+    def _another_cluster(self, first: str, other: str) -> None:
+        """Brokers of a second cluster were told of: what is counted is of both."""
+        self._quality.note("clusters_as_one", time.time_ns())
+        log.warning(
+            "brokers of another cluster answer too (ids %r and %r): all are counted and recorded as cluster=%s. Watch "
+            "one of them by --interface or --port, or capture and use kproxy convert, which tells them apart",
+            first,
+            other,
+            self.settings.cluster,
+        )
+
     # --- operators ---------------------------------------------------------------------------------------------------
 
     def not_ready(self) -> list[str]:
@@ -519,6 +531,7 @@ class Watcher:
             "delay_s": round(cells.behind_ns / 1e9, 6),
             "connections": len(self._connections),
             "flows": len(self._flows.open),
+            "cluster_ids": list(self._connections.cluster_ids),
             "findings": {kind: count for kind, count in cells.found().items() if count},
         }
 

@@ -154,7 +154,8 @@ def _brokers(api_key: int, version: int) -> dict[str, str]:
     kept = {"nodeId": "node = {}", "brokerId": "node = {}", "host": "host = {}"}
     kept["port"] = "found.note_broker(node, host, {})"
     present = set(paths_of(api_message(api_key, version, "response").fields, version))
-    return {path: line for name, line in kept.items() if (path := join(array, name)) in present}
+    found = {path: line for name, line in kept.items() if (path := join(array, name)) in present}
+    return found | ({"clusterId": "found.cluster_id = {}"} if "clusterId" in present else {})
 
 
 def _deletions(api_key: int, fields: tuple[Field, ...], version: int) -> dict[str, str]:

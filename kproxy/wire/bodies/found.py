@@ -134,6 +134,7 @@ class Found:
     logged: Sequence[Batch] = ()  # those of coordinators' logs, each with its copy, where `Logs` takes them
     names: Mapping[UUID, str] = MappingProxyType({})  # topic names by topic id, from bodies that have both
     brokers: Mapping[tuple[str, int], int] = MappingProxyType({})  # node ids by (host, port)
+    cluster_id: str | None = None  # of an answer that lists brokers; before Kafka 0.10.1 they have none
     # Of an incremental fetch request: the (topic, partition) that leave the session (KIP-227), to which `partitions`
     # adds. None: `partitions` is the complete list.
     forgotten: list[tuple[str | UUID | None, int]] | None = None
