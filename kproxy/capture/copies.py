@@ -29,9 +29,9 @@ from itertools import islice
 import numpy as np
 
 from kproxy.capture.columns import inorder
-from kproxy.capture.columns.inorder import AT_ONCE_NS, SAME_PACKET_NS, has_timestamp
+from kproxy.capture.columns.inorder import AT_ONCE_NS, has_timestamp
 from kproxy.capture.columns.mapped import Columns
-from kproxy.capture.packets import SYN, Segment
+from kproxy.capture.packets import SAME_PACKET_NS, SYN, Segment
 from kproxy.capture.reassembly import ahead
 from kproxy.capture.records import Record, Window
 

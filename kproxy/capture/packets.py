@@ -6,7 +6,8 @@ A flow's key is the bytes of both addresses and both ports as they lie in the pa
 
 Lengths come from the IP header, never from the record, since Ethernet pads short frames; `length` is what the segment
 had on the wire, `end - start` what was captured of it. Checksums are not checked: captures on the sending host hold
-partial ones. Memory: fragments of at most 256 datagrams, 128 KiB of each. Refuses to know streams.
+partial ones. Memory: fragments of at most 256 datagrams, and of as many that are whole, 128 KiB of each. Refuses to
+know streams.
 """
 
 from mmap import mmap
@@ -46,6 +47,8 @@ _GENEVE_PORT = 6081
 _MPLS_PORT = 6635
 _VXLAN_FLAG = b"\x08\0\0\0"
 
+SAME_PACKET_NS = 999_999_999  # between two captures of one packet, at the ends of a long way; a SYN is sent again later
+
 _DEEPEST = 8  # tunnels, tags and extension headers in one packet: a packet of nothing else must not keep us busy
 _DATAGRAMS = 256
 _LARGEST = 0xFFFF  # datagram
@@ -64,6 +67,7 @@ class Dissector:
     def __init__(self, quality: Quality) -> None:
         self._quality = quality
         self._fragments: dict[bytes, _Datagram] = {}
+        self._whole: dict[bytes, _Datagram] = {}  # the last ones that are, of which fragments may be captured twice
         self._cut = 0  # bytes of the packet that the snap length cut
 
     def segment(
@@ -110,6 +114,7 @@ class Dissector:
         for datagram in self._fragments.values():
             self._incomplete(datagram)
         self._fragments.clear()
+        self._whole.clear()
 
     def _network(self, kind: int, data: bytes, position: int, end: int, time_ns: int, depth: int) -> Segment | str:
         """The segment in an Ethernet type's payload, or the kind of flaw; "" for a fragment kept for later.
@@ -282,6 +287,10 @@ class Dissector:
         if datagram is not None and (datagram.full or abs(time_ns - datagram.time_ns) > _PATIENCE_NS):
             self._incomplete(self._fragments.pop(name))
             datagram = None
+        known = datagram or self._whole.get(name)
+        if known is not None and known.has(offset, data[at:stop], time_ns):
+            self._quality.note("duplicate_packets", time_ns)
+            return ""
         if datagram is None:
             if len(self._fragments) >= _DATAGRAMS:
                 self._incomplete(self._fragments.pop(next(iter(self._fragments))))
@@ -289,6 +298,10 @@ class Dissector:
         if not datagram.put(offset, data[at:stop], not more):
             return ""
         del self._fragments[name]
+        self._whole.pop(name, None)
+        if len(self._whole) >= _DATAGRAMS:
+            del self._whole[next(iter(self._whole))]
+        self._whole[name] = datagram
         whole = datagram.whole()
         # An IPv4 name is addresses, protocol, identity; an IPv6 one addresses, identity.
         addresses = name[:8] if len(name) == 11 else name[:32]
@@ -315,6 +328,10 @@ class _Datagram:
     def full(self) -> bool:
         """Whether its fragments overlap so much that it can only be meant to hurt."""
         return self._held > _LARGEST
+
+    def has(self, offset: int, part: bytes, time_ns: int) -> bool:
+        """Whether this very fragment was captured a moment ago: what is sent again has another identity."""
+        return self.parts.get(offset) == part and abs(time_ns - self.time_ns) <= SAME_PACKET_NS
 
     def put(self, offset: int, part: bytes, last: bool) -> bool:
         """Keep a fragment, the first of an offset; whether the datagram is whole now."""

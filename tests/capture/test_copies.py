@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from kproxy.capture import copies, pcap
 from kproxy.capture.captures import Capture
 from kproxy.capture.columns import inorder, mapped
-from kproxy.capture.columns.inorder import AT_ONCE_NS, SAME_PACKET_NS
+from kproxy.capture.columns.inorder import AT_ONCE_NS
 from kproxy.capture.copies import Recent
-from kproxy.capture.packets import ETHERNET, SYN, Dissector
+from kproxy.capture.packets import ETHERNET, SAME_PACKET_NS, SYN, Dissector
 from kproxy.capture.quality import Quality
 from tests.capture import packet
 from tests.capture.columns.test_inorder import packet_of

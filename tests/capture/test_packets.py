@@ -246,6 +246,26 @@ def test_fragments_are_put_together_in_any_order(build, key):
         assert segment[0][segment[6] : segment[7]] == PAYLOAD
 
 
+@pytest.mark.parametrize("order", ("012012", "001122", "010212", "210102", "001212"))
+@pytest.mark.parametrize("build", (four, six))
+def test_fragments_that_were_captured_twice_are_one_datagram(build, order):
+    """As at both ends of a way; a second later the identity is another datagram's."""
+    parts = list(fragments(SEGMENT, (16, 8, 999), build))
+    quality = Quality()
+    dissector = packets.Dissector(quality)
+
+    def found(since_ns):
+        segments = [
+            dissector.segment(1, parts[int(part)], 0, len(parts[int(part)]), since_ns + 1000 * number)
+            for number, part in enumerate(order)
+        ]
+        return len([segment for segment in segments if segment is not None])
+
+    assert found(0) == 1 and found(packets.SAME_PACKET_NS + 10_000) == 1
+    dissector.finish()
+    assert (quality.count("duplicate_packets"), quality.count("fragments")) == (6, 0)
+
+
 @pytest.mark.parametrize("apart_ns, found", ((29_000_000_000, 1), (31_000_000_000, 0), (-31_000_000_000, 0)))
 def test_fragments_of_another_time_are_of_another_datagram(apart_ns, found):
     """The identity of a datagram has 16 bits, and what was lost leaves its other fragments behind."""

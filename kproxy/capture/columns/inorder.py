@@ -19,12 +19,11 @@ from struct import Struct
 import numpy as np
 
 from kproxy.capture.columns.lanes import Segments
-from kproxy.capture.packets import ETHERNET, FIN, RAW, RST, SLL, SLL2, SYN
+from kproxy.capture.packets import ETHERNET, FIN, RAW, RST, SAME_PACKET_NS, SLL, SLL2, SYN
 from kproxy.capture.reassembly import HALF, MASK
 
 FEWEST = 64  # packets worth columns
 HEAD = 96  # bytes of a packet that are looked at: of SLL2, IPv6 and TCP's timestamp the most
-SAME_PACKET_NS = 999_999_999  # between two captures of one packet, at the ends of a long way; a SYN is sent again later
 AT_ONCE_NS = 1_000_000  # the same, where nothing shows which packet it is: what is sent again takes a round trip
 
 # An IP header without options or extensions, and TCP's up to the window, as packets.Dissector reads them.

@@ -12,8 +12,8 @@ from bench.offline import KINDS as BENCH
 from bench.offline import generate
 from kproxy.capture import flows, packets, pcap, pcapng
 from kproxy.capture.columns import inorder, mapped, pairs
-from kproxy.capture.columns.inorder import AT_ONCE_NS, SAME_PACKET_NS
-from kproxy.capture.packets import ACK, FIN, RST, SYN
+from kproxy.capture.columns.inorder import AT_ONCE_NS
+from kproxy.capture.packets import ACK, FIN, RST, SAME_PACKET_NS, SYN
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import OF_FLOWS, Job
 from kproxy.convert.rows import Rows
