@@ -69,8 +69,12 @@ class Namespace:
         # An address of IPv6 is usable at once, without the second that looking for duplicates takes.
         self.run("sh", "-c", "echo 0 > /proc/sys/net/ipv6/conf/default/accept_dad")
 
-    def remove(self) -> None:
+    def end_processes(self) -> None:
+        """Kill what was started in it and runs."""
         self._processes.close()
+
+    def remove(self) -> None:
+        self.end_processes()
         ip("netns", "del", self.name, check=False)
 
 

@@ -111,13 +111,13 @@ class Ring:
         """Whether another block waits."""
         return bool(_BLOCK(self._memory, self._next * BLOCK_BYTES)[0] & _USER)
 
-    def window(self) -> Window | None:
-        """What waits, WINDOW_PACKETS and one block at most; None: nothing. Its data are ours until `release`."""
+    def window(self, packets: int = WINDOW_PACKETS) -> Window | None:
+        """What waits, `packets` and one block at most; None: nothing. Its data are ours until `release`."""
         memory = self._memory
         places: list[int] = []
         append = places.append
         next_offset = Struct("=I").unpack_from
-        while len(places) < WINDOW_PACKETS:
+        while len(places) < packets:
             base = self._next * BLOCK_BYTES
             status, count, first = _BLOCK(memory, base)
             if not status & _USER:

@@ -42,7 +42,7 @@ from kproxy.watch.connections import Connections
 from kproxy.watch.copies import OneInterface
 from kproxy.watch.filters import MAX_PORTS, program
 from kproxy.watch.interfaces import ANY, Asked, refused
-from kproxy.watch.ring import BLOCK_BYTES, Ring
+from kproxy.watch.ring import BLOCK_BYTES, WINDOW_PACKETS, Ring
 from kproxy.watch.settings import Settings
 from kproxy.watch.zookeeper import ZooKeeperConnections
 from kproxy.wire.bodies import BATCHES, DETAILS, ERRORS, Logs
@@ -58,7 +58,8 @@ EXPIRE_TICKS = 30
 LOOK_TICKS = 2  # between two looks for processes
 REPORT_TICKS = 60  # between two reports of what was found into `quality`
 DRAIN_S = 2.0  # for packets that wait when it ends
-WINDOWS_PER_TURN = 4
+TURN_S = 0.05  # of packets, then the admin port has its turn
+FEWEST_PACKETS = 1 << 10  # of a window: columns of fewer cost more than they save
 MAX_ROWS = 10_000  # of /api/connections in one answer
 _DEFAULT_ROWS = 1000
 _ROWS_PER_SLICE = 50
@@ -116,6 +117,7 @@ class Watcher:
         self._ticks = 0
         self._expires_s = 0.0  # before it no flow is ended for its silence
         self._dropping = False
+        self._window_packets = WINDOW_PACKETS
         self._limiter = LogLimiter(log)
         self._who = ""  # uid, gid and capabilities
 
@@ -326,15 +328,23 @@ class Watcher:
         loop.add_reader(self._ring.fileno(), self._readable)
 
     def _readable(self) -> None:
-        for _ in range(WINDOWS_PER_TURN):
-            if not self._read():
+        """Take packets for TURN_S; a window has as many packets as take about that long."""
+        started_s = begun_s = time.monotonic()
+        while self._read():
+            now_s = time.monotonic()
+            if now_s - begun_s > TURN_S:
+                self._window_packets = max(self._window_packets // 2, FEWEST_PACKETS)
+            elif now_s - begun_s < TURN_S / 4:
+                self._window_packets = min(self._window_packets * 2, WINDOW_PACKETS)
+            if now_s - started_s > TURN_S:
                 return
+            begun_s = now_s
 
     def _read(self) -> bool:
         """Take a window of packets; whether there was one."""
         ring = self._ring
         assert ring is not None
-        window = ring.window()
+        window = ring.window(self._window_packets)
         if window is None:
             return False
         last_ns = window.records[-1][0]

@@ -106,7 +106,7 @@ class Kproxy:
         assert self.process.poll() is None, self.log.read_text()
 
     def get(self, path: str) -> str:
-        return self.where.run("curl", "-s", "--max-time", "20", f"http://127.0.0.1:{self.port}{path}").stdout
+        return self.where.run("curl", "-sS", "--max-time", "20", f"http://127.0.0.1:{self.port}{path}").stdout
 
     def api(self, name: str) -> Any:
         return json.loads(self.get(f"/api/{name}"))

@@ -186,7 +186,7 @@ for window in Capture([sys.argv[2]], Quality()).windows():
 
 
 @pytest.fixture(scope="module")
-def cable():
+def machine_with_cable():
     """A machine with a cable whose ends are `near` and `far`, and with a bridge that `far` is a member of."""
     with machine("cable") as here:
         here.run("ip", "link", "add", "near", "mtu", "65535", "type", "veth", "peer", "name", "far")
@@ -197,6 +197,13 @@ def cable():
             here.run("sh", "-c", f"echo 1 > /proc/sys/net/ipv6/conf/{name}/disable_ipv6", check=False)
             here.run("ip", "link", "set", name, "up", "promisc", "on")
         yield here
+
+
+@pytest.fixture
+def cable(machine_with_cable):
+    """The same; what a test that failed has left running there ends with it."""
+    yield machine_with_cable
+    machine_with_cable.end_processes()
 
 
 @pytest.mark.sampled(2)
@@ -374,8 +381,13 @@ def test_groups_are_followed_as_they_rebalance(cable, tmp_path):
     options = ("--interface", "far", "--port", "any", "--detail", "topics", "--buffer-mib", "256")
     watch = Kproxy(cable, tmp_path, 9464, "watch", *options, "--record", str(tmp_path / "tables"))
     until("the process that follows groups", lambda: "groups and leaders are followed" in watch.log.read_text())
+    watch.process.send_signal(signal.SIGSTOP)
     cable.run(sys.executable, "-c", REPLAY, "near", truth.CAPTURE)
+    watch.process.send_signal(signal.SIGCONT)
+    while_packets_wait = sum(watch.total("kproxy_requests_total").values())
     until("the last packet", lambda: quiet(watch))
+    assert watch.api("watch")["dropped_packets"] == 0
+    assert while_packets_wait < sum(watch.total("kproxy_requests_total").values()) / 2
     knowledge = Knowledge("default")
     rebalances = Counter(
         row.group_id

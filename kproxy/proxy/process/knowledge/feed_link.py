@@ -47,6 +47,17 @@ def is_wanted(config: Config) -> bool:
     return any(cluster.detail != "headers" for cluster in config.clusters)
 
 
+def _begun(theirs: socket.socket) -> "subprocess.Popen[bytes]":
+    """The process, begun with its end of the channel, which is closed here: only now, also if nobody waits any more."""
+    with theirs:
+        return subprocess.Popen(
+            feed_process.command(theirs.fileno()),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in a terminal is its owner's, also while it is still loaded
+        )
+
+
 class FeedLink:
     """`give(sock)`: hand the other end of a stream to each process that relays, whenever there is a new process."""
 
@@ -157,14 +168,7 @@ class FeedLink:
     async def _start(self) -> None:
         ours, theirs = pair()
         try:
-            with theirs:
-                self._process = await asyncio.to_thread(
-                    subprocess.Popen,
-                    feed_process.command(theirs.fileno()),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C in a terminal is its owner's, also while it is still loaded
-                )
+            self._process = await asyncio.to_thread(_begun, theirs)
         except OSError as fault:
             ours.close()
             log.error("groups and leaders are not followed: no process can be started for it: %s", fault)

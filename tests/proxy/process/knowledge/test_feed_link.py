@@ -6,6 +6,8 @@ import os
 import pickle
 import resource
 import signal
+import stat
+import threading
 from contextlib import suppress
 from pathlib import Path
 from time import time_ns
@@ -425,3 +427,27 @@ def test_rows_that_the_process_cannot_write_are_counted(monkeypatch, tmp_path):
             await here.until(is_counted)
 
     live(test(), PATIENCE_S)
+
+
+def test_a_start_that_nobody_waits_for_any_more_is_whole(monkeypatch):
+    """Its owner may end first: what the process gets is its end of the channel all the same, not another file."""
+    asked, goes_on, found = threading.Event(), threading.Event(), []
+
+    def popen(*_, pass_fds, **__):
+        asked.set()
+        assert goes_on.wait(PATIENCE_S)
+        found.append(os.fstat(pass_fds[0]).st_mode)
+        raise OSError("not started here")
+
+    async def run() -> None:
+        link = FeedLink(Metrics(), lambda: None)
+        link.follow({"default"})
+        await asyncio.to_thread(asked.wait, PATIENCE_S)
+        assert link._starting is not None
+        link._starting.cancel()
+        await asyncio.gather(link._starting, return_exceptions=True)
+        goes_on.set()
+
+    monkeypatch.setattr(feed_link.subprocess, "Popen", popen)
+    asyncio.run(run())
+    assert [stat.S_ISSOCK(mode) for mode in found] == [True]
