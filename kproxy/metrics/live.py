@@ -361,7 +361,8 @@ def group_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
 def lag_rows(metrics: Metrics, wall_ns: int, limit: int) -> list[list[Any]]:
     """[cluster, "group" or "client_id", its name, topic, records or null, seconds or null, unknown partitions].
 
-    Who is furthest behind comes first. records: over the partitions where the lag is known, or is at least so much.
+    Who is furthest behind comes first, those of whom it is not known before those that are not behind. records: over
+    the partitions where the lag is known, or is at least so much.
     """
     now_ns = metrics.now_ns()
     rows: list[list[Any]] = [
@@ -371,7 +372,7 @@ def lag_rows(metrics: Metrics, wall_ns: int, limit: int) -> list[list[Any]]:
         for by, consumers in cluster.lags.shown(now_ns, wall_ns)
         for name, topic, lag in consumers
     ]
-    return sorted(rows, key=lambda row: 1 if row[4] is None else -row[4])[:limit]
+    return sorted(rows, key=lambda row: -0.5 if row[4] is None else -row[4])[:limit]
 
 
 def slow_rows(metrics: Metrics, after_ns: int) -> list[list[Any]]:

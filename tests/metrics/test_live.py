@@ -4,6 +4,7 @@ import json
 
 from kproxy.metrics import Metrics, live
 from kproxy.metrics.collector import registry_of
+from kproxy.metrics.lag import Lag
 from kproxy.metrics.named import Topics
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.interest import Interest
@@ -153,6 +154,17 @@ def test_rows_are_the_largest_and_no_more_than_were_asked_for():
     connected(metrics, broker="7").events([failed])
     assert live.error_rows(metrics, 10) == [["demo", "7", "Produce", "NOT_LEADER_OR_FOLLOWER", 1]]
     assert live.topic_rows(metrics, 10) == live.group_rows(metrics, 10) == live.lag_rows(metrics, 0, 10) == []
+
+
+def test_a_lag_that_is_not_known_comes_before_none():
+    class Shown:
+        def shown(self, *_):
+            lags = (("a", 0, 0), ("b", 7, 1), ("c", None, 2), ("d", 9, 0))
+            yield "group", [(name, "orders", Lag(records, None, unknown)) for name, records, unknown in lags]
+
+    metrics = Metrics()
+    metrics.cluster("demo").lags = Shown()
+    assert [row[2] for row in live.lag_rows(metrics, 0, 10)] == ["d", "b", "c", "a"]
 
 
 def test_topics_are_ordered_by_all_that_they_carried():

@@ -6,7 +6,7 @@ characters of a value. Refuses to know the terminal, and who asks.
 
 import textwrap
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.cells import cell_len, set_cell_size
 
 from kproxy.views import units
 from kproxy.views.operator import age
-from kproxy.views.top import help
+from kproxy.views.top import explanations
 from kproxy.views.top.figures import AtLeast, Row
 from kproxy.views.top.source import Source
 
@@ -138,16 +138,24 @@ def _values(row: Row) -> Place:
 def _help(source: Source, name: str) -> list[Row]:
     """The keys, and what the columns of a table mean."""
     shown = [column for column in TABLES[name].columns if column.rank != _HIDDEN]
-    return help.rows((column.key, column.title) for column in shown)
+    return _wrapped(explanations.of((column.key, column.title) for column in shown))
 
 
 def _details(source: Source, pairs: Sequence[tuple[str, Any]]) -> list[Row]:
-    rows: list[Row] = []
+    told = []
     for name, value in pairs:
         inner = value.items() if isinstance(value, Mapping) else ()
         shown = ", ".join(f"{_bare(key)} {_detail(key, one)}" for key, one in inner) if inner else _detail(name, value)
-        for number, line in enumerate(textwrap.wrap(shown[:MOST], WRAP) or ["–"]):
-            rows.append({"at": len(rows), "name": " " if number else _title(name), "value": line})
+        told.append((_title(name), shown))
+    return _wrapped(told)
+
+
+def _wrapped(told: Iterable[tuple[str, str]]) -> list[Row]:
+    """Rows of names and texts; a text that is wider than 80 columns takes several."""
+    rows: list[Row] = []
+    for name, text in told:
+        for number, line in enumerate(textwrap.wrap(text[:MOST], WRAP) or ["–"]):
+            rows.append({"at": len(rows), "name": " " if number else name, "value": line})
     return rows
 
 

@@ -5,8 +5,10 @@ from itertools import pairwise
 
 from kproxy.admin.asking import AdminPort
 from kproxy.protocol.apis import API_VERSIONS, HEARTBEAT, METADATA
+from kproxy.views.top.explanations import MEANINGS
 from kproxy.views.top.screen import Top
 from kproxy.views.top.source import Source
+from kproxy.views.top.tables import WRAP
 from tests.ports import free_ports
 from tests.proxy.live import HOST, kproxy, live, request, response
 from tests.proxy.process.knowledge.test_feed_link import exchanged, known, rebalance
@@ -80,6 +82,8 @@ def test_keys_choose_sort_filter_open_and_pause():
                 assert of(app, "name", "wait p99") and of(app, "name", "/") and app.place.table == "help"
                 await pilot.press("question_mark")  # which changes nothing there
                 await until(pilot, lambda: any("goes back" in line for line in text(app)))
+                said = " ".join(row["value"] for row in app.shown)
+                assert MEANINGS["wait_p99_s"] in said and all(len(row["value"]) <= WRAP for row in app.shown)
                 await pilot.press("escape")
                 assert app.place.table == "apis"
 

@@ -52,7 +52,6 @@ MEANINGS: Mapping[str, str] = {
 }
 
 
-def rows(columns: Iterable[tuple[str, str]]) -> list[dict[str, object]]:
-    """The rows of the help for a table whose columns have these keys and titles."""
-    told = [*KEYS, *((title, MEANINGS[key]) for key, title in columns if key in MEANINGS)]
-    return [{"at": at, "name": name, "value": value} for at, (name, value) in enumerate(told)]
+def of(columns: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """(key or title, what it means) of the keys, and of a table whose columns have these keys and titles."""
+    return [*KEYS, *((title, MEANINGS[key]) for key, title in columns if key in MEANINGS)]
