@@ -11,7 +11,7 @@ KproxyError                     everything that kproxy raises on purpose
 ├── RefusedClient               a client that gets no relay: what it sent, or who it is
 └── UpstreamError               a broker that cannot be reached or answers nonsense
 
-"Not enough bytes yet" is a value, never an exception. Each message names the cause and, where there is one, the mend.
+"Not enough bytes yet" is a value, never an exception. Each message names the cause and, where there is one, the fix.
 """
 
 import shlex
@@ -72,7 +72,7 @@ class Unsupported(ProtocolError):
 
 
 class ConfigError(KproxyError):
-    """Settings with faults: `faults` holds (path, what is wrong and how to mend it), all of them."""
+    """Settings with faults: `faults` holds (path, what is wrong and how to fix it), all of them."""
 
     def __init__(self, faults: Sequence[tuple[str, str]]) -> None:
         self.faults = tuple(faults)

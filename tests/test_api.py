@@ -47,8 +47,8 @@ def test_the_import_is_light():
 def test_what_is_not_installed_is_named_with_its_mend():
     code = "import sys; sys.modules['pyarrow'] = None; import kproxy; kproxy.exchanges"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    mend = install_command("offline")
-    assert f"kproxy.exchanges needs pyarrow, which is not installed: {mend}" in done.stderr
+    fix = install_command("offline")
+    assert f"kproxy.exchanges needs pyarrow, which is not installed: {fix}" in done.stderr
 
 
 def test_help_works_where_an_extra_is_missing():

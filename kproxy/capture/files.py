@@ -116,8 +116,8 @@ class Bytes:
                 file = storage.open(path, stop)
                 self.size = storage.size(path)
         except OSError as fault:
-            mend = near(path) if isinstance(fault, FileNotFoundError) else ""
-            raise CaptureError(self.name, f"cannot be opened: {fault.strerror or fault}{mend}") from None
+            fix = near(path) if isinstance(fault, FileNotFoundError) else ""
+            raise CaptureError(self.name, f"cannot be opened: {fault.strerror or fault}{fix}") from None
         head = b""
         try:
             while len(head) < 4 and (more := file.read(4 - len(head))):

@@ -30,7 +30,7 @@ _SECRET_SOURCES = ("_env",)
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found: the settings, unless there are faults, as (place, what is wrong and how to mend it)."""
+    """What was found: the settings, unless there are faults, as (place, what is wrong and how to fix it)."""
 
     config: Config | None
     faults: tuple[tuple[str, str], ...] = ()
@@ -39,7 +39,7 @@ class Checked:
     def as_json(self) -> dict[str, Any]:
         """For programs."""
         faults = [{"place": place, "text": text} for place, text in self.faults]
-        warnings = [warning._asdict() for warning in self.warnings]
+        warnings = [{**warning._asdict(), "mend": warning.fix} for warning in self.warnings]  # mend: until 0.2
         runs = summary(self.config) if self.config else None
         return {"ok": not self.faults, "faults": faults, "warnings": warnings, "runs": runs}
 

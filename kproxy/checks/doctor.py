@@ -61,8 +61,8 @@ def examine(
             report.error("configuration", path or "settings", text, "correct the setting; the rest was not checked")
         return report
     report.ok("configuration", file or "settings", f"{len(config.clusters)} cluster(s)")
-    for place, text, mend in cautions(config):
-        report.warn("configuration", place, text, mend)
+    for place, text, fix in cautions(config):
+        report.warn("configuration", place, text, fix)
     asyncio.run(_examine(config, report, timeout_s, say))
     return report
 
@@ -160,11 +160,11 @@ def _open_files(config: Config, report: Report) -> None:
     if possible >= wanted:
         report.ok("open files", "this host", f"{limit}, enough for {wanted} connections")
     elif config.max_connections is not None:
-        mend = "raise the limit (ulimit -Hn, LimitNOFILE) or lower max_connections"
-        report.error("open files", "this host", f"{limit}: {possible} of max_connections={wanted} fit", mend)
+        fix = "raise the limit (ulimit -Hn, LimitNOFILE) or lower max_connections"
+        report.error("open files", "this host", f"{limit}: {possible} of max_connections={wanted} fit", fix)
     else:
-        mend = "raise the limit (ulimit -Hn, LimitNOFILE), or set max_connections to what is needed"
-        report.note("open files", "this host", f"{limit}: {possible} connections fit, not {wanted}", mend)
+        fix = "raise the limit (ulimit -Hn, LimitNOFILE), or set max_connections to what is needed"
+        report.note("open files", "this host", f"{limit}: {possible} connections fit, not {wanted}", fix)
 
 
 def _memory(config: Config, report: Report) -> None:
@@ -184,8 +184,8 @@ def _memory(config: Config, report: Report) -> None:
     if idle > available:
         report.error("memory", "this host", found, "give it more memory, or lower max_connections")
     elif stalled < min(connections, 100):
-        mend = "give it more memory, or lower max_connections: clients that read slowly would exhaust it"
-        report.warn("memory", "this host", found, mend)
+        fix = "give it more memory, or lower max_connections: clients that read slowly would exhaust it"
+        report.warn("memory", "this host", found, fix)
     else:
         report.ok("memory", "this host", found)
 

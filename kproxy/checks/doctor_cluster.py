@@ -144,7 +144,7 @@ class ClusterExamination:
                 return False
             for target, refused in failed.items():
                 found = f"{target}, one of its {len(targets)} addresses: {refused.text}"
-                self._report.warn("reachability", subject, found, "clients lose time there: mend it or its DNS entry")
+                self._report.warn("reachability", subject, found, "clients lose time there: fix it or its DNS entry")
             times = [dial for dial in dials if isinstance(dial, int)]
             if max(times) > SLOW_NS:
                 found = f"a connection takes {max(times) / 1e6:.0f} ms"
@@ -175,8 +175,8 @@ class ClusterExamination:
         for address, others in found.items():
             if others != brokers:
                 named = f"{first} names {_listed(brokers.items())}, {address} names {_listed(others.items())}"
-                mend = "do these bootstrap addresses belong to one cluster? Then ask again: it may be changing"
-                self._report.warn("bootstrap", self._name, named, mend)
+                fix = "do these bootstrap addresses belong to one cluster? Then ask again: it may be changing"
+                self._report.warn("bootstrap", self._name, named, fix)
         if not brokers:
             self._report.error("bootstrap", self._name, f"{first} names no brokers", "is the cluster up?")
             return None
@@ -200,8 +200,8 @@ class ClusterExamination:
             if declared:
                 self._report.note("login", subject, found, "nothing: they need not be known beforehand here")
             else:
-                mend = "give kproxy a [cluster.login], or declare the node ids in [[cluster.brokers]]"
-                self._report.error("login", subject, found, mend)
+                fix = "give kproxy a [cluster.login], or declare the node ids in [[cluster.brokers]]"
+                self._report.error("login", subject, found, fix)
         elif self._cluster.login is not None:
             self._report.ok("login", subject, f"logged in by {self._cluster.login.mechanism}")
         return brokers
@@ -267,14 +267,14 @@ class ClusterExamination:
             found = (
                 f"brokers {_listed_ids(others)} serve other versions than the rest: {_listed(map(title, differing))}"
             )
-            mend = "expected while the cluster is being upgraded; clients negotiate with each broker for itself"
-            self._report.warn("versions", self._name, found, mend)
+            fix = "expected while the cluster is being upgraded; clients negotiate with each broker for itself"
+            self._report.warn("versions", self._name, found, fix)
         lowered = sorted({(key, cap) for offer in offers.values() for key, cap in capped(offer).items()})
         unread = sorted({key for offer in offers.values() for key in missing(offer)})
         if lowered or unread:
             parts = [f"{title(key)} up to v{cap}" for key, cap in lowered] + [f"{title(key)} unread" for key in unread]
-            mend = "clients lose nothing but the newest versions: kproxy compat lists them. A newer kproxy reads them"
-            self._report.note("versions", self._name, f"brokers are newer than this kproxy: {_listed(parts)}", mend)
+            fix = "clients lose nothing but the newest versions: kproxy compat lists them. A newer kproxy reads them"
+            self._report.note("versions", self._name, f"brokers are newer than this kproxy: {_listed(parts)}", fix)
         else:
             self._report.ok("versions", self._name, f"kproxy reads all that {len(offers)} broker(s) serve")
 
@@ -298,12 +298,12 @@ class ClusterExamination:
             if port_of is None:
                 if self._cluster.brokers:
                     found = "its node id is in none of the ranges of [[cluster.brokers]]: its clients get a closed port"
-                    mend = f'add a range with it: [[cluster.brokers]] ids = "{node_id}", port = ...'
+                    fix = f'add a range with it: [[cluster.brokers]] ids = "{node_id}", port = ...'
                 else:
                     base = self._cluster.broker_port_base or (self._port or 0) + 1
                     found = f"its node id has no port: {base} + {node_id} is beyond {MAX_PORT}"
-                    mend = f'declare it: [[cluster.brokers]] ids = "{node_id}", port = ...'
-                self._report.error("node ids", subject, found, mend)
+                    fix = f'declare it: [[cluster.brokers]] ids = "{node_id}", port = ...'
+                self._report.error("node ids", subject, found, fix)
                 continue
             where = Address(self._cluster.listen.host, port_of.bind)
             try:
@@ -328,7 +328,7 @@ class ClusterExamination:
 
     async def _leads_here(self, address: Address, node_id: int) -> None:
         subject = f"{self._name}: broker {node_id} as {address}"
-        mend = "clients must be able to resolve and reach it; from this host alone that may differ (NAT, split DNS)"
+        fix = "clients must be able to resolve and reach it; from this host alone that may differ (NAT, split DNS)"
         dialler = self._worker.dialler
         async with self._limit:
             try:
@@ -338,14 +338,14 @@ class ClusterExamination:
                 found = (
                     f"clients are told a name that this host does not know: {getattr(fault, 'strerror', '') or fault}"
                 )
-                self._report.warn("advertised", subject, found, mend)
+                self._report.warn("advertised", subject, found, fix)
                 return
             outcomes = [await self._arrives(family, place) for family, place in places[:LISTED]]
         if "here" in outcomes:
             self._report.ok("advertised", subject, "leads here")
         else:
             found = f"it leads elsewhere: {', '.join(sorted(set(outcomes)))}"
-            self._report.warn("advertised", subject, found, mend)
+            self._report.warn("advertised", subject, found, fix)
 
     async def _arrives(self, family: socket.AddressFamily, place: tuple[object, ...]) -> str:
         with socket.socket(family, socket.SOCK_STREAM) as sock:

@@ -86,8 +86,8 @@ def _names(cluster: Cluster, subject: str, report: Report) -> None:
         if "{" in name or any(is_for(certificate, name) for certificate in held):
             continue
         found = f"no certificate is for {name}, which clients are told; there are: {_listed(held)}"
-        mend = "clients that verify host names refuse it: get a certificate with that name, or another advertise"
-        report.error("tls", f"{subject}: tls", found, mend)
+        fix = "clients that verify host names refuse it: get a certificate with that name, or another advertise"
+        report.error("tls", f"{subject}: tls", found, fix)
 
 
 def _listed(certificates: Iterable[Certificate]) -> str:

@@ -1,6 +1,6 @@
 """What `kproxy doctor` finds: plain data, which `views` formats.
 
-A finding is about one subject and says what was seen and how to mend it. An error keeps clients from working, a warning
+A finding is about one subject and says what was seen and how to fix it. An error keeps clients from working, a warning
 may; a note is worth knowing. Refuses to know how anything is checked and how it is shown.
 """
 
@@ -16,7 +16,7 @@ class Finding(NamedTuple):
     check: str  # what was checked: "ports", "names", ...
     subject: str  # what it is about: a cluster, an address, a file
     found: str  # the evidence
-    mend: str
+    fix: str
 
 
 class Passed(NamedTuple):
@@ -35,14 +35,14 @@ class Report:
         self.passed: list[Passed] = []
         self.skipped: list[Passed] = []
 
-    def error(self, check: str, subject: object, found: str, mend: str) -> None:
-        self._add(Finding("error", check, str(subject), found, mend))
+    def error(self, check: str, subject: object, found: str, fix: str) -> None:
+        self._add(Finding("error", check, str(subject), found, fix))
 
-    def warn(self, check: str, subject: object, found: str, mend: str) -> None:
-        self._add(Finding("warning", check, str(subject), found, mend))
+    def warn(self, check: str, subject: object, found: str, fix: str) -> None:
+        self._add(Finding("warning", check, str(subject), found, fix))
 
-    def note(self, check: str, subject: object, found: str, mend: str) -> None:
-        self._add(Finding("note", check, str(subject), found, mend))
+    def note(self, check: str, subject: object, found: str, fix: str) -> None:
+        self._add(Finding("note", check, str(subject), found, fix))
 
     def ok(self, check: str, subject: object, text: str) -> None:
         self.passed.append(Passed(check, str(subject), text))
@@ -66,7 +66,7 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         return {
             "ok": self.is_sound,
-            "findings": [finding._asdict() for finding in self.by_level()],
+            "findings": [{**finding._asdict(), "mend": finding.fix} for finding in self.by_level()],  # mend: until 0.2
             "passed": [one._asdict() for one in self.passed],
             "skipped": [one._asdict() for one in self.skipped],
         }

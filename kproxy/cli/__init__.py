@@ -66,7 +66,7 @@ class Hinting(click.Command):
     """Adds to what click says of a wrong command line what a newcomer to this command meant, if `hint` knows it."""
 
     def hint(self, arguments: list[str]) -> str:
-        """A sentence with the mend; empty: none is known."""
+        """A sentence with the fix; empty: none is known."""
         raise NotImplementedError
 
     def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:

@@ -171,13 +171,13 @@ def api_and_version(text: str) -> tuple[int, int]:
     key = int(name) if name.isdecimal() else names[name.lower()].key if name.lower() in names else None
     if key is not None and colon and version.isdecimal():
         return key, int(version)
-    mend = "give API:VERSION, like Metadata:12 or 3:12"
+    fix = "give API:VERSION, like Metadata:12 or 3:12"
     if key is None and name:
-        raise Unsupported(f"no API is called {name!r}{_like(name, [api.name for api in names.values()])}: {mend}")
+        raise Unsupported(f"no API is called {name!r}{_like(name, [api.name for api in names.values()])}: {fix}")
     if key in schema().apis:
         versions = schema().apis[key].request.versions
-        raise Unsupported(f"{text!r} has no version: {api_name(key)} has {versions[0]} to {versions[-1]}: {mend}")
-    raise Unsupported(f"{text!r} names no API and version: {mend}")
+        raise Unsupported(f"{text!r} has no version: {api_name(key)} has {versions[0]} to {versions[-1]}: {fix}")
+    raise Unsupported(f"{text!r} names no API and version: {fix}")
 
 
 def _like(name: str, known: list[str]) -> str:

@@ -285,7 +285,7 @@ class FolderReader(DataSourceStreamReader):
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """`start` and all files that are complete, without those that are gone.
 
-        Where a folder cannot be looked into, what was read is kept: else it would be read again, when that is mended.
+        Where a folder cannot be looked into, what was read is kept: else it would be read again, when that is fixed.
         """
         read = _files_of(start or self.initialOffset())
         found = {}

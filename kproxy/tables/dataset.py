@@ -1,7 +1,7 @@
 """What a folder of tables says of itself, for whoever reads it or adds to it.
 
 Duty: the manifest `_kproxy.json`, which kproxy wrote the tables, and whether a table that somebody asks for is there;
-each fault with its mend. Refuses to know how tables are written, and what rows mean.
+each fault with its fix. Refuses to know how tables are written, and what rows mean.
 """
 
 import json

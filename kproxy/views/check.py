@@ -13,9 +13,9 @@ def faults(found: tuple[tuple[str, str], ...]) -> Iterator[str]:
 
 
 def warnings(found: Iterable[tuple[str, str, str]]) -> Iterator[str]:
-    """A line for each: place, what is likely not meant, how to mend it."""
-    for place, text, mend in found:
-        yield printable(f"warning: {place}: {text}: {mend}")
+    """A line for each: place, what is likely not meant, how to fix it."""
+    for place, text, fix in found:
+        yield printable(f"warning: {place}: {text}: {fix}")
 
 
 def runs(summary: dict[str, Any]) -> Iterator[str]:

@@ -10,7 +10,7 @@ WIDTH = 80
 
 
 def lines(report: Report, *, verbose: bool = False) -> Iterator[str]:
-    """The report as lines of text, the gravest findings first, each with its evidence and its mend."""
+    """The report as lines of text, the gravest findings first, each with its evidence and its fix."""
     for finding in report.by_level():
         yield from _finding(finding)
         yield ""
@@ -25,7 +25,7 @@ def lines(report: Report, *, verbose: bool = False) -> Iterator[str]:
 def _finding(finding: Finding) -> Iterator[str]:
     yield from _wrapped(f"{finding.level}: ", f"{finding.check}: {finding.subject}")
     yield from _wrapped("  ", finding.found)
-    yield from _wrapped("  mend: ", finding.mend)
+    yield from _wrapped("  fix: ", finding.fix)
 
 
 def _wrapped(mark: str, text: str) -> list[str]:

@@ -177,7 +177,7 @@ class Desync:
     ) -> None:
         self.side = side
         self.kind = kind  # bounded: the label of kproxy_protocol_faults_total
-        self.text = text  # names the cause and the mend
+        self.text = text  # names the cause and the fix
         self.offset = offset  # of the side's byte stream, first byte of the frame
         self.api_key = api_key  # NONE where it is not known
         self.api_version = api_version

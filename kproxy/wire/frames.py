@@ -43,7 +43,7 @@ def request_head_and(count: int) -> tuple[Callable[[Any, int], tuple[Any, ...]],
 
 
 def patched(frame: memoryview, edits: list[Edit]) -> bytes:
-    """A frame with its edits made, which do not overlap, and its size mended. It begins with that size."""
+    """A frame with its edits made, which do not overlap, and its size corrected. It begins with that size."""
     parts: list[bytes | memoryview] = [b""]
     at = SIZE.size
     for start, end, new in sorted(edits, key=lambda edit: edit[:2]):
@@ -72,7 +72,7 @@ def patched_in_slices(frame: memoryview, edits: list[Edit]) -> Slices[bytes]:
 
 
 def sniff(head: bytes) -> tuple[str, str]:
-    """(kind, what it is and how to mend it) for bytes that stand where a frame's size should."""
+    """(kind, what it is and how to fix it) for bytes that stand where a frame's size should."""
     if head[:1] in (b"\x16", b"\x15", b"\x14", b"\x17") and head[1:2] == b"\x03":
         return "tls", (
             "TLS on a plaintext Kafka port: set security.protocol to PLAINTEXT or SASL_PLAINTEXT in the client, "

@@ -25,7 +25,7 @@ def examined(folder: Path, bootstrap: str, tables: str = "") -> Report:
 
 
 def errors(report: Report) -> list[tuple[str, str]]:
-    return [(one.check, f"{one.found} {one.mend}") for one in report.findings if one.level == "error"]
+    return [(one.check, f"{one.found} {one.fix}") for one in report.findings if one.level == "error"]
 
 
 def test_a_healthy_cluster(cluster: Cluster, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_what_a_start_would_log_is_a_warning_here_and_a_finding_of_the_doctor(wr
     assert "expired at" in line
     command = [*KPROXY, "doctor", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stderr == "" and done.stdout.count("mend: renew it") == 1
+    assert done.stderr == "" and done.stdout.count("fix: renew it") == 1
 
 
 def test_logins_that_kproxy_checks_do_not_pass_through(written, tmp_path):
@@ -188,7 +188,7 @@ def test_what_is_likely_not_meant_is_a_warning_here_and_of_the_doctor(written):
     assert done.returncode == 0
     assert done.stderr.startswith("warning: shop: policy[0]: allows everything to everybody")
     (warning,) = json.loads(run(file, "--json").stdout)["warnings"]
-    assert warning["place"] == "shop: policy[0]" and "principal" in warning["mend"]
+    assert warning["place"] == "shop: policy[0]" and "principal" in warning["fix"] == warning["mend"]
     done = subprocess.run([*KPROXY, "doctor", str(file)], capture_output=True, text=True, check=False)
     assert "warning: configuration: shop: policy[0]" in done.stdout
 

@@ -60,10 +60,10 @@ def found(report, check):
 
 
 def only(report, check, level, text):
-    """That finding, with a mend, and no other error."""
+    """That finding, with a fix, and no other error."""
     matching = [one for one in report.findings if (one.check, one.level) == (check, level)]
     assert any(text in f"{one.subject}: {one.found}" for one in matching), report.findings
-    assert all(one.mend for one in matching)
+    assert all(one.fix for one in matching)
     assert {one.check for one in report.findings if one.level == "error"} <= {check}
     return matching
 
@@ -118,7 +118,7 @@ def test_brokers_that_read_no_proxy_header(cluster, tmp_path):
     file = tmp_path / "kproxy.toml"
     file.write_text('[[cluster]]\nproxy_protocol = "v2"\n')
     for one in only(examine(str(file), {}, flags(cluster)), "reachability", "error", "closed the connection"):
-        assert one.mend.startswith("leave proxy_protocol out")
+        assert one.fix.startswith("leave proxy_protocol out")
 
 
 def test_ports_that_are_taken(cluster):
@@ -258,7 +258,7 @@ def test_the_command(cluster):
     done = CliRunner().invoke(doctor, ["--listen", f"{HOST}:{free_ports(3)}", "--bootstrap", f"{HOST}:{free_ports(1)}"])
     assert done.exit_code == 1
     assert "error: reachability: cluster default: bootstrap" in done.stdout
-    assert "  mend: nothing listens there" in done.stdout
+    assert "  fix: nothing listens there" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
 

@@ -376,7 +376,7 @@ def same_but_queues(text):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("version", [1, 2])
 def test_tables_of_older_kproxys_are_answered_as_far_as_they_go(tmp_path, version):
-    """Those that kproxy wrote when its schema had these versions; what they lack is said, with its mend."""
+    """Those that kproxy wrote when its schema had these versions; what they lack is said, with its fix."""
     with tarfile.open(Path(__file__).parents[1] / "data" / "older" / f"v{version}.tar.xz") as bundle:
         bundle.extractall(tmp_path)
     assert json.loads((tmp_path / "_kproxy.json").read_text())["schema_version"] == version

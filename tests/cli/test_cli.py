@@ -130,8 +130,8 @@ def test_what_is_not_installed_is_told_with_its_mend(tmp_path, arguments, missin
     code = f"import sys; sys.modules |= dict.fromkeys({missing.split()}); from kproxy.cli import main; main()"
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    mend = install_command(extra)
-    text = f"kproxy: this needs {missing.split()[0]}, which is not installed: {mend}\n"
+    fix = install_command(extra)
+    text = f"kproxy: this needs {missing.split()[0]}, which is not installed: {fix}\n"
     assert (done.returncode, done.stderr.replace("record: needs", "this needs")) == (2, text)
 
 
@@ -221,7 +221,7 @@ def test_a_command_nearly_called_so_is_named(words, near):
 
 
 @pytest.mark.parametrize(
-    ("words", "mend"),
+    ("words", "fix"),
     [
         ("analyze no-kafka.pcap rebalances", "analyze rebalances no-kafka.pcap"),
         ("analyze no-kafka.pcap", "analyze overview no-kafka.pcap"),
@@ -237,12 +237,12 @@ def test_a_command_nearly_called_so_is_named(words, near):
         ("top --once -a localhost:9464 localhost:9600", "one address is asked: localhost:9600 or localhost:9464"),
     ],
 )
-def test_what_stands_in_the_wrong_place_is_named_with_the_right_one(tmp_path, monkeypatch, words, mend):
+def test_what_stands_in_the_wrong_place_is_named_with_the_right_one(tmp_path, monkeypatch, words, fix):
     monkeypatch.chdir(tmp_path)
     Path("no-kafka.pcap").touch()
     done = CliRunner().invoke(cli, words.split())
     said = f"{done.output} {done.exception}"
-    assert done.exit_code in (1, 2) and mend in " ".join(said.split()), said
+    assert done.exit_code in (1, 2) and fix in " ".join(said.split()), said
 
 
 def test_an_interrupt_while_it_is_loaded_ends_it_without_a_stack(tmp_path):

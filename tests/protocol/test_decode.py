@@ -183,7 +183,7 @@ def test_an_api_and_a_version_by_name_or_key():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "mend"),
+    ("wrong", "fix"),
     [
         ("ApiVersion:0", "did you mean ApiVersions"),
         ("metdata:1", "did you mean Metadata"),
@@ -191,8 +191,8 @@ def test_an_api_and_a_version_by_name_or_key():
         ("3", "Metadata has 0 to 13"),
     ],
 )
-def test_what_is_nearly_an_api_is_guessed(wrong, mend):
-    with pytest.raises(Unsupported, match=mend):
+def test_what_is_nearly_an_api_is_guessed(wrong, fix):
+    with pytest.raises(Unsupported, match=fix):
         decode.api_and_version(wrong)
 
 

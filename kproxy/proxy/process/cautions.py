@@ -26,7 +26,7 @@ class Caution(NamedTuple):
 
     place: str
     text: str
-    mend: str
+    fix: str
 
 
 def cautions(config: Config) -> Iterator[Caution]:

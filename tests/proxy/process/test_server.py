@@ -197,8 +197,8 @@ def test_where_nothing_can_be_recorded_nothing_runs(tmp_path):
         )
         _, stderr = await process.communicate()
         assert process.returncode == 2
-        mend = install_command("offline")
-        assert f"needs pyarrow, which is not installed: {mend}" in stderr.decode()
+        fix = install_command("offline")
+        assert f"needs pyarrow, which is not installed: {fix}" in stderr.decode()
 
     live(test())
 
