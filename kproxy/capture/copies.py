@@ -22,7 +22,7 @@ first looked for in them, so a clean capture costs nothing. Refuses to know conn
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -165,11 +165,7 @@ class Recent:
             latest = before[0]
         whole = np.frombuffer(row + inorder.key_digest(key), np.uint64)
         mixed = inorder.hashes(whole[None])[0]
-        for each in reversed(self._windows):
-            if each.heads is None:
-                continue
-            if each.passed[-1] < passed - SAME_PACKET_NS:
-                break
+        for each in self._windows_since(passed - SAME_PACKET_NS):
             hashes, places, rows, _ = each.index()
             low, high = np.searchsorted(hashes, mixed), np.searchsorted(hashes, mixed, "right")
             among = places[low:high][(rows[low:high] == whole).all(axis=1)]
@@ -198,11 +194,7 @@ class Recent:
             if other[8:12] == row[8:12] and other[14:28] == row[14:28] and since <= at < number:
                 spans.append(_span(row, other))
         mixed = inorder.hashes(run)[0]
-        for each in reversed(self._windows):
-            if each.heads is None:
-                continue
-            if each.passed[-1] < since_ns:
-                break
+        for each in self._windows_since(since_ns):
             hashes, places, rows = each.runs()
             low, high = np.searchsorted(hashes, mixed), np.searchsorted(hashes, mixed, "right")
             of_run = (inorder.run_of(rows[low:high]) == run).all(axis=1) & (each.passed[places[low:high]] >= since_ns)
@@ -235,16 +227,23 @@ class Recent:
                     return False
                 found = True
         whole = np.frombuffer(row + inorder.key_digest(key), np.uint64)
-        for each in reversed(self._windows):
-            if each.heads is not None:
-                _, places, rows, keys = each.index()
-                mine = np.flatnonzero((keys == whole[-1]) & (each.passed[places] >= since_ns))
-                mine = mine[(places[mine] + each.first < number) & (places[mine] + each.first >= since)]
-                mine = mine[rows[mine, 0] >> np.uint64(32) != whole[0] >> np.uint64(32)]
-                if (inorder.identities(rows[mine]) == identity).any():
-                    return False
-                found |= bool(len(mine))
+        for each in self._windows_since(since_ns):
+            _, places, rows, keys = each.index()
+            mine = np.flatnonzero((keys == whole[-1]) & (each.passed[places] >= since_ns))
+            mine = mine[(places[mine] + each.first < number) & (places[mine] + each.first >= since)]
+            mine = mine[rows[mine, 0] >> np.uint64(32) != whole[0] >> np.uint64(32)]
+            if (inorder.identities(rows[mine]) == identity).any():
+                return False
+            found |= bool(len(mine))
         return found
+
+    def _windows_since(self, since_ns: int) -> Iterator[Headers]:
+        """Windows whose packets in order are known by columns, the last first, that have packets of that time."""
+        for each in reversed(self._windows):
+            if each.passed[-1] < since_ns:
+                return
+            if each.heads is not None:
+                yield each
 
 
 def _span(row: bytes, other: bytes) -> tuple[int, int]:
