@@ -24,6 +24,13 @@ def place(tmp_path_factory):
     return place
 
 
+@pytest.fixture(scope="module")
+def whole(place):
+    """What a report of all of it asks, answered."""
+    with Tables(place) as tables:
+        return figures.answered(tables)
+
+
 def test_steps_are_round_and_about_sixty():
     spans = [10**power * step for power in range(3, 14) for step in (1, 3, 7)]
     steps = [span_us(figures.step_of(0, span)) for span in spans]
@@ -43,26 +50,25 @@ def test_every_exchange_of_a_client_is_at_once_or_waits(place):
     assert row[0] == row[1] + row[2] and row[3] == 0 and row[2] > 0
 
 
-def test_what_has_plots_of_its_own(place):
+def test_what_has_plots_of_its_own(place, whole):
     with Tables(place) as tables:
-        found = figures.answered(tables)
-        whole = jobs.latency(tables["exchanges"], by=["api"]).arrow().to_pylist()
-    exchanges = {row["api"]: row["exchanges"] for row in found["latency_at_once"].to_pylist()}
-    waiting = {row["api"]: row["exchanges"] for row in found["latency_waiting"].to_pylist()}
-    assert Counter(exchanges) + Counter(waiting) == {row["api"]: row["exchanges"] for row in whole}  # none in both
-    shown = set(found["spread_at_once"]["api"].to_pylist())
+        by_api = jobs.latency(tables["exchanges"], by=["api"]).arrow().to_pylist()
+    exchanges = {row["api"]: row["exchanges"] for row in whole["latency_at_once"].to_pylist()}
+    waiting = {row["api"]: row["exchanges"] for row in whole["latency_waiting"].to_pylist()}
+    assert Counter(exchanges) + Counter(waiting) == {row["api"]: row["exchanges"] for row in by_api}  # none in both
+    shown = set(whole["spread_at_once"]["api"].to_pylist())
     assert shown and len(shown) <= figures.APIS and all(exchanges[api] >= FEW for api in shown)
-    assert set(found["spread_waiting"]["api"].to_pylist()) <= {"Fetch", "JoinGroup", "SyncGroup"}
-    assert {row["client"] for row in found["throttle_over_time"].to_pylist()} == {"thr", "thr-req"}
-    first, last = found.first_us, found.last_us
+    assert set(whole["spread_waiting"]["api"].to_pylist()) <= {"Fetch", "JoinGroup", "SyncGroup"}
+    assert {row["client"] for row in whole["throttle_over_time"].to_pylist()} == {"thr", "thr-req"}
+    first, last = whole.first_us, whole.last_us
     assert all(
-        first - span_us(found.every) <= t.timestamp() * 1e6 <= last for t in found["talkers"]["time"].to_pylist()
+        first - span_us(whole.every) <= t.timestamp() * 1e6 <= last for t in whole["talkers"]["time"].to_pylist()
     )
 
 
-def test_moments_choose_rows_of_all(place):
+def test_moments_choose_rows_of_all(place, whole):
     with Tables(place) as tables:
-        whole, part = figures.answered(tables), figures.answered(tables, until="+2s")
+        part = figures.answered(tables, until="+2s")
         assert figures.answered(tables, since="2031-01-01") is None
     assert part.last_us - part.first_us < 2_000_000 < whole.last_us - whole.first_us
     for name in ("latency_at_once", "talkers", "connections"):
