@@ -31,6 +31,7 @@ import click
 
 from bench import cases, processes
 from bench.processes import Address, BenchError, Proxy, get
+from kproxy.admin.live import MAX_ROWS
 from kproxy.protocol import codec, records
 from kproxy.protocol.apis import API_VERSIONS, JOIN_GROUP, METADATA, PRODUCE, SYNC_GROUP
 
@@ -41,6 +42,7 @@ _FILES_BESIDE = 300
 _AT_ONCE = 100  # connections
 _A_SECOND = 300  # requests, once all is there
 _SHOWN_S = 30.0  # for kproxy top to show connections
+_KNOWN_S = 60.0  # for all groups to be known
 _HOST = "127.0.0.1"
 ASKED = ("/api/live", "/api/connections?limit=200", "/api/connections?limit=2000", "/api/findings", "/metrics")
 
@@ -186,6 +188,16 @@ def keep_moving(opened: list[socket.socket], topics: int, clients: int, over: Ev
         over.wait(max(0.0, 0.1 - (time.monotonic() - begun)))
 
 
+def _until_known(proxy: Proxy, groups: int) -> None:
+    """Groups are followed by a process of its own, which is asked for them later."""
+    assert proxy.admin is not None
+    end_s = time.monotonic() + _KNOWN_S
+    while len(json.loads(get(proxy.admin, "/api/live")[1])["groups"]) < min(groups, MAX_ROWS):
+        if time.monotonic() > end_s:
+            raise BenchError(f"the {groups} groups are not known after {_KNOWN_S:g} s")
+        time.sleep(0.1)
+
+
 # --- what it takes ---------------------------------------------------------------------------------------------------
 
 
@@ -327,6 +339,7 @@ def run(
         proxy = stack.enter_context(processes.kproxy(upstream, folder, None, detail="topics"))
         begun = time.monotonic()
         opened = connect(proxy, connections, topics, clients, groups)
+        _until_known(proxy, groups)
         found: dict[str, Any] = {"made_in_s": round(time.monotonic() - begun, 1)}
         over = Event()
         moving = Thread(target=keep_moving, args=(opened, topics, clients, over), daemon=True)

@@ -165,12 +165,16 @@ def _is_in_ring_2(item: pytest.Item, cases: Counter[str]) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """List the tests that failed and then passed, each with what it failed of; only ring 2 tries again."""
-    failed = {report.nodeid for report in terminalreporter.stats.get("failed", ())}
-    flaky = {report.nodeid: report for report in terminalreporter.stats.get("rerun", ()) if report.nodeid not in failed}
-    for name, report in sorted(flaky.items()):
+    """List the tests that were run again, each with what it failed of the first time; only ring 2 tries again."""
+    stats = terminalreporter.stats
+    failed = {report.nodeid for outcome in ("failed", "error") for report in stats.get(outcome, ())}
+    first: dict[str, Any] = {}
+    for report in stats.get("rerun", ()):
+        first.setdefault(report.nodeid, report)
+    for name, report in sorted(first.items()):
         crash = getattr(report.longrepr, "reprcrash", None)
-        terminalreporter.write_line(f"flaky: {name}, {crash.message.splitlines()[0] if crash else 'cause unknown'}")
+        mark = "at first" if name in failed else "flaky"
+        terminalreporter.write_line(f"{mark}: {name}, {crash.message.splitlines()[0] if crash else 'cause unknown'}")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +38,7 @@ from tests.namespaces import Namespace, why_not
 TEXT = json.dumps({"user": "somebody", "items": ["a thing", "another thing"], "state": "shipped"}).encode()
 SPAN_S = 12.0  # longer than lag and transactions are given (10 s)
 HELD_S = 6.0  # of a member that does not poll while another waits for it: 5 s before it is told
+DANGLING = "dangling-tx"  # a transactional id
 PAUSE_S = 1.0  # of the slow broker; longer than others take three times, also on a machine with little time
 SLOW = 3  # its id
 
@@ -223,7 +224,7 @@ class Provoking(Client):
 
     def dangling(self) -> None:
         """Begins a transaction and forgets it; another producer goes on in the same partition."""
-        producer = self.producer("dangling", transactional_id="dangling-tx")
+        producer = self.producer("dangling", transactional_id=DANGLING)
         self.kept.append(producer)
         producer.init_transactions(60)
         producer.begin_transaction()
@@ -362,6 +363,18 @@ class Run(NamedTuple):
     slept_s: float = 0.0  # of the member that others wait for
 
 
+def forget(cluster: Cluster, names: Set[str]) -> None:
+    """Take away what a run that failed has left: its open transaction and its topics."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    there = names & admin.list_topics(timeout=60).topics.keys()
+    if not there:
+        return
+    Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": DANGLING}).init_transactions(60)  # aborts it
+    for deleted in admin.delete_topics(list(there)).values():
+        deleted.result(60)
+    wait_for("the topics to be gone", lambda: not names & admin.list_topics(timeout=60).topics.keys())
+
+
 def warm_up(cluster: Cluster) -> None:
     """Have the brokers make their own topics, of groups and transactions, which takes seconds the first time."""
     common = {"bootstrap.servers": cluster.bootstrap}
@@ -376,6 +389,7 @@ def runs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ru
     """Of the clients that provoke, and of those that behave, in the same time."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     topics = [NewTopic(name, len(led), replica_assignment=[[one] for one in led]) for name, led in (BAD | GOOD).items()]
+    forget(cluster, {*BAD, *GOOD, "weak"})
     for made in admin.create_topics([*topics, NewTopic("weak", 1, replica_assignment=[[1, 2, 3]])]).values():
         made.result(60)
     filling = Producer({"bootstrap.servers": cluster.bootstrap, "linger.ms": 50})
@@ -429,7 +443,7 @@ def test_each_client_is_found_for_what_it_does_and_for_nothing_else(provoked: di
         ("tiny_fetches", "client nibbling"),
         ("commit_storm", "group of-anxious"),
         ("growing_lag", "client slow, topic stream"),
-        ("open_transaction", "transactional id dangling-tx, client dangling"),
+        ("open_transaction", f"transactional id {DANGLING}, client dangling"),
         ("stuck_stable_offset", "topic held, partition 0"),
         ("connection_churn", "client flighty"),
         ("straggler", "group team, client busy"),
@@ -464,7 +478,7 @@ def test_the_numbers_are_those_of_what_was_done(
     assert of["resent_not_idempotent", "client retrying, topic again"]["resent"] >= 3
     lag = of["growing_lag", "client slow, topic stream"]
     assert lag["last_lag_records"] > 1000 and lag["span_ns"] > 10e9
-    assert of["open_transaction", "transactional id dangling-tx, client dangling"]["open_ns"] > SPAN_S * 1e9
+    assert of["open_transaction", f"transactional id {DANGLING}, client dangling"]["open_ns"] > SPAN_S * 1e9
     stuck = of["stuck_stable_offset", "topic held, partition 0"]
     assert stuck["last_stable_offset"] == 0 and stuck["stuck_ns"] > 10e9 and stuck["behind_records"] > 20
     assert of["connection_churn", "client flighty"]["connections"] >= FLIGHTS
