@@ -105,6 +105,7 @@ class Relay(InFlightLimit, Draining):
     def start(self, admits: Callable[[bytes], bool] | None = None) -> None:
         """Read both sides. `admits` gets a copy of the client's first bytes before they are read; False: close."""
         for side, peer in enumerate(self._peers):
+            self._poller.meet(peer.fd)
             peer.readable = self._reader(side, peer.sock.recv_into)
             if peer.tls is not None:
                 peer.tls.on_blocked = partial(self._wait_for_room, side)

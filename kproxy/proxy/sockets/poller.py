@@ -17,10 +17,11 @@ Then the first read that turns out to be recent ends the lateness of the turn, a
 
 A turn is bounded by what it has taken. While what epoll reported at once took at most SHORT_NS, it is handled in that
 order. Beyond that its rest, and what is reported next, is handled by what events cost, which is measured then: first
-those that take at most CHEAP_NS, then those of whom that is not known, both for three quarters of the turn, then all
-others, one at least. After LONG_TURN_NS the rest queues. So a client whose events cost little waits for few of those
-that cost much, however many there are, and all of a kind have their turn equally often. Every LOOK_NS events are
-measured in any case, so that those of every day are known.
+those that take at most CHEAP_NS, for three quarters of the turn, then alternately those of whom that is not known and
+all others, one of each at least. After LONG_TURN_NS the rest queues. So a client whose events cost little waits for few
+of those that cost much, however many there are, a new one for those that are as new, and all of a kind have their turn
+equally often. A socket is new once (`meet`), and not each time it is watched again after its peer took nothing. Every
+LOOK_NS events are measured in any case, so that those of every day are known.
 
 What an event costs is CPU time. On a busy machine the kernel runs somebody else in the middle of many events, most of
 all where a send wakes them: by the clock every client would be costly then, and wait for all that queue. So the clock
@@ -63,6 +64,7 @@ class Poller:
         "_loop",
         "_queue",
         "_queue_of_cheap",
+        "_queue_of_new",
         "_queued",
         "_readers",
         "_writers",
@@ -82,10 +84,11 @@ class Poller:
         self._writers: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
         self._later: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._is_scheduled = False
-        self._costs = bytearray()  # by file descriptor: what is known of the last events since it is watched
+        self._costs = bytearray()  # by file descriptor: what is known of the last events of its socket
         self._look_ns = 0  # when the time of events is looked at again
         # Events that were reported and wait, by file descriptor; the first for longest.
         self._queue_of_cheap: OrderedDict[int, int] = OrderedDict()
+        self._queue_of_new: OrderedDict[int, int] = OrderedDict()
         self._queue: OrderedDict[int, int] = OrderedDict()
         self._queued = 0  # how many, at most, when they had their turn
         self.turn_ns = self.now_ns = monotonic_ns()
@@ -116,15 +119,13 @@ class Poller:
             self._loop.call_soon(self._next)
 
     def _next(self) -> None:
-        """Give the sockets their turn, then one of those who wait for a later one."""
+        """Call back one of those who wait for a later turn; before the next one the loop gives the sockets theirs."""
         self._is_scheduled = False
         if self._epoll.closed:
             return
         try:
-            self._ready()
-            if self._later:
-                callback, args = self._later.popleft()
-                callback(*args)
+            callback, args = self._later.popleft()
+            callback(*args)
         finally:  # a callback that raises does not take the turn of the others
             self._schedule()
 
@@ -156,6 +157,11 @@ class Poller:
         if self._writers.pop(fd, None) is not None:
             self._apply(fd, True)
 
+    def meet(self, fd: int) -> None:
+        """A new socket has that number: what the events of the one before cost says nothing about its own."""
+        if fd < len(self._costs):
+            self._costs[fd] = _UNKNOWN
+
     def _reads(self, fd: int) -> bool:
         return fd < len(self._readers) and (self._readers[fd] is not None or fd in self._ends)
 
@@ -172,13 +178,12 @@ class Poller:
         if self._reads(fd):
             events |= _END if fd in self._ends else _IN
         if not events:
-            self._queue_of_cheap.pop(fd, None)  # the number is soon that of another socket
-            self._queue.pop(fd, None)
+            for queue in (self._queue_of_cheap, self._queue_of_new, self._queue):
+                queue.pop(fd, None)  # the number may soon be that of another socket
             self._epoll.unregister(fd)
         elif known:
             self._epoll.modify(fd, events)
         else:
-            self._costs[fd] = _UNKNOWN
             self._epoll.register(fd, events)
 
     def _ready(self) -> None:
@@ -228,24 +233,20 @@ class Poller:
 
     def _in_turn(self, ready: list[tuple[int, int]], until_ns: int) -> bool:
         """Handle events until then, the cheap ones first. True: none queues, and there is time left."""
-        cheap, queue = self._queue_of_cheap, self._queue
+        cheap, new, queue = self._queue_of_cheap, self._queue_of_new, self._queue
         readers, costs = self._readers, self._costs
         now_ns = self.now_ns
         soon_ns = until_ns - LONG_TURN_NS // 4
         early_ns = soon_ns - LONG_TURN_NS // 2  # until then they are handled in the order in which they are reported
-        unknown: list[tuple[int, int]] = []
-        queues = bool(cheap or queue)
+        queues = bool(cheap or new or queue)
         for fd, events in ready:
             cost = costs[fd]
             if queues or cost == _COSTLY or now_ns > (soon_ns if cost else early_ns):
                 self.is_in_order = False
-                if fd in queue or fd in cheap or cost != _UNKNOWN:
-                    waiting = cheap if fd in cheap or (cost != _COSTLY and fd not in queue) else queue
-                    if self._is_known(fd):  # unless an earlier event of this turn closed it
-                        waiting[fd] = events  # one that queues keeps its place
-                        queues = True
-                else:
-                    unknown.append((fd, events))
+                if self._is_known(fd):  # unless an earlier event of this turn closed it
+                    waiting = new if cost == _UNKNOWN else queue if cost == _COSTLY else cheap
+                    waiting[fd] = events  # one that queues keeps its place
+                    queues = True
             elif events == _IN and cost == _CHEAP:
                 reader = readers[fd]
                 if reader is not None:
@@ -258,18 +259,15 @@ class Poller:
                 now_ns = self.now_ns
         while cheap and self.now_ns <= soon_ns:
             self._handle(*cheap.popitem(last=False))
-        for fd, events in unknown:
-            if self.now_ns <= soon_ns:
-                self._handle(fd, events)
-            elif self._is_known(fd):
-                queue[fd] = events
-        while queue:
-            self._handle(*queue.popitem(last=False))
+        while new or queue:
+            for waiting in (new, queue):
+                if waiting:
+                    self._handle(*waiting.popitem(last=False))
             if self.now_ns > until_ns:
                 break
         now_ns = self.now_ns
         self._look_ns = now_ns if now_ns - self.turn_ns > SHORT_NS else now_ns + LOOK_NS
-        self._queued = len(cheap) + len(queue)
+        self._queued = len(cheap) + len(new) + len(queue)
         return not self._queued and now_ns <= until_ns
 
     def _handle(self, fd: int, events: int) -> None:

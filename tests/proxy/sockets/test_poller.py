@@ -127,16 +127,62 @@ def test_who_costs_much_waits_for_those_who_cost_little():
             theirs.send(b"flood")
             poller.add_reader(ours.fileno(), partial(flooded, number))
         poller.add_reader(cheap.fileno(), answer)
-        while len(costly_since) < 100:  # noqa: ASYNC110 - what is waited for happens in other turns of this loop
+        before: list[int] = []  # they are all known
+        while len(costly_since) < 100:
             await asyncio.sleep(0)
+            if not before and min(served):
+                before = served.copy()
         assert max(costly_since[10:]) <= 2  # and not 30
-        assert min(served) > 0
-        assert max(served) - min(served) <= 2  # they take turns
+        turns_of = [now - then for now, then in zip(served, before, strict=True)]
+        assert max(turns_of) - min(turns_of) <= 2  # they take turns
         for ours, theirs in (*floods, (cheap, friend)):
             poller.remove_reader(ours.fileno())
             ours.close()
             theirs.close()
         assert not poller._queue and not poller._queue_of_cheap
+        poller.close()
+
+    live(test())
+
+
+def test_a_new_one_waits_for_those_that_are_new_and_not_for_those_that_are_watched_again(monkeypatch):
+    """Time is what the events of this test take. Many cost much, and are not watched for a moment after each event."""
+    now_ns = time.monotonic_ns()
+    monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(poller_module, "thread_time_ns", lambda: now_ns)
+
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        floods = [await pair() for _ in range(30)]
+        served = [0] * len(floods)
+
+        def flooded(number: int, ours: socket.socket) -> None:
+            nonlocal now_ns
+            now_ns += 2_000_000
+            served[number] += 1
+            poller.remove_reader(ours.fileno())
+            poller.add_reader(ours.fileno(), partial(flooded, number, ours))
+
+        for number, (ours, theirs) in enumerate(floods):
+            theirs.send(b"flood")
+            poller.add_reader(ours.fileno(), partial(flooded, number, ours))
+        await until(lambda: min(served) > 0)
+        for _ in range(10):
+            ours, theirs = await pair()
+            heard: list[int] = []
+            before = sum(served)
+            theirs.send(b"x")
+            poller.meet(ours.fileno())
+            poller.add_reader(ours.fileno(), lambda heard=heard: heard.append(sum(served)))
+            await until(lambda heard=heard: bool(heard))
+            poller.remove_reader(ours.fileno())
+            ours.close()
+            theirs.close()
+            assert heard[0] - before <= 6  # what two turns have room for, and not 30
+        for ours, theirs in floods:
+            poller.remove_reader(ours.fileno())
+            ours.close()
+            theirs.close()
         poller.close()
 
     live(test())
