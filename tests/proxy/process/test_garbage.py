@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import struct
 import weakref
 from collections import deque
 from contextlib import contextmanager
@@ -9,9 +10,12 @@ from contextlib import contextmanager
 import pytest
 
 from kproxy.protocol.apis import METADATA
+from kproxy.proxy.connection import zookeeper
 from kproxy.proxy.connection.worker import OBJECTS_PER_RELAY
 from kproxy.proxy.process import garbage
 from kproxy.proxy.process.garbage import Collections
+from kproxy.zookeeper.records import layouts
+from kproxy.zookeeper.session import CLIENT, FREE_PENDING, Operation, Room, Session
 from tests.proxy.live import kproxy, live
 from tests.wire.playbook import request
 
@@ -194,3 +198,16 @@ def test_cycles_that_a_young_collection_met_are_freed_while_few_are_left(collect
                 await asyncio.sleep(0.01)
 
     live(test())
+
+
+def test_what_clients_of_zookeeper_have_pending_is_no_more_than_a_collection_walks():
+    """Each operation without an answer is an object, and all of them are young while clients go on asking."""
+    room = Room(zookeeper.ROOM_BYTES, zookeeper.ROOM_OPERATIONS)
+    sessions = [Session(resync=False, values=False, room=room) for _ in range(4)]
+    asked = struct.pack(">iii", 8, 1, layouts()["operations"]["ping"])
+    for session in sessions:
+        session.receive(CLIENT, asked * 4096, 0)
+        session.events.clear()  # as who counts them does
+    alive = sum(isinstance(each, Operation) for each in gc.get_objects())
+    assert sum(session.unanswered for session in sessions) <= room.lent + len(sessions) * FREE_PENDING
+    assert room.lent <= alive <= garbage.MANY
