@@ -57,7 +57,7 @@ class Sender:
 
     @property
     def goes_on(self) -> bool:
-        return time.monotonic() < self._end
+        return time.monotonic() < self._end  # which the first connection sets
 
     def connect(self, *, receive_bytes: int = 0) -> socket.socket:
         if self._end == math.inf:
@@ -76,21 +76,28 @@ class Sender:
             with suppress(OSError), self.connect() as sock:
                 reader = threading.Thread(target=_drop, args=(sock,), daemon=True)
                 reader.start()
-                left = memoryview(first + again)
+                self.send(sock, first)
                 while self.goes_on:
-                    left = self.send_part(sock, left) or memoryview(again)
+                    self.send(sock, again)
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def send_part(self, sock: socket.socket, left: memoryview) -> memoryview:
-        """What is left of bytes after a piece of them was sent, or none was taken within _TIMEOUT_S."""
-        with suppress(TimeoutError):
-            sent = sock.send(left[:_PIECE_BYTES])
-            self.sent += sent
-            return left[sent:]
-        return left
+    def send(self, sock: socket.socket, data: bytes, until: float = math.inf) -> None:
+        """Send bytes in pieces: as many as are taken until then, or until the end."""
+        left, until = memoryview(data), min(until, self._end)
+        while left and time.monotonic() < until:
+            with suppress(TimeoutError):
+                sent = sock.send(left[:_PIECE_BYTES])
+                self.sent += sent
+                left = left[sent:]
 
-    def hold(self, opened: list[socket.socket]) -> None:
-        """Keep connections open to the end."""
+    def hold(self, connections: int, request: bytes = b"", *, receive_bytes: int = 0) -> None:
+        """Open so many connections, ask the same on each, read nothing, and keep them to the end."""
+        opened: list[socket.socket] = []
+        while self.goes_on and len(opened) < connections:
+            with suppress(OSError):
+                sock = self.connect(receive_bytes=receive_bytes)
+                opened.append(sock)
+                self.send(sock, request)
         while self.goes_on:
             time.sleep(_TIMEOUT_S)
         for sock in opened:
@@ -112,12 +119,12 @@ class Attack:
     title: str
     listener: str
     run: Callable[[Sender], None]
-    connections: int = 1
+    threads: int = 1  # that run it
 
 
-def _streaming(frame: Callable[[], bytes], first: bytes = b"") -> Callable[[Sender], None]:
+def _streaming(request: Callable[[], bytes], first: bytes = b"") -> Callable[[Sender], None]:
     def run(sender: Sender) -> None:
-        one = frame()
+        one = request()
         sender.stream(first, one * max(1, _ROUND_BYTES // len(one)))
 
     return run
@@ -142,16 +149,8 @@ def _ask_for_all(sender: Sender) -> None:
 
 
 def _never_read(sender: Sender) -> None:
-    """Asks for everything that there is, and reads nothing; a hundred connections each."""
-    request = cases.request_frame(METADATA, 12, _METADATA) * 4
-    opened = []
-    for _ in range(100):
-        with suppress(OSError):
-            sock = sender.connect(receive_bytes=4096)
-            sock.sendall(request)
-            sender.sent += len(request)
-            opened.append(sock)
-    sender.hold(opened)
+    """Asks for everything that there is, and reads nothing."""
+    sender.hold(100, cases.request_frame(METADATA, 12, _METADATA) * 4, receive_bytes=4096)
 
 
 def _refused_names(sender: Sender) -> None:
@@ -220,11 +219,7 @@ def _scrapes(sender: Sender) -> None:
 
 
 def _silent(sender: Sender) -> None:
-    opened: list[socket.socket] = []
-    while sender.goes_on and len(opened) < 200:
-        with suppress(OSError):
-            opened.append(sender.connect())
-    sender.hold(opened)
+    sender.hold(200)
 
 
 def _zookeeper(then_reset: bool) -> Callable[[Sender], None]:
@@ -235,15 +230,13 @@ def _zookeeper(then_reset: bool) -> Callable[[Sender], None]:
     first, again = (struct.pack(">i", len(body)) + body for body in (connect, get_data))
 
     def run(sender: Sender) -> None:
-        blob = first + again * ((3 << 20) // len(again))
+        many = again * ((3 << 20) // len(again))
         if not then_reset:
-            sender.stream(first, blob[len(first) :])
+            sender.stream(first, many)
             return
         while sender.goes_on:
             with suppress(OSError), sender.connect() as sock:
-                left, until = memoryview(blob), time.monotonic() + 0.5
-                while left and time.monotonic() < until:
-                    left = sender.send_part(sock, left)
+                sender.send(sock, first + many, time.monotonic() + 0.5)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
     return run
@@ -257,26 +250,24 @@ _METADATA: dict[str, Any] = {
 
 ATTACKS = {
     "nothing": Attack("nothing", "plain", lambda _: None),
-    "small": Attack(
-        "requests of 12 bytes of no known API", "plain", _streaming(lambda: _HEAD.pack(8, _NO_SUCH_API, 0, 1))
-    ),
+    "small": Attack("requests of 12 bytes of no known API", "plain", _streaming(_smallest)),
     "tokens": Attack("raw GSSAPI tokens of no bytes", "plain", _streaming(lambda: bytes(4), _RAW_GSSAPI)),
     "answered": Attack(
         "ApiVersions that kproxy answers", "plain", _streaming(lambda: codec.framed_request(API_VERSIONS, 0, 1, "", {}))
     ),
-    "partitions": Attack("Produces of 17 partitions", "topics", _streaming(_many_partitions), connections=2),
+    "partitions": Attack("Produces of 17 partitions", "topics", _streaming(_many_partitions), threads=2),
     "garbage": Attack("random bytes", "plain", _streaming(lambda: os.urandom(1 << 16))),
-    "metadata": Attack("Metadata of 100,000 partitions, 40 at once", "topics", _ask_for_all, connections=40),
-    "unread": Attack("400 clients that never read 5 MiB", "plain", _never_read, connections=4),
-    "refused": Attack("DescribeGroups of 65,000 refused names", "policy", _refused_names, connections=2),
-    "guesses": Attack("PLAIN passwords, guessed", "login", _logins("PLAIN", _guess), connections=8),
-    "deep": Attack("tokens of 40,000 nested arrays", "login", _logins("OAUTHBEARER", _deep_token), connections=4),
-    "connections": Attack("connections, each with a new client id", "plain", _connections, connections=4),
-    "handshakes": Attack("TLS handshakes", "tls", _handshakes, connections=8),
-    "scrapes": Attack("scrapes of the admin port", "admin", _scrapes, connections=8),
-    "silent": Attack("silent connections of the admin port", "admin", _silent, connections=4),
-    "zookeeper": Attack("ZooKeeper requests of 15 bytes", "zookeeper", _zookeeper(then_reset=False), connections=4),
-    "resets": Attack("3 MiB of them, then a reset", "zookeeper", _zookeeper(then_reset=True), connections=4),
+    "metadata": Attack("Metadata of 100,000 partitions, 40 at once", "topics", _ask_for_all, threads=40),
+    "unread": Attack("400 clients that never read 5 MiB", "plain", _never_read, threads=4),
+    "refused": Attack("DescribeGroups of 65,000 refused names", "policy", _refused_names, threads=2),
+    "guesses": Attack("PLAIN passwords, guessed", "login", _logins("PLAIN", _guess), threads=8),
+    "deep": Attack("tokens of 40,000 nested arrays", "login", _logins("OAUTHBEARER", _deep_token), threads=4),
+    "connections": Attack("connections, each with a new client id", "plain", _connections, threads=4),
+    "handshakes": Attack("TLS handshakes", "tls", _handshakes, threads=8),
+    "scrapes": Attack("scrapes of the admin port", "admin", _scrapes, threads=8),
+    "silent": Attack("silent connections of the admin port", "admin", _silent, threads=4),
+    "zookeeper": Attack("ZooKeeper requests of 15 bytes", "zookeeper", _zookeeper(then_reset=False), threads=4),
+    "resets": Attack("3 MiB of them, then a reset", "zookeeper", _zookeeper(then_reset=True), threads=4),
 }
 
 
@@ -388,8 +379,7 @@ def attack(name: str, address: Address, seconds: float) -> int:
     """Bytes that were sent, but for handshakes."""
     sender = Sender(address, seconds)
     threads = [
-        threading.Thread(target=ATTACKS[name].run, args=(sender,), daemon=True)
-        for _ in range(ATTACKS[name].connections)
+        threading.Thread(target=ATTACKS[name].run, args=(sender,), daemon=True) for _ in range(ATTACKS[name].threads)
     ]
     for thread in threads:
         thread.start()
