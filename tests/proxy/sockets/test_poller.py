@@ -146,10 +146,12 @@ def test_who_costs_much_waits_for_those_who_cost_little():
 
 
 def test_a_new_one_waits_for_those_that_are_new_and_not_for_those_that_are_watched_again(monkeypatch):
-    """Time is what the events of this test take. Many cost much, and are not watched for a moment after each event."""
+    """Time is what the events of this test take. Many cost much, and are not watched for a moment after each event.
+    In the event of one that costs little the kernel runs somebody else for longer than a turn."""
     now_ns = time.monotonic_ns()
+    others_ns = 0
     monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
-    monkeypatch.setattr(poller_module, "thread_time_ns", lambda: now_ns)
+    monkeypatch.setattr(poller_module, "thread_time_ns", lambda: now_ns - others_ns)
 
     async def test():
         poller = Poller(asyncio.get_running_loop())
@@ -163,6 +165,14 @@ def test_a_new_one_waits_for_those_that_are_new_and_not_for_those_that_are_watch
             poller.remove_reader(ours.fileno())
             poller.add_reader(ours.fileno(), partial(flooded, number, ours))
 
+        def interrupted() -> None:
+            nonlocal now_ns, others_ns
+            now_ns += 5_000_000
+            others_ns += 5_000_000
+
+        cheap, friend = await pair()
+        friend.send(b"x")
+        poller.add_reader(cheap.fileno(), interrupted)
         for number, (ours, theirs) in enumerate(floods):
             theirs.send(b"flood")
             poller.add_reader(ours.fileno(), partial(flooded, number, ours))
@@ -179,7 +189,7 @@ def test_a_new_one_waits_for_those_that_are_new_and_not_for_those_that_are_watch
             ours.close()
             theirs.close()
             assert heard[0] - before <= 6  # what two turns have room for, and not 30
-        for ours, theirs in floods:
+        for ours, theirs in (*floods, (cheap, friend)):
             poller.remove_reader(ours.fileno())
             ours.close()
             theirs.close()
