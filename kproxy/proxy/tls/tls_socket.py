@@ -17,9 +17,14 @@ of two per record of 16 KiB, and a handshake can run on a thread. What follows f
 - TLS has bytes of its own to send: an alert, a key update. `on_blocked` is called for those that the kernel does not
   take; then call `send`, of nothing if there is nothing, when there is room.
 
+A new key (KeyUpdate, RFC 8446, 4.6.3) costs OpenSSL 0.1 to 0.2 ms, 50 times as much as a small record, and one call of
+OpenSSL goes through all that it was given. So it is given few records at once, and a peer that renews keys without
+sending data is given up.
+
 Bounded: of tiny records one read waits as it came, outside of OpenSSL; encrypted and unsent is what one `send` was
-given, and _MAX_OWN of TLS's own; the two BIOs keep up to 2 * 45 KiB of a busy connection, and few hundred bytes of an
-idle one. Refuses to know certificates, names and what the bytes mean.
+given, and _MAX_OWN of TLS's own; _MAX_WITHOUT_DATA records that bring no data, and one more for each _DATA_PER_RECORD
+bytes; the two BIOs keep up to 2 * 45 KiB of a busy connection, and few hundred bytes of an idle one. Refuses to know
+certificates, names and what the bytes mean.
 """
 
 from __future__ import annotations
@@ -34,6 +39,10 @@ _PIECE = 32 * 1024  # into or out of a BIO at once: a BIO keeps the memory of th
 _RECORD = 17 * 1024  # a whole record of TLS, which may be incomplete in a BIO
 _RECORDS = 256  # that one read decrypts, some 1 ms; of 16 KiB each a read has 32
 _MAX_OWN = 16 * 1024  # key updates that are asked for, and refusals to renegotiate: a peer may ask without reading
+_FED_RECORDS = 16  # that end in what OpenSSL is given at once
+_MAX_WITHOUT_DATA = 32  # records without data: peers send a few session tickets, and a new key after gigabytes
+_DATA_PER_RECORD = 4096  # bytes that make up for one record without data
+_HEAD = 5  # of a record: type, version, length
 _PARTS = 512  # of one sendmsg; the system takes 1024
 
 _recv_into = socket.socket.recv_into
@@ -52,14 +61,19 @@ class TlsSocket(socket.socket):
         "_ahead",
         "_behind",
         "_buffer",
+        "_data_bytes",
         "_ended",
+        "_fed",
+        "_head",
         "_incoming",
         "_outgoing",
         "_owed",
         "_own_unsent",
+        "_record_rest",
         "_said_end",
         "_tls",
         "_unsent",
+        "_without_data",
         "leftover",
         "on_blocked",
         "on_leftover",
@@ -82,6 +96,11 @@ class TlsSocket(socket.socket):
         self._buffer = buffer
         self._ahead = b""  # decrypted, and only looked at so far
         self._behind: Any = b""  # encrypted, and not given to OpenSSL so far
+        self._head = b""  # of a record whose length is not known yet
+        self._record_rest = 0  # bytes of a record that OpenSSL was not given so far
+        self._fed = 0  # records of the last piece that OpenSSL was given, less those that it gave data of
+        self._data_bytes = 0  # that it gave of that piece
+        self._without_data = 0.0  # records of all pieces before, less those that data has made up for
         self._unsent: list[Any] = []  # encrypted
         self._owed = False  # the first byte of the next send is encrypted already
         self._own_unsent = 0  # bytes of TLS's own since all had left
@@ -116,7 +135,8 @@ class TlsSocket(socket.socket):
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
             return False
-        self.leftover = self._incoming.pending > 0 or self._tls.pending() > 0
+        self._behind = self._incoming.read()  # begins with a record: OpenSSL takes no byte ahead
+        self.leftover = bool(self._behind) or self._tls.pending() > 0
         return True
 
     def fetch(self) -> bool:
@@ -196,7 +216,8 @@ class TlsSocket(socket.socket):
         read = self._tls.read
         room = len(view)
         count = at = 0
-        left = _RECORDS
+        left = fed_left = _RECORDS
+        fed_count = 0
         buffer: Any = self._buffer
         feeds = True
         if self._behind:
@@ -206,8 +227,12 @@ class TlsSocket(socket.socket):
         try:
             while True:
                 if feeds and at < got:
-                    incoming.write(buffer[at : min(at + _PIECE, got)])
-                    at += _PIECE
+                    self._fed -= fed_left - left
+                    self._data_bytes += count - fed_count
+                    fed_left, fed_count = left, count
+                    end = self._piece_end(buffer, at, got)
+                    incoming.write(buffer[at:end])
+                    at = end
                 feeds = True
                 before = left
                 try:
@@ -231,6 +256,8 @@ class TlsSocket(socket.socket):
                 if at >= got:
                     return count
         finally:
+            self._fed -= fed_left - left
+            self._data_bytes += count - fed_count
             if self._outgoing.pending:
                 own = self._outgoing.read()
                 self._unsent.append(own)
@@ -238,6 +265,45 @@ class TlsSocket(socket.socket):
                 self._own_unsent = self._own_unsent + len(own) if self._unsent else 0
                 if self._own_unsent > _MAX_OWN:
                     raise ssl.SSLError("it has TLS itself answer without end, and reads none of it")
+
+    def _piece_end(self, buffer: Any, at: int, got: int) -> int:
+        """Where what OpenSSL is given next ends: behind _FED_RECORDS records or _PIECE bytes. Raises ssl.SSLError.
+
+        OpenSSL has gone through all that it was given before.
+        """
+        without_data = self._without_data + max(0, self._fed) - self._data_bytes / _DATA_PER_RECORD
+        self._without_data = max(0.0, without_data)
+        if without_data > _MAX_WITHOUT_DATA:
+            raise ssl.SSLError("it sends records without data, such as new keys, again and again")
+        self._data_bytes = self._fed = 0
+        limit = min(got, at + _PIECE)
+        if self._head:
+            known = len(self._head)
+            self._head += bytes(buffer[at : min(at + _HEAD - known, limit)])
+            at += len(self._head) - known
+            if len(self._head) < _HEAD:
+                return at
+            self._record_rest = self._head[3] << 8 | self._head[4]
+            self._head = b""
+            fed = 0
+        else:
+            fed = 0 if self._record_rest else -1
+        at += self._record_rest
+        self._record_rest = 0
+        while at <= limit:
+            fed += 1
+            if fed == _FED_RECORDS:
+                break
+            if at + _HEAD > limit:
+                self._head = bytes(buffer[at:limit])
+                at = limit
+                break
+            at += _HEAD + (buffer[at + 3] << 8 | buffer[at + 4])
+        else:
+            self._record_rest = at - limit
+            at = limit
+        self._fed = fed
+        return at
 
     def _leave(self, rest: Any) -> None:
         """The read has done its share of work: keep the encrypted rest for the next."""

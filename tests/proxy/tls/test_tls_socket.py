@@ -151,8 +151,11 @@ def test_damaged_bytes_are_an_error_and_an_alert(ends):
 
 
 @contextmanager
-def keyed(contexts, send_bytes):
-    """(ours, the other socket, libssl, its SSL on that socket): Python's own ssl asks for no new keys."""
+def keyed(contexts, send_bytes, renewals=0):
+    """(ours, the other socket, libssl, its SSL on that socket): Python's own ssl asks for no new keys.
+
+    renewals: how many new keys come right behind the last bytes of the handshake.
+    """
     library = ctypes.CDLL(ctypes.util.find_library("ssl") or pytest.skip("needs libssl: Python asks for no new keys"))
     for name in ("TLS_client_method", "SSL_CTX_new", "SSL_new"):
         getattr(library, name).restype = ctypes.c_void_p
@@ -165,9 +168,14 @@ def keyed(contexts, send_bytes):
     library.SSL_set_fd(theirs, other.fileno())
     other.setblocking(False)
     ours = TlsSocket(one, contexts[0], memoryview(bytearray(READ_BYTES)), server_side=True)
-    done = False
+    done = theirs_done = False
     library.SSL_set_connect_state(theirs)
-    while library.SSL_do_handshake(theirs) != 1 or not done:
+    while not (done and theirs_done):
+        if not theirs_done and library.SSL_do_handshake(theirs) == 1:
+            theirs_done = True
+            for _ in range(renewals):
+                library.SSL_key_update(theirs, 0)
+                library.SSL_do_handshake(theirs)
         with suppress(BlockingIOError):
             ours.fetch()
         done = done or ours.step()
@@ -177,37 +185,71 @@ def keyed(contexts, send_bytes):
         yield ours, other, library, theirs
 
 
+def renewed(ours, library, theirs, *, asks=0, data=b""):
+    """What the other end sends to renew its key, and data behind it."""
+    library.SSL_key_update(theirs, asks)
+    library.SSL_do_handshake(theirs)
+    assert not data or library.SSL_write(theirs, data, len(data)) == len(data)
+    return socket.socket.recv(ours, 1 << 20)
+
+
 def test_a_peer_that_asks_for_new_keys_without_end_and_reads_none_is_given_up(contexts):
     view = memoryview(bytearray(READ_BYTES))
-    with keyed(contexts, 4096) as (ours, _, library, theirs), pytest.raises(ssl.SSLError, match="without end"):
+    with keyed(contexts, 32 * 1024) as (ours, other, library, theirs), pytest.raises(ssl.SSLError, match="reads none"):
         for _ in range(20_000):
-            library.SSL_key_update(theirs, 1)
-            library.SSL_do_handshake(theirs)
-            with suppress(BlockingIOError):
-                assert ours.recv_into(view)
+            other.sendall(renewed(ours, library, theirs, asks=1, data=bytes(8192)))
+            while ours.recv_into(view) < 8192 and ours.leftover:
+                pass
 
 
-def test_records_of_tls_itself_are_as_much_work_as_bytes(contexts):
-    """New keys carry no bytes: one call of OpenSSL would go through all of them."""
+@pytest.mark.parametrize("asks", [0, 1])
+@pytest.mark.parametrize("cut", [1, 5, 26, 27, 28, 1000, 1 << 17])
+def test_new_keys_without_data_are_given_up_before_they_are_much_work(contexts, asks, cut):
+    """OpenSSL takes up to 0.2 ms for each, and one call of it goes through all that it was given."""
     view = memoryview(bytearray(READ_BYTES))
     with keyed(contexts, 1 << 20) as (ours, other, library, theirs):
-        waited = []
-        ours.on_leftover = lambda: waited.append(len(ours._behind))
-        encrypted = b""
-        for _ in range(5000):
-            library.SSL_key_update(theirs, 0)
-            library.SSL_do_handshake(theirs)
-            encrypted += socket.socket.recv(ours, 1 << 16)
-        assert library.SSL_write(theirs, b"the end", 7) == 7
-        encrypted += socket.socket.recv(ours, 1 << 16)
-        assert len(encrypted) > 3 * 32 * 1024
+        encrypted = b"".join([renewed(ours, library, theirs, asks=asks) for _ in range(200)])
+        key = len(encrypted) // 200
+        most = 0
+        with pytest.raises(ssl.SSLError, match="again and again"):
+            while encrypted or ours.leftover:
+                before = len(encrypted) + len(ours._behind)
+                other.sendall(encrypted[:cut])
+                encrypted = encrypted[cut:]
+                with suppress(BlockingIOError):
+                    ours.recv_into(view)
+                most = max(most, before - len(encrypted) - len(ours._behind))
+        assert most <= 17 * key
+        assert len(encrypted) + len(ours._behind) > 140 * key
+
+
+@pytest.mark.parametrize("cut", [1, 7, 4096, 1 << 17])
+def test_a_peer_that_renews_its_key_between_data_goes_on(contexts, cut):
+    view = memoryview(bytearray(READ_BYTES))
+    with keyed(contexts, 1 << 20) as (ours, other, library, theirs):
+        data = [bytes([number]) * 8192 for number in range(100)]
+        encrypted = b"".join([renewed(ours, library, theirs, data=each) for each in data])
         got = b""
-        while not got:
+        while encrypted or ours.leftover:
+            other.sendall(encrypted[:cut])
+            encrypted = encrypted[cut:]
             with suppress(BlockingIOError):
-                encrypted = encrypted[other.send(encrypted) :]
-            with suppress(BlockingIOError):
-                got = bytes(view[: ours.recv_into(view)])
-        assert got == b"the end" and waited
+                got += view[: ours.recv_into(view)]
+        assert got == b"".join(data)
+
+
+def test_new_keys_right_behind_the_handshake_are_no_more_work(contexts):
+    view = memoryview(bytearray(READ_BYTES))
+    with keyed(contexts, 1 << 20, renewals=600) as (ours, _, _, _):
+        came = len(ours._behind)
+        assert ours.leftover and came > 500 * 27
+        with pytest.raises(BlockingIOError):
+            ours.recv_into(view)
+        assert came - len(ours._behind) <= 17 * 27
+        with pytest.raises(ssl.SSLError, match="again and again"):
+            while ours.leftover:
+                with suppress(BlockingIOError):
+                    ours.recv_into(view)
 
 
 @pytest.fixture
