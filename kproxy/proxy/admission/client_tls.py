@@ -9,7 +9,7 @@ import re
 import socket
 import ssl
 from collections.abc import Callable
-from time import monotonic_ns
+from time import monotonic_ns, time
 
 from kproxy.errors import Malformed, RefusedClient
 from kproxy.metrics.tls import TlsSide
@@ -101,9 +101,13 @@ class ClientHandshakes:
         if der is None:
             return
         try:
-            subject = read(der).subject
+            certificate = read(der)
         except Malformed as fault:
             raise RefusedClient("tls", f"its certificate cannot be read: {fault}", "certificate") from None
+        subject = certificate.subject
+        if certificate.not_after < time():  # OpenSSL does not look at that of a session that is resumed
+            text = "its certificate is not accepted: certificate has expired since its session began; give it a new one"
+            raise RefusedClient("tls", text, "certificate", claimed=subject)
         principal = self._rules.principal(subject)
         if len(subject) > MAX_SUBJECT:
             text = f"its certificate's subject has {len(subject)} characters: kproxy takes {MAX_SUBJECT} at most"

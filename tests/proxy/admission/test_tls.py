@@ -9,13 +9,15 @@ import socket
 import ssl
 import struct
 from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
 
 from kproxy.errors import ConfigError
 from kproxy.protocol.apis import METADATA, PRODUCE
-from kproxy.proxy.admission import failed_logins
+from kproxy.proxy.admission import client_tls, failed_logins
 from kproxy.proxy.cluster.routing import MAX_NODE_ID
 from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.config.tls import ClientTls, KeyPair, UpstreamTls
@@ -155,6 +157,33 @@ def test_a_client_whose_certificate_has_expired_is_told_of_another_one(authority
 
     live(test())
     assert "certificate has expired; give it a new one" in caplog.text
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_session_is_not_resumed_when_its_certificate_has_expired(authority, monkeypatch, caplog, version):
+    """OpenSSL looks at a certificate in a full handshake alone, and each resumption may bring a new ticket."""
+
+    async def test():
+        tls = ClientTls(**authority.server().settings(), ca=authority.bundle, client_certificates="required")
+        async with kproxy(cluster={"tls": tls}) as here:
+            context = trusting(authority, authority.client("alice"))
+            context.maximum_version = version
+            client = await dial(here, context)
+            for _ in range(2):
+                await exchange(client, await here.broker.accept())
+                resuming = SimpleNamespace(wrap_socket=partial(context.wrap_socket, session=client.tls.session))
+                client.close()
+                client = await dial(here, resuming)
+                assert client.tls.session_reused
+            await exchange(client, await here.broker.accept())
+            client.close()
+            monkeypatch.setattr(client_tls, "time", lambda: 1e11)
+            with suppress(OSError):
+                assert await (await dial(here, resuming)).rest() == b""
+            await here.until(lambda: results(here) == {"ok": 3, "certificate": 1})
+
+    live(test())
+    assert "certificate has expired since its session began" in caplog.text
 
 
 def test_connections_that_kproxy_decrypts_are_recorded_as_such(authority, tmp_path):
