@@ -52,8 +52,8 @@ def _lags(clusters: Sequence[ClusterCells], now_ns: int, wall_ns: int) -> Iterat
                 labels = {"cluster": cluster.cluster, by: name, "topic": topic}
                 if by == "group":
                     unknown.add_metric((cluster.cluster, name, topic), lag.unknown)
-                if lag.records is None:
-                    continue
+                if lag.records is None or (by != "group" and not lag.records and lag.unknown):
+                    continue  # of clients nothing else says that a 0 may be more
                 records.add_sample(records.name, labels, lag.records)
                 if lag.seconds is not None:
                     seconds.add_sample(seconds.name, labels, lag.seconds)

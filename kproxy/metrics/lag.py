@@ -5,7 +5,8 @@ difference between the end of a log and that position, or the committed offset (
 scrape derives it, so the lag of a group whose members have stopped grows with the log.
 
 A fetch session (KIP-227) leaves out what has not changed, so each connection remembers its own positions; those of
-partitions that it no longer asks for too, as of paused ones. Requests of brokers (replica id) have no position: they
+partitions that it no longer asks for too, as of paused ones, unless another client has committed in them for the same
+group since: a rebalance gave them to that one. Requests of brokers (replica id) have no position: they
 are replication.
 
 Unknown is not zero. A committed offset without an end of its log is counted as unknown, also where only a follower
@@ -59,8 +60,13 @@ class Lag(NamedTuple):
 
     records: int | None  # of the partitions whose lag is known, or known to be at least so much; None: of none
     seconds: float | None
-    unknown: int = 0  # partitions with a committed offset whose lag is not known, or only at least
+    unknown: int = 0  # partitions with an offset whose lag is not known, or only at least
     is_exact: bool = False  # the seconds are an age by a record's own timestamp, not an upper bound
+
+    @property
+    def rank(self) -> float:
+        """By records; who may be behind comes before who is not."""
+        return self.records or (0.5 if self.unknown else 0)
 
 
 class Fetching:
@@ -91,17 +97,23 @@ class Fetching:
                 elif key == LIST_OFFSETS:
                     lags.listed(event, self.broker)
                 elif key == OFFSET_COMMIT:
-                    lags.committed_by(event)
+                    lags.committed_by(event, self.client_id)
                 elif key == OFFSET_FETCH:
+                    self._named(event)
                     lags.fetched_offsets(event)
                 elif key == TXN_OFFSET_COMMIT:
                     lags.committed_in_transaction(event)
                 elif key in HEARTBEATS:
+                    self._named(event)
                     lags.note_group(event.group_id)  # its offsets may have been committed before kproxy was started
                 elif key in (END_TXN, INIT_PRODUCER_ID):
                     lags.transaction_ended(event)
                 elif answered is not None and answered.deleted:
                     lags.deleted(event)
+
+    def _named(self, exchange: Exchange) -> None:
+        """Learn the client's id, which is not read of a commit."""
+        self.client_id = (exchange.client_id or "")[:MAX_LABEL]
 
     def closed(self) -> None:
         self._lags.fetching.discard(self)
@@ -124,7 +136,7 @@ class Fetching:
             return
         lags.fetching.add(self)
         before_ns = self.asked_ns  # an answer of this session that left a partition out said that it is as it was
-        self.client_id = (exchange.client_id or "")[:MAX_LABEL]
+        self._named(exchange)
         if answered.partitions or exchange.throttle_ms <= 0:  # a throttled answer is empty, whatever is new
             self.asked_ns = now_ns
         positions = self.positions
@@ -192,11 +204,13 @@ class Lags(Offsets):
         labels = _Labels(self._topics)
         logs = {(labels[topic], number): log for (topic, number), log in self.logs.copy().items() if log.is_known}
         fetching = self.fetching.copy()
+        groups = {(name, labels[topic], number): at for (name, (topic, number)), at in self.committed.copy().items()}
+        given = {(client, *of[1:]) for of, at in groups.items() for client in at.former}
         left = (
             (each.client_id, key, at)
             for each in fetching
             for key, at in each.left.copy().items()
-            if not self.is_stale(key, at)
+            if not self.is_stale(key, at) and (each.client_id, labels[key[0]], key[1]) not in given
         )
         live = [
             (each, key, at)
@@ -206,7 +220,6 @@ class Lags(Offsets):
         ]
         fetched = _furthest(((each.client_id, key, at) for each, key, at in live), labels)
         confirmed = _confirmed(((each, key) for each, key, _ in live), labels, now_ns)
-        groups = {(name, labels[topic], number): at for (name, (topic, number)), at in self.committed.copy().items()}
         for by, places in (
             ("client_id", _furthest(left, labels) | fetched),
             ("group", groups),
@@ -216,8 +229,6 @@ class Lags(Offsets):
                 log = logs.get((topic, number))
                 is_confirmed = (topic, number) in confirmed
                 lag = _UNKNOWN_LAG if log is None else _lag(log, position, is_confirmed, now_ns, wall_ns)
-                if lag is _UNKNOWN_LAG and by != "group":
-                    continue
                 of = shown(name), topic
                 before = behind.get(of)
                 behind[of] = lag if before is None else _plus(before, lag)
@@ -301,13 +312,10 @@ def _plus(one: Lag, other: Lag) -> Lag:
 
 def _largest(behind: dict[Consumer, Lag]) -> Iterator[tuple[Consumer, Lag]]:
     """Those with the most records, and the rest as one; an age of 0 where there is no lag."""
-    largest = nlargest(MAX_SERIES, behind.items(), key=_rank)
+    largest = nlargest(MAX_SERIES, behind.items(), key=lambda item: item[1].rank)
     if len(largest) < len(behind):
         others = reduce(_plus, (behind[of] for of in behind.keys() - dict(largest).keys()))
         largest.append(((OTHER, OTHER), others))
     for of, lag in largest:
-        yield of, lag._replace(seconds=0.0, is_exact=True) if lag.records == 0 else lag
-
-
-def _rank(item: tuple[Consumer, Lag]) -> int:
-    return -1 if item[1].records is None else item[1].records
+        is_at_end = lag.records == 0 and not lag.unknown
+        yield of, lag._replace(seconds=0.0, is_exact=True) if is_at_end else lag

@@ -365,14 +365,14 @@ def lag_rows(metrics: Metrics, wall_ns: int, limit: int) -> list[list[Any]]:
     the partitions where the lag is known, or is at least so much.
     """
     now_ns = metrics.now_ns()
-    rows: list[list[Any]] = [
-        [cluster.cluster, by, name, topic, lag.records, lag.seconds, lag.unknown]
+    found = [
+        (lag.rank, [cluster.cluster, by, name, topic, lag.records, lag.seconds, lag.unknown])
         for cluster in list(metrics.clusters.values())
         if cluster.lags is not None
         for by, consumers in cluster.lags.shown(now_ns, wall_ns)
         for name, topic, lag in consumers
     ]
-    return sorted(rows, key=lambda row: -0.5 if row[4] is None else -row[4])[:limit]
+    return [row for _, row in sorted(found, key=lambda item: -item[0])[:limit]]
 
 
 def slow_rows(metrics: Metrics, after_ns: int) -> list[list[Any]]:

@@ -58,6 +58,7 @@ MAX_SEEN = 4096
 MAX_LOST = 100  # groups that are asked for though what they had committed was deleted: one request
 MAX_PENDING = 16 * 1024  # offsets of open transactions
 FENCED_NS = 30 * 10**9  # for so long a former leader may not know that it is none: broker.session.timeout.ms is 9 s
+MAX_FORMER = 4
 MARKS = 16  # of a log: stretches whose age is known (a consumer commits what it has just fetched), and earlier ends
 _MAX_WRITTEN_MS = (2**63 - 1) // 10**6  # producers write any int64
 UNKNOWN = -1  # a time that no batch contained; a leader epoch that no answer named
@@ -79,6 +80,15 @@ class Position(NamedTuple):
     reported_ns: int  # when that was learned; of an OffsetFetch, when it was asked: a commit since then is newer
     source: int = FETCH  # from which API
     written_by_ns: int = 0  # when the coordinator wrote what a request of the group committed last
+    client: str = ""  # who committed it, if a request shows it
+    former: tuple[str, ...] = ()  # the last MAX_FORMER other clients that committed there before
+
+    def after(self, before: "Position") -> "Position":
+        """This commit, with who committed before it."""
+        client = self.client or before.client
+        clients = dict.fromkeys((*before.former, before.client, *self.former))
+        former = [each for each in clients if each not in ("", client)]
+        return self._replace(client=client, former=tuple(former[-MAX_FORMER:]))
 
 
 class Log:
@@ -324,11 +334,11 @@ class Offsets:
         log = self.logs.get(self._named(key) or key)
         return Position(offset, log.written_ms(offset) if log is not None else UNKNOWN, now_ns, source)
 
-    def committed_by(self, exchange: Exchange) -> None:
+    def committed_by(self, exchange: Exchange, client: str) -> None:
         """A group's offsets, of the partitions that the broker accepted."""
         now_ns = exchange.response_end
         for group, key, offset in _accepted(exchange):
-            self._commit(group, key, offset, now_ns, OFFSET_COMMIT, now_ns)
+            self._commit(group, key, offset, now_ns, OFFSET_COMMIT, now_ns, client)
 
     def committed_in_transaction(self, exchange: Exchange) -> None:
         """Offsets that count once their transaction is committed."""
@@ -343,8 +353,9 @@ class Offsets:
             self._pending_offsets += of not in offsets
             offsets[of] = offset, exchange.response_end
         while self._pending_offsets > MAX_PENDING or len(self._pending) > MAX_PENDING:
-            self._pending_offsets -= len(self._pending.pop(next(iter(self._pending))))
-            self.evicted[COMMITTED] += 1
+            dropped = len(self._pending.pop(next(iter(self._pending))))
+            self._pending_offsets -= dropped
+            self.evicted[COMMITTED] += dropped
 
     def transaction_ended(self, exchange: Exchange) -> None:
         """An EndTxn commits or aborts a transaction; an InitProducerId aborts the one that its producer left open."""
@@ -379,8 +390,13 @@ class Offsets:
             if not self.is_removed(named, asked_ns, group[:MAX_LABEL]):
                 self._commit(group, named, partition.offset, asked_ns, OFFSET_FETCH)
 
-    def _commit(self, group: str, key: Key, offset: int, now_ns: int, source: int, written_ns: int = 0) -> None:
-        """A group has this offset, -1: none; `written_ns`: when its coordinator wrote that, if a request shows it."""
+    def _commit(
+        self, group: str, key: Key, offset: int, now_ns: int, source: int, written_ns: int = 0, client: str = ""
+    ) -> None:
+        """A group has this offset, -1: none.
+
+        `written_ns`, `client`: when its coordinator wrote that, and for whom, if a request shows it.
+        """
         named = self._named(key)
         if named is None:
             return
@@ -390,9 +406,10 @@ class Offsets:
             self._remove(("offset", name[0], *named), now_ns)
             self._uncommit(name)
             return
-        position = self.position(named, offset, now_ns, source)
+        position = self.position(named, offset, now_ns, source)._replace(client=client)
         before = committed.pop(name, None)
         if before is not None:
+            position = position.after(before)
             written_ns = max(before.written_by_ns, written_ns)
             if before.offset == position.offset:
                 position = position._replace(written_ms=max(before.written_ms, position.written_ms))

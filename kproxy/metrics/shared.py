@@ -133,8 +133,8 @@ class Shared:
             if value.high_watermark < highest:
                 lower = value.high_watermark, value.lowered_ns, value.epoch
                 self._ending(path[1]).lowered[self._named(path[1], path[2])] = lower
-        elif path[0] == COMMITTED and known is not None and known.reported_ns > value.reported_ns:
-            value = known
+        elif path[0] == COMMITTED and known is not None:
+            value = _newer(known, value)
         limit = (MAX_LOGS + MAX_COMMITTED) * max(1, len(self._own.clusters))
         if len(self._latest) >= limit and path[0] in _OF_LAG:
             oldest = next((each for each in self._latest if each[0] in _OF_LAG), None)
@@ -471,11 +471,10 @@ def _lags(topics: Topics, name: str, latest: dict[Place, Any], living: Iterable[
             lags.logs[key] = _later(lags.logs[key], log) if key in lags.logs else log
     for (_, _, (group, (topic, partition))), position in _paths(latest, COMMITTED, name):
         key = (topics.names.get(topic, topic) if not isinstance(topic, str) else topic), partition
-        known = lags.committed.get((group, key))
-        if lags.is_removed(key, position.reported_ns, group) or (
-            known is not None and known.reported_ns > position.reported_ns
-        ):
+        if lags.is_removed(key, position.reported_ns, group):
             continue
+        known = lags.committed.get((group, key))
+        position = position if known is None else _newer(known, position)
         lags.committed[group, key] = _dated(lags, key, position)
     for source in living:
         for _, (client_id, asked_ns, positions, left) in _paths(source, FETCHING, name):
@@ -490,8 +489,12 @@ def _paths(source: dict[Place, Any], kind: str, cluster: str) -> Iterator[tuple[
     return ((path, value) for path, value in source.items() if path[0] == kind and path[1] == cluster)
 
 
+def _newer(known: Position, position: Position) -> Position:
+    return position.after(known) if known.reported_ns <= position.reported_ns else known.after(position)
+
+
 def _dated(lags: Lags, key: Any, position: Position) -> Position:
     """A commit whose worker did not see the records: another one may have, and knows when they were written."""
     if position.written_ms > 0:
         return position
-    return lags.position(key, position.offset, position.reported_ns, position.source)
+    return position._replace(written_ms=lags.position(key, position.offset, position.reported_ns).written_ms)

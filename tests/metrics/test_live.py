@@ -159,12 +159,12 @@ def test_rows_are_the_largest_and_no_more_than_were_asked_for():
 def test_a_lag_that_is_not_known_comes_before_none():
     class Shown:
         def shown(self, *_):
-            lags = (("a", 0, 0), ("b", 7, 1), ("c", None, 2), ("d", 9, 0))
+            lags = (("a", 0, 0), ("b", 7, 1), ("c", None, 2), ("d", 9, 0), ("e", 0, 3))
             yield "group", [(name, "orders", Lag(records, None, unknown)) for name, records, unknown in lags]
 
     metrics = Metrics()
     metrics.cluster("demo").lags = Shown()
-    assert [row[2] for row in live.lag_rows(metrics, 0, 10)] == ["d", "b", "c", "a"]
+    assert [row[2] for row in live.lag_rows(metrics, 0, 10)] == ["d", "b", "c", "e", "a"]
 
 
 def test_topics_are_ordered_by_all_that_they_carried():

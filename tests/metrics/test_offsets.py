@@ -610,6 +610,10 @@ def test_offsets_of_transactions_that_never_end_are_bounded(cluster, monkeypatch
         commit_in_transaction(producer, 3, {ORDERS: number}, f"shop-{number}")
     lags = cluster.metrics.cluster("default").lags
     assert lags.evicted["committed"] == 7
+    commit_in_transaction(producer, 3, {ORDERS: 1, ("orders", 1): 2, CLICKS: 3}, "all at once")
+    assert lags.evicted["committed"] == 10  # offsets, not transactions
+    for number in range(7, 10):
+        commit_in_transaction(producer, 3, {ORDERS: number}, f"shop-{number}")
     end_transaction(producer, 3, commits=True, transaction="shop-2")  # forgotten
     assert records(cluster) == {}
     end_transaction(producer, 3, commits=True, transaction="shop-9")
@@ -812,6 +816,87 @@ def test_at_an_end_that_nobody_confirms_lag_is_unknown_and_behind_it_at_least_wh
     assert unknown(cluster) == {("billing", "orders"): 1, ("billing", "clicks"): 1}
     other.fetch({CLICKS: 20}, {CLICKS: (20, None)})
     assert records(cluster) == {("billing", "clicks"): 15} and unknown(cluster) == {("billing", "orders"): 1}
+
+
+def test_a_client_beside_an_end_that_nobody_confirms_is_not_said_to_be_at_it(cluster):
+    """It reads one partition and has paused the other, which others may write to past kproxy."""
+    member = cluster.consumer("reader")
+    member.fetch({ORDERS: 5, ("orders", 1): 5}, {ORDERS: (5, None), ("orders", 1): (5, None)})
+    assert cluster.lags() == {("reader", "orders"): (0, 0.0)}
+    for _ in range(3):
+        cluster.now_ns += lag.UNCONFIRMED_NS // 2
+        member.fetch({ORDERS: 5}, {ORDERS: (5, None)})
+    ((*of, shown),) = dict(cluster.metrics.cluster("default").lags.shown(cluster.now_ns, 0))["client_id"]
+    assert of == ["reader", "orders"] and shown == (0, None, 1, False)
+
+
+@pytest.mark.parametrize("by", ["client_id", "group"])
+def test_an_age_of_0_is_said_where_all_of_it_is_known(monkeypatch, by):
+    """Nor has a client a series of 0 records then: no metric says of how many partitions it is not known."""
+    cluster = Cluster()
+    cluster.now_ns = cluster.metrics.now_ns()
+    member = cluster.consumer("reader")
+    member.fetch({ORDERS: 5, ("orders", 1): 5}, {ORDERS: (5, None), ("orders", 1): (5, None)})
+    member.commit("billing", {ORDERS: 5, ("orders", 1): 5})
+    monkeypatch.setattr(cluster.metrics, "now_ns", lambda: cluster.now_ns)
+    of = labels(cluster="default", topic="orders", **{by: {"client_id": "reader", "group": "billing"}[by]})
+    assert scrape(cluster.metrics)["kproxy_consumer_lag_seconds"][of] == 0
+    cluster.now_ns += 2 * lag.UNCONFIRMED_NS
+    member.fetch({ORDERS: 5}, {ORDERS: (5, None)})
+    found = scrape(cluster.metrics)
+    assert of not in found.get("kproxy_consumer_lag_seconds", {})
+    assert found.get("kproxy_consumer_lag_records", {}).get(of) == {"client_id": None, "group": 0}[by]
+
+
+def test_of_groups_without_a_name_of_their_own_those_that_may_be_behind_are_the_last(cluster, monkeypatch):
+    member = cluster.consumer()
+    member.fetch({ORDERS: 5}, {ORDERS: (5, None)})
+    member.commit("at its end", {ORDERS: 5})
+    member.commit("unknown", {CLICKS: 3})
+    member.commit("unknown in part", {ORDERS: 5, ("orders", 1): 5})
+    member.commit("behind", {ORDERS: 4})
+    monkeypatch.setattr(lag, "MAX_SERIES", 3)
+    assert {name for name, _ in unknown(cluster)} == {"unknown", "unknown in part"}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_partition_that_another_client_took_over_is_no_lag_of_the_former_one(workers):
+    """Instances are added to a group one by one; the former ones go on with what is left to them."""
+    shared = Shared(Metrics())
+    clusters = [Cluster() for _ in range(workers)]
+    published_by = [Published(each.metrics) for each in clusters]
+    first, second, third = (clusters[number % workers].consumer(name) for number, name in enumerate("abc"))
+
+    def step(client, offsets, forgets=(), commits=True):
+        for each in clusters:
+            each.now_ns += S
+        client.fetch(offsets, {key: (offset, None) for key, offset in offsets.items()}, epoch=5, forgotten=forgets)
+        if commits:
+            client.commit("billing", offsets)
+
+    def shown():
+        if workers == 1:
+            return {name: behind for (name, _), behind in records(clusters[0], "client_id").items()}
+        for number, each in enumerate(published_by):
+            shared.take(number, published(each))
+        found = dict(shared.merged().cluster("default").lags.shown(clusters[0].now_ns, 0))["client_id"]
+        return {name: each.records for name, topic, each in found}
+
+    one = ("orders", 1)
+    step(first, {ORDERS: 10, one: 10})
+    step(first, {ORDERS: 20}, [one])
+    step(second, {one: 60}, commits=False)
+    assert shown() == {"a": 50, "b": 0}  # it may have paused it, and b may be of another group
+    step(second, {one: 70})
+    assert shown() == {"a": 0, "b": 0}
+    step(third, {one: 90})
+    second.fetch({CLICKS: 3}, {CLICKS: (3, None)}, epoch=6, forgotten=[one])
+    assert shown() == {"a": 0, "b": 0, "c": 0}
+    step(first, {ORDERS: 20, one: 95})
+    step(third, {CLICKS: 3}, [one])
+    step(first, {ORDERS: 20}, [one], commits=False)  # now it is a that has paused it
+    step(second, {one: 99}, commits=False)
+    assert shown()["a"] == 4
 
 
 def test_an_answer_that_a_quota_emptied_confirms_no_end(cluster):
