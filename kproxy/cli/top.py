@@ -75,6 +75,8 @@ def top(
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else plainly.WIDTH
         for line in plainly.lines(source, view, width):
             click.echo(line)
+        if left_out := plainly.left_out(source, view):
+            click.echo(f"only {left_out}", err=True)
         return
     plainly.check_terminal(sys.stdin, sys.stdout, sys.stderr)
     from kproxy.views.top.screen import Top

@@ -33,8 +33,10 @@ MEANINGS: Mapping[str, str] = {
     "produced_records_per_s": f"records in Produce requests, {_LAST}",
     "fetched_bytes_per_s": f"record batches in Fetch answers, as they are compressed, {_LAST}",
     "fetched_records_per_s": f"records in Fetch answers, {_LAST}",
-    "max_lag_records": "of the consumer furthest behind; ≥: of some partitions it is not known",
-    "lag_records": "records between the end of the log and what was committed (group) or fetched (client_id)",
+    "max_lag_records": "records, of the consumer furthest behind; ≥: at least, some partitions are not known; "
+    "unknown: of none is it known; –: nothing is committed or read, or it is not one of the 100 largest",
+    "lag_records": "records between the end of the log and what was committed (group) or fetched (client_id); "
+    "≥ and unknown: of some or all partitions it is not known",
     "lag_s": "age of the first record that was not read, or an upper bound of it",
     "lag_unknown_partitions": "partitions with a committed offset where nobody told the end of the log lately",
     "rebalances": f"rebalances {_SO_FAR}",

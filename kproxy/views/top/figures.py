@@ -27,6 +27,7 @@ _QUANTILES = (("p50_s", 0, 0.5), ("p99_s", 0, 0.99), ("wait_p99_s", 1, 0.99))  #
 _TOPIC = ("produced_bytes", "produced_records", "fetched_bytes", "fetched_records")
 _GROUP = ("state", "members", "generation", "rebalances", "rebalance_s", "refused", "protocol", "type")
 _FULL = {100, 200}  # rows of a list of /api/live that was cut
+_OTHER = "other"  # all consumers together that have no name of their own
 _LATE_US = 30 * 10**6  # a slow exchange is told when its answer has ended, its time is that of the first byte
 _WAITING = {"Fetch", "ShareFetch", "JoinGroup", "SyncGroup", "ConsumerGroupHeartbeat"}  # they wait on purpose
 
@@ -175,7 +176,8 @@ class Figures:
     def topics(self) -> list[Row]:
         """What was written to topics and read from them, with the largest lag of a consumer.
 
-        Those without traffic too, where a consumer's lag is known.
+        Also those of which a consumer's lag is all that is known: they have no traffic, or too little for a list that
+        was cut.
         """
         lags = self._largest_lags(lambda lag: lag["topic"])
         rows = []
@@ -184,17 +186,20 @@ class Figures:
             for index, name in enumerate(_TOPIC):
                 row[f"{name}_per_s"] = self._rate(now[index], before[index] if before else 0)
             rows.append(row | lags.pop((cluster, topic), _NO_LAG))
-        if len(rows) not in _FULL:  # of a list that was cut it is not known what traffic the others have
-            idle = dict.fromkeys((*_TOPIC, *(f"{name}_per_s" for name in _TOPIC)))
-            rows += [{"cluster": cluster, "topic": topic} | idle | lag for (cluster, topic), lag in lags.items()]
-        return rows
+        idle = dict.fromkeys((*_TOPIC, *(f"{name}_per_s" for name in _TOPIC)))
+        return rows + [{"cluster": cluster, "topic": topic} | idle | lag for (cluster, topic), lag in lags.items()]
+
+    def is_cut(self, name: str) -> bool:
+        """Whether a list of the last answer has only its largest rows; `lags` as `topics` and the like."""
+        return len(self._lags if name == "lags" else self._answers[-1][name]) in _FULL
 
     def _largest_lags(self, of: Callable[[Row], str | None]) -> dict[tuple[str, str], Row]:
         """By cluster and what `of` names: the most records that a consumer is behind, and partitions not known."""
         found: dict[tuple[str, str], Row] = {}
         for lag in self.lags():
             name = of(lag)
-            if name is None:
+            is_sum = lag["consumer"] == lag["topic"] == _OTHER and self.is_cut("lags")
+            if name is None or is_sum:
                 continue
             most = found.setdefault((lag["cluster"], name), dict(_NO_LAG))
             if lag["lag_records"] is not None:
@@ -210,14 +215,19 @@ class Figures:
         return [dict(zip(names, row, strict=False)) for row in self._answers[-1]["clients"]]
 
     def groups(self) -> list[Row]:
-        """Consumer groups, with their largest lag of a topic."""
+        """Consumer groups, with their largest lag of a topic.
+
+        Also those of which the lag is all that is known: no member joined since this kproxy began, or ever.
+        """
         lags = self._largest_lags(lambda lag: lag["consumer"] if lag["consumer_is"] == "group" else None)
-        return [
+        rows: list[Row] = [
             {"cluster": row[0], "group": row[1]}
             | dict(zip(_GROUP, row[2:], strict=False))
-            | lags.get((row[0], row[1]), _NO_LAG)
+            | lags.pop((row[0], row[1]), _NO_LAG)
             for row in self._answers[-1]["groups"]
         ]
+        unseen = dict.fromkeys(_GROUP)
+        return rows + [{"cluster": cluster, "group": group} | unseen | lag for (cluster, group), lag in lags.items()]
 
     def lags(self, cluster: str | None = None, topic: str | None = None) -> list[Row]:
         """How far consumers are behind: all, or those of a topic."""

@@ -27,7 +27,12 @@ def lines(source: Source, view: str, width: int) -> Iterator[str]:
     """One table, as it is sorted on the screen at first."""
     table = tables.TABLES[view]
     rows = tables.rows_of(source, tables.Place(view))
-    yield from tables.as_text(table, tables.ordered(rows, table.sort, tables.descends(table, table.sort)), width)
+    yield from tables.as_text(table, tables.ordered(table, rows, table.sort, tables.descends(table, table.sort)), width)
+
+
+def left_out(source: Source, view: str) -> str:
+    """What the table does not have, in words; nothing: it is whole."""
+    return tables.left_out(source.figures, view, tables.rows_of(source, tables.Place(view)))
 
 
 def line(source: Source, apis: int = 3) -> str:
@@ -85,4 +90,6 @@ def document(source: Source) -> dict[str, Any]:
         except KproxyError as fault:
             found[name], found.setdefault("faults", {})[name] = None, str(fault)
     found["lags"] = source.figures.lags()
+    told = {name: tables.left_out(source.figures, name, found[name] or ()) for name in (*tables.VIEWS, "lags")}
+    found["left_out"] = {name: text for name, text in told.items() if text and found[name] is not None}
     return found

@@ -266,7 +266,7 @@ class Top(App[None]):
         table = TABLES[self.place.table]
         key, descending = self.sort
         found = tables.matching(table, self._rows, self._wanted.get(self.place.table, ""))
-        self._shown = tables.ordered(found, key, descending)[: tables.ROWS]
+        self._shown = tables.ordered(table, found, key, descending)[: tables.ROWS]
         self._draw_heads(len(found))
         self._draw_table(table)
 
@@ -371,7 +371,7 @@ class Top(App[None]):
         elif found > len(self._shown):
             text.append(f" {len(self._shown)} of {found} rows: filter with /", _QUIET)
         if self._rows and not self._source.figures.is_empty:
-            left = tables.left_out(table.name, self._rows, self._source.figures.state.get("connections", 0))
+            left = tables.left_out(self._source.figures, table.name, self._rows)
             text.append(f" {left}" if left else "", _QUIET)
         return text
 
@@ -381,7 +381,7 @@ def _cell(column: tables.Column, row: Row) -> tuple[str, str]:
     value = row.get(column.key)
     is_name = column.rank == 0 and not column.is_figure
     quiet = _QUIET if tables.is_idle(row) else ""
-    return column.show(value), _BAD_CELL if column.is_bad and value else quiet or ("bold" if is_name else "")
+    return column.text(row), _BAD_CELL if column.is_bad and value else quiet or ("bold" if is_name else "")
 
 
 def _as_text(cell: tuple[str, str], column: tables.Column) -> Text:

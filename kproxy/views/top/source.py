@@ -75,7 +75,7 @@ class Source:
         return self._rows("/api/requests", connection=connection)
 
     def members(self, cluster: str, group: str) -> list[Row]:
-        """Of a group; KproxyError: it is not known any more."""
+        """Of a group; KproxyError: it is not known, or not any more."""
         after = ""
         for _ in range(_PAGES):
             page = self._rows("/api/groups", limit=_GROUPS_PAGE, after=after)
@@ -85,7 +85,7 @@ class Source:
             if len(page) < _GROUPS_PAGE:
                 break
             after = f"{page[-1]['cluster']}/{page[-1]['group']}"
-        raise KproxyError("this group is not known any more")
+        raise KproxyError("no member of this group is known: none joined since kproxy began, or the group is gone")
 
     def findings(self) -> list[Row]:
         """What stands out, asked anew every FINDINGS_S."""

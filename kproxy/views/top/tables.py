@@ -15,7 +15,7 @@ from rich.cells import cell_len, set_cell_size
 from kproxy.views import units
 from kproxy.views.operator import age
 from kproxy.views.top import explanations
-from kproxy.views.top.figures import AtLeast, Row
+from kproxy.views.top.figures import AtLeast, Figures, Row
 from kproxy.views.top.source import Source
 
 TEXT = 300
@@ -77,7 +77,7 @@ _clock = _figure(lambda value: units.time(int(value) * 1000)[11:])
 
 @dataclass(frozen=True)
 class Column:
-    """key: of rows. rank: the higher, the earlier it is left out where there is no room."""
+    """key: of rows. rank: the higher, the earlier it is left out where there is no room. missing: see `text`."""
 
     key: str
     title: str
@@ -85,10 +85,20 @@ class Column:
     rank: int = 0
     least: int = 8  # cells of a text column
     is_bad: bool = False  # a value above 0 stands out
+    missing: str = ""  # the key of how much is missing in the value
 
     @property
     def is_figure(self) -> bool:
         return self.show is not _text
+
+    def text(self, row: Row) -> str:
+        """The cell of a row; where there is no value since all is missing, "unknown"."""
+        value = row.get(self.key)
+        return "unknown" if value is None and row.get(self.missing) else self.show(value)
+
+    def rank_of(self, row: Row) -> Any:
+        """What a row is sorted by; None: it has nothing. What may be above 0 is sorted so."""
+        return row.get(self.key) or (0.5 if row.get(self.missing) else row.get(self.key))
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,7 @@ class Table:
     key: tuple[str, ...] = ()
 
 
+_MAX_LAG = Column("max_lag_records", "max lag", _least_count, 1, missing="lag_unknown_partitions")
 _CLUSTER = Column("cluster", "cluster", rank=3, least=7)
 _TRAFFIC = (
     Column("requests_per_s", "req/s", _rate),
@@ -233,7 +244,7 @@ TABLES: Mapping[str, Table] = {
                 Column("produced_records_per_s", "records/s", _rate, 2),
                 Column("fetched_bytes_per_s", "read", _byte_rate),
                 Column("fetched_records_per_s", "records/s", _rate, 2),
-                Column("max_lag_records", "max lag", _least_count, 1),
+                _MAX_LAG,
                 Column("produced_bytes", "written so far", _bytes, 4),
                 Column("fetched_bytes", "read so far", _bytes, 4),
             ),
@@ -266,7 +277,7 @@ TABLES: Mapping[str, Table] = {
                 Column("rebalances", "rebalances", _count),
                 Column("rebalance_s", "time in them", _seconds, 3),
                 Column("refused", "refused", _count, 3, is_bad=True),
-                Column("max_lag_records", "max lag", _least_count, 1),
+                _MAX_LAG,
             ),
             lambda source: source.figures.groups(),
             "rebalances",
@@ -354,7 +365,8 @@ TABLES: Mapping[str, Table] = {
             "lags",
             (
                 *(Column("consumer", "consumer", least=16), Column("consumer_is", "is", least=9)),
-                *(Column("lag_records", "lag", _least_count), Column("lag_s", "behind", _seconds)),
+                Column("lag_records", "lag", _least_count, missing="lag_unknown_partitions"),
+                Column("lag_s", "behind", _seconds),
                 Column("lag_unknown_partitions", "unknown partitions", _count, 1),
             ),
             lambda source, cluster, topic: source.figures.lags(cluster, topic),
@@ -426,13 +438,20 @@ def is_idle(row: Row) -> bool:
     return bool(rates) and not any(rates)
 
 
-def left_out(name: str, rows: Sequence[Row], connections: int) -> str:
-    """What of a table a kproxy did not send, in words; nothing: it is whole. connections: that are open."""
-    if name in ("topics", "clients", "groups", "errors") and len(rows) >= LARGEST:
-        return f"the {LARGEST} largest"
+_BY = {"topics": "bytes", "clients": "connections", "groups": "rebalances", "errors": "answers"}  # lists are cut by
+
+
+def left_out(figures: Figures, name: str, rows: Sequence[Row]) -> str:
+    """What of a table a kproxy did not send, in words; nothing: it is whole."""
+    told = []
+    if name in _BY and figures.is_cut(name):
+        told.append(f"the {LARGEST} with the most {_BY[name]}")
+    if name in ("topics", "groups", "lags") and figures.is_cut("lags"):
+        told.append(f"the {LARGEST} largest lags of all consumers")
+    connections = figures.state.get("connections", 0)
     if name == "connections" and len(rows) < connections:
-        return f"the oldest {len(rows):,} of {connections:,}"
-    return ""
+        told.append(f"the oldest {len(rows):,} of {connections:,}")
+    return ", ".join(told)
 
 
 def matching(table: Table, rows: Sequence[Row], wanted: str) -> list[Row]:
@@ -442,14 +461,14 @@ def matching(table: Table, rows: Sequence[Row], wanted: str) -> list[Row]:
     return [row for row in rows if not low or any(low in str(row.get(column.key)).lower() for column in columns)]
 
 
-def ordered(rows: Sequence[Row], key: str, descending: bool) -> list[Row]:
+def ordered(table: Table, rows: Sequence[Row], key: str, descending: bool) -> list[Row]:
     """By a column; what has no value comes last, equals by their text, so that rows keep still."""
-    some = [row for row in rows if row.get(key) is not None]
-    rest = [row for row in rows if row.get(key) is None]
-    numbers = all(isinstance(row[key], int | float) for row in some)
-    some.sort(key=_names)
-    some.sort(key=lambda row: row[key] if numbers else str(row[key]), reverse=descending)
-    return some + sorted(rest, key=_names)
+    rank_of = next(column for column in table.columns if column.key == key).rank_of
+    ranked = sorted(((rank_of(row), row) for row in rows), key=lambda each: _names(each[1]))
+    some = [each for each in ranked if each[0] is not None]
+    numbers = all(isinstance(rank, int | float) for rank, _ in some)
+    some.sort(key=lambda each: each[0] if numbers else str(each[0]), reverse=descending)
+    return [row for _, row in some] + [row for rank, row in ranked if rank is None]
 
 
 def _names(row: Row) -> tuple[str, ...]:
@@ -468,7 +487,7 @@ def fitting(table: Table, rows: Sequence[Row], width: int) -> list[tuple[Column,
     if len({row.get("cluster") for row in rows}) < 2:
         columns = [column for column in columns if column.key != "cluster"]
     longest = {
-        column.key: max(cell_len(column.title) + 1, *(cell_len(column.show(row.get(column.key))) for row in rows), 3)
+        column.key: max(cell_len(column.title) + 1, *(cell_len(column.text(row)) for row in rows), 3)
         for column in columns
     }
 
@@ -498,9 +517,7 @@ def as_text(table: Table, rows: Sequence[Row], width: int) -> Iterator[str]:
     columns = fitting(table, rows, width)
     yield (" " * GAP).join(_cell(column, column.title, size) for column, size in columns).rstrip()
     for row in rows:
-        yield (
-            (" " * GAP).join(_cell(column, column.show(row.get(column.key)), size) for column, size in columns).rstrip()
-        )
+        yield ((" " * GAP).join(_cell(column, column.text(row), size) for column, size in columns).rstrip())
 
 
 def _cell(column: Column, text: str, width: int) -> str:

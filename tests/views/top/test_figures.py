@@ -115,3 +115,31 @@ def test_a_lag_that_may_be_more_is_told_so_and_topics_without_traffic_have_their
     assert [type(told[name]) for name in ("billing", "audit", "app")] == [AtLeast, int, int]
     lines = list(as_text(TABLES["lags"], figures.lags("c", "orders"), 80))
     assert ["billing", "group", "≥", "7,500", "2.00", "s", "3"] in [line.split() for line in lines]
+
+
+def test_groups_of_which_only_the_lag_is_known_have_rows():
+    """After a restart of kproxy, or where offsets are committed without joining a group."""
+    figures = Figures()
+    lags = [
+        ["c", "group", "simple", "orders", 770, None, 0],
+        ["c", "client_id", "app", "orders", 9, None, 0],
+        ["c", "group", "billing", "orders", 5, None, 0],
+    ]
+    figures.add(answer(1, 10, groups=[["c", "billing", "Stable", 1, 1, 0, 0.0, 0, "classic", "consumer"]], lags=lags))
+    billing, simple = figures.groups()
+    assert (billing["group"], billing["max_lag_records"]) == ("billing", 5)
+    assert (simple["group"], simple["state"], simple["members"], simple["max_lag_records"]) == (
+        "simple",
+        None,
+        None,
+        770,
+    )
+
+
+def test_what_all_others_are_behind_together_is_no_largest_lag():
+    figures = Figures()
+    lags = [["c", "group", "other", "other", 10**6, None, 0]]
+    lags += [["c", "group", f"g{number}", "orders", 7, None, 0] for number in range(99)]
+    figures.add(answer(1, 10, lags=lags))
+    assert [(row["topic"], row["max_lag_records"]) for row in figures.topics()] == [("orders", 7)]
+    assert "other" not in [row["group"] for row in figures.groups()] and len(figures.lags()) == 100

@@ -5,7 +5,9 @@ from rich.cells import cell_len
 
 from kproxy.admin.live import MAX_ROWS
 from kproxy.admin.page import load_page
+from kproxy.views.top.figures import AtLeast, Figures
 from kproxy.views.top.tables import LARGEST, TABLES, as_text, fitting, left_out, matching, ordered, plain
+from tests.views.top.test_figures import answer
 
 HOSTILE = [
     "[red]x[/red]",
@@ -55,9 +57,10 @@ def test_what_kind_of_group_it_is_fits_80_columns():
 
 
 def test_what_has_no_value_comes_last_and_equals_keep_still():
-    rows = [{"api": "b", "p": None}, {"api": "d", "p": 1}, {"api": "c", "p": 3}, {"api": "a", "p": 1}]
-    assert [row["api"] for row in ordered(rows, "p", True)] == ["c", "a", "d", "b"]
-    assert [row["api"] for row in ordered(rows, "p", False)] == ["a", "d", "c", "b"]
+    values = {"b": None, "d": 1, "c": 3, "a": 1}
+    rows = [{"api": api, "p50_s": value} for api, value in values.items()]
+    assert [row["api"] for row in ordered(TABLES["apis"], rows, "p50_s", True)] == ["c", "a", "d", "b"]
+    assert [row["api"] for row in ordered(TABLES["apis"], rows, "p50_s", False)] == ["a", "d", "c", "b"]
     assert [row["api"] for row in matching(TABLES["apis"], rows, "C")] == ["c"]
 
 
@@ -77,9 +80,27 @@ def test_a_finding_is_read_from_what_it_is_to_what_to_do_with_units():
 
 
 def test_what_a_kproxy_did_not_send_is_said():
-    rows = [{}] * LARGEST
-    assert left_out("topics", rows, 0) == "the 100 largest" and not left_out("topics", rows[1:], 0)
-    assert left_out("connections", rows, 9000) == "the oldest 100 of 9,000" and not left_out("connections", rows, 100)
-    assert not left_out("slow", rows, 9000)
+    figures = Figures()
+    rows = [["c", f"t{number}", 1, 1, 1, 1] for number in range(LARGEST)]
+    lags = [["c", "group", f"g{number}", "idle", 7, 1.0, 0] for number in range(LARGEST)]
+    figures.add(answer(1, 1, topics=rows, lags=lags[1:]))
+    assert left_out(figures, "topics", figures.topics()) == "the 100 with the most bytes"
+    assert len(figures.topics()) == LARGEST + 1  # a topic that may have fallen out, of which a lag is known
+    assert not left_out(figures, "groups", figures.groups()) and not left_out(figures, "lags", figures.lags())
+    assert not left_out(figures, "slow", rows)
+    assert left_out(figures, "connections", [{}]) == "the oldest 1 of 2" and not left_out(figures, "connections", rows)
+    figures.add(answer(2, 1, topics=rows[1:], lags=lags))
+    for name in ("topics", "groups", "lags"):
+        assert left_out(figures, name, ()) == "the 100 largest lags of all consumers"
     page = load_page()
     assert LARGEST == MAX_ROWS and page is not None and f"MOST = {MAX_ROWS}," in page["page.js"].body.decode()
+
+
+def test_a_lag_of_which_nothing_is_known_is_said_to_be_unknown_and_comes_before_none():
+    lags = (("at its end", 0, 0), ("behind", 7, 0), ("unknown", None, 2), ("in part", AtLeast(0), 3), ("none", None, 0))
+    names = "group", "max_lag_records", "lag_unknown_partitions"
+    rows = [dict(zip(names, values, strict=True)) for values in lags]
+    down = ordered(TABLES["groups"], rows, "max_lag_records", True)
+    assert [row["group"] for row in down] == ["behind", "in part", "unknown", "at its end", "none"]
+    shown = [line.split("  ")[-1].strip() for line in as_text(TABLES["groups"], down, 200)]
+    assert shown == ["max lag", "7", "≥ 0", "unknown", "0", "–"]
