@@ -391,6 +391,17 @@ def test_figures_stay_in_sight_beside_long_names_of_several_clusters(width: int)
         assert browser.asked(ALONE) == []  # no tile is alone in its row
 
 
+def test_a_lag_that_may_be_more_is_marked_and_one_of_which_nothing_is_known_is_unknown() -> None:
+    lags = (("end", 0, 0), ("none", None, 2), ("behind", 7500, 3), ("part", 0, 1), ("known", 8, 0))
+    told = [["c", "group", name, "orders", records, None, unknown] for name, records, unknown in lags]
+    with Scripted([answer(1, lags=told)]) as kproxy, chromium.opened(kproxy.url, 1366) as browser:
+        kproxy.may_answer.set()
+        wait_for("the lags", lambda: bool(rows(browser, "lags")), 60)
+        shown = [(name, records, unknown) for name, _, _, records, _, unknown in rows(browser, "lags")]
+        assert [shown[0], shown[1], shown[4]] == [("behind", "≥ 7,500", "3"), ("known", "8", "0"), ("end", "0", "0")]
+        assert sorted(shown[2:4]) == [("none", "unknown", "2"), ("part", "≥ 0", "1")]
+
+
 def test_over_tls_with_a_token(tmp_path: Path) -> None:
     """In a browser that trusts the test's own CA, and in one that does not."""
     authority = Authority(tmp_path / "ca")

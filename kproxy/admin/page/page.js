@@ -572,8 +572,9 @@
 
     table("lags", [
       column("consumer", (row) => row[2], fits(2)), column("is a", (row) => (row[1] === "group" ? "group" : "client")), column("topic", (row) => row[3], fits(2)), ...inOne((row) => row[0]),
-      figure("records", (row) => row[4], count), figure("time", (row) => row[5], duration),
-      ...(behind.some((row) => row[6]) ? [figure("unknown", (row) => row[6], count)] : []), // partitions
+      // Sorted as kproxy cuts the list: who may be behind comes before who is not.
+      { ...figure("records", (row) => row[4] || (row[6] ? 0.5 : row[4])), show: (row) => (!row[6] ? count(row[4]) : row[4] == null ? "unknown" : "≥ " + count(row[4])) },
+      figure("time", (row) => row[5], duration), ...(behind.some((row) => row[6]) ? [figure("unknown partitions", (row) => row[6], count)] : []),
     ], behind, { empty: among(lags, behind.length, hint), order: { name: "records", down: true } });
 
     table("clients", [
