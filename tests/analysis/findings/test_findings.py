@@ -78,6 +78,7 @@ def test_short_captures_of_ordinary_clients_raise_no_alarm(found, name):
     assert not found(name)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["k41_java_cluster", "k39_zk_cluster"])
 def test_a_broker_that_was_restarted_is_told_and_nothing_else(found, name):
     (one,) = found(name).values()
