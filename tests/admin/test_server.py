@@ -175,8 +175,10 @@ def test_live_state_is_json_by_name():
                 assert await answer.json() == {"connections": "/api/connections"}
             async with client.get("/api/connections") as answer:
                 assert await answer.json() == [{"client": "127.0.0.1:1"}]
-            async with client.get("/api/connections", headers={"Accept-Encoding": "gzip, br"}) as answer:
-                assert json.loads(gzip.decompress(await answer.read())) == [{"client": "127.0.0.1:1"}]
+            for accepted, is_packed in (("gzip, br", True), ("br, GZIP ; q=0.1", True), ("gzip;q=0.0, br", False)):
+                async with client.get("/api/connections", headers={"Accept-Encoding": accepted}) as answer:
+                    body = await answer.read()
+                    assert json.loads(gzip.decompress(body) if is_packed else body) == [{"client": "127.0.0.1:1"}]
             async with client.get("/api/secrets") as answer:
                 assert answer.status == 404
                 assert answer.headers["Cache-Control"] == "no-store"
