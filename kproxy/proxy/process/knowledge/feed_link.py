@@ -157,9 +157,13 @@ class FeedLink:
             self._channel = None
         process = self._process
         if process is not None:
+            within_s = _END_S if self.record is None else _WRITE_S
             try:
-                await asyncio.to_thread(process.wait, _END_S if self.record is None else _WRITE_S)
+                await asyncio.to_thread(process.wait, within_s)
             except subprocess.TimeoutExpired:
+                if self.record is not None:
+                    text = "the process that follows groups has not ended after %g s: killed, its last rows are lost"
+                    log.error(text, within_s)
                 process.kill()
                 await asyncio.to_thread(process.wait)
 

@@ -398,6 +398,11 @@ def test_what_the_process_says_is_a_line_as_all_others(tmp_path):
             place.rename(tmp_path / "moved")
             place.touch()
             await rebalance([await here.connect() for _ in range(2)], "g", 1)
+
+            async def is_known() -> bool:
+                return total(await here.scrape(), "kproxy_group_rebalances_total") > 0
+
+            await here.until(is_known)  # else that process may be loaded still, for longer than its owner waits
             here.process.send_signal(signal.SIGTERM)
             await here.process.wait()
             await here.said("rows of insight are lost")
