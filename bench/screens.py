@@ -339,8 +339,8 @@ def run(
         proxy = stack.enter_context(processes.kproxy(upstream, folder, None, detail="topics"))
         begun = time.monotonic()
         opened = connect(proxy, connections, topics, clients, groups)
-        _until_known(proxy, groups)
         found: dict[str, Any] = {"made_in_s": round(time.monotonic() - begun, 1)}
+        _until_known(proxy, groups)
         over = Event()
         moving = Thread(target=keep_moving, args=(opened, topics, clients, over), daemon=True)
         moving.start()

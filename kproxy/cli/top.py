@@ -73,9 +73,10 @@ def top(
             click.echo(json.dumps(plainly.document(source), indent=2))
             return
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else plainly.WIDTH
-        for line in plainly.lines(source, view, width):
+        lines, left_out = plainly.as_text(source, view, width)
+        for line in lines:
             click.echo(line)
-        if left_out := plainly.left_out(source, view):
+        if left_out:
             click.echo(f"only {left_out}", err=True)
         return
     plainly.check_terminal(sys.stdin, sys.stdout, sys.stderr)

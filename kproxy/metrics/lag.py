@@ -99,19 +99,19 @@ class Fetching:
                 elif key == OFFSET_COMMIT:
                     lags.committed_by(event, self.client_id)
                 elif key == OFFSET_FETCH:
-                    self._named(event)
+                    self._learn_client(event)
                     lags.fetched_offsets(event)
                 elif key == TXN_OFFSET_COMMIT:
                     lags.committed_in_transaction(event)
                 elif key in HEARTBEATS:
-                    self._named(event)
+                    self._learn_client(event)
                     lags.note_group(event.group_id)  # its offsets may have been committed before kproxy was started
                 elif key in (END_TXN, INIT_PRODUCER_ID):
                     lags.transaction_ended(event)
                 elif answered is not None and answered.deleted:
                     lags.deleted(event)
 
-    def _named(self, exchange: Exchange) -> None:
+    def _learn_client(self, exchange: Exchange) -> None:
         """Learn the client's id, which is not read of a commit."""
         self.client_id = (exchange.client_id or "")[:MAX_LABEL]
 
@@ -136,7 +136,7 @@ class Fetching:
             return
         lags.fetching.add(self)
         before_ns = self.asked_ns  # an answer of this session that left a partition out said that it is as it was
-        self._named(exchange)
+        self._learn_client(exchange)
         if answered.partitions or exchange.throttle_ms <= 0:  # a throttled answer is empty, whatever is new
             self.asked_ns = now_ns
         positions = self.positions

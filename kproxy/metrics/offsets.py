@@ -84,7 +84,7 @@ class Position(NamedTuple):
     former: tuple[str, ...] = ()  # the last MAX_FORMER other clients that committed there before
 
     def after(self, before: "Position") -> "Position":
-        """This commit, with who committed before it."""
+        """This commit, with who committed before it: the latest last, since the earliest are forgotten first."""
         client = self.client or before.client
         clients = dict.fromkeys((*before.former, before.client, *self.former))
         former = [each for each in clients if each not in ("", client)]

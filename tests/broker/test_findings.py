@@ -55,7 +55,7 @@ SINGLES, FILLED, ACKED, PLAIN, FLIGHTS, EMPTIES = 1000, 300, 40, 1600, 70, 300
 
 
 class Client:
-    """What clients have in common: where they bootstrap, and until when they run."""
+    """A client of the scene: where it bootstraps, and until when it runs."""
 
     def __init__(self, kproxy: Kproxy) -> None:
         self.kproxy = kproxy
@@ -356,7 +356,7 @@ class Behaving(Client):
 
 
 class Run(NamedTuple):
-    """The findings of recorded tables, and those that the running kproxy had told."""
+    """Findings of the tables that kproxy recorded, and those that it had while it ran."""
 
     recorded: dict[tuple[str, str], Finding]
     live: list[dict[str, Any]]
@@ -386,7 +386,7 @@ def warm_up(cluster: Cluster) -> None:
 
 @pytest.fixture(scope="module")
 def runs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
-    """Of the clients that provoke, and of those that behave, in the same time."""
+    """Findings about the clients with faults, and about the healthy ones; both run at the same time."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     topics = [NewTopic(name, len(led), replica_assignment=[[one] for one in led]) for name, led in (BAD | GOOD).items()]
     forget(cluster, {*BAD, *GOOD, "weak"})
@@ -570,7 +570,7 @@ def resent(namespace: Namespace) -> int:
 
 @contextmanager
 def captured(namespace: Namespace, device: str, path: Path, *filter_: str) -> Iterator[None]:
-    """What passes a device, in a file."""
+    """Capture the Kafka packets of a device into a file."""
     tcpdump = namespace.start(
         *("tcpdump", "-i", device, "-s", "0", "-B", "65536", "-U", "-w", path, "port", "9092", *filter_),
         stderr=subprocess.PIPE,
@@ -617,8 +617,8 @@ def test_lost_segments_and_closed_windows_are_found_where_they_are(apart: Apart,
         assert not {"gap", "kernel_drops"} & {row["kind"] for row in tables["quality"].arrow().to_pylist()}
     bad, good = (f"{host} and {bootstrap}" for host in ("10.91.1.9", "10.91.2.254"))
     resends, shut = found.pop(("retransmissions", bad)), found.pop(("zero_windows", bad))
-    # The kernels of both ends count them: what was lost, and the broker's into windows that stay closed. They count SYN
-    # and FIN too, of four connections.
+    # The kernels of both ends count what they send again: segments that were lost, and the broker's into windows that
+    # stay closed. SYN and FIN of the four connections are among them.
     assert 50 < dict(resends.evidence)["retransmissions"] <= sent_again <= dict(resends.evidence)["retransmissions"] + 4
     assert 0.01 < dict(resends.evidence)["segment_share"] < 0.1 and resends.severity == "warning"
     assert dict(shut.evidence)["zero_windows"] == closed(lossy)

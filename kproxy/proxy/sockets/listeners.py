@@ -3,7 +3,8 @@
 A listener hands over connected client sockets and does not know what becomes of them. Accepting pauses, for all
 listeners of a gate at once, at its connection limit and while the process has no file descriptors left: a
 level-triggered accept would spin. One turn of the event loop accepts at most ACCEPTS_PER_TURN connections, whatever
-the number of listeners; the others wait in the backlog for the next turn. Refuses to know Kafka, brokers and routes.
+the number of listeners; sockets that had none of them come first in the next turn, one connection each, so that a
+flooded port delays no other by more than its share. Refuses to know Kafka, brokers and routes.
 """
 
 import asyncio
@@ -64,6 +65,7 @@ class Gate:
         self.is_held = False  # clients wait in the backlog
         self._exhausted: asyncio.TimerHandle | None = None
         self._accepts_left = ACCEPTS_PER_TURN
+        self._queue: dict[socket.socket, Listener] = {}  # not accepted from for lack of accepts, longest first
         self._limiter = LogLimiter(log)
 
     @property
@@ -114,8 +116,22 @@ class Gate:
         self._accepts_left -= 1
         return self._accepts_left >= 0
 
+    def queue(self, sock: socket.socket, listener: "Listener") -> None:
+        """A listening socket has clients and this turn no accepts left: it comes first in the next turn.
+
+        The event loop would report the sockets of the next turn in the same order as those of this one.
+        """
+        self._queue.setdefault(sock, listener)
+
+    def unqueue(self, sock: socket.socket) -> None:
+        self._queue.pop(sock, None)
+
     def _next_turn(self) -> None:
         self._accepts_left = ACCEPTS_PER_TURN
+        for sock in tuple(itertools.islice(self._queue, ACCEPTS_PER_TURN)):
+            listener = self._queue.pop(sock, None)  # None: closed by what another accepted
+            if listener is not None and self.take_turn():
+                listener.accept_one(sock)
 
     def _recovered(self) -> None:
         self._exhausted = None
@@ -186,6 +202,7 @@ class Listener:
                     self._loop.add_reader(sock, self._ready, sock)
                 else:
                     self._loop.remove_reader(sock)
+                    self.gate.unqueue(sock)
 
     def takes(self, host: str) -> bool:
         """Whether connections to that address of this machine arrive here."""
@@ -212,23 +229,30 @@ class Listener:
             self.gate.listeners.discard(self)
             self.gate.sockets -= len(self._sockets)
 
+    def accept_one(self, sock: socket.socket) -> bool:
+        """Accept a client and hand it over; False: none waits, or the system gives no more sockets."""
+        try:
+            client, peer = sock.accept()
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as fault:
+            return not self.gate.check(fault)  # otherwise that client has gone already
+        try:
+            prepare(client)
+        except OSError:
+            client.close()
+            return True
+        host = peer[0].removeprefix(_MAPPED) if peer[0].startswith(_MAPPED) and "." in peer[0] else peer[0]
+        self._accepted(client, Address(host, peer[1]))
+        return True
+
     def _ready(self, sock: socket.socket) -> None:
-        while self._accepting and self.gate.take_turn():
-            try:
-                client, peer = sock.accept()
-            except (BlockingIOError, InterruptedError):
+        while self._accepting:
+            if not self.gate.take_turn():
+                self.gate.queue(sock, self)
                 return
-            except OSError as fault:
-                if self.gate.check(fault):
-                    return
-                continue  # that client has gone already
-            try:
-                prepare(client)
-            except OSError:
-                client.close()
-                continue
-            host = peer[0].removeprefix(_MAPPED) if peer[0].startswith(_MAPPED) and "." in peer[0] else peer[0]
-            self._accepted(client, Address(host, peer[1]))
+            if not self.accept_one(sock):
+                return
 
 
 def normal(address: Address) -> Address:

@@ -198,7 +198,7 @@ class Figures:
         found: dict[tuple[str, str], Row] = {}
         for lag in self.lags():
             name = of(lag)
-            is_sum = lag["consumer"] == lag["topic"] == _OTHER and self.is_cut("lags")
+            is_sum = lag["consumer"] == lag["topic"] == _OTHER and self.is_cut("lags")  # of all that are cut
             if name is None or is_sum:
                 continue
             most = found.setdefault((lag["cluster"], name), dict(_NO_LAG))

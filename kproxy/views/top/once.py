@@ -23,16 +23,12 @@ def ask(source: Source, interval_s: float) -> None:
     source.ask()
 
 
-def lines(source: Source, view: str, width: int) -> Iterator[str]:
-    """One table, as it is sorted on the screen at first."""
+def as_text(source: Source, view: str, width: int) -> tuple[Iterator[str], str]:
+    """The lines of one table, sorted as on the screen at first; and what was left out of it, in words, if anything."""
     table = tables.TABLES[view]
     rows = tables.rows_of(source, tables.Place(view))
-    yield from tables.as_text(table, tables.ordered(table, rows, table.sort, tables.descends(table, table.sort)), width)
-
-
-def left_out(source: Source, view: str) -> str:
-    """What the table does not have, in words; nothing: it is whole."""
-    return tables.left_out(source.figures, view, tables.rows_of(source, tables.Place(view)))
+    ordered = tables.ordered(table, rows, table.sort, tables.descends(table, table.sort))
+    return tables.as_text(table, ordered, width), tables.left_out(source.figures, view, rows)
 
 
 def line(source: Source, apis: int = 3) -> str:

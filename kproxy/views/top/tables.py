@@ -517,7 +517,7 @@ def as_text(table: Table, rows: Sequence[Row], width: int) -> Iterator[str]:
     columns = fitting(table, rows, width)
     yield (" " * GAP).join(_cell(column, column.title, size) for column, size in columns).rstrip()
     for row in rows:
-        yield ((" " * GAP).join(_cell(column, column.text(row), size) for column, size in columns).rstrip())
+        yield (" " * GAP).join(_cell(column, column.text(row), size) for column, size in columns).rstrip()
 
 
 def _cell(column: Column, text: str, width: int) -> str:

@@ -1,13 +1,16 @@
-"""Why a port cannot be bound: real sockets hold it."""
+"""Why a port cannot be bound, where real sockets hold it; and in which order clients of several ports are accepted."""
 
+import asyncio
 import errno
 import os
 import socket
+from collections import Counter
 from contextlib import ExitStack, suppress
 
 import pytest
 
-from kproxy.proxy.sockets.listeners import listening, why_unbound
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.sockets.listeners import ACCEPTS_PER_TURN, Gate, Listener, listening, why_unbound
 
 HOSTS = ("127.0.0.1", "::1")
 
@@ -70,3 +73,50 @@ def test_other_faults_have_their_remedies() -> None:
         (errno.ENOBUFS, 9092, os.strerror(errno.ENOBUFS)),
     ):
         assert said in why_unbound(OSError(number, os.strerror(number)), port=port)
+
+
+def accepted(flooded: int, clients: int, limit: int) -> tuple[list[int], int]:
+    """The ports that clients were accepted at, in turn: `flooded` with that many clients each, and a last one with one.
+
+    limit: how many connections may be open; none of them ends. Also the last one's port.
+    """
+    ports: list[int] = []
+
+    async def run() -> int:
+        gate, enough = Gate(limit), asyncio.Event()
+        gate.hold(True)
+
+        def accept(client: socket.socket, _peer: Address) -> None:
+            stack.callback(client.close)
+            gate.enter()
+            ports.append(client.getsockname()[1])
+            if len(ports) == min(limit, flooded * clients + 1):
+                enough.set()
+
+        with ExitStack() as stack:
+            stack.callback(gate.close)
+            listeners = [Listener(gate, ["127.0.0.1"], 0, clients, accept) for _ in range(flooded + 1)]
+            *busy, last = [listener.port for listener in listeners]
+            for port in [*busy * clients, last]:
+                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            gate.hold(False)
+            async with asyncio.timeout(60):
+                await enough.wait()
+            for _ in range(10):  # turns in which no more may be accepted
+                await asyncio.sleep(0)
+            return last
+
+    return ports, asyncio.run(run())
+
+
+def test_clients_of_one_port_do_not_wait_behind_the_queues_of_others() -> None:
+    flooded = 2 * ACCEPTS_PER_TURN
+    ports, last = accepted(flooded, clients=20, limit=1000)
+    assert ports.index(last) < flooded + ACCEPTS_PER_TURN
+    assert sorted(Counter(ports).values()) == [1, *[20] * flooded]
+
+
+def test_ports_that_wait_for_their_turn_keep_to_the_limit() -> None:
+    limit = ACCEPTS_PER_TURN + 1
+    ports, _ = accepted(ACCEPTS_PER_TURN, clients=limit, limit=limit)
+    assert len(ports) == limit
