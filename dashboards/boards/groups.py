@@ -85,7 +85,7 @@ PARTS = (
         ),
         series(
             "By cause",
-            "What set them off; docs/groups.md has each cause and its mend. session_expired and member_left again and "
+            "What set them off; docs/groups.md has each cause and its fix. session_expired and member_left again and "
             "again: members that are slow to poll, or die.",
             "ops",
             (rate("kproxy_rebalance_causes_total", *CLUSTER, by="cause"), "{{cause}}"),

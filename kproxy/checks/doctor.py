@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kproxy.checks.doctor_cluster import PORT_MEND, ClusterExamination
+from kproxy.checks.doctor_cluster import PORT_FIX, ClusterExamination
 from kproxy.checks.findings import Report
 from kproxy.errors import ConfigError, of_extras
 from kproxy.metrics import Metrics
@@ -36,8 +36,8 @@ IDLE_BYTES = 4_300  # of one connection (bench/FIGURES.md)
 START_BYTES = 61_000_000  # of each process
 UNSENT_BYTES = 2 * 512 * 1024  # of one connection whose sides both take nothing: one read each
 
-SERVER_MEND = "is the server up, is it the right address and port (2181 as a rule), does a firewall let kproxy through?"
-KEYS_MEND = (
+SERVER_FIX = "is the server up, is it the right address and port (2181 as a rule), does a firewall let kproxy through?"
+KEYS_FIX = (
     "is it the URL of the issuer's jwks_uri, does this host reach it, and does jwks_ca_file vouch for its certificate?"
 )
 
@@ -115,7 +115,7 @@ async def _zookeeper(settings: ZooKeeper, within_s: float, gate: Gate, report: R
     say = report.error if all(faults) else report.warn
     for server, fault in zip(settings.servers, faults, strict=True):
         if fault:
-            say("reachability", f"{name}: server {server}", f"cannot be reached: {fault}", SERVER_MEND)
+            say("reachability", f"{name}: server {server}", f"cannot be reached: {fault}", SERVER_FIX)
         else:
             report.ok("reachability", f"{name}: server {server}", "accepts connections")
 
@@ -131,7 +131,7 @@ async def _keys(cluster: Cluster, report: Report) -> None:
         with of_extras(lambda missing: ConfigError([(subject, f"it {missing}")])):
             tokens.TokenChecker(issuer=None, audience=(), claim="sub", skew_s=0).use(found)
     except tokens.TokenError as fault:
-        report.error("login", subject, f"{fault}: logins of clients by OAUTHBEARER would be refused", KEYS_MEND)
+        report.error("login", subject, f"{fault}: logins of clients by OAUTHBEARER would be refused", KEYS_FIX)
     except ConfigError as missing:
         report.error("configuration", subject, str(missing), "install it")
     else:
@@ -220,7 +220,7 @@ def _port(subject: str, address: Address, gate: Gate, report: Report) -> None:
         listener = Listener(gate, resolve(address.host), address.port, 1, lambda sock, _: sock.close())
     except OSError as fault:
         why = why_unbound(fault, hosts=[address.host], port=address.port)
-        report.error("ports", subject, f"cannot be bound: {why}", PORT_MEND)
+        report.error("ports", subject, f"cannot be bound: {why}", PORT_FIX)
         return
     listener.close()
     report.ok("ports", subject, "free")

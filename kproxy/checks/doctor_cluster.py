@@ -36,17 +36,17 @@ SLOW_NS = 500_000_000
 HEARD_S = 2.0  # for what was accepted to say who it is
 _FIRST_BYTES = 4096
 
-_MENDS = {
+_FIXES = {
     "name": NAME.remedy,
     "timeout": TIMEOUT.remedy,
     "loop": "give the brokers' own addresses: bootstrap and advertised.listeners must not lead to kproxy",
 }
-_LOGIN_MEND = "check [cluster.login]: mechanism, user name, password or token, and the broker's listener"
-_TLS_MEND = "check [cluster.upstream_tls]: ca, certificate, server_name; does the broker's listener speak TLS?"
-_CLOSED_MEND = "it may want a certificate of kproxy ([cluster.upstream_tls] certificate), or a login ([cluster.login])"
-_OTHER_MEND = "is it a Kafka broker's listener, and of the protocol that is configured (plaintext, TLS, SASL)?"
+_LOGIN_FIX = "check [cluster.login]: mechanism, user name, password or token, and the broker's listener"
+_TLS_FIX = "check [cluster.upstream_tls]: ca, certificate, server_name; does the broker's listener speak TLS?"
+_CLOSED_FIX = "it may want a certificate of kproxy ([cluster.upstream_tls] certificate), or a login ([cluster.login])"
+_OTHER_FIX = "is it a Kafka broker's listener, and of the protocol that is configured (plaintext, TLS, SASL)?"
 
-PORT_MEND = "see what holds it: ss -tanp (a kproxy that runs already holds its own ports)"
+PORT_FIX = "see what holds it: ss -tanp (a kproxy that runs already holds its own ports)"
 
 Say = Callable[[str], None]
 
@@ -78,7 +78,7 @@ class ClusterExamination:
             self._port = Listener(self._worker.gate, self._hosts, listen.port, 64, self._take).port
         except OSError as fault:
             found = f"cannot be bound: {why_unbound(fault, hosts=[listen.host], port=listen.port)}"
-            self._report.error("ports", f"{self._name}: listen {listen}", found, PORT_MEND)
+            self._report.error("ports", f"{self._name}: listen {listen}", found, PORT_FIX)
             return
         self._report.ok("ports", f"{self._name}: listen {listen}", "free")
 
@@ -116,7 +116,7 @@ class ClusterExamination:
         brokers = await self._discover(reached)
         for upstream in sorted(self._looped):
             found = f"kproxy's own question to {upstream} arrived at kproxy's own port"
-            self._report.error("loops", self._name, found, _MENDS["loop"])
+            self._report.error("loops", self._name, found, _FIXES["loop"])
         if brokers is None:
             return
         self._say(f"{self._name}: {len(brokers)} brokers")
@@ -131,7 +131,7 @@ class ClusterExamination:
                     places = await self._worker.dialler.resolver.addresses(address)
             except (OSError, TimeoutError) as fault:
                 found = f"cannot be looked up: {getattr(fault, 'strerror', None) or fault or 'no answer'}"
-                self._report.error("names", subject, found, _MENDS["name"])
+                self._report.error("names", subject, found, _FIXES["name"])
                 return False
             targets = list(dict.fromkeys(Address(*place[:2]) for _, place in places))
             dials = await asyncio.gather(*(self._dial(target) for target in targets))
@@ -140,7 +140,7 @@ class ClusterExamination:
             }
             if len(failed) == len(targets):
                 refused = next(iter(failed.values()))
-                self._report.error("reachability", subject, refused.text, _mend(refused))
+                self._report.error("reachability", subject, refused.text, _fix(refused))
                 return False
             for target, refused in failed.items():
                 found = f"{target}, one of its {len(targets)} addresses: {refused.text}"
@@ -193,7 +193,7 @@ class ClusterExamination:
             self._failed(subject, fault)
             return None
         except TimeoutError:
-            self._report.error("bootstrap", subject, "it does not answer Metadata in time", _MENDS["timeout"])
+            self._report.error("bootstrap", subject, "it does not answer Metadata in time", _FIXES["timeout"])
             return None
         if brokers is None:
             found = "names its brokers only after a login, and [cluster.login] has none"
@@ -212,9 +212,9 @@ class ClusterExamination:
             self._report.error(_check(fault), subject, str(fault), UNREAD)
         elif isinstance(fault, ClosedByBroker) and self._cluster.upstream_tls is not None and _check(fault) != "login":
             # With TLS 1.3 a broker that wants a certificate closes only after the handshake.
-            self._report.error("tls", subject, str(fault), _CLOSED_MEND)
+            self._report.error("tls", subject, str(fault), _CLOSED_FIX)
         else:
-            self._report.error(_check(fault), subject, fault.text, _mend(fault))
+            self._report.error(_check(fault), subject, fault.text, _fix(fault))
 
     # --- brokers -----------------------------------------------------------------------------------------------------
 
@@ -310,7 +310,7 @@ class ClusterExamination:
                 Listener(self._worker.gate, self._hosts, port_of.bind, 16, self._take)
             except OSError as fault:
                 found = f"{where} cannot be bound: {why_unbound(fault, hosts=self._hosts, port=port_of.bind)}"
-                self._report.error("ports", subject, found, PORT_MEND)
+                self._report.error("ports", subject, found, PORT_FIX)
                 continue
             opened.add(node_id)
             free.append(port_of.bind)
@@ -380,10 +380,10 @@ def _check(fault: UpstreamError) -> str:
     return "loops" if fault.cause == "loop" else "reachability"
 
 
-def _mend(fault: UpstreamError) -> str:
+def _fix(fault: UpstreamError) -> str:
     if fault.remedy:
         return fault.remedy
     check = _check(fault)
     if check == "login":
-        return _LOGIN_MEND
-    return _TLS_MEND if check == "tls" else _MENDS.get(fault.cause, _OTHER_MEND)
+        return _LOGIN_FIX
+    return _TLS_FIX if check == "tls" else _FIXES.get(fault.cause, _OTHER_FIX)

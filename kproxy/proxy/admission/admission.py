@@ -1,7 +1,7 @@
 """The admission of one cluster: which accepted clients come in, and the steps that their connections begin with.
 
 Joins the limits (`admission/limits.py`), the welcome steps and their time. A client that is kept out is closed at once,
-with a line that names the limit and the mend, and a count. With several processes the one that accepts asks `admit`,
+with a line that names the limit and the fix, and a count. With several processes the one that accepts asks `admit`,
 and the one that serves runs `welcome`; an address that a PROXY header tells is counted by the former, too, which the
 latter asks.
 

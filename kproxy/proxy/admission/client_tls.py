@@ -1,6 +1,6 @@
 """TLS with clients: the step that takes a client's connection from its first byte to a handshake that is done.
 
-A client that fails is refused with a text that names the cause and the mend, and the result by which it is counted.
+A client that fails is refused with a text that names the cause and the fix, and the result by which it is counted.
 Bounded in time by who runs the steps, in number by `Handshakes`. Refuses to know brokers, and how files are read.
 """
 
@@ -136,8 +136,8 @@ class ClientHandshakes:
             text = "its server name (SNI) is not ASCII: names of other scripts are asked for in their form xn--"
             return RefusedClient("tls", text, "server_name")
         if isinstance(fault, ssl.SSLCertVerificationError):
-            mend = "give it a new one" if fault.verify_code == _EXPIRED else "`ca` names who vouches for clients"
-            text = f"its certificate is not accepted: {fault.verify_message}; {mend}"
+            fix = "give it a new one" if fault.verify_code == _EXPIRED else "`ca` names who vouches for clients"
+            text = f"its certificate is not accepted: {fault.verify_message}; {fix}"
             return RefusedClient("tls", text, "certificate")
         if "DID_NOT_RETURN_A_CERTIFICATE" in reason:
             text = "it has no certificate, and client_certificates = 'required': give it a keystore"

@@ -97,7 +97,7 @@ class ConnectionLimits:
             self._open.pop(host, None)
 
     def why(self, limit: str) -> str:
-        """What a client beyond that limit is told in the log, with the mend."""
+        """What a client beyond that limit is told in the log, with the fix."""
         value = getattr(self.limits, limit)
         hint = "; addresses that many clients share belong in unlimited_addresses" if "address" in limit else ""
         return f"{value:g} {_WHAT[limit]}, the limit: raise {limit} in [cluster.limits], or see who connects{hint}"

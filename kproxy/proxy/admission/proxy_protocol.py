@@ -43,6 +43,6 @@ class ReadProxyHeader:
                     raise Malformed(f"the connection ended within its PROXY protocol header, after {len(data)} bytes")
                 data += part
         except Malformed as fault:
-            mend = "have the balancer send one (HAProxy: send-proxy-v2), or leave accept_proxy_protocol out"
-            raise RefusedClient("proxy_header", f"{fault}: {mend}") from None
+            fix = "have the balancer send one (HAProxy: send-proxy-v2), or leave accept_proxy_protocol out"
+            raise RefusedClient("proxy_header", f"{fault}: {fix}") from None
         return found

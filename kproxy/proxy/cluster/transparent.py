@@ -19,7 +19,7 @@ from kproxy.proxy.upstream.resolver import Resolver
 from kproxy.wire.events import Event, Exchange
 
 ROUTE = "transparent"
-MEND = (
+FIX = (
     "rules of the kernel redirect kproxy's own connections too: they must leave out its user (meta skuid) or its mark "
     "(upstream_mark), as in deploy/transparent/redirect.nft"
 )

@@ -87,7 +87,7 @@ class Loops:
             evidence,
             upstream,
             len(relays),
-            transparent.MEND if self._redirected else loop_through(upstream),
+            transparent.FIX if self._redirected else loop_through(upstream),
         )
         for relay in relays:
             relay.close("loop", reset=True)

@@ -2,7 +2,7 @@
 
 Pure: a frame and a map in, new bytes or None (unchanged) out. Fields are found through the schema and only their spans
 change, so that unknown tags, trailing bytes and all else stay as they came; every length that encloses a change is
-mended: the string's own, a tagged field's, the frame's. Raises Malformed, nothing else. Refuses to know what the
+adjusted: the string's own, a tagged field's, the frame's. Raises Malformed, nothing else. Refuses to know what the
 addresses mean, and requests.
 
 A frame here begins with its 4-byte size; the correlation id follows.
@@ -195,7 +195,7 @@ def _string(text: str, compact: bool) -> bytes:
 
 
 def _mended(frame: memoryview, edits: list[Edit], tag_sizes: list[tuple[int, int]]) -> bytes:
-    """The frame with its edits made, and with every length around them mended."""
+    """The frame with its edits made, and with every length around them adjusted."""
     for start, end in reversed(tag_sizes):  # inner ones stand later, and their growth counts for the outer
         size, _ = read_uvarint(frame, start)
         inside = [edit for edit in edits if end <= edit[0] < end + size]

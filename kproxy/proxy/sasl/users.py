@@ -40,7 +40,7 @@ Users = Mapping[str, Mapping[str, Credential]]  # name -> mechanism -> credentia
 
 
 class UsersError(ValueError):
-    """What is wrong with a file of users, and how to mend it."""
+    """What is wrong with a file of users, and how to fix it."""
 
 
 def credential(mechanism: str, password: str, iterations: int = ITERATIONS, salt: bytes | None = None) -> Credential:

@@ -1,7 +1,7 @@
 """TLS contexts from PEM files: for a listener, with a certificate for each server name, and towards brokers.
 
 Everything that the files and settings show is checked when a context is made: ConfigError names the setting, the file
-and the mend. A `Reloading` context is made anew when one of its files changes, also by the swap of a symbolic link as
+and the fix. A `Reloading` context is made anew when one of its files changes, also by the swap of a symbolic link as
 Kubernetes does it: handshakes that begin then use it, connections go on. New files that are not sound leave the old
 context in place. Bounded: files of 1 MiB, one look at them every CHECK_S. Refuses to know sockets and clusters.
 """
@@ -222,8 +222,8 @@ def _load_pair(context: ssl.SSLContext, pair: KeyPair, files: _Files, prefix: st
     if not chain or key is None:
         return []
     if b"PRIVATE KEY-----" not in key:
-        mend = "" if pair.key is not None else "; give the key's file as `key`"
-        why = remedy(key_path, key, KEY) or f"it should be PEM, -----BEGIN PRIVATE KEY-----{mend}"
+        fix = "" if pair.key is not None else "; give the key's file as `key`"
+        why = remedy(key_path, key, KEY) or f"it should be PEM, -----BEGIN PRIVATE KEY-----{fix}"
         files.fault(of_key, f"{key_path} holds no private key: {why}")
         return []
     if password is None and b"ENCRYPTED" in key:
@@ -347,7 +347,7 @@ def _day(seconds: int) -> str:
 
 
 def tls_faults(tls: ClientTls | None, upstream_tls: UpstreamTls | None, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Everything that is wrong with the files of a cluster: (place, what and how to mend it)."""
+    """Everything that is wrong with the files of a cluster: (place, what and how to fix it)."""
     builds: list[Callable[[], Built]] = []
     if tls is not None:
         builds.append(lambda: for_clients(tls, place=f"{prefix}tls"))

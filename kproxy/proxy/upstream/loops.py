@@ -51,7 +51,7 @@ class LoopGuard:
     def check(self, address: Address, upstream: Address, *, asking: bool = False) -> None:
         """Raise UpstreamError if a connection to `upstream`, which `address` resolved to, would come back to us.
 
-        asking: kproxy's own question goes there even if it led here before, to learn whether that was mended.
+        asking: kproxy's own question goes there even if it led here before, to learn whether that was fixed.
         """
         if self._is_ours(*upstream):
             raise UpstreamError(

@@ -1,6 +1,6 @@
 """TLS with brokers: a step of the way to a broker.
 
-What fails is an UpstreamError of the cause "tls", whose text names what happened and the mend. Bounded in time by the
+What fails is an UpstreamError of the cause "tls", whose text names what happened and the fix. Bounded in time by the
 connector, in number by `Handshakes`. Refuses to know how files are read, and who the connection is for.
 """
 

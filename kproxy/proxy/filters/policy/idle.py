@@ -26,7 +26,7 @@ _WILD = re.compile(r"(\\.)|[*?]", re.DOTALL)
 
 
 def idle_rules(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Each rule that decides nothing, as (its place, why and how to mend it)."""
+    """Each rule that decides nothing, as (its place, why and how to fix it)."""
     knows = knows_clients(cluster)
     for number, rule in enumerate(cluster.policy):
         place = f"policy[{number}]"

@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
 
     outcome: str
     changes: Sequence[str] = ()
-    faults: Sequence[tuple[str, str]] = ()  # (place, what is wrong and how to mend it)
+    faults: Sequence[tuple[str, str]] = ()  # (place, what is wrong and how to fix it)
 
     def as_json(self) -> dict[str, Any]:
         """As the admin API answers."""
