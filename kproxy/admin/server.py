@@ -11,8 +11,8 @@ silent nor busy connections lock others out for longer than the requests that ar
 written in pieces, so that one that is not read is held once, and no transport holds copies of it; together they may be
 MAX_UNTAKEN bytes, beyond which the client that has had most time for its answer is closed. A stream ends once
 nobody has taken its lines for TAKEN_S. A TLS handshake has its turn (`openings.py`) once its first record is here. A
-turn of the loop reads READ_BYTES of a connection; nothing is read behind bad HTTP, and of a body that its handler has
-left.
+turn of the loop reads READ_BYTES of a connection, over TLS (`transport.py`) of one connection in all; nothing is read
+behind bad HTTP, and of a body that its handler has left.
 
 Invariants: a GET changes nothing; no answer was made before its request came (no cache, here or on the way); one scrape
 is rendered at a time. Refuses to know metrics, sessions and sockets of Kafka: it is given callables. Who may ask what:
@@ -41,11 +41,13 @@ from kproxy.admin.openings import Openings
 from kproxy.admin.page import PAGE_HEADERS, Asset
 from kproxy.admin.parameters import Noting, NotNow
 from kproxy.admin.scrapes import Scrape, Scrapes
+from kproxy.admin.transport import Readers, TlsTransport
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.sockets.listeners import Gate, Listener, resolve
 from kproxy.proxy.tasks import Tasks
 from kproxy.proxy.tls.contexts import CHECK_S, Reloading
-from kproxy.proxy.tls.handshakes import first_record
+from kproxy.proxy.tls.handshakes import Handshakes, first_record
+from kproxy.proxy.tls.tls_socket import TlsSocket
 
 # While two threads want the interpreter, one gets it back after this long. Python's 5 ms, times the system calls of the
 # relay, would stop the traffic for as long as a scrape lasts; measured with 7,500 samples: p99.9 5.1 ms, so 0.6 ms.
@@ -151,6 +153,8 @@ class Admin:
         self._idle: dict[_Connection, None] = {}  # those without a request under way, silent for longest first
         self._tasks = Tasks("admin")
         self._openings = Openings(max(1, max_connections // 2))
+        self._readers = Readers()
+        self._handshakes = Handshakes() if tls is not None else None
 
     async def start(self) -> None:
         """Bind and serve; OSError where the address cannot be bound."""
@@ -190,6 +194,8 @@ class Admin:
         await self._tasks.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._handshakes is not None:
+            self._handshakes.close()
         self._scrapes.stop()
 
     @property
@@ -223,7 +229,7 @@ class Admin:
             connection.opening = asyncio.current_task()
         self._make_room(connection)
         try:
-            if self._tls is None:
+            if self._tls is None or self._handshakes is None:
                 await loop.connect_accepted_socket(lambda: connection, client)
             else:
                 if await first_record(client):  # else it is over at once, and TLS says why
@@ -233,10 +239,11 @@ class Admin:
                 connection.opening = None
                 self._make_room(connection)
                 context = self._tls.context
-                await loop.connect_accepted_socket(
-                    lambda: connection, client, ssl=context, ssl_handshake_timeout=REQUEST_S
-                )
-        except OSError:  # it has gone already, or speaks no TLS
+                client = tls = TlsSocket(client, context, self._handshakes.buffer, server_side=True)
+                async with asyncio.timeout(REQUEST_S):
+                    await self._handshakes.run(tls)
+                TlsTransport(loop, tls, connection, context, self._readers)
+        except (OSError, EOFError):  # it has gone already, or speaks no TLS
             client.close()
             connection.left()
         except asyncio.CancelledError:
