@@ -2,7 +2,7 @@
 
 Duty: answer questions about this process without disturbing it. A scrape is rendered on a thread of its own
 (`scrapes.py`) and takes the interpreter in short turns, so that the relay goes on in between; long lists are built in
-slices between which the relay has its turn; everything else is small.
+slices between which the relay has its turn; everything else is small, and made for one client at a time (`turns.py`).
 
 Bounded: at most `max_connections` connections, each with REQUEST_S for its request, as long again for its body, and
 IDLE_S between two of them. The last one that fits replaces the one that has been silent for longest. If none is silent,
@@ -42,6 +42,7 @@ from kproxy.admin.page import PAGE_HEADERS, Asset
 from kproxy.admin.parameters import Noting, NotNow
 from kproxy.admin.scrapes import Scrape, Scrapes
 from kproxy.admin.transport import Readers, TlsTransport
+from kproxy.admin.turns import Turns
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.sockets.listeners import Gate, Listener, resolve
 from kproxy.proxy.tasks import Tasks
@@ -154,6 +155,7 @@ class Admin:
         self._tasks = Tasks("admin")
         self._openings = Openings(max(1, max_connections // 2))
         self._readers = Readers()
+        self._turns = Turns()
         self._handshakes = Handshakes() if tls is not None else None
 
     async def start(self) -> None:
@@ -296,11 +298,11 @@ class Admin:
             raise web.HTTPNotFound(text=f"no such value: /api names them all ({', '.join(self._api)})\n")
         query = Noting(request.query)
         try:
-            value = self._api[name](query)
+            value = await self._turns.make(lambda: self._api[name](query))
             if asyncio.iscoroutine(value):
                 value = await value
             query.check()
-            text = await _text_of(value)
+            text = await self._text_of(value)
         except NotNow as fault:
             headers = {"Retry-After": RETRY_AFTER_S}
             raise web.HTTPServiceUnavailable(text=f"{fault}\n", headers=headers) from None
@@ -309,6 +311,13 @@ class Admin:
         headers = {"Content-Type": "application/json; charset=utf-8"}
         body, headers = await _packed(request, text.encode(), headers)
         return await self._sent(request, body, headers)
+
+    async def _text_of(self, value: Any) -> str:
+        if isinstance(value, Encoded):
+            return value
+        if isinstance(value, AsyncIterator):
+            return await _json_of_slices(value)
+        return await self._turns.make(lambda: json.dumps(value))
 
     async def _api_action(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
@@ -550,12 +559,6 @@ def _line(value: Any) -> bytes:
 async def _common(_: web.Request, response: web.StreamResponse) -> None:
     """What all answers have in common, refusals included."""
     response.headers.update(_COMMON_HEADERS)
-
-
-async def _text_of(value: Any) -> str:
-    if isinstance(value, Encoded):
-        return value
-    return await _json_of_slices(value) if isinstance(value, AsyncIterator) else json.dumps(value)
 
 
 async def _json_of_slices(slices: Slices) -> str:
