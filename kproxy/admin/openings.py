@@ -1,6 +1,6 @@
-"""Turns for TLS handshakes with the admin port: they compute in the loop, 1 to 3 ms each, while everybody waits.
+"""Turns for TLS handshakes with the admin port, each of which takes 1 to 3 ms of a core.
 
-One begins every EVERY_S at most, for addresses in turn: so a flood of them takes a part of the loop, and keeps an
+One begins every EVERY_S at most, for addresses in turn: so a flood of them takes a part of a core, and keeps an
 address that has few waiting no longer than one round. Bounded by the connections of the port: where more than `most`
 wait, the newest of the address with the most of them is refused, unless each has one. Refuses to know sockets.
 """

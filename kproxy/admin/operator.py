@@ -6,12 +6,14 @@ Each change leaves a line in the log. Refuses to know HTTP, and who may ask (`gu
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from kproxy import __version__
 from kproxy.admin.following import follow
+from kproxy.admin.live import Encoded
 from kproxy.admin.parameters import needed_number
 from kproxy.metrics import Metrics
 from kproxy.proxy import log_lines
@@ -55,6 +57,7 @@ class Operator:
 
     def __init__(self, kproxy: Kproxy) -> None:
         self._kproxy = kproxy
+        self._shown: tuple[Config, Encoded] | None = None  # the answer to /api/policy, and what it was made from
         self.reads: Mapping[str, Callable[[Query], Any]] = {
             "status": self._status,
             "policy": self._policy,
@@ -88,8 +91,17 @@ class Operator:
             "clusters": {name: str(address) for name, address in kproxy.addresses.items()},
         }
 
-    def _policy(self, _: Query) -> list[Json]:
-        """What decides the requests of each cluster, in that order, and its limits, as they are in force."""
+    def _policy(self, _: Query) -> Encoded:
+        """What decides the requests of each cluster, in that order, and its limits, as they are in force.
+
+        Made once for each configuration: a thousand rules take 8 ms.
+        """
+        config = self._kproxy.config
+        if self._shown is None or self._shown[0] is not config:
+            self._shown = config, Encoded(json.dumps(self._rules_of(config)))
+        return self._shown[1]
+
+    def _rules_of(self, config: Config) -> list[Json]:
         return [
             {
                 "cluster": cluster.name,
@@ -98,7 +110,7 @@ class Operator:
                 "policy_default": default_of(_rules(cluster), getattr(cluster, "policy_default", None)),
                 "limits": cluster.limits.model_dump(mode="json", exclude_defaults=True),
             }
-            for cluster in self._kproxy.config.clusters
+            for cluster in config.clusters
         ]
 
     async def _requests(self, query: Query) -> list[Json]:

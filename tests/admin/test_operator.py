@@ -11,6 +11,7 @@ import pytest
 
 from kproxy.protocol.apis import ALTER_CONFIGS, API_VERSIONS, HEARTBEAT, PRODUCE, PUSH_TELEMETRY
 from kproxy.proxy import log_lines
+from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.filters import tracing
 from kproxy.wire.session import Session
 from tests.project import ROOT
@@ -420,3 +421,20 @@ def test_a_line_when_a_connection_ends(caplog):
         "bytes_in": len(request(HEARTBEAT, 4, 1)),
         "bytes_out": len(response(HEARTBEAT, 4, 1)),
     }
+
+
+def test_the_policy_is_shown_as_it_is_in_force_and_made_once():
+    async def test():
+        rules = (Rule(action="deny", group="secret-*"),)
+        async with operated(cluster={"policy": rules}) as (here, http):
+            (shown,) = await asked(http, "/api/policy")
+            assert shown["policy"] == [rule.model_dump(mode="json", exclude_unset=True) for rule in rules]
+            operator = here.server._admin._api["policy"].__self__
+            assert operator._policy({}) is operator._policy({})
+            (cluster,) = here.server.config.clusters
+            other = cluster.model_copy(update={"policy": ()})
+            here.server.config = here.server.config.model_copy(update={"clusters": (other,)})
+            (shown,) = await asked(http, "/api/policy")
+            assert shown["policy"] == []
+
+    live(test())

@@ -9,11 +9,12 @@ Bounded by the connections that are open. Refuses to know what the steps do, and
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from time import monotonic
 
 from kproxy.errors import RefusedClient
 from kproxy.proxy.admission.limits import ConnectionLimits
+from kproxy.proxy.admission.proxy_protocol import ReadProxyHeader
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.relay.ends import Incoming
 
@@ -38,11 +39,11 @@ class Admission:
         reached: dict[str, int],
         refuse: Callable[[Incoming, RefusedClient], None],
     ) -> None:
-        self.steps = tuple(steps)
         self._cluster = cluster
         self._reached = reached
         self._refuse = refuse
         self._limits = ConnectionLimits(cluster.limits) if cluster.limits.admits_some else None
+        self.steps = tuple(self._counted(steps))
         self.count_elsewhere: CountElsewhere | None = None
         self._welcomes: dict[asyncio.Timeout, float] = {}  # under way -> when they began
         self._hurries = False
@@ -88,14 +89,23 @@ class Admission:
             raise RefusedClient("handshake_timeout", text + "[cluster.limits] is too short") from None
         finally:
             del self._welcomes[time]
-        if self.counts_headers:
-            assert self._limits is not None
-            if self.count_elsewhere is not None:
-                limit = await self.count_elsewhere(client)
-            else:
-                limit = self.count_address(client, client.peer.host)
-            if limit is not None:
-                raise self._beyond(self._limits, limit)
+
+    def _counted(self, steps: Iterable[Welcome]) -> Iterator[Welcome]:
+        """The steps, with the count of the address as soon as it is known: what follows is for those that may enter."""
+        for step in steps:
+            yield step
+            if isinstance(step, ReadProxyHeader) and self.counts_headers:
+                yield self._count_header
+
+    async def _count_header(self, client: Incoming) -> None:
+        """Count the address that a client's PROXY header has named. Raises RefusedClient."""
+        assert self._limits is not None
+        if self.count_elsewhere is not None:
+            limit = await self.count_elsewhere(client)
+        else:
+            limit = self.count_address(client, client.peer.host)
+        if limit is not None:
+            raise self._beyond(self._limits, limit)
 
     def hurry(self) -> None:
         """End clients that are not in LAST_WELCOME_S after their accept: no request of theirs is in flight."""

@@ -9,7 +9,9 @@ from kproxy.protocol.apis import HEARTBEAT
 from kproxy.proxy.admission import admission
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.limits import Limits
+from kproxy.proxy.config.tls import ClientTls
 from kproxy.proxy.sockets.proxy_header import write
+from tests.certificates import Authority
 from tests.proxy.live import HOST, Wire, kproxy, live, request, response
 
 
@@ -108,6 +110,37 @@ def test_behind_a_balancer_the_address_is_the_clients_own():
             await here.broker.accept()
             second.close()
             third.close()
+
+    live(test())
+
+
+def test_behind_a_balancer_an_address_beyond_its_limit_gets_no_handshake(tmp_path):
+    """Else it holds all connections that there may be, and guesses passwords at any rate, and is never counted."""
+    settings = ClientTls(**Authority(tmp_path).server().settings())
+
+    async def test():
+        here_is = Address("192.0.2.1", 9092)
+        limits = limited(True, max_connections_per_address=1, max_connections=3, handshake_timeout_s=60)
+        async with kproxy(cluster=limits | {"tls": settings}) as here:
+
+            async def comes(host):
+                wire = await Wire.dial(here.port)
+                await wire.send(write("v2", Address(host, 1234), here_is))
+                return wire
+
+            counted = here.server.clusters[0]._connections.admission._limits
+            first = await comes("203.0.113.1")
+            await here.until(lambda: counted._open == {"203.0.113.1": 1})
+            for number in range(1, 6):
+                assert await is_closed(await comes("203.0.113.1"))
+                assert here.limits == {"max_connections_per_address": number}
+            second = await comes("203.0.113.2")
+            await here.until(lambda: len(counted._open) == 2)
+            first.close()  # in the middle of its handshake
+            await here.until(lambda: counted._open == {"203.0.113.2": 1} and counted.connections == 1)
+            second.close()
+            await here.until(lambda: counted.connections == 0)
+            assert not counted._open
 
     live(test())
 
