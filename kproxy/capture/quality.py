@@ -63,8 +63,8 @@ KINDS = {
     "cluster has them",
     "cluster_unknown": "connections of which no answer tells the cluster: their column cluster has the name that was "
     "given",
-    "clusters_as_one": "clusters beside the first one, counted under one name with it: watch one of them by "
-    "--interface or --port, or capture and use kproxy convert, which tells them apart",
+    "clusters_as_one": "clusters that have one name with another one, since their brokers have the same addresses, or "
+    "kproxy watch knows too many: capture or watch each by an interface or a port of its own",
     "same_stream": "connections captured a second time under other addresses, as of a ClusterIP and of its pod: their "
     "exchanges are counted twice; leave one address out of the capture, or out of the question",
     "in_two_captures": "connections that another capture holds too, as those of both ends: their exchanges are in the "
