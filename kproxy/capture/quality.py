@@ -72,7 +72,7 @@ KINDS = {
     "tls_decrypted": "Kafka connections that were encrypted with TLS, and read with its keys",
     "tls": "connections encrypted with TLS: to read them, give their keys with --key-log FILE",
     "tls_alert": "TLS handshakes that one side ended by an alert, which says why",
-    "tls_unanswered": "TLS handshakes that the server did not answer: a port without TLS, most often",
+    "tls_unanswered": "TLS handshakes that the server did not answer, or not in TLS: a port without TLS, most often",
     "zookeeper": "ZooKeeper connections, whose operations are in the table registry",
     "http": "HTTP connections",
     "not_kafka": "connections that speak neither Kafka nor TLS, ZooKeeper or HTTP",
