@@ -33,7 +33,7 @@ def told_apart(
     """
     heard = _heard(pieces)
     of_addresses = heard.labels()
-    counts = {source: Quality() for source in heard.sources}
+    counts = {source: Quality() for source in heard.sources if heard.nameless(source, of_addresses)}
     for source, quality in counts.items():
         heard.note_nameless(quality, source, of_addresses)
     if not of_addresses:
