@@ -9,7 +9,7 @@ Where a network card or the kernel joins and cuts segments (TSO, GSO, GRO), the 
 bytes in other segments. Such a segment is a copy where others of its run brought all of its bytes: segments of one
 run have the same acknowledgement, window and timestamp (cards copy them, and only such segments are joined), and
 identities that count the segments. What is sent again has a later timestamp, or in the same millisecond a later
-identity.
+identity. Without timestamps, as Windows sends by default, the identities must fit segments of one size.
 
 Where neither a timestamp nor an identity that changes from packet to packet shows which packet it is, only AT_ONCE_NS
 do: a retransmission takes a round trip at least.
@@ -39,6 +39,7 @@ MAX_PACKETS = 1 << 16  # that are remembered
 MIN_PRUNED = 1 << 12  # headers read one by one that are worth a look which of them are too old
 MAX_OF_RUN = 1 << 10  # headers of one direction read one by one, the last ones, that are looked through for a run
 SEGMENT_BYTES = range(500, 9217)  # of payload, as Ethernet carries them: what offload cuts into, and joins
+ETHERNET_BYTES = range(1200, 1461)  # the same, with an MTU of 1500 at most
 
 _NO_PACKETS = np.zeros(0, np.int64)
 Occurrence = tuple[int, int]  # the time that had passed, the packet's number
@@ -180,7 +181,7 @@ class Recent:
     def has_bytes(self, index: int, segment: Segment) -> bool:
         """Whether segments shortly before the `index`th in hand brought its bytes, cut as offload cuts them."""
         row, key, length = _row(segment), segment[1], segment[-1]
-        if not length or not has_timestamp(row):
+        if not length:
             return False
         window = self._windows[-1]
         number = window.first + index
@@ -251,12 +252,23 @@ def _span(row: bytes, other: bytes) -> tuple[int, int]:
     numbers, lengths = zip(*(inorder.seq_and_length(each) for each in (row, other)), strict=True)
     shift = ahead(numbers[1], numbers[0])
     ids = inorder.identity_of(row), inorder.identity_of(other)
-    if all(ids):
-        steps = (ids[1] - ids[0] if shift > 0 else ids[0] - ids[1]) & 0xFFFF
-        size, rest = divmod(abs(shift), steps) if steps else (0, abs(shift))
-        if rest or (steps and size not in SEGMENT_BYTES):
-            return 0, 0
-    return shift, shift + lengths[1]
+    has_stamp = has_timestamp(row)
+    if not all(ids) and (has_stamp or not any(ids)):  # those that count pass 0 too
+        return (shift, shift + lengths[1]) if has_stamp else (0, 0)
+    steps = (ids[1] - ids[0] if shift > 0 else ids[0] - ids[1]) & 0xFFFF
+    if steps:
+        size, rest = divmod(abs(shift), steps)
+        is_one_run = not rest and size in SEGMENT_BYTES and (has_stamp or _fits(min(lengths), size))
+    else:
+        is_one_run = not shift
+    return (shift, shift + lengths[1]) if is_one_run else (0, 0)
+
+
+def _fits(length: int, size: int) -> bool:
+    """Whether the smaller of two segments may be one of that size, or several. One that is sent again has taken more
+    identities, so that the size comes out smaller than it is.
+    """
+    return length <= size or (size in ETHERNET_BYTES and length >= ETHERNET_BYTES.stop)
 
 
 def _row(segment: Segment) -> bytes:

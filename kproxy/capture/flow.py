@@ -58,6 +58,7 @@ class Flow:
         "first_ns",
         "heard_ns",
         "info",
+        "is_answered_in_clear",
         "keys",
         "lacks_beginning",
         "last_ns",
@@ -97,6 +98,7 @@ class Flow:
         self.sasl_tokens = 0  # known at its end
         self.payload_bytes = [0, 0]
         self.alert: tuple[int, str] | None = None  # the side that ended a TLS handshake, and its alert
+        self.is_answered_in_clear = False  # a TLS handshake, by a server that speaks something else
         self.info: ConnectionInfo | None = None
         self.session: CapturedSession | None = None
         self.heard_ns = time_ns  # what time it is for the listener of its events
@@ -230,14 +232,11 @@ class Flow:
     @property
     def _is_unanswered_tls(self) -> bool:
         """Whether its server, whose packets were captured, ended it or was left without a byte of TLS."""
+        if self.speaks != content.TLS or not self.start_seen:
+            return False
         server = 1 - self.client
-        return (
-            self.speaks == content.TLS
-            and self.start_seen
-            and self.close != "open"
-            and self.talk.halves[server].seen
-            and not self.payload_bytes[server]
-        )
+        is_silent = self.close != "open" and self.talk.halves[server].seen and not self.payload_bytes[server]
+        return is_silent or self.is_answered_in_clear
 
     def columns(self) -> dict[str, Any]:
         """The columns of its row of `connections` that say what TCP did."""

@@ -304,13 +304,21 @@ class Dissector:
         self._whole[name] = datagram
         whole = datagram.whole()
         # An IPv4 name is addresses, protocol, identity; an IPv6 one addresses, identity.
-        addresses = name[:8] if len(name) == 11 else name[:32]
-        return self._transport(protocol, addresses, whole, 0, len(whole), len(whole), time_ns, depth)
+        if len(name) == 11:  # the header of the whole datagram, so that copies of it are found by its identity
+            addresses = name[:8]
+            whole = _BEFORE_IDENTITY + name[9:] + bytes(6) + addresses + whole
+        else:
+            addresses = name[:32]
+        at = len(whole) - datagram.total
+        return self._transport(protocol, addresses, whole, at, len(whole), len(whole), time_ns, depth)
 
     def _incomplete(self, datagram: "_Datagram") -> None:
         self._quality.note(
             "fragments", datagram.time_ns, count=len(datagram.parts), size=sum(map(len, datagram.parts.values()))
         )
+
+
+_BEFORE_IDENTITY = b"\x45\0\0\0"  # of an IPv4 header without options
 
 
 class _Datagram:

@@ -63,8 +63,8 @@ KINDS = {
     "cluster has them",
     "cluster_unknown": "connections of which no answer tells the cluster: their column cluster has the name that was "
     "given",
-    "clusters_as_one": "clusters beside the first one, counted under one name with it: watch one of them by "
-    "--interface or --port, or capture and use kproxy convert, which tells them apart",
+    "clusters_as_one": "clusters that have one name with another one, since their brokers have the same addresses, or "
+    "kproxy watch knows too many: capture or watch each by an interface or a port of its own",
     "same_stream": "connections captured a second time under other addresses, as of a ClusterIP and of its pod: their "
     "exchanges are counted twice; leave one address out of the capture, or out of the question",
     "in_two_captures": "connections that another capture holds too, as those of both ends: their exchanges are in the "
@@ -72,7 +72,7 @@ KINDS = {
     "tls_decrypted": "Kafka connections that were encrypted with TLS, and read with its keys",
     "tls": "connections encrypted with TLS: to read them, give their keys with --key-log FILE",
     "tls_alert": "TLS handshakes that one side ended by an alert, which says why",
-    "tls_unanswered": "TLS handshakes that the server did not answer: a port without TLS, most often",
+    "tls_unanswered": "TLS handshakes that the server did not answer, or not in TLS: a port without TLS, most often",
     "zookeeper": "ZooKeeper connections, whose operations are in the table registry",
     "http": "HTTP connections",
     "not_kafka": "connections that speak neither Kafka nor TLS, ZooKeeper or HTTP",

@@ -11,6 +11,7 @@ CHANGE_CIPHER_SPEC, ALERT, HANDSHAKE, APPLICATION_DATA = 20, 21, 22, 23
 FATAL = 2
 ENCRYPTED = "an alert that TLS 1.3 encrypts"
 _HEAD = 5  # type, version, length
+_MAJOR = 3  # of every version
 _ALERT_BYTES = 2  # level, description
 _ENCRYPTED_BYTES = _ALERT_BYTES + 1 + 16  # with its type, and the tag of each cipher suite of TLS 1.3
 _NAMES = {
@@ -43,10 +44,14 @@ _NAMES = {
 
 
 class Handshake(Protocol):
-    """What is followed: `client` is the side that began it, `alert` becomes (side, name)."""
+    """What is followed: `client` is the side that began it, `alert` becomes (side, name).
+
+    `is_answered_in_clear` becomes True where the server's first bytes are no record of TLS.
+    """
 
     client: int
     alert: tuple[int, str] | None
+    is_answered_in_clear: bool
 
     def deafen(self) -> None:
         """Nothing more of it is to be received."""
@@ -55,13 +60,14 @@ class Handshake(Protocol):
 class Alerts:
     """Takes the bytes of a TLS connection from its first one on."""
 
-    __slots__ = ("_flow", "_heads", "_is_encrypted", "_left")
+    __slots__ = ("_flow", "_heads", "_is_encrypted", "_is_server_first", "_left")
 
     def __init__(self, flow: Handshake) -> None:
         self._flow = flow
         self._heads = (bytearray(), bytearray())
         self._left = [0, 0]  # bytes of a record that are still to come
         self._is_encrypted = [False, False]
+        self._is_server_first = True  # its first record is still to come
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:
         head = self._heads[side]
@@ -90,6 +96,9 @@ class Alerts:
     def _record(self, side: int, head: bytearray, length: int) -> None:
         kind, flow = head[0], self._flow
         self._left[side] = max(0, length - _ALERT_BYTES)
+        if side != flow.client and self._is_server_first:
+            self._is_server_first = False
+            flow.is_answered_in_clear = not (CHANGE_CIPHER_SPEC <= kind <= APPLICATION_DATA and head[1] == _MAJOR)
         if kind == ALERT and length == _ALERT_BYTES:
             if head[_HEAD] == FATAL:
                 flow.alert = side, _NAMES.get(head[_HEAD + 1], f"alert {head[_HEAD + 1]}")

@@ -19,8 +19,8 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from kproxy.capture.clusters import Labels
 from kproxy.capture.quality import Quality
-from kproxy.convert.clusters import Labels
 from kproxy.convert.spoken import SPOKEN
 from kproxy.insight import rows as insight_rows
 from kproxy.insight.coordinator_logs import LOGS, Logged

@@ -24,11 +24,11 @@ from threading import current_thread, main_thread
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kproxy.capture.clusters import Labels, note
 from kproxy.capture.keys import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.capture.storage import is_remote
 from kproxy.convert import clusters, machine
-from kproxy.convert.clusters import Labels
 from kproxy.convert.job import (
     Job,
     Settings,
@@ -150,7 +150,10 @@ def _count_twice(qualities: Mapping[str, Quality]) -> None:
 
 def _told_apart(said: _Said, summary: Summary, places: Mapping[str, Path]) -> dict[str, Labels]:
     """The clusters of each source's connections, where there are several, once its tables have them."""
-    of_addresses = clusters.heard(said.spoken.runs).labels()
+    heard = clusters.heard(said.spoken.runs)
+    of_addresses = heard.labels()
+    for source in summary.paths:
+        heard.note_nameless(summary.quality[source], source, of_addresses)
     if not of_addresses:
         return {}
     found: dict[str, Labels] = {}
@@ -162,7 +165,7 @@ def _told_apart(said: _Said, summary: Summary, places: Mapping[str, Path]) -> di
         }
         connections = files[schema.CONNECTIONS]
         found[source] = clusters.of_file(source, of_addresses, connections, files.get(schema.EXCHANGES))
-        clusters.note(summary.quality[source], found[source], pq.read_metadata(connections).num_rows)
+        note(summary.quality[source], found[source], pq.read_metadata(connections).num_rows)
         for table, file in files.items():
             clusters.relabel(table, file, found)
     return found

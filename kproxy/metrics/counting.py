@@ -289,11 +289,20 @@ class ConnectionMetrics:
 
     def closed(self, cause: str) -> None:
         """The connection is gone; only the first call counts."""
-        if self._open:
-            self._open = False
+        if self._end():
+            add(self._cells.disconnects, (self._listener, cause), 1)
+
+    def leave(self, now_ns: int) -> None:
+        """The connection goes on, and other cells count it from now on."""
+        if self._end():
+            self._client_left(now_ns)
+
+    def _end(self) -> bool:
+        """Stop counting it as open; whether it was."""
+        was_open, self._open = self._open, False
+        if was_open:
             if self._fetching is not None:
                 self._fetching.closed()
-            cells = self._cells
-            cells.live.discard(self)
-            cells.open[self._listener] -= 1
-            add(cells.disconnects, (self._listener, cause), 1)
+            self._cells.live.discard(self)
+            self._cells.open[self._listener] -= 1
+        return was_open

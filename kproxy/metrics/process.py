@@ -74,10 +74,26 @@ class Metrics:
             cells = self.clusters[name] = ClusterCells(name, DISCONNECT_CAUSES if self.passive is None else ENDS)
         return cells
 
+    def restart_lags(self, name: str) -> None:
+        """Forget the lags of a cluster whose connections turn out to be of others; connect those that stay again."""
+        cluster = self.cluster(name)
+        if cluster.topics is not None:
+            cluster.lags = Lags(cluster.topics, cluster.lag_evicted)
+
     def connection(
-        self, info: ConnectionInfo, listener: str, broker: str, pending: Sized = (), *, topics: bool = False
+        self,
+        info: ConnectionInfo,
+        listener: str,
+        broker: str,
+        pending: Sized = (),
+        *,
+        topics: bool = False,
+        is_new: bool = True,
     ) -> ConnectionMetrics:
-        """Count a new connection, and what it does from now on; with `topics` also what its bodies say of those."""
+        """Count a new connection, and what it does from now on; with `topics` also what its bodies say of those.
+
+        is_new: False for one that was counted before, in another cluster (`ConnectionMetrics.leave`).
+        """
         cluster = self.cluster(info.cluster)
         cells = cluster.broker(broker, listener)
         if topics and cluster.topics is None:
@@ -89,5 +105,5 @@ class Metrics:
         )
         cells.live.add(connection)
         cells.open[listener] += 1
-        cells.accepted[listener] += 1
+        cells.accepted[listener] += is_new
         return connection

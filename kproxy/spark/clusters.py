@@ -1,4 +1,4 @@
-"""Which cluster each connection belongs to, where captures of an ingest show several: `convert.clusters`, on Spark.
+"""Which cluster each connection belongs to, where captures of an ingest show several: `capture.clusters`, on Spark.
 
 Duty: tasks read what brokers answer of themselves, and the driver joins it, as `kproxy convert` does. Where there is
 one cluster, that is all. Memory of the driver: MAX_ADDRESSES, and where there are several clusters a number and a name
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kproxy.capture.clusters import CONNECTED, Clusters, Labels, note, of_connections
 from kproxy.capture.quality import Quality
-from kproxy.convert.clusters import CONNECTED, Clusters, Labels, answers, note, of_connections
+from kproxy.convert.clusters import answers
 from kproxy.convert.spoken import SPOKEN
 from kproxy.spark.pieces import PIECE_ROWS, SAID
 from kproxy.tables import arrays, schema
@@ -30,19 +31,21 @@ def told_apart(
 
     pieces: those of an ingest; rows: the rows of a table of them.
     """
-    of_addresses = _heard(pieces).labels()
+    heard = _heard(pieces)
+    of_addresses = heard.labels()
+    counts = {source: Quality() for source in heard.sources if heard.nameless(source, of_addresses)}
+    for source, quality in counts.items():
+        heard.note_nameless(quality, source, of_addresses)
     if not of_addresses:
-        return {}, {}
+        return {}, counts
     connections = _by_source(rows(schema.CONNECTIONS).select("source", *CONNECTED))
     exchanges = rows(schema.EXCHANGES).where("client_id is not null")
     clients = _by_source(exchanges.select("source", "connection", "client_id").distinct())
     labels: dict[str, Labels] = {}
-    counts: dict[str, Quality] = {}
     for source, of_source in connections.items():
         pairs = [(row["connection"], row["client_id"]) for row in clients.get(source, ())]
         labels[source] = of_connections(source, of_addresses, of_source, pairs)
-        counts[source] = Quality()
-        note(counts[source], labels[source], len(of_source))
+        note(counts.setdefault(source, Quality()), labels[source], len(of_source))
     return labels, counts
 
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from kproxy.capture.clusters import Labels
 from kproxy.capture.quality import Quality
 from kproxy.convert import machine
-from kproxy.convert.clusters import Labels
 from kproxy.convert.job import Job
 from kproxy.convert.knowledge import Told, know
 from kproxy.convert.parts.joining import Correction

@@ -36,11 +36,11 @@ import pyarrow as pa
 
 import kproxy
 from kproxy.capture.captures import Capture
+from kproxy.capture.clusters import Labels
 from kproxy.capture.keys import Pair, pair_of
 from kproxy.capture.quality import Quality
 from kproxy.capture.splits import SPLIT_BYTES, Range, Split, Survey, agree, ranges, survey
 from kproxy.capture.storage import Storage, is_remote, local_path
-from kproxy.convert.clusters import Labels
 from kproxy.convert.job import Job, Settings, Summary, refuse_no_name
 from kproxy.convert.parts import reader
 from kproxy.convert.parts.joining import Correction, clash

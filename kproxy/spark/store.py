@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kproxy.capture.clusters import Labels
 from kproxy.convert import clusters, machine
-from kproxy.convert.clusters import Labels
 from kproxy.convert.parts.joining import Correction, corrected
 from kproxy.spark.pieces import NO_HOUR, frame
 from kproxy.tables import arrays, schema, writer

@@ -42,6 +42,11 @@ _NAME_BYTES = 300  # of a topic
 class Tcp(Protocol):
     """What packets show of a connection."""
 
+    @property
+    def info(self) -> ConnectionInfo:
+        """As known now: its broker and its cluster may become known later than the connection."""
+        ...
+
     def columns(self) -> dict[str, Any]:
         """Of its row of `connections`, when it has ended."""
         ...
@@ -115,6 +120,8 @@ class Portion:
 
     def add(self, tally: "Tally", events: list[Event]) -> list[Exception]:
         """Pack events, each whole or not at all; returns what went wrong, one exception per event that is left out."""
+        if tally.tcp is not None:
+            tally.info = tally.tcp.info
         source = tally.info.source
         failures: list[Exception] = []
         for event in events:

@@ -1,7 +1,7 @@
 """The connections that are watched: each counted, recorded and shown as one that goes through a proxy.
 
 Duty: take the events of flows to metrics and sinks, learn brokers from what answers say, and give each connection its
-broker as soon as that is known. Bounded by the flows (capture.flows): what is kept here is kept per open connection.
+broker and its cluster as soon as they are known. Bounded by the flows (capture.flows), with a row per open connection.
 Runs on the thread of the event loop. Refuses to know interfaces, and how packets are read.
 """
 
@@ -20,11 +20,12 @@ from kproxy.proxy.cluster.destinations import MAX_BROKERS, Destinations
 from kproxy.proxy.config.addresses import Address, numeric
 from kproxy.proxy.filters.feed import Feed
 from kproxy.proxy.sockets.listeners import normal
+from kproxy.watch.clusters import MAX_ID, LiveClusters
 from kproxy.watch.copies import Twins
 from kproxy.watch.processes import End, Process, look
 from kproxy.wire.bulk import Bulk
 from kproxy.wire.connection import ConnectionInfo
-from kproxy.wire.events import CLIENT, SIDES, Closed, Event, Exchange, Unanswered
+from kproxy.wire.events import CLIENT, SIDES, ClientNamed, Closed, Event, Exchange, Unanswered
 from kproxy.wire.kept import Kept
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ LISTENER = "watch"  # the label that ports of a proxy have
 UNKNOWN = "bootstrap"  # the label of brokers that no answer has named yet
 LOOKS = 3  # for the processes of one connection: the first may come before its socket is to be seen
 MAX_LOOKED_FOR = 1024
-MAX_CLUSTERS = 16  # whose ids are remembered
+MAX_CLUSTERS = 16  # whose ids are shown, and whose brokers are looked up by name each apart
 _MAX_NAME = 256
 
 Json = dict[str, Any]
@@ -65,20 +66,37 @@ class Connection:
         client, broker = (info.client_address, info.client_port), (info.broker_address, info.broker_port)
         return (*client, *broker), (*broker, *client)
 
+    @property
+    def info(self) -> ConnectionInfo:
+        """As known now."""
+        assert self.flow.info is not None
+        return self.flow.info
+
     def named(self, info: ConnectionInfo) -> None:
         """It has become known which broker it goes to."""
         self.flow.info = info
         self.counting.move(str(info.broker_id))
         self._feed = self._owner.fed(info)
 
+    def of_cluster(self, cluster: str) -> None:
+        """It has become known of which cluster it is: from now on it is counted and recorded there."""
+        flow = self.flow
+        flow.info = info = replace(self.info, cluster=cluster)
+        self.counting.leave(flow.last_ns)
+        self.counting = self._owner.counted(flow, is_new=False)
+        session = flow.session
+        if session is not None and session.software is not None:
+            self.counting.events([ClientNamed(session.client_id, *session.software, flow.last_ns)])
+        self._feed = self._owner.fed(info)
+
     def __call__(self, events: list[Event]) -> None:
-        self.counting.events(events)
         owner = self._owner
-        if self._feed is not None:
-            owner.hear(self._feed, events)
         for event in events:
             if event.__class__ is Exchange and event.response_body is not None and event.response_body.brokers:
-                owner.learn(event.response_body.brokers, event.response_body.cluster_id)
+                owner.learn(self.info, event.response_body.brokers, event.response_body.cluster_id)
+        self.counting.events(events)  # of the cluster and the broker that they name
+        if self._feed is not None:
+            owner.hear(self._feed, events)
         if self._record is not None:
             last = events[-1] if events else None
             if isinstance(last, Closed):
@@ -97,7 +115,7 @@ class Connection:
     # --- what the recorder asks (tables.recorder.Tcp) ----------------------------------------------------------------
 
     def columns(self) -> Json:
-        return _columns(self.flow)
+        return self.flow.columns()
 
     def sent_again(self, exchange: Exchange) -> int:
         return self.flow.sent_again(exchange)
@@ -106,6 +124,11 @@ class Connection:
         return self.flow.stalled(exchange)
 
     # --- what operators ask ------------------------------------------------------------------------------------------
+
+    @property
+    def client_id(self) -> str | None:
+        """The client id of its last request that has one."""
+        return None if self.flow.session is None else self.flow.session.client_id
 
     def row(self) -> Json:
         """What is known of it: a row of /api/connections."""
@@ -162,8 +185,13 @@ class OnlyTcp:
         if self._record is not None:
             self._record([_closed(self.flow)])
 
+    @property
+    def info(self) -> ConnectionInfo:
+        assert self.flow.info is not None
+        return self.flow.info
+
     def columns(self) -> Json:
-        return _columns(self.flow)
+        return self.flow.columns()
 
     def sent_again(self, exchange: Exchange) -> int:
         return 0
@@ -173,24 +201,28 @@ class OnlyTcp:
 
 
 class Connections:
-    """All of one cluster; the handlers of its flows."""
+    """All of them; the handlers of their flows."""
 
     def __init__(
         self,
         metrics: Metrics,
         cluster: str,
-        destinations: Destinations,
+        destinations: Callable[[], Destinations],
         *,
         bodies: bool,
         recorder: "Recorder | None" = None,
         feed: Feed | None = None,
         on_ports: Callable[[set[int]], None] = lambda ports: None,
-        on_another: Callable[[str, str], None] = lambda first, other: None,
+        on_clusters: Callable[[LiveClusters], None] = lambda clusters: None,
+        on_unknown: Callable[[], None] = lambda: None,
     ) -> None:
-        """bodies: topics are counted too. feed: takes the frames that insight wants (`kept`).
+        """cluster: the name of all while one cluster is known, and of connections of no known one. destinations: makes
+        what looks up the brokers of a cluster. bodies: topics are counted too. feed: takes the frames that insight
+        wants (`kept`).
 
-        on_ports: called with the ports of brokers in answers. on_another: called where brokers are of another cluster
-        than the first ones, with both ids, once for each.
+        on_ports: called with the ports of brokers in answers. on_clusters: called where the names of clusters changed,
+        before connections get theirs. on_unknown: called where a connection has ended while clusters had names, and it
+        had none.
         """
         self.recorder = recorder
         self._metrics = metrics
@@ -199,10 +231,13 @@ class Connections:
         self._feed = feed
         self.kept = None if feed is None else Kept(APIS, only_failed=ONLY_FAILED, left_out=self._cells.follow())
         self._bodies = bodies
-        self._destinations = destinations
+        self._new_destinations = destinations
+        self._destinations: dict[str | None, Destinations] = {}  # by cluster id: node ids of clusters are alike
         self._on_ports = on_ports
-        self._on_another = on_another
+        self._on_clusters = on_clusters
+        self._on_unknown = on_unknown
         self.cluster_ids: list[str] = []  # that answers told, MAX_CLUSTERS of them
+        self.clusters = LiveClusters()
         self._open: dict[Flow, Connection] = {}  # the oldest first
         self._others: dict[Flow, OnlyTcp] = {}
         self._copies: set[Flow] = set()
@@ -227,7 +262,15 @@ class Connections:
         """What takes the events of a connection to insight."""
         if self._feed is None or self.kept is None:
             return None
-        return self._feed.connected(info, None, self.kept.left_out)
+        return self._feed.connected(info, None, self._metrics.cluster(info.cluster).follow())
+
+    def counted(self, flow: Flow, *, is_new: bool = True) -> ConnectionMetrics:
+        """What counts a connection, in the cluster and at the broker that are known of it."""
+        info = flow.info
+        assert info is not None
+        pending = flow.session.pending if flow.session is not None else ()
+        label = UNKNOWN if info.broker_id is None else str(info.broker_id)
+        return self._metrics.connection(info, LISTENER, label, pending, topics=self._bodies, is_new=is_new)
 
     def hear(self, feed: Callable[[list[Event]], None], events: list[Event]) -> None:
         """Keep what insight wants until `hand_on`: it needs the order of time, and flows are read one by one."""
@@ -265,14 +308,12 @@ class Connections:
         node_id = self._broker_of(info)
         if node_id is not None:
             flow.info = info = replace(info, broker_id=node_id)
+        self._place(flow)
         if flow.speaks == content.TLS:
             encrypted = self._others[flow] = OnlyTcp(flow, self)
             return encrypted
         self._numbers += 1
-        pending = flow.session.pending if flow.session is not None else ()
-        label = UNKNOWN if node_id is None else str(node_id)
-        counting = self._metrics.connection(info, LISTENER, label, pending, topics=self._bodies)
-        connection = self._open[flow] = Connection(flow, self._numbers, self, counting)
+        connection = self._open[flow] = Connection(flow, self._numbers, self, self.counted(flow))
         if node_id is None:
             self._nameless[connection] = None
         return connection
@@ -288,21 +329,31 @@ class Connections:
             connection.end()
             if isinstance(connection, Connection):
                 self._nameless.pop(connection, None)
+            if self.clusters.names and connection.info.cluster not in self.clusters.names:
+                self._on_unknown()
         self._copies.discard(flow)
 
     def unconnected(self, flow: Flow) -> None:
         """A connect failed."""
+        self._place(flow)
         OnlyTcp(flow, self).end()
 
     # --- brokers -----------------------------------------------------------------------------------------------------
 
-    def learn(self, brokers: Mapping[tuple[str, int], int], cluster_id: str | None = None) -> None:
-        """An answer names brokers: node ids by host and port."""
-        self._belong(cluster_id)
+    def learn(
+        self, info: ConnectionInfo, brokers: Mapping[tuple[str, int], int], cluster_id: str | None = None
+    ) -> None:
+        """An answer to a connection names brokers: node ids by host and port."""
+        if cluster_id and (name := cluster_id[:MAX_ID]) not in self.cluster_ids:
+            self.cluster_ids = [*self.cluster_ids, name][:MAX_CLUSTERS]
+        if self.clusters.learn(info, brokers, cluster_id):
+            self._on_clusters(self.clusters)
+            self.name_clusters()
+        cells = self._metrics.cluster(self.clusters.at(info) or self._cluster)
         named = [(node_id, Address(*at)) for at, node_id in brokers.items()]
         known = [(node_id, address) for node_id, address in named if address.host and 0 < address.port < 1 << 16]
-        for node_id in self._destinations.learn(known):
-            self._cells.expect(str(node_id), LISTENER)
+        for node_id in self._destinations_of(cluster_id).learn(known):
+            cells.expect(str(node_id), LISTENER)
         before = len(self._numeric)
         for node_id, address in known:
             if numeric(address.host) is not None and (len(self._numeric) < MAX_BROKERS or address in self._numeric):
@@ -311,13 +362,39 @@ class Connections:
             self.name_brokers()
         self._on_ports({address.port for _, address in known})
 
-    def _belong(self, cluster_id: str | None) -> None:
-        """The brokers of an answer are of this cluster."""
-        known = self.cluster_ids
-        if cluster_id and (name := cluster_id[:_MAX_NAME]) not in known and len(known) < MAX_CLUSTERS:
-            known.append(name)
-            if len(known) > 1:
-                self._on_another(known[0], name)
+    def _destinations_of(self, cluster_id: str | None) -> Destinations:
+        known = self._destinations
+        key = cluster_id if cluster_id in known or len(known) < MAX_CLUSTERS else next(iter(known))
+        if key not in known:
+            known[key] = self._new_destinations()
+        return known[key]
+
+    def _place(self, flow: Flow) -> None:
+        """Give a flow that is new the cluster of its address, if that is known."""
+        info = flow.info
+        assert info is not None
+        cluster = self.clusters.at(info)
+        if cluster is not None:
+            flow.info = replace(info, cluster=cluster)
+
+    def restart(self) -> None:
+        """Forget the lags of the cluster that was given: most of them are of connections that get another one."""
+        self._metrics.restart_lags(self._cluster)
+        for connection in self:
+            connection.of_cluster(connection.info.cluster)
+
+    def name_clusters(self) -> None:
+        """Give connections their clusters, where several are known, as far as they are known."""
+        names = self.clusters.names
+        if not names or all(each.info.cluster in names for each in self._open.values()):
+            return
+        connections = {connection.number: connection for connection in self}
+        known = self.clusters.of((number, each.info, each.client_id) for number, each in connections.items())
+        for number, cluster in known.items():
+            if connections[number].info.cluster != cluster:
+                connections[number].of_cluster(cluster)
+        for other in list(self._others):
+            self._place(other)
 
     def strangers(self) -> list[Connection]:
         """Connections whose processes were not looked for LOOKS times, the newest MAX_LOOKED_FOR."""
@@ -334,7 +411,11 @@ class Connections:
     def _broker_of(self, info: ConnectionInfo) -> int | None:
         address = Address(info.broker_address, info.broker_port)
         found = self._numeric.get(normal(address))
-        return found if found is not None else self._destinations.broker_at(address)
+        for destinations in self._destinations.values():
+            if found is not None:
+                break
+            found = destinations.broker_at(address)
+        return found
 
     def name_brokers(self) -> None:
         """Give connections their brokers, as far as these have become known."""
@@ -349,11 +430,6 @@ class Connections:
 
 def _nothing(events: list[Event]) -> None:
     """Takes the events of what is counted elsewhere."""
-
-
-def _columns(flow: Flow) -> Json:
-    assert flow.info is not None
-    return {**flow.columns(), "broker_id": flow.info.broker_id}  # it may have become known later than the connection
 
 
 def _closed(flow: Flow) -> Closed:

@@ -38,6 +38,7 @@ from kproxy.proxy.sockets.listeners import why_unbound
 from kproxy.proxy.tasks import Tasks
 from kproxy.proxy.upstream.resolver import Resolver
 from kproxy.watch import privileges
+from kproxy.watch.clusters import MAX_CLUSTERS, LiveClusters
 from kproxy.watch.connections import Connections
 from kproxy.watch.copies import OneInterface
 from kproxy.watch.filters import MAX_PORTS, program
@@ -56,6 +57,7 @@ TICK_S = 1.0
 SET_NS = 10**9  # by which the clock was set; smaller steps do not matter here
 EXPIRE_TICKS = 30
 LOOK_TICKS = 2  # between two looks for processes
+NAME_TICKS = 5  # between two looks for clusters of connections that have none by their address
 REPORT_TICKS = 60  # between two reports of what was found into `quality`
 DRAIN_S = 2.0  # for packets that wait when it ends
 TURN_S = 0.05  # of packets, then the admin port has its turn
@@ -108,7 +110,8 @@ class Watcher:
         self._numbers: tuple[int, ...] = ()  # of the interfaces that the filter lets through
         self._tasks = Tasks("watch")
         self._ends = asyncio.Event()
-        self._destinations = Destinations(Resolver())
+        self._resolver = Resolver()
+        self._clusters = 0  # that have names
         self._connections: Connections
         self._zookeeper: ZooKeeperConnections
         self._flows: Flows
@@ -164,7 +167,6 @@ class Watcher:
         await self._start_admin()
         collections.start()
         self._arm()
-        self._tasks.spawn(self._destinations.run())
         self._tasks.spawn(self._tick())
         self._tasks.spawn(notifier.run(self.not_ready, self._describe))
         ports = ",".join(map(str, sorted(self._ports))) or "any"
@@ -212,12 +214,13 @@ class Watcher:
         self._connections = Connections(
             self.metrics,
             settings.cluster,
-            self._destinations,
+            self._new_destinations,
             bodies=detail != ERRORS,
             recorder=self._recorder,
             feed=self._feed,
             on_ports=self._learn_ports,
-            on_another=self._another_cluster,
+            on_clusters=self._several_clusters,
+            on_unknown=self._of_no_cluster,
         )
         # Columns cost least; who wants topics, or rows, gets each exchange as an event.
         by_column = detail == ERRORS and self._recorder is None
@@ -312,7 +315,7 @@ class Watcher:
             "draining": False,
             "connections": len(self._connections),
             "connection_limit": None,
-            "detail": {self.settings.cluster: self.settings.detail},
+            "detail": dict.fromkeys((self.settings.cluster, *self._connections.clusters.names), self.settings.detail),
         }
 
     # --- packets -----------------------------------------------------------------------------------------------------
@@ -393,6 +396,8 @@ class Watcher:
             self._look_after_interfaces()
             self._arm()
             self._connections.name_brokers()
+            if not self._ticks % NAME_TICKS:
+                self._connections.name_clusters()
             looks = self.settings.processes and not self._ticks % LOOK_TICKS
             if looks and (strangers := self._connections.strangers()):
                 await asyncio.to_thread(self._connections.look_for_processes, strangers)
@@ -502,16 +507,48 @@ class Watcher:
                 )
         self._recorder.note(rows)
 
-    def _another_cluster(self, first: str, other: str) -> None:
-        """Brokers of a second cluster were told of: what is counted is of both."""
-        self._quality.note("clusters_as_one", time.time_ns())
-        log.warning(
-            "brokers of another cluster answer too (ids %r and %r): all are counted and recorded as cluster=%s. Watch "
-            "one of them by --interface or --port, or capture and use kproxy convert, which tells them apart",
-            first,
-            other,
-            self.settings.cluster,
+    def _new_destinations(self) -> Destinations:
+        destinations = Destinations(self._resolver)
+        self._tasks.spawn(destinations.run())
+        return destinations
+
+    def _several_clusters(self, clusters: LiveClusters) -> None:
+        """Answers show several clusters, or another one: each is counted and recorded under a name of its own."""
+        names, given = clusters.names, self.settings.cluster
+        known = self._quality.count("clusters_as_one")
+        if clusters.nameless > known:
+            self._quality.note("clusters_as_one", time.time_ns(), count=clusters.nameless - known)
+            log.warning(
+                "clusters=%d cannot be told apart: brokers of other clusters have the same addresses, or more than %d "
+                "clusters answer; they are counted and recorded as cluster=%s. Watch each by its --interface or "
+                "--port, in a kproxy of its own",
+                clusters.nameless,
+                MAX_CLUSTERS,
+                given,
+            )
+        if len(names) == self._clusters:
+            return
+        self._quality.note("clusters", time.time_ns(), count=len(names) - self._clusters)
+        is_first, self._clusters = not self._clusters, len(names)
+        log.info(
+            "brokers of %d clusters answer: each is counted and recorded under a name of its own from now on (%s); "
+            "cluster=%s keeps what came before, and connections whose cluster no answer shows",
+            len(names),
+            ", ".join(map(repr, names)),
+            given,
         )
+        settings = {"detail": dict.fromkeys((given, *names), self.settings.detail), "watch": True}
+        if self._link is not None:
+            if is_first:
+                self._link.follow(set(names))  # its groups are those of other names now
+            self._link.settings = settings
+            self._link.follow({given, *names})
+        if is_first:
+            self._connections.restart()
+
+    def _of_no_cluster(self) -> None:
+        """A connection has ended of which no answer showed the cluster, while there were several."""
+        self._quality.note("cluster_unknown", time.time_ns())
 
     # --- operators ---------------------------------------------------------------------------------------------------
 
@@ -542,6 +579,7 @@ class Watcher:
             "connections": len(self._connections),
             "flows": len(self._flows.open),
             "cluster_ids": list(self._connections.cluster_ids),
+            "clusters": self._connections.clusters.names or [self.settings.cluster],
             "findings": {kind: count for kind, count in cells.found().items() if count},
         }
 

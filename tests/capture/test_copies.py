@@ -193,14 +193,16 @@ def test_a_packet_seen_at_both_ends_is_one(tmp_path, change, way_ns, stamps, ide
     assert not any(twice.stalled(each) for _, each in both.exchanges)
 
 
-def recut(time_ns, data, sizes):
+def recut(time_ns, data, sizes, identities):
     """A segment of Ethernet and IPv4 as offload cuts it, into segments of these sizes at most, 1 us apart."""
-    payload, identity = data[66:], unpack_from(">H", data, 18)[0]
+    before = 34 + (data[46] >> 4) * 4  # bytes of headers
+    payload, identity = data[before:], unpack_from(">H", data, 18)[0]
     start = number = 0
     while start < len(payload):
         part = payload[start : start + sizes[number % len(sizes)]]
-        head = bytearray(data[:66])
-        pack_into(">HH", head, 16, 52 + len(part), (identity + start // MSS) & 0xFFFF if identity else 0)
+        head = bytearray(data[:before])
+        step = start // MSS if identities else 0
+        pack_into(">HH", head, 16, before - 14 + len(part), (identity + step) & 0xFFFF)
         pack_into(">I", head, 38, (unpack_from(">I", data, 38)[0] + start) & 0xFFFFFFFF)
         yield time_ns + 1000 * number, bytes(head) + part
         start, number = start + len(part), number + 1
@@ -211,12 +213,12 @@ SIZES = (20 * MSS, 3 * MSS + 17, 22 * MSS, 900, 12 * MSS)
 LARGE = [request(number, client_id="x" * (size - 14)) for number, size in enumerate(SIZES)]
 
 
-@pytest.mark.parametrize("identities", (True, False))
+@pytest.mark.parametrize(("stamps", "identities"), ((True, True), (True, False), (False, True)))
 @pytest.mark.parametrize("joined_there", (False, True), ids=("cut on its way", "joined on its way"))
 @pytest.mark.parametrize("sizes", ((MSS,), (17 * MSS, MSS, 5 * MSS)), ids=("MSS", "several"))
 @pytest.mark.parametrize("window", (1, 1 << 10))
 def test_segments_that_offload_cut_or_joined_are_those_of_the_other_end(
-    tmp_path, monkeypatch, identities, joined_there, sizes, window
+    tmp_path, monkeypatch, stamps, identities, joined_there, sizes, window
 ):
     """What was sent again is so still: a second later, and in the same millisecond with the identities that follow."""
     for name in ("FIRST_RECORDS", "RECORDS"):
@@ -225,7 +227,7 @@ def test_segments_that_offload_cut_or_joined_are_those_of_the_other_end(
     here, there, time_ns, seq, identity = [], [], 1_700_000_000_000_000_000, 1, 65_500
 
     def large(payload, seq, stamp_ms, identity):
-        options = b"\1\1\x08\x0a" + stamp_ms.to_bytes(4) + bytes(4)
+        options = b"\1\1\x08\x0a" + stamp_ms.to_bytes(4) + bytes(4) if stamps else b""
         ip = packet.ipv4(packet.tcp(payload, seq=seq, options=options), identity=identity if identities else 0)
         return packet.ethernet(ip)
 
@@ -233,7 +235,7 @@ def test_segments_that_offload_cut_or_joined_are_those_of_the_other_end(
         stamp = time_ns // 1_000_000 & 0xFFFF_FFFF
         whole = large(payload, seq, stamp, identity)
         here += [(time_ns, whole)]
-        there += recut(time_ns + 2_000_000, whole, sizes)
+        there += recut(time_ns + 2_000_000, whole, sizes, identities)
         if number == 2:  # its tenth segment is sent again at once, if identities tell, and the last one a second later
             following = identity + -(-len(payload) // MSS)
             if identities:
@@ -290,3 +292,36 @@ def test_a_machine_that_is_far_away_does_not_look_like_a_clock_that_was_set(tmp_
     """Its packets have timestamps of 300 ms before."""
     whole = dialogue(stamps=True, identities=True)
     assert "clock_step" not in seen_by(tmp_path / "both.pcap", at_both_ends(whole, 300_000_000)).kinds()
+
+
+def fragments(data, order):
+    """An IPv4 packet as routers pass it on that cut it to an MTU of 1420."""
+    payload, parts = data[34:], []
+    for start in range(0, len(payload), 1400):
+        head, part = bytearray(data[:34]), payload[start : start + 1400]
+        more = 0x2000 if start + 1400 < len(payload) else 0
+        pack_into(">H", head, 16, 20 + len(part))
+        pack_into(">H", head, 20, more | start // 8)
+        parts.append(bytes(head) + part)
+    return parts[::order]
+
+
+@pytest.mark.parametrize("order", (1, -1))
+@pytest.mark.parametrize("stamps", (True, False))
+def test_a_packet_that_is_whole_at_one_end_and_in_fragments_at_the_other_is_one(tmp_path, stamps, order):
+    """What is sent again is so still, whole or in fragments."""
+    packets, time_ns, seq = [], 1_700_000_000_000_000_000, 1
+    packets.append((time_ns - 3000, packet.ethernet(packet.ipv4(packet.tcp(seq=0, flags=SYN), identity=99))))
+    for number in range(12):
+        payload = request(number, client_id="x" * 8000)
+        for again in range(1 + (number == 5)):
+            at_ns = time_ns + 250_000_000 * again
+            stamp = b"\1\1\x08\x0a" + (at_ns // 1_000_000 & 0xFFFF_FFFF).to_bytes(4) + bytes(4) if stamps else b""
+            tcp = packet.tcp(payload, seq=seq, options=stamp)
+            whole = packet.ethernet(packet.ipv4(tcp, identity=100 + 2 * number + again))
+            packets.append((at_ns, whole))
+            packets += [(at_ns + 2_000_000 + n, part) for n, part in enumerate(fragments(whole, order))]
+        seq, time_ns = seq + len(payload), at_ns + 20_000_000
+    (flow,) = seen_by(tmp_path / "both.pcap", packet.pcap(packets)).flows
+    assert flow.total("retransmissions") == 1 and not flow.total("gaps")
+    assert sum(flow.payload_bytes) == seq - 1 + len(payload)

@@ -127,4 +127,21 @@ def test_bytes_that_are_no_records_of_tls_end_it_quietly(tmp_path):
         b"\x17" * 9,
     ):
         quality = seen([(0, hello), (1, odd)], tmp_path, 3)
-        assert (quality.count("tls"), quality.count("tls_alert")) == (1, 0)
+        is_clear = odd[:2] not in (b"\x15\x03", b"\x16\x03")
+        counts = [quality.count(kind) for kind in ("tls", "tls_unanswered", "tls_alert")]
+        assert counts == [not is_clear, is_clear, 0]
+
+
+@pytest.mark.parametrize(
+    "answer", (b"HTTP/1.0 400 Bad Request\r\n\r\n", b"\0\0\0\x08\0\0\0\1\0\0\0\0", b"SSH-2.0-OpenSSH_9.6\r\n")
+)
+def test_an_answer_in_clear_is_of_a_port_without_tls(answer, authority, tmp_path):
+    """Keys would not help: none are advised."""
+    client, _ = contexts(authority, V1_3)
+    outgoing = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        client.wrap_bio(ssl.MemoryBIO(), outgoing).do_handshake()
+    seen = Wire().shake().send(0, outgoing.read()).send(1, answer).send(1, flags=FIN | ACK).seen(tmp_path)
+    kinds = {row.kind: row.count for row in seen.quality}
+    assert kinds["tls_unanswered"] == 1 and "tls" not in kinds
+    assert "port without TLS" in verdict(seen.quality) and "--key-log" not in verdict(seen.quality)

@@ -13,9 +13,9 @@ from tests.capture import packet
 from tests.capture.test_flows import Wire, answer, request
 
 
-def metadata(number, brokers, cluster_id, *, topic="orders", version=2):
+def metadata(number, brokers, cluster_id, *, topic="orders", version=2, client_id="me"):
     """The frames of a Metadata request and its answer; brokers: node ids by host, all at port 9092."""
-    header = {"requestApiKey": METADATA, "requestApiVersion": version, "correlationId": number, "clientId": "me"}
+    header = {"requestApiKey": METADATA, "requestApiVersion": version, "correlationId": number, "clientId": client_id}
     asked = codec.encode_request(header, {"topics": None if version else []})
     first = min(brokers.values())
     partition = {"partitionIndex": 0, "leaderId": first, "replicaNodes": [first], "isrNodes": [first], "errorCode": 0}
@@ -36,10 +36,11 @@ class Talk(Wire):
         super().__init__(client=(packet.CLIENT[0], port))
         self.ends = (self.ends[0], (socket.inet_aton(broker), 9092))
         self.client_id = client_id
+        self.next = [1000 * port, 2000 * port]  # each connection has its own, or they are one seen twice
         self.shake()
 
     def metadata(self, number, *told, **more):
-        asked, answered = metadata(number, *told, **more)
+        asked, answered = metadata(number, *told, client_id=self.client_id, **more)
         self.send(0, asked).send(1, answered)
         return self
 
@@ -72,15 +73,48 @@ def converted(folder, captures):
 EAST, WEST = {"10.0.1.1": 1, "10.0.1.2": 2}, {"10.0.2.1": 1, "10.0.2.2": 2}
 
 
-def test_clusters_are_told_apart_by_their_ids_and_each_has_a_topology_of_its_own(tmp_path):
-    talks = [
+def by_ids():
+    return [
         Talk(1, "10.0.1.1").metadata(1, EAST, "east").metadata(2, EAST, "east"),
         Talk(2, "10.0.2.1").metadata(1, WEST, "west").metadata(2, WEST, "west"),
         Talk(3, "10.0.1.2").versions(1),
         Talk(4, "10.0.2.2").versions(1),
         Talk(5, "10.0.9.9", "stranger").versions(1),
     ]
-    found, kinds, topology = converted(tmp_path, {"both": talks})
+
+
+def by_clients():
+    """As of MirrorMaker, with a client id for each cluster; one that goes to both tells nothing."""
+    return [
+        Talk(1, "10.0.1.1", "in").versions(0).metadata(1, {"kafka-1.east": 1}, "east"),
+        Talk(2, "10.0.2.1", "out").versions(0).metadata(1, {"kafka-1.west": 1}, "west"),
+        Talk(3, "10.0.3.3", "in").versions(1),
+        Talk(4, "10.0.4.4", "out").versions(1),
+        Talk(5, "10.0.1.1").versions(1),
+        Talk(6, "10.0.2.1").versions(1),
+        Talk(7, "10.0.5.5").versions(1),
+    ]
+
+
+def without_ids(nodes):
+    west = dict(zip(WEST, nodes, strict=True))
+    return [
+        Talk(1, "10.0.1.1").metadata(1, EAST, None, version=0),
+        Talk(2, "10.0.2.1").metadata(1, west, None, version=0),
+        Talk(3, "10.0.2.2").metadata(1, west, None, version=0),
+    ]
+
+
+def by_listeners():
+    return [Talk(1, "10.0.1.1").metadata(1, EAST, "one"), Talk(2, "10.0.2.1").metadata(1, WEST, "one")]
+
+
+def at_one_address():
+    return [Talk(1, "10.0.1.1").metadata(1, EAST, "east"), Talk(2, "10.0.1.1").metadata(1, EAST, "west")]
+
+
+def test_clusters_are_told_apart_by_their_ids_and_each_has_a_topology_of_its_own(tmp_path):
+    found, kinds, topology = converted(tmp_path, {"both": by_ids()})
     assert found == {"both": {1: "east", 2: "west", 3: "east", 4: "west", 5: "default"}}
     assert (kinds["both.pcap"]["clusters"], kinds["both.pcap"]["cluster_unknown"]) == (2, 1)
     assert {(row["cluster"], row["host"]) for row in topology if row["kind"] == "broker"} == {
@@ -91,36 +125,28 @@ def test_clusters_are_told_apart_by_their_ids_and_each_has_a_topology_of_its_own
 
 
 def test_brokers_that_advertise_names_are_known_by_who_speaks_to_them(tmp_path):
-    """As MirrorMaker does, with a client id for each cluster; one that goes to both tells nothing."""
-    talks = [
-        Talk(1, "10.0.1.1", "in").versions(0).metadata(1, {"kafka-1.east": 1}, "east"),
-        Talk(2, "10.0.2.1", "out").versions(0).metadata(1, {"kafka-1.west": 1}, "west"),
-        Talk(3, "10.0.3.3", "in").versions(1),
-        Talk(4, "10.0.4.4", "out").versions(1),
-        Talk(5, "10.0.5.5", "me").versions(1),
-    ]
-    assert converted(tmp_path, {"both": talks})[0]["both"] == {1: "east", 2: "west", 3: "east", 4: "west", 5: "default"}
+    labels = {1: "east", 2: "west", 3: "east", 4: "west", 5: "east", 6: "west", 7: "default"}
+    assert converted(tmp_path, {"both": by_clients()})[0]["both"] == labels
 
 
 @pytest.mark.parametrize("nodes", ((11, 12), (1, 12)))
 def test_without_cluster_ids_those_that_name_each_other_are_one_cluster(tmp_path, nodes):
     """Unless a node id is in both: it may be another listener of the same broker."""
-    west = dict(zip(WEST, nodes, strict=True))
-    talks = [
-        Talk(1, "10.0.1.1").metadata(1, EAST, None, version=0),
-        Talk(2, "10.0.2.1").metadata(1, west, None, version=0),
-        Talk(3, "10.0.2.2").metadata(1, west, None, version=0),
-    ]
     labels = {1: "10.0.1.1:9092", 2: "10.0.2.1:9092", 3: "10.0.2.1:9092"}
-    assert converted(tmp_path, {"old": talks})[0]["old"] == (
+    assert converted(tmp_path, {"old": without_ids(nodes)})[0]["old"] == (
         labels if nodes == (11, 12) else dict.fromkeys(labels, "default")
     )
 
 
 def test_listeners_of_one_cluster_are_one_cluster(tmp_path):
-    talks = [Talk(1, "10.0.1.1").metadata(1, EAST, "one"), Talk(2, "10.0.2.1").metadata(1, WEST, "one")]
-    found, kinds, _ = converted(tmp_path, {"one": talks})
-    assert set(found["one"].values()) == {"default"} and "clusters" not in kinds["one.pcap"]
+    found, kinds, _ = converted(tmp_path, {"one": by_listeners()})
+    assert set(found["one"].values()) == {"default"}
+    assert not kinds["one.pcap"].keys() & {"clusters", "clusters_as_one"}
+
+
+def test_clusters_at_the_same_addresses_are_said_to_have_one_name(tmp_path):
+    found, kinds, _ = converted(tmp_path, {"one": at_one_address()})
+    assert set(found["one"].values()) == {"default"} and kinds["one.pcap"]["clusters_as_one"] == 1
 
 
 def test_captures_of_one_run_may_be_of_several_clusters_at_the_same_addresses(tmp_path):
