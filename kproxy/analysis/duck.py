@@ -7,8 +7,8 @@ Duty: views over the Parquet files of a dataset, with the columns that this kpro
 and macros that give DuckDB the functions that questions use by Spark's names. Percentiles are exact here: 8 bytes of
 memory for each row and percentile.
 
-A table of at most SMALL_ROWS rows is read once, into memory: a report asks a hundred questions of it, and to plan each over
-Parquet files of that size takes longer than to answer it.
+A table of at most SMALL_ROWS rows is read once, into memory: a report asks a hundred questions, and planning one over
+Parquet files takes longer than answering it from so few rows.
 
 Bounds: DuckDB takes what memory it needs, up to 80 % of the machine's, and behind that a folder among temporary files,
 which goes with it; it reads the files of the dataset, no other, and writes none else. Refuses to know questions.

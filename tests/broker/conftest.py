@@ -1,4 +1,7 @@
-"""One real cluster for the whole run, kproxy before it, and their logs beside every failure."""
+"""One real cluster for all tests of this folder, kproxy before it, and their logs beside every failure.
+
+They end with the last of these tests: three idle brokers take a seventh of a core for as long as they live.
+"""
 
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -22,7 +25,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, p
     return report
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("kafka"))
     try:
@@ -32,7 +35,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
     """A broker alone, with TLS, client certificates and every login: see secured.py."""
     broker = SecuredBroker(tmp_path_factory.mktemp("secured"))
@@ -44,14 +47,14 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]
         broker.stop(kill=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
     """A broker alone, in network namespaces: see apart.py."""
     with made_apart(tmp_path_factory.mktemp("apart")) as broker:
         yield broker
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def kproxy(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kproxy]:
     with Kproxy(cluster.bootstrap, tmp_path_factory.mktemp("kproxy")) as kproxy:
         yield kproxy

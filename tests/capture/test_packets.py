@@ -164,18 +164,23 @@ DECODE_AS = {
 NOT_BY_TSHARK = {"ipv6 without length (offload)", "nflog, big endian"}
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_tshark_finds_the_same_segment(name, tmp_path):
-    link, data, _ = LAYERS[name]
-    path = tmp_path / "one.pcap"
-    path.write_bytes(packet.pcap([(1_000_000_000, data)], link=link))
+def test_tshark_finds_the_same_segments(tmp_path):
+    """One capture with an interface for each kind of packet; its reading again for each option of tshark."""
+    path = tmp_path / "all.pcapng"
+    links = b"".join(packet.interface(link) for link, _, _ in LAYERS.values())
+    blocks = (packet.enhanced(data, number, name=number) for number, (_, data, _) in enumerate(LAYERS.values()))
+    path.write_bytes(packet.section() + links + b"".join(blocks))
     command = ["tshark", "-n", "-r", str(path), "-T", "fields", "-E", "separator=,", "-E", "occurrence=l"]
     for field in ("tcp.srcport", "tcp.dstport", "tcp.seq_raw", "tcp.ack_raw", "tcp.len"):
         command += ["-e", field]
-    if name in DECODE_AS:
-        command += ["-d", DECODE_AS[name]]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    assert (found == f"40000,9092,11,22,{len(PAYLOAD)}") is (name not in NOT_BY_TSHARK), found
+    found = {}
+    for option in (None, *DECODE_AS.values()):
+        asked = [*command, *(("-d", option) if option else ())]
+        lines = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()
+        read = dict(zip(LAYERS, lines, strict=True))
+        found |= {name: read[name] for name in LAYERS if DECODE_AS.get(name) == option}
+    same = {name for name, line in found.items() if line == f"40000,9092,11,22,{len(PAYLOAD)}"}
+    assert LAYERS.keys() - same == NOT_BY_TSHARK
 
 
 def dissect(link, data, dissector=None):
