@@ -158,6 +158,7 @@ create table connections (
   `late_answer_ns` bigint comment 'for how long the latest of them went unacknowledged, in ns',
   `late_answer_since_ns` bigint comment 'since when the latest of them did, in ns since 1970-01-01 UTC',
   `late_answer_times` bigint comment 'how often the latest of them was sent again',
+  `tls_failure` string comment 'why no TLS connection came about: the alert and its sender, as `unknown_ca by client`; unanswered; answered in clear; TLS expected: the client spoke none, and was answered by an alert',
   `date` string,
   `hour` string
 )

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from kproxy.capture import content, proxied, stalls
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import MASK, Budget, Conversation, Receiver
+from kproxy.capture.tls_alerts import is_alert
 from kproxy.wire.bulk import Bulk
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
@@ -26,6 +27,7 @@ from kproxy.wire.state import Usual
 from kproxy.zookeeper import session as zookeeper
 
 REFUSED, UNANSWERED = UNCONNECTED = "refused", "unanswered"  # how connects fail
+ANSWERED_IN_CLEAR, TLS_EXPECTED = "answered in clear", "TLS expected"  # how handshakes fail, or UNANSWERED
 Listener = Callable[[list[Event]], None]
 ZooKeeperListener = Callable[[list[zookeeper.Event]], None]
 
@@ -63,6 +65,7 @@ class Flow:
         "lacks_beginning",
         "last_ns",
         "later",
+        "meets_tls",
         "noted",
         "payload_bytes",
         "plain",
@@ -99,6 +102,7 @@ class Flow:
         self.payload_bytes = [0, 0]
         self.alert: tuple[int, str] | None = None  # the side that ended a TLS handshake, and its alert
         self.is_answered_in_clear = False  # a TLS handshake, by a server that speaks something else
+        self.meets_tls = False  # its first request was answered by an alert: it does not speak TLS, the port does
         self.info: ConnectionInfo | None = None
         self.session: CapturedSession | None = None
         self.heard_ns = time_ns  # what time it is for the listener of its events
@@ -213,6 +217,8 @@ class Flow:
             side, name = self.alert
             sender = f"a client of {self._server}" if side == self.client else f"the server {self._server}"
             quality.note_named("tls_alert", f"{name} by {sender}", first, size=sum(self.payload_bytes), last_ns=last)
+        elif self.meets_tls:
+            quality.note_named("tls_expected", self._server, first, size=sum(self.payload_bytes), last_ns=last)
         elif self._is_unanswered_tls:
             quality.note_named("tls_unanswered", self._server, first, size=sum(self.payload_bytes), last_ns=last)
         elif close in UNCONNECTED:
@@ -238,6 +244,19 @@ class Flow:
         is_silent = self.close != "open" and self.talk.halves[server].seen and not self.payload_bytes[server]
         return is_silent or self.is_answered_in_clear
 
+    @property
+    def tls_failure(self) -> str | None:
+        """Why no TLS handshake came about: the alert and its sender, or a text; None: it did, or nobody tried."""
+        if self.meets_tls:
+            return TLS_EXPECTED
+        if self.speaks != content.TLS:
+            return None
+        if self.alert is not None:
+            return f"{self.alert[1]} by {'client' if self.alert[0] == self.client else 'broker'}"
+        if not self._is_unanswered_tls:
+            return None
+        return ANSWERED_IN_CLEAR if self.is_answered_in_clear else UNANSWERED
+
     def columns(self) -> dict[str, Any]:
         """The columns of its row of `connections` that say what TCP did."""
         client = self.client
@@ -262,6 +281,7 @@ class Flow:
             "late_answer_ns": late_ns or None,
             "late_answer_since_ns": since_ns if late_ns else None,
             "late_answer_times": times if late_ns else None,
+            "tls_failure": self.tls_failure,
         }
 
 
@@ -308,7 +328,7 @@ DEAF = Deaf()
 class Kafka:
     """Takes the bytes of a Kafka connection to its session, and the session's events to whoever listens."""
 
-    __slots__ = ("_flow", "_quality", "flip", "listener", "openings", "session")
+    __slots__ = ("_awaits_broker", "_flow", "_quality", "flip", "listener", "openings", "session")
 
     def __init__(self, flow: Flow, session: CapturedSession, listener: Listener, quality: Quality) -> None:
         self.session = session
@@ -317,9 +337,13 @@ class Kafka:
         self._flow = flow
         self.listener = listener
         self._quality = quality
+        self._awaits_broker = flow.start_seen  # its first byte
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:
         session = self.session
+        if self._awaits_broker and side ^ self.flip:
+            self._awaits_broker = False
+            self._flow.meets_tls = is_alert(view)
         session.receive(side ^ self.flip, view, now_ns)
         usual = session.usual
         if usual[4].known:

@@ -44,6 +44,8 @@ _HOP_BY_HOP, _ROUTING, _FRAGMENT, _AUTH, _DESTINATION, _MOBILITY = 0, 43, 44, 51
 _VXLAN_PORTS = frozenset((4789, 8472))
 _VXLAN_GPE_PORT = 4790
 _GENEVE_PORT = 6081
+_GTP_PORT = 2152  # GTP-U: 3GPP TS 29.281
+_G_PDU = 0xFF
 _MPLS_PORT = 6635
 _VXLAN_FLAG = b"\x08\0\0\0"
 
@@ -229,6 +231,8 @@ class Dissector:
             return self._network(kind, data, at + 16, end, time_ns, depth)
         if port == _MPLS_PORT:
             return self._network(0x8847, data, at + 8, end, time_ns, depth)
+        if port == _GTP_PORT:
+            return self._gtp(data, at + 8, end, time_ns, depth)
         if end < at + 50:  # no room for a tunnel's header, IP and TCP
             return "not_tcp"
         is_vxlan = data[at + 8 : at + 12] == _VXLAN_FLAG and not data[at + 15]
@@ -247,6 +251,22 @@ class Dissector:
             return "not_tcp"
         found = self._network(kind, data, inner, end, time_ns, depth)
         return "not_tcp" if isinstance(found, str) and found else found
+
+    def _gtp(self, data: bytes, at: int, end: int, time_ns: int, depth: int) -> Segment | str:
+        """The segment in a packet of a mobile network's user (GTP-U version 1)."""
+        if data[at] >> 4 != 3 or data[at + 1] != _G_PDU:
+            return "not_tcp"
+        inner = at + 8
+        if data[at] & 7:  # a sequence number, an N-PDU number or a further header: there is room for all three
+            following = data[inner + 3] if data[at] & 4 else 0
+            inner += 4
+            while following and inner < end and data[inner]:
+                inner += 4 * data[inner]
+                following = data[inner - 1] if inner <= end else 0
+        if inner >= end:
+            return "truncated"
+        kind = {4: _IPV4, 6: _IPV6}.get(data[inner] >> 4)
+        return "not_tcp" if kind is None else self._network(kind, data, inner, end, time_ns, depth)
 
     def _gre(self, data: bytes, at: int, end: int, time_ns: int, depth: int) -> Segment | str:
         bits, kind = _SHORT(data, at)[0], _SHORT(data, at + 2)[0]

@@ -25,7 +25,7 @@ SAME_STREAM_NS = 1_000_000_000  # between the first packets of two captures of o
 _STREAM = "stream "  # begins the keys of rows that only `_copies` reads
 _NAMED = 3  # copies, headers or servers named in a sentence
 _WITH_NAMES = frozenset(
-    ("unknown_link", "unread", "connect_refused", "connect_unanswered", "tls_alert", "tls_unanswered")
+    ("unknown_link", "unread", "connect_refused", "connect_unanswered", "tls_alert", "tls_expected", "tls_unanswered")
 )
 _DERIVED = frozenset(("same_stream", "no_times"))
 MAX_NAMES = 64
@@ -72,6 +72,7 @@ KINDS = {
     "tls_decrypted": "Kafka connections that were encrypted with TLS, and read with its keys",
     "tls": "connections encrypted with TLS: to read them, give their keys with --key-log FILE",
     "tls_alert": "TLS handshakes that one side ended by an alert, which says why",
+    "tls_expected": "connections of a client without TLS to a port with it: set its security.protocol",
     "tls_unanswered": "TLS handshakes that the server did not answer, or not in TLS: a port without TLS, most often",
     "zookeeper": "ZooKeeper connections, whose operations are in the table registry",
     "http": "HTTP connections",

@@ -43,6 +43,11 @@ _NAMES = {
 }
 
 
+def is_alert(view: memoryview) -> bool:
+    """Whether bytes begin with an alert in clear: as the size of a Kafka frame these would be 352 MB."""
+    return view[0] == ALERT and len(view) > _HEAD and view[1] == _MAJOR and view[3:_HEAD] == b"\0\2"
+
+
 class Handshake(Protocol):
     """What is followed: `client` is the side that began it, `alert` becomes (side, name).
 

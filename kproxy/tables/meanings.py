@@ -173,6 +173,8 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "late_answer_ns": "for how long the latest of them went unacknowledged",
         "late_answer_since_ns": "since when the latest of them did",
         "late_answer_times": "how often the latest of them was sent again",
+        "tls_failure": "why no TLS connection came about: the alert and its sender, as `unknown_ca by client`; "
+        "unanswered; answered in clear; TLS expected: the client spoke none, and was answered by an alert",
     },
     "quality": {
         "kind": "the kind of flaw, or of what was counted",

@@ -252,6 +252,7 @@ CONNECTIONS = Table(
         ("late_answer_ns", I64),
         ("late_answer_since_ns", I64),
         ("late_answer_times", I64),
+        ("tls_failure", TEXT),
         always=("connection",),
     ),
     ("time", "connection"),

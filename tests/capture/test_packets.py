@@ -26,6 +26,10 @@ def tag(kind, payload, number=100):
     return pack(">HH", number, kind) + payload
 
 
+def gtp(datagram, more=b"", flags=0):
+    return udp(2152, pack(">BBHI", 0x30 | flags, 255, len(more) + len(datagram), 9) + more + datagram)
+
+
 def vxlan(frame, port=4789):
     return udp(port, b"\x08" + bytes(7) + frame)
 
@@ -141,6 +145,9 @@ LAYERS = {
         ethernet(ipv4(udp(4790, b"\x0c\0\0\4" + bytes(4) + nsh(ethernet(ipv6(SEGMENT), V6), 3, 2)), protocol=17)),
         KEY6,
     ),
+    "gtp-u": (1, ethernet(ipv4(gtp(ipv4(SEGMENT)), protocol=17)), KEY),
+    "gtp-u with a sequence number": (1, ethernet(ipv4(gtp(ipv6(SEGMENT), b"\0\1\0\0", 2), protocol=17)), KEY6),
+    "gtp-u with a container of 5G": (1, ethernet(ipv4(gtp(ipv4(SEGMENT), b"\0\0\0\x85\1\0\1\0", 4), protocol=17)), KEY),
     "snap": (1, ethernet(b"\xaa\xaa\3\0\0\0\x08\0" + ipv4(SEGMENT), 8 + len(ipv4(SEGMENT))), KEY),
     "vxlan on another port": (1, ethernet(ipv4(vxlan(ethernet(ipv4(SEGMENT)), 48000), protocol=17)), KEY),
     "geneve on another port": (1, ethernet(ipv4(geneve(V6, ipv6(SEGMENT), bytes(8), 48000), protocol=17)), KEY6),

@@ -7,10 +7,11 @@ import pytest
 
 from kproxy.capture.packets import ACK, FIN
 from kproxy.views.summary import verdict
-from tests.capture.test_flows import Wire
+from tests.capture.test_flows import Wire, answer, request
 from tests.certificates import HOST, Authority
 
 SERVER = "10.0.0.2:9092"  # packet.BROKER
+HELLO = b"\x16\3\1\0\x2f\1\0\0\x2b\3\3" + bytes(41)
 V1_2, V1_3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 
 
@@ -145,3 +146,25 @@ def test_an_answer_in_clear_is_of_a_port_without_tls(answer, authority, tmp_path
     kinds = {row.kind: row.count for row in seen.quality}
     assert kinds["tls_unanswered"] == 1 and "tls" not in kinds
     assert "port without TLS" in verdict(seen.quality) and "--key-log" not in verdict(seen.quality)
+
+
+@pytest.mark.parametrize(
+    ("said", "failure", "kind"),
+    (
+        (((0, HELLO), (1, b"\x15\3\3\0\2\2\x28")), "handshake_failure by broker", "tls_alert"),
+        (((0, HELLO), (1, b"\x16\3\3\0\2ok"), (0, b"\x15\3\3\0\2\2\x30")), "unknown_ca by client", "tls_alert"),
+        (((0, HELLO), (1, b"HTTP/1.0 400 Bad Request\r\n\r\n")), "answered in clear", "tls_unanswered"),
+        (((0, HELLO),), "unanswered", "tls_unanswered"),
+        (((0, request(1)), (1, b"\x15\3\1\0\2\2\x46")), "TLS expected", "tls_expected"),
+        (((0, HELLO), (1, b"\x16\3\3\0\2ok")), None, "tls"),
+        (((0, request(1)), (1, answer(1))), None, "kafka"),
+    ),
+)
+def test_a_connection_has_why_its_handshake_failed(said, failure, kind, tmp_path):
+    wire = Wire().shake()
+    for side, data in said:
+        wire.send(side, data)
+    seen = wire.send(1, flags=FIN | ACK).send(0, flags=FIN | ACK).send(1).seen(tmp_path)
+    (flow,) = seen.flows
+    assert flow.columns()["tls_failure"] == failure
+    assert seen.quality.count(kind) == 1

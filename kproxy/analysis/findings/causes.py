@@ -41,7 +41,8 @@ EDGES: tuple[Edge, ...] = (
     *_edges(_DOWN, ("coordinator_lost", "under_replicated", "offline_partitions"), ("broker",), OVERLAPS),
     *_edges(_DOWN, ("unanswered", "client_timeouts", "reconnect_storm"), ("broker",), OVERLAPS),
     *_edges(("late_answers",), ("reconnect_storm", "unanswered", "client_timeouts"), ("broker",), OVERLAPS),
-    *_edges(_DOWN, ("connects_failed",), ("machine",), OVERLAPS),  # its other listeners too
+    *_edges(_DOWN, ("connects_failed", "tls_failed"), ("machine",), OVERLAPS),  # its other listeners too
+    *_edges(("tls_failed",), ("reconnect_storm", "unanswered"), ("broker",), OVERLAPS),
     *_edges(_DOWN, ("slow_broker", "retransmissions", "zero_windows"), ("broker",), EVER),
     *_edges(_DOWN, ("slow_broker",), ("everywhere",), OVERLAPS),
     # Elsewhere in the cluster, meanwhile: elections, and leaders that wait for its replicas.

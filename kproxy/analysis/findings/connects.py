@@ -1,8 +1,9 @@
-"""Findings about connections that could not be made: refused, or answered by nobody.
+"""Findings about connections that could not be made: refused, answered by nobody, or without a TLS handshake.
 
 A connect counts as one to Kafka where a connection to that port carried Kafka, an answer named the port, it is a usual
 port of Kafka, or nothing else was captured. What fails before the first connect to that address that works is a broker
-that starts, and no finding. Refuses to know engines, and how findings look.
+that starts, and no finding. A TLS handshake counts only if one was tried: by a client that speaks TLS, or at a port
+that answers with an alert. Refuses to know engines, and how findings look.
 """
 
 from collections.abc import Iterator
@@ -75,6 +76,60 @@ def judge_unconnected(row: Unconnected, limits: Limits) -> Iterator[Finding]:
     )
 
 
+class Unshaken(NamedTuple):
+    """TLS handshakes of a host with a broker that failed."""
+
+    cluster: str | None
+    host: str
+    broker: str  # its address
+    broker_id: int | None
+    failed: int
+    asked: int  # connections of that host to that address
+    reason: str  # of most of them
+    reasons: int  # different ones
+    first_us: int
+    last_us: int
+
+
+def unshaken(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Unshaken, those with the most first."""
+    return ask(
+        {name: tables[name] for name in ("connections", "exchanges")},
+        known=KNOWN_BROKERS,
+        connected=keyed("connections"),
+        tried=f"""
+            select cluster, client_address as host, {GROUPS["broker"]} as broker, max(known_id) as broker_id,
+                tls_failure, count(*) as connections, min(unix_micros(`time`)) as first_us,
+                max(unix_micros(`time`)) as last_us
+            from connected where {CONNECTED}
+            group by cluster, client_address, {GROUPS["broker"]}, tls_failure""",
+        answer=f"""
+            select cluster, host, broker, max(broker_id) as broker_id,
+                sum(case when tls_failure is not null then connections end) as failed, sum(connections) as asked,
+                max_by(tls_failure, case when tls_failure is not null then connections else 0 end) as reason,
+                count(tls_failure) as reasons, min(case when tls_failure is not null then first_us end) as first_us,
+                max(case when tls_failure is not null then last_us end) as last_us
+            from tried group by cluster, host, broker
+            having sum(case when tls_failure is not null then connections end) >= {limits.tls_failed_min}
+            order by failed desc, cluster nulls first, host, broker""",
+    )
+
+
+def judge_unshaken(row: Unshaken, limits: Limits) -> Iterator[Finding]:
+    is_rare = row.failed < limits.unanswered_min and row.failed < row.asked  # and others came about
+    yield found(
+        "tls_failed",
+        NOTE if is_rare else severity(limits, failed=row.failed, asked=row.asked),
+        row.failed / 1e4,
+        row.cluster,
+        f"host {row.host}, {broker_name(row.broker, row.broker_id)}",
+        {"host": row.host, "broker": row.broker, "broker_id": row.broker_id},
+        (row.first_us, row.last_us),
+        {"failed": row.failed, "asked": row.asked, "reason": row.reason, "reasons": row.reasons},
+    )
+
+
 PROBES = (
+    Probe(("tls_failed",), ("connections", "exchanges"), unshaken, Unshaken, judge_unshaken),
     Probe(("connects_failed",), ("connections", "exchanges", "topology"), unconnected, Unconnected, judge_unconnected),
 )

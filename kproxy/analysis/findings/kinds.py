@@ -70,6 +70,23 @@ KINDS = {
             "connections",
         ),
         Kind(
+            "tls_failed",
+            "TLS handshakes that fail",
+            "{failed} of {asked} connections without a TLS handshake, most of them for: {reason}",
+            "A client without a handshake sends no request, and tries again and again.",
+            "An alert by the client (unknown_ca, certificate_unknown, bad_certificate): it does not trust the "
+            "broker's certificate, or that does not name the host which was dialled; look at ssl.truststore.location"
+            " and at the certificate's names and dates. An alert by the broker: certificate_required or "
+            "bad_certificate, the client needs a certificate (ssl.keystore.location); handshake_failure or "
+            "protocol_version, both have no TLS version or cipher suite in common (ssl.enabled.protocols). Answered "
+            "in clear, or unanswered: the port speaks no TLS, most often. TLS expected: the client's "
+            "security.protocol is without SSL, the port's is with it.",
+            ("security.protocol", "ssl.truststore.location", "ssl.keystore.location", "ssl.enabled.protocols"),
+            ("tls_failed_min", "unanswered_min", "felt_failed", "felt_failed_share", "felt_failed_few"),
+            "the alert that ends the handshake, which is in clear up to TLS 1.2 and for most servers in 1.3",
+            "connections",
+        ),
+        Kind(
             "late_answers",
             "Answers that reached their client late",
             "answers sent again until the client acknowledged them: {answers}; one for {longest_ns}, sent again "

@@ -53,6 +53,7 @@ THRESHOLDS = {
         # failures
         Threshold("late_answer_s", 1, "s", "TCP sends again after 0.2 and 0.6 s at first: everyday loss."),
         Threshold("connects_failed_min", 1, "connects", "Connects do not fail where everything works."),
+        Threshold("tls_failed_min", 1, "handshakes", "Handshakes do not fail where everything works."),
         Threshold("unanswered_min", 3, "requests", "One or two requests are lost by any restart of a client."),
         Threshold(
             "gave_up_s",

@@ -216,6 +216,12 @@ def connects(made: Made) -> None:
     ):
         of_failed = {} if close == "fin" else nothing
         _connection(made, 4000 + number, host, 100.0 + number, 30.0, close=close, broker_port=port, **of_failed)
+    # Of `10.9.0.12` no handshake comes about, of `10.9.0.13` one of many.
+    alert = "bad_certificate by client"
+    for number, (host, tls_failure) in enumerate([("10.9.0.12", alert)] * 4 + [("10.9.0.13", "unanswered")]):
+        _connection(made, 4100 + number, host, 130.0 + number, 0.1, tls="tls", tls_failure=tls_failure, requests=0)
+    for number in range(4):
+        _connection(made, 4110 + number, "10.9.0.13", 140.0 + number, 30.0, tls="tls")
     # One request that its client waited for in vain is enough.
     lost = {"outcome": "unanswered", "latency_ns": None, "request_end_ns": START_NS + 100 * 10**9, "broker": 1}
     key = made.exchange("waiting", "Metadata", 100, **lost)
@@ -354,6 +360,8 @@ PROVOKED = {
     ("client_timeouts", "client waiting, broker 1 (10.0.1.1:9092)"),
     ("connects_failed", "host 10.9.0.8, broker 1 (10.0.1.1:9092)"),
     ("connects_failed", "host 10.9.0.10, broker 1 (10.0.1.1:9092)"),
+    ("tls_failed", "host 10.9.0.12, broker 1 (10.0.1.1:9092)"),
+    ("tls_failed", "host 10.9.0.13, broker 1 (10.0.1.1:9092)"),
     ("late_answers", "host 10.9.0.11, broker 1 (10.0.1.1:9092)"),
     ("controller_changes", "the controller"),
     ("offline_partitions", "topic dark"),
