@@ -276,6 +276,17 @@ def test_a_record_header_that_makes_no_sense_costs_no_more_than_itself(tmp_path)
     assert (quality.count("damaged"), quality.size("damaged")) == (1, 16 + len(PACKETS[7][1]))
 
 
+@pytest.mark.parametrize("behind", (1, 2, 3))
+def test_records_behind_a_damaged_one_at_the_end_of_a_file_are_read(tmp_path, behind):
+    """Fewer than the four that prove in the middle of a file where records begin."""
+    data = bytearray(packet.pcap(PACKETS))
+    at = len(data) - sum(16 + len(packet_data) for _, packet_data in PACKETS[-1 - behind :])
+    data[at + 8 : at + 12] = b"\xff\xff\xff\x7f"
+    _, records = read(written(tmp_path, bytes(data)))
+    lost = len(PACKETS) - 1 - behind
+    assert [record[2] for record in records] == [each for number, (_, each) in enumerate(PACKETS) if number != lost]
+
+
 @pytest.mark.parametrize("shift", range(16))
 def test_a_hole_of_zeros_costs_the_records_that_it_touches(tmp_path, shift):
     """As a full disk, or a machine without power, leaves it: of blocks, so that it ends inside a record."""

@@ -3,6 +3,7 @@
 import random
 import sys
 from collections.abc import Callable
+from struct import pack
 from types import FrameType
 from typing import Any
 from uuid import UUID
@@ -29,6 +30,7 @@ from tests.wire.playbook import Dialogue, foreign_request, request, response, si
 from tests.wire.test_authorizer import Scripted
 
 HANDSHAKE = 17
+UNKNOWN_API = 20_000
 READ = 512 * 1024
 
 
@@ -214,6 +216,15 @@ def test_tokens_of_a_broker_are_shared_out_over_calls() -> None:
     talk.receive(CLIENT, memoryview(sized(b"\x60\x01" + bytes(60))), 1)
     calls = read(talk, BROKER, bytes(4 * 10_000))
     assert len(calls) >= 10_000 / FRAMES_PER_CALL and joined(calls, CLIENT) == bytes(40_000)
+
+
+def test_large_answers_that_pass_unread_are_few_in_a_call() -> None:
+    talk = session()
+    read(talk, CLIENT, b"".join(foreign_request(UNKNOWN_API, 0, number, b"\0\1c") for number in range(8)))
+    size = 4 * FRAMES_PER_CALL << 8  # as much work as so many frames, four times
+    answers = b"".join(pack(">ii", 4 + size, number) + bytes(size) for number in range(8))
+    calls = read(talk, BROKER, answers)
+    assert len(calls) == 8 and joined(calls, CLIENT) == answers and not talk.pending
 
 
 def test_what_a_handshake_left_waiting_is_shared_out_over_calls() -> None:
