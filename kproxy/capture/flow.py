@@ -209,6 +209,8 @@ class Flow:
             numbers = [self.talk.halves[side].first & MASK for side in (self.client, 1 - self.client)]
             name = " to ".join(spelled(self.ends[side]) for side in (self.client, 1 - self.client))
             quality.stream((numbers[0], numbers[1]), name, first, sum(self.payload_bytes))
+            if self.meets_tls:
+                quality.note_named("tls_expected", self._server, first, size=sum(self.payload_bytes), last_ns=last)
             if self.sasl_tokens:
                 quality.note("raw_sasl", first, count=self.sasl_tokens, last_ns=last)
             if self.decrypted:
@@ -217,8 +219,6 @@ class Flow:
             side, name = self.alert
             sender = f"a client of {self._server}" if side == self.client else f"the server {self._server}"
             quality.note_named("tls_alert", f"{name} by {sender}", first, size=sum(self.payload_bytes), last_ns=last)
-        elif self.meets_tls:
-            quality.note_named("tls_expected", self._server, first, size=sum(self.payload_bytes), last_ns=last)
         elif self._is_unanswered_tls:
             quality.note_named("tls_unanswered", self._server, first, size=sum(self.payload_bytes), last_ns=last)
         elif close in UNCONNECTED:

@@ -45,7 +45,7 @@ _NAMES = {
 
 def is_alert(view: memoryview) -> bool:
     """Whether bytes begin with an alert in clear: as the size of a Kafka frame these would be 352 MB."""
-    return view[0] == ALERT and len(view) > _HEAD and view[1] == _MAJOR and view[3:_HEAD] == b"\0\2"
+    return view[0] == ALERT and len(view) > _HEAD and view[1] == _MAJOR and bytes(view[3:_HEAD]) == b"\0\2"
 
 
 class Handshake(Protocol):

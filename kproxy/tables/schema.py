@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from kproxy.tables import meanings
 
-VERSION = 9
+VERSION = 10
 
 TIME = pa.timestamp("us", tz="UTC")
 I16, I32, I64, TEXT, FLAG = pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.bool_()

@@ -519,7 +519,7 @@ class Watcher:
         if clusters.nameless > known:
             self._quality.note("clusters_as_one", time.time_ns(), count=clusters.nameless - known)
             log.warning(
-                "clusters=%d cannot be told apart: brokers of other clusters have the same addresses, or more than %d "
+                "%d clusters cannot be told apart: brokers of other clusters have the same addresses, or more than %d "
                 "clusters answer; they are counted and recorded as cluster=%s. Watch each by its --interface or "
                 "--port, in a kproxy of its own",
                 clusters.nameless,
