@@ -19,6 +19,7 @@ def both(tmp_path_factory):
         yield ours, theirs
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", COMPARED)
 def test_each_row_is_beside_the_one_of_the_same_keys(both, name):
     compared = COMPARED[name]

@@ -219,7 +219,9 @@ def lag_until(tables, at_s, apis=None):
     }
 
 
-def test_lag_of_groups_is_what_the_official_tool_said(tables):
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("every", (4, 1))
+def test_lag_of_groups_is_what_the_official_tool_said(tables, every):
     """At the end, when all had left, of all groups and partitions, and also if the tool's own questions are left out.
 
     While they were at work, what the tool said lies between what was so before and behind it.
@@ -229,7 +231,7 @@ def test_lag_of_groups_is_what_the_official_tool_said(tables):
     assert len(told) == 37
     assert lag_until(tables, last["to"]) == told
     assert lag_until(tables, last["to"], COMMITTING) == told
-    for said in others:
+    for said in others[::every]:
         before, after = (lag_until(tables, said[at], COMMITTING) for at in ("from", "to"))
         told = told_by_the_tool(said)
         assert told and set(told) <= set(after)

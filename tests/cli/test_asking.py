@@ -40,7 +40,7 @@ def test_every_job_has_every_option_or_says_why_not(name):
         assert {"client", "host", "broker"} <= {*named}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", JOBS)
 def test_every_job_answers_with_all_of_them_at_once(tables, tmp_path, name):
     """Options that leave out no row change nothing; all formats have the same rows; --limit has the first of them."""

@@ -130,7 +130,7 @@ class InParts:
 UNSPLITTABLE = {"secrets", "fragments", "not_kept", "idle", "logs", "late packets"}
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_parts_of_any_capture_change_nothing(path, tmp_path):
     read, dice = InParts(path, tmp_path), random.Random(path.name)

@@ -91,7 +91,7 @@ def same(path, **options):
     return taken, len(at_once[0]["exchanges"])
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("detail", (bodies.ERRORS, bodies.BATCHES))
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_gives_the_same_rows(name, detail):
