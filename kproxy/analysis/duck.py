@@ -7,8 +7,9 @@ Duty: views over the Parquet files of a dataset, with the columns that this kpro
 and macros that give DuckDB the functions that questions use by Spark's names. Percentiles are exact here: 8 bytes of
 memory for each row and percentile.
 
-A table of at most SMALL_ROWS rows is read once, into memory: a report asks a hundred questions, and planning one over
-Parquet files takes longer than answering it from so few rows.
+A table of at most SMALL_ROWS rows in at most SMALL_FILES files is read once, into memory: a report asks a hundred
+questions, and planning one over Parquet files takes longer than answering it from so few rows. Rows of more files are
+not counted: to open a thousand files takes half a second.
 
 Bounds: DuckDB takes what memory it needs, up to 80 % of the machine's, and behind that a folder among temporary files,
 which goes with it; it reads the files of the dataset, no other, and writes none else. Refuses to know questions.
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 FETCHED_ROWS = 2048  # at a time
 SMALL_ROWS = 20_000
+SMALL_FILES = 16
 
 # Spark's functions in DuckDB's words. What both have by the same name and meaning is not here.
 MACROS = {
@@ -195,12 +197,17 @@ class Tables(Mapping[str, Frame]):
             raise KeyError(name)
         if name not in self._frames:
             text = self.beside(self.folder, name).text
-            (rows,) = self._connection.execute(f"select count(*) from ({text})").fetchall()[0]
-            kind = "table" if rows <= SMALL_ROWS else "view"
+            kind = "table" if self._is_small(name, text) else "view"
             self._connection.execute(f"create {kind} {quoted(name)} as {text}")
             # With its schema: a step of a question that has the table's name is another one.
             self._frames[name] = Frame(self._connection, f"select * from main.{quoted(name)}")
         return self._frames[name]
+
+    def _is_small(self, name: str, text: str) -> bool:
+        if len(_files(self.folder / name)) > SMALL_FILES:
+            return False
+        (rows,) = self._connection.execute(f"select count(*) from ({text})").fetchall()[0]
+        return bool(rows <= SMALL_ROWS)
 
     def query(self, text: str) -> Frame:
         """The answer to a SELECT, which may name every table that was asked for before."""
