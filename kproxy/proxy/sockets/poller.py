@@ -16,23 +16,25 @@ Where `is_in_order`, epoll reports sockets in the order in which they became rea
 Then the first read that turns out to be recent ends the lateness of the turn, and a wake-up costs one such read.
 
 A turn is bounded by what it has taken. While what epoll reported at once took at most SHORT_NS, it is handled in that
-order. Beyond that its rest, and what is reported next, is handled by what events cost, which is measured then: first
-those that take at most CHEAP_NS, for three quarters of the turn, then alternately those of whom that is not known and
-all others, one of each at least. After LONG_TURN_NS the rest queues. So a client whose events cost little waits for few
-of those that cost much, however many there are, a new one for those that are as new, and all of a kind have their turn
-equally often. A socket is new once (`meet`), and not each time it is watched again after its peer took nothing. Every
-LOOK_NS events are measured in any case, so that those of every day are known.
+order. Beyond that its rest, and what is reported next, is handled by what events cost, which is measured then. The
+bounds of CHEAP_NS make three kinds of those that cost little: they have three quarters of the turn, and each kind has
+as much of that as the others. Then come alternately those of whom the cost is not known and all others, one of each at
+least. After LONG_TURN_NS the rest queues. So a client whose events cost little waits for few of those that cost more,
+however many there are, a new one for those that are as new, and all of a kind have their turn equally often. A socket
+is new once (`meet`), and not each time it is watched again after its peer took nothing. Every LOOK_NS events are
+measured in any case, so that those of every day are known.
 
 What an event costs is CPU time. On a busy machine the kernel runs somebody else in the middle of many events, most of
 all where a send wakes them: by the clock every client would be costly then, and wait for all that queue. So the clock
-decides for a socket that is cheap, and once an event of it took long, the thread's CPU time does. Two such events in a
-row make it costly.
+decides for a socket that is cheap, and once an event of it took longer than those of its kind, the thread's CPU time
+does. Two such events in a row make it one of the other kind.
 
 All times are nanoseconds of the monotonic clock. The interface is the loop's. Refuses to know what the sockets are.
 """
 
 import select
 from asyncio import AbstractEventLoop
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from time import monotonic_ns, thread_time_ns, time_ns
@@ -44,10 +46,22 @@ _EVENTS = 256  # in one turn; then the rest of the loop has its own
 _STEP_NS = 10_000_000  # of the time of day against ours: less is between the two calls that ask for them
 SHORT_NS = 1_000_000  # of what was reported at once
 LONG_TURN_NS = 4_000_000  # of one turn; with one event more, that is how long who costs little waits
-CHEAP_NS = 200_000  # of one event: to read and send 512 KiB of a large body takes some 500 us
+# Of one event: a small request takes some 30 us, to read and send 512 KiB of a large body some 500 us.
+CHEAP_NS = (50_000, 100_000, 200_000)
 LOOK_NS = 10_000_000  # from one measured turn to the next
-_UNKNOWN, _CHEAP, _LONG, _ONCE, _COSTLY = range(5)  # _LONG: its last event took long; _ONCE: and was not cheap
-_NEXT = (_COSTLY, _LONG, _ONCE, _COSTLY, _COSTLY)  # by what was known, after an event that was not cheap
+_COSTLY = len(CHEAP_NS)  # the kind behind those of CHEAP_NS
+_NEW = _COSTLY + 1  # whose events cost nobody knows what
+# What is known of a socket: its kind, and how many of its last events took longer: none, one by the clock, or one more
+# by the thread's CPU time.
+_KNOWN = [(kind, longer) for kind in range(_COSTLY) for longer in range(3)] + [(_COSTLY, 0), (_NEW, 0)]
+_KIND = bytes(kind for kind, _ in _KNOWN)
+_UNKNOWN = _KNOWN.index((_NEW, 0))
+_IS_CLOCKED = tuple(kind < _COSTLY and not longer for kind, longer in _KNOWN)  # else CPU time decides
+# By that, what is known after an event of each kind.
+_NEXT = tuple(
+    bytes(_KNOWN.index((kind, longer + 1) if kind < took and longer < 2 else (took, 0)) for took in range(_NEW))
+    for kind, longer in _KNOWN
+)
 
 Callback = Callable[..., None]
 
@@ -62,10 +76,8 @@ class Poller:
         "_later",
         "_look_ns",
         "_loop",
-        "_queue",
-        "_queue_of_cheap",
-        "_queue_of_new",
         "_queued",
+        "_queues",
         "_readers",
         "_writers",
         "is_in_order",
@@ -84,12 +96,10 @@ class Poller:
         self._writers: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
         self._later: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._is_scheduled = False
-        self._costs = bytearray()  # by file descriptor: what is known of the last events of its socket
+        self._costs = bytearray()  # by file descriptor: the place in _KNOWN of what is known of its socket
         self._look_ns = 0  # when the time of events is looked at again
-        # Events that were reported and wait, by file descriptor; the first for longest.
-        self._queue_of_cheap: OrderedDict[int, int] = OrderedDict()
-        self._queue_of_new: OrderedDict[int, int] = OrderedDict()
-        self._queue: OrderedDict[int, int] = OrderedDict()
+        # By kind: events that were reported and wait, by file descriptor; the first for longest.
+        self._queues: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(_NEW + 1)]
         self._queued = 0  # how many, at most, when they had their turn
         self.turn_ns = self.now_ns = monotonic_ns()
         self.is_late = False
@@ -169,7 +179,7 @@ class Poller:
         """Whether a socket is watched; makes room for its reader."""
         if fd >= len(self._readers):
             self._readers += [None] * (fd + 1 - len(self._readers))
-            self._costs.extend(bytes(fd + 1 - len(self._costs)))
+            self._costs.extend([_UNKNOWN] * (fd + 1 - len(self._costs)))
         return self._reads(fd) or fd in self._writers
 
     def _apply(self, fd: int, known: bool) -> None:
@@ -178,7 +188,7 @@ class Poller:
         if self._reads(fd):
             events |= _END if fd in self._ends else _IN
         if not events:
-            for queue in (self._queue_of_cheap, self._queue_of_new, self._queue):
+            for queue in self._queues:
                 queue.pop(fd, None)  # the number may soon be that of another socket
             self._epoll.unregister(fd)
         elif known:
@@ -233,50 +243,61 @@ class Poller:
 
     def _in_turn(self, ready: list[tuple[int, int]], until_ns: int) -> bool:
         """Handle events until then, the cheap ones first. True: none queues, and there is time left."""
-        cheap, new, queue = self._queue_of_cheap, self._queue_of_new, self._queue
-        readers, costs = self._readers, self._costs
+        queues, readers, costs = self._queues, self._readers, self._costs
         now_ns = self.now_ns
         soon_ns = until_ns - LONG_TURN_NS // 4
         early_ns = soon_ns - LONG_TURN_NS // 2  # until then they are handled in the order in which they are reported
-        queues = bool(cheap or new or queue)
+        queued = any(queues)
         for fd, events in ready:
             cost = costs[fd]
-            if queues or cost == _COSTLY or now_ns > (soon_ns if cost else early_ns):
+            kind = _KIND[cost]
+            if queued or kind == _COSTLY or now_ns > (early_ns if kind == _NEW else soon_ns):
                 self.is_in_order = False
                 if self._is_known(fd):  # unless an earlier event of this turn closed it
-                    waiting = new if cost == _UNKNOWN else queue if cost == _COSTLY else cheap
-                    waiting[fd] = events  # one that queues keeps its place
-                    queues = True
-            elif events == _IN and cost == _CHEAP:
+                    queues[kind][fd] = events  # one that queues keeps its place
+                    queued = True
+            elif events == _IN and _IS_CLOCKED[cost]:
                 reader = readers[fd]
                 if reader is not None:
                     reader()
                 begun_ns = now_ns
                 self.now_ns = now_ns = monotonic_ns()
-                costs[fd] = _LONG if now_ns - begun_ns > CHEAP_NS else _CHEAP
+                costs[fd] = _NEXT[cost][bisect_left(CHEAP_NS, now_ns - begun_ns)]
             else:
                 self._handle(fd, events)
                 now_ns = self.now_ns
-        while cheap and self.now_ns <= soon_ns:
-            self._handle(*cheap.popitem(last=False))
-        while new or queue:
-            for waiting in (new, queue):
-                if waiting:
-                    self._handle(*waiting.popitem(last=False))
-            if self.now_ns > until_ns:
-                break
+        if queued:
+            self._share(soon_ns)
+            while queues[_NEW] or queues[_COSTLY]:
+                for kind in (_NEW, _COSTLY):
+                    if queues[kind]:
+                        self._handle(*queues[kind].popitem(last=False))
+                if self.now_ns > until_ns:
+                    break
         now_ns = self.now_ns
         self._look_ns = now_ns if now_ns - self.turn_ns > SHORT_NS else now_ns + LOOK_NS
-        self._queued = len(cheap) + len(new) + len(queue)
+        self._queued = sum(map(len, queues))
         return not self._queued and now_ns <= until_ns
 
+    def _share(self, until_ns: int) -> None:
+        """Handle cheap events that queue until then: next is always the kind that had the least of this time."""
+        cheap = self._queues[:_COSTLY]
+        had_ns = [0] * _COSTLY
+        now_ns = self.now_ns
+        while now_ns <= until_ns and any(cheap):
+            kind = min((kind for kind in range(_COSTLY) if cheap[kind]), key=had_ns.__getitem__)
+            begun_ns = now_ns
+            self._handle(*cheap[kind].popitem(last=False))
+            now_ns = self.now_ns
+            had_ns[kind] += now_ns - begun_ns
+
     def _handle(self, fd: int, events: int) -> None:
-        """Handle one event, and note when it was done and whether it took long."""
+        """Handle one event, and note when it was done and what it cost."""
         cost = self._costs[fd]
-        clock = monotonic_ns if cost == _CHEAP else thread_time_ns  # to ask for CPU time is a call of the kernel
+        clock = monotonic_ns if _IS_CLOCKED[cost] else thread_time_ns  # to ask for CPU time is a call of the kernel
         begun_ns = clock()
         self._call_back(fd, events)
-        self._costs[fd] = _NEXT[cost] if clock() - begun_ns > CHEAP_NS else _CHEAP
+        self._costs[fd] = _NEXT[cost][bisect_left(CHEAP_NS, clock() - begun_ns)]
         self.now_ns = monotonic_ns()
 
     def _call_back(self, fd: int, events: int) -> None:

@@ -139,7 +139,7 @@ def test_who_costs_much_waits_for_those_who_cost_little():
             poller.remove_reader(ours.fileno())
             ours.close()
             theirs.close()
-        assert not poller._queue and not poller._queue_of_cheap
+        assert not any(poller._queues)
         poller.close()
 
     live(test())
@@ -198,10 +198,10 @@ def test_a_new_one_waits_for_those_that_are_new_and_not_for_those_that_are_watch
     live(test())
 
 
-@pytest.mark.parametrize("cost_us,most", [(50, 81), (500, 10), (900, 6), (20_000, 2)])
+@pytest.mark.parametrize("cost_us,most", [(20, 202), (80, 52), (150, 28), (500, 10), (900, 6), (20_000, 2)])
 def test_a_turn_is_bounded_by_what_its_events_take_whatever_their_number(monkeypatch, cost_us, most):
     """Time is what the events of this test take. Who costs little waits for one turn, from the first on, if it has been
-    seen to, and though the kernel runs somebody else in each event of it; where all cost as little, for each of them
+    seen to, and though the kernel runs somebody else in each event of it; where all are of its kind, for each of them
     once."""
     now_ns = time.monotonic_ns()
     others_ns = 0
@@ -233,8 +233,8 @@ def test_a_turn_is_bounded_by_what_its_events_take_whatever_their_number(monkeyp
             cheap.recv(9)
             waited.append(since)
             since = 0
-            now_ns += 2 * poller_module.CHEAP_NS
-            others_ns += 2 * poller_module.CHEAP_NS
+            now_ns += 400_000
+            others_ns += 400_000
 
         def next_turn() -> None:
             nonlocal in_turn
@@ -255,7 +255,7 @@ def test_a_turn_is_bounded_by_what_its_events_take_whatever_their_number(monkeyp
             next_turn()
             if not before and min(served):
                 before = served.copy()
-        assert max(waited) <= most + (count if cost_us * 1000 <= poller_module.CHEAP_NS else 0)
+        assert max(waited) <= most + (count if cost_us * 1000 <= poller_module.CHEAP_NS[0] else 0)
         assert max(in_turns) <= most  # so have timers and listeners
         turns_of = [now - then for now, then in zip(served, before, strict=True)]
         assert max(turns_of) - min(turns_of) <= 2  # they take turns
@@ -263,7 +263,7 @@ def test_a_turn_is_bounded_by_what_its_events_take_whatever_their_number(monkeyp
             poller.remove_reader(ours.fileno())
             ours.close()
             theirs.close()
-        assert not poller._queue and not poller._queue_of_cheap
+        assert not any(poller._queues)
         poller.close()
 
     live(test())
