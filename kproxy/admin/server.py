@@ -147,7 +147,7 @@ class Admin:
         self._streams = streams or {}
         self._page = page
         self._guard = guard or Guard()
-        self._tls = tls
+        self._tls = None if tls is None else (tls, Handshakes())
         self._runner: web.AppRunner | None = None
         self._listener: Listener | None = None
         self.gate = Gate(max_connections, name=f"admin {Address(host, port)}")
@@ -156,7 +156,6 @@ class Admin:
         self._openings = Openings(max(1, max_connections // 2))
         self._readers = Readers()
         self._turns = Turns()
-        self._handshakes = Handshakes() if tls is not None else None
 
     async def start(self) -> None:
         """Bind and serve; OSError where the address cannot be bound."""
@@ -184,7 +183,7 @@ class Admin:
         for sock in self._listener.sockets:  # which those that are accepted inherit
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READ_BYTES)
         if self._tls is not None:
-            self._tasks.spawn(self._follow_files(self._tls))
+            self._tasks.spawn(self._follow_files(self._tls[0]))
 
     async def _follow_files(self, tls: Reloading) -> None:
         while True:
@@ -196,8 +195,8 @@ class Admin:
         await self._tasks.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
-        if self._handshakes is not None:
-            self._handshakes.close()
+        if self._tls is not None:
+            self._tls[1].close()
         self._scrapes.stop()
 
     @property
@@ -231,7 +230,7 @@ class Admin:
             connection.opening = asyncio.current_task()
         self._make_room(connection)
         try:
-            if self._tls is None or self._handshakes is None:
+            if self._tls is None:
                 await loop.connect_accepted_socket(lambda: connection, client)
             else:
                 if await first_record(client):  # else it is over at once, and TLS says why
@@ -240,10 +239,11 @@ class Admin:
                     connection.waits(REQUEST_S)
                 connection.opening = None
                 self._make_room(connection)
-                context = self._tls.context
-                client = tls = TlsSocket(client, context, self._handshakes.buffer, server_side=True)
+                files, handshakes = self._tls
+                context = files.context
+                client = tls = TlsSocket(client, context, handshakes.buffer, server_side=True)
                 async with asyncio.timeout(REQUEST_S):
-                    await self._handshakes.run(tls)
+                    await handshakes.run(tls)
                 TlsTransport(loop, tls, connection, context, self._readers)
         except (OSError, EOFError):  # it has gone already, or speaks no TLS
             client.close()

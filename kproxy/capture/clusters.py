@@ -78,7 +78,7 @@ class Clusters:
         return max(0, len(ids - set(labels.values())) - (not labels))
 
     def note_nameless(self, quality: Quality, source: str, labels: Mapping[Address, str]) -> None:
-        """Count them."""
+        """Count a source's clusters that have one name with another one."""
         if count := self.nameless(source, labels):
             quality.note("clusters_as_one", count=count)
 

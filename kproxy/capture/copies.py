@@ -248,25 +248,32 @@ class Recent:
 
 
 def _span(row: bytes, other: bytes) -> tuple[int, int]:
-    """The bytes of `other`, from the first of `row` on, if both may be of one run; (0, 0): they are not."""
-    numbers, lengths = zip(*(inorder.seq_and_length(each) for each in (row, other)), strict=True)
-    shift = ahead(numbers[1], numbers[0])
-    ids = inorder.identity_of(row), inorder.identity_of(other)
+    """Where the bytes of `other` begin and end, from the first of `row` on, if both may be of one run; else (0, 0).
+
+    Segments of one run take identities in turn: those between the two are as many as the segments between them. All
+    have the same timestamp too, if they have one; then identities that are always 0 are no objection.
+    """
+    number, length = inorder.seq_and_length(row)
+    other_number, other_length = inorder.seq_and_length(other)
+    shift = ahead(other_number, number)
+    span = shift, shift + other_length
+    identity, other_identity = inorder.identity_of(row), inorder.identity_of(other)
     has_stamp = has_timestamp(row)
-    if not all(ids) and (has_stamp or not any(ids)):  # those that count pass 0 too
-        return (shift, shift + lengths[1]) if has_stamp else (0, 0)
-    steps = (ids[1] - ids[0] if shift > 0 else ids[0] - ids[1]) & 0xFFFF
-    if steps:
-        size, rest = divmod(abs(shift), steps)
-        is_one_run = not rest and size in SEGMENT_BYTES and (has_stamp or _fits(min(lengths), size))
-    else:
-        is_one_run = not shift
-    return (shift, shift + lengths[1]) if is_one_run else (0, 0)
+    if not (identity and other_identity) and (has_stamp or not (identity or other_identity)):  # 0 may be in turn too
+        return span if has_stamp else (0, 0)
+    segments = (other_identity - identity if shift > 0 else identity - other_identity) & 0xFFFF
+    if not segments:
+        return span if not shift else (0, 0)
+    size, rest = divmod(abs(shift), segments)
+    is_one_run = not rest and size in SEGMENT_BYTES and (has_stamp or _fits(min(length, other_length), size))
+    return span if is_one_run else (0, 0)
 
 
 def _fits(length: int, size: int) -> bool:
-    """Whether the smaller of two segments may be one of that size, or several. One that is sent again has taken more
-    identities, so that the size comes out smaller than it is.
+    """Whether the smaller of two segments, of `length` bytes, may be one of `size` bytes or several of them.
+
+    Where a segment is sent again between the two, it takes further identities: `size`, bytes by identities, comes out
+    smaller than segments are.
     """
     return length <= size or (size in ETHERNET_BYTES and length >= ETHERNET_BYTES.stop)
 

@@ -131,7 +131,7 @@ def _failed(quality: Quality) -> str:
     """Why nothing was said on connections that were tried; "" where other connections had something to say."""
     if any(quality.count(kind) for kind in ("not_kafka", "undecided", "http", "zookeeper")):
         return ""
-    kinds = {"connect_refused", "connect_unanswered", "tls_alert", "tls_expected", "tls_unanswered"}
+    kinds = {"connect_refused", "connect_unanswered", "tls_alert", "tls_unanswered"}
     return "; ".join(f"{row.count:,} {row.sentence}" for row in quality if row.kind in kinds)
 
 

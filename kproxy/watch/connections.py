@@ -410,12 +410,11 @@ class Connections:
 
     def _broker_of(self, info: ConnectionInfo) -> int | None:
         address = Address(info.broker_address, info.broker_port)
-        found = self._numeric.get(normal(address))
-        for destinations in self._destinations.values():
-            if found is not None:
-                break
-            found = destinations.broker_at(address)
-        return found
+        node_id = self._numeric.get(normal(address))
+        if node_id is not None:
+            return node_id
+        known = (destinations.broker_at(address) for destinations in self._destinations.values())
+        return next((each for each in known if each is not None), None)
 
     def name_brokers(self) -> None:
         """Give connections their brokers, as far as these have become known."""

@@ -1,4 +1,4 @@
-"""`kproxy watch` on real packets: what it counts and records is what a proxy counts, and what `convert` reads."""
+"""`kproxy watch` on real packets counts and records what a proxy does, and what `convert` reads of a capture."""
 
 import json
 import signal

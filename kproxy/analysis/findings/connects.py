@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
-from kproxy.analysis.findings.finding import NOTE, Finding, Probe, Tables, broker_name, found
+from kproxy.analysis.findings.finding import NOTE, Finding, Probe, Tables, found_between
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import CONNECTED, FAILED_CONNECT, GROUPS, KNOWN_BROKERS, keyed
 
@@ -64,19 +64,16 @@ def unconnected(tables: Tables, limits: Limits) -> Frame:
 def judge_unconnected(row: Unconnected, limits: Limits) -> Iterator[Finding]:
     failed = row.refused + row.unanswered
     is_rare = failed < limits.unanswered_min and failed < row.asked  # and others were made
-    yield found(
+    yield found_between(
+        row,
         "connects_failed",
         NOTE if is_rare else severity(limits, failed=failed, asked=row.asked),
         failed / 1e4,
-        row.cluster,
-        f"host {row.host}, {broker_name(row.broker, row.broker_id)}",
-        {"host": row.host, "broker": row.broker, "broker_id": row.broker_id},
-        (row.first_us, row.last_us),
         {"failed": failed, "asked": row.asked, "refused": row.refused, "unanswered": row.unanswered},
     )
 
 
-class Unshaken(NamedTuple):
+class FailedHandshakes(NamedTuple):
     """TLS handshakes of a host with a broker that failed."""
 
     cluster: str | None
@@ -91,45 +88,37 @@ class Unshaken(NamedTuple):
     last_us: int
 
 
-def unshaken(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Unshaken, those with the most first."""
+def failed_handshakes(tables: Tables, limits: Limits) -> Frame:
+    """Rows of FailedHandshakes, those with the most first."""
     return ask(
         {name: tables[name] for name in ("connections", "exchanges")},
         known=KNOWN_BROKERS,
         connected=keyed("connections"),
-        tried=f"""
-            select cluster, client_address as host, {GROUPS["broker"]} as broker, max(known_id) as broker_id,
-                tls_failure, count(*) as connections, min(unix_micros(`time`)) as first_us,
-                max(unix_micros(`time`)) as last_us
-            from connected where {CONNECTED}
-            group by cluster, client_address, {GROUPS["broker"]}, tls_failure""",
         answer=f"""
-            select cluster, host, broker, max(broker_id) as broker_id,
-                sum(case when tls_failure is not null then connections end) as failed, sum(connections) as asked,
-                max_by(tls_failure, case when tls_failure is not null then connections else 0 end) as reason,
-                count(tls_failure) as reasons, min(case when tls_failure is not null then first_us end) as first_us,
-                max(case when tls_failure is not null then last_us end) as last_us
-            from tried group by cluster, host, broker
-            having sum(case when tls_failure is not null then connections end) >= {limits.tls_failed_min}
+            select cluster, client_address as host, {GROUPS["broker"]} as broker, max(known_id) as broker_id,
+                count(tls_failure) as failed, count(*) as asked, mode(tls_failure) as reason,
+                count(distinct tls_failure) as reasons,
+                min(case when tls_failure is not null then unix_micros(`time`) end) as first_us,
+                max(case when tls_failure is not null then unix_micros(`time`) end) as last_us
+            from connected where {CONNECTED}
+            group by cluster, client_address, {GROUPS["broker"]}
+            having count(tls_failure) >= {limits.tls_failed_min}
             order by failed desc, cluster nulls first, host, broker""",
     )
 
 
-def judge_unshaken(row: Unshaken, limits: Limits) -> Iterator[Finding]:
+def judge_failed_handshakes(row: FailedHandshakes, limits: Limits) -> Iterator[Finding]:
     is_rare = row.failed < limits.unanswered_min and row.failed < row.asked  # and others came about
-    yield found(
+    yield found_between(
+        row,
         "tls_failed",
         NOTE if is_rare else severity(limits, failed=row.failed, asked=row.asked),
         row.failed / 1e4,
-        row.cluster,
-        f"host {row.host}, {broker_name(row.broker, row.broker_id)}",
-        {"host": row.host, "broker": row.broker, "broker_id": row.broker_id},
-        (row.first_us, row.last_us),
         {"failed": row.failed, "asked": row.asked, "reason": row.reason, "reasons": row.reasons},
     )
 
 
 PROBES = (
-    Probe(("tls_failed",), ("connections", "exchanges"), unshaken, Unshaken, judge_unshaken),
+    Probe(("tls_failed",), ("connections", "exchanges"), failed_handshakes, FailedHandshakes, judge_failed_handshakes),
     Probe(("connects_failed",), ("connections", "exchanges", "topology"), unconnected, Unconnected, judge_unconnected),
 )

@@ -5,7 +5,7 @@ Duty: the two types, how findings are ranked, and how many of one kind are told.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kproxy.analysis.engine import Frame
 from kproxy.analysis.findings.kinds import KINDS
@@ -95,6 +95,39 @@ def found(
         known.settings,
         known.job,
         min(1.0, max(0.0, weight)),
+    )
+
+
+class BetweenHostAndBroker(Protocol):
+    """A row about a host and a broker that it connects to."""
+
+    @property
+    def cluster(self) -> str | None: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def broker(self) -> str: ...  # its address
+    @property
+    def broker_id(self) -> int | None: ...
+    @property
+    def first_us(self) -> int: ...
+    @property
+    def last_us(self) -> int: ...
+
+
+def found_between(
+    row: BetweenHostAndBroker, kind: str, severity: str, weight: float, evidence: Mapping[str, Any]
+) -> Finding:
+    """A finding about a host and a broker."""
+    return found(
+        kind,
+        severity,
+        weight,
+        row.cluster,
+        f"host {clean(row.host)}, {broker_name(row.broker, row.broker_id)}",
+        {"host": row.host, "broker": row.broker, "broker_id": row.broker_id},
+        (row.first_us, row.last_us),
+        evidence,
     )
 
 

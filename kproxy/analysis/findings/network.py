@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
-from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, broker_name, clean, found
+from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, clean, found, found_between
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import CONNECTED, GROUPS, KNOWN_BROKERS, keyed
 
@@ -123,14 +123,11 @@ def late(tables: Tables, limits: Limits) -> Frame:
 
 
 def judge_late(row: Late, limits: Limits) -> Iterator[Finding]:
-    yield found(
+    yield found_between(
+        row,
         "late_answers",
         severity(limits, stood_still_ns=row.longest_ns),
         row.longest_ns / 60e9,
-        row.cluster,
-        f"host {clean(row.host)}, {broker_name(row.broker, row.broker_id)}",
-        {"host": row.host, "broker": row.broker, "broker_id": row.broker_id},
-        (row.first_us, row.last_us),
         {"answers": row.answers, "longest_ns": row.longest_ns, "times": row.times, "connections": row.connections},
     )
 
