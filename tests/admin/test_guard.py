@@ -327,7 +327,7 @@ def test_what_is_posted_to_a_kproxy_never_ends_it():
                     body["seconds"] = 0
                 code, text = await status(http, "POST", f"{url}/api/{action}", data=json.dumps(body), headers=POST)
                 assert code in (200, 400, 404), (action, body, text)
-            assert not here.server._worker.traces
+            assert not here.server.relays.worker.traces
             await asyncio.sleep(0)
 
     live(test())

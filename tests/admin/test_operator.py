@@ -234,8 +234,8 @@ def test_a_trace_shows_requests_and_answers_and_no_secret():
             records = frames[4]["body"]["topicData"][0]["partitionData"][0]["records"]
             assert records == {"bytes": len(batch()), "batches": 1, "records": 1, "codecs": ["none"]}
             assert frames[8]["body"]["metrics"] == {"bytes": len(SECRET)}
-            assert not here.server._worker.traces
-            (relay,) = here.server._worker.relays.values()
+            assert not here.server.relays.worker.traces
+            (relay,) = here.server.relays.worker.relays.values()
             assert type(relay.session) is Session, "nothing of it is left"
 
     live(test())
@@ -368,10 +368,12 @@ def test_a_reader_that_leaves_ends_its_trace():
             row = await the_connection(here, http)
             async with http.post("/api/trace", json={"connection": row["number"]}) as answer:
                 await anext(lines_of(answer))
-                assert here.server._worker.traces
+                assert here.server.relays.worker.traces
                 answer.close()
-            await here.until(lambda: not here.server._worker.traces)
-            assert all(type(relay.session) is Session for relay in here.server._worker.relays.values())  # not watched
+            await here.until(lambda: not here.server.relays.worker.traces)
+            assert all(
+                type(relay.session) is Session for relay in here.server.relays.worker.relays.values()
+            )  # not watched
 
     live(test())
 

@@ -266,8 +266,7 @@ class Live:
 
     @property
     def relays(self) -> int:
-        assert self.server._worker is not None
-        return len(self.server._worker.relays)
+        return len(self.server.relays.worker.relays)
 
     @property
     def limits(self) -> dict[str, int]:

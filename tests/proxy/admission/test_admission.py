@@ -80,7 +80,7 @@ def test_those_that_are_refused_leave_no_count_behind():
             for wire in first:
                 wire.close()
             await here.until(lambda: limits.connections == 0)
-            assert not limits._open and here.server._worker.gate.connections == 0
+            assert not limits._open and here.server.relays.worker.gate.connections == 0
 
     live(test())
 
@@ -154,7 +154,7 @@ def test_who_says_nothing_is_closed_when_the_time_of_the_handshake_is_over(caplo
             assert await is_closed(silent) and await is_closed(slow)
             assert here.counted.disconnects == {"handshake_timeout": 2}
             assert here.limits == {"handshake_timeout_s": 2}
-            assert here.server._worker.gate.connections == 0
+            assert here.server.relays.worker.gate.connections == 0
         assert "within 0.3 s" in caplog.text and "handshake_timeout_s" in caplog.text
 
     live(test())

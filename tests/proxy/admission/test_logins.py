@@ -139,8 +139,7 @@ def test_the_id_of_a_client_is_known_from_its_login_on(tmp_path: Path) -> None:
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION) as here:
             client = await entered(here)
-            assert here.server._worker is not None
-            (row,) = map(connection_row, here.server._worker.relays.values())
+            (row,) = map(connection_row, here.server.relays.worker.relays.values())
             assert (row["principal"], row["client_id"]) == ("User:alice", "c")
             client.close()
 
@@ -686,9 +685,8 @@ def test_a_connection_that_ends_in_the_middle_of_a_renewal_is_an_outcome(
             due.set()
             header, _ = codec.decode_request((await broker.frame())[4:])  # to log in again; it is not answered
             assert header["requestApiKey"] == HANDSHAKE
-            assert here.server._worker is not None
             if ends == "kproxy":
-                (relay,) = here.server._worker.relays.values()
+                (relay,) = here.server.relays.worker.relays.values()
                 relay.close("operator")
             else:
                 broker.reset()
@@ -775,14 +773,13 @@ def test_a_connection_that_ends_while_its_token_is_checked_leaves_nothing_behind
             assert (await asked(client, HANDSHAKE, 1, {"mechanism": "PLAIN"}))["errorCode"] == 0
             await client.send(request(AUTHENTICATE, 2, 5, {"authBytes": b"\0alice\0pass of alice"}))
             await here.until(lambda: len(checking) == 2)
-            assert here.server._worker is not None
-            (relay,) = here.server._worker.relays.values()
+            (relay,) = here.server.relays.worker.relays.values()
             relay.close("operator")
             goes_on.set()
             logins = here.server.clusters[0]._logins
             await here.until(lambda: not logins._checked_apart)
             assert counted(here) == {("client", "PLAIN", "success"): 1, ("client", "PLAIN", "disconnected"): 1}
-            assert here.server._worker.held.held_bytes == 0
+            assert here.server.relays.worker.held.held_bytes == 0
 
     live(test())
     assert "defect" not in caplog.text

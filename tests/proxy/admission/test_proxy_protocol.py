@@ -52,7 +52,7 @@ def own_address(wire):
 
 
 def clients_of(here):
-    return [str(Address(r.info.client_address, r.info.client_port)) for r in here.server._worker.relays.values()]
+    return [str(Address(r.info.client_address, r.info.client_port)) for r in here.server.relays.worker.relays.values()]
 
 
 async def first_frame(here):
@@ -172,7 +172,7 @@ def test_a_check_of_the_balancer_itself_is_a_client_like_any_other():
             behind = await Wire.dial(here.port)
             await behind.send(write("v2"))
             await here.broker.accept()  # so the check was accepted before
-            await here.until(lambda: here.server._worker.gate.connections == 2)  # and has gone
+            await here.until(lambda: here.server.relays.worker.gate.connections == 2)  # and has gone
             assert not here.counted.disconnects
 
     live(test())

@@ -461,8 +461,8 @@ def test_handshakes_that_are_left_open_keep_nobody_out(authority, monkeypatch, c
             for wire in left_open:
                 await wire.send(hello)
             taken = 0 if sent else handshakes.AT_ONCE  # of a hello that is not complete, the kernel keeps the bytes
-            places = here.server._worker.handshakes()._clients
-            await here.until(lambda: here.server._worker.gate.connections == len(left_open))
+            places = here.server.relays.worker.handshakes()._clients
+            await here.until(lambda: here.server.relays.worker.gate.connections == len(left_open))
             await here.until(lambda: len(places._silent) == taken)
             client = await dial(here, trusting(authority))
             await exchange(client, await here.broker.accept())

@@ -19,7 +19,7 @@ def test_an_idle_connection_ends_and_one_that_is_used_or_waits_does_not(monkeypa
     def passes(here, seconds):
         nonlocal now_s
         now_s += seconds
-        watching = here.server._worker.ageing
+        watching = here.server.relays.worker.ageing
         if watching._timer is not None:
             watching._timer.cancel()
             watching._tick()
@@ -94,7 +94,7 @@ def test_an_old_connection_that_is_never_without_a_request_is_read_no_further(mo
             await here.until(lambda: here.limits)
             await client.send(request(HEARTBEAT, 4, 2))
             assert await broker.frame() == request(HEARTBEAT, 4, 2), "it is served for a while"
-            await here.until(lambda: not here.server._worker.relays or not _relay(here)._finishing)
+            await here.until(lambda: not here.server.relays.worker.relays or not _relay(here)._finishing)
             await client.send(request(HEARTBEAT, 4, 3))
             assert await broker.is_silent()
             await broker.send(response(HEARTBEAT, 4, 1) + response(HEARTBEAT, 4, 2))
@@ -105,7 +105,7 @@ def test_an_old_connection_that_is_never_without_a_request_is_read_no_further(mo
 
 
 def _relay(here):
-    (relay,) = here.server._worker.relays.values()
+    (relay,) = here.server.relays.worker.relays.values()
     return relay
 
 
@@ -116,7 +116,7 @@ def test_the_wheel_forgets_those_that_have_closed_and_stops_when_it_is_empty(mon
     async def test():
         async with kproxy(**limited(max_age_s=3600)) as here:
             pairs = [await here.connect() for _ in range(10)]
-            watching = here.server._worker.ageing
+            watching = here.server.relays.worker.ageing
             assert len(watching) == 10
             for client, broker in pairs[:9]:
                 client.close()
@@ -135,6 +135,6 @@ def test_without_a_limit_nothing_is_watched():
     async def test():
         async with kproxy() as here:
             await here.connect()
-            assert len(here.server._worker.ageing) == 0 and here.server._worker.ageing._timer is None
+            assert len(here.server.relays.worker.ageing) == 0 and here.server.relays.worker.ageing._timer is None
 
     live(test())

@@ -84,7 +84,7 @@ def test_clients_that_hold_all_of_the_room_and_do_not_go_on_make_room_for_others
     async def talk() -> None:
         policy = (Rule(action="deny", topic="secret-*"),)
         async with kproxy(cluster={"policy": policy}, max_held_bytes=1 << 20) as here:
-            held = here.server._running.held
+            held = here.server.relays.worker.held
             monkeypatch.setattr(interest, "HELD_PATIENCE_NS", 1 << 62)  # at first everybody has some time left
             idle = []
             for _ in range(4):
@@ -148,8 +148,7 @@ def test_a_listener_without_a_policy_has_no_authorizer():
             client = await Wire.dial(here.port)
             await here.broker.accept()
             await here.until(lambda: here.relays == 1)
-            assert here.server._worker is not None
-            (relay,) = here.server._worker.relays.values()
+            (relay,) = here.server.relays.worker.relays.values()
             assert relay.session._authorizer is None
             (cells,) = here.server.metrics.clusters.values()
             assert not cells.refusals

@@ -233,7 +233,7 @@ def test_the_wait_ends_at_once_when_it_is_told_to():
             client, _ = await here.connect()
             await client.send(request(HEARTBEAT, 4, 1))
             at_once = asyncio.Event()
-            (relay,) = here.server._worker.relays.values()
+            (relay,) = here.server.relays.worker.relays.values()
             its_drain = asyncio.create_task(drain([relay], 60, at_once, "a test"))
             await here.until(lambda: relay._finishing)
             assert not its_drain.done()

@@ -220,7 +220,7 @@ def test_the_oldest_dumps_go(tmp_path):
             await asks(client, broker, HEARTBEAT, 4, 1)
             first = await done(http, "/api/dump")
             second = asyncio.create_task(done(http, "/api/dump"))
-            await here.until(lambda: here.server._flight._is_dumping)
+            await here.until(lambda: here.server.relays.flight._is_dumping)
             assert "try again" in await done(http, "/api/dump", 409)
             third = [await second, await done(http, "/api/dump")]
             made.extend(Path(told["folder"]).name for told in [first, *third])
@@ -334,7 +334,7 @@ def test_whoever_stops_waits_a_while_for_a_dump_and_leaves_nothing_behind(tmp_pa
 
     async def test():
         async with operated(flight=str(folder)) as (here, _):
-            recorder = here.server._flight
+            recorder = here.server.relays.flight
             assert recorder.ask("20200101T000000.000Z-asked")
             await here.until(lambda: recorder._process is not None)
             process = recorder._process
@@ -352,8 +352,8 @@ def test_a_process_that_ended_while_it_dumped_is_told_and_not_waited_for(tmp_pat
     async def test():
         async with operated(flight=str(tmp_path)) as (here, http):
             asked = asyncio.create_task(done(http, "/api/dump", 500))
-            await here.until(lambda: here.server._flight._results)
-            here.server._flight._results.clear()  # another process in its place, which knows of no dump
+            await here.until(lambda: here.server.relays.flight._results)
+            here.server.relays.flight._results.clear()  # another process in its place, which knows of no dump
             assert "1 of 1 processes ended" in await asked
 
     live(test())
@@ -362,7 +362,7 @@ def test_a_process_that_ended_while_it_dumped_is_told_and_not_waited_for(tmp_pat
 def test_two_who_ask_one_after_the_other_both_get_an_answer(tmp_path):
     async def test():
         async with operated(flight=str(tmp_path)) as (here, _):
-            recorder = here.server._flight
+            recorder = here.server.relays.flight
             for name in ("20200101T000000.000Z-asked", "20200101T000000.001Z-asked"):
                 assert recorder.ask(name) and recorder.result(name) == {"writing": True}
                 await here.until(lambda: not recorder._is_dumping)

@@ -104,14 +104,14 @@ async def _own_answers(here: Live, client: Wire) -> None:
 
 async def _ended(here: Live, client: Wire) -> None:
     await client.send(heartbeats(LIMIT))
-    await here.until(lambda: len(here.server._worker.relays) and now(here)["pending_requests"])  # type: ignore[union-attr]
-    await here.until(lambda: next(iter(here.server._worker.relays.values()))._in_flight_state == 2)  # type: ignore[union-attr]
+    await here.until(lambda: len(here.server.relays.worker.relays) and now(here)["pending_requests"])  # type: ignore[union-attr]
+    await here.until(lambda: next(iter(here.server.relays.worker.relays.values()))._in_flight_state == 2)  # type: ignore[union-attr]
     client.end()
     await here.until(lambda: now(here)["ended"] == 1)
 
 
 async def _traces(here: Live, client: Wire) -> None:
-    worker = here.server._worker
+    worker = here.server.relays.worker
     assert worker is not None
     worker.traces.start("trace", worker.relays.values(), next(iter(worker.relays)), None)
     await client.send(heartbeats(10))
@@ -134,8 +134,7 @@ DECIDED = ("large", "held", "own_answers")  # by a policy
 
 
 def now(here: Live) -> dict[str, int]:
-    assert here.server._worker is not None
-    return {key: count for key, count in held(here.server._worker).items() if key not in ELSEWHERE}
+    return {key: count for key, count in held(here.server.relays.worker).items() if key not in ELSEWHERE}
 
 
 @pytest.mark.parametrize("key", FILLS)

@@ -86,7 +86,7 @@ def test_what_all_pending_requests_say_is_bounded_and_they_pass(monkeypatch):
                 await client.send(asked)
                 assert await broker.frame() == asked
             assert here.counted.faults == {("client", "too_much_named"): 1}
-            *_, last = here.server._worker.relays.values()
+            *_, last = here.server.relays.worker.relays.values()
             assert last.session.pending[0].client_id == "3" * 256
 
     live(test())
@@ -151,7 +151,7 @@ def test_a_port_that_cannot_be_bound_is_told_all_the_same(monkeypatch, caplog):
 def test_a_port_that_another_cluster_has_is_not_said_to_be_another_programs(caplog):
     async def test():
         async with kproxy() as here:
-            other = Listener(here.server._worker.gate, [HOST], here.port + 3, 1, lambda *_: None, "other/7")
+            other = Listener(here.server.relays.worker.gate, [HOST], here.port + 3, 1, lambda *_: None, "other/7")
             client, broker = await here.connect()
             await told(client, broker, [node(2, here.broker.port)])
             await here.until(lambda: "tried again" in caplog.text)
@@ -167,7 +167,7 @@ def test_ports_never_use_descriptors_that_are_set_aside_for_others(caplog):
 
     async def test():
         async with kproxy() as here:
-            gate = here.server._worker.gate
+            gate = here.server.relays.worker.gate
             gate.max_sockets = gate.sockets + 3
             client, broker = await here.connect()
             named = [node(node_id, here.broker.port) for node_id in range(1, 1001)]
@@ -498,7 +498,7 @@ def test_how_a_cluster_stands_and_how_dials_went_is_exposed():
             await here.until(lambda: exposed("kproxy_ready") == 0)
             wires = [await Wire.dial(here.port) for _ in range(3)]
             assert wires
-            here.server._worker.gate.max_connections = here.server._worker.gate.connections
+            here.server.relays.worker.gate.max_connections = here.server.relays.worker.gate.connections
             assert exposed("kproxy_accepting") == 0
 
     live(test())
@@ -519,14 +519,14 @@ async def test_while_it_drains_no_port_opens(here, client, broker):
     await broker.send(response(METADATA, 12, 5, {"brokers": brokers}))
     _, body = codec.decode_response((await client.frame())[4:], METADATA, 12)
     assert {each["port"] for each in body["brokers"]} == {here.port + 2, here.port + 3, here.port + 4}  # still ours
-    assert not here.server._worker.gate.listeners  # while the drain goes on
+    assert not here.server.relays.worker.gate.listeners  # while the drain goes on
     assert await client.rest() == b""  # and the client is sent away
     client.close()
     await stopping
     for port in range(here.port, here.port + 5):
         with pytest.raises(ConnectionRefusedError):
             await Wire.dial(port)
-    assert not here.server._worker.gate.listeners
+    assert not here.server.relays.worker.gate.listeners
 
 
 @behind_kproxy(drain_timeout_s=60)

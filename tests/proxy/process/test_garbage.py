@@ -93,7 +93,7 @@ def test_requests_that_pile_up_start_no_full_collection(collections, monkeypatch
 
     async def test():
         async with kproxy() as here:
-            worker = here.server._worker
+            worker = here.server.relays.worker
             if is_ours:
                 collections(lambda: garbage.FEW + worker.objects)
             else:

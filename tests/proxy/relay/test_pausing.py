@@ -13,8 +13,7 @@ BODY = {"topics": [{"name": "t" * 200}]}
 
 
 def relay_of(here: Live) -> Relay:
-    assert here.server._worker is not None
-    (relay,) = here.server._worker.relays.values()
+    (relay,) = here.server.relays.worker.relays.values()
     return relay
 
 

@@ -26,10 +26,10 @@ def test_requests_of_all_are_bounded_and_few_are_always_free(monkeypatch):
 
     async def test():
         async with kproxy() as here:
-            kept = here.server._worker.pressure
+            kept = here.server.relays.worker.pressure
             floods = [await here.connect() for _ in range(4)]
             sending = [asyncio.create_task(client.send(asked(2 * pairing.LIMIT))) for client, _ in floods]
-            relays = list(here.server._worker.relays.values())
+            relays = list(here.server.relays.worker.relays.values())
             reading = [asyncio.create_task(broker.rest()) for _, broker in floods]
             await here.until(lambda: all(one._in_flight_state == in_flight.FULL for one in relays))
 
@@ -86,14 +86,14 @@ def test_of_clients_that_ended_unread_few_wait_for_answers(monkeypatch):
                 client.end()
                 await here.until(lambda known=known: here.limits.get("ended_clients", 0) == max(0, known - 3))
                 if known <= 3:
-                    await here.until(lambda known=known: len(here.server._worker.pressure._ended) == known)
+                    await here.until(lambda known=known: len(here.server.relays.worker.pressure._ended) == known)
                 assert here.relays == 1 + min(known, 3)
             assert here.counted.disconnects == {"client_closed": 5}
             for client, broker in [(open_client, open_broker), *pairs[-3:]]:
                 assert await broker.read(len(asked(count)) // 2) == asked(FREE_REQUESTS)
                 await broker.send(b"".join(answers))
                 assert await client.read(8 * count) == b"".join(answers)
-            await here.until(lambda: not here.server._worker.pressure._ended)
+            await here.until(lambda: not here.server.relays.worker.pressure._ended)
             for pair in ((open_client, open_broker), *pairs):
                 for wire in pair:
                     wire.reset()
@@ -108,7 +108,7 @@ def test_where_much_is_kept_reads_are_short(put_back, monkeypatch):
 
     async def test():
         async with kproxy() as here:
-            kept = here.server._worker.pressure
+            kept = here.server.relays.worker.pressure
             data = asked(40_000) if put_back else foreign_request(9999, 0, 1, b"x" * (8 << 20))
             floods = [await here.connect() for _ in range(12)]
             for _, broker in floods:  # else the kernel takes all of it, where tcp_rmem allows that
@@ -158,7 +158,7 @@ def test_large_frames_that_are_not_taken_are_bounded(monkeypatch):
 
     async def test():
         async with kproxy(cluster=DENIES) as here:
-            kept = here.server._worker.pressure
+            kept = here.server.relays.worker.pressure
             pairs = []
             for number in range(6):
                 client, broker = await here.connect()
@@ -177,7 +177,7 @@ def test_large_frames_that_are_not_taken_are_bounded(monkeypatch):
                     wire.reset()
             await here.until(lambda: not here.relays)
             assert kept.kept_bytes == kept.large_bytes == len(kept._large) == 0
-            assert here.server._worker.held._held_bytes == 0
+            assert here.server.relays.worker.held._held_bytes == 0
 
     live(test())
 
@@ -191,7 +191,7 @@ def test_the_newest_goes_where_nobody_has_waited_for_long(monkeypatch):
             await client.send(refused_request())
             await here.until(lambda: not here.relays)
             assert here.limits["unsent_frames"] == 1
-            assert here.server._worker.pressure.kept_bytes == here.server._worker.pressure.large_bytes == 0
+            assert here.server.relays.worker.pressure.kept_bytes == here.server.relays.worker.pressure.large_bytes == 0
 
     live(test())
 
@@ -204,14 +204,14 @@ def test_what_tls_holds_is_kept_too(tmp_path, monkeypatch):
 
     async def test():
         async with kproxy() as here:
-            kept = here.server._worker.pressure
+            kept = here.server.relays.worker.pressure
             pairs = [await here.connect() for _ in range(12)]  # what is left of a read is of any size
             tasks = []
             for client, broker in pairs:
                 await client.send(asked(1))
                 await broker.frame()
                 tasks.append(asyncio.create_task(broker.send(sized((0).to_bytes(4) + bytes(8 << 20)))))
-            peers = [peer for relay in here.server._worker.relays.values() for peer in relay._peers]
+            peers = [peer for relay in here.server.relays.worker.relays.values() for peer in relay._peers]
             await here.until(lambda: kept.kept_bytes > 1 << 20 and sum(peer.tls.held_bytes for peer in peers) > 1 << 16)
             for _ in range(100):
                 assert sum(peer.tls.held_bytes for peer in peers) <= kept.kept_bytes + len(pairs) * 64 * 1024
@@ -234,7 +234,7 @@ def test_what_is_put_back_is_given_back_after_a_fault(monkeypatch):
 
     async def test():
         async with kproxy() as here:
-            kept = here.server._worker.pressure
+            kept = here.server.relays.worker.pressure
             for _ in range(3):
                 client, broker = await here.connect()
                 await client.send(asked(5000))

@@ -161,7 +161,7 @@ async def test_a_broker_that_does_not_read_holds_the_client_back(here, client, b
     message = produce(1, 40 * MEBIBYTE)
     sending = asyncio.create_task(client.send(message))
     await here.until(lambda: here.counted.paused)
-    (relay,) = here.server._worker.relays.values()
+    (relay,) = here.server.relays.worker.relays.values()
     assert len(relay._peers[1].unsent) <= READ_BYTES
     assert not sending.done()
     assert await broker.read(len(message)) == message
@@ -177,7 +177,7 @@ async def test_a_client_that_does_not_read_holds_the_broker_back_and_can_still_a
     answer = fetched(1, 40 * MEBIBYTE)
     sending = asyncio.create_task(broker.send(answer))
     await here.until(lambda: here.counted.paused)
-    (relay,) = here.server._worker.relays.values()
+    (relay,) = here.server.relays.worker.relays.values()
     assert len(relay._peers[0].unsent) <= READ_BYTES
     await client.send(produce(2))  # a client may well write before it reads
     assert await broker.frame() == produce(2)
@@ -207,7 +207,7 @@ async def test_too_many_unanswered_requests_hold_the_client_back(here, client, b
     sending = asyncio.create_task(client.send(b"".join(asked)))
     serving = asyncio.create_task(serve())
     await here.until(lambda: here.counted.paused.get("client"))
-    (relay,) = here.server._worker.relays.values()
+    (relay,) = here.server.relays.worker.relays.values()
     assert await client.is_silent()
     assert len(relay.session.pending) == pairing.LIMIT
     go.set()
@@ -223,7 +223,7 @@ async def test_a_flood_of_small_frames_is_shared_out_over_turns_and_held_back_at
     turns: list[int] = []
 
     async def watch() -> None:
-        while relays := [*here.server._worker.relays.values()]:
+        while relays := [*here.server.relays.worker.relays.values()]:
             turns.append(relays[0].session.completed[0])
             await asyncio.sleep(0)
 
@@ -231,7 +231,7 @@ async def test_a_flood_of_small_frames_is_shared_out_over_turns_and_held_back_at
     sending = asyncio.create_task(client.send(b"".join(frames)))
     first = b"".join(frames[: pairing.LIMIT])
     assert await broker.read(len(first)) == first and await broker.is_silent()
-    (relay,) = here.server._worker.relays.values()
+    (relay,) = here.server.relays.worker.relays.values()
     assert len(relay.session.pending) == pairing.LIMIT and here.counted.paused.get("client")
     for number in range(len(frames)):
         await broker.send(sized(number.to_bytes(4)))
@@ -283,7 +283,7 @@ def test_a_step_of_the_time_of_day_is_no_duration(step_s, monkeypatch):
                 step_ns = number * step_s * 1_000_000_000
                 await client.send(produce(number))
                 await broker.frame()
-            (found,) = here.server._worker.relays.values()
+            (found,) = here.server.relays.worker.relays.values()
             counting = found._counting
             assert sum(counting.inside[0].counts) == 3
             assert 0 <= counting.inside[0].total_ns < 60e9 and 0 <= counting.lag.total_ns < 60e9
@@ -361,7 +361,7 @@ async def test_what_a_handshake_left_waiting_arrived_no_earlier_than_it_did(here
     assert await broker.is_silent()
     await broker.send(response(SASL_HANDSHAKE, 0, 1, REFUSED))
     assert await broker.read(len(behind)) == behind
-    (connection,) = here.server._worker.relays.values()
+    (connection,) = here.server.relays.worker.relays.values()
     inside = connection._counting.inside[0]
     await here.until(lambda: sum(inside.counts) == 4 * FRAMES_PER_CALL + 1)
     assert inside.total_ns <= sum(inside.counts) * (time.monotonic_ns() - begun)
@@ -744,7 +744,7 @@ async def test_drain_finishes_the_request_in_transit_and_delivers_the_answers_du
     stopping = asyncio.create_task(here.server.stop())
     assert await idle.rest() == b""
     idle.close()
-    for each in tuple(here.server._worker.relays.values()):
+    for each in tuple(here.server.relays.worker.relays.values()):
         each.drain()  # as near the end of the time: the client may have more and more to ask
     await client.send(second[200_000:] + third)
     assert await broker.frame() == second
@@ -762,14 +762,14 @@ async def test_drain_finishes_the_request_in_transit_and_delivers_the_answers_du
 @behind_kproxy(drain_timeout_s=5)
 async def test_until_the_time_is_short_a_drain_answers_whatever_was_asked(here, client, broker):
     """And the end comes together with the last answer: who sees the answer sees the end, before it asks again."""
-    (its,) = here.server._worker.relays.values()
+    (its,) = here.server.relays.worker.relays.values()
     its.finish()
     its.finish()
     assert await client.rest() == b""  # nothing is due, nor asked: it ends soon
     client, broker = await here.connect()
     await client.send(produce(1))
     assert await broker.frame() == produce(1)
-    here.server._worker.relays[2].finish()
+    here.server.relays.worker.relays[2].finish()
     await client.send(produce(2) + produce(3)[:30])
     assert await broker.frame() == produce(2)
     await broker.send(produced(1) + produced(2))
@@ -814,7 +814,7 @@ async def test_drain_ends_in_time_even_if_an_answer_does_not_come(here, client, 
 async def test_drain_is_done_with_a_broker_that_goes(here, client, broker):
     await client.send(produce(1))
     await broker.frame()
-    (its,) = here.server._worker.relays.values()
+    (its,) = here.server.relays.worker.relays.values()
     stopping = asyncio.create_task(here.server.stop())
     its.finish()
     broker.close()
@@ -835,7 +835,7 @@ def test_the_limit_of_connections_makes_clients_wait():
             third = await Wire.dial(here.port)
             await third.send(produce(1))
             await asyncio.sleep(0.05)
-            assert here.relays == 2 and not here.server._worker.gate.is_open
+            assert here.relays == 2 and not here.server.relays.worker.gate.is_open
             one.close()
             broker = await here.broker.accept()
             assert await broker.frame() == produce(1)
@@ -863,7 +863,7 @@ def test_no_file_descriptors_left_makes_accepting_pause(monkeypatch):
             client = await Wire.dial(here.port)
             await client.send(produce(1))
             await here.until(lambda: failed)
-            assert not here.server._worker.gate.is_open
+            assert not here.server.relays.worker.gate.is_open
             await here.until(lambda: here.relays == 1)
             monkeypatch.undo()
             broker = await here.broker.accept()
@@ -877,7 +877,7 @@ def test_the_client_is_read_only_once_the_broker_is_connected(monkeypatch):
         async with kproxy() as here:
             loop = asyncio.get_running_loop()
             let = asyncio.Event()
-            dialler = here.server._worker.dialler
+            dialler = here.server.relays.worker.dialler
             dial = dialler.dial
 
             async def slow(address, **options):
@@ -908,7 +908,7 @@ def test_memory_is_given_back_without_the_garbage_collector():
             await broker.frame()
             gc.disable()
             try:
-                gone = weakref.ref(next(iter(here.server._worker.relays.values())))
+                gone = weakref.ref(next(iter(here.server.relays.worker.relays.values())))
                 client.close()
                 broker.close()
                 await here.until(lambda: not here.relays)
@@ -965,8 +965,8 @@ def test_an_answer_that_is_read_in_the_turn_of_its_request_is_not_older(is_late)
         async with kproxy(sinks=[Sink()]) as here:
             client, broker = await here.connect()
             await here.until(lambda: here.relays)
-            (relay,) = here.server._worker.relays.values()
-            clock = here.server._worker.poller
+            (relay,) = here.server.relays.worker.relays.values()
+            clock = here.server.relays.worker.poller
             for number in range(3):
                 client.sock.send(request(HEARTBEAT, 4, number))
                 clock.turn_ns = time.monotonic_ns()
@@ -999,8 +999,8 @@ def test_an_answer_that_waits_for_a_busy_loop_took_its_broker_no_longer():
         async with kproxy(sinks=[Sink()]) as here:
             client, broker = await here.connect()
             await here.until(lambda: here.relays)
-            (relay,) = here.server._worker.relays.values()
-            clock = here.server._worker.poller
+            (relay,) = here.server.relays.worker.relays.values()
+            clock = here.server.relays.worker.poller
             client.sock.send(request(HEARTBEAT, 4, 1))
             assert await broker.frame() == request(HEARTBEAT, 4, 1)
             broker.sock.send(response(HEARTBEAT, 4, 1))

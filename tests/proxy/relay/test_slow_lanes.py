@@ -141,7 +141,7 @@ def test_who_leaves_in_the_middle_of_its_slices_leaves_nothing_behind(slices, en
                 attacker.reset()
                 await here.until(lambda: here.relays == 1)
                 assert {
-                    key: count for key, count in held(here.server._worker).items() if count and key != "names"
+                    key: count for key, count in held(here.server.relays.worker).items() if count and key != "names"
                 } == {}
                 done = slices[0]
                 await exchange_of(healthy, its_broker, 1)

@@ -198,7 +198,7 @@ def test_two_that_are_each_others_bootstrap_take_no_connections(monkeypatch):
             await server.start()
         most = 0
         while len(rounds) < len(servers) or min(rounds.values()) < 4:
-            most = max(most, *[len(server._worker.relays) for server in servers])
+            most = max(most, *[len(server.relays.worker.relays) for server in servers])
             await asyncio.sleep(0.005)
         assert most < 50
         assert all(server.not_ready() for server in servers)

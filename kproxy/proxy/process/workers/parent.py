@@ -1,4 +1,4 @@
-"""The parent of several workers: ports, accepting, discovery, the admin port, and which workers live.
+"""The team of a kproxy with workers: their parent, which has the ports, and hands each client to one of them.
 
 It relays nothing but ZooKeeper, whose clients are few. What workers count is added up here (`kproxy.metrics.shared`),
 what they know of brokers passes through here. A worker that dies is replaced, and so is the process that workers are
@@ -9,22 +9,21 @@ bytes of clients.
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kproxy.errors import KproxyError
 from kproxy.metrics import Metrics
 from kproxy.metrics.lag import Lags
 from kproxy.metrics.shared import Shared
-from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.config.settings import Cluster, Config
-from kproxy.proxy.connection.worker import Worker
+from kproxy.proxy.config.settings import Config
 from kproxy.proxy.filters.flight import make_folder
 from kproxy.proxy.process.changing.changes import Changes
-from kproxy.proxy.process.cluster import ClusterProxy
+from kproxy.proxy.process.relays import Relays
 from kproxy.proxy.process.server import Server
+from kproxy.proxy.process.team import Render
 from kproxy.proxy.process.workers.crew import Client, Crew, Member
 from kproxy.proxy.process.workers.divided_cluster import ClusterState, ParentCluster
 from kproxy.proxy.process.workers.shared_loops import PROCESSES, SharedLoops
@@ -32,11 +31,10 @@ from kproxy.proxy.process.workers.template import Template
 from kproxy.proxy.process.workers.worker_process import Beginning
 from kproxy.proxy.sockets import descriptors
 from kproxy.proxy.sockets.channel import Gone, Handler
-from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
 from kproxy.tables.claim import claim
 
 if TYPE_CHECKING:
-    from kproxy.admin.server import Query
+    from kproxy.proxy.process.knowledge.feed_link import FeedLink
 
 SCRAPE_S = 0.5  # for workers to send what they have counted; a worker that does not is shown as it last was
 ROWS_S = 2.0
@@ -48,68 +46,69 @@ _PUSH_S = 0.005  # what changes within it is sent once, unless a client comes
 log = logging.getLogger("kproxy.processes")
 
 
-class Parent(Server):
-    """A kproxy whose workers are processes of their own."""
+class Parent:
+    """A `team.Team` of so many workers."""
 
-    def __init__(self, config: Config, template: Template) -> None:
-        super().__init__(config)
-        self.shared = Shared(self.metrics)
+    _server: Server
+    _relays: Relays
+    _shared: Shared
+
+    def __init__(self, workers: int, template: Template) -> None:
         self._token = secrets.token_hex(8)
         self._pushed: dict[str, ClusterState] = {}
         self._push: asyncio.TimerHandle | None = None
-        self.crew = Crew(config.workers, template, self._handlers, self._begin, self._ended, self._left)
+        self._crew = Crew(workers, template, self._handlers, self._begin, self._ended, self._left)
         self._drained = (0, 0)
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
-    def _start_recorder(self, worker: int | None = None) -> None:
-        """Workers record, each into files of its own; the folder is claimed for all of them until this process ends."""
-        if self.config.record is not None:
-            claim(self.config.record, beside=self.records_beside)
-            if self.config.zookeeper:
-                super()._start_recorder(PARENT)
+    def relays(self, server: Server, shares: descriptors.Shares) -> Relays:
+        self._server = server
+        self._shared = Shared(server.metrics)
+        self._crew.most_in_each = shares.in_each
+        self._relays = Relays(
+            server.config,
+            server.metrics,
+            shares,
+            guard=lambda is_ours: SharedLoops(is_ours, self._token, 0, self._found),
+            build=lambda worker, cluster: ParentCluster(worker, cluster, self._crew, self._changed, self._push_now),
+        )
+        self._relays.worker.lags = self
+        return self._relays
 
-    def _start_worker(self, shares: descriptors.Shares) -> None:
-        super()._start_worker(shares)
-        self._running.lags = self
-        self.crew.most_in_each = shares.in_each
+    def keep(self, *, beside: bool) -> None:
+        """Workers record, each into files of its own; the folder is claimed for all of them until this process ends.
 
-    def _start_flight(self, worker: int | None = None) -> None:
-        """Workers have it. A folder that cannot be used is told before they begin."""
-        if self.config.flight is not None:
-            make_folder(self.config.flight.folder)
+        They have the flight recorder too; a folder that cannot be used is told before they begin.
+        """
+        config = self._server.config
+        if config.record is not None:
+            claim(config.record, beside=beside)
+            if config.zookeeper:
+                self._relays.record(PARENT, beside=beside)
+        if config.flight is not None:
+            make_folder(config.flight.folder)
 
-    async def _start_workers(self) -> None:
+    async def start(self) -> None:
         try:
-            await self.crew.start()
+            await self._crew.start()
         except (Gone, OSError, TimeoutError) as fault:
             raise KproxyError(f"no workers: {fault}") from None
 
-    def _guard(self, is_ours: IsOurs) -> LoopGuard:
-        return SharedLoops(is_ours, self._token, 0, self._found)
+    def not_ready(self) -> Sequence[str]:
+        return () if self._crew.ready else ("no worker runs",)
 
-    def _cluster(self, worker: Worker, cluster: Cluster) -> ClusterProxy:
-        return ParentCluster(worker, cluster, self.crew, self._changed, self._push_now)
-
-    def not_ready(self) -> list[str]:
-        reasons = super().not_ready()
-        return reasons if self.crew.ready or self._draining else [*reasons, "no worker runs"]
-
-    async def until(self, asked: asyncio.Event) -> None:
-        waits = [asyncio.create_task(event) for event in (asked.wait(), self.crew.lost())]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        if not asked.is_set():
-            raise KproxyError("no worker can be started any more")
+    async def lost(self) -> str:
+        await self._crew.lost()
+        return "no worker can be started any more"
 
     # --- what workers know -------------------------------------------------------------------------------------------
 
     def _begin(self, member: Member) -> None:
         """What a new worker must know before its first client."""
-        metrics = self.metrics
+        metrics = self._server.metrics
         beginning = Beginning(
-            self.config.model_copy(update={"log_level": log_lines.level()}),
+            self._server.config.model_copy(update={"log_level": log_lines.level()}),
             member.number,
             self._token,
             metrics.connection_limit,
@@ -119,19 +118,20 @@ class Parent(Server):
         member.channel.send("begin", beginning)
         for state in self._pushed.values():
             member.channel.send("state", state)
-        self._give_stream(member)
+        if self._server.link is not None:
+            self._give_stream(self._server.link, member)
 
-    def _give_stream(self, member: Member) -> None:
+    def _give_stream(self, link: "FeedLink", member: Member) -> None:
         """A stream to the process that decodes what relays keep, if it runs."""
-        sock = self._link.stream() if self._link is not None else None
+        sock = link.stream()
         if sock is not None:
             member.channel.send("insight", files=[sock.fileno()])
             # A descriptor must stay open until it is sent.
             asyncio.get_running_loop().call_later(_SENT_S if member.channel.is_behind else 0.0, sock.close)
 
-    def _give_streams(self) -> None:
-        for member in self.crew.members:
-            self._give_stream(member)
+    def give_streams(self, link: "FeedLink") -> None:
+        for member in self._crew.members:
+            self._give_stream(link, member)
 
     def _changed(self) -> None:
         if self._push is None:
@@ -144,24 +144,20 @@ class Parent(Server):
 
     def _push_states(self) -> None:
         self._push = None
-        for cluster in self.clusters:
+        for cluster in self._relays.clusters:
             assert isinstance(cluster, ParentCluster)
             if not cluster.has_started:
                 continue
             state = cluster.state()
             if self._pushed.get(state.name) != state:
                 self._pushed[state.name] = state
-                self.crew.broadcast("state", state)
+                self._crew.broadcast("state", state)
 
-    async def reconfigure(self, new: Config, differing: Changes) -> None:
-        await super().reconfigure(new, differing)
-        self.crew.broadcast("reconfigure", new, differing)
+    def reconfigured(self, new: Config, differing: Changes) -> None:
+        self._crew.most_in_each = descriptors.reserve(new.max_connections, new.workers, warns=False).in_each
+        self._crew.broadcast("reconfigure", new, differing)
         self._pushed.clear()  # clusters that are new to workers know nothing yet
         self._changed()
-
-    def _set_limits(self, new: Config, differing: Changes) -> None:
-        super()._set_limits(new, differing)
-        self.crew.most_in_each = descriptors.reserve(new.max_connections, new.workers, warns=False).in_each
 
     # --- what workers say --------------------------------------------------------------------------------------------
 
@@ -188,50 +184,51 @@ class Parent(Server):
             "undialled": self._loops.closed,
             "loop": lambda upstream: self._loop_elsewhere(member, upstream),
             "question": lambda number: self._came_back(number),
-            "cells": lambda changes: self.shared.take(member.number, changes),
+            "cells": lambda changes: self._shared.take(member.number, changes),
             "drained": self._count_drained,
             "failed": lambda text: log.error("worker %d cannot start: %s", member.number, text),
         }
 
     def _named(self, name: str) -> ParentCluster | None:
-        for cluster in self.clusters:
+        for cluster in self._relays.clusters:
             if cluster.cluster.name == name and isinstance(cluster, ParentCluster):
                 return cluster
         return None
 
     def _ended(self, member: Member) -> None:
-        self.shared.gone(member.number)
+        self._shared.gone(member.number)
 
     def _left(self, client: Client) -> None:
-        self._running.gate.leave()
+        self._relays.worker.gate.leave()
         client.uncount()
 
     # --- loops -------------------------------------------------------------------------------------------------------
 
     @property
     def _loops(self) -> SharedLoops:
-        loops = self._running.loops
+        loops = self._relays.worker.loops
         assert isinstance(loops, SharedLoops)
         return loops
 
     def _found(self, name: str, *values: Any) -> None:
         """The parent itself has found a loop (`loop`), or met a worker's question (never: it reads no client)."""
-        self.crew.broadcast(name, *values)
+        self._crew.broadcast(name, *values)
 
     def _dialled(self, own: Address, upstream: Address) -> None:
         self._loops.dialled_elsewhere(own, upstream)
-        client = self.crew.connections.get((own, upstream))
+        client = self._crew.connections.get((own, upstream))
         if client is not None:
             self._loop_found(upstream, "a connection that kproxy itself made", client.port[0])
 
     def _loop_found(self, upstream: Address, evidence: str, name: str = "") -> None:
-        cluster = self._named(name) or (self._named(self.clusters[0].cluster.name) if self.clusters else None)
+        clusters = self._relays.clusters
+        cluster = self._named(name) or (clusters[0] if clusters else None)
         if cluster is not None:
             cluster.loop_found(upstream, evidence)
 
     def _loop_elsewhere(self, member: Member, upstream: Address) -> None:
         self._loops.refused_elsewhere(upstream)
-        self.crew.broadcast("loop", upstream, but=member)
+        self._crew.broadcast("loop", upstream, but=member)
 
     def _came_back(self, number: int) -> None:
         process = number % PROCESSES
@@ -239,82 +236,74 @@ class Parent(Server):
             upstream = self._loops.asked(number)
             if upstream is not None:
                 self._loop_found(upstream, "kproxy's own question")
-        for asker in self.crew.members:
+        for asker in self._crew.members:
             if asker.number == process:
                 asker.channel.send("question", number)
 
-    # --- the admin port ----------------------------------------------------------------------------------------------
+    # --- what all count ----------------------------------------------------------------------------------------------
 
-    def _scraper(self) -> Callable[[str], Any]:
+    def renders(self) -> Render:
         from kproxy.metrics.collector import registry_of
         from kproxy.metrics.exposition import render
 
         loop = asyncio.get_running_loop()
 
         def scrape(accept: str) -> tuple[bytes, str]:
-            """Runs on a thread; the workers are asked on the loop."""
+            """The workers are asked on the loop."""
             asyncio.run_coroutine_threadsafe(self._collect(True), loop).result()
-            return render(registry_of(self.shared.merged()), accept)
+            return render(registry_of(self._shared.merged()), accept)
 
         return scrape
 
-    async def counted(self) -> Metrics:
-        await self._collect(True)
-        return self.shared.merged()
-
-    async def _gathered(self, with_lags: bool) -> Metrics:
+    async def counted(self, *, with_lags: bool = True) -> Metrics:
         await self._collect(with_lags)
-        return self.shared.merged()
+        return self._shared.merged()
 
     async def _collect(self, with_lags: bool) -> None:
         """Have workers send what they have counted so far."""
-        await self.crew.ask_all("publish", with_lags, timeout_s=SCRAPE_S)
+        await self._crew.ask_all("publish", with_lags, timeout_s=SCRAPE_S)
         self._spread_ends()
-        self.shared.workers = len(self.crew.ready)
-        self.shared.restarts = self.crew.restarts
+        self._shared.workers = len(self._crew.ready)
+        self._shared.restarts = self._crew.restarts
 
     async def lags(self, cluster: str) -> Lags | None:
         """What all workers know of consumers and groups (`lag_questions.LagSource`)."""
         await self._collect(True)
-        return self.shared.lags(cluster)
+        return self._shared.lags(cluster)
 
     def learned(self, cluster: str, lags: Lags, since_ns: int) -> None:
-        self.shared.told(cluster, lags, since_ns)
+        self._shared.told(cluster, lags, since_ns)
         self._spread_ends()
 
     def _spread_ends(self) -> None:
-        for cluster, ended in self.shared.take_ended():
-            self.crew.broadcast("ended", cluster, *ended)
+        for cluster, ended in self._shared.take_ended():
+            self._crew.broadcast("ended", cluster, *ended)
 
     async def operate(self, operation: str, *arguments: Any) -> list[Any]:
-        here = await super().operate(operation, *arguments)
-        replies = await self.crew.ask_all("operate", operation, arguments, timeout_s=ROWS_S)
-        return here + [reply for _, reply in replies]
+        here = self._relays.operate(operation, *arguments)
+        replies = await self._crew.ask_all("operate", operation, arguments, timeout_s=ROWS_S)
+        return [here, *(reply for _, reply in replies)]
 
-    async def _api_traffic(self, _: "Query") -> Any:
-        await self._collect(False)
-        return summarise(self.shared.merged()).as_json()
-
-    async def _connection_slices(self, after: int, limit: int) -> AsyncIterator[list[dict[str, Any]]]:
-        replies = await self.crew.ask_all("connections", after, limit, timeout_s=ROWS_S)
+    async def connection_rows(self, after: int, limit: int) -> AsyncIterator[list[dict[str, Any]]]:
+        replies = await self._crew.ask_all("connections", after, limit, timeout_s=ROWS_S)
         rows = sorted((row for _, rows in replies for row in rows), key=lambda row: int(row["number"]))
         yield rows[:limit]
 
     # --- stopping ----------------------------------------------------------------------------------------------------
 
-    async def _drain(self, worker: Worker, at_once: asyncio.Event) -> tuple[int, int]:
-        self.crew.stop_replacing()
-        self.crew.broadcast("drain")
+    async def drain(self, at_once: asyncio.Event) -> tuple[int, int]:
+        self._crew.stop_replacing()
+        self._crew.broadcast("drain")
         hurry = asyncio.create_task(self._hurry(at_once))
         try:
-            await self.crew.close(self.config.drain_timeout_s + _ENDS_S)
+            await self._crew.close(self._server.config.drain_timeout_s + _ENDS_S)
         finally:
             hurry.cancel()
         return self._drained
 
     async def _hurry(self, at_once: asyncio.Event) -> None:
         await at_once.wait()
-        self.crew.broadcast("at_once")
+        self._crew.broadcast("at_once")
 
     def _count_drained(self, finished: int, closed: int) -> None:
         self._drained = self._drained[0] + finished, self._drained[1] + closed

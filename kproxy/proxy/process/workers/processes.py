@@ -20,4 +20,4 @@ def begun(config: Config) -> Server:
 
     template = Template(work, config.drain_timeout_s)
     log_lines.begin(config.log_level, config.log_format)
-    return Parent(config, template)
+    return Server(config, team=Parent(config.workers, template))

@@ -1,7 +1,8 @@
 """A worker as a process of its own: it relays the clients that its parent accepts, and counts what they do.
 
-It is a kproxy without ports, discovery and admin: those are the parent's, joined to it by a channel. It ends when the
-parent says so, or is gone; either way its connections are drained first. Refuses to know what its siblings do.
+It has `Relays` and nothing else of a kproxy: ports, discovery and admin are the parent's, joined to it by a channel. It
+ends when the parent says so, or is gone; either way its connections are drained first. Refuses to know what its
+siblings do.
 """
 
 import asyncio
@@ -15,22 +16,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from kproxy.errors import KproxyError
+from kproxy.metrics import Metrics
 from kproxy.metrics.published import Published
 from kproxy.proxy import log_lines
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.config.settings import Cluster, Config
+from kproxy.proxy.config.settings import Config
 from kproxy.proxy.connection.operating import connection_row
-from kproxy.proxy.connection.worker import Worker
 from kproxy.proxy.process.changing.changes import Changes
-from kproxy.proxy.process.cluster import ClusterProxy
 from kproxy.proxy.process.garbage import Collections
-from kproxy.proxy.process.server import Server
+from kproxy.proxy.process.relays import Relays
 from kproxy.proxy.process.workers.divided_cluster import ClusterState, WorkerCluster
 from kproxy.proxy.process.workers.shared_loops import PortElsewhere, SharedLoops
 from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.sockets import descriptors
 from kproxy.proxy.sockets.channel import Channel, Handler
-from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
+from kproxy.proxy.tasks import Tasks
 from kproxy.wire.authorizer import MAX_HELD_REQUEST
 
 PUBLISH_S = 1.0  # what a worker has counted since is lost if it is killed
@@ -68,8 +68,8 @@ class _Process:
         self._stop = asyncio.Event()
         self._at_once = asyncio.Event()
         self._beginning: Beginning
-        self._server: WorkerServer | None = None
-        self._states: list[ClusterState] = []  # that came before the server began
+        self._serving: Serving | None = None
+        self._states: list[ClusterState] = []  # that came before it serves
         self._stream: socket.socket | None = None  # as well
 
     async def run(self) -> None:
@@ -93,30 +93,30 @@ class _Process:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if not self._begun.is_set():
             return
-        server = WorkerServer(self._beginning, channel)
         try:
-            await server.start()
+            serving = Serving(self._beginning, channel)
+            serving.start()
         except (KproxyError, OSError) as fault:
             channel.send("failed", str(fault))
             await self._flushed()
             sys.exit(1)
-        self._server = server
+        self._serving = serving
         for state in self._states:
-            server.take(state)
+            serving.take(state)
         if self._stream is not None:
-            server.feed_into(self._stream)
+            serving.feed_into(self._stream)
         channel.send("ready")
-        collections = Collections(server.objects)
+        collections = Collections(lambda: serving.objects)
         collections.start()
         publishing = asyncio.create_task(self._publish_often())
         await self._stop.wait()
-        await server.stop(self._at_once)
+        drained = await serving.stop(self._at_once)
         collections.stop()
         publishing.cancel()
         with suppress(asyncio.CancelledError):
             await publishing
         await self._publish(False)
-        channel.send("drained", *server.drained)
+        channel.send("drained", *drained)
         await self._flushed()
         channel.close()
 
@@ -139,15 +139,15 @@ class _Process:
             self._stop.set()
 
     def _state(self, state: ClusterState) -> None:
-        if self._server is None:
+        if self._serving is None:
             self._states.append(state)
         else:
-            self._server.take(state)
+            self._serving.take(state)
 
     def _reconfigure(self, new: Config, differing: Changes) -> None:
-        if self._server is not None:
+        if self._serving is not None:
             try:
-                self._server.reconfigure_as_told(new, differing)
+                self._serving.reconfigure(new, differing)
             except Exception as fault:  # a file has changed since, or so: no client may be served by what was before
                 log.error("the new settings do not work here: %s", fault)
                 logging.shutdown()
@@ -165,9 +165,9 @@ class _Process:
             client.setblocking(False)
         if (
             client is None
-            or self._server is None
-            or not self._server.connect(
-                name, Incoming(client, Address(*peer), node_id, self._server.now_ns(), number=number)
+            or self._serving is None
+            or not self._serving.connect(
+                name, Incoming(client, Address(*peer), node_id, self._serving.now_ns(), number=number)
             )
         ):
             if client is not None:
@@ -178,12 +178,12 @@ class _Process:
         """A stream to the process that decodes what relays keep."""
         for file in files:
             sock = socket.socket(fileno=file)
-            if self._server is None:
+            if self._serving is None:
                 if self._stream is not None:
                     self._stream.close()
                 self._stream = sock
             else:
-                self._server.feed_into(sock)
+                self._serving.feed_into(sock)
 
     async def _publish_often(self) -> None:
         while True:
@@ -193,110 +193,107 @@ class _Process:
 
     async def _publish(self, with_lags: bool) -> bool:
         """Send what has changed; the reply to whoever asked comes behind it."""
-        if self._server is not None:
-            async for changes in self._server.published.changes(with_lags):
+        if self._serving is not None:
+            async for changes in self._serving.published.changes(with_lags):
                 self._channel.send("cells", changes)
         return True
 
     def _ended(self, cluster: str, *ended: Any) -> None:
         """Groups, topics and lower ends of logs, of which this worker may not have heard."""
-        cells = self._server.metrics.clusters.get(cluster) if self._server is not None else None
+        cells = self._serving.metrics.clusters.get(cluster) if self._serving is not None else None
         if cells is not None and cells.lags is not None:
             cells.lags.ended(*ended)
 
     def _connections(self, after: int, limit: int) -> list[dict[str, Any]]:
-        return self._server.rows(after, limit) if self._server is not None else []
+        return self._serving.rows(after, limit) if self._serving is not None else []
 
-    async def _operate(self, operation: str, arguments: tuple[Any, ...]) -> Any:
-        assert self._server is not None  # only those that are ready are asked
-        (result,) = await self._server.operate(operation, *arguments)
-        return result
+    def _operate(self, operation: str, arguments: tuple[Any, ...]) -> Any:
+        assert self._serving is not None  # only those that are ready are asked
+        return self._serving.operate(operation, *arguments)
 
     def _loop(self, upstream: Address) -> None:
-        if self._server is not None:
-            self._server.loop_elsewhere(upstream)
+        if self._serving is not None:
+            self._serving.loop_elsewhere(upstream)
 
     def _question(self, number: int) -> None:
-        if self._server is not None:
-            self._server.came_back(number)
+        if self._serving is not None:
+            self._serving.came_back(number)
 
 
-class WorkerServer(Server):
-    """A kproxy that gets its clients from its parent."""
+class Serving:
+    """Serves the clients that the parent accepts, from `start` to `stop`."""
 
     def __init__(self, beginning: Beginning, channel: Channel) -> None:
-        super().__init__(beginning.config.model_copy(update={"drain_delay_s": 0.0}))  # it has passed when we are told
+        """Raises ConfigError where what passes cannot be recorded."""
+        config, number = beginning.config, beginning.number
+        self.metrics = Metrics()
         self.metrics.clock_offset_ns = beginning.clock_offset_ns
         self.metrics.started_ns = beginning.started_ns
         self.published = Published(self.metrics)
-        self.drained = (0, 0)
-        self._beginning = beginning
+        self._number = number
         self._channel = channel
+        self._draining = False
+        self._at_once = asyncio.Event()
+        self._tasks = Tasks("worker")
+        shares = descriptors.reserve(config.max_connections, warns=False)
+        self._relays = Relays(
+            config,
+            self.metrics,
+            # The parent has accepted within its limit; all of that may come to this worker.
+            shares._replace(connections=max(shares.connections, beginning.connection_limit)),
+            guard=lambda is_ours: SharedLoops(is_ours, beginning.token, number, channel.send),
+            build=lambda worker, cluster: WorkerCluster(worker, cluster, channel),
+        )
+        self._worker = self._relays.worker
+        self._worker.held.limit_bytes = max(MAX_HELD_REQUEST, config.max_held_bytes // config.workers)
+        self._worker.on_left = lambda number: channel.send("left", number)
+        self._relays.record(number)
+        self._relays.keep_flight(number)
 
-    def _shares(self) -> descriptors.Shares:
-        """The parent has accepted within its limit; all of that may come to this worker."""
-        shares = descriptors.reserve(self.config.max_connections, warns=False)
-        return shares._replace(connections=max(shares.connections, self._beginning.connection_limit))
+    def start(self) -> None:
+        """Raises ConfigError."""
+        self._relays.start()
 
-    def _start_recorder(self, worker: int | None = None) -> None:
-        super()._start_recorder(self._beginning.number)
+    async def stop(self, at_once: asyncio.Event) -> tuple[int, int]:
+        """Drain, as `Relays.drain`; `at_once` ends the waiting."""
+        self._at_once = at_once
+        self._draining = True
+        self._relays.retire()
+        drained = await self._relays.drain(at_once)
+        await self._relays.close()
+        await self._tasks.cancel()
+        await self._relays.keep_no_more()
+        return drained
 
-    def _start_flight(self, worker: int | None = None) -> None:
-        super()._start_flight(self._beginning.number)
+    @property
+    def objects(self) -> int:
+        return self._worker.objects
 
-    def _start_worker(self, shares: descriptors.Shares) -> None:
-        super()._start_worker(shares)
-        self._running.held.limit_bytes = max(MAX_HELD_REQUEST, self.config.max_held_bytes // self.config.workers)
-        self._running.on_left = lambda number: self._channel.send("left", number)
-
-    def _guard(self, is_ours: IsOurs) -> LoopGuard:
-        return SharedLoops(is_ours, self._beginning.token, self._beginning.number, self._channel.send)
-
-    def _cluster(self, worker: Worker, cluster: Cluster) -> ClusterProxy:
-        return WorkerCluster(worker, cluster, self._channel)
-
-    async def _start_admin(self, address: Address | None, shares: descriptors.Shares) -> None:
-        """The parent's."""
-
-    async def _drain(self, worker: Worker, at_once: asyncio.Event) -> tuple[int, int]:
-        self.drained = await super()._drain(worker, at_once)
-        return self.drained
-
-    def _follow_groups(self) -> None:
-        """The parent's: all workers feed one process."""
-
-    async def _warn(self, config: Config) -> None:
-        """The parent's."""
-
-    def _otlp_push(self) -> None:
-        """The parent's: it knows what all workers have counted."""
-
-    def _serve_zookeeper(self) -> None:
-        """The parent's: its clients are few, and who coordinates through it is seen by one process."""
+    def operate(self, operation: str, *arguments: Any) -> Any:
+        return self._relays.operate(operation, *arguments)
 
     def feed_into(self, sock: socket.socket) -> None:
         """From now on what relays keep goes there."""
-        self._running.feed.use(sock)
+        self._worker.feed.use(sock)
 
-    def reconfigure_as_told(self, new: Config, differing: Changes) -> None:
+    def reconfigure(self, new: Config, differing: Changes) -> None:
         """Run by other settings: the parent already does."""
-        limit = self._running.gate.max_connections
-        self._replace_clusters(new, differing)
-        self.config = new.model_copy(update={"drain_delay_s": 0.0})
-        self._set_limits(new, differing)
-        self._running.gate.max_connections = max(limit, self._running.gate.max_connections)
+        limit = self._worker.gate.max_connections
+        self._relays.replace_clusters(new, differing)
+        self._relays.set_limits(new, differing)
+        self._worker.gate.max_connections = max(limit, self._worker.gate.max_connections)
         for name in differing.drained:
-            self._tasks.spawn(self._drain_cluster(name))
+            self._tasks.spawn(self._relays.drain_cluster(name, self._at_once))
 
     def now_ns(self) -> int:
-        return self._running.now_ns()
+        return self._worker.now_ns()
 
     def take(self, state: ClusterState) -> None:
         """Take in what the parent knows of a cluster."""
         cluster = self._named(state.name)
         if cluster is not None:
             cluster.take(state)
-            gate = self._running.gate
+            gate = self._worker.gate
             known = {(listener.port, tuple(listener.hosts)) for listener in gate.listeners}
             gate.listeners |= {PortElsewhere(hosts, port) for port, hosts in state.ports if (port, hosts) not in known}
 
@@ -310,29 +307,29 @@ class WorkerServer(Server):
 
     def rows(self, after: int, limit: int) -> list[dict[str, Any]]:
         """The oldest open connections whose number is above `after`, as /api/connections has them."""
-        relays = sorted(self._running.relays.values(), key=lambda relay: relay.number)
+        relays = sorted(self._worker.relays.values(), key=lambda relay: relay.number)
         rows = [connection_row(relay) for relay in relays if relay.number > after][:limit]
-        return [{**row, "worker": self._beginning.number} for row in rows]
+        return [{**row, "worker": self._number} for row in rows]
 
     def loop_elsewhere(self, upstream: Address) -> None:
         """Another process has found a loop through that upstream."""
-        loops = self._running.loops
+        loops = self._worker.loops
         assert isinstance(loops, SharedLoops)
         loops.refused_elsewhere(upstream)
-        for relay in list(self._running.relays.values()):
+        for relay in list(self._worker.relays.values()):
             if (relay.info.broker_address, relay.info.broker_port) == tuple(upstream):
                 relay.close("loop", reset=True)
 
     def came_back(self, number: int) -> None:
         """A question of this worker arrived at one of kproxy's ports."""
-        loops = self._running.loops
+        loops = self._worker.loops
         assert isinstance(loops, SharedLoops)
         upstream = loops.asked(number)
         if upstream is not None:
-            self.clusters[0].loop_found(upstream, "kproxy's own question")
+            self._relays.clusters[0].loop_found(upstream, "kproxy's own question")
 
     def _named(self, name: str) -> WorkerCluster | None:
-        for cluster in self.clusters:
+        for cluster in self._relays.clusters:
             if cluster.cluster.name == name and isinstance(cluster, WorkerCluster):
                 return cluster
         return None

@@ -18,7 +18,7 @@ def test_an_answer_between_a_reload_and_the_parents_state_names_the_ports_in_for
             (former,) = here.server.clusters
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             channel = Channel(ours, {}, lambda: None)
-            former._successor = following = WorkerCluster(here.server._worker, former.cluster, channel)
+            former._successor = following = WorkerCluster(here.server.relays.worker, former.cluster, channel)
             nodes = [node(1, here.broker.port), node(2, other.port)]
             addresses = await told(client, broker, nodes)
             assert addresses == {1: (HOST, here.port + 2), 2: (HOST, here.port + 3)}

@@ -1,0 +1,253 @@
+"""What relays the clients of one process: its worker, its clusters, and who keeps what passes.
+
+A kproxy of one process has one. Of several processes each worker has one; that of their parent has the ports and relays
+ZooKeeper alone. Refuses to know admin ports, signals and other processes.
+"""
+
+import asyncio
+import logging
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kproxy.errors import ConfigError, KproxyError, of_extras
+from kproxy.metrics import Metrics
+from kproxy.proxy import log_lines
+from kproxy.proxy.config.settings import Cluster, Config
+from kproxy.proxy.connection.draining import drain
+from kproxy.proxy.connection.operating import OPERATIONS, connection_row
+from kproxy.proxy.connection.worker import Worker
+from kproxy.proxy.filters.flight import FlightRecorder
+from kproxy.proxy.process.changing.changes import Changes, same_upstream
+from kproxy.proxy.process.cluster import ClusterProxy
+from kproxy.proxy.relay.pressure import Pressure
+from kproxy.proxy.sockets import descriptors
+from kproxy.proxy.sockets.listeners import Gate
+from kproxy.proxy.sockets.poller import Poller
+from kproxy.proxy.sockets.sockets import READ_BYTES
+from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
+from kproxy.wire.connection import Sink
+
+if TYPE_CHECKING:
+    from kproxy.proxy.connection.zookeeper import ZooKeeperProxy
+    from kproxy.tables.recorder import Recorder
+
+_ROWS_PER_SLICE = 50  # of about 3 us each
+_MAKING_S = 0.02
+
+log = logging.getLogger("kproxy.server")
+
+
+class Relays:
+    """`start` serves the clusters of the configuration, `drain` and `close` end that, in this order."""
+
+    def __init__(
+        self,
+        config: Config,
+        metrics: Metrics,
+        shares: descriptors.Shares,
+        sinks: Sequence[Sink] = (),
+        *,
+        guard: Callable[[IsOurs], LoopGuard] = LoopGuard,
+        build: Callable[[Worker, Cluster], ClusterProxy] = ClusterProxy,
+    ) -> None:
+        """build: makes each cluster; guard: finds connections that lead back here."""
+        self.config = config
+        self.clusters: list[ClusterProxy] = []
+        self.zookeeper: list[ZooKeeperProxy] = []
+        self.flight: FlightRecorder | None = None
+        self._metrics = metrics
+        self._build = build
+        self._recorder: Recorder | None = None
+        metrics.connection_limit = shares.connections
+        metrics.log_lines_dropped = log_lines.dropped
+        self.worker = Worker(
+            config,
+            Gate(shares.connections, max_sockets=shares.listening),
+            Poller(asyncio.get_running_loop()),
+            Pressure(memoryview(bytearray(READ_BYTES))),
+            metrics.clock_offset_ns,
+            metrics,
+            sinks,
+            guard=guard,
+        )
+
+    # --- who keeps what passes; before `start` -----------------------------------------------------------------------
+
+    def record(self, number: int | None = None, *, beside: bool = False) -> None:
+        """Record into the tables of `record`, if it is set; number: of the worker; beside: another kproxy does too."""
+        if self.config.record is not None:
+            self._recorder = _started_recorder(self.config, number, beside=beside)
+            self._metrics.recorder_dropped = self._recorder.dropped
+            self.worker.sinks = (*self.worker.sinks, self._recorder)
+
+    def keep_flight(self, number: int | None = None) -> None:
+        """Keep the last of what passes for dumps, if `flight` is set; number: of the worker."""
+        if self.config.flight is not None:
+            details = {cluster.name: cluster.detail for cluster in self.config.clusters}
+            self.flight = FlightRecorder(self.config.flight, details, self._metrics, number)
+            self.worker.sinks = (*self.worker.sinks, self.flight)
+            self.worker.flight = self.flight
+
+    # --- serving -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Serve all clusters. Raises ConfigError."""
+        for cluster in self.config.clusters:
+            proxy = self._build(self.worker, cluster)
+            self.clusters.append(proxy)
+            proxy.start()
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """Build the clusters and start none: what their settings ask for that cannot be."""
+        for cluster in self.config.clusters:
+            try:
+                self._build(self.worker, cluster)
+            except ConfigError as fault:
+                yield from fault.faults
+
+    def serve_zookeeper(self) -> None:
+        """Serve the clients of each registry. Raises ConfigError."""
+        if not self.config.zookeeper:
+            return
+        from kproxy.proxy.connection.zookeeper import ZooKeeperProxy  # its layouts are not everybody's
+
+        for settings in self.config.zookeeper:
+            self.zookeeper.append(ZooKeeperProxy(self.worker, settings, self._recorder))
+            self.zookeeper[-1].start()
+
+    def operate(self, operation: str, *arguments: Any) -> Any:
+        """Run one of `operating.OPERATIONS` on the connections."""
+        return OPERATIONS[operation](self.worker, *arguments)
+
+    def connection_rows(self, after: int, limit: int) -> Iterator[list[dict[str, Any]]]:
+        """Open connections, the oldest first, whose number is above `after`, in slices that take little time each."""
+        relays = self.worker.relays
+        numbers = sorted(relays)
+        first = bisect_right(numbers, after)
+        for start in range(first, min(first + limit, len(numbers)), _ROWS_PER_SLICE):
+            end = min(start + _ROWS_PER_SLICE, first + limit)
+            asked = [relays[number] for number in numbers[start:end] if number in relays]  # some have ended meanwhile
+            yield [connection_row(relay) for relay in asked if not relay.closed]
+
+    # --- other settings ----------------------------------------------------------------------------------------------
+
+    def replace_clusters(self, new: Config, differing: Changes) -> None:
+        """Serve the clusters of other settings. Raises ConfigError, and then nothing has changed."""
+        worker = self.worker
+        former = {proxy.cluster.name: proxy for proxy in self.clusters}
+        before, worker.config = worker.config, new
+        built: dict[str, ClusterProxy] = {}
+        try:
+            for cluster in new.clusters:
+                if cluster.name in (*differing.added, *differing.changed):
+                    built[cluster.name] = self._build(worker, cluster)
+            for name in (*differing.changed, *differing.removed):
+                for listener in former[name].listeners:
+                    for sock in listener.sockets:
+                        worker.gate.given.put(listener.name, sock.dup())
+            for name, proxy in built.items():
+                proxy.start(former.get(name))
+        except (ConfigError, OSError) as fault:
+            worker.gate.given.close()
+            worker.config = before
+            for name, proxy in built.items():
+                proxy.retire(None, ends=True)
+                if name in former:
+                    former[name].show_state()
+                else:
+                    self._metrics.clusters.pop(name, None)
+            if isinstance(fault, OSError):
+                raise ConfigError([("", f"no sockets for what is new: {fault.strerror or fault}")]) from None
+            raise
+        for name, proxy in built.items():
+            if name in former:
+                same = same_upstream(former[name].cluster, proxy.cluster)
+                proxy.follow(former[name], same_upstream=same, ends=name in differing.drained)
+        for name in differing.removed:
+            former[name].retire(None, ends=True)
+        worker.gate.given.close()
+        self.clusters[:] = [built.get(cluster.name) or former[cluster.name] for cluster in new.clusters]
+        self.config = new
+
+    def set_limits(self, new: Config, differing: Changes) -> None:
+        """What takes effect at once and belongs to no single cluster."""
+        worker = self.worker
+        worker.dialler.timeout_s = new.connect_timeout_s
+        for proxy in self.clusters:
+            proxy.set_pace(new.discovery_interval_s, new.accept_backlog)
+        if "max_connections" in differing.process:
+            shares = descriptors.reserve(new.max_connections, new.workers)
+            worker.gate.max_sockets = shares.listening
+            worker.gate.limit(shares.connections)
+            self._metrics.connection_limit = shares.connections
+        if "log_level" in differing.process:
+            log_lines.set_level(new.log_level)
+
+    async def drain_cluster(self, name: str, at_once: asyncio.Event) -> None:
+        """Bring the open connections of a cluster to their ends, those that came before this moment."""
+        relays = [relay for relay in self.worker.relays.values() if relay.info.cluster == name]
+        drained = await drain(relays, self.config.drain_timeout_s, at_once, f"cluster {name}")
+        log.info("cluster=%s: %d connections drained, %d closed before their requests were answered", name, *drained)
+        if all(proxy.cluster.name != name for proxy in self.clusters):
+            self._metrics.clusters.pop(name, None)  # its series end with its last connection
+
+    # --- stopping ----------------------------------------------------------------------------------------------------
+
+    def retire(self) -> None:
+        """Accept nobody any more."""
+        for cluster in self.clusters:
+            cluster.retire(None, ends=True)
+        for listener in self.zookeeper:
+            listener.stop_accepting()
+
+    async def drain(self, at_once: asyncio.Event) -> tuple[int, int]:
+        """Let connections finish; returns how many did, and how many were closed at the end of the time."""
+        timeout_s = self.config.drain_timeout_s
+        end = time.monotonic() + timeout_s
+        relays = self.worker.relays
+        finished, closed = await drain(tuple(relays.values()), timeout_s, at_once, "drain")
+        while any(cluster.making for cluster in self.clusters) and time.monotonic() < end and not at_once.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(_MAKING_S)
+        left_s = max(0.0, end - time.monotonic())
+        further = await drain(tuple(relays.values()), left_s, at_once, "drain")
+        return finished + further.finished, closed + further.closed
+
+    async def drain_zookeeper(self, at_once: asyncio.Event) -> None:
+        """Let clients of registries finish."""
+        timeout_s = self.config.drain_timeout_s
+        await asyncio.gather(*(listener.drain(timeout_s, at_once) for listener in self.zookeeper))
+
+    async def close(self) -> None:
+        """When no connection is left."""
+        for cluster in self.clusters:
+            await cluster.stop()
+        self.worker.gate.close()
+        self.worker.ageing.stop()
+        self.worker.poller.close()
+        self.worker.close()
+        await asyncio.to_thread(self.worker.feed.close)
+
+    async def keep_no_more(self) -> None:
+        """Write what is kept, and end it."""
+        if self.flight is not None:
+            await self.flight.stop()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
+
+
+def _started_recorder(config: Config, number: int | None, *, beside: bool) -> "Recorder":
+    with of_extras(lambda missing: ConfigError([("record", missing)])):  # heavy, and not everybody's
+        from kproxy.tables.recorder import Recorder
+        from kproxy.tables.retention import Retention
+    assert config.record is not None
+    detail = {cluster.name: cluster.detail for cluster in config.clusters}
+    age_s = config.record_keep_h * 3600 if config.record_keep_h is not None else None
+    retention = Retention(age_s, config.record_keep_bytes)
+    recorder = Recorder(config.record, {"detail": detail}, worker=number, retention=retention, beside=beside)
+    try:
+        recorder.start()
+    except KproxyError as fault:
+        raise ConfigError([("record", str(fault))]) from None
+    return recorder

@@ -1,0 +1,115 @@
+"""Which processes relay the clients of a kproxy: its own alone, or workers beside it (`workers/parent.py`).
+
+A server asks its team for whatever is of all of these processes. Refuses to know ports, admin and settings.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kproxy.metrics import Metrics
+from kproxy.proxy.config.settings import Config
+from kproxy.proxy.process.changing.changes import Changes
+from kproxy.proxy.process.relays import Relays
+from kproxy.proxy.sockets import descriptors
+
+if TYPE_CHECKING:
+    from kproxy.proxy.process.knowledge.feed_link import FeedLink
+    from kproxy.proxy.process.server import Server
+
+Render = Callable[[str], tuple[bytes, str]]  # by the header Accept: a scrape and its content type; on a thread
+
+
+class Team(Protocol):
+    """In the order in which a server calls it."""
+
+    def relays(self, server: "Server", shares: descriptors.Shares) -> Relays:
+        """Make what the server's own process relays."""
+
+    def keep(self, *, beside: bool) -> None:
+        """Have what passes recorded, if the settings ask for it; beside: another kproxy records there too.
+
+        Raises ConfigError for a folder that cannot be used.
+        """
+
+    async def start(self) -> None:
+        """Start the other processes. Raises KproxyError."""
+
+    def give_streams(self, link: "FeedLink") -> None:
+        """The process that decodes is new: what relays keep goes to it."""
+
+    def not_ready(self) -> Sequence[str]:
+        """Why clients should not be sent to the team."""
+
+    async def lost(self) -> str:
+        """Return when nobody relays any more, and nobody can: the reason."""
+
+    def reconfigured(self, new: Config, differing: Changes) -> None:
+        """The server runs by other settings."""
+
+    async def counted(self, *, with_lags: bool = True) -> Metrics:
+        """The cells of all processes, as they are now."""
+
+    def renders(self) -> Render:
+        """What renders the cells of all processes."""
+
+    async def operate(self, operation: str, *arguments: Any) -> list[Any]:
+        """Run one of `operating.OPERATIONS` in each process; returns what each gave."""
+
+    def connection_rows(self, after: int, limit: int) -> AsyncIterator[list[dict[str, Any]]]:
+        """Open connections of all processes, as `Relays.connection_rows`."""
+
+    async def drain(self, at_once: asyncio.Event) -> tuple[int, int]:
+        """Let connections finish, as `Relays.drain`."""
+
+
+class Alone:
+    """The server's own process relays all."""
+
+    _metrics: Metrics
+    _relays: Relays
+
+    def relays(self, server: "Server", shares: descriptors.Shares) -> Relays:
+        self._metrics = server.metrics
+        self._relays = Relays(server.config, server.metrics, shares, server.sinks)
+        return self._relays
+
+    def keep(self, *, beside: bool) -> None:
+        self._relays.record(beside=beside)
+        self._relays.keep_flight()
+
+    async def start(self) -> None:
+        """There is no other process."""
+
+    def give_streams(self, link: "FeedLink") -> None:
+        self._relays.worker.feed.use(link.stream())
+
+    def not_ready(self) -> Sequence[str]:
+        return ()
+
+    async def lost(self) -> str:
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
+
+    def reconfigured(self, new: Config, differing: Changes) -> None:
+        """The relays are reconfigured already."""
+
+    async def counted(self, *, with_lags: bool = True) -> Metrics:
+        return self._metrics
+
+    def renders(self) -> Render:
+        from kproxy.metrics.collector import registry_of
+        from kproxy.metrics.exposition import render
+
+        registry = registry_of(self._metrics)
+        return lambda accept: render(registry, accept)
+
+    async def operate(self, operation: str, *arguments: Any) -> list[Any]:
+        return [self._relays.operate(operation, *arguments)]
+
+    async def connection_rows(self, after: int, limit: int) -> AsyncIterator[list[dict[str, Any]]]:
+        for rows in self._relays.connection_rows(after, limit):
+            yield rows
+
+    async def drain(self, at_once: asyncio.Event) -> tuple[int, int]:
+        return await self._relays.drain(at_once)
