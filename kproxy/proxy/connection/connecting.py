@@ -68,7 +68,8 @@ class Connections:
         welcome: Iterable[Welcome] = (),
         logins: Logins | None = None,
     ) -> None:
-        self.serve = self.connect  # what gets the clients that are accepted: another process, where there are several
+        # What gets the clients that are accepted: another process, where there are several.
+        self.serve: Callable[[Incoming], None] = self.connect
         self.making = 0  # connections
         self.ends = False  # what is being made ends soon: kproxy drains, or the cluster is run by other settings
         self._worker = worker

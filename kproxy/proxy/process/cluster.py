@@ -2,16 +2,20 @@
 
 Every broker's port is bound before an answer that names it leaves: by asking the cluster (`discovery`) and, for a
 broker first seen later, inside the transform of that answer. A port that cannot be bound is still what clients get,
-never the broker's own address: it is logged, counted and tried again. Refuses to know bytes, and metrics' meaning.
+never the broker's own address: it is logged, counted and tried again. Where another process has the ports and asks the
+cluster (`Ports`), this one serves the clients that it is given. Refuses to know bytes, and metrics' meaning.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from kproxy.errors import DIAL_CAUSES, LOGIN_CAUSES, ConfigError, UpstreamError
 from kproxy.metrics.upstream import ClusterState
-from kproxy.proxy.admission.admission import Welcome
+from kproxy.proxy.admission.admission import Admission, Welcome
 from kproxy.proxy.admission.authentication import Authentication, BrokerVersions
 from kproxy.proxy.admission.logins import Logins
 from kproxy.proxy.admission.proxy_protocol import ReadProxyHeader
@@ -45,6 +49,29 @@ LOOKED_UP = 64  # names of brokers at once, to find which one a sidecar is besid
 log = logging.getLogger("kproxy.cluster")
 
 
+@dataclass
+class Known:
+    """What each process that serves a cluster must know of it."""
+
+    name: str
+    listen_port: int
+    upstreams: dict[int, Address] = field(default_factory=dict)  # where to dial each broker
+    brokers: dict[int, Address] = field(default_factory=dict)  # where each says it is, to find leaks of it
+    open: frozenset[int] = frozenset()  # brokers whose port is open
+    beside: int | None = None  # route sidecar
+    ports: tuple[tuple[int, tuple[str, ...]], ...] = ()  # each port that kproxy listens on, and the addresses
+
+
+class Ports(Protocol):
+    """The ports of a cluster that another process has, which asks the cluster for its brokers too."""
+
+    def bind(self, node_id: int, host: str, port: int, *, is_news: bool) -> bool:
+        """An answer names a broker; is_news: in another place than was known. Returns whether its port is open."""
+
+    def broker_lost(self) -> None:
+        """A broker could not be dialled, or reset a connection."""
+
+
 def _welcome_steps(cluster: Cluster, tls: ClusterTls, find_broker: Welcome, authenticate: Welcome) -> Iterator[Welcome]:
     """What a client's connection begins with, in the order of its bytes."""
     if cluster.accept_proxy_protocol:
@@ -70,12 +97,28 @@ def _connector_steps(cluster: Cluster, tls: ClusterTls, login: Step | None) -> I
 class ClusterProxy:
     """One cluster of a kproxy: `start` binds what the configuration names, `stop` closes every port for good."""
 
-    def __init__(self, worker: Worker, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        cluster: Cluster,
+        *,
+        ports: Ports | None = None,
+        serve: Callable[[Incoming], None] | None = None,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """ports: of another process, which says what it knows (`take`).
+
+        serve(client): another process serves those that are accepted; changed(): what it must know (`known`) may be
+        another. Raises ConfigError.
+        """
         if faults := [(f"{cluster.name}: {place}", text) for place, text in idle_rules(cluster)]:
             raise ConfigError(faults)
         self.cluster = cluster
         self.routes: Routes
+        self.ports = ports
         self._worker = worker
+        self._changed = changed
+        self._named: dict[int, Address] = {}  # brokers, by the cluster when it was last asked
         causes = DIAL_CAUSES if cluster.login is None else (*DIAL_CAUSES, *LOGIN_CAUSES)
         self._metrics = worker.metrics.upstream(cluster.name, causes, self._state)
         self._cells = worker.metrics.cluster(cluster.name)
@@ -110,6 +153,8 @@ class ClusterProxy:
             _welcome_steps(cluster, self._tls, self._find_broker, self._authenticate),
             logins=self._logins if self._redirected is None else None,
         )
+        if serve is not None:
+            self._connections.serve = serve
         self._authentication: Authentication | None = None
         if self._logins.of_clients is not None:
             bare = BrokerConnector(worker.dialler, _connector_steps(cluster, self._tls, None))
@@ -150,6 +195,19 @@ class ClusterProxy:
         """All its open ports."""
         return [*([self._bootstrap] if self._bootstrap is not None else []), *self.brokers.values()]
 
+    @property
+    def admission(self) -> Admission:
+        """Where its clients are counted."""
+        return self._connections.admission
+
+    def destination_of(self, client: socket.socket) -> Address:
+        """Where a client that is accepted believes to be connected. Raises OSError if it has gone already."""
+        return self._topology.destination_of(client)
+
+    def connect(self, client: Incoming) -> None:
+        """Serve a client that is accepted, and that the gate has counted."""
+        self._connections.connect(client)
+
     def not_ready(self) -> Iterator[str]:
         """Why clients of this cluster should not be sent here."""
         name = self.cluster.name
@@ -169,6 +227,8 @@ class ClusterProxy:
 
         former: whose place it takes, at a reload; the ports that it has go on.
         """
+        if self.ports is not None:
+            return  # `take` brings all
         worker = self._worker
         cluster = self.cluster
         listen = cluster.listen
@@ -203,6 +263,7 @@ class ClusterProxy:
         if cluster.lag.ask_interval_s and cluster.detail != "headers":
             self._tasks.spawn(self._lag_questions().run())
         self._serve()
+        self._changed()
 
     def _lag_questions(self) -> LagQuestions:
         cluster, worker = self.cluster, self._worker
@@ -227,11 +288,14 @@ class ClusterProxy:
         return self._connections.accepted(node_id)
 
     def _broker_lost(self) -> None:
-        self._latest._discovery.broker_lost()
+        self._latest.broker_lost()
 
     def broker_lost(self) -> None:
         """A broker could not be dialled, or reset a connection: ask for the brokers soon."""
-        self._discovery.broker_lost()
+        if self.ports is not None:
+            self.ports.broker_lost()
+        else:
+            self._discovery.broker_lost()
 
     def loop_found(self, upstream: Address, evidence: str) -> None:
         """A connection to that upstream came back to this kproxy: refuse it, and close what goes there."""
@@ -249,8 +313,9 @@ class ClusterProxy:
 
     def learn_all(self, upstreams: Mapping[int, Address]) -> None:
         """Take in where brokers are, as somebody knew who was here before, and bind their ports."""
-        for node_id, address in upstreams.items():
-            self._learn_broker(node_id, *address)
+        if self.ports is None:
+            for node_id, address in upstreams.items():
+                self.learn_broker(node_id, *address)
 
     @property
     def _latest(self) -> "ClusterProxy":
@@ -330,6 +395,44 @@ class ClusterProxy:
         assert self._authentication is not None
         await self._authentication(client)
 
+    # --- several processes -------------------------------------------------------------------------------------------
+
+    def known(self) -> Known | None:
+        """What other processes that serve it must know now; None before the start."""
+        if self._bootstrap is None:
+            return None
+        return Known(
+            self.cluster.name,
+            self.address.port,
+            dict(self.routes.upstreams),
+            self._known.brokers | self._named,
+            frozenset(self.brokers),
+            self._topology.beside,
+            tuple((listener.port, tuple(listener.hosts)) for listener in [*self.brokers.values(), self._bootstrap]),
+        )
+
+    def take(self, known: Known) -> None:
+        """Take in what the process knows that has the ports. The first time it begins to serve."""
+        if not self.has_routes:
+            self.routes = self._topology.routes = Routes(self.cluster, known.listen_port)
+            self._serve()
+        self.routes.upstreams.update(known.upstreams)
+        for node_id, address in known.brokers.items():
+            self._known.learn(node_id, address)
+        if self._redirected is not None:
+            self._redirected.learn(known.brokers.items(), again=True)
+        self._topology.beside = known.beside
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether its ports are closed for good."""
+        return self._stopped
+
+    @property
+    def has_routes(self) -> bool:
+        """Whether it has started; where another process has the ports: whether that has said what it knows."""
+        return hasattr(self, "routes")
+
     # --- the cluster's brokers ---------------------------------------------------------------------------------------
 
     async def _ask(self, address: Address) -> Brokers | None:
@@ -342,6 +445,12 @@ class ClusterProxy:
 
     async def _learn(self, asked: Address, brokers: Brokers | None) -> str:
         """Take in what a broker says of all; returns what still keeps clients from coming, or nothing."""
+        self._named = dict(brokers or {})
+        reason = await self._taken_in(asked, brokers)
+        self._changed()
+        return reason
+
+    async def _taken_in(self, asked: Address, brokers: Brokers | None) -> str:
         if self.cluster.route == "sidecar":
             for node_id, address in (brokers or {}).items():
                 self._known.learn(node_id, address)
@@ -362,7 +471,7 @@ class ClusterProxy:
         if not brokers:
             return f"{asked} names no brokers"
         for node_id, (host, port) in brokers.items():
-            self._learn_broker(node_id, host, port)
+            self.learn_broker(node_id, host, port)
         if self._ports is not None:
             self._ports.forget(brokers.keys())
         return ""
@@ -408,28 +517,36 @@ class ClusterProxy:
         """(the address that clients get for a broker that says it is at host:port, whether that port is open)"""
         latest = self._latest
         # A worker's next cluster has no routes before its parent's state comes; until then these are the ones in force.
-        if latest is not self and hasattr(latest, "routes"):
+        if latest is not self and latest.has_routes:
             return latest._advertise(node_id, host, port)
-        is_bound = self._learn_broker(node_id, host, port)
+        is_bound = self.learn_broker(node_id, host, port)
         return self.routes.advertised(node_id, host), is_bound
 
-    def _learn_broker(self, node_id: int, host: str, port: int) -> bool:
-        """Take in where a broker is; whether its port is open."""
-        before = self.routes.upstreams.get(node_id)
+    def learn_broker(self, node_id: int, host: str, port: int) -> bool:
+        """Take in where an answer says that a broker is; whether its port is open."""
+        before, said_before = self.routes.upstreams.get(node_id), self._known.brokers.get(node_id)
         self._known.learn(node_id, Address(host, port))
         refused = self.routes.learn(node_id, Address(host, port))
+        upstream = self.routes.upstreams.get(node_id)
         name = self.cluster.name
         if refused:
             self._limiter.log(logging.ERROR, "refused", "broker %d of cluster %s %s", node_id, name, refused)
-        elif before is not None and self.routes.upstreams.get(node_id) != before:
+        elif before is not None and upstream != before:
             text = "moved cluster=%s broker=%d from %s to %s"
-            self._limiter.log(logging.INFO, "moved", text, name, node_id, before, self.routes.upstreams.get(node_id))
+            self._limiter.log(logging.INFO, "moved", text, name, node_id, before, upstream)
+        if self.ports is not None:
+            is_news = (before, said_before) != (upstream, self._known.brokers.get(node_id))
+            return self.ports.bind(node_id, host, port, is_news=is_news)
+        self._changed()
         return self._bind(node_id)
 
     def _bind(self, node_id: int) -> bool:
         assert self._ports is not None
+        was_open = node_id in self.brokers
         if not self._ports.bind(node_id):
             return False
+        if not was_open:
+            self._changed()
         if self.cluster.route != "sidecar":
             self._expose(str(node_id), node_id)
         return True

@@ -62,7 +62,7 @@ class Server:
         """team: the processes that relay; None: this one alone."""
         self.config = config
         self.metrics = Metrics()
-        self.sinks = tuple(sinks)
+        self.sinks: Sequence[Sink] = tuple(sinks)
         self.given = GivenSockets()
         self.records_beside = False  # a kproxy that this one follows records into the same folder, while it drains
         self.questions: dict[str, Question] = {}  # further reads of the admin API; whoever composes adds them

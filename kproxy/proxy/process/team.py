@@ -12,18 +12,27 @@ from kproxy.proxy.config.settings import Config
 from kproxy.proxy.process.changing.changes import Changes
 from kproxy.proxy.process.relays import Relays
 from kproxy.proxy.sockets import descriptors
+from kproxy.wire.connection import Sink
 
 if TYPE_CHECKING:
     from kproxy.proxy.process.knowledge.feed_link import FeedLink
-    from kproxy.proxy.process.server import Server
 
 Render = Callable[[str], tuple[bytes, str]]  # by the header Accept: a scrape and its content type; on a thread
+
+
+class Owner(Protocol):
+    """A server, as its team sees it."""
+
+    config: Config
+    metrics: Metrics
+    sinks: Sequence[Sink]
+    link: "FeedLink | None"
 
 
 class Team(Protocol):
     """In the order in which a server calls it."""
 
-    def relays(self, server: "Server", shares: descriptors.Shares) -> Relays:
+    def relays(self, server: Owner, shares: descriptors.Shares) -> Relays:
         """Make what the server's own process relays."""
 
     def keep(self, *, beside: bool) -> None:
@@ -69,7 +78,7 @@ class Alone:
     _metrics: Metrics
     _relays: Relays
 
-    def relays(self, server: "Server", shares: descriptors.Shares) -> Relays:
+    def relays(self, server: Owner, shares: descriptors.Shares) -> Relays:
         self._metrics = server.metrics
         self._relays = Relays(server.config, server.metrics, shares, server.sinks)
         return self._relays

@@ -85,7 +85,7 @@ def test_towards_clients_alone_and_each_mistake_is_named(authority, caplog):
             client = await dial(here, trusting(authority, authority.client("alice")))
             broker = await here.broker.accept()
             await exchange(client, broker)
-            (row,) = [row async for rows in here.server._connection_slices(0, 10) for row in rows]
+            (row,) = [row for rows in here.server.relays.connection_rows(0, 10) for row in rows]
             assert (row["principal"], row["tls"]) == ("User:CN=alice,OU=kafka clients,O=Example", "TLSv1.3")
             plain = await Wire.dial(here.port)
             await plain.send(request(METADATA, 12, 1))
@@ -294,7 +294,7 @@ def test_all_brokers_on_one_port_by_server_name(authority, caplog):
             assert b"broker-7.kafka.example" in answer and here.port.to_bytes(4, "big") in answer
             named = await dial(here, trusted, "Broker-7.kafka.example")
             await exchange(named, await here.broker.accept())
-            rows = [row async for rows in here.server._connection_slices(0, 10) for row in rows]
+            rows = [row for rows in here.server.relays.connection_rows(0, 10) for row in rows]
             assert [row["broker"] for row in rows] == [None, 7]
             for stranger in ("broker-07.kafka.example", "kafka.example", "broker-x.kafka.example"):
                 with pytest.raises(ssl.SSLError, match=r"(?i)unrecognized.name"):
@@ -339,7 +339,7 @@ def test_principals_by_rules(rules, principal, authority, caplog):
                 assert results(here) == {"ok": 1, "principal": 1}
                 return
             await exchange(client, await here.broker.accept())
-            rows = [row async for rows in here.server._connection_slices(0, 10) for row in rows]
+            rows = [row for rows in here.server.relays.connection_rows(0, 10) for row in rows]
             assert [row["principal"] for row in rows] == ["User:ANONYMOUS", principal]
 
     live(test())

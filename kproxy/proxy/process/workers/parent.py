@@ -21,11 +21,11 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.filters.flight import make_folder
 from kproxy.proxy.process.changing.changes import Changes
+from kproxy.proxy.process.cluster import ClusterProxy, Known
 from kproxy.proxy.process.relays import Relays
-from kproxy.proxy.process.server import Server
-from kproxy.proxy.process.team import Render
+from kproxy.proxy.process.team import Owner, Render
 from kproxy.proxy.process.workers.crew import Client, Crew, Member
-from kproxy.proxy.process.workers.divided_cluster import ClusterState, ParentCluster
+from kproxy.proxy.process.workers.divided_cluster import HandOver
 from kproxy.proxy.process.workers.shared_loops import PROCESSES, SharedLoops
 from kproxy.proxy.process.workers.template import Template
 from kproxy.proxy.process.workers.worker_process import Beginning
@@ -49,20 +49,21 @@ log = logging.getLogger("kproxy.processes")
 class Parent:
     """A `team.Team` of so many workers."""
 
-    _server: Server
+    _server: Owner
     _relays: Relays
     _shared: Shared
 
     def __init__(self, workers: int, template: Template) -> None:
         self._token = secrets.token_hex(8)
-        self._pushed: dict[str, ClusterState] = {}
+        self._pushed: dict[str, Known] = {}
         self._push: asyncio.TimerHandle | None = None
         self._crew = Crew(workers, template, self._handlers, self._begin, self._ended, self._left)
+        self._hand_over = HandOver(self._crew, self._push_now)
         self._drained = (0, 0)
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
-    def relays(self, server: Server, shares: descriptors.Shares) -> Relays:
+    def relays(self, server: Owner, shares: descriptors.Shares) -> Relays:
         self._server = server
         self._shared = Shared(server.metrics)
         self._crew.most_in_each = shares.in_each
@@ -71,7 +72,7 @@ class Parent:
             server.metrics,
             shares,
             guard=lambda is_ours: SharedLoops(is_ours, self._token, 0, self._found),
-            build=lambda worker, cluster: ParentCluster(worker, cluster, self._crew, self._changed, self._push_now),
+            build=lambda worker, cluster: self._hand_over.serves(worker, cluster, self._changed),
         )
         self._relays.worker.lags = self
         return self._relays
@@ -116,8 +117,8 @@ class Parent:
             metrics.started_ns,
         )
         member.channel.send("begin", beginning)
-        for state in self._pushed.values():
-            member.channel.send("state", state)
+        for known in self._pushed.values():
+            member.channel.send("known", known)
         if self._server.link is not None:
             self._give_stream(self._server.link, member)
 
@@ -135,23 +136,20 @@ class Parent:
 
     def _changed(self) -> None:
         if self._push is None:
-            self._push = asyncio.get_running_loop().call_later(_PUSH_S, self._push_states)
+            self._push = asyncio.get_running_loop().call_later(_PUSH_S, self._push_known)
 
     def _push_now(self) -> None:
         if self._push is not None:
             self._push.cancel()
-            self._push_states()
+            self._push_known()
 
-    def _push_states(self) -> None:
+    def _push_known(self) -> None:
         self._push = None
         for cluster in self._relays.clusters:
-            assert isinstance(cluster, ParentCluster)
-            if not cluster.has_started:
-                continue
-            state = cluster.state()
-            if self._pushed.get(state.name) != state:
-                self._pushed[state.name] = state
-                self._crew.broadcast("state", state)
+            known = cluster.known()
+            if known is not None and self._pushed.get(known.name) != known:
+                self._pushed[known.name] = known
+                self._crew.broadcast("known", known)
 
     def reconfigured(self, new: Config, differing: Changes) -> None:
         self._crew.most_in_each = descriptors.reserve(new.max_connections, new.workers, warns=False).in_each
@@ -164,7 +162,7 @@ class Parent:
     def _handlers(self, member: Member) -> Mapping[str, Handler]:
         def bind(name: str, node_id: int, host: str, port: int) -> bool:
             cluster = self._named(name)
-            return cluster is not None and cluster.learn_from_worker(node_id, host, port)
+            return cluster is not None and cluster.learn_broker(node_id, host, port)
 
         def lost(name: str) -> None:
             cluster = self._named(name)
@@ -189,11 +187,8 @@ class Parent:
             "failed": lambda text: log.error("worker %d cannot start: %s", member.number, text),
         }
 
-    def _named(self, name: str) -> ParentCluster | None:
-        for cluster in self._relays.clusters:
-            if cluster.cluster.name == name and isinstance(cluster, ParentCluster):
-                return cluster
-        return None
+    def _named(self, name: str) -> ClusterProxy | None:
+        return next((each for each in self._relays.clusters if each.cluster.name == name), None)
 
     def _ended(self, member: Member) -> None:
         self._shared.gone(member.number)

@@ -23,9 +23,10 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.connection.operating import connection_row
 from kproxy.proxy.process.changing.changes import Changes
+from kproxy.proxy.process.cluster import Known
 from kproxy.proxy.process.garbage import Collections
 from kproxy.proxy.process.relays import Relays
-from kproxy.proxy.process.workers.divided_cluster import ClusterState, WorkerCluster
+from kproxy.proxy.process.workers.divided_cluster import PortsOfParent
 from kproxy.proxy.process.workers.shared_loops import PortElsewhere, SharedLoops
 from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.sockets import descriptors
@@ -69,13 +70,13 @@ class _Process:
         self._at_once = asyncio.Event()
         self._beginning: Beginning
         self._serving: Serving | None = None
-        self._states: list[ClusterState] = []  # that came before it serves
+        self._early: list[Known] = []  # that came before it serves
         self._stream: socket.socket | None = None  # as well
 
     async def run(self) -> None:
         handlers: dict[str, Handler] = {
             "begin": self._begin,
-            "state": self._state,
+            "known": self._known,
             "client": self._client,
             "reconfigure": self._reconfigure,
             "operate": self._operate,
@@ -101,8 +102,8 @@ class _Process:
             await self._flushed()
             sys.exit(1)
         self._serving = serving
-        for state in self._states:
-            serving.take(state)
+        for known in self._early:
+            serving.take(known)
         if self._stream is not None:
             serving.feed_into(self._stream)
         channel.send("ready")
@@ -138,11 +139,11 @@ class _Process:
                 log.error("the parent process is gone: draining")
             self._stop.set()
 
-    def _state(self, state: ClusterState) -> None:
+    def _known(self, known: Known) -> None:
         if self._serving is None:
-            self._states.append(state)
+            self._early.append(known)
         else:
-            self._serving.take(state)
+            self._serving.take(known)
 
     def _reconfigure(self, new: Config, differing: Changes) -> None:
         if self._serving is not None:
@@ -242,7 +243,7 @@ class Serving:
             # The parent has accepted within its limit; all of that may come to this worker.
             shares._replace(connections=max(shares.connections, beginning.connection_limit)),
             guard=lambda is_ours: SharedLoops(is_ours, beginning.token, number, channel.send),
-            build=lambda worker, cluster: WorkerCluster(worker, cluster, channel),
+            build=lambda worker, cluster: PortsOfParent(worker, cluster, channel).proxy,
         )
         self._worker = self._relays.worker
         self._worker.held.limit_bytes = max(MAX_HELD_REQUEST, config.max_held_bytes // config.workers)
@@ -288,14 +289,14 @@ class Serving:
     def now_ns(self) -> int:
         return self._worker.now_ns()
 
-    def take(self, state: ClusterState) -> None:
+    def take(self, known: Known) -> None:
         """Take in what the parent knows of a cluster."""
-        cluster = self._named(state.name)
+        cluster = self._named(known.name)
         if cluster is not None:
-            cluster.take(state)
+            cluster.take(known)
             gate = self._worker.gate
-            known = {(listener.port, tuple(listener.hosts)) for listener in gate.listeners}
-            gate.listeners |= {PortElsewhere(hosts, port) for port, hosts in state.ports if (port, hosts) not in known}
+            here = {(listener.port, tuple(listener.hosts)) for listener in gate.listeners}
+            gate.listeners |= {PortElsewhere(hosts, port) for port, hosts in known.ports if (port, hosts) not in here}
 
     def connect(self, name: str, client: Incoming) -> bool:
         """Serve a client; False: it is not to be served any more."""
@@ -328,8 +329,8 @@ class Serving:
         if upstream is not None:
             self._relays.clusters[0].loop_found(upstream, "kproxy's own question")
 
-    def _named(self, name: str) -> WorkerCluster | None:
+    def _named(self, name: str) -> PortsOfParent | None:
         for cluster in self._relays.clusters:
-            if cluster.cluster.name == name and isinstance(cluster, WorkerCluster):
-                return cluster
+            if cluster.cluster.name == name and isinstance(cluster.ports, PortsOfParent):
+                return cluster.ports
         return None

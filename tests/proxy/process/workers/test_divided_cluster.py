@@ -2,7 +2,8 @@
 
 import socket
 
-from kproxy.proxy.process.workers.divided_cluster import ClusterState, WorkerCluster
+from kproxy.proxy.process.cluster import Known
+from kproxy.proxy.process.workers.divided_cluster import PortsOfParent
 from kproxy.proxy.sockets.channel import Channel
 from tests.proxy.live import HOST, Broker, kproxy, live
 from tests.proxy.process.test_cluster import is_connected, node, told
@@ -18,15 +19,16 @@ def test_an_answer_between_a_reload_and_the_parents_state_names_the_ports_in_for
             (former,) = here.server.clusters
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             channel = Channel(ours, {}, lambda: None)
-            former._successor = following = WorkerCluster(here.server.relays.worker, former.cluster, channel)
+            following = PortsOfParent(here.server.relays.worker, former.cluster, channel)
+            former._successor = following.proxy
             nodes = [node(1, here.broker.port), node(2, other.port)]
             addresses = await told(client, broker, nodes)
             assert addresses == {1: (HOST, here.port + 2), 2: (HOST, here.port + 3)}
             assert await is_connected(here, addresses[2][1], other)
-            following.take(ClusterState(former.cluster.name, here.port, open=frozenset((1, 2))))
+            following.take(Known(former.cluster.name, here.port, open=frozenset((1, 2))))
             assert await told(client, broker, nodes) == addresses
-            assert set(following.routes.upstreams) == {1, 2}  # from now on what is learnt is for that one
-            await following.stop()
+            assert set(following.proxy.routes.upstreams) == {1, 2}  # from now on what is learnt is for that one
+            await following.proxy.stop()
             channel.close()
             theirs.close()
 
