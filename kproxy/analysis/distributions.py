@@ -107,16 +107,18 @@ def behind(
 def retransmissions(
     exchanges: Frame, by: Sequence[str] = ("broker",), every: str | None = None, replicas: bool = False
 ) -> Frame:
-    """What was sent again: segments, and the exchanges that they delayed, by broker, client or API, over time.
+    """What was sent again: segments, and the exchanges that lost ones delayed, by broker, client or API, over time.
 
-    Only captures show it; of tables that a proxy recorded every row is null.
+    `with_retransmissions` are all exchanges with a segment that was sent again: most of these delay nothing, since what
+    they repeat had arrived. Only captures show it; of tables that a proxy recorded every row is null.
     """
     return ask(
         {"exchanges": exchanges},
         answer=f"""
-            select {groups(by, every)} count(*) as exchanges, count_if(retransmissions > 0) as delayed,
+            select {groups(by, every)} count(*) as exchanges, count_if(loss_ns > 0) as delayed,
                 sum(retransmissions) as retransmissions,
-                avg(case when retransmissions > 0 then 1e0 else 0e0 end) as delayed_share
+                avg(case when loss_ns > 0 then 1e0 else 0e0 end) as delayed_share,
+                count_if(retransmissions > 0) as with_retransmissions
             from exchanges where {of_clients(replicas)}
             group by all
             {order("retransmissions desc nulls last", by=by, every=every)}""",

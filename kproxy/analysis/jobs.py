@@ -127,7 +127,12 @@ JOBS = {
     for job in (
         Job(latency, ("exchanges",), " --by api,client --every '1 minute'"),
         Job(spread, ("exchanges",), " --every '10 seconds' --where \"api = 'Produce'\""),
-        Job(slow, ("exchanges", "connections", "partitions"), " --slower-than-ms 500 --where \"api = 'Produce'\""),
+        Job(
+            slow,
+            ("exchanges", "connections", "partitions"),
+            " --slower-than-ms 500 --where \"api = 'Produce'\"",
+            groups=("cause", "topic"),
+        ),
         Job(throttle, ("exchanges",), " --by client"),
         Job(errors, ("exchanges", "partitions", "connections"), " --by api,error,client --format json"),
         Job(talkers, ("exchanges",), " --by host --limit 10"),

@@ -48,7 +48,7 @@ KINDS = {
     "fragments": "IP fragments whose other parts were not captured",
     "truncated": "segments cut by the capture's snap length: capture with -s 0",
     "duplicate_packets": "packets captured twice, as at both ends, or on a bridge and its member: one was dropped",
-    "retransmissions": "segments sent again: loss on the network, or a slow receiver",
+    "retransmissions": "segments sent again: lost on the network, or acknowledged late by a busy receiver",
     "out_of_order": "segments that arrived behind a later one and were put in order",
     "zero_windows": "times a receiver closed its window: it reads more slowly than its peer sends",
     "gap": "holes: bytes that the receiver acknowledged and the capture does not hold",

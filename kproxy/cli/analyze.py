@@ -52,8 +52,9 @@ def _words_of(fault: Exception, what: str = "the query", example: str = "") -> s
         return f"{what} is no condition, since it is neither true nor false: {example}"
     if not isinstance(fault, duckdb.ParserException):
         return plain(str(fault))
-    near = re.search(r" near .*", plain(str(fault)))
-    return f"{what} cannot be read{near[0] if near else ''}{example and f': {example}'}"
+    said = plain(str(fault))
+    near = re.search(r" near .*", said)
+    return f"{what} cannot be read{near[0] if near else f': {said}'}{example and f': {example}'}"
 
 
 def plain(text: str) -> str:

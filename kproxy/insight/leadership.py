@@ -225,7 +225,7 @@ class Partitions:
         if before.replicas is not None and replicas != before.replicas:
             return "moved"
         if before.isr is not None and state.isr is not None and state.isr != before.isr:
-            return "isr_shrunk" if state.isr < before.isr or len(state.isr) < len(before.isr) else "isr_grown"
+            return "isr_shrunk" if before.isr - state.isr else "isr_grown"  # whoever has come back in one's place
         if state.epoch > before.epoch > -1:
             return "elected"  # the same one again
         return ""

@@ -85,8 +85,9 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "outcome": "answered; answered_by_proxy: by kproxy, no broker saw it; no_answer_expected: acks=0; "
         "unanswered: the connection ended first; request_not_seen: only the answer was; lost: in a hole of the "
         "capture",
-        "error_code": "the answer's at its top level, else the first in it; 0: none",
-        "error": "the error's name; null: none",
+        "error_code": "the answer's at its top level, else the first error in it; 0: none; null: it has no such level, "
+        "and no error in it",
+        "error": "the name of error_code: NONE for 0",
         "errors": "how many errors the answer has at all levels",
         "throttle_ms": "as the broker reported",
         "in_flight": "requests of the connection that waited already when this one came",
@@ -110,8 +111,8 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "time": _FIRST_BYTE,
         "bytes": "of what is produced or fetched",
         "batches": "how many record batches",
-        "error_code": "of this partition; 0: none",
-        "error": "the error's name; null: none",
+        "error_code": "of this partition; 0: none; null: the answer has none for it, or there is no answer",
+        "error": "the name of error_code: NONE for 0",
         "offset": "as the message has it: to fetch from, first produced, asked for or committed",
         "high_watermark": "as the answer has it",
         "last_stable_offset": "as the answer has it",
@@ -230,7 +231,7 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "api": "which message says so: LeaderAndIsr, StopReplica, UpdateMetadata, AlterPartition, Metadata",
         "controller_id": "who decided, where the message has it",
         "controller_epoch": "its epoch",
-        "change": "created, elected, isr_shrunk, isr_grown, offline, moved, deleted",
+        "change": "created, elected, isr_shrunk (a replica left the ISR), isr_grown, offline, moved, deleted",
     },
     "topology": {
         "time": "when the message that says so was complete, to the microsecond",

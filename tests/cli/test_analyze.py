@@ -298,6 +298,7 @@ def test_sql(tables):
         ("select apii from exchanges", "there is no column 'apii': did you mean api?"),
         ("select api from exchange", "there is no table 'exchange': did you mean exchanges"),
         ("select from where", 'the query cannot be read near "where"'),
+        ("select cast(1 as varchar)::varchar[1:3]", "the query cannot be read: Subscript/slice cannot be applied"),
         ("select offset from partitions", 'offset is a word of SQL, as a column it is written "offset"'),
         ("select 1; select 2", "one SELECT is asked for"),
         ("copy exchanges to 'x.csv'", "one SELECT is asked for"),

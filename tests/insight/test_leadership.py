@@ -127,8 +127,9 @@ def test_each_change_has_its_name():
         told((2, 3, 4, [2], [1, 2])),
         told((2, 3, 5, [2], [2, 3])),
         told((2, 3, 6, [2, 3], [2, 3])),
-        told((-2, 4, 7, [2, 3], [2, 3])),
-    ) == ["created", "isr_shrunk", "offline", "elected", "elected", "moved", "isr_grown", "deleted"]
+        told((2, 3, 7, [2, 4], [2, 3])),  # one has left, whoever came
+        told((-2, 4, 8, [2, 3], [2, 3])),
+    ) == ["created", "isr_shrunk", "offline", "elected", "elected", "moved", "isr_grown", "isr_shrunk", "deleted"]
 
 
 def test_partitions_are_bounded(monkeypatch):

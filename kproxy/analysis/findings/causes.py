@@ -62,6 +62,9 @@ EDGES: tuple[Edge, ...] = (
     # Groups.
     *_edges(("coordinator_lost",), ("rebalance_storm", "straggler"), ("group_id",), BEGINS),
     *_edges(("rebalance_storm",), ("straggler",), ("group_id",), OVERLAPS),
+    # Consumers.
+    *_edges(("stopped_fetching",), ("growing_lag",), ("group_id",), OVERLAPS),
+    *_edges(("stopped_fetching",), ("growing_lag",), ("client",), OVERLAPS),
     # Transactions.
     *_edges(("open_transaction",), ("stuck_stable_offset",), ("topic",), OVERLAPS),
     *_edges(("stuck_stable_offset",), ("growing_lag",), ("topic", "held_back"), OVERLAPS),

@@ -1,4 +1,4 @@
-"""Findings about consumers: fetches for nothing, commits for every record, lag that grows.
+"""Findings about consumers: fetches for nothing, commits for every record, members without fetches, growing lag.
 
 Refuses to know engines, and how findings look.
 """
@@ -148,6 +148,66 @@ def judge_committed(row: Committed, limits: Limits) -> Iterator[Finding]:
     )
 
 
+class Stopped(NamedTuple):
+    """A member of a group that sends heartbeats and fetches nothing any more."""
+
+    cluster: str | None
+    client: str | None
+    host: str
+    group_id: str
+    heartbeats: int  # since its last Fetch
+    fetch_us: int  # the last one
+    beat_us: int
+
+
+def stopped(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Stopped, those that have been silent for longest first.
+
+    Not those whose partitions may have gone meanwhile: with a SyncGroup behind the last Fetch. Of a name that several
+    groups have on one host it is not known whose fetches are whose.
+    """
+    client = GROUPS["client"]
+    return ask(
+        {"exchanges": tables["exchanges"]},
+        fetched=f"""
+            select cluster, {client} as client, client_address as host, max(unix_micros(`time`)) as fetch_us
+            from exchanges where api = 'Fetch' and {of_clients(False)}
+            group by cluster, {client}, client_address""",
+        members=f"""
+            select cluster, {client} as client, client_address as host, min(group_id) as group_id,
+                count(distinct group_id) as `groups`, max(case when api = 'SyncGroup' then unix_micros(`time`) end)
+                    as sync_us
+            from exchanges where api in ('Heartbeat', 'SyncGroup') and group_id is not null
+            group by cluster, {client}, client_address""",
+        beats=f"""
+            select cluster, {client} as client, client_address as host, unix_micros(`time`) as us
+            from exchanges where api = 'Heartbeat' and outcome = 'answered' and coalesce(errors, 0) = 0""",
+        answer=f"""
+            select m.cluster, m.client, m.host, m.group_id, count(*) as heartbeats, f.fetch_us, max(b.us) as beat_us
+            from members m
+                join fetched f on m.cluster is not distinct from f.cluster and m.client = f.client and m.host = f.host
+                join beats b on m.cluster is not distinct from b.cluster and m.client = b.client and m.host = b.host
+            where m.`groups` = 1 and coalesce(m.sync_us < f.fetch_us, true) and b.us > f.fetch_us
+            group by m.cluster, m.client, m.host, m.group_id, f.fetch_us
+            having max(b.us) - f.fetch_us >= {limits.stopped_fetching_s * 1e6:.0f}
+            order by beat_us - fetch_us desc, m.cluster nulls first, m.client, m.host""",
+    )
+
+
+def judge_stopped(row: Stopped, limits: Limits) -> Iterator[Finding]:
+    silent_us = row.beat_us - row.fetch_us
+    yield found(
+        "stopped_fetching",
+        WARNING,
+        silent_us / 300e6,
+        row.cluster,
+        f"client {clean(row.client)}, group {clean(row.group_id)}",
+        {"client": row.client, "group_id": row.group_id, "host": row.host},
+        (row.fetch_us, row.beat_us),
+        {"silent_ns": silent_us * 1000, "heartbeats": row.heartbeats},
+    )
+
+
 class Lagging(NamedTuple):
     """Lag of a client or a group in a topic, all of its partitions together.
 
@@ -268,6 +328,7 @@ def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
 PROBES = (
     Probe(("empty_fetches", "tiny_fetches"), ("exchanges",), fetched, Fetched, judge_fetched),
     Probe(("commit_storm",), ("exchanges",), committed, Committed, judge_committed),
+    Probe(("stopped_fetching",), ("exchanges",), stopped, Stopped, judge_stopped),
     Probe(("growing_lag",), OF_FETCHES, lagging, Lagging, judge_lagging),
     Probe(("growing_lag",), OF_LAG, lagging_groups, Lagging, judge_lagging),
 )

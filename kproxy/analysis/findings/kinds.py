@@ -370,7 +370,7 @@ KINDS = {
         Kind(
             "tiny_fetches",
             "Fetches that bring next to nothing",
-            "{bytes_per_fetch} in a fetch, {rate_per_s} fetches a second on each connection",
+            "{bytes_per_fetch} in a fetch, {rate_per_s} fetches a second while a connection is open",
             "Each fetch costs about the same up to some 100 kB: many small ones load broker and consumer for nothing.",
             "Raise fetch.min.bytes (1 by default) to 10000 or more: the broker collects so much, for fetch.max.wait.ms "
             "at most.",
@@ -524,6 +524,19 @@ KINDS = {
             ("commits_min", "commit_rate"),
             "OffsetCommit requests by group",
             "offsets",
+        ),
+        Kind(
+            "stopped_fetching",
+            "A consumer that no longer fetches",
+            "it has fetched nothing for {silent_ns}, and sent {heartbeats} heartbeats meanwhile",
+            "Its poll loop hangs, waits for something else or is paused. Heartbeats come from a thread of their own: "
+            "the group leaves it its partitions until max.poll.interval.ms has passed, and nobody reads them.",
+            "Look at what the consumer does between two polls (a thread dump), and what it waits for: more members do "
+            "not help. Processing that takes this long belongs behind pause(), or needs a lower max.poll.records.",
+            ("max.poll.interval.ms", "max.poll.records"),
+            ("stopped_fetching_s",),
+            "heartbeats of a member behind its last Fetch, without a SyncGroup between them",
+            "groups",
         ),
         Kind(
             "growing_lag",

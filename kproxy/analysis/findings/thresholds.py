@@ -287,6 +287,12 @@ THRESHOLDS = {
         Threshold("lag_records_min", 1000, "records", "Two max.poll.records (500): less is on its way."),
         Threshold("lag_growth", 1.5, "times", "Lag swings with the batches; half as much again is more than that."),
         Threshold("lag_span_s", 10, "s", "Over less time a growing lag is a burst."),
+        Threshold(
+            "stopped_fetching_s",
+            60,
+            "s",
+            "A consumer that polls sends a Fetch every 0.5 s (fetch.max.wait.ms); max.poll.interval.ms is 300 s.",
+        ),
         # transactions
         Threshold(
             "open_transaction_s",

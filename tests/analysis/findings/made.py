@@ -20,6 +20,7 @@ KEYS = {
     "Fetch": 1,
     "OffsetCommit": 8,
     "Heartbeat": 12,
+    "SyncGroup": 14,
     "AddPartitionsToTxn": 24,
     "EndTxn": 26,
     "Metadata": 3,
@@ -85,6 +86,7 @@ def dataset(place: Path) -> Path:
     """One of everything."""
     made = Made()
     consumers(made)
+    members(made)
     commits(made)
     brokers(made)
     partitions(made)
@@ -107,6 +109,16 @@ def consumers(made: Made) -> None:
     for number in range(300):
         made.exchange("nibbler", "Fetch", number / 100, records=1, max_wait_ms=500, response_bytes=150)
         made.exchange("eater", "Fetch", number / 100, records=90, max_wait_ms=500, response_bytes=9000)
+
+
+def members(made: Made) -> None:
+    """`hangs` sends heartbeats alone from the tenth second on; `idle` has lost its partitions, `busy` goes on."""
+    for name in ("hangs", "idle", "busy"):
+        for number in range(40):
+            made.exchange(name, "Heartbeat", 3 * number, group_id=f"{name}-g")
+        for number in range(20 if name != "busy" else 240):
+            made.exchange(name, "Fetch", number / 2, records=1, max_wait_ms=500, response_bytes=9000)
+        made.exchange(name, "SyncGroup", 20 if name == "idle" else 0, group_id=f"{name}-g")
 
 
 def commits(made: Made) -> None:
@@ -345,6 +357,7 @@ PROVOKED = {
     ("hot_broker", "broker 7 (10.0.1.7:9092)"),
     ("slow_broker", "broker 8 (10.0.1.8:9092)"),
     ("hot_partition", "topic lopsided, partition 2"),
+    ("stopped_fetching", "client hangs, group hangs-g"),
     ("growing_lag", "client late, topic orders"),
     ("open_transaction", "transactional id hung-tx, client hung"),
     ("stuck_stable_offset", "topic stuck, partition 0"),
