@@ -153,14 +153,15 @@ def brief(found: Sequence[Finding], width: int) -> Iterator[str]:
 
 
 def followed(finding: Finding) -> Iterator[str]:
-    """What this one explains, a line for each kind: where, and the first in numbers."""
+    """What this one explains, a line for each kind: where, and the gravest in numbers."""
     of: dict[str, list[Finding]] = {}
     for one in finding.consequences:
         of.setdefault(one.kind, []).append(one)
     for several in of.values():
         places = ", ".join(one.where for one in several[:PLACES])
         more = f" and {len(several) - PLACES} more" if len(several) > PLACES else ""
-        text = f"{several[0].title}: {places}{more}; {sentence(several[0])}"
+        which = "the gravest: " if len(several) > 1 else ""
+        text = f"{several[0].title}: {places}{more}; {which}{sentence(several[0])}"
         yield answers.text("where", text)
 
 

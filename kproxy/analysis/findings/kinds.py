@@ -127,7 +127,7 @@ KINDS = {
         Kind(
             "offline_partitions",
             "Partitions without a leader",
-            "partitions: {partitions}, for {longest_ns} at most; {at_end} at the end",
+            "partitions: {partitions}, for {longest_ns} at most; {at_end} when last told",
             "Nobody can write to them or read from them: all of their in-sync replicas are gone.",
             "Bring the brokers of their replicas back; give the topic a replication factor of 3.",
             ("default.replication.factor", "unclean.leader.election.enable"),
@@ -140,7 +140,7 @@ KINDS = {
         Kind(
             "under_replicated",
             "Partitions without all their replicas",
-            "{partitions} partitions lacked it in their ISR, for {longest_ns} at most; {at_end} at the end",
+            "{partitions} partitions lacked it in their ISR, for {longest_ns} at most; {at_end} when last told",
             "One more broker that fails loses records or availability; writers with acks=all may be refused.",
             "Look at the broker that is missing: is it there, and does it keep up (num.replica.fetchers, its disks)?",
             ("replica.lag.time.max.ms", "num.replica.fetchers"),
