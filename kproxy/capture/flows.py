@@ -470,7 +470,7 @@ class Flows:
             flow.talk.open(0, seq)
             if flags & ACK:
                 flow.client = 1
-                flow.talk.open(1, ack - 1 & MASK)
+                flow.talk.open(1, ack - 1 & MASK, seen=False)
             else:
                 flow.client = 0
                 flow.syn_ns = time_ns
@@ -508,11 +508,12 @@ class Flows:
                 self._end(flow, "reset")
             return None
         if flags & SYN:
-            if half.seen and not (seq - half.first) & MASK:
-                if is_open:
+            if half.first >= 0 and not (seq - half.first) & MASK:
+                if is_open and half.seen:
                     twice = self._recent.has(index, segment)
                     half.duplicates += twice
                     half.retransmissions += not twice
+                half.seen = True
                 return None
             if flags & ACK and is_open and flow.syn_ns >= 0 and side != flow.client and not half.seen:
                 flow.talk.open(side, seq)

@@ -242,12 +242,12 @@ class Conversation:
         self._has_stalled = False  # by the segment that was taken last
         self._was_unacked = False  # what it sent again
 
-    def open(self, side: int, seq: int) -> None:
-        """A SYN of `side`: its stream begins after it."""
+    def open(self, side: int, seq: int, *, seen: bool = True) -> None:
+        """A SYN of `side`: its stream begins after it. seen: it was captured; else the other side's answer shows it."""
         half = self.halves[side]
         half.first = seq
         half.position = seq + 1
-        half.seen = True
+        half.seen = seen
 
     @property
     def is_calm(self) -> bool:

@@ -112,6 +112,11 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
             return f"No Kafka in it, but ZooKeeper, whose operations are in the table registry. {whole}"
         if quality.count("other_ports"):
             return "No Kafka in it at these ports. Without --port, Kafka is recognised by its content, on any port."
+        if quality.count("undecided") and quality.count("one_direction"):
+            return (
+                "No Kafka in it that can be read: of some connections it has what brokers sent, and no request. "
+                "Capture both directions."
+            )
         if quality.count("not_kafka") or quality.count("undecided"):
             return "No Kafka in it. If there should be, name the brokers' ports with --port."
         if quality.count("no_data") and quality.count("truncated"):

@@ -13,6 +13,7 @@ from kproxy.capture.keys import SHARDS, shard_of
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import SAME_STREAM_NS, Quality
 from kproxy.protocol import codec, schema
+from kproxy.views.summary import verdict
 from kproxy.wire import bodies
 from kproxy.wire.events import ANSWERED, LOST, NONE, REQUEST_NOT_SEEN, UNANSWERED, Exchange, Unanswered
 from tests import captures
@@ -374,6 +375,24 @@ def test_the_life_of_a_connection_is_told(tmp_path):
     assert (flow.start_seen, flow.close, flow.rtt_ns) == (True, "fin", 2_000_000)
     assert flow.payload_bytes == [2 * len(request(1)), 2 * len(answer(1))]
     assert (flow.first_ns, flow.last_ns) == (0, 8_000_000)
+
+
+@pytest.mark.parametrize("has_syn", (True, False))
+def test_what_brokers_sent_alone_is_one_direction(tmp_path, has_syn):
+    """The SYN-ACK shows where the client's bytes begin, and is no segment of it."""
+    wire = Wire().shake().ask(*range(9)).send(1, flags=FIN | ACK)
+    wire.packets = [data for data in wire.packets if data[26:30] == packet.BROKER[0]][not has_syn :]
+    quality = wire.seen(tmp_path).quality
+    assert (quality.count("one_direction"), quality.count("undecided"), quality.count("kafka")) == (1, 1, 0)
+    assert verdict(quality).endswith("Capture both directions.")
+
+
+def test_a_syn_that_is_captured_behind_its_answer_is_no_other_connection(tmp_path):
+    wire = Wire().shake().ask(1).send(0, flags=FIN | ACK).send(1, flags=FIN | ACK).send(0)
+    wire.packets[:2] = reversed(wire.packets[:2])
+    seen = wire.seen(tmp_path)
+    assert [(flow.close, flow.total("retransmissions")) for flow in seen.flows] == [("fin", 0)]
+    assert len(seen.exchanges) == 1 and not seen.quality.count("one_direction")
 
 
 def test_a_reset_and_a_connection_that_stays_open(tmp_path):
