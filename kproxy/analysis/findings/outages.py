@@ -165,15 +165,17 @@ def judge_silent(row: Silent, limits: Limits) -> Iterator[Finding]:
 
 
 class Orphaned(NamedTuple):
-    """A group that lost its coordinator."""
+    """A group that its coordinator did not serve for a while."""
 
     cluster: str | None
     group_id: str
     outage_ns: int
+    joining_ns: int | None
     refusals: int
     broker: str | None  # that answered before
     broker_id: int | None
     coordinator_id: int | None
+    moved: bool | None
     first_us: int
     last_us: int
 
@@ -184,8 +186,9 @@ def orphaned(tables: Tables, limits: Limits) -> Frame:
     return ask(
         {"lost": lost},
         answer=f"""
-            select cluster, group_id, outage_ns, refusals, lost_broker as broker, lost_broker_id as broker_id,
-                coordinator_id, last_good_us as first_us, cast(last_good_us + outage_ns / 1e3 as bigint) as last_us
+            select cluster, group_id, outage_ns, joining_ns, refusals, former_broker as broker, former_id as broker_id,
+                coordinator_id, moved, unix_micros(`time`) as first_us,
+                cast(unix_micros(`time`) + outage_ns / 1e3 as bigint) as last_us
             from lost where outage_ns >= {limits.coordinator_outage_s * 1e9:.0f}
             order by outage_ns desc, cluster nulls first, group_id, first_us""",
     )
@@ -202,7 +205,9 @@ def judge_orphaned(row: Orphaned, limits: Limits) -> Iterator[Finding]:
         (row.first_us, row.last_us),
         {
             "outage_ns": row.outage_ns,
+            "joining_ns": row.joining_ns,
             "refusals": row.refusals,
+            "moved": row.moved,
             "former_coordinator": None if row.broker is None else broker_name(row.broker, row.broker_id),
             "coordinator_id": row.coordinator_id,
         },
