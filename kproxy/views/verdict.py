@@ -93,9 +93,7 @@ def _followed(one: Finding) -> Iterator[str]:
         times = _range([dict(each.evidence)["outage_ns"] for each in groups])
         verb = "stood still"
         yield f"{_number(len({each.where for each in groups}))} {_plural('group', len(groups))} {verb} for {times}"
-    failed = sum(dict(each.evidence).get("failed") or 0 for each in one.consequences if each.kind in FAILURES)
-    failed = max(failed, dict(one.evidence).get("failed") or 0)
-    if failed:
+    if failed := _failed(one):
         yield f"{failed:,} {_plural('request', failed)} failed"
     if offline := of.get("offline_partitions"):
         count = sum(dict(each.evidence)["partitions"] for each in offline)
@@ -110,6 +108,20 @@ def _followed(one: Finding) -> Iterator[str]:
     records += sum((dict(each.evidence).get("records") or 0) for each in doubled)
     if records:
         yield f"{records:,} records may be there twice"
+
+
+def _failed(one: Finding) -> int:
+    """Requests that failed, those that the broker did not answer once: it and each of its clients count them."""
+    number = dict(one.place).get("broker_id")
+    own = dict(one.evidence).get("failed") or 0
+    its = others = 0
+    for each in one.consequences:
+        failed = (dict(each.evidence).get("failed") or 0) if each.kind in FAILURES else 0
+        if each.kind in ("unanswered", "client_timeouts") and dict(each.place).get("broker_id") == number:
+            its += failed
+        else:
+            others += failed
+    return max(own, its) + others
 
 
 def _broker(one: Finding) -> str:

@@ -65,6 +65,27 @@ def test_a_broker_that_was_gone_is_said_first_with_what_failed(tmp_path):
     assert as_dict(said)["sentence"] == sentence(said) and as_dict(said)["figures"]["unanswered"] == 10
 
 
+def test_requests_are_counted_to_an_outage_while_it_lasts(tmp_path):
+    """Of those that lack replicas half failed a minute later."""
+
+    def refused(table):
+        for number in range(16):
+            at_s = 22 + number if number < 8 else 100 + number
+            key = table.exchange("strict", "Produce", at_s, broker=1, acks=-1, errors=1)
+            table.partition(key, "response", "strict", error_code=19, error="NOT_ENOUGH_REPLICAS")
+            table.partition(key, "response", "strict", 1, error_code=19, error="NOT_ENOUGH_REPLICAS")
+
+    with Tables(outage(tmp_path / "tables", refused)) as tables:
+        found = findings(tables, limits({"unanswered_min": 5}))
+        said = verdict(tables, found)
+    (gone,) = [one for one in found if one.kind == "broker_gone"]
+    (later,) = [one for one in found if one.kind == "not_enough_replicas"]
+    counts = {one.kind: dict(one.evidence)["failed"] for one in gone.consequences}
+    assert counts["not_enough_replicas"] == dict(later.evidence)["failed"] == 8
+    assert later.since_ns >= made.START_NS + 108 * NS
+    assert "Broker 2 was gone for 13.1 s: 18 requests failed" in sentence(said)
+
+
 def test_an_overview_says_what_was_not_answered_and_how_many_findings_there_are(tmp_path, capsys):
     """A group that asks for its first coordinator has lost none."""
     trouble = {
