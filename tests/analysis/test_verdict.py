@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from kproxy.analysis import jobs
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.findings import findings, limits
@@ -63,6 +65,25 @@ def test_a_broker_that_was_gone_is_said_first_with_what_failed(tmp_path):
     assert "10 without an answer are left out" in told["p99"][1]
     assert counted(said, 0).startswith(f"{said.total} finding") and "1 more follow" in counted(said, 0)
     assert as_dict(said)["sentence"] == sentence(said) and as_dict(said)["figures"]["unanswered"] == 10
+
+
+@pytest.mark.parametrize(("before", "after", "is_in_order"), [(2, 1, True), (0, 3, False), (1, 2, False)])
+def test_a_broker_that_handed_its_leaders_over_was_stopped_in_order(tmp_path, before, after, is_in_order):
+    """Others lead before it falls silent; one that is killed loses them behind that."""
+
+    def leaders(table):
+        for partition in range(before + after):
+            for at_s, leader in ((1, 2), (18 if partition < before else 25, 1)):
+                row = {"topic": "orders", "partition": partition, "leader": leader, "change": "elected"}
+                table.add("leadership", at_s, **row, time_ns=made.START_NS + at_s * NS)
+
+    with Tables(outage(tmp_path / "tables", leaders)) as tables:
+        found = findings(tables, limits({"unanswered_min": 5}))
+        said = verdict(tables, found)
+    (gone,) = [one for one in found if one.kind == "broker_gone"]
+    assert dict(gone.evidence).get("handed_over") == (before if is_in_order else None)
+    assert ("stopped in order" in gone.change) == ("Broker 2 was stopped in order for 13.1 s" in sentence(said))
+    assert ("out-of-memory" in gone.change) != is_in_order
 
 
 def test_requests_are_counted_to_an_outage_while_it_lasts(tmp_path):
