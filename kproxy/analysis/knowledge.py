@@ -6,7 +6,8 @@ They read the tables that `kproxy.insight` gives. Refuses to know files, session
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.pieces import GROUPS, TOPIC, literal
 
-APART_NS = 30_000_000_000  # troubles of a group's coordinator that are further apart are two
+AWAY_NS = 60_000_000_000  # a group that asks nothing for so long has no member: request.timeout.ms is shorter
+HEARTBEAT_NS = 3_000_000_000  # heartbeat.interval.ms
 SOON_NS = 10_000_000_000  # a rebalance that begins so soon after one follows from it
 FOR_EVER = "9223372036854775807"
 LOADING = "COORDINATOR_LOAD_IN_PROGRESS"
@@ -237,67 +238,98 @@ def split_brain(partitions: Frame, exchanges: Frame, group_events: Frame, assign
 
 
 def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame) -> Frame:
-    """How groups got over the loss of their coordinator, phase by phase.
+    """How groups got over the time in which their coordinator did not serve them, phase by phase.
 
-    `silent_ns`: from the last good answer to a member until the first refusal, or until another coordinator was found.
+    `time` is that of the last good answer to a member, or of the first refusal where there was none before.
+    `outage_ns`: from there until the next good answer, and where members had to join, until all had their partitions
+    again. A good answer ends an outage: a refusal behind it begins another. Phases lie behind each other, within it:
+
+    `silent_ns`: from the last good answer until the first refusal, or until another coordinator was found.
     `searching_ns`: from there until FindCoordinator named one; `loading_ns`: from the first answer that it is still
-    loading to the last; `joining_ns`: from the last refusal until the group was stable again, where members had to
-    join; `outage_ns`: from the last good answer of all to the next; `lost_broker` gave that last one. Null: no such
-    phase was seen; without `outage_ns` the group had no coordinator yet. Refusals further
-    apart than 30 seconds are two losses.
+    loading to the last; `joining_ns`: from the first member's join until all had their partitions. Null: no such phase
+    was seen; without `outage_ns` the group had no coordinator before, or none behind. `former_broker` gave the last
+    good answer; `coordinator_id` the next, or is the one that was found. `moved`: they are two; otherwise the
+    coordinator stayed, and could not serve for a while (as while its log lacks replicas).
     """
-    spoken = "('Heartbeat', 'OffsetCommit', 'SyncGroup', 'ConsumerGroupHeartbeat', 'ShareGroupHeartbeat')"
+    served = "('Heartbeat', 'OffsetCommit', 'SyncGroup', 'ConsumerGroupHeartbeat', 'ShareGroupHeartbeat')"
+    same_loss = "l.cluster is not distinct from {0}.cluster and l.group_id = {0}.group_id and l.loss = {0}.loss"
     return ask(
         {"group_events": group_events, "rebalances": rebalances, "exchanges": exchanges},
-        troubles=f"""
-            select *, time_ns - lag(time_ns) over (partition by cluster, group_id order by time_ns) as since_ns
-            from group_events where error in ({_TROUBLES}) or event = 'coordinator_moved'""",
-        counted=f"""
-            select *, sum(case when since_ns <= {APART_NS} then 0 else 1 end)
-                over (partition by cluster, group_id order by time_ns) as loss
-            from troubles""",
-        losses="""
-            select cluster, group_id, loss, min(time_ns) as began_ns, max(time_ns) as over_ns, count(error) as refusals,
-                max(case when event = 'coordinator_moved' then coordinator_id end) as coordinator_id,
-                min(case when event = 'coordinator_moved' then time_ns end) as moved_ns,
-                min(case when error is not null then time_ns end) as refused_ns,
-                max(case when error = 'COORDINATOR_LOAD_IN_PROGRESS' then time_ns end)
-                    - min(case when error = 'COORDINATOR_LOAD_IN_PROGRESS' then time_ns end) as loading_ns
-            from counted group by all""",
-        good=f"""
-            select cluster, group_id, response_end_ns as at_ns, {GROUPS["broker"]} as broker, broker_id from exchanges
-            where api in {spoken} and outcome = 'answered' and coalesce(errors, 0) = 0 and group_id is not null""",
-        reached=f"""
-            select a.cluster, a.group_id, a.loss, max(case when b.at_ns < a.began_ns then b.at_ns end) as last_good_ns,
-                min(case when b.at_ns > a.over_ns then b.at_ns end) as next_good_ns,
-                max_by(b.broker, case when b.at_ns < a.began_ns then b.at_ns end) as lost_broker,
-                max_by(b.broker_id, case when b.at_ns < a.began_ns then b.at_ns end) as lost_broker_id
-            from losses a join good b on {_SAME_GROUP} group by all""",
-        found=f"""
-            select a.cluster, a.group_id, a.loss, min(b.time_ns) as found_ns,
-                min_by(b.coordinator_id, named_struct('t', b.time_ns, 'n', b.coordinator_id)) as node
-            from losses a join group_events b
-                on {_SAME_GROUP} and b.event = 'coordinator_found' and b.time_ns >= a.began_ns
-            group by all""",
-        settled=f"""
-            select a.cluster, a.group_id, a.loss, min(b.ended_ns) as stable_ns
-            from losses a join rebalances b
-                on {_SAME_GROUP} and b.joined_ns >= a.began_ns and b.started_ns <= a.over_ns + {APART_NS}
-            group by all""",
-        answer=f"""
-            select {_AT.format("l.began_ns")} as `time`, l.cluster, l.group_id,
-                r.next_good_ns - r.last_good_ns as outage_ns, l.began_ns - r.last_good_ns as silent_ns,
-                coalesce(l.moved_ns, f.found_ns) - l.began_ns as searching_ns, l.loading_ns,
-                s.stable_ns - l.over_ns as joining_ns, l.refusals,
-                coalesce(l.coordinator_id, f.node) as coordinator_id, r.lost_broker, r.lost_broker_id,
-                cast(floor(r.last_good_ns / 1e3) as bigint) as last_good_us
+        once=("near",),
+        asked="""
+            select cluster, group_id, request_start_ns as at_ns, request_start_ns - lag(request_start_ns)
+                over (partition by cluster, group_id order by request_start_ns) as since_ns
+            from exchanges where group_id is not null and request_start_ns is not null""",
+        # What separates losses: a good answer, and an absence of all members, behind which nothing is known.
+        moments=f"""
+            select cluster, group_id, time_ns as at_ns, 0 as separates, event, error, coordinator_id,
+                cast(null as string) as broker
+            from group_events where error in ({_TROUBLES}) or event = 'coordinator_moved'
+            union all
+            select cluster, group_id, response_end_ns, 1, 'good', null, broker_id, {GROUPS["broker"]} from exchanges
+            where api in {served} and outcome = 'answered' and coalesce(errors, 0) = 0 and group_id is not null
+                and response_end_ns is not null
+            union all
+            select cluster, group_id, at_ns, 1, 'returned', null, null, null from asked where since_ns > {AWAY_NS}""",
+        counted="""
+            select *, sum(separates) over (partition by cluster, group_id order by at_ns, separates, event
+                    rows between unbounded preceding and current row) as loss,
+                lag(separates) over (partition by cluster, group_id order by at_ns, separates, event) as before,
+                lead(separates) over (partition by cluster, group_id order by at_ns, separates, event) as behind
+            from moments""",
+        near="select * from counted where separates = 0 or before = 0 or behind = 0",
+        losses=f"""
+            select cluster, group_id, loss, min(at_ns) as began_ns, max(at_ns) as over_ns, count(error) as refusals,
+                min(case when error = '{LOADING}' then at_ns end) as load_ns,
+                max(case when error = '{LOADING}' then at_ns end) as loaded_ns
+            from near where separates = 0 group by cluster, group_id, loss""",
+        framed=f"""
+            select l.*, case when a.event = 'good' then a.at_ns end as last_good_ns,
+                case when a.event = 'good' then a.broker end as former_broker,
+                case when a.event = 'good' then a.coordinator_id end as former_id,
+                case when b.event = 'good' then b.at_ns end as next_good_ns,
+                case when b.event = 'good' then b.coordinator_id end as next_id,
+                case when b.event = 'good' then b.broker end as next_broker,
+                coalesce(b.at_ns, {FOR_EVER}) as until_ns,
+                coalesce(lead(l.began_ns) over (partition by l.cluster, l.group_id order by l.loss), {FOR_EVER})
+                    as next_loss_ns
             from losses l
-            left join reached r on l.cluster is not distinct from r.cluster and l.group_id = r.group_id
-                and l.loss = r.loss
-            left join found f on l.cluster is not distinct from f.cluster and l.group_id = f.group_id
-                and l.loss = f.loss
-            left join settled s on l.cluster is not distinct from s.cluster and l.group_id = s.group_id
-                and l.loss = s.loss
+            left join near a on {same_loss.format("a")} and a.separates = 1
+            left join near b on l.cluster is not distinct from b.cluster and l.group_id = b.group_id
+                and l.loss + 1 = b.loss and b.separates = 1""",
+        found="""
+            select l.cluster, l.group_id, l.loss, min(b.time_ns) as found_ns,
+                min_by(b.coordinator_id, named_struct('t', b.time_ns, 'n', b.coordinator_id)) as node
+            from framed l join group_events b
+                on l.cluster is not distinct from b.cluster and l.group_id = b.group_id
+                and b.event in ('coordinator_found', 'coordinator_moved') and b.time_ns >= l.began_ns
+                and b.time_ns < l.until_ns
+            group by l.cluster, l.group_id, l.loss""",
+        # A member that was put out meanwhile learns it by its next heartbeat.
+        settled=f"""
+            select l.cluster, l.group_id, l.loss, min(b.ended_ns) as stable_ns,
+                min_by(b.started_ns, named_struct('t', b.ended_ns, 'n', b.started_ns)) as started_ns
+            from framed l join rebalances b
+                on l.cluster is not distinct from b.cluster and l.group_id = b.group_id
+                and b.ended_ns >= l.began_ns and b.ended_ns < l.next_loss_ns
+                and b.started_ns <= coalesce(l.next_good_ns, l.over_ns) + {HEARTBEAT_NS}
+                and coalesce(b.protocol, '') = 'classic'
+            group by l.cluster, l.group_id, l.loss""",
+        answer=f"""
+            select {_AT.format("coalesce(l.last_good_ns, l.began_ns)")} as `time`, l.cluster, l.group_id,
+                case when coalesce(l.next_good_ns, s.stable_ns) is not null
+                    then greatest(l.next_good_ns, s.stable_ns, l.over_ns, f.found_ns) - l.last_good_ns end as outage_ns,
+                l.began_ns - l.last_good_ns as silent_ns, f.found_ns - l.began_ns as searching_ns,
+                case when l.load_ns is not null then greatest(0, l.loaded_ns - greatest(l.load_ns, f.found_ns)) end
+                    as loading_ns,
+                case when s.stable_ns is not null
+                    then greatest(0, s.stable_ns - greatest(s.started_ns, l.over_ns, f.found_ns)) end as joining_ns,
+                l.refusals,
+                l.former_broker, l.former_id, coalesce(l.next_id, f.node) as coordinator_id,
+                coalesce(l.former_id != coalesce(l.next_id, f.node), l.former_broker != l.next_broker) as moved
+            from framed l
+            left join found f on {same_loss.format("f")}
+            left join settled s on {same_loss.format("s")}
             order by outage_ns desc nulls last, `time`, l.cluster nulls first, l.group_id""",
     )
 

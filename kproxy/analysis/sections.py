@@ -145,7 +145,7 @@ def groups(tables: Tables) -> Frame:
 def coordinators(tables: Tables) -> Frame:
     """Which groups lost the coordinator that they had, the longest outage first."""
     answer = knowledge.coordinators(tables["group_events"], tables["rebalances"], tables["exchanges"])
-    chosen = "`time`, cluster, group_id, outage_ns, lost_broker, coordinator_id"
+    chosen = "`time`, cluster, group_id, outage_ns, former_id, coordinator_id"
     return ask({"answer": answer}, some=f"select {chosen} from answer where outage_ns is not null")
 
 

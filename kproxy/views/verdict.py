@@ -22,7 +22,9 @@ def _time(one: Finding, name: str) -> str:
 
 # Of a cause: its clause.
 _CLAUSES: Mapping[str, Callable[[Finding], str]] = {
-    "broker_gone": lambda one: f"{_broker(one)} was gone for {_gone(one)}",
+    "broker_gone": lambda one: (
+        f"{_broker(one)} was {'stopped in order' if dict(one.evidence).get('handed_over') else 'gone'} for {_gone(one)}"
+    ),
     "broker_standing_still": lambda one: f"{_broker(one)} stood still for {_time(one, 'silent_ns')}",
     "coordinator_lost": lambda one: f"{one.where} stood still for {_time(one, 'outage_ns')} without a coordinator",
     "open_transaction": lambda one: (
@@ -47,7 +49,7 @@ def sentence(verdict: Verdict) -> str:
     if left > 0:
         said.append(f"and {_number(left)} more {'cause' if left == 1 else 'causes'}")
     text = "; ".join(said)
-    return f"{text[0].upper()}{text[1:]}."
+    return f"{text[0].upper()}{text[1:]}.{_rigid(verdict)}"
 
 
 def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
@@ -77,6 +79,17 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
     return {"sentence": sentence(verdict), **verdict.as_dict()}
 
 
+def _rigid(verdict: Verdict) -> str:
+    """What each restart of a broker will bring again, whatever the causes of this time."""
+    found = [one for one in verdict.findings if one.kind == "no_broker_may_stop"]
+    if not found:
+        return ""
+    named = [str(dict(one.place)["topic"]) for one in found][:CAUSES_SAID]
+    more = sum(1 + one.more for one in found) - len(named)
+    names = ", ".join(named) + (f" and {more:,} more" if more else "")
+    return printable(f" While any of its brokers is away, nobody writes to {_plural('topic', len(named))} {names}.")
+
+
 def _clause(one: Finding) -> str:
     if one.kind not in _CLAUSES:
         return f"{findings.where(one)}: {findings.sentence(one)}"
@@ -93,9 +106,7 @@ def _followed(one: Finding) -> Iterator[str]:
         times = _range([dict(each.evidence)["outage_ns"] for each in groups])
         verb = "stood still"
         yield f"{_number(len({each.where for each in groups}))} {_plural('group', len(groups))} {verb} for {times}"
-    failed = sum(dict(each.evidence).get("failed") or 0 for each in one.consequences if each.kind in FAILURES)
-    failed = max(failed, dict(one.evidence).get("failed") or 0)
-    if failed:
+    if failed := _failed(one):
         yield f"{failed:,} {_plural('request', failed)} failed"
     if offline := of.get("offline_partitions"):
         count = sum(dict(each.evidence)["partitions"] for each in offline)
@@ -110,6 +121,20 @@ def _followed(one: Finding) -> Iterator[str]:
     records += sum((dict(each.evidence).get("records") or 0) for each in doubled)
     if records:
         yield f"{records:,} records may be there twice"
+
+
+def _failed(one: Finding) -> int:
+    """Requests that failed, those that the broker did not answer once: it and each of its clients count them."""
+    number = dict(one.place).get("broker_id")
+    own = dict(one.evidence).get("failed") or 0
+    its = others = 0
+    for each in one.consequences:
+        failed = (dict(each.evidence).get("failed") or 0) if each.kind in FAILURES else 0
+        if each.kind in ("unanswered", "client_timeouts") and dict(each.place).get("broker_id") == number:
+            its += failed
+        else:
+            others += failed
+    return max(own, its) + others
 
 
 def _broker(one: Finding) -> str:

@@ -12,6 +12,7 @@ from kproxy.analysis.duck import Tables
 from kproxy.analysis.lags import TABLES as OF_LAG
 from kproxy.convert.processes import convert
 from tests import captures
+from tests.analysis.findings import made
 from tests.insight.truth import CAPTURE, DATA, generations
 
 NEAR_S = 0.3
@@ -84,16 +85,90 @@ def test_the_generation_of_a_group_is_its_last_one(tables):
 
 def test_a_coordinator_that_was_killed_is_followed_through_its_phases(answer):
     killed = happened("broker_kill")["time"]
-    found = {row["group_id"]: row for row in answer("coordinators") if row["time"] / 1e6 > killed}
+    found = answer("coordinators")
+    assert_phases_fit(found)
     for name in ("coop-g", "rr-g"):  # whose coordinator it was
-        row = found[name]
-        assert row["coordinator_id"] == 2
-        assert 0 < row["time"] / 1e6 - killed < 15
+        (row,) = [row for row in found if row["group_id"] == name and row["outage_ns"] and row["outage_ns"] > 2e9]
+        assert (row["coordinator_id"], row["moved"]) == (2, True)
+        assert -5 < row["time"] / 1e6 - killed < 0.5  # a heartbeat before
         stable = min(
             each.assigned for (group, _), each in generations().items() if group == name and each.assigned > killed
         )
-        assert row["outage_ns"] / 1e9 == pytest.approx(stable - killed, abs=6)  # sessions and heartbeats of seconds
+        assert row["time"] / 1e6 + row["outage_ns"] / 1e9 == pytest.approx(stable, abs=3.5)
         assert row["silent_ns"] > 0 and row["joining_ns"] > 0
+
+
+def assert_phases_fit(found):
+    """None of them is negative, and together they are no longer than the whole."""
+    for row in found:
+        phases = [row[name] or 0 for name in ("silent_ns", "searching_ns", "loading_ns", "joining_ns")]
+        assert min(phases) >= 0, row
+        assert row["outage_ns"] is None or sum(phases) <= row["outage_ns"], row
+        assert row["silent_ns"] is not None or row["outage_ns"] is None, row
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    "name",
+    ["k41_java_cluster", "k39_zk_cluster", "k111_java_cluster", "k0822_java_cluster", "k41_kip848_share", "k41_quota"],
+)
+def test_phases_of_an_outage_fit_into_it(tmp_path, name):
+    convert([captures.capture(name)], tmp_path / "tables")
+    with Tables(tmp_path / "tables") as found:
+        assert_phases_fit(asked_of(jobs.coordinators(found["group_events"], found["rebalances"], found["exchanges"])))
+
+
+def lost_twice(place):
+    """Coordinator 3 does not serve `g` at 20 s, when it moves to 1 and members join, nor 1 at 50 s, when it stays.
+
+    A good answer to a member is there each second; from 400 s on there is no member until 700 s.
+    """
+    table = made.Made()
+    at = lambda second: made.START_NS + round(second * 1000) * made.MS  # noqa: E731
+    away = [(20, 28.5), (50, 57), (400, 702)]
+    for number in range(4, 1440):
+        second = number / 2
+        if any(begin < second < end for begin, end in away):
+            continue
+        row = {"group_id": "g", "request_start_ns": at(second), "response_end_ns": at(second + 0.01)}
+        api = "Heartbeat" if number % 2 else "OffsetCommit"
+        table.exchange("app", api, second, broker=3 if second <= 20 else 1, **row)
+    refused = {"group_id": "g", "request_start_ns": at(700), "response_end_ns": at(700.25), "errors": 1}
+    table.exchange("app", "Heartbeat", 700, **refused)
+    for second, event, error, node in (
+        *[(1.0, "join_answered", "COORDINATOR_LOAD_IN_PROGRESS", 3), (1.5, "coordinator_found", None, 3)],
+        *[(25, "commit_failed", "NOT_COORDINATOR", 3), (25.25, "commit_failed", "NOT_COORDINATOR", 3)],
+        *[(26, "coordinator_moved", None, 1), (26, "coordinator_found", None, 1)],
+        *[(27, "join_answered", "COORDINATOR_LOAD_IN_PROGRESS", 1)],
+        *[(27.5, "join_answered", "COORDINATOR_LOAD_IN_PROGRESS", 1)],
+        *[(55, "heartbeat_failed", "COORDINATOR_NOT_AVAILABLE", 1), (55.5, "coordinator_found", None, 1)],
+        *[(700.25, "heartbeat_failed", "NOT_COORDINATOR", 1)],
+    ):
+        row = {"group_id": "g", "event": event, "error": error, "coordinator_id": node, "time_ns": at(second)}
+        table.add("group_events", second, **row)
+    row = {"group_id": "g", "protocol": "classic", "generation": 2, "coordinator_id": 1}
+    table.add("rebalances", 29, **row, started_ns=at(29), joined_ns=at(38), ended_ns=at(39))
+    return table.write(place)
+
+
+def test_a_good_answer_ends_an_outage_and_the_join_behind_it_is_part_of_it(tmp_path):
+    """Two losses half a minute apart are two; a coordinator that stays has not moved; absent members lost none."""
+    with Tables(lost_twice(tmp_path / "tables")) as tables:
+        found = asked_of(jobs.coordinators(tables["group_events"], tables["rebalances"], tables["exchanges"]))
+    assert_phases_fit(found)
+    start_us = made.START_NS // 1000
+    names = ("outage_ns", "silent_ns", "searching_ns", "loading_ns", "joining_ns", "refusals", "former_id")
+    told = {
+        round((row["time"] - start_us) / 1e6, 3): (*(row[name] for name in names), row["coordinator_id"], row["moved"])
+        for row in found
+    }
+    s = 10**9
+    assert told == {
+        20.01: (18.99 * s, 4.99 * s, s, s // 2, 10 * s, 4, 3, 1, True),
+        50.01: (7 * s, 4.99 * s, s // 2, None, None, 1, 1, 1, False),
+        700.25: (None, None, None, None, None, 1, None, 1, None),
+        1.0: (None, None, s // 2, 0, None, 1, None, 3, None),
+    }
 
 
 def test_rebalances_that_follow_a_lost_coordinator_are_marked(answer):

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from kproxy.analysis import jobs
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.findings import findings, limits
@@ -63,6 +65,46 @@ def test_a_broker_that_was_gone_is_said_first_with_what_failed(tmp_path):
     assert "10 without an answer are left out" in told["p99"][1]
     assert counted(said, 0).startswith(f"{said.total} finding") and "1 more follow" in counted(said, 0)
     assert as_dict(said)["sentence"] == sentence(said) and as_dict(said)["figures"]["unanswered"] == 10
+
+
+@pytest.mark.parametrize(("before", "after", "is_in_order"), [(2, 1, True), (0, 3, False), (1, 2, False)])
+def test_a_broker_that_handed_its_leaders_over_was_stopped_in_order(tmp_path, before, after, is_in_order):
+    """Others lead before it falls silent; one that is killed loses them behind that."""
+
+    def leaders(table):
+        for partition in range(before + after):
+            for at_s, leader in ((1, 2), (18 if partition < before else 25, 1)):
+                row = {"topic": "orders", "partition": partition, "leader": leader, "change": "elected"}
+                table.add("leadership", at_s, **row, time_ns=made.START_NS + at_s * NS)
+
+    with Tables(outage(tmp_path / "tables", leaders)) as tables:
+        found = findings(tables, limits({"unanswered_min": 5}))
+        said = verdict(tables, found)
+    (gone,) = [one for one in found if one.kind == "broker_gone"]
+    assert dict(gone.evidence).get("handed_over") == (before if is_in_order else None)
+    assert ("stopped in order" in gone.change) == ("Broker 2 was stopped in order for 13.1 s" in sentence(said))
+    assert ("out-of-memory" in gone.change) != is_in_order
+
+
+def test_requests_are_counted_to_an_outage_while_it_lasts(tmp_path):
+    """Of those that lack replicas half failed a minute later."""
+
+    def refused(table):
+        for number in range(16):
+            at_s = 22 + number if number < 8 else 100 + number
+            key = table.exchange("strict", "Produce", at_s, broker=1, acks=-1, errors=1)
+            table.partition(key, "response", "strict", error_code=19, error="NOT_ENOUGH_REPLICAS")
+            table.partition(key, "response", "strict", 1, error_code=19, error="NOT_ENOUGH_REPLICAS")
+
+    with Tables(outage(tmp_path / "tables", refused)) as tables:
+        found = findings(tables, limits({"unanswered_min": 5}))
+        said = verdict(tables, found)
+    (gone,) = [one for one in found if one.kind == "broker_gone"]
+    (later,) = [one for one in found if one.kind == "not_enough_replicas"]
+    counts = {one.kind: dict(one.evidence)["failed"] for one in gone.consequences}
+    assert counts["not_enough_replicas"] == dict(later.evidence)["failed"] == 8
+    assert later.since_ns >= made.START_NS + 108 * NS
+    assert "Broker 2 was gone for 13.1 s: 18 requests failed" in sentence(said)
 
 
 def test_an_overview_says_what_was_not_answered_and_how_many_findings_there_are(tmp_path, capsys):

@@ -27,6 +27,7 @@ from kproxy.analysis.findings.kinds import KINDS, Kind
 from kproxy.analysis.findings.network import PROBES as NETWORK
 from kproxy.analysis.findings.outages import PROBES as OUTAGES
 from kproxy.analysis.findings.producing import PROBES as PRODUCING
+from kproxy.analysis.findings.redundancy import PROBES as REDUNDANCY
 from kproxy.analysis.findings.thresholds import THRESHOLDS, Limits, Threshold, limits
 from kproxy.analysis.findings.transactions import PROBES as TRANSACTIONS
 from kproxy.errors import KproxyError
@@ -38,6 +39,7 @@ MAX_ROWS = 1000  # of one question, those that weigh most first: bounds what is 
 
 PROBES: tuple[Probe, ...] = (
     *OUTAGES,
+    *REDUNDANCY,
     *CONNECTS,
     *FAILURES,
     *PRODUCING,

@@ -1,21 +1,24 @@
 """Which finding explains which: one entry for a cause, with what follows from it folded in.
 
 Duty: the graph as data, EDGES, and `folded`, which applies it. A finding has one cause at most, the nearest: of several
-the one that shares most with it, then the one whose time covers most of its own. The severity of a cause is the gravest
-of all that follow from it; advice is the cause's alone. Refuses to know how anything is found.
+the one that shares most with it, then one in whose time it began, then the one whose time covers most of its own. A
+finding of requests that failed is parted by time: each outage has those that failed meanwhile, the rest is a finding of
+its own. The severity of a cause is the gravest of all that follow from it; advice is the cause's alone. Refuses to know
+how anything is found.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kproxy.analysis.findings.finding import SEVERITIES, Finding
+from kproxy.analysis.findings.finding import SEVERITIES, Finding, Moment
 
 NS = 1_000_000_000
 # How times must lie. OVERLAPS: consequence and cause at the same time, or soon after it. BEGINS: the consequence began
-# meanwhile or soon after. EVER: the consequence is of a longer time, such as a percentile.
-OVERLAPS, BEGINS, EVER = "overlaps", "begins", "ever"
+# meanwhile or soon after. DURING: it began meanwhile. EVER: the consequence is of a longer time, such as a percentile.
+OVERLAPS, BEGINS, EVER, DURING = "overlaps", "begins", "ever", "during"
+_STEP_NS = NS  # in which failures are counted, or longer
 _BEFORE_NS = 5 * NS  # what stands still does so from its last good answer on: a heartbeat (3 s) earlier
-_AFTER_NS = {OVERLAPS: 10 * NS, BEGINS: 30 * NS}  # session.timeout.ms, request.timeout.ms
+_AFTER_NS = {OVERLAPS: 10 * NS, BEGINS: 30 * NS, DURING: NS}  # session.timeout.ms, request.timeout.ms
 
 
 class Edge(NamedTuple):
@@ -46,7 +49,8 @@ EDGES: tuple[Edge, ...] = (
     *_edges(_DOWN, ("slow_broker", "retransmissions", "zero_windows"), ("broker",), EVER),
     *_edges(_DOWN, ("slow_broker",), ("everywhere",), OVERLAPS),
     # Elsewhere in the cluster, meanwhile: elections, and leaders that wait for its replicas.
-    *_edges(_DOWN, ("not_enough_replicas", "client_timeouts", "unanswered"), (), BEGINS),
+    *_edges(_DOWN, ("not_enough_replicas",), (), BEGINS),
+    *_edges(_DOWN, ("client_timeouts", "unanswered"), (), DURING),  # by brokers that wait for it to replicate
     *_edges(_DOWN, ("no_leader", "timed_out"), (), OVERLAPS),
     *_edges(_DOWN, ("coordinator_lost", "controller_changes", "offline_partitions", "fenced"), (), BEGINS),
     # Replicas and leaders.
@@ -86,7 +90,15 @@ def folded(found: Sequence[Finding]) -> list[Finding]:
     by_kind: dict[str, list[int]] = {}
     for index, one in enumerate(found):
         by_kind.setdefault(one.kind, []).append(index)
-    parents = [_cause(index, found, by_kind) for index in range(len(found))]
+    parted = [part for one in found for part in _parted(one, found, by_kind)]
+    whole = [one._replace(moments=()) for one, _ in parted]
+    places: dict[str, list[int]] = {}
+    for index, one in enumerate(whole):
+        places.setdefault(one.kind, []).append(index)
+    at = {id(one): index for index, (one, _) in enumerate(parted)}
+    parents = [
+        _cause(index, whole, places) if cause is None else at[id(cause)] for index, (_, cause) in enumerate(parted)
+    ]
     followers: dict[int, list[Finding]] = {}
     for index, parent in enumerate(parents):
         if parent is None:
@@ -94,8 +106,45 @@ def folded(found: Sequence[Finding]) -> list[Finding]:
         root = parent
         while (above := parents[root]) is not None:
             root = above
-        followers.setdefault(root, []).append(found[index]._replace(change="", settings=()))
-    return [_with(one, followers.get(index, [])) for index, one in enumerate(found) if parents[index] is None]
+        followers.setdefault(root, []).append(whole[index]._replace(change="", settings=()))
+    return [_with(one, followers.get(index, [])) for index, one in enumerate(whole) if parents[index] is None]
+
+
+def _parted(
+    one: Finding, found: Sequence[Finding], by_kind: Mapping[str, Sequence[int]]
+) -> list[tuple[Finding, Finding | None]]:
+    """What failed in the time of each outage, with that outage, and what failed at other times.
+
+    Of several outages that of the same broker is the cause, else the one that began last.
+    """
+    edges = [edge for edge in _BY_CONSEQUENCE.get(one.kind, ()) if edge.cause in _DOWN]
+    causes = [(edge, found[at]) for edge in edges for at in by_kind.get(edge.cause, ()) if one.moments]
+    parts: dict[int, tuple[Finding | None, list[Moment]]] = {}
+    for moment in one.moments:
+        then = one._replace(since_ns=moment.at_ns, until_ns=moment.at_ns)
+        able = [(len(edge.same), cause.since_ns or 0, cause) for edge, cause in causes if explains(edge, cause, then)]
+        begun = [each for each in able if each[1] <= moment.at_ns + _STEP_NS]
+        nearest = max(begun or able, key=lambda each: each[:2])[2] if able else None
+        parts.setdefault(id(nearest), (nearest, []))[1].append(moment)
+    if len(parts) < 2:
+        return [(one, next((cause for cause, _ in parts.values()), None))]
+    return [(_part(one, moments), cause) for cause, moments in parts.values()]
+
+
+def _part(one: Finding, moments: Sequence[Moment]) -> Finding:
+    """A finding of what failed in some of its moments; `asked` stays that of all."""
+    failed = sum(moment.failed for moment in moments)
+    counts = {"failed": failed}
+    counts |= {name: sum(getattr(moment, name) for moment in moments) for name in ("gave_up", "writes")}
+    counts["longest_wait_ns"] = max(moment.longest_wait_ns for moment in moments)
+    evidence = ((name, counts.get(name, value)) for name, value in one.evidence)
+    since, until = moments[0].at_ns, moments[-1].at_ns + _STEP_NS
+    return one._replace(
+        since_ns=max(since, one.since_ns or since),
+        until_ns=min(until, one.until_ns or until),
+        evidence=tuple((name, value) for name, value in evidence if value or name not in ("gave_up", "writes")),
+        weight=one.weight * failed / max(1, sum(moment.failed for moment in one.moments)),
+    )
 
 
 def explains(edge: Edge, cause: Finding, one: Finding) -> bool:
@@ -118,11 +167,11 @@ def _with(root: Finding, consequences: Sequence[Finding]) -> Finding:
 def _cause(index: int, found: Sequence[Finding], by_kind: Mapping[str, Sequence[int]]) -> int | None:
     """The place in `found` of what explains one of them."""
     one = found[index]
-    best: tuple[tuple[int, int, int], int] | None = None
+    best: tuple[tuple[int, bool, int, int], int] | None = None
     for edge in _BY_CONSEQUENCE.get(one.kind, ()):
         for at in by_kind.get(edge.cause, ()):
             if at != index and explains(edge, found[at], one):
-                rank = len(edge.same), _shared_ns(found[at], one), -at
+                rank = len(edge.same), _began_within(found[at], one), _shared_ns(found[at], one), -at
                 if best is None or rank > best[0]:
                     best = rank, at
     return None if best is None else best[1]
@@ -152,9 +201,15 @@ def _is_near(when: str, cause: Finding, one: Finding) -> bool:
     if when == EVER or cause.since_ns is None or one.since_ns is None:
         return True
     begins, ends = cause.since_ns - _BEFORE_NS, (cause.until_ns or cause.since_ns) + _AFTER_NS[when]
-    if when == BEGINS:
+    if when in (BEGINS, DURING):
         return begins <= one.since_ns <= ends
     return one.since_ns <= ends and (one.until_ns or one.since_ns) >= begins
+
+
+def _began_within(cause: Finding, one: Finding) -> bool:
+    if cause.since_ns is None or one.since_ns is None:
+        return False
+    return cause.since_ns - _BEFORE_NS <= one.since_ns <= (cause.until_ns or cause.since_ns)
 
 
 def _shared_ns(cause: Finding, one: Finding) -> int:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
-from kproxy.analysis.findings.finding import Finding, Probe, Tables, at, broker_name, clean, found
+from kproxy.analysis.findings.finding import Finding, Moment, Probe, Tables, at, broker_name, clean, found
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import (
     GROUPS,
@@ -53,6 +53,29 @@ _RETRIED = ("no_leader", "timed_out")  # which clients send again by themselves
 _IN_GROUPS = ("fenced",)  # kinds whose errors may name a group instead of a topic
 
 
+_STEPS_MAX = 1000  # of one finding: bounds what is kept of its times
+
+
+def _step_us(groups: str) -> str:
+    """The width of a step in which failures are counted: a second, or a thousandth of all their time."""
+    return (
+        f"greatest(1, cast(floor((max(us) over (partition by {groups}) - min(us) over (partition by {groups}))"
+        f" / {_STEPS_MAX}e6) as bigint)) * 1000000"
+    )
+
+
+_MOMENTS = (
+    "array_join(array_sort(collect_list(concat_ws(':', cast(step_us as string), cast(failed as string), "
+    "cast(gave_up as string), cast(writes as string), cast(longest_ns as string)))), ',')"
+)
+
+
+def moments(text: str | None) -> tuple[Moment, ...]:
+    """What _MOMENTS says, by time."""
+    numbers = ([int(number) for number in each.split(":")] for each in (text or "").split(",") if each)
+    return tuple(sorted(Moment(us * 1000, *others) for us, *others in numbers))
+
+
 class Unanswered(NamedTuple):
     """Requests of a client to a broker that nobody answered, of those whose client missed an answer."""
 
@@ -69,6 +92,7 @@ class Unanswered(NamedTuple):
     asked: int  # requests of the client to the broker
     first_us: int
     last_us: int
+    moments: str | None = None
 
 
 def unanswered(tables: Tables, limits: Limits) -> Frame:
@@ -86,13 +110,24 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
                 count_if({gave_up}) as gave_up, count_if(api = 'Produce') as writes, max(waited_ns) as longest_ns,
                 sum(case when {gave_up} then waited_ns end) as waited_ns, min(us) as first_us, max(us) as last_us
             from missed group by cluster, client, broker, api""",
+        stepped=f"""
+            select cluster, client, broker, api, waited_ns, cast(floor(us / step_us) as bigint) * step_us as step_us
+            from (select *, {_step_us("cluster, client, broker")} as step_us from missed) m""",
+        steps=f"""
+            select cluster, client, broker, step_us, count(*) as failed, count_if({gave_up}) as gave_up,
+                count_if(api = 'Produce') as writes, coalesce(max(waited_ns), 0) as longest_ns
+            from stepped group by cluster, client, broker, step_us""",
+        times=f"""
+            select cluster, client, broker, {_MOMENTS} as moments from steps group by cluster, client, broker""",
         answer=f"""
             select c.cluster, c.client, c.broker, max(broker_id) as broker_id, sum(failed) as failed,
                 sum(gave_up) as gave_up, sum(writes) as writes, max(longest_ns) as longest_ns,
                 sum(waited_ns) as waited_ns, array_join(array_sort(collect_list(api)), ', ') as apis,
-                max(a.asked) as asked, min(first_us) as first_us, max(last_us) as last_us
+                max(a.asked) as asked, min(first_us) as first_us, max(last_us) as last_us, max(t.moments) as moments
             from counted c left join asked a on c.cluster is not distinct from a.cluster
                 and c.client is not distinct from a.client and c.broker = a.broker
+            left join times t on c.cluster is not distinct from t.cluster
+                and c.client is not distinct from t.client and c.broker = t.broker
             group by c.cluster, c.client, c.broker having sum(failed) >= {limits.unanswered_min} or sum(gave_up) > 0
             order by failed desc, c.cluster nulls first, c.client nulls first, c.broker""",
     )
@@ -112,7 +147,8 @@ def judge_unanswered(row: Unanswered, limits: Limits) -> Iterator[Finding]:
     name = broker_name(row.broker, row.broker_id)
     felt = severity(limits, failed=row.failed, asked=row.asked, stood_still_ns=row.longest_ns if row.gave_up else None)
     times = row.first_us, row.last_us
-    yield found(kind, felt, row.failed / 1e4, row.cluster, at(row.client, name), place, times, evidence)
+    one = found(kind, felt, row.failed / 1e4, row.cluster, at(row.client, name), place, times, evidence)
+    yield one._replace(moments=moments(row.moments))
 
 
 class Refused(NamedTuple):
@@ -132,6 +168,7 @@ class Refused(NamedTuple):
     broker_id: int | None
     first_us: int
     last_us: int
+    moments: str | None = None
 
 
 def refused(tables: Tables, limits: Limits) -> Frame:
@@ -163,6 +200,14 @@ def refused(tables: Tables, limits: Limits) -> Frame:
             from named
             where kind is not null and not (kind = 'unknown_topic' and api = 'OffsetFetch')
             group by cluster, client, api, kind, source, connection, `number`""",
+        stepped=f"""
+            select cluster, client, api, kind, cast(floor(us / step_us) as bigint) * step_us as step_us
+            from (select *, {_step_us("cluster, client, api, kind")} as step_us from once_each) o""",
+        steps="""
+            select cluster, client, api, kind, step_us, count(*) as failed, 0 as gave_up, 0 as writes, 0 as longest_ns
+            from stepped group by cluster, client, api, kind, step_us""",
+        times=f"""
+            select cluster, client, api, kind, {_MOMENTS} as moments from steps group by cluster, client, api, kind""",
         asked=f"""
             select cluster, {GROUPS["client"]} as client, api, count(*) as asked from exchanges
             where {of_clients(False)} group by cluster, {GROUPS["client"]}, api""",
@@ -203,15 +248,17 @@ def refused(tables: Tables, limits: Limits) -> Frame:
             select cluster, client, api, kind, error, failed, topics, topic, group_id, broker, broker_too, broker_id,
                 first_us, last_us from by_metadata""",
         answer=f"""
-            select k.cluster, k.client, k.api, kind, sum(failed) as failed, max(a.asked) as asked,
+            select k.cluster, k.client, k.api, k.kind, sum(failed) as failed, max(a.asked) as asked,
                 array_join(array_sort(collect_list(error)), ', ') as errors, max(topics) as topics, min(topic) as topic,
                 max(group_id) as group_id, case when min(broker) = max(broker_too) then min(broker) end as broker,
                 case when min(broker) = max(broker_too) then max(broker_id) end as broker_id, min(first_us) as first_us,
-                max(last_us) as last_us
+                max(last_us) as last_us, max(t.moments) as moments
             from every_kind k left join asked a on k.cluster is not distinct from a.cluster
                 and k.client is not distinct from a.client and k.api = a.api
-            group by k.cluster, k.client, k.api, kind having sum(failed) >= {limits.refused_min}
-            order by failed desc, k.cluster nulls first, k.client nulls first, k.api, kind""",
+            left join times t on k.cluster is not distinct from t.cluster
+                and k.client is not distinct from t.client and k.api = t.api and k.kind = t.kind
+            group by k.cluster, k.client, k.api, k.kind having sum(failed) >= {limits.refused_min}
+            order by failed desc, k.cluster nulls first, k.client nulls first, k.api, k.kind""",
     )
 
 
@@ -227,7 +274,7 @@ def judge_refused(row: Refused, limits: Limits) -> Iterator[Finding]:
     place: dict[str, Any] = {"client": row.client, "api": row.api, "topic": row.topic, "group_id": row.group_id}
     place |= {"broker": row.broker, "broker_id": row.broker_id}
     evidence = {"failed": row.failed, "asked": row.asked, "errors": row.errors, "api": row.api}
-    yield found(
+    one = found(
         row.kind,
         severity(limits, failed=row.failed, asked=row.asked, is_retried=row.kind in _RETRIED),
         row.failed / 1e4,
@@ -237,6 +284,7 @@ def judge_refused(row: Refused, limits: Limits) -> Iterator[Finding]:
         (row.first_us, row.last_us),
         evidence,
     )
+    yield one._replace(moments=moments(row.moments))
 
 
 class Login(NamedTuple):

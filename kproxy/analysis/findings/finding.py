@@ -17,6 +17,16 @@ SEVERITIES = (CRITICAL, WARNING, NOTE)  # something stands still or is lost; it 
 Tables = Mapping[str, Frame]
 
 
+class Moment(NamedTuple):
+    """What failed in a step of time, by the names of the evidence."""
+
+    at_ns: int
+    failed: int
+    gave_up: int = 0
+    writes: int = 0
+    longest_wait_ns: int = 0
+
+
 class Finding(NamedTuple):
     """Something that stands out.
 
@@ -24,7 +34,8 @@ class Finding(NamedTuple):
     has numbers by name, with their units in the names as columns of tables have them. Times are nanoseconds since the
     epoch, None where they are not known. `weight` orders findings of one severity, from 0 to 1. `more` is how many
     further places of the same kind were left out behind this one. `consequences` are findings that this one explains:
-    they have no advice of their own.
+    they have no advice of their own. `moments`: when how many of the evidence's `failed` did, of use only until causes
+    are known.
     """
 
     kind: str
@@ -42,6 +53,7 @@ class Finding(NamedTuple):
     weight: float
     more: int = 0
     consequences: "tuple[Finding, ...]" = ()
+    moments: tuple[Moment, ...] = ()
 
     @property
     def title(self) -> str:
@@ -57,8 +69,10 @@ class Finding(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
+        plain = self._asdict()
+        del plain["moments"]
         return {
-            **self._asdict(),
+            **plain,
             "title": self.title,
             "place": dict(self.place),
             "evidence": dict(self.evidence),

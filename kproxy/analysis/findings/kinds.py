@@ -106,10 +106,12 @@ KINDS = {
             "stood still for {outage_ns}; refused {refusals} times",
             "Without a coordinator members neither join nor commit: after it they join again, and read again what was "
             "not committed.",
-            "Look at the broker that coordinated it, and at the leaders of __consumer_offsets.",
+            "Look at the broker that coordinated it, and at the leaders of __consumer_offsets: a coordinator that "
+            "stays and refuses (moved: no) waits for other brokers to replicate it.",
             ("session.timeout.ms", "offsets.topic.replication.factor"),
             ("coordinator_outage_s",),
-            "last good answer to a member before the coordinator was refused or lost, and the first one after it",
+            "last good answer to a member before its coordinator refused it or was lost, and the first one after it, "
+            "or the end of the join behind that",
             "coordinators",
         ),
         Kind(
@@ -136,6 +138,21 @@ KINDS = {
             "leadership",
             True,
             "partitions: {partitions} at this moment",
+        ),
+        Kind(
+            "no_broker_may_stop",
+            "A topic that no broker may stop of",
+            "{replicas} of {replicas} replicas must be in sync to write to it: writers stand still while one broker "
+            "is away",
+            "min.insync.replicas is the replication factor, or there is one replica: each restart of a broker stops "
+            "the topic's writers with acks=all, whatever else the cluster does right.",
+            "Set min.insync.replicas one below the replication factor (2 of 3): kafka-configs --alter --entity-type "
+            "topics --entity-name TOPIC --add-config min.insync.replicas=2.",
+            ("min.insync.replicas", "default.replication.factor"),
+            ("refused_min", "replicas_s"),
+            "writes that were refused with NOT_ENOUGH_REPLICAS while the table leadership has all replicas but one in "
+            "the ISR; topics of one replica that were offline",
+            "leadership",
         ),
         Kind(
             "under_replicated",

@@ -21,6 +21,12 @@ _SOON_NS = 2_000_000_000  # a broker that dies takes its connections with it; cl
 _NEAR_NS = 1_000_000_000
 _SERVED_NOT = ("ApiVersions", "SaslHandshake", "SaslAuthenticate")  # asked by a client that only connects
 _STORM_NS = 10_000_000_000
+_SHUTDOWN_NS = 30_000_000_000  # a controlled shutdown hands leaders over, then ends
+_IN_ORDER = (
+    "It was stopped in order (controlled shutdown): it handed leaders over before it fell silent, and closed its "
+    "connections. Of a rolling restart nothing is to be changed but what stood still or failed meanwhile: see what "
+    "follows from it."
+)
 
 
 class Silent(NamedTuple):
@@ -39,6 +45,9 @@ class Silent(NamedTuple):
     failed: int  # requests that were never answered
     went_on: int  # clients that asked other brokers meanwhile
     is_told: bool  # whether an answer of another broker lacked it
+    reset: int  # of the connections that ended as it began
+    handed_over: int  # partitions that others led before it began
+    taken: int  # until it was over
     first_us: int
     last_us: int
 
@@ -50,7 +59,7 @@ def silent(tables: Tables, limits: Limits) -> Frame:
     same = "a.cluster is not distinct from g.cluster and a.broker = g.broker"
     gap = "g.cluster, g.broker, g.last_ns"
     return ask(
-        {name: tables[name] for name in ("exchanges", "connections", "topology")},
+        {name: tables[name] for name in ("exchanges", "connections", "topology", "leadership")},
         once=("gaps",),
         known=KNOWN_BROKERS,
         exchanged=keyed("exchanges"),
@@ -93,6 +102,7 @@ def silent(tables: Tables, limits: Limits) -> Frame:
         links=f"""
             select {gap},
                 count_if(a.close != 'open' and a.end_ns <= g.last_ns + {_SOON_NS}) as closed_soon,
+                count_if(a.close = 'reset' and a.end_ns <= g.last_ns + {_SOON_NS}) as reset,
                 count_if(a.close != 'open' and a.end_ns <= g.until_ns) as closed,
                 count_if(a.close is null or a.close = 'open' or a.end_ns > g.until_ns) as kept
             from gaps g join theirs a on {same} and a.start_ns <= g.last_ns
@@ -112,13 +122,24 @@ def silent(tables: Tables, limits: Limits) -> Frame:
                 on t.cluster is not distinct from g.cluster and t.kind = 'broker' and t.change = 'gone'
                 and t.broker_id = g.broker_id and t.time_ns between g.last_ns - {_NEAR_NS} and g.until_ns
             group by {gap}""",
+        turned="""
+            select cluster, leader, time_ns, lag(leader) over (partition by cluster, topic, `partition`
+                order by time_ns) as former
+            from leadership""",
+        elected=f"""
+            select {gap}, count_if(t.time_ns <= g.last_ns) as handed_over, count_if(t.time_ns > g.last_ns) as taken
+            from gaps g join turned t on t.cluster is not distinct from g.cluster and t.former = g.broker_id
+                and coalesce(t.leader, -1) != t.former
+                and t.time_ns between g.last_ns - {_SHUTDOWN_NS} and g.until_ns
+            group by {gap}""",
         answer=f"""
             select g.cluster, g.address as broker, g.broker_id, g.until_ns - g.last_ns as silent_ns, g.is_back,
                 coalesce(closed_soon, 0) as closed_soon, coalesce(closed, 0) as closed, coalesce(kept, 0) as kept,
                 coalesce(held, 0) as held, coalesce(held_connections, 0) as held_connections,
                 coalesce(failed, 0) as failed, coalesce(went_on, 0) as went_on, t.times is not null as is_told,
+                coalesce(reset, 0) as reset, coalesce(handed_over, 0) as handed_over, coalesce(taken, 0) as taken,
                 cast(floor(g.last_ns / 1e3) as bigint) as first_us, cast(floor(g.until_ns / 1e3) as bigint) as last_us
-            from gaps g {" ".join(_joined(name) for name in ("waited", "links", "elsewhere"))}
+            from gaps g {" ".join(_joined(name) for name in ("waited", "links", "elsewhere", "elected"))}
             {_joined("told", "t")}
             order by silent_ns desc, g.cluster nulls first, g.address, g.last_ns""",
     )
@@ -144,6 +165,8 @@ def judge_silent(row: Silent, limits: Limits) -> Iterator[Finding]:
     )
     if not is_gone and not is_standing:
         return
+    # A process that is killed leaves connections with unread requests, which its host resets, and all of its leaders.
+    in_order = is_gone and row.handed_over > 0 and row.handed_over >= row.taken and 5 * row.reset <= row.closed_soon
     evidence = {
         "silent_ns": row.silent_ns,
         "failed": row.failed,
@@ -151,29 +174,34 @@ def judge_silent(row: Silent, limits: Limits) -> Iterator[Finding]:
         "connections": row.closed if is_gone else row.closed + row.kept,
         "clients": row.went_on or None,
         "is_back": row.is_back,
+        "handed_over": row.handed_over if in_order else None,
     }
     yield found(
         "broker_gone" if is_gone else "broker_standing_still",
-        severity(limits, failed=row.failed, stood_still_ns=row.silent_ns),
+        # What it led stood still with it, unless others led that before.
+        severity(limits, failed=row.failed, stood_still_ns=None if in_order else row.silent_ns),
         row.silent_ns / 60e9 + row.failed / 1e4,
         row.cluster,
         broker_name(row.broker, row.broker_id),
         {"broker": row.broker, "broker_id": row.broker_id},
         (row.first_us, row.last_us),
         evidence,
+        _IN_ORDER if in_order else None,
     )
 
 
 class Orphaned(NamedTuple):
-    """A group that lost its coordinator."""
+    """A group that its coordinator did not serve for a while."""
 
     cluster: str | None
     group_id: str
     outage_ns: int
+    joining_ns: int | None
     refusals: int
     broker: str | None  # that answered before
     broker_id: int | None
     coordinator_id: int | None
+    moved: bool | None
     first_us: int
     last_us: int
 
@@ -184,8 +212,9 @@ def orphaned(tables: Tables, limits: Limits) -> Frame:
     return ask(
         {"lost": lost},
         answer=f"""
-            select cluster, group_id, outage_ns, refusals, lost_broker as broker, lost_broker_id as broker_id,
-                coordinator_id, last_good_us as first_us, cast(last_good_us + outage_ns / 1e3 as bigint) as last_us
+            select cluster, group_id, outage_ns, joining_ns, refusals, former_broker as broker, former_id as broker_id,
+                coordinator_id, moved, unix_micros(`time`) as first_us,
+                cast(unix_micros(`time`) + outage_ns / 1e3 as bigint) as last_us
             from lost where outage_ns >= {limits.coordinator_outage_s * 1e9:.0f}
             order by outage_ns desc, cluster nulls first, group_id, first_us""",
     )
@@ -202,7 +231,9 @@ def judge_orphaned(row: Orphaned, limits: Limits) -> Iterator[Finding]:
         (row.first_us, row.last_us),
         {
             "outage_ns": row.outage_ns,
+            "joining_ns": row.joining_ns,
             "refusals": row.refusals,
+            "moved": row.moved,
             "former_coordinator": None if row.broker is None else broker_name(row.broker, row.broker_id),
             "coordinator_id": row.coordinator_id,
         },
@@ -415,7 +446,7 @@ def judge_storming(row: Storming, limits: Limits) -> Iterator[Finding]:
 PROBES = (
     Probe(
         ("broker_gone", "broker_standing_still"),
-        ("exchanges", "connections", "topology"),
+        ("exchanges", "connections", "topology", "leadership"),
         silent,
         Silent,
         judge_silent,

@@ -378,6 +378,7 @@ PROVOKED = {
     ("late_answers", "host 10.9.0.11, broker 1 (10.0.1.1:9092)"),
     ("controller_changes", "the controller"),
     ("offline_partitions", "topic dark"),
+    ("no_broker_may_stop", "topic dark"),
     ("under_replicated", "broker 2"),
     ("reconnect_storm", "client 10.9.0.7, broker 1 (10.0.1.1:9092)"),
     ("retransmissions", "10.9.0.1 and 10.0.1.1:9092"),

@@ -4,7 +4,7 @@ import pytest
 
 from kproxy.analysis.findings import KINDS
 from kproxy.analysis.findings.causes import BEGINS, EDGES, EVER, folded
-from kproxy.analysis.findings.finding import Finding, found
+from kproxy.analysis.findings.finding import Finding, Moment, found
 
 SECOND_US = 1_000_000
 PLACE = {"broker_id": 2, "broker": "10.0.0.2:9092", "topic": "orders", "client": "app", "group_id": "g"}
@@ -68,3 +68,38 @@ def test_what_follows_from_a_consequence_is_folded_into_the_root():
     first, second = folded([*brokers, one("client_timeouts", 12, 15)])
     assert not first.consequences and second.consequences
     assert Finding.of(second.as_dict()) == second
+
+
+def test_requests_that_failed_are_those_of_the_outage_in_whose_time_they_did():
+    """Of three outages each has its own; what failed at another time, or long after, is no outage's."""
+    brokers = [one("broker_gone", 100, 120, {"broker_id": 2}), one("broker_standing_still", 140, 148, {"broker_id": 3})]
+    brokers.append(one("broker_gone", 170, 190, {"broker_id": 1}))
+    refused = one("not_enough_replicas", 50, 300, {"client": "strict"}, failed=106, asked=900)
+    times = [(50, 3), *((second, 2) for second in (99, 101, 119, 125)), (140, 20), (147, 21), (171, 50), (300, 4)]
+    refused = refused._replace(moments=tuple(Moment(second * 10**9, failed) for second, failed in times))
+    # A member of broker 3 gives up while that stands still, and before while broker 2 is gone: brokers wait for both.
+    waits = one("client_timeouts", 105, 147, {"client": "app", "broker_id": 3}, failed=7, gave_up=3, longest_wait_ns=9)
+    waits = waits._replace(moments=(Moment(105 * 10**9, 3, 1, 0, 5), Moment(147 * 10**9, 4, 2, 0, 9)))
+    # Requests to a broker that nothing was wrong with, long after: nobody's.
+    alone = one("unanswered", 124, 124, {"client": "app", "broker_id": 4}, failed=2)
+    alone = alone._replace(moments=(Moment(124 * 10**9, 2),))
+    roots = folded([*brokers, refused, waits, alone])
+    told = {
+        (root.kind, dict(root.place).get("broker_id")): {
+            each.kind: (dict(each.evidence)["failed"], dict(each.evidence).get("gave_up")) for each in root.consequences
+        }
+        for root in roots
+    }
+    assert told == {
+        ("broker_gone", 2): {"not_enough_replicas": (8, None), "client_timeouts": (3, 1)},
+        ("broker_standing_still", 3): {"not_enough_replicas": (41, None), "client_timeouts": (4, 2)},
+        ("broker_gone", 1): {"not_enough_replicas": (50, None)},
+        ("not_enough_replicas", None): {},
+        ("unanswered", 4): {},
+    }
+    (rest,) = [root for root in roots if root.kind == "not_enough_replicas"]
+    assert dict(rest.evidence) == {"failed": 7, "asked": 900} and rest.change
+    assert (rest.since_ns, rest.until_ns) == (50 * 10**9, 300 * 10**9) and not any(root.moments for root in roots)
+    for root in roots:
+        for each in root.consequences:
+            assert root.since_ns - 5e9 <= each.since_ns <= each.until_ns <= root.until_ns + 10e9
