@@ -32,7 +32,7 @@ STANDSTILLS = {
 FELT = (
     *("broker_gone", "broker_standing_still", "coordinator_lost", "offline_partitions", "not_enough_replicas"),
     *("connects_failed", "tls_failed", "unanswered", "client_timeouts", *REFUSED, "reconnect_storm", "late_answers"),
-    *("doubtful_records", "resent_not_idempotent"),
+    *("records_lost", "doubtful_records", "resent_not_idempotent"),
     *("open_transaction", "stuck_stable_offset", "growing_lag", "rebalance_storm", "slow_broker", "throttled"),
 )
 # Kinds whose evidence `failed` counts requests.

@@ -89,6 +89,8 @@ def _followed(one: Finding) -> Iterator[str]:
     of: dict[str, list[Finding]] = {}
     for each in one.consequences:
         of.setdefault(each.kind, []).append(each)
+    if lost := sum(dict(each.evidence)["records"] for each in of.get("records_lost", ())):
+        yield f"{lost:,} acknowledged {_plural('record', lost)} {'is' if lost == 1 else 'are'} lost"
     if groups := of.get("coordinator_lost"):
         times = _range([dict(each.evidence)["outage_ns"] for each in groups])
         verb = "stood still"

@@ -24,6 +24,7 @@ from kproxy.analysis.findings.failures import PROBES as FAILURES
 from kproxy.analysis.findings.finding import SEVERITIES, Finding, Probe, ranked
 from kproxy.analysis.findings.groups import PROBES as GROUPS
 from kproxy.analysis.findings.kinds import KINDS, Kind
+from kproxy.analysis.findings.losses import PROBES as LOSSES
 from kproxy.analysis.findings.network import PROBES as NETWORK
 from kproxy.analysis.findings.outages import PROBES as OUTAGES
 from kproxy.analysis.findings.producing import PROBES as PRODUCING
@@ -41,6 +42,7 @@ PROBES: tuple[Probe, ...] = (
     *CONNECTS,
     *FAILURES,
     *PRODUCING,
+    *LOSSES,
     *CONSUMING,
     *CLIENTS,
     *BALANCE,

@@ -40,6 +40,7 @@ EDGES: tuple[Edge, ...] = (
     # Of a broker: what it led, coordinated and answered.
     *_edges(_DOWN, ("coordinator_lost", "under_replicated", "offline_partitions"), ("broker",), OVERLAPS),
     *_edges(_DOWN, ("unanswered", "client_timeouts", "reconnect_storm"), ("broker",), OVERLAPS),
+    *_edges(_DOWN, ("records_lost",), ("broker",), OVERLAPS),
     *_edges(("late_answers",), ("reconnect_storm", "unanswered", "client_timeouts"), ("broker",), OVERLAPS),
     *_edges(_DOWN, ("connects_failed", "tls_failed"), ("machine",), OVERLAPS),  # its other listeners too
     *_edges(("tls_failed",), ("reconnect_storm", "unanswered"), ("broker",), OVERLAPS),

@@ -308,6 +308,20 @@ KINDS = {
             "connections",
         ),
         Kind(
+            "records_lost",
+            "Acknowledged records lost",
+            "{records} records, acknowledged by {by} (acks={acks}), are gone: their offsets were acknowledged again, "
+            "for other records (partition and offsets {offsets})",
+            "The producer took them for written. A leader that was deposed, or failed before its followers had the "
+            "records, acknowledged them; the next leader's log is without them.",
+            "Set acks=all and enable.idempotence=true at the producer, min.insync.replicas=2 at the topic, and leave "
+            "unclean.leader.election.enable=false: then only what all in-sync replicas have is acknowledged. Produce "
+            "these records again, where their source still has them.",
+            ("acks", "min.insync.replicas", "unclean.leader.election.enable"),
+            (),
+            "offsets of a partition in answers to Produce: the same ones twice, for different batches",
+        ),
+        Kind(
             "doubtful_records",
             "Records doubled or lost, perhaps",
             "{records} records in {failed} batches without an answer, without a producer id; {resent} batches sent "

@@ -157,6 +157,15 @@ def test_records_that_are_cut_anew_are_seen_to_come_again(made_up):
     assert dict(again.evidence) == numbers
 
 
+def test_records_whose_offsets_are_acknowledged_again_are_lost(made_up):
+    """Others get the offsets: of partition 0 all five, of partition 1 the last two of four."""
+    with Tables(made_up) as tables:
+        (lost,) = findings(tables, kinds=["records_lost"])
+    assert lost.severity == "critical"
+    said = "acknowledged by broker 1 (acks=1), are gone: their offsets were acknowledged again, for other records"
+    assert sentence(lost) == f"7 records, {said} (partition and offsets 0: 100 to 104, 1: 42 to 43)"
+
+
 def test_a_login_by_raw_tokens_that_fails_is_told(found):
     one = found("k0102_sasl_plain")["login_failed", "host 127.0.0.1, broker 1 (127.0.0.1:9094)"]
     assert {"failed": 6, "asked": 38}.items() <= dict(one.evidence).items()
