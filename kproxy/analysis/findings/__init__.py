@@ -28,6 +28,7 @@ from kproxy.analysis.findings.losses import PROBES as LOSSES
 from kproxy.analysis.findings.network import PROBES as NETWORK
 from kproxy.analysis.findings.outages import PROBES as OUTAGES
 from kproxy.analysis.findings.producing import PROBES as PRODUCING
+from kproxy.analysis.findings.standstills import PROBES as STANDSTILLS
 from kproxy.analysis.findings.thresholds import THRESHOLDS, Limits, Threshold, limits
 from kproxy.analysis.findings.transactions import PROBES as TRANSACTIONS
 from kproxy.errors import KproxyError
@@ -43,6 +44,7 @@ PROBES: tuple[Probe, ...] = (
     *FAILURES,
     *PRODUCING,
     *LOSSES,
+    *STANDSTILLS,
     *CONSUMING,
     *CLIENTS,
     *BALANCE,

@@ -49,6 +49,7 @@ EDGES: tuple[Edge, ...] = (
     # Elsewhere in the cluster, meanwhile: elections, and leaders that wait for its replicas.
     *_edges(_DOWN, ("not_enough_replicas", "client_timeouts", "unanswered"), (), BEGINS),
     *_edges(_DOWN, ("no_leader", "timed_out"), (), OVERLAPS),
+    *_edges(_DOWN, ("producers_standing_still",), (), BEGINS),
     *_edges(_DOWN, ("coordinator_lost", "controller_changes", "offline_partitions", "fenced"), (), BEGINS),
     # Replicas and leaders.
     *_edges(("under_replicated",), ("not_enough_replicas", "timed_out"), (), OVERLAPS),
@@ -70,7 +71,7 @@ EDGES: tuple[Edge, ...] = (
     *_edges(("login_failed",), ("connection_churn", "reconnect_storm", "unanswered"), ("client",), OVERLAPS),
     *_edges(("refused_authorization",), ("connection_churn", "reconnect_storm"), ("client",), OVERLAPS),
     *_edges(("reconnect_storm",), ("connection_churn",), ("client",), OVERLAPS),
-    *_edges(("throttled",), ("client_timeouts",), ("client",), OVERLAPS),
+    *_edges(("throttled",), ("client_timeouts", "producers_standing_still"), ("client",), OVERLAPS),
     # kproxy.
     *_edges(("core_full",), ("slow_broker",), (), EVER),
 )

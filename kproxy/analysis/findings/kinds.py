@@ -308,6 +308,23 @@ KINDS = {
             "connections",
         ),
         Kind(
+            "producers_standing_still",
+            "Producers that stood still",
+            "{clients} of {producers} producers had no write acknowledged for {shortest_ns} or more, {longest} for "
+            "{longest_ns}",
+            "Nothing that they send is written meanwhile: records wait in their memory (buffer.memory), and are given "
+            "up after delivery.timeout.ms; what calls send() waits, or loses them.",
+            "Look at what they waited for: a broker that does not answer, partitions without a leader, fewer in-sync "
+            "replicas than min.insync.replicas. Java and librdkafka hold records for 2 and 5 minutes: a "
+            "delivery.timeout.ms above the longest standstill loses none.",
+            ("delivery.timeout.ms", "buffer.memory", "broker.session.timeout.ms"),
+            ("writers_still_s", "felt_stood_still_s"),
+            "Produce requests: from the first that is not acknowledged to the client's next acknowledgement, whatever "
+            "broker and topic it is of",
+            "slow",
+            says_live="{clients} of {producers} producers had no write acknowledged for {longest_ns}",
+        ),
+        Kind(
             "records_lost",
             "Acknowledged records lost",
             "{records} records, acknowledged by {by} (acks={acks}), are gone: their offsets were acknowledged again, "

@@ -96,6 +96,7 @@ def dataset(place: Path) -> Path:
     refusals(made)
     recut(made)
     losses(made)
+    standstills(made)
     cluster(made)
     return made.write(place)
 
@@ -291,6 +292,35 @@ def losses(made: Made) -> None:
         made.add("batches", **key, direction="request", topic=topic, partition=partition, magic=2, **known)
 
 
+def standstills(made: Made) -> None:
+    """A broker answers nobody for 8 s: `halting` waits, `refused-a-while` is refused for 12 s; `rare` does not write.
+
+    `going` has another broker, `bad` sends what nobody takes, `muted` is held up by its quota.
+    """
+
+    def write(client: str, at_s: float, took_s: float = 0.002, **columns: Any) -> dict[str, Any]:
+        times = {
+            "latency_ns": int(took_s * 1e9),
+            "response_end_ns": START_NS + round((500 + at_s + took_s) * 1000) * MS,
+        }
+        return made.exchange(client, "Produce", 500 + at_s, acks=-1, **times, **columns)
+
+    for client in ("halting", "refused-a-while", "rare", "going", "bad", "muted"):
+        for number in range(10):
+            write(client, number)
+    for number in range(30):
+        write("going", 10 + number / 2)
+        made.partition(write("bad", 10 + number / 2, errors=1, partitions=1), "response", "x", error="INVALID_RECORD")
+    for number in range(24):
+        key = write("refused-a-while", 10 + number / 2, errors=1, partitions=1)
+        made.partition(key, "response", "x", error_code=13, error="NETWORK_EXCEPTION")
+    write("refused-a-while", 22)
+    write("halting", 10, 8)
+    write("muted", 10, 8, muted_ns=7 * 10**9)
+    for client in ("halting", "rare", "bad", "muted"):
+        write(client, 26)
+
+
 def cluster(made: Made) -> None:
     """Controllers take turns, a partition has no leader for half a minute, one lacks broker 2, another does for 5 s."""
     for number, broker in enumerate((1, 2, 3, 1, 2)):
@@ -377,6 +407,7 @@ PROVOKED = {
     ("resent_not_idempotent", "client doubling, topic of-doubling"),
     ("doubtful_records", "client gives-up, topic of-gives-up"),
     ("records_lost", "client trusting, topic of-trusting"),
+    ("producers_standing_still", "client halting, client refused-a-while"),
     ("fenced", "client zombie, Produce, topic of-zombie"),
     ("refused_too_large", "client huge, Produce, topic of-huge"),
     ("not_enough_replicas", "client lonely, Produce, topic of-lonely"),

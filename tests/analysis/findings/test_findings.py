@@ -157,6 +157,15 @@ def test_records_that_are_cut_anew_are_seen_to_come_again(made_up):
     assert dict(again.evidence) == numbers
 
 
+def test_producers_that_try_and_are_not_acknowledged_stand_still(made_up):
+    """From the first write that is not acknowledged on; who sends nothing, or nothing good, is not among them."""
+    with Tables(made_up) as tables:
+        (still,) = findings(tables, kinds=["producers_standing_still"])
+    assert [round((at_ns - made.START_NS) / 1e6) for at_ns in (still.since_ns, still.until_ns)] == [510_000, 522_002]
+    said = "2 of 6 producers had no write acknowledged for 8.00 s or more, refused-a-while for 12.0 s"
+    assert sentence(still) == said and dict(still.evidence)["refused"] == 24
+
+
 def test_records_whose_offsets_are_acknowledged_again_are_lost(made_up):
     """Others get the offsets: of partition 0 all five, of partition 1 the last two of four."""
     with Tables(made_up) as tables:
