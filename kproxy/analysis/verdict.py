@@ -26,22 +26,16 @@ STANDSTILLS = {
     "offline_partitions": "longest_ns",
     "stuck_stable_offset": "stuck_ns",
     "client_timeouts": "longest_wait_ns",
+    "producers_standing_still": "longest_ns",
     "late_answers": "longest_ns",
 }
 # Kinds that users of the cluster feel; the others are advice.
 FELT = (
     *("broker_gone", "broker_standing_still", "coordinator_lost", "offline_partitions", "not_enough_replicas"),
     *("connects_failed", "tls_failed", "unanswered", "client_timeouts", *REFUSED, "reconnect_storm", "late_answers"),
-    *("doubtful_records", "resent_not_idempotent"),
-    *(
-        "open_transaction",
-        "stuck_stable_offset",
-        "stopped_fetching",
-        "growing_lag",
-        "rebalance_storm",
-        "slow_broker",
-        "throttled",
-    ),
+    *("producers_standing_still", "records_lost", "doubtful_records", "resent_not_idempotent"),
+    *("open_transaction", "stuck_stable_offset", "stopped_fetching", "growing_lag", "rebalance_storm"),
+    *("slow_broker", "throttled"),
 )
 # Kinds whose evidence `failed` counts requests.
 FAILURES = ("unanswered", "client_timeouts", *REFUSED)

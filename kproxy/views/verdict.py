@@ -30,6 +30,7 @@ _CLAUSES: Mapping[str, Callable[[Finding], str]] = {
     "open_transaction": lambda one: (
         f"{one.where.split(', client')[0]} left a transaction open for {_time(one, 'open_ns')}"
     ),
+    "producers_standing_still": lambda one: _still(one),
     "offline_partitions": lambda one: f"{one.where} had no leader for {_time(one, 'longest_ns')}",
 }
 
@@ -102,6 +103,10 @@ def _followed(one: Finding) -> Iterator[str]:
     of: dict[str, list[Finding]] = {}
     for each in one.consequences:
         of.setdefault(each.kind, []).append(each)
+    for each in of.get("producers_standing_still", ()):
+        yield _still(each)
+    if lost := sum(dict(each.evidence)["records"] for each in of.get("records_lost", ())):
+        yield f"{lost:,} acknowledged {_plural('record', lost)} {'is' if lost == 1 else 'are'} lost"
     if groups := of.get("coordinator_lost"):
         times = _range([dict(each.evidence)["outage_ns"] for each in groups])
         verb = "stood still"
@@ -135,6 +140,15 @@ def _failed(one: Finding) -> int:
         else:
             others += failed
     return max(own, its) + others
+
+
+def _still(one: Finding) -> str:
+    """How many producers stood still, and for how long."""
+    of = dict(one.evidence)
+    who = f"{_number(of['clients'])} of {_number(of['producers'])} producers"
+    if of["clients"] == of["producers"]:
+        who = "the only producer" if of["clients"] == 1 else f"all {_number(of['clients'])} producers"
+    return f"{who} stood still for {_range([of.get('shortest_ns', of['longest_ns']), of['longest_ns']])}"
 
 
 def _broker(one: Finding) -> str:

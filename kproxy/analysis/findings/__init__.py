@@ -24,10 +24,12 @@ from kproxy.analysis.findings.failures import PROBES as FAILURES
 from kproxy.analysis.findings.finding import SEVERITIES, Finding, Probe, ranked
 from kproxy.analysis.findings.groups import PROBES as GROUPS
 from kproxy.analysis.findings.kinds import KINDS, Kind
+from kproxy.analysis.findings.losses import PROBES as LOSSES
 from kproxy.analysis.findings.network import PROBES as NETWORK
 from kproxy.analysis.findings.outages import PROBES as OUTAGES
 from kproxy.analysis.findings.producing import PROBES as PRODUCING
 from kproxy.analysis.findings.redundancy import PROBES as REDUNDANCY
+from kproxy.analysis.findings.standstills import PROBES as STANDSTILLS
 from kproxy.analysis.findings.thresholds import THRESHOLDS, Limits, Threshold, limits
 from kproxy.analysis.findings.transactions import PROBES as TRANSACTIONS
 from kproxy.errors import KproxyError
@@ -43,6 +45,8 @@ PROBES: tuple[Probe, ...] = (
     *CONNECTS,
     *FAILURES,
     *PRODUCING,
+    *LOSSES,
+    *STANDSTILLS,
     *CONSUMING,
     *CLIENTS,
     *BALANCE,

@@ -43,6 +43,7 @@ EDGES: tuple[Edge, ...] = (
     # Of a broker: what it led, coordinated and answered.
     *_edges(_DOWN, ("coordinator_lost", "under_replicated", "offline_partitions"), ("broker",), OVERLAPS),
     *_edges(_DOWN, ("unanswered", "client_timeouts", "reconnect_storm"), ("broker",), OVERLAPS),
+    *_edges(_DOWN, ("records_lost",), ("broker",), OVERLAPS),
     *_edges(("late_answers",), ("reconnect_storm", "unanswered", "client_timeouts"), ("broker",), OVERLAPS),
     *_edges(_DOWN, ("connects_failed", "tls_failed"), ("machine",), OVERLAPS),  # its other listeners too
     *_edges(("tls_failed",), ("reconnect_storm", "unanswered"), ("broker",), OVERLAPS),
@@ -52,6 +53,7 @@ EDGES: tuple[Edge, ...] = (
     *_edges(_DOWN, ("not_enough_replicas",), (), BEGINS),
     *_edges(_DOWN, ("client_timeouts", "unanswered"), (), DURING),  # by brokers that wait for it to replicate
     *_edges(_DOWN, ("no_leader", "timed_out"), (), OVERLAPS),
+    *_edges(_DOWN, ("producers_standing_still",), (), BEGINS),
     *_edges(_DOWN, ("coordinator_lost", "controller_changes", "offline_partitions", "fenced"), (), BEGINS),
     # Replicas and leaders.
     *_edges(("under_replicated",), ("not_enough_replicas", "timed_out"), (), OVERLAPS),
@@ -76,7 +78,7 @@ EDGES: tuple[Edge, ...] = (
     *_edges(("login_failed",), ("connection_churn", "reconnect_storm", "unanswered"), ("client",), OVERLAPS),
     *_edges(("refused_authorization",), ("connection_churn", "reconnect_storm"), ("client",), OVERLAPS),
     *_edges(("reconnect_storm",), ("connection_churn",), ("client",), OVERLAPS),
-    *_edges(("throttled",), ("client_timeouts",), ("client",), OVERLAPS),
+    *_edges(("throttled",), ("client_timeouts", "producers_standing_still"), ("client",), OVERLAPS),
     # kproxy.
     *_edges(("core_full",), ("slow_broker",), (), EVER),
 )

@@ -325,6 +325,37 @@ KINDS = {
             "connections",
         ),
         Kind(
+            "producers_standing_still",
+            "Producers that stood still",
+            "{clients} of {producers} producers had no write acknowledged for {shortest_ns} or more, {longest} for "
+            "{longest_ns}",
+            "Nothing that they send is written meanwhile: records wait in their memory (buffer.memory), and are given "
+            "up after delivery.timeout.ms; what calls send() waits, or loses them.",
+            "Look at what they waited for: a broker that does not answer, partitions without a leader, fewer in-sync "
+            "replicas than min.insync.replicas. Java and librdkafka hold records for 2 and 5 minutes: a "
+            "delivery.timeout.ms above the longest standstill loses none.",
+            ("delivery.timeout.ms", "buffer.memory", "broker.session.timeout.ms"),
+            ("writers_still_s", "felt_stood_still_s"),
+            "Produce requests: from the first that is not acknowledged to the client's next acknowledgement, whatever "
+            "broker and topic it is of",
+            "slow",
+            says_live="{clients} of {producers} producers had no write acknowledged for {longest_ns}",
+        ),
+        Kind(
+            "records_lost",
+            "Acknowledged records lost",
+            "{records} records, acknowledged by {by} (acks={acks}), are gone: their offsets were acknowledged again, "
+            "for other records (partition and offsets {offsets})",
+            "The producer took them for written. A leader that was deposed, or failed before its followers had the "
+            "records, acknowledged them; the next leader's log is without them.",
+            "Set acks=all and enable.idempotence=true at the producer, min.insync.replicas=2 at the topic, and leave "
+            "unclean.leader.election.enable=false: then only what all in-sync replicas have is acknowledged. Produce "
+            "these records again, where their source still has them.",
+            ("acks", "min.insync.replicas", "unclean.leader.election.enable"),
+            (),
+            "offsets of a partition in answers to Produce: the same ones twice, for different batches",
+        ),
+        Kind(
             "doubtful_records",
             "Records doubled or lost, perhaps",
             "{records} records in {failed} batches without an answer, without a producer id; {resent} batches sent "

@@ -115,6 +115,12 @@ THRESHOLDS = {
             "records",
             "Fewer than ten records are of a request or two, which the connections' end explains.",
         ),
+        Threshold(
+            "writers_still_s",
+            3,
+            "s",
+            "Leaders that are handed over move within a second; a broker that fails is noticed after 6 to 9 s.",
+        ),
         # producing
         Threshold(
             "batches_min", 200, "batches", "Fewer batches of a client to a topic cost nothing, whatever is in them."

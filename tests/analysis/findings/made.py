@@ -97,6 +97,8 @@ def dataset(place: Path) -> Path:
     connects(made)
     refusals(made)
     recut(made)
+    losses(made)
+    standstills(made)
     cluster(made)
     return made.write(place)
 
@@ -277,6 +279,60 @@ def _batch(made: Made, key: dict[str, Any], first: int, last: int, records: int)
     made.add("batches", **key, **same, **times, records=records, bytes=40 * records)
 
 
+def losses(made: Made) -> None:
+    """Of `trusting` two partitions lose five records and two; `retrying` is told of the same batch twice.
+
+    `anew` is a topic that was deleted and created again, `steady` one whose answers overtake each other.
+    """
+    for topic, at_s, client, broker, partition, offset, records, acks, batch in (
+        ("of-trusting", 350.0, "trusting", 1, 0, 90, 10, 1, 1),
+        ("of-trusting", 351.0, "trusting", 1, 0, 100, 5, 1, 2),
+        ("of-trusting", 351.0, "trusting", 1, 1, 40, 4, 1, 3),
+        ("of-trusting", 351.5, "other", 2, 0, 100, 2, -1, 4),  # as large as a batch of its own can be
+        ("of-trusting", 351.6, "other", 2, 0, 102, 8, -1, 5),
+        ("of-trusting", 351.7, "other", 3, 1, 42, 4, -1, 6),
+        ("of-retrying", 350.0, "retrying", 1, 0, 100, 5, -1, 7),
+        ("of-retrying", 351.0, "retrying", 2, 0, 100, 5, -1, 7),
+        *(("of-anew", 350.0 + offset / 10, "anew", 1, 0, offset, 10, -1, 8 + offset) for offset in (0, 10, 20)),
+        *(("of-anew", 360.0 + offset / 10, "anew", 1, 0, offset, 10, -1, 90 + offset) for offset in (0, 10, 20)),
+        *(("of-steady", 350.0 + at, "steady", 1, 0, offset, 10, -1, offset) for at, offset in enumerate((20, 10, 30))),
+    ):
+        key = made.exchange(client, "Produce", at_s, broker=broker, acks=acks)
+        made.partition(key, "request", topic, partition, bytes=50 * records, records=records)
+        made.partition(key, "response", topic, partition, error_code=0, error="NONE", offset=offset)
+        known = {"records": records, "bytes": 50 * records, "base_timestamp": 3_000_000 + batch, "producer_id": 9}
+        made.add("batches", **key, direction="request", topic=topic, partition=partition, magic=2, **known)
+
+
+def standstills(made: Made) -> None:
+    """A broker answers nobody for 8 s: `halting` waits, `refused-a-while` is refused for 12 s; `rare` does not write.
+
+    `going` has another broker, `bad` sends what nobody takes, `muted` is held up by its quota.
+    """
+
+    def write(client: str, at_s: float, took_s: float = 0.002, **columns: Any) -> dict[str, Any]:
+        times = {
+            "latency_ns": int(took_s * 1e9),
+            "response_end_ns": START_NS + round((500 + at_s + took_s) * 1000) * MS,
+        }
+        return made.exchange(client, "Produce", 500 + at_s, acks=-1, **times, **columns)
+
+    for client in ("halting", "refused-a-while", "rare", "going", "bad", "muted"):
+        for number in range(10):
+            write(client, number)
+    for number in range(30):
+        write("going", 10 + number / 2)
+        made.partition(write("bad", 10 + number / 2, errors=1, partitions=1), "response", "x", error="INVALID_RECORD")
+    for number in range(24):
+        key = write("refused-a-while", 10 + number / 2, errors=1, partitions=1)
+        made.partition(key, "response", "x", error_code=13, error="NETWORK_EXCEPTION")
+    write("refused-a-while", 22)
+    write("halting", 10, 8)
+    write("muted", 10, 8, muted_ns=7 * 10**9)
+    for client in ("halting", "rare", "bad", "muted"):
+        write(client, 26)
+
+
 def cluster(made: Made) -> None:
     """Controllers take turns, a partition has no leader for half a minute, one lacks broker 2, another does for 5 s."""
     for number, broker in enumerate((1, 2, 3, 1, 2)):
@@ -363,6 +419,8 @@ PROVOKED = {
     ("stuck_stable_offset", "topic stuck, partition 0"),
     ("resent_not_idempotent", "client doubling, topic of-doubling"),
     ("doubtful_records", "client gives-up, topic of-gives-up"),
+    ("records_lost", "client trusting, topic of-trusting"),
+    ("producers_standing_still", "client halting, client refused-a-while"),
     ("fenced", "client zombie, Produce, topic of-zombie"),
     ("refused_too_large", "client huge, Produce, topic of-huge"),
     ("not_enough_replicas", "client lonely, Produce, topic of-lonely"),

@@ -157,6 +157,24 @@ def test_records_that_are_cut_anew_are_seen_to_come_again(made_up):
     assert dict(again.evidence) == numbers
 
 
+def test_producers_that_try_and_are_not_acknowledged_stand_still(made_up):
+    """From the first write that is not acknowledged on; who sends nothing, or nothing good, is not among them."""
+    with Tables(made_up) as tables:
+        (still,) = findings(tables, kinds=["producers_standing_still"])
+    assert [round((at_ns - made.START_NS) / 1e6) for at_ns in (still.since_ns, still.until_ns)] == [510_000, 522_002]
+    said = "2 of 6 producers had no write acknowledged for 8.00 s or more, refused-a-while for 12.0 s"
+    assert sentence(still) == said and dict(still.evidence)["refused"] == 24
+
+
+def test_records_whose_offsets_are_acknowledged_again_are_lost(made_up):
+    """Others get the offsets: of partition 0 all five, of partition 1 the last two of four."""
+    with Tables(made_up) as tables:
+        (lost,) = findings(tables, kinds=["records_lost"])
+    assert lost.severity == "critical"
+    said = "acknowledged by broker 1 (acks=1), are gone: their offsets were acknowledged again, for other records"
+    assert sentence(lost) == f"7 records, {said} (partition and offsets 0: 100 to 104, 1: 42 to 43)"
+
+
 def test_a_login_by_raw_tokens_that_fails_is_told(found):
     one = found("k0102_sasl_plain")["login_failed", "host 127.0.0.1, broker 1 (127.0.0.1:9094)"]
     assert {"failed": 6, "asked": 38}.items() <= dict(one.evidence).items()

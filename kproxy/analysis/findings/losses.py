@@ -1,0 +1,161 @@
+"""Findings about what logs hold: acknowledged records whose offsets were given to other records.
+
+Producers are told where their batches begin. Where a log has all of its producers in the capture, these offsets follow
+each other without a gap: one that falls back tells of records that are gone, one that skips tells of records that were
+appended without an acknowledgement (`producing` uses that). Offsets that topics give anew (deleted and created again,
+a log that begins at 0 again, acknowledgements more than NEW_LOG_S apart) are of other logs. Refuses to know engines,
+and how findings look.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.findings.finding import CRITICAL, Finding, Probe, Tables, at, clean, found
+from kproxy.analysis.findings.thresholds import Limits
+from kproxy.analysis.pieces import GROUPS, KEYS, TOPIC
+
+NEW_LOG_S = 3600  # longer than any election; a topic that was deleted unseen is created again, most often, later
+MOST_RANGES = 5  # of offsets that are named
+_OF_LOG = "partition by cluster, topic, `partition`, log"
+
+
+def acknowledged() -> dict[str, str]:
+    """Steps of a question over `exchanges` and `partitions`: `placed`, acknowledged requests of each partition.
+
+    `offset` to `end` (behind the last record), from `sent_us` to `us`, with who asked and answered; `log` numbers what
+    one log after another has. `reached` is how far acknowledged records of lower offsets go, `next_offset` where the
+    next ones begin: beyond `reached` a gap, below it an overlap.
+    """
+    keys = ", ".join(KEYS)
+    same = " and ".join(f"w.{key} = e.{key}" for key in KEYS)
+    return {
+        "wrote": f"""
+            select {keys}, cluster, {TOPIC} as topic, `partition`,
+                max(case when direction = 'response' and coalesce(error_code, 0) = 0 then `offset` end) as `offset`,
+                max(case when direction = 'request' then records end) as records,
+                max(case when direction = 'request' then bytes end) as bytes
+            from partitions where api = 'Produce' group by {keys}, cluster, {TOPIC}, `partition`""",
+        "numbered": f"""
+            select w.*, w.`offset` + greatest(coalesce(w.records, 1), 1) as `end`, {GROUPS["client"]} as client, acks,
+                {GROUPS["broker"]} as broker, broker_id, unix_micros(e.`time`) as sent_us,
+                cast(floor(coalesce(response_end_ns / 1e3, unix_micros(e.`time`))) as bigint) as us
+            from wrote w join exchanges e on {same} where w.`offset` >= 0""",
+        "begun": """
+            select *, lag(us) over (partition by cluster, topic, `partition` order by us, `offset`) as us_before
+            from numbered""",
+        "logs": f"""
+            select *, sum(case when `offset` = 0 or us - us_before > {NEW_LOG_S * 1_000_000} then 1 else 0 end)
+                over (partition by cluster, topic, `partition` order by us, `offset`) as log
+            from begun""",
+        "placed": f"""
+            select *, max(`end`) over ({_OF_LOG} order by `offset`, us rows between unbounded preceding and 1 preceding)
+                    as reached,
+                lead(`offset`) over ({_OF_LOG} order by `offset`, us) as next_offset
+            from logs""",
+    }
+
+
+class Lost(NamedTuple):
+    """Records of a client in a topic whose offsets were acknowledged for other records afterwards."""
+
+    cluster: str | None
+    client: str | None
+    topic: str | None
+    records: int
+    batches: int
+    partitions: int
+    ranges: list[str]
+    acks: int | None
+    broker: str | None  # that acknowledged them, where it is one alone
+    broker_id: int | None
+    keeper: str | None  # that gave the offsets to others
+    keeper_id: int | None
+    first_us: int
+    last_us: int
+
+
+def lost(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Lost, by client and topic, the most records first.
+
+    The same batch acknowledged twice at one offset (a retry with the same sequence, a capture at both ends) is once
+    there; of two others at one offset that which was acknowledged first is lost.
+    """
+    keys = ", ".join(KEYS)
+    same = " and ".join(f"s.{key} = b.{key}" for key in KEYS)
+    batch = "cluster, topic, `partition`, log, `offset`, `end`, bytes, base_timestamp, producer_id, base_sequence"
+    return ask(
+        {name: tables[name] for name in ("exchanges", "partitions", "batches")},
+        ("distinct_ones",),
+        **acknowledged(),
+        suspect="select * from placed where `offset` < reached or `end` > next_offset",
+        # First who is suspected, mostly nobody: then no batch is looked at.
+        cut=f"""
+            select {keys}, {TOPIC} as of_topic, `partition` as of_partition, min(base_timestamp) as base_timestamp,
+                max(producer_id) as producer_id, min(base_sequence) as base_sequence
+            from batches where api = 'Produce' and direction = 'request' group by {keys}, {TOPIC}, `partition`""",
+        known=f"""
+            select s.*, base_timestamp, producer_id, base_sequence from suspect s
+            left join cut b on {same} and s.topic = b.of_topic and s.`partition` = b.of_partition""",
+        distinct_ones=f"""
+            select {batch}, min(us) as us, min_by(client, us) as client, min_by(acks, us) as acks,
+                min_by(broker, us) as broker, min_by(broker_id, us) as broker_id
+            from known group by {batch}""",
+        overwritten="""
+            select a.cluster, a.client, a.topic, a.`partition`, a.`offset`, a.acks, a.broker, a.broker_id, a.us,
+                greatest(a.`offset`, min(b.`offset`)) as first_offset, least(a.`end`, max(b.`end`)) - 1 as last_offset,
+                min_by(b.broker, b.us) as keeper, min_by(b.broker_id, b.us) as keeper_id, min(b.us) as again_us
+            from distinct_ones a join distinct_ones b
+                on a.cluster is not distinct from b.cluster and a.topic = b.topic and a.`partition` = b.`partition`
+                and a.log = b.log and a.`offset` < b.`end` and b.`offset` < a.`end` and a.us < b.us
+            group by a.cluster, a.client, a.topic, a.`partition`, a.`offset`, a.`end`, a.acks, a.broker, a.broker_id,
+                a.us""",
+        by_partition="""
+            select cluster, client, topic, `partition`, sum(last_offset - first_offset + 1) as records,
+                count(*) as batches, concat(cast(`partition` as string), ': ', cast(min(first_offset) as string),
+                    ' to ', cast(max(last_offset) as string)) as told,
+                min(acks) as acks, min(broker) as broker,
+                max(broker) as broker_too, max(broker_id) as broker_id, min(keeper) as keeper,
+                max(keeper) as keeper_too, max(keeper_id) as keeper_id, min(us) as first_us, max(again_us) as last_us
+            from overwritten group by cluster, client, topic, `partition`""",
+        answer="""
+            select cluster, client, topic, sum(records) as records, sum(batches) as batches, count(*) as partitions,
+                array_sort(collect_list(told)) as ranges, min(acks) as acks,
+                case when min(broker) = max(broker_too) then min(broker) end as broker,
+                case when min(broker) = max(broker_too) then max(broker_id) end as broker_id,
+                case when min(keeper) = max(keeper_too) then min(keeper) end as keeper,
+                case when min(keeper) = max(keeper_too) then max(keeper_id) end as keeper_id,
+                min(first_us) as first_us, max(last_us) as last_us
+            from by_partition group by cluster, client, topic
+            order by records desc, cluster nulls first, client nulls first, topic nulls first""",
+    )
+
+
+def judge_lost(row: Lost, limits: Limits) -> Iterator[Finding]:
+    place = {"client": row.client, "topic": row.topic, "broker": row.broker, "broker_id": row.broker_id}
+    more = ", ..." if len(row.ranges) > MOST_RANGES else ""
+    yield found(
+        "records_lost",
+        CRITICAL,
+        0.5 + row.records / 1e4,
+        row.cluster,
+        at(row.client, f"topic {clean(row.topic)}"),
+        {name: value for name, value in place.items() if value is not None},
+        (row.first_us, row.last_us),
+        {
+            "records": row.records,
+            "acks": "unknown" if row.acks is None else "all" if row.acks == -1 else str(row.acks),
+            "by": _broker(row.broker, row.broker_id),
+            "offsets": ", ".join(row.ranges[:MOST_RANGES]) + more,
+            "partitions": row.partitions,
+            "batches": row.batches,
+            "offsets_given_by": _broker(row.keeper, row.keeper_id),
+        },
+    )
+
+
+def _broker(address: str | None, broker_id: int | None) -> str:
+    return "several brokers" if address is None else f"broker {address if broker_id is None else broker_id}"
+
+
+PROBES = (Probe(("records_lost",), ("exchanges", "partitions", "batches"), lost, Lost, judge_lost),)
