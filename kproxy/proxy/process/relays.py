@@ -1,7 +1,7 @@
-"""What relays the clients of one process: its worker, its clusters, and who keeps what passes.
+"""The relays of one process: its worker, its clusters, its recorder and its flight recorder.
 
-A kproxy of one process has one. Of several processes each worker has one; that of their parent has the ports and relays
-ZooKeeper alone. Refuses to know admin ports, signals and other processes.
+A kproxy of one process has one `Relays`. With workers each of them has one, and so has their parent, which accepts all
+clients but relays those of ZooKeeper alone. Refuses to know admin ports, signals and other processes.
 """
 
 import asyncio
@@ -73,17 +73,17 @@ class Relays:
             guard=guard,
         )
 
-    # --- who keeps what passes; before `start` -----------------------------------------------------------------------
+    # --- recording, begun before `start` ----------------------------------------------------------------------------
 
     def record(self, number: int | None = None, *, beside: bool = False) -> None:
-        """Record into the tables of `record`, if it is set; number: of the worker; beside: another kproxy does too."""
+        """Begin to record tables, if `record` is set. number: the worker's; beside: another kproxy does too."""
         if self.config.record is not None:
             self._recorder = _started_recorder(self.config, number, beside=beside)
             self._metrics.recorder_dropped = self._recorder.dropped
             self.worker.sinks = (*self.worker.sinks, self._recorder)
 
     def keep_flight(self, number: int | None = None) -> None:
-        """Keep the last of what passes for dumps, if `flight` is set; number: of the worker."""
+        """Begin to keep the last exchanges for dumps, if `flight` is set. number: the worker's."""
         if self.config.flight is not None:
             details = {cluster.name: cluster.detail for cluster in self.config.clusters}
             self.flight = FlightRecorder(self.config.flight, details, self._metrics, number)
@@ -100,7 +100,7 @@ class Relays:
             proxy.start()
 
     def faults(self) -> Iterator[tuple[str, str]]:
-        """Build the clusters and start none: what their settings ask for that cannot be."""
+        """Build the clusters, start none, and tell the faults of their settings: (place, text)."""
         for cluster in self.config.clusters:
             try:
                 self._build(self.worker, cluster)
@@ -172,7 +172,7 @@ class Relays:
         self.config = new
 
     def set_limits(self, new: Config, differing: Changes) -> None:
-        """What takes effect at once and belongs to no single cluster."""
+        """Apply the settings that belong to no single cluster and take effect at once."""
         worker = self.worker
         worker.dialler.timeout_s = new.connect_timeout_s
         for proxy in self.clusters:
@@ -196,7 +196,7 @@ class Relays:
     # --- stopping ----------------------------------------------------------------------------------------------------
 
     def retire(self) -> None:
-        """Accept nobody any more."""
+        """Close all ports to new clients."""
         for cluster in self.clusters:
             cluster.retire(None, ends=True)
         for listener in self.zookeeper:
@@ -220,7 +220,7 @@ class Relays:
         await asyncio.gather(*(listener.drain(timeout_s, at_once) for listener in self.zookeeper))
 
     async def close(self) -> None:
-        """When no connection is left."""
+        """Let go of sockets and threads; after `drain`."""
         for cluster in self.clusters:
             await cluster.stop()
         self.worker.gate.close()
@@ -229,8 +229,8 @@ class Relays:
         self.worker.close()
         await asyncio.to_thread(self.worker.feed.close)
 
-    async def keep_no_more(self) -> None:
-        """Write what is kept, and end it."""
+    async def stop_recording(self) -> None:
+        """Write the rows that are left and end both recorders."""
         if self.flight is not None:
             await self.flight.stop()
         if self._recorder is not None:

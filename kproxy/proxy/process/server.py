@@ -1,8 +1,8 @@
-"""A kproxy as its owner has it: started, asked, run by other settings, stopped.
+"""A kproxy, to be started, asked, reconfigured and stopped.
 
-Duty: what is there once, however many processes relay: the admin port, the settings, what is pushed to a collector, the
-link to the process that decodes. What relays clients is in `relays`, which processes do is in `team`. Refuses to know
-signals and the service manager (`process`).
+Duty: the parts that exist once, however many processes relay: the admin port, the settings, the push to a collector,
+the link to the process that decodes. `relays` has the parts of each process that relays, `team` these processes.
+Refuses to know signals and the service manager (`process`).
 """
 
 import asyncio
@@ -380,7 +380,7 @@ class Server:
             await self._otlp.stop()
         await self._tasks.cancel()
         if relays is not None:
-            await relays.keep_no_more()
+            await relays.stop_recording()
         if self._admin is not None:
             await self._admin.stop()
         if relays is not None:

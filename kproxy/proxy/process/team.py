@@ -1,6 +1,7 @@
-"""Which processes relay the clients of a kproxy: its own alone, or workers beside it (`workers/parent.py`).
+"""The processes that relay the clients of a kproxy: the server's own (`Alone`), or workers (`workers/parent.py`).
 
-A server asks its team for whatever is of all of these processes. Refuses to know ports, admin and settings.
+Duty: whatever the server needs from all of them: counters, operations, open connections, the drain. Refuses to know
+ports, the admin API and how settings change.
 """
 
 import asyncio
@@ -30,13 +31,13 @@ class Owner(Protocol):
 
 
 class Team(Protocol):
-    """In the order in which a server calls it."""
+    """The methods stand in the order in which a server calls them first."""
 
     def relays(self, server: Owner, shares: descriptors.Shares) -> Relays:
-        """Make what the server's own process relays."""
+        """Make the relays of the server's own process."""
 
     def keep(self, *, beside: bool) -> None:
-        """Have what passes recorded, if the settings ask for it; beside: another kproxy records there too.
+        """Begin to record and to keep a flight, as the settings say; beside: another kproxy records there too.
 
         Raises ConfigError for a folder that cannot be used.
         """
@@ -45,13 +46,13 @@ class Team(Protocol):
         """Start the other processes. Raises KproxyError."""
 
     def give_streams(self, link: "FeedLink") -> None:
-        """The process that decodes is new: what relays keep goes to it."""
+        """The process that decodes has been started anew: send it the copies that relays keep for it."""
 
     def not_ready(self) -> Sequence[str]:
-        """Why clients should not be sent to the team."""
+        """The reasons why the team takes no clients now."""
 
     async def lost(self) -> str:
-        """Return when nobody relays any more, and nobody can: the reason."""
+        """Wait until no process relays and none can be started; returns the reason."""
 
     def reconfigured(self, new: Config, differing: Changes) -> None:
         """The server runs by other settings."""
@@ -60,7 +61,7 @@ class Team(Protocol):
         """The cells of all processes, as they are now."""
 
     def renders(self) -> Render:
-        """What renders the cells of all processes."""
+        """Return the function that renders a scrape of all processes."""
 
     async def operate(self, operation: str, *arguments: Any) -> list[Any]:
         """Run one of `operating.OPERATIONS` in each process; returns what each gave."""

@@ -263,7 +263,7 @@ class Serving:
         drained = await self._relays.drain(at_once)
         await self._relays.close()
         await self._tasks.cancel()
-        await self._relays.keep_no_more()
+        await self._relays.stop_recording()
         return drained
 
     @property
