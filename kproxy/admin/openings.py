@@ -16,7 +16,7 @@ class Openings:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by address, the one whose turn is next first
+        self._waiting: dict[str, deque[asyncio.Future[bool]]] = {}  # by address, the one whose turn is next first
         self._count = 0
         self._free_at = 0.0  # the loop's time
         self._timer: asyncio.TimerHandle | None = None
@@ -32,7 +32,7 @@ class Openings:
         if not self._waiting and loop.time() >= self._free_at:
             self._free_at = loop.time() + EVERY_S
             return
-        granted = loop.create_future()
+        granted: asyncio.Future[bool] = loop.create_future()
         self._waiting.setdefault(host, deque()).append(granted)
         self._count += 1
         if self._count > self._most:
@@ -40,11 +40,13 @@ class Openings:
         if self._timer is None:
             self._timer = loop.call_at(self._free_at, self._grant)
         try:
-            await granted
+            is_granted = await granted  # no exception: with its traceback it would hold this frame, and the frame it
         finally:
             self._forget(host, granted)
+        if not is_granted:
+            raise ConnectionAbortedError("too many wait for their handshakes")
 
-    def _forget(self, host: str, granted: "asyncio.Future[None]") -> None:
+    def _forget(self, host: str, granted: "asyncio.Future[bool]") -> None:
         """One that was given up while it waited waits no longer."""
         turns = self._waiting.get(host)
         if turns is not None and granted in turns:
@@ -60,7 +62,7 @@ class Openings:
         newest = self._waiting[host].pop()
         self._count -= 1
         if not newest.done():
-            newest.set_exception(ConnectionAbortedError("too many wait for their handshakes"))
+            newest.set_result(False)
 
     def _grant(self) -> None:
         """The next address has a turn, and then waits behind all others."""
@@ -74,7 +76,7 @@ class Openings:
             if turns:
                 self._waiting[host] = turns
             if not granted.done():
-                granted.set_result(None)
+                granted.set_result(True)
                 self._free_at = loop.time() + EVERY_S
                 break
         if self._waiting:

@@ -227,7 +227,7 @@ class Admin:
         loop = asyncio.get_running_loop()
         connection = _Connection(self._runner.server, loop, self._idle, lambda: not self.gate.is_open, self.gate.leave)
         if self._tls is not None:
-            connection.opening = asyncio.current_task()
+            connection.opening, connection.is_opening = asyncio.current_task(), True
         self._make_room(connection)
         try:
             if self._tls is None:
@@ -237,7 +237,7 @@ class Admin:
                     connection.works()  # it is kproxy that it waits for
                     await self._openings.turn(peer.host)
                     connection.waits(REQUEST_S)
-                connection.opening = None
+                connection.is_opening = False
                 self._make_room(connection)
                 files, handshakes = self._tls
                 context = files.context
@@ -262,8 +262,8 @@ class Admin:
         if self.gate.is_open:
             return
         others = [other for other in self._idle if other is not connection]
-        longest = next((other for other in others if other.opening is not None), None)
-        if longest is None and others and (connection.opening is None or not self._openings.are_wanted):
+        longest = next((other for other in others if other.is_opening), None)
+        if longest is None and others and (not connection.is_opening or not self._openings.are_wanted):
             longest = others[0]
         if longest is not None:
             longest.give_up()
@@ -439,7 +439,8 @@ class _Connection(RequestHandler):
         self._silent = idle
         self.is_full = is_full
         self.untaken = 0  # bytes of an answer that is being written in pieces
-        self.opening: asyncio.Task[None] | None = None  # waits for what the client says first, or for its turn
+        self.opening: asyncio.Task[None] | None = None  # until there is a transport: it waits for the client, or its turn
+        self.is_opening = False  # its TLS handshake has not begun
         self._on_left: Callable[[], None] | None = left
         self._patience: asyncio.TimerHandle | None = None
         self._is_given_up = False
@@ -468,13 +469,16 @@ class _Connection(RequestHandler):
             self.opening.cancel()
 
     def left(self) -> None:
-        """It is gone, once."""
+        """It is gone, once. Cycles of aiohttp and of ours end here: they would fill the old generation."""
         self.works()
+        self.opening = None
+        super().connection_lost(None)  # nothing, if it was called before
         on_left, self._on_left = self._on_left, None
         if on_left is not None:
             on_left()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.opening = None
         super().connection_made(transport)
         if self._is_given_up:
             self.give_up()
