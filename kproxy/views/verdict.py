@@ -32,6 +32,13 @@ _CLAUSES: Mapping[str, Callable[[Finding], str]] = {
     "offline_partitions": lambda one: f"{one.where} had no leader for {_time(one, 'longest_ns')}",
 }
 
+# Of retries without a producer id: what became of records, by the evidence that counts them.
+_DOUBLED = {
+    "doubled_records": "written twice",
+    "reordered_records": "written behind later ones",
+    "doubtful_records": "perhaps written twice",
+}
+
 
 def sentence(verdict: Verdict) -> str:
     """What happened, the gravest first."""
@@ -110,11 +117,12 @@ def _followed(one: Finding) -> Iterator[str]:
         behind = sum(dict(each.evidence)["behind_records"] for each in stuck)
         topics = sorted({str(dict(each.place).get("topic")) for each in stuck})
         yield f"readers of committed data of {', '.join(topics[:3])} are {behind:,} records behind"
-    doubled = [each for name in ("resent_not_idempotent", "doubtful_records") for each in of.get(name, ())]
-    records = sum((dict(each.evidence).get("doubtful_records") or 0) for each in doubled)
-    records += sum((dict(each.evidence).get("records") or 0) for each in doubled)
-    if records:
-        yield f"{records:,} records may be there twice"
+    doubled = [
+        dict(each.evidence) for name in ("resent_not_idempotent", "doubtful_records") for each in of.get(name, ())
+    ]
+    for name, said in _DOUBLED.items():
+        if records := sum(each.get(name) or 0 for each in doubled):
+            yield f"{records:,} {_plural('record', records)} {said}"
 
 
 def _still(one: Finding) -> str:

@@ -341,8 +341,8 @@ KINDS = {
         Kind(
             "doubtful_records",
             "Records doubled or lost, perhaps",
-            "{records} records in {failed} batches without an answer, without a producer id; {resent} batches sent "
-            "again",
+            "{doubtful_records} records in {failed} batches without an answer, without a producer id; {resent} batches "
+            "sent again",
             "Without a producer id the broker cannot know a batch that it has already: what was not answered and is "
             "sent "
             "again may be there twice, what is not sent again may be lost.",
@@ -453,15 +453,16 @@ KINDS = {
         Kind(
             "resent_not_idempotent",
             "Retries without idempotence",
-            "{resent} of {failed} batches that failed were sent again without a producer id; the broker may have had "
-            "{doubtful_records} of their records already",
+            "{outcome}: batches that failed were sent again without a producer id, {resent} of which it was not known "
+            "whether they had been written",
             "A batch whose answer was an error or was lost may be in the log already: sent again without a producer "
             "id it is there twice, and with several requests in flight behind later ones.",
             "Set enable.idempotence=true (the default since Kafka 3.0; it needs acks=all, retries above 0 and at most "
             "5 of max.in.flight.requests.per.connection).",
             ("enable.idempotence", "max.in.flight.requests.per.connection"),
             ("resent_batches",),
-            "batches without a producer id whose first request failed or was not answered, and that came once more",
+            "batches without a producer id whose first request failed or was not answered, and that came once more; "
+            "offsets in answers, which skip records that were written and not acknowledged",
             "errors",
         ),
         Kind(
