@@ -64,11 +64,16 @@ def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
     failed = of.unanswered + of.refused
     share = f" ({failed / of.requests:.1%})" if of.requests and failed else ""
     parts = f"{of.unanswered:,} unanswered, {of.refused:,} refused" if failed else "all were answered, none refused"
+    parts += (
+        f"; {of.everyday:,} {'answer' if of.everyday == 1 else 'answers'} with errors of rebalances and elections apart"
+        if of.everyday
+        else ""
+    )
     yield "failed", f"{failed:,} of {of.requests:,} requests{share}", parts
     still = "nobody" if of.longest_ns is None else units.duration(of.longest_ns)
     yield "stood still", still, printable(of.longest_where or "")
     p99 = "unknown" if of.p99_ns is None else units.duration(of.p99_ns)
-    without = f"; {of.left_out:,} without an answer are left out" if of.left_out else ""
+    without = f"; {of.left_out:,} without an answer, missed or not, are left out" if of.left_out else ""
     yield "p99", p99, f"of {of.answered:,} answers, long polls apart{without}"
     behind = "nobody" if not of.behind_records else f"{of.behind_records:,} records"
     yield "behind", behind, printable(f"group {of.behind_group}" if of.behind_records else "by what groups committed")

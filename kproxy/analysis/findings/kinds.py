@@ -4,7 +4,8 @@ Duty: the words, as data, and which thresholds and tables each kind rests on. do
 is one line whose names are those of the evidence, which `views` formats. Refuses to know how anything is measured.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 
 class Kind(NamedTuple):
@@ -19,6 +20,20 @@ class Kind(NamedTuple):
     job: str | None = None  # of `kproxy analyze`, which says more
     is_live: bool = False  # a running kproxy finds it, too
     says_live: str | None = None  # where its evidence is another one
+
+
+# What became of batches that were sent again, by the evidence that counts their records.
+_OUTCOMES = {
+    "doubled_records": "in the log twice",
+    "doubtful_records": "perhaps in the log twice",
+    "reordered_records": "in the log behind later ones",
+}
+
+
+def outcome(evidence: Mapping[str, Any]) -> str:
+    """What became of records that were sent again, in words."""
+    counts = ((evidence.get(name) or 0, how) for name, how in _OUTCOMES.items())
+    return ", ".join(f"{count:,} record{' is' if count == 1 else 's are'} {how}" for count, how in counts if count)
 
 
 KINDS = {

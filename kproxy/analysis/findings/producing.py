@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, at, clean, found
+from kproxy.analysis.findings.kinds import outcome
 from kproxy.analysis.findings.losses import acknowledged
 from kproxy.analysis.findings.standstills import RETRIED
 from kproxy.analysis.findings.thresholds import Limits
@@ -371,20 +372,17 @@ def judge_resent(row: Resent, limits: Limits) -> Iterator[Finding]:
     times = row.first_us, row.last_us
     is_in_doubt = row.resent >= limits.resent_batches and row.doubtful_records > 0
     if row.doubled_records or row.reordered >= limits.resent_batches or is_in_doubt:
-        outcomes = (
-            (row.doubled_records, "in the log twice"),
-            (row.doubtful_records, "perhaps in the log twice"),
-            (row.reordered_records, "in the log behind later ones"),
-        )
-        told = [f"{count:,} record{' is' if count == 1 else 's are'} {how}" for count, how in outcomes if count]
-        evidence = {
-            "outcome": ", ".join(told),
-            "resent": row.resent,
-            "recut": row.recut or None,
-            "failed": row.failed,
+        records = {
             "doubled_records": row.doubled_records or None,
             "doubtful_records": row.doubtful_records or None,
             "reordered_records": row.reordered_records or None,
+        }
+        evidence = {
+            "outcome": outcome(records),
+            "resent": row.resent,
+            "recut": row.recut or None,
+            "failed": row.failed,
+            **records,
             "not_in_log_records": row.absent_records or None,
             "error": row.error,
         }

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from kproxy.analysis import sections
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.findings import KINDS, PROBES, TABLES, THRESHOLDS, Finding, findings, limits
 from kproxy.analysis.findings.thresholds import read
@@ -156,6 +157,14 @@ def test_records_that_are_cut_anew_are_seen_to_come_again(made_up):
     numbers = {"outcome": "50 records are perhaps in the log twice"}
     numbers |= {"resent": 5, "recut": 5, "failed": 5, "doubtful_records": 50, "error": "unanswered"}
     assert dict(again.evidence) == numbers
+
+
+def test_what_topics_hold_is_what_was_acknowledged(made_up):
+    """Five requests of `twice` were refused, and written when they came again."""
+    with Tables(made_up) as tables:
+        rows = {row["topic"]: row for row in sections.topics(tables).arrow().to_pylist()}
+    assert (rows["of-twice"]["written_records"], rows["of-twice"]["failed_records"]) == (35, 21)
+    assert (rows["of-lonely"]["written_records"], rows["of-trusting"]["failed_records"]) == (None, None)
 
 
 def test_offsets_tell_which_retries_are_in_the_log_twice(made_up):
