@@ -69,7 +69,9 @@ COMPARED = {
     "errors": _job("errors", ("api", "error"), ("exchanges", "codes", "clients")),
     "throttle": _job("throttle", ("client",), ("throttled", "share", "throttle_ms"), by=["client"]),
     "topics": Compared(
-        sections.topics, ("topic",), ("partitions", "written_bytes", "written_records", "read_bytes", "read_records")
+        sections.topics,
+        ("topic",),
+        ("partitions", "written_bytes", "written_records", "failed_records", "read_bytes", "read_records"),
     ),
     "group_lag": _job("group-lag", ("group_id", "topic", "partition"), ("lag_records", "commits")),
     "groups": Compared(

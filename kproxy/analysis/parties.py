@@ -19,6 +19,7 @@ from kproxy.analysis.pieces import (
     grouped,
     groups,
     literal,
+    missed_answers,
     of_clients,
     order,
     percentiles,
@@ -28,6 +29,7 @@ from kproxy.protocol.schema import served_versions
 from kproxy.wire.events import ANSWERED
 
 AT_END = "in_flight_at_end"
+NOT_MISSED = "not_missed"
 INSIDE = "inside_answer"  # an error that no row of `partitions` has
 
 
@@ -77,24 +79,31 @@ def errors(
     An answer may say NONE as a whole and have errors inside. It stands under each error of its partitions; where no
     partition has one, as in answers about transactions and replicas, it is `inside_answer`, and `kproxy show` decodes
     it. `codes` counts the errors of the answers, at every level. Requests that never got
-    an answer are here too, under what became of them. Those that waited when the capture ended, on connections that
-    were still open, are `in_flight_at_end` and come last: long polls, mostly, and no error.
+    an answer are here too: `unanswered` are those whose client missed the answer, as everywhere in an overview, and
+    `not_missed` those that ended with their connection while nobody waited, such as long polls and a client's last
+    requests. Those that waited when the capture ended, on connections that were still open, are `in_flight_at_end` and
+    come last: long polls, mostly, and no error.
     """
     keys = " and ".join(f"f.{key} = i.{key}" for key in KEYS)
     error = f"""case when waits then '{AT_END}' when fine then coalesce(part_error, '{INSIDE}')
-        when outcome = '{ANSWERED}' then error else outcome end"""
+        when outcome = '{ANSWERED}' then error
+        when outcome = 'unanswered' and is_missed is null and {of_clients(False)} then '{NOT_MISSED}'
+        else outcome end"""
     return ask(
         {"exchanges": exchanges, "partitions": partitions, "connections": connections},
+        **missed_answers(),
         failed=f"""
             select *, outcome = '{ANSWERED}' and coalesce(error_code, 0) = 0 as fine
             from exchanges where (errors > 0 or outcome in ('unanswered', 'lost')) and {of_clients(replicas)}""",
         inside=f"""
             select distinct {", ".join(KEYS)}, error as part_error from partitions
             where error_code != 0 and direction = 'response'""",
+        missing=f"select distinct {', '.join(KEYS)}, true as is_missed from missed",
         still_open="select distinct source, connection, true as is_open from connections where close = 'open'",
         told=f"""
-            select f.*, coalesce(o.is_open and f.outcome = 'unanswered', false) as waits, i.part_error
+            select f.*, coalesce(o.is_open and f.outcome = 'unanswered', false) as waits, i.part_error, m.is_missed
             from failed f left join inside i on f.fine and {keys}
+            left join missing m on {keys.replace("i.", "m.")}
             left join still_open o on f.source = o.source and f.connection = o.connection""",
         counted=f"""
             select {groups(by, every, {"error": error})} count(*) as exchanges, sum(errors) as codes,

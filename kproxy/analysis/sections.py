@@ -100,20 +100,38 @@ def apis(tables: Tables) -> Frame:
 
 
 def topics(tables: Tables) -> Frame:
-    """What was written and read."""
+    """What was written and read. Written is what no broker refused and whose answer came, where one was asked for.
+
+    failed_records: of Produce requests that were refused or not answered; those that came again are counted each time.
+    """
+    keys = ", ".join(KEYS)
+    same = " and ".join(f"o.{key} = {{0}}.{key}" for key in KEYS)
+    is_write = "api = 'Produce' and direction = 'request'"
     return ask(
         {"partitions": tables["partitions"], "exchanges": tables["exchanges"]},
         moved="""
             select * from partitions where api in ('Produce', 'Fetch', 'ShareFetch') or direction = 'request'""",
         ours=without_brokers("moved"),
+        refused=f"""
+            select distinct {keys}, {TOPIC} as of_topic, `partition` as of_partition, true as is_refused from partitions
+            where api = 'Produce' and direction = 'response' and error_code != 0""",
+        unanswered=f"""
+            select distinct {keys}, true as is_unanswered from exchanges
+            where api = 'Produce' and outcome in ('unanswered', 'lost')""",
+        told=f"""
+            select o.*, coalesce(is_refused or is_unanswered, false) as has_failed from ours o
+            left join refused r on {same.format("r")} and {is_write} and r.of_topic = {TOPIC}
+                and r.of_partition = o.`partition`
+            left join unanswered u on {same.format("u")} and {is_write}""",
         answer=f"""
             select cluster, {TOPIC} as topic, max(`partition`) + 1 as partitions,
-                sum(case when api = 'Produce' and direction = 'request' then bytes end) as written_bytes,
-                sum(case when api = 'Produce' and direction = 'request' then records end) as written_records,
+                sum(case when {is_write} and not has_failed then bytes end) as written_bytes,
+                sum(case when {is_write} and not has_failed then records end) as written_records,
+                sum(case when {is_write} and has_failed then records end) as failed_records,
                 sum(case when api in ('Fetch', 'ShareFetch') and direction = 'response' then bytes end) as read_bytes,
                 sum(case when api in ('Fetch', 'ShareFetch') and direction = 'response' then records end)
                     as read_records
-            from ours group by cluster, {TOPIC}
+            from told group by cluster, {TOPIC}
             order by coalesce(written_bytes, 0) + coalesce(read_bytes, 0) desc, cluster, topic""",
     )
 
@@ -243,7 +261,7 @@ def next_questions(program: str, places: Sequence[str], found: Mapping[str, Sequ
     asked = []
     if found["slowest"]:
         asked.append(f"slow {where}")
-    if any(row["error"] != parties.AT_END for row in found["errors"]):
+    if any(row["error"] not in (parties.AT_END, parties.NOT_MISSED) for row in found["errors"]):
         asked.append(f"errors {where} --by api,error,client")
     if found["throttles"]:
         asked.append(f"throttle {where} --every '10 seconds'")

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kproxy.analysis.engine import Frame, ask, rows
-from kproxy.analysis.findings.failures import REFUSED
+from kproxy.analysis.findings.failures import REFUSED, topics_not_given
 from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding
 from kproxy.analysis.lags import TABLES as OF_LAG
 from kproxy.analysis.lags import group_lag
-from kproxy.analysis.pieces import KEYS, LONG_POLLS, literal, missed_answers, of_clients, percentiles
+from kproxy.analysis.pieces import GROUPS, KEYS, LONG_POLLS, literal, missed_answers, of_clients, percentiles
 
-TABLES = tuple(dict.fromkeys(("exchanges", "connections", *OF_LAG)))
+TABLES = tuple(dict.fromkeys(("exchanges", "connections", "partitions", "topology", *OF_LAG)))
 # Of which kinds which evidence says how long somebody stood still.
 STANDSTILLS = {
     "broker_gone": "silent_ns",
@@ -48,6 +48,7 @@ class Figures:
     requests: int
     unanswered: int  # whose client missed the answer
     refused: int  # answered with an error that is a finding's
+    everyday: int  # answered with another one: rebalances, elections, discovery of coordinators
     longest_ns: int | None  # that somebody stood still
     longest_where: str | None
     p99_ns: int | None  # of answers to requests that do not wait for data or members
@@ -85,11 +86,14 @@ def verdict(tables: Mapping[str, Frame], findings: Sequence[Finding]) -> Verdict
     """The verdict over TABLES and what was found in them."""
     (requests, answered, left_out, p99_ns), *_ = rows(_counted(tables))
     ((unanswered,),) = rows(ask(_only(tables, "exchanges", "connections"), **missed_answers(), answer=_MISSED))
-    ((refused,),) = rows(_refused(tables))
+    ((refused, with_errors),) = rows(_refused(tables))
     behind = next(rows(_behind(tables)), (None, None))
     longest_ns, where = max(_standstills(findings), default=(None, None), key=lambda each: each[0] or 0)
     records, group = behind
-    figures = Figures(requests, unanswered, refused, longest_ns, where, p99_ns, answered, left_out, records, group)
+    everyday = with_errors - refused
+    figures = Figures(
+        requests, unanswered, refused, everyday, longest_ns, where, p99_ns, answered, left_out, records, group
+    )
     return Verdict(figures, findings)
 
 
@@ -118,13 +122,20 @@ def _refused(tables: Mapping[str, Frame]) -> Frame:
     keys = ", ".join(KEYS)
     same = " and ".join(f"e.{key} = i.{key}" for key in KEYS)
     return ask(
-        _only(tables, "exchanges", "partitions"),
+        _only(tables, "exchanges", "partitions", "topology"),
         inside=f"""
             select distinct {keys}, 1 as is_in from partitions where direction = 'response' and error in ({errors})""",
+        **topics_not_given(),
+        to_whom="select distinct cluster, client, true as has_none from not_given",
+        failed=f"""
+            select {keys}, cluster, {GROUPS["client"]} as client, api, error from exchanges
+            where errors > 0 and {of_clients(False)}""",
         answer=f"""
-            select count_if(coalesce(e.error in ({errors}), false) or i.is_in = 1) as refused
-            from (select {keys}, error from exchanges where errors > 0 and {of_clients(False)}) e
-            left join inside i on {same}""",
+            select count_if(coalesce(e.error in ({errors}), false) or i.is_in = 1
+                    or e.api = 'Metadata' and coalesce(n.has_none, false)) as refused,
+                count(*) as with_errors
+            from failed e left join inside i on {same}
+            left join to_whom n on n.cluster is not distinct from e.cluster and n.client = e.client""",
     )
 
 

@@ -15,11 +15,18 @@ import click
 from rich.console import Console
 
 from kproxy.analysis.findings import KINDS, THRESHOLDS, Finding, Kind, Threshold
+from kproxy.analysis.findings.kinds import outcome
 from kproxy.views import answers, units
 
 NOTHING = "Nothing stands out."
 PLACES = 3  # of what follows from a finding, of one kind: the others are counted
 WIDTH = 80  # where there is no terminal
+# Numbers of several places of one kind that make one number.
+_SUMMED = (
+    *("failed", "asked", "refused", "unanswered", "refusals", "connections", "answers", "resent"),
+    *("doubled_records", "doubtful_records", "reordered_records", "not_in_log_records"),
+)
+_LONGEST = ("longest_ns", "longest_wait_ns", "outage_ns", "worst", "stuck_ns")
 _COLOURS = {"critical": "red", "warning": "yellow", "note": "cyan"}
 
 
@@ -153,16 +160,31 @@ def brief(found: Sequence[Finding], width: int) -> Iterator[str]:
 
 
 def followed(finding: Finding) -> Iterator[str]:
-    """What this one explains, a line for each kind: where, and the gravest in numbers."""
+    """What this one explains, a line for each kind: where, and all of them in numbers."""
     of: dict[str, list[Finding]] = {}
     for one in finding.consequences:
         of.setdefault(one.kind, []).append(one)
     for several in of.values():
-        places = ", ".join(one.where for one in several[:PLACES])
-        more = f" and {len(several) - PLACES} more" if len(several) > PLACES else ""
-        which = "the gravest: " if len(several) > 1 else ""
-        text = f"{several[0].title}: {places}{more}; {which}{sentence(several[0])}"
+        wheres = list(dict.fromkeys(one.where for one in several))
+        places = ", ".join(wheres[:PLACES])
+        more = f" and {len(wheres) - PLACES} more" if len(wheres) > PLACES else ""
+        text = f"{several[0].title}: {places}{more}; {sentence(_together(several))}"
         yield answers.text("where", text)
+
+
+def _together(several: Sequence[Finding]) -> Finding:
+    """The first with the numbers of all, of one kind: counts in sum, and the longest time. Others stay the first's."""
+    numbers = [dict(one.evidence) for one in several]
+    told = {name: value for each in reversed(numbers) for name, value in each.items()}
+    for name in told:
+        values = [each[name] for each in numbers if each.get(name) is not None]
+        if name in _SUMMED:
+            told[name] = sum(values)
+        elif name in _LONGEST:
+            told[name] = max(values)
+    if "outcome" in told:
+        told["outcome"] = outcome(told)
+    return several[0]._replace(evidence=tuple(told.items()))
 
 
 def _paragraph(head: str, text: str, width: int) -> Iterator[str]:

@@ -164,7 +164,7 @@ def traffic(data: Any, every: str, span: Span = None) -> alt.Chart:
 
 def errors(data: Any, every: str, span: Span = None) -> alt.Chart:
     """Errors by API and error, as `errors` gives them with a step of time; requests in flight at the end left out."""
-    rows = [row for row in rows_of(data) if row["error"] != "in_flight_at_end"]
+    rows = [row for row in rows_of(data) if row["error"] not in ("in_flight_at_end", "not_missed")]
     for row in rows:
         row["what"] = f"{row['api']} {row['error']}"
     return _stacked(

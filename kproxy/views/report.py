@@ -276,7 +276,7 @@ def _load(report: Report) -> str:
 def _errors(report: Report) -> str:
     figures = report.figures
     drawn = []
-    if any(row["error"] != "in_flight_at_end" for row in figures["errors"].to_pylist()):
+    if any(row["error"] not in ("in_flight_at_end", "not_missed") for row in figures["errors"].to_pylist()):
         drawn.append(_drawn(report, "errors_over_time", "Errors", plots.errors))
     if "throttle_over_time" in figures.by_name:
         drawn.append(_drawn(report, "throttle_over_time", "Throttled clients", plots.throttles))

@@ -34,6 +34,13 @@ _CLAUSES: Mapping[str, Callable[[Finding], str]] = {
     "offline_partitions": lambda one: f"{one.where} had no leader for {_time(one, 'longest_ns')}",
 }
 
+# Of retries without a producer id: what became of records, by the evidence that counts them.
+_DOUBLED = {
+    "doubled_records": "written twice",
+    "reordered_records": "written behind later ones",
+    "doubtful_records": "perhaps written twice",
+}
+
 
 def sentence(verdict: Verdict) -> str:
     """What happened, the gravest first."""
@@ -59,11 +66,16 @@ def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
     failed = of.unanswered + of.refused
     share = f" ({failed / of.requests:.1%})" if of.requests and failed else ""
     parts = f"{of.unanswered:,} unanswered, {of.refused:,} refused" if failed else "all were answered, none refused"
+    parts += (
+        f"; {of.everyday:,} {'answer' if of.everyday == 1 else 'answers'} with errors of rebalances and elections apart"
+        if of.everyday
+        else ""
+    )
     yield "failed", f"{failed:,} of {of.requests:,} requests{share}", parts
     still = "nobody" if of.longest_ns is None else units.duration(of.longest_ns)
     yield "stood still", still, printable(of.longest_where or "")
     p99 = "unknown" if of.p99_ns is None else units.duration(of.p99_ns)
-    without = f"; {of.left_out:,} without an answer are left out" if of.left_out else ""
+    without = f"; {of.left_out:,} without an answer, missed or not, are left out" if of.left_out else ""
     yield "p99", p99, f"of {of.answered:,} answers, long polls apart{without}"
     behind = "nobody" if not of.behind_records else f"{of.behind_records:,} records"
     yield "behind", behind, printable(f"group {of.behind_group}" if of.behind_records else "by what groups committed")
@@ -121,11 +133,12 @@ def _followed(one: Finding) -> Iterator[str]:
         behind = sum(dict(each.evidence)["behind_records"] for each in stuck)
         topics = sorted({str(dict(each.place).get("topic")) for each in stuck})
         yield f"readers of committed data of {', '.join(topics[:3])} are {behind:,} records behind"
-    doubled = [each for name in ("resent_not_idempotent", "doubtful_records") for each in of.get(name, ())]
-    records = sum((dict(each.evidence).get("doubtful_records") or 0) for each in doubled)
-    records += sum((dict(each.evidence).get("records") or 0) for each in doubled)
-    if records:
-        yield f"{records:,} records may be there twice"
+    doubled = [
+        dict(each.evidence) for name in ("resent_not_idempotent", "doubtful_records") for each in of.get(name, ())
+    ]
+    for name, said in _DOUBLED.items():
+        if records := sum(each.get(name) or 0 for each in doubled):
+            yield f"{records:,} {_plural('record', records)} {said}"
 
 
 def _failed(one: Finding) -> int:

@@ -244,7 +244,7 @@ def test_throttle_errors_talkers(frame):
         ("Produce", "REPLICA", 1, 3, 1, "app"),
         ("Produce", "UNKNOWN", 1, 3, 1, "app"),
         ("Produce", "inside_answer", 1, 1, 1, "10.0.0.1"),
-        ("Produce", "unanswered", 1, 0, 1, "app"),
+        ("Produce", "not_missed", 1, 0, 1, "app"),
         ("Produce", "in_flight_at_end", 9, 0, 1, "app"),  # the most, and no error
     ]
     assert rows(jobs.talkers(table), "client", "exchanges", "bytes", "share", "exchanges_per_second") == [

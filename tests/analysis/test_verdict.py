@@ -62,7 +62,7 @@ def test_a_broker_that_was_gone_is_said_first_with_what_failed(tmp_path):
     told = {name: (figure, of) for name, figure, of in figures(said)}
     assert told["failed"] == ("10 of 1,080 requests (0.9%)", "10 unanswered, 0 refused")
     assert told["stood still"] == ("13.1 s", "broker 2 (10.0.1.2:9092)")
-    assert "10 without an answer are left out" in told["p99"][1]
+    assert "10 without an answer, missed or not, are left out" in told["p99"][1]
     assert counted(said, 0).startswith(f"{said.total} finding") and "1 more follow" in counted(said, 0)
     assert as_dict(said)["sentence"] == sentence(said) and as_dict(said)["figures"]["unanswered"] == 10
 
@@ -105,6 +105,33 @@ def test_requests_are_counted_to_an_outage_while_it_lasts(tmp_path):
     assert counts["not_enough_replicas"] == dict(later.evidence)["failed"] == 8
     assert later.since_ns >= made.START_NS + 108 * NS
     assert "Broker 2 was gone for 13.1 s: 18 requests failed" in sentence(said)
+
+
+def test_the_same_words_count_the_same_everywhere(tmp_path):
+    """A client that goes on misses its answers, one that ends does not; what Metadata refuses is refused."""
+
+    def also(table):
+        lost = {"outcome": "unanswered", "latency_ns": None}
+        key = table.exchange("ending", "Metadata", 39, request_end_ns=made.START_NS + 39 * NS, **lost)
+        ends = {"start_ns": made.START_NS, "end_ns": made.START_NS + 39 * NS, "close": "fin"}
+        table.add("connections", 0, connection=key["connection"], client_address="10.0.0.1", **ends)
+        for number in range(5):
+            at_ns = made.START_NS + number * NS
+            table.exchange("typo", "Metadata", number, errors=1, response_start_ns=at_ns)
+        table.add("topology", 0, kind="topic", change="unknown", topic="ordres", time_ns=made.START_NS)
+        table.exchange("member", "Heartbeat", 3, errors=1, error="REBALANCE_IN_PROGRESS", error_code=27)
+
+    with Tables(outage(tmp_path / "tables", also)) as tables:
+        said = verdict(tables, findings(tables))
+        refused = list(dicts(jobs.errors(tables["exchanges"], tables["partitions"], tables["connections"])))
+    of = said.figures
+    assert (of.unanswered, of.left_out, of.refused, of.everyday) == (10, 11, 5, 1)
+    (typo,) = [one for one in said.findings if one.kind == "unknown_topic"]
+    assert dict(typo.evidence)["failed"] == 5
+    counts = {(row["api"], row["error"]): row["exchanges"] for row in refused}
+    assert (counts["Produce", "unanswered"], counts["Metadata", "not_missed"]) == (10, 1)
+    parts = next(figures(said))[2]
+    assert parts == "10 unanswered, 5 refused; 1 answer with errors of rebalances and elections apart"
 
 
 def test_an_overview_says_what_was_not_answered_and_how_many_findings_there_are(tmp_path, capsys):

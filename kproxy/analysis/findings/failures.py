@@ -171,6 +171,30 @@ class Refused(NamedTuple):
     moments: str | None = None
 
 
+def topics_not_given() -> dict[str, str]:
+    """Steps of a question over `exchanges` and `topology`: `not_given`, clients to which Metadata refused topics.
+
+    What Metadata says of single topics is in no row of `partitions`. A topic that appeared later was only new.
+    """
+    kind = "case when m.change = 'unauthorized' then 'refused_authorization' else 'unknown_topic' end"
+    return {
+        "missing": """
+            select t.cluster, t.source, t.time_ns, t.topic, t.change from topology t
+            left join (select cluster, topic, max(time_ns) as at_ns from topology
+                where kind = 'topic' and change = 'appeared' group by cluster, topic) a
+                on t.cluster is not distinct from a.cluster and t.topic = a.topic and a.at_ns > t.time_ns
+            where t.kind = 'topic' and t.change in ('unknown', 'invalid_name', 'unauthorized') and a.at_ns is null""",
+        "not_given": f"""
+            select e.cluster, {GROUPS["client"]} as client, {kind} as kind,
+                max(case m.change when 'unauthorized' then 'TOPIC_AUTHORIZATION_FAILED'
+                    when 'unknown' then 'UNKNOWN_TOPIC_OR_PARTITION' else 'INVALID_TOPIC_EXCEPTION' end) as error,
+                count(distinct m.topic) as topics, min(m.topic) as topic
+            from missing m join exchanges e on e.source = m.source and e.response_start_ns = m.time_ns
+                and e.api = 'Metadata'
+            group by e.cluster, {GROUPS["client"]}, {kind}""",
+    }
+
+
 def refused(tables: Tables, limits: Limits) -> Frame:
     """Rows of Refused, those with the most requests first."""
     cases = " ".join(
@@ -216,23 +240,7 @@ def refused(tables: Tables, limits: Limits) -> Frame:
                 min(topic) as topic, max(group_id) as group_id, min(broker) as broker, max(broker) as broker_too,
                 max(broker_id) as broker_id, min(us) as first_us, max(us) as last_us
             from once_each group by cluster, client, api, kind, error""",
-        # What Metadata says of single topics is in no row of partitions.
-        missing="""
-            select t.cluster, t.source, t.time_ns, t.topic, t.change from topology t
-            left join (select cluster, topic, max(time_ns) as at_ns from topology
-                where kind = 'topic' and change = 'appeared' group by cluster, topic) a
-                on t.cluster is not distinct from a.cluster and t.topic = a.topic and a.at_ns > t.time_ns
-            where t.kind = 'topic' and t.change in ('unknown', 'invalid_name', 'unauthorized') and a.at_ns is null""",
-        not_given=f"""
-            select e.cluster, {GROUPS["client"]} as client,
-                case when m.change = 'unauthorized' then 'refused_authorization' else 'unknown_topic' end as kind,
-                max(case m.change when 'unauthorized' then 'TOPIC_AUTHORIZATION_FAILED'
-                    when 'unknown' then 'UNKNOWN_TOPIC_OR_PARTITION' else 'INVALID_TOPIC_EXCEPTION' end) as error,
-                count(distinct m.topic) as topics, min(m.topic) as topic
-            from missing m join exchanges e on e.source = m.source and e.response_start_ns = m.time_ns
-                and e.api = 'Metadata'
-            group by e.cluster, {GROUPS["client"]},
-                case when m.change = 'unauthorized' then 'refused_authorization' else 'unknown_topic' end""",
+        **topics_not_given(),
         by_metadata="""
             select n.cluster, n.client, 'Metadata' as api, n.kind, count(*) as failed, max(n.topics) as topics,
                 max(n.error) as error, min(n.topic) as topic, cast(null as string) as group_id,

@@ -4,7 +4,8 @@ Duty: the words, as data, and which thresholds and tables each kind rests on. do
 is one line whose names are those of the evidence, which `views` formats. Refuses to know how anything is measured.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 
 class Kind(NamedTuple):
@@ -19,6 +20,20 @@ class Kind(NamedTuple):
     job: str | None = None  # of `kproxy analyze`, which says more
     is_live: bool = False  # a running kproxy finds it, too
     says_live: str | None = None  # where its evidence is another one
+
+
+# What became of batches that were sent again, by the evidence that counts their records.
+_OUTCOMES = {
+    "doubled_records": "in the log twice",
+    "doubtful_records": "perhaps in the log twice",
+    "reordered_records": "in the log behind later ones",
+}
+
+
+def outcome(evidence: Mapping[str, Any]) -> str:
+    """What became of records that were sent again, in words."""
+    counts = ((evidence.get(name) or 0, how) for name, how in _OUTCOMES.items())
+    return ", ".join(f"{count:,} record{' is' if count == 1 else 's are'} {how}" for count, how in counts if count)
 
 
 KINDS = {
@@ -358,8 +373,8 @@ KINDS = {
         Kind(
             "doubtful_records",
             "Records doubled or lost, perhaps",
-            "{records} records in {failed} batches without an answer, without a producer id; {resent} batches sent "
-            "again",
+            "{doubtful_records} records in {failed} batches without an answer, without a producer id; {resent} batches "
+            "sent again",
             "Without a producer id the broker cannot know a batch that it has already: what was not answered and is "
             "sent "
             "again may be there twice, what is not sent again may be lost.",
@@ -470,15 +485,16 @@ KINDS = {
         Kind(
             "resent_not_idempotent",
             "Retries without idempotence",
-            "{resent} of {failed} batches that failed were sent again without a producer id; the broker may have had "
-            "{doubtful_records} of their records already",
+            "{outcome}: batches that failed were sent again without a producer id, {resent} of which it was not known "
+            "whether they had been written",
             "A batch whose answer was an error or was lost may be in the log already: sent again without a producer "
             "id it is there twice, and with several requests in flight behind later ones.",
             "Set enable.idempotence=true (the default since Kafka 3.0; it needs acks=all, retries above 0 and at most "
             "5 of max.in.flight.requests.per.connection).",
             ("enable.idempotence", "max.in.flight.requests.per.connection"),
             ("resent_batches",),
-            "batches without a producer id whose first request failed or was not answered, and that came once more",
+            "batches without a producer id whose first request failed or was not answered, and that came once more; "
+            "offsets in answers, which skip records that were written and not acknowledged",
             "errors",
         ),
         Kind(

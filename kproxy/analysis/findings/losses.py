@@ -25,7 +25,7 @@ def acknowledged() -> dict[str, str]:
 
     `offset` to `end` (behind the last record), from `sent_us` to `us`, with who asked and answered; `log` numbers what
     one log after another has. `reached` is how far acknowledged records of lower offsets go, `next_offset` where the
-    next ones begin: beyond `reached` a gap, below it an overlap.
+    next ones begin: beyond `reached` a gap, below it an overlap. `before_us` is when that was sent which is before it.
     """
     keys = ", ".join(KEYS)
     same = " and ".join(f"w.{key} = e.{key}" for key in KEYS)
@@ -51,7 +51,8 @@ def acknowledged() -> dict[str, str]:
         "placed": f"""
             select *, max(`end`) over ({_OF_LOG} order by `offset`, us rows between unbounded preceding and 1 preceding)
                     as reached,
-                lead(`offset`) over ({_OF_LOG} order by `offset`, us) as next_offset
+                lead(`offset`) over ({_OF_LOG} order by `offset`, us) as next_offset,
+                lag(sent_us) over ({_OF_LOG} order by `offset`, us) as before_us
             from logs""",
     }
 

@@ -8,17 +8,18 @@ from typing import NamedTuple
 
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, at, clean, found
+from kproxy.analysis.findings.kinds import outcome
+from kproxy.analysis.findings.losses import acknowledged
+from kproxy.analysis.findings.standstills import RETRIED
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import GROUPS, TOPIC, literal, missed_answers
 
 _SAME_CONNECTION = "{0}.source = {1}.source and {0}.connection = {1}.connection"
-# What a producer tries again: the batch may be in the log, or may come behind a later one.
-_RETRIED = (
-    *("REQUEST_TIMED_OUT", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NOT_ENOUGH_REPLICAS", "NETWORK_EXCEPTION"),
-    *("NOT_LEADER_OR_FOLLOWER", "LEADER_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR", "UNKNOWN_TOPIC_OR_PARTITION"),
-)
 # Of these the broker may have the records: what came again may be there twice.
 _APPENDED = ("unanswered", "REQUEST_TIMED_OUT", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NETWORK_EXCEPTION")
+_DISORDERED, _DISORDERED_SHARE = 20, 0.1  # of batches older than what was sent before them
+_PAUSE_US = 10_000_000
+_LATE_US = 1_000_000  # a broker may read a request after its connection's end
 FULL_BATCH_BYTES = 16384  # batch.size
 
 
@@ -178,36 +179,56 @@ def judge_acked(row: Acked, limits: Limits) -> Iterator[Finding]:
 
 
 class Resent(NamedTuple):
-    """Batches without a producer id that failed, and how many of them came again."""
+    """Batches without a producer id that failed, so that it is in doubt whether the broker has them.
+
+    Where offsets tell what the log has, they say so; else it is in doubt for good.
+    """
 
     cluster: str | None
     client: str | None
     topic: str | None
     failed: int
-    resent: int  # failed ones of which records came again
+    resent: int  # of these: records came again
     recut: int  # of these: in batches cut otherwise
-    doubtful: int  # failed ones of which the broker may have the records
+    doubled_records: int  # in the log twice
+    absent_records: int  # not in the log before they came again
+    doubtful: int  # batches of which nobody can tell
     doubtful_records: int
+    reordered: int  # batches, these and refused ones, that came into the log behind later ones of their connection
+    reordered_records: int
     error: str | None
     first_us: int
     last_us: int
 
 
 def resent(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Resent, by client and topic.
+    """Rows of Resent, by client, topic and time: failures more than _PAUSE_US apart are of several causes.
 
     A batch came again where a later one of the client, after the failure, has the record with which it began: clients
-    that keep batches send the same, others cut their records anew.
+    that keep batches send the same, others cut their records anew. The log is known where acknowledged offsets of a
+    partition skip none but beside failures, so that all of its producers are in the capture, and go on afterwards: what
+    they skip was appended and not acknowledged, and what has no room there is not in the log.
     """
-    errors = ", ".join(map(literal, _RETRIED))
+    errors = ", ".join(map(literal, RETRIED))
     unsure = ", ".join(map(literal, _APPENDED))
     batch = "source, connection, `number`, cluster, topic, topic_id, `partition`, records, bytes, base_timestamp"
     same = " and ".join(
         f"b.{column} = f.{column}" for column in ("records", "bytes", "base_timestamp", "max_timestamp")
     )
+    of_log = "{0}.cluster is not distinct from {1}.cluster and {0}.topic = {1}.of_topic"
+    of_log += " and {0}.`partition` = {1}.`partition`"
+    # A batch is appended between its request and its failure.
+    in_gap = f"{of_log.format('g', 'f')} and f.us <= g.until_us and g.before_us <= f.failed_us + {_LATE_US}"
+    key = "source, connection, `number`, of_topic, `partition`, base_timestamp"
+    by_key = " and ".join(f"f.{each.strip()} = g.{each.strip()}" for each in key.split(","))
+    came_again = """{b}.source = f.source and {b}.client is not distinct from f.client and {b}.of_topic = f.of_topic
+                and {b}.`partition` = f.`partition` and {b}.us >= f.failed_us and {b}.us > f.us
+                and {b}.base_timestamp <= f.base_timestamp and {b}.max_timestamp >= f.base_timestamp"""
     return ask(
         {name: tables[name] for name in ("exchanges", "partitions", "batches", "connections")},
+        ("gaps", "logs_end", "theirs", "filled", "again", "judged"),
         **missed_answers(),
+        **acknowledged(),
         refused=f"""
             select p.source, p.connection, p.`number`, {TOPIC} as topic, `partition`, p.error,
                 cast(floor(e.response_end_ns / 1e3) as bigint) as failed_us
@@ -218,7 +239,7 @@ def resent(tables: Tables, limits: Limits) -> Frame:
             from missed where api = 'Produce'""",
         failed=f"""
             select {batch}, max_timestamp, unix_micros(`time`) as us, r.error, coalesce(failed_us, unix_micros(`time`))
-                as failed_us
+                as failed_us, coalesce(b.producer_id, -1) < 0 and b.base_timestamp > 0 as is_plain
             from batches b join (
                 select source as r_source, connection as r_connection, `number` as r_number, topic as r_topic,
                     `partition` as r_partition, error, failed_us from refused
@@ -226,56 +247,155 @@ def resent(tables: Tables, limits: Limits) -> Frame:
                 select source, connection, `number`, null, null, error, failed_us from lost) r
             on b.source = r.r_source and b.connection = r.r_connection and b.`number` = r.r_number
                 and (r.r_topic is null or r.r_topic = {TOPIC} and r.r_partition = b.`partition`)
-            where b.api = 'Produce' and b.direction = 'request' and coalesce(b.producer_id, -1) < 0
-                and b.base_timestamp > 0""",
+            where b.api = 'Produce' and b.direction = 'request'""",
         clients=f"""
             select source, connection, max({GROUPS["client"]}) as client from exchanges where api = 'Produce'
             group by source, connection""",
         theirs=f"""
             select f.*, c.client, {TOPIC} as of_topic from failed f
             left join clients c on {_SAME_CONNECTION.format("f", "c")}""",
+        gaps="""
+            select cluster, topic, `partition`, `offset`, log, `offset` - reached as missing, before_us, us as until_us
+            from placed where `offset` > reached""",
+        logs_end="""
+            select cluster, topic, `partition`, max(sent_us) as end_us from placed group by cluster, topic,
+                `partition`""",
+        # Failed batches by the gap that they may have filled; a gap that none can have filled is somebody else's.
+        matched=f"""
+            select g.cluster as of_cluster, g.topic as of_log, g.`partition` as of_partition, g.`offset`, g.log,
+                g.missing, f.*
+            from gaps g left join theirs f on {in_gap} and f.error in ({unsure}, 'NOT_LEADER_OR_FOLLOWER')""",
+        # The first ones are in it, as many as have room: a leader that is deposed refuses those behind.
+        filled="""
+            select *, coalesce(sum(records) over (partition by of_cluster, of_log, of_partition, log, `offset`
+                order by us, source, connection, `number` rows between unbounded preceding and 1 preceding), 0)
+                < missing as has_room
+            from matched""",
+        strangers="""
+            select distinct of_cluster, of_log, of_partition, true as is_strange from filled where source is null""",
+        in_log=f"""
+            select {key}, max(missing) as missing from filled
+            where source is not null and has_room group by {key}""",
         later=f"""
-            select b.source, c.client, {TOPIC} as of_topic, `partition`, records, bytes, base_timestamp, max_timestamp,
-                unix_micros(`time`) as us
+            select b.source, c.client, b.cluster, {TOPIC} as of_topic, b.`partition`, b.connection, b.`number`,
+                b.records, b.bytes, base_timestamp, max_timestamp, unix_micros(`time`) as us
             from batches b join clients c on {_SAME_CONNECTION.format("b", "c")}
             where b.api = 'Produce' and b.direction = 'request' and coalesce(b.producer_id, -1) < 0""",
+        # What was acknowledged, and how new the records are that were before it on its connection.
+        kept="""
+            select l.*, p.`offset`, max(base_timestamp) over (partition by l.source, l.connection, of_topic,
+                l.`partition` order by l.`number` rows between unbounded preceding and 1 preceding) as newest
+            from later l join numbered p on p.source = l.source and p.connection = l.connection
+                and p.`number` = l.`number` and p.topic = l.of_topic and p.`partition` = l.`partition`""",
         again=f"""
             select f.source, f.connection, f.`number`, f.cluster, f.client, f.of_topic, f.`partition`, f.base_timestamp,
-                max(f.error) as error, max(f.records) as records, min(f.us) as us,
+                max(f.max_timestamp) as max_timestamp, max(f.error) as error, max(f.records) as records,
+                max(f.bytes) as bytes, min(f.us) as us, max(f.failed_us) as failed_us,
                 max(case when {same} then 1 else 0 end) as is_same,
                 max(case when b.us is null then 0 else 1 end) as came
-            from theirs f left join later b
-                on b.source = f.source and b.client is not distinct from f.client and b.of_topic = f.of_topic
-                and b.`partition` = f.`partition` and b.us >= f.failed_us and b.us > f.us
-                and b.base_timestamp <= f.base_timestamp and b.max_timestamp >= f.base_timestamp
+            from theirs f left join later b on {came_again.format(b="b")}
+            where f.is_plain
             group by f.source, f.connection, f.`number`, f.cluster, f.client, f.of_topic, f.`partition`,
                 f.base_timestamp""",
+        weighed=f"""
+            select f.*, g.missing, case when g.missing is null then 0 else 1 end as is_in,
+                case when n.end_us > f.failed_us and s.is_strange is null then 1 else 0 end as is_known,
+                case when f.error in ({unsure}) then 1
+                    when f.error = 'NOT_LEADER_OR_FOLLOWER' and g.missing is not null and s.is_strange is null then 1
+                    else 0 end as in_doubt
+            from again f left join in_log g on {by_key}
+            left join logs_end n on {of_log.format("n", "f")}
+            left join strangers s on s.of_cluster is not distinct from f.cluster and s.of_log = f.of_topic
+                and s.of_partition = f.`partition`""",
+        paused="""
+            select *, us - lag(us) over (partition by cluster, client, of_topic order by us, source, connection,
+                `number`, `partition`, base_timestamp) as pause_us from weighed""",
+        judged=f"""
+            select *, sum(case when pause_us > {_PAUSE_US} then 1 else 0 end) over (partition by cluster, client,
+                of_topic order by us, source, connection, `number`, `partition`, base_timestamp) as episode
+            from paused""",
+        # A gap has no more records than it skips, however many batches may be in it.
+        twice_each=f"""
+            select j.cluster, j.client, j.of_topic, j.episode, g.`partition`, g.log, g.`offset`, g.missing,
+                sum(j.records) as records
+            from filled g join judged j on {by_key.replace("f.", "j.")}
+            where g.has_room and j.is_known = 1 and j.in_doubt = 1 and j.came = 1
+            group by j.cluster, j.client, j.of_topic, j.episode, g.`partition`, g.log, g.`offset`, g.missing""",
+        twice="""
+            select cluster, client, of_topic, episode, sum(least(missing, records)) as doubled_records
+            from twice_each group by cluster, client, of_topic, episode""",
+        # Who sets times of their own tells nothing of the order by them.
+        own_times=f"""
+            select source, client, of_topic, true as has_own from kept group by source, client, of_topic
+            having count_if(newest > max_timestamp) > {_DISORDERED} + count(*) * {_DISORDERED_SHARE}""",
+        behind=f"""
+            select distinct f.cluster, f.client, f.of_topic, f.episode, k.source, k.connection, k.`number`,
+                k.`partition`, k.records
+            from judged f join kept k on {came_again.format(b="k")}
+            where f.came = 1 and f.is_in = 0 and k.newest > k.max_timestamp""",
+        disordered="""
+            select cluster, b.client, b.of_topic, episode, count(*) as reordered, sum(records) as reordered_records
+            from behind b left join own_times o on b.source = o.source and b.client is not distinct from o.client
+                and b.of_topic = o.of_topic
+            where o.has_own is null group by cluster, b.client, b.of_topic, episode""",
+        summed="""
+            select cluster, client, of_topic, episode, sum(in_doubt) as failed, sum(in_doubt * came) as resent,
+                sum(case when in_doubt = 1 and is_same = 0 then came else 0 end) as recut,
+                sum(case when in_doubt = 1 and is_known = 1 and is_in = 0 then records else 0 end) as absent_records,
+                sum(in_doubt * (1 - is_known)) as doubtful,
+                sum(case when in_doubt = 1 and is_known = 0 then records else 0 end) as doubtful_records,
+                max(case when in_doubt = 1 then error end) as error, max(error) as any_error,
+                coalesce(min(case when in_doubt = 1 then us end), min(us)) as first_us,
+                coalesce(max(case when in_doubt = 1 then us end), max(us)) as last_us
+            from judged group by cluster, client, of_topic, episode""",
         answer=f"""
-            select cluster, client, of_topic as topic, count(*) as failed, sum(came) as resent,
-                count_if(came = 1 and is_same = 0) as recut, count_if(error in ({unsure})) as doubtful,
-                sum(case when error in ({unsure}) then records else 0 end) as doubtful_records, max(error) as error,
-                min(us) as first_us, max(us) as last_us
-            from again group by cluster, client, of_topic
-            having sum(came) >= {limits.resent_batches}
-                or sum(case when error in ({unsure}) then records else 0 end) >= {limits.doubtful_records_min}
-            order by resent desc, cluster nulls first, client nulls first, topic nulls first""",
+            select s.cluster, s.client, s.of_topic as topic, failed, resent, recut,
+                coalesce(doubled_records, 0) as doubled_records, absent_records, doubtful, doubtful_records,
+                coalesce(reordered, 0) as reordered, coalesce(reordered_records, 0) as reordered_records,
+                coalesce(error, any_error) as error, first_us, last_us
+            from summed s left join twice t on s.cluster is not distinct from t.cluster
+                and s.client is not distinct from t.client and s.of_topic = t.of_topic
+                and s.episode = t.episode
+            left join disordered d on s.cluster is not distinct from d.cluster
+                and s.client is not distinct from d.client and s.of_topic = d.of_topic
+                and s.episode = d.episode
+            where doubled_records > 0 or reordered >= {limits.resent_batches}
+                or resent >= {limits.resent_batches} and doubtful > 0
+                or doubtful_records >= {limits.doubtful_records_min}
+            order by doubled_records desc, resent desc, s.cluster nulls first, s.client nulls first,
+                topic nulls first, first_us""",
     )
 
 
 def judge_resent(row: Resent, limits: Limits) -> Iterator[Finding]:
     where, place = f"client {clean(row.client)}, topic {clean(row.topic)}", {"client": row.client, "topic": row.topic}
     times = row.first_us, row.last_us
-    evidence = {
-        "resent": row.resent,
-        "recut": row.recut or None,
-        "failed": row.failed,
-        "doubtful_records": row.doubtful_records,
-        "error": row.error,
-    }
-    if row.resent >= limits.resent_batches:
-        yield found("resent_not_idempotent", WARNING, row.resent / 100, row.cluster, where, place, times, evidence)
+    is_in_doubt = row.resent >= limits.resent_batches and row.doubtful_records > 0
+    if row.doubled_records or row.reordered >= limits.resent_batches or is_in_doubt:
+        records = {
+            "doubled_records": row.doubled_records or None,
+            "doubtful_records": row.doubtful_records or None,
+            "reordered_records": row.reordered_records or None,
+        }
+        evidence = {
+            "outcome": outcome(records),
+            "resent": row.resent,
+            "recut": row.recut or None,
+            "failed": row.failed,
+            **records,
+            "not_in_log_records": row.absent_records or None,
+            "error": row.error,
+        }
+        weight = max(row.resent, row.reordered) / 100
+        yield found("resent_not_idempotent", WARNING, weight, row.cluster, where, place, times, evidence)
     elif row.doubtful_records >= limits.doubtful_records_min:
-        evidence |= {"records": row.doubtful_records, "failed": row.doubtful, "doubtful_records": None}
+        evidence = {
+            "resent": row.resent,
+            "recut": row.recut or None,
+            "error": row.error,
+            "doubtful_records": row.doubtful_records,
+            "failed": row.doubtful,
+        }
         weight = row.doubtful_records / 1e4
         yield found("doubtful_records", WARNING, weight, row.cluster, where, place, times, evidence)
 

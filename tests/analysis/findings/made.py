@@ -99,6 +99,7 @@ def dataset(place: Path) -> Path:
     recut(made)
     losses(made)
     standstills(made)
+    doubled(made)
     cluster(made)
     return made.write(place)
 
@@ -333,6 +334,32 @@ def standstills(made: Made) -> None:
         write(client, 26)
 
 
+def doubled(made: Made) -> None:
+    """Retries of which offsets tell what became: `twice` has one batch twice, one once, and two of three turned round.
+
+    `among` has the same, and others that are not in the capture: what offsets skip may be theirs.
+    """
+    for client, others in (("twice", 0), ("among", 100)):
+        for at_s, batch, records, error, offset in (
+            (0, 0, 10, None, 0),
+            (1.0, 1, 5, "REQUEST_TIMED_OUT", None),
+            (1.1, 2, 7, "REQUEST_TIMED_OUT", None),
+            *((1.2 + n / 10, 3 + n, 3, "NOT_ENOUGH_REPLICAS", None) for n in range(3)),
+            (3.0, 1, 5, None, 15),  # after a gap of five
+            (3.1, 2, 7, None, 20),
+            *((3.5 - n / 10, 3 + n, 3, None, 33 - 3 * n) for n in (2, 1, 0)),
+            (9.0, 9, 4, None, 36 + others),  # long after all failures
+        ):
+            key = made.exchange(client, "Produce", 600 + at_s, acks=-1)
+            topic = f"of-{client}"
+            made.partition(key, "request", topic, bytes=20 * records, records=records)
+            answer = {"error_code": 0, "offset": offset} if error is None else {"error_code": 7, "error": error}
+            made.partition(key, "response", topic, **answer)
+            first = 4_000_000 + 100 * batch
+            known = {"records": records, "bytes": 20 * records, "base_timestamp": first, "max_timestamp": first + 50}
+            made.add("batches", **key, direction="request", topic=topic, partition=0, **known, producer_id=-1, magic=2)
+
+
 def cluster(made: Made) -> None:
     """Controllers take turns, a partition has no leader for half a minute, one lacks broker 2, another does for 5 s."""
     for number, broker in enumerate((1, 2, 3, 1, 2)):
@@ -421,6 +448,8 @@ PROVOKED = {
     ("doubtful_records", "client gives-up, topic of-gives-up"),
     ("records_lost", "client trusting, topic of-trusting"),
     ("producers_standing_still", "client halting, client refused-a-while"),
+    ("resent_not_idempotent", "client twice, topic of-twice"),
+    ("doubtful_records", "client among, topic of-among"),
     ("fenced", "client zombie, Produce, topic of-zombie"),
     ("refused_too_large", "client huge, Produce, topic of-huge"),
     ("not_enough_replicas", "client lonely, Produce, topic of-lonely"),

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from kproxy.analysis import sections
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.findings import KINDS, PROBES, TABLES, THRESHOLDS, Finding, findings, limits
 from kproxy.analysis.findings.thresholds import read
@@ -153,8 +154,27 @@ def test_records_that_are_cut_anew_are_seen_to_come_again(made_up):
     """None of the later batches is one of those that failed, yet all records come twice."""
     with Tables(made_up) as tables:
         (again,) = [each for each in findings(tables, kinds=["resent_not_idempotent"]) if "cutter" in each.where]
-    numbers = {"resent": 5, "recut": 5, "failed": 5, "doubtful_records": 50, "error": "unanswered"}
+    numbers = {"outcome": "50 records are perhaps in the log twice"}
+    numbers |= {"resent": 5, "recut": 5, "failed": 5, "doubtful_records": 50, "error": "unanswered"}
     assert dict(again.evidence) == numbers
+
+
+def test_what_topics_hold_is_what_was_acknowledged(made_up):
+    """Five requests of `twice` were refused, and written when they came again."""
+    with Tables(made_up) as tables:
+        rows = {row["topic"]: row for row in sections.topics(tables).arrow().to_pylist()}
+    assert (rows["of-twice"]["written_records"], rows["of-twice"]["failed_records"]) == (35, 21)
+    assert (rows["of-lonely"]["written_records"], rows["of-trusting"]["failed_records"]) == (None, None)
+
+
+def test_offsets_tell_which_retries_are_in_the_log_twice(made_up):
+    """Refused ones are in no doubt, and what offsets skip is written; it may be others' where others write too."""
+    with Tables(made_up) as tables:
+        answer = {one.where: one for one in findings(tables, kinds=["resent_not_idempotent", "doubtful_records"])}
+    twice = answer["client twice, topic of-twice"]
+    assert {"resent": 2, "failed": 2, "not_in_log_records": 7}.items() <= dict(twice.evidence).items()
+    assert sentence(twice).startswith("5 records are in the log twice, 6 records are in the log behind later ones: ")
+    assert dict(answer["client among, topic of-among"].evidence)["doubtful_records"] == 12
 
 
 def test_producers_that_try_and_are_not_acknowledged_stand_still(made_up):
