@@ -508,7 +508,8 @@ KINDS = {
         Kind(
             "rebalance_storm",
             "A group that does not come to rest",
-            "{rebalances} rebalances in {span_ns}, {rebalancing_ns} of it rebalancing, most often {cause}",
+            "{rebalances} rebalances in {span_ns}, {rebalancing_ns} of it rebalancing, most often {cause}; {of_client} "
+            "set off by members of client {client}",
             "While a group rebalances its members do not work, or not all of them; records are read twice behind it.",
             "Give members a group.instance.id, use CooperativeStickyAssignor (partition.assignment.strategy) or "
             "group.protocol=consumer (KIP-848).",
@@ -517,6 +518,7 @@ KINDS = {
             "the table rebalances, by group, while there is traffic: pauses of more than 5 minutes do not count",
             "rebalances",
             True,
+            "{rebalances} rebalances in {span_ns}, {rebalancing_ns} of it rebalancing, most often {cause}",
         ),
         Kind(
             "straggler",

@@ -6,11 +6,13 @@ from functools import cache
 
 import pytest
 
+from kproxy.analysis import knowledge
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.findings import KINDS, PROBES, TABLES, THRESHOLDS, Finding, findings, limits
 from kproxy.analysis.findings.thresholds import read
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
+from kproxy.views.answers import dicts
 from kproxy.views.findings import sentence
 from tests.analysis.findings import made
 from tests.captures import DATA, capture
@@ -131,6 +133,31 @@ def test_hours_between_two_captures_hide_no_storm_and_make_no_lag(tmp_path):
     lag = found["growing_lag", "client slow, topic orders"]
     assert lag["span_ns"] == 234 * 10**9 and lag["growth_per_s"] == pytest.approx(7800 / 234)
     assert lag["last_lag_records"] == 7900
+
+
+@pytest.mark.parametrize(("life_s", "is_short"), [(2, True), (400, False)])
+def test_who_comes_and_goes_is_named_and_is_no_slow_poll_where_it_left_too_soon(tmp_path, life_s, is_short):
+    """One member stays, those of `flapper` leave; rebalances that did not end count until all had joined."""
+    table = made.Made()
+    for number in range(20):
+        at_s = 600 * number / (1 if life_s > 100 else 100)
+        table.exchange("stays", "Heartbeat", at_s, group_id="g")
+        at_ns = made.START_NS + round(at_s) * 10**9
+        member = {"group_id": "g", "member_id": f"flapper-{number}", "client_id": "flapper", "protocol": "classic"}
+        for event, time_ns in (("join", at_ns), ("leave", at_ns + life_s * 10**9)):
+            table.add("group_events", at_s, event=event, time_ns=time_ns, **member)
+        row = {"group_id": "g", "protocol": "classic", "strategy": "range", "generation": number}
+        row |= {"cause": "member_left", "cause_member": f"flapper-{number}", "members_before": 2, "members_after": 1}
+        times = {"started_ns": at_ns, "joined_ns": at_ns + 10**9, "ended_ns": at_ns + 2 * 10**9 if number % 2 else None}
+        table.add("rebalances", at_s, **row, **times)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (storm,) = findings(tables, read(["rebalances_per_hour=1"]), kinds=["rebalance_storm"])
+        (group,) = dicts(knowledge.groups(tables["group_events"], tables["rebalances"]))
+    evidence = dict(storm.evidence)
+    assert evidence["rebalancing_ns"] == group["rebalancing_ns"] == 30 * 10**9
+    assert (evidence["client"], evidence["of_client"], evidence["life_ns"]) == ("flapper", 20, life_s * 10**9)
+    assert sentence(storm).endswith("most often member_left; 20 set off by members of client flapper")
+    assert ("Keep the consumer open" in storm.change) == is_short == ("lower max.poll.records" not in storm.change)
 
 
 @pytest.fixture(scope="module")
