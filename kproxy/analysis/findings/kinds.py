@@ -27,7 +27,7 @@ KINDS = {
         Kind(
             "broker_gone",
             "A broker gone",
-            "silent for {silent_ns}: {connections} connections ended with it, {failed} of its requests never answered",
+            "no answer for {silent_ns}: {connections} connections ended with it, {failed} of its requests never answered",
             "Partitions that it led stand still until others lead them, groups that it coordinated until they find "
             "another coordinator; clients send again what was not answered.",
             "Look at its log and its host for why it stopped: a crash, the out-of-memory killer, a deployment. A "
@@ -45,7 +45,7 @@ KINDS = {
         Kind(
             "broker_standing_still",
             "A broker that stood still",
-            "silent for {silent_ns}, connections stayed: {held} requests waited until it went on, {failed} never "
+            "no answer for {silent_ns}, connections stayed: {held} requests waited until it went on, {failed} never "
             "answered",
             "All that it leads and coordinates waits; after broker.session.timeout.ms (9 s) the controller takes its "
             "leaders away, after their request.timeout.ms clients give up.",
