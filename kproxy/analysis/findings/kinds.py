@@ -27,7 +27,8 @@ KINDS = {
         Kind(
             "broker_gone",
             "A broker gone",
-            "no answer for {silent_ns}: {connections} connections ended with it, {failed} of its requests never answered",
+            "no answer for {silent_ns}: {connections} connections ended with it, {failed} of its requests never "
+            "answered",
             "Partitions that it led stand still until others lead them, groups that it coordinated until they find "
             "another coordinator; clients send again what was not answered.",
             "Look at its log and its host for why it stopped: a crash, the out-of-memory killer, a deployment. A "
