@@ -100,7 +100,8 @@ def _rigid(verdict: Verdict) -> str:
     named = [str(dict(one.place)["topic"]) for one in found][:CAUSES_SAID]
     more = sum(1 + one.more for one in found) - len(named)
     names = ", ".join(named) + (f" and {more:,} more" if more else "")
-    return printable(f" While any of its brokers is away, nobody writes to {_plural('topic', len(named))} {names}.")
+    topics = f"{_plural('topic', len(named))} {names}"
+    return printable(f" While one broker is away, writes with acks=all fail to {topics}.")
 
 
 def _clause(one: Finding) -> str:

@@ -99,7 +99,8 @@ def folded(found: Sequence[Finding]) -> list[Finding]:
         places.setdefault(one.kind, []).append(index)
     at = {id(one): index for index, (one, _) in enumerate(parted)}
     parents = [
-        _cause(index, whole, places) if cause is None else at[id(cause)] for index, (_, cause) in enumerate(parted)
+        _cause(index, whole, places, is_timed=bool(part.moments)) if cause is None else at[id(cause)]
+        for index, (part, cause) in enumerate(parted)
     ]
     followers: dict[int, list[Finding]] = {}
     for index, parent in enumerate(parents):
@@ -124,7 +125,11 @@ def _parted(
     parts: dict[int, tuple[Finding | None, list[Moment]]] = {}
     for moment in one.moments:
         then = one._replace(since_ns=moment.at_ns, until_ns=moment.at_ns)
-        able = [(len(edge.same), cause.since_ns or 0, cause) for edge, cause in causes if explains(edge, cause, then)]
+        able = [
+            (len(edge.same), cause.since_ns or 0, cause)
+            for edge, cause in causes
+            if explains(edge, cause, then) and (edge.when != DURING or moment.replicated)
+        ]
         begun = [each for each in able if each[1] <= moment.at_ns + _STEP_NS]
         nearest = max(begun or able, key=lambda each: each[:2])[2] if able else None
         parts.setdefault(id(nearest), (nearest, []))[1].append(moment)
@@ -166,11 +171,13 @@ def _with(root: Finding, consequences: Sequence[Finding]) -> Finding:
     return root._replace(severity=gravest, weight=weight, consequences=tuple(order))
 
 
-def _cause(index: int, found: Sequence[Finding], by_kind: Mapping[str, Sequence[int]]) -> int | None:
-    """The place in `found` of what explains one of them."""
+def _cause(index: int, found: Sequence[Finding], by_kind: Mapping[str, Sequence[int]], is_timed: bool) -> int | None:
+    """The place in `found` of what explains one of them. is_timed: its moments have shown that no outage does."""
     one = found[index]
     best: tuple[tuple[int, bool, int, int], int] | None = None
     for edge in _BY_CONSEQUENCE.get(one.kind, ()):
+        if is_timed and edge.cause in _DOWN:
+            continue
         for at in by_kind.get(edge.cause, ()):
             if at != index and explains(edge, found[at], one):
                 rank = len(edge.same), _began_within(found[at], one), _shared_ns(found[at], one), -at

@@ -53,25 +53,50 @@ _RETRIED = ("no_leader", "timed_out")  # which clients send again by themselves
 _IN_GROUPS = ("fenced",)  # kinds whose errors may name a group instead of a topic
 
 
-_STEPS_MAX = 1000  # of one finding: bounds what is kept of its times
-
-
-def _step_us(groups: str) -> str:
-    """The width of a step in which failures are counted: a second, or a thousandth of all their time."""
-    return (
-        f"greatest(1, cast(floor((max(us) over (partition by {groups}) - min(us) over (partition by {groups}))"
-        f" / {_STEPS_MAX}e6) as bigint)) * 1000000"
-    )
-
-
-_MOMENTS = (
-    "array_join(array_sort(collect_list(concat_ws(':', cast(step_us as string), cast(failed as string), "
-    "cast(gave_up as string), cast(writes as string), cast(longest_ns as string)))), ',')"
+_REPLICATED = (
+    *(
+        "Produce",
+        "OffsetCommit",
+        "TxnOffsetCommit",
+        "AddPartitionsToTxn",
+        "AddOffsetsToTxn",
+        "EndTxn",
+        "InitProducerId",
+    ),
+    *("JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "ConsumerGroupHeartbeat", "ShareGroupHeartbeat"),
 )
+_STEPS_MAX = 2000  # of one finding: bounds what is kept of its times
+
+
+def _timed(of: str, groups: str, gave_up: str = "false", waited_ns: str = "0") -> dict[str, str]:
+    """Steps of a question that end with `times`: the Moments of each group of rows of `of`, as a text.
+
+    Seconds in which something failed are counted, several of them together where there are more than _STEPS_MAX.
+    """
+    step = "cast(floor(second / width) as bigint) * width * 1000000"
+    numbers = ", ".join(f"cast({name} as string)" for name in ("step_us", *Moment._fields[1:]))
+    return {
+        "seconds": f"""
+            select {groups}, cast(floor(us / 1e6) as bigint) as second, count(*) as failed,
+                count_if({gave_up}) as gave_up, count_if(api = 'Produce') as writes,
+                coalesce(max({waited_ns}), 0) as longest_wait_ns,
+                count_if(api in ({", ".join(map(literal, _REPLICATED))})) as replicated
+            from {of} group by {groups}, cast(floor(us / 1e6) as bigint)""",
+        "widths": f"""
+            select *, cast(1 + floor((count(*) over (partition by {groups}) - 1) / {_STEPS_MAX}) as bigint) as width
+            from seconds""",
+        "steps": f"""
+            select {groups}, {step} as step_us, sum(failed) as failed, sum(gave_up) as gave_up, sum(writes) as writes,
+                max(longest_wait_ns) as longest_wait_ns, sum(replicated) as replicated
+            from widths group by {groups}, {step}""",
+        "times": f"""
+            select {groups}, array_join(array_sort(collect_list(concat_ws(':', {numbers}))), ',') as moments
+            from steps group by {groups}""",
+    }
 
 
 def moments(text: str | None) -> tuple[Moment, ...]:
-    """What _MOMENTS says, by time."""
+    """What a text of `_timed` says, by time."""
     numbers = ([int(number) for number in each.split(":")] for each in (text or "").split(",") if each)
     return tuple(sorted(Moment(us * 1000, *others) for us, *others in numbers))
 
@@ -110,15 +135,7 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
                 count_if({gave_up}) as gave_up, count_if(api = 'Produce') as writes, max(waited_ns) as longest_ns,
                 sum(case when {gave_up} then waited_ns end) as waited_ns, min(us) as first_us, max(us) as last_us
             from missed group by cluster, client, broker, api""",
-        stepped=f"""
-            select cluster, client, broker, api, waited_ns, cast(floor(us / step_us) as bigint) * step_us as step_us
-            from (select *, {_step_us("cluster, client, broker")} as step_us from missed) m""",
-        steps=f"""
-            select cluster, client, broker, step_us, count(*) as failed, count_if({gave_up}) as gave_up,
-                count_if(api = 'Produce') as writes, coalesce(max(waited_ns), 0) as longest_ns
-            from stepped group by cluster, client, broker, step_us""",
-        times=f"""
-            select cluster, client, broker, {_MOMENTS} as moments from steps group by cluster, client, broker""",
+        **_timed("missed", "cluster, client, broker", gave_up, "waited_ns"),
         answer=f"""
             select c.cluster, c.client, c.broker, max(broker_id) as broker_id, sum(failed) as failed,
                 sum(gave_up) as gave_up, sum(writes) as writes, max(longest_ns) as longest_ns,
@@ -224,14 +241,7 @@ def refused(tables: Tables, limits: Limits) -> Frame:
             from named
             where kind is not null and not (kind = 'unknown_topic' and api = 'OffsetFetch')
             group by cluster, client, api, kind, source, connection, `number`""",
-        stepped=f"""
-            select cluster, client, api, kind, cast(floor(us / step_us) as bigint) * step_us as step_us
-            from (select *, {_step_us("cluster, client, api, kind")} as step_us from once_each) o""",
-        steps="""
-            select cluster, client, api, kind, step_us, count(*) as failed, 0 as gave_up, 0 as writes, 0 as longest_ns
-            from stepped group by cluster, client, api, kind, step_us""",
-        times=f"""
-            select cluster, client, api, kind, {_MOMENTS} as moments from steps group by cluster, client, api, kind""",
+        **_timed("once_each", "cluster, client, api, kind"),
         asked=f"""
             select cluster, {GROUPS["client"]} as client, api, count(*) as asked from exchanges
             where {of_clients(False)} group by cluster, {GROUPS["client"]}, api""",

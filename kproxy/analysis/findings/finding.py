@@ -25,6 +25,7 @@ class Moment(NamedTuple):
     gave_up: int = 0
     writes: int = 0
     longest_wait_ns: int = 0
+    replicated: int = 0  # whose answer waits until other brokers have a record, of these or of their coordinator's log
 
 
 class Finding(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding, Probe, Tables, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import QUIET_S, STEP, STEP_TIMES, stretches
+from kproxy.analysis.pieces import ACCURACY, QUIET_S, STEP, STEP_TIMES, stretches
 
 _CHANGES = {  # by what sets most rebalances off
     "session_expired": "Members are taken for dead: raise session.timeout.ms (45 s since Kafka 3.0), and look for "
@@ -24,6 +24,14 @@ _CHANGES = {  # by what sets most rebalances off
     "leader_rejoined": "The leader asks for a rebalance: its assignor sees other partitions than before.",
     "coordinator_moved": "The group's coordinator moved: look at the brokers, and at __consumer_offsets' leaders.",
 }
+
+
+_SHORT_LIVED = (
+    "Members of one client join, leave within seconds and come again: too soon for max.poll.interval.ms. "
+    "Keep the consumer open instead of one for each task (a short job, a health check, a loop around subscribe() and "
+    "close()), or give it a group of its own or assign() without a group."
+)
+_SHORT_LIFE_NS = 30_000_000_000  # a tenth of max.poll.interval.ms by default, behind which a client leaves its group
 
 
 class Restless(NamedTuple):
@@ -41,7 +49,10 @@ class Restless(NamedTuple):
     rebalancing_ns: int | None
     cause: str | None  # of most of them
     of_cause: int
-    members: int | None
+    members: int | None  # at most
+    client: str | None  # whose members set most of them off
+    of_client: int
+    life_ns: int | None  # of its members that left, half of them at most
     first_us: int
     last_us: int
     seen_us: int  # how long there was traffic, without pauses between captures
@@ -50,7 +61,7 @@ class Restless(NamedTuple):
 def restless(tables: Tables, limits: Limits) -> Frame:
     """Rows of Restless, by group, those with the most rebalances first."""
     return ask(
-        {"told": tables["rebalances"], "exchanges": tables["exchanges"]},
+        {"told": tables["rebalances"], "exchanges": tables["exchanges"], "group_events": tables["group_events"]},
         once=("heard", "stretches", "rebalances"),
         heard=f"""
             select cluster, group_id, {STEP} as step, {STEP_TIMES} from exchanges group by cluster, group_id, {STEP}""",
@@ -73,19 +84,37 @@ def restless(tables: Tables, limits: Limits) -> Frame:
             select cluster, group_id, cause, count(*) as of_cause,
                 row_number() over (partition by cluster, group_id order by count(*) desc, cause) as place
             from rebalances group by cluster, group_id, cause""",
+        members="""
+            select cluster, group_id, member_id, max(client_id) as client,
+                case when count(case when event = 'leave' and error is null then 1 end) > 0
+                    then max(case when event = 'leave' and error is null then time_ns end) - min(time_ns) end as life_ns
+            from group_events where member_id is not null group by cluster, group_id, member_id""",
+        lives=f"""
+            select cluster, group_id, client, percentile_approx(life_ns, 0.5, {ACCURACY}) as life_ns from members
+            group by cluster, group_id, client""",
+        movers="""
+            select r.cluster, r.group_id, m.client, count(*) as of_client,
+                row_number() over (partition by r.cluster, r.group_id order by count(*) desc, m.client) as place
+            from rebalances r join members m on r.cluster is not distinct from m.cluster and r.group_id = m.group_id
+                and r.cause_member = m.member_id
+            where m.client is not null group by r.cluster, r.group_id, m.client""",
         summed="""
             select cluster, group_id, max(heard_as) as heard_as, max(protocol) as protocol, count(*) as rebalances,
                 max(members_after) * max(case when strategy like '%cooperative%' then 2 else 1 end) as expected,
-                sum(ended_ns - started_ns) as rebalancing_ns, max(members_after) as members,
+                sum(coalesce(ended_ns, joined_ns) - started_ns) as rebalancing_ns, max(members_after) as members,
                 cast(floor(min(started_ns) / 1e3) as bigint) as first_us,
                 cast(floor(max(started_ns) / 1e3) as bigint) as last_us
             from rebalances group by cluster, group_id""",
         answer=f"""
             select s.cluster, s.group_id, protocol, rebalances,
-                coalesce(expected, 0) as expected, rebalancing_ns, c.cause, c.of_cause, members, s.first_us,
-                s.last_us, t.seen_us
+                coalesce(expected, 0) as expected, rebalancing_ns, c.cause, c.of_cause, members, m.client,
+                coalesce(m.of_client, 0) as of_client, l.life_ns, s.first_us, s.last_us, t.seen_us
             from summed s left join causes c
                 on s.cluster is not distinct from c.cluster and s.group_id = c.group_id and c.place = 1
+            left join movers m
+                on s.cluster is not distinct from m.cluster and s.group_id = m.group_id and m.place = 1
+            left join lives l on s.cluster is not distinct from l.cluster and s.group_id = l.group_id
+                and m.client = l.client
             join seen t on s.cluster is not distinct from t.cluster and s.heard_as is not distinct from t.group_id
             where rebalances - coalesce(expected, 0) >= {limits.rebalances_min}
             order by rebalances desc, s.cluster nulls first, s.group_id""",
@@ -99,6 +128,9 @@ def judge_restless(row: Restless, limits: Limits) -> Iterator[Finding]:
     if beyond < limits.rebalances_min or per_hour < limits.rebalances_per_hour:
         return
     share = (row.rebalancing_ns or 0) / 1000 / max(row.seen_us, 1)
+    is_one_client = row.client is not None and row.of_client * 2 > row.rebalances
+    is_short = is_one_client and row.cause in ("member_left", "member_joined") and (row.life_ns or 0) > 0
+    is_short = is_short and (row.life_ns or 0) < _SHORT_LIFE_NS
     yield found(
         "rebalance_storm",
         # Members of the classic protocol stand still meanwhile, those of the newer ones do not.
@@ -115,10 +147,13 @@ def judge_restless(row: Restless, limits: Limits) -> Iterator[Finding]:
             "rebalancing_share": share,
             "cause": row.cause,
             "of_cause": row.of_cause,
-            "members": row.members,
+            "client": row.client if is_one_client else None,
+            "of_client": row.of_client if is_one_client else None,
+            "life_ns": row.life_ns if is_one_client else None,
+            "most_members": row.members,
             "protocol": row.protocol,
         },
-        _CHANGES.get(row.cause or ""),
+        _SHORT_LIVED if is_short else _CHANGES.get(row.cause or ""),
     )
 
 
@@ -181,6 +216,6 @@ def judge_straggling(row: Straggling, limits: Limits) -> Iterator[Finding]:
 
 
 PROBES = (
-    Probe(("rebalance_storm",), ("rebalances", "exchanges"), restless, Restless, judge_restless),
+    Probe(("rebalance_storm",), ("rebalances", "exchanges", "group_events"), restless, Restless, judge_restless),
     Probe(("straggler",), ("rebalances", "group_events"), straggling, Straggling, judge_straggling),
 )

@@ -42,7 +42,8 @@ KINDS = {
         Kind(
             "broker_gone",
             "A broker gone",
-            "silent for {silent_ns}: {connections} connections ended with it, {failed} of its requests never answered",
+            "no answer for {silent_ns}: {connections} connections ended with it, {failed} of its requests never "
+            "answered",
             "Partitions that it led stand still until others lead them, groups that it coordinated until they find "
             "another coordinator; clients send again what was not answered.",
             "Look at its log and its host for why it stopped: a crash, the out-of-memory killer, a deployment. A "
@@ -60,7 +61,7 @@ KINDS = {
         Kind(
             "broker_standing_still",
             "A broker that stood still",
-            "silent for {silent_ns}, connections stayed: {held} requests waited until it went on, {failed} never "
+            "no answer for {silent_ns}, connections stayed: {held} requests waited until it went on, {failed} never "
             "answered",
             "All that it leads and coordinates waits; after broker.session.timeout.ms (9 s) the controller takes its "
             "leaders away, after their request.timeout.ms clients give up.",
@@ -555,7 +556,8 @@ KINDS = {
         Kind(
             "rebalance_storm",
             "A group that does not come to rest",
-            "{rebalances} rebalances in {span_ns}, {rebalancing_ns} of it rebalancing, most often {cause}",
+            "{rebalances} rebalances in {span_ns}, {rebalancing_ns} of it rebalancing, most often {cause}; {of_client} "
+            "set off by members of client {client}",
             "While a group rebalances its members do not work, or not all of them; records are read twice behind it.",
             "Give members a group.instance.id, use CooperativeStickyAssignor (partition.assignment.strategy) or "
             "group.protocol=consumer (KIP-848).",
@@ -564,6 +566,7 @@ KINDS = {
             "the table rebalances, by group, while there is traffic: pauses of more than 5 minutes do not count",
             "rebalances",
             True,
+            "{rebalances} rebalances in {span_ns}, {rebalancing_ns} of it rebalancing, most often {cause}",
         ),
         Kind(
             "straggler",

@@ -310,6 +310,9 @@ def _groups(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times)
                 cause,
                 causes.get(cause or "", 0),
                 members,
+                None,
+                0,
+                None,
                 *times,
                 times[1] - times[0],
             )

@@ -207,7 +207,11 @@ class Orphaned(NamedTuple):
 
 
 def orphaned(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Orphaned, the longest outage first; groups that had no coordinator before are left out."""
+    """Rows of Orphaned, the longest outage first; groups that had no coordinator before are left out.
+
+    Where nobody was refused, the time between two heartbeats is none in which a group stood still.
+    """
+    least_ns = f"{limits.coordinator_outage_s * 1e9:.0f}"
     lost = knowledge.coordinators(tables["group_events"], tables["rebalances"], tables["exchanges"])
     return ask(
         {"lost": lost},
@@ -215,7 +219,8 @@ def orphaned(tables: Tables, limits: Limits) -> Frame:
             select cluster, group_id, outage_ns, joining_ns, refusals, former_broker as broker, former_id as broker_id,
                 coordinator_id, moved, unix_micros(`time`) as first_us,
                 cast(unix_micros(`time`) + outage_ns / 1e3 as bigint) as last_us
-            from lost where outage_ns >= {limits.coordinator_outage_s * 1e9:.0f}
+            from lost
+            where outage_ns - case when refusals = 0 then {knowledge.HEARTBEAT_NS} else 0 end >= {least_ns}
             order by outage_ns desc, cluster nulls first, group_id, first_us""",
     )
 

@@ -79,10 +79,10 @@ def test_requests_that_failed_are_those_of_the_outage_in_whose_time_they_did():
     refused = refused._replace(moments=tuple(Moment(second * 10**9, failed) for second, failed in times))
     # A member of broker 3 gives up while that stands still, and before while broker 2 is gone: brokers wait for both.
     waits = one("client_timeouts", 105, 147, {"client": "app", "broker_id": 3}, failed=7, gave_up=3, longest_wait_ns=9)
-    waits = waits._replace(moments=(Moment(105 * 10**9, 3, 1, 0, 5), Moment(147 * 10**9, 4, 2, 0, 9)))
-    # Requests to a broker that nothing was wrong with, long after: nobody's.
-    alone = one("unanswered", 124, 124, {"client": "app", "broker_id": 4}, failed=2)
-    alone = alone._replace(moments=(Moment(124 * 10**9, 2),))
+    waits = waits._replace(moments=(Moment(105 * 10**9, 3, 1, 0, 5, 3), Moment(147 * 10**9, 4, 2, 0, 9)))
+    # Requests to a broker that nothing was wrong with, which wait for no other, or behind the outage: nobody's.
+    alone = one("unanswered", 110, 124, {"client": "app", "broker_id": 4}, failed=4)
+    alone = alone._replace(moments=(Moment(110 * 10**9, 2), Moment(124 * 10**9, 2, replicated=2)))
     roots = folded([*brokers, refused, waits, alone])
     told = {
         (root.kind, dict(root.place).get("broker_id")): {

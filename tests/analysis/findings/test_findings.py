@@ -6,12 +6,13 @@ from functools import cache
 
 import pytest
 
-from kproxy.analysis import sections
+from kproxy.analysis import knowledge, sections
 from kproxy.analysis.duck import Tables
-from kproxy.analysis.findings import KINDS, PROBES, TABLES, THRESHOLDS, Finding, findings, limits
+from kproxy.analysis.findings import KINDS, PROBES, TABLES, THRESHOLDS, Finding, failures, findings, limits
 from kproxy.analysis.findings.thresholds import read
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
+from kproxy.views.answers import dicts
 from kproxy.views.findings import sentence
 from tests.analysis.findings import made
 from tests.captures import DATA, capture
@@ -132,6 +133,72 @@ def test_hours_between_two_captures_hide_no_storm_and_make_no_lag(tmp_path):
     lag = found["growing_lag", "client slow, topic orders"]
     assert lag["span_ns"] == 234 * 10**9 and lag["growth_per_s"] == pytest.approx(7800 / 234)
     assert lag["last_lag_records"] == 7900
+
+
+def test_seconds_in_which_requests_failed_are_few_and_lose_none(tmp_path, monkeypatch):
+    """Of more seconds than are kept several are one; two times far apart need no wider steps."""
+    table = made.Made()
+    for number in range(40):
+        for client, apart_s in (("long", 1), ("twice", 0.125)):
+            at_s = 10 + number * apart_s + (50_000 if client == "twice" and number >= 20 else 0)
+            key = table.exchange(client, "Produce", at_s, acks=-1, errors=1)
+            table.partition(key, "response", "strict", error_code=19, error="NOT_ENOUGH_REPLICAS")
+    monkeypatch.setattr(failures, "_STEPS_MAX", 10)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        asked = failures.refused({name: tables[name] for name in ("exchanges", "partitions", "topology")}, limits())
+        found = {row["client"]: failures.moments(row["moments"]) for row in dicts(asked)}
+    start_s = made.START_NS // 10**9
+    told = {
+        client: [(each.at_ns / 1e9 - start_s, each.failed) for each in moments] for client, moments in found.items()
+    }
+    assert len(told["long"]) == 11 and sum(failed for _, failed in told["long"]) == 40
+    assert told["twice"] == [(10, 8), (11, 8), (12, 4), (50012, 4), (50013, 8), (50014, 8)]
+
+
+@pytest.mark.parametrize(
+    ("between_s", "error", "is_found"),
+    [(3, None, False), (3, "NOT_COORDINATOR", True), (6, None, True), (1, "NOT_COORDINATOR", False)],
+)
+def test_a_coordinator_that_moves_between_two_heartbeats_is_not_missed(tmp_path, between_s, error, is_found):
+    table = made.Made()
+    for number in range(20):
+        at_s = 3 * number if number < 10 else 27 + between_s + 3 * (number - 10)
+        at_ns = made.START_NS + at_s * 10**9
+        times = {"request_start_ns": at_ns, "response_end_ns": at_ns + made.MS}
+        table.exchange("member", "Heartbeat", at_s, broker=1 if number < 10 else 3, group_id="g", **times)
+    at_ns = made.START_NS + 27 * 10**9 + 500 * made.MS
+    event = {"event": "coordinator_moved", "group_id": "g", "coordinator_id": 3, "error": error, "time_ns": at_ns}
+    table.add("group_events", 27.5, **event)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        found = findings(tables, kinds=["coordinator_lost"])
+    assert bool(found) == is_found
+    for one in found:
+        assert dict(one.evidence)["moved"] is True and one.until_ns - one.since_ns == between_s * 10**9
+
+
+@pytest.mark.parametrize(("life_s", "is_short"), [(2, True), (400, False)])
+def test_who_comes_and_goes_is_named_and_is_no_slow_poll_where_it_left_too_soon(tmp_path, life_s, is_short):
+    """One member stays, those of `flapper` leave; rebalances that did not end count until all had joined."""
+    table = made.Made()
+    for number in range(20):
+        at_s = 600 * number / (1 if life_s > 100 else 100)
+        table.exchange("stays", "Heartbeat", at_s, group_id="g")
+        at_ns = made.START_NS + round(at_s) * 10**9
+        member = {"group_id": "g", "member_id": f"flapper-{number}", "client_id": "flapper", "protocol": "classic"}
+        for event, time_ns in (("join", at_ns), ("leave", at_ns + life_s * 10**9)):
+            table.add("group_events", at_s, event=event, time_ns=time_ns, **member)
+        row = {"group_id": "g", "protocol": "classic", "strategy": "range", "generation": number}
+        row |= {"cause": "member_left", "cause_member": f"flapper-{number}", "members_before": 2, "members_after": 1}
+        times = {"started_ns": at_ns, "joined_ns": at_ns + 10**9, "ended_ns": at_ns + 2 * 10**9 if number % 2 else None}
+        table.add("rebalances", at_s, **row, **times)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (storm,) = findings(tables, read(["rebalances_per_hour=1"]), kinds=["rebalance_storm"])
+        (group,) = dicts(knowledge.groups(tables["group_events"], tables["rebalances"]))
+    evidence = dict(storm.evidence)
+    assert evidence["rebalancing_ns"] == group["rebalancing_ns"] == 30 * 10**9
+    assert (evidence["client"], evidence["of_client"], evidence["life_ns"]) == ("flapper", 20, life_s * 10**9)
+    assert sentence(storm).endswith("most often member_left; 20 set off by members of client flapper")
+    assert ("Keep the consumer open" in storm.change) == is_short == ("lower max.poll.records" not in storm.change)
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def test_a_topic_whose_writers_need_all_replicas_is_told_beside_why_one_was_away
         found = findings(tables)
         text = said(verdict(tables, found))
     rigid = [one for one in found if one.kind == "no_broker_may_stop"]
-    assert len(rigid) == (replicas is not None) and ("nobody writes to topic strict." in text) == bool(rigid)
+    assert len(rigid) == (replicas is not None) and ("acks=all fail to topic strict." in text) == bool(rigid)
     for one in rigid:
         assert dict(one.evidence) == {"replicas": replicas, "partitions": 1, "failed": 10} and one.change
         assert sentence(one).startswith(f"{replicas} of {replicas} replicas must be in sync")
