@@ -439,7 +439,8 @@ class _Connection(RequestHandler):
         self._silent = idle
         self.is_full = is_full
         self.untaken = 0  # bytes of an answer that is being written in pieces
-        self.opening: asyncio.Task[None] | None = None  # until there is a transport: it waits for the client, or its turn
+        # Until there is a transport: it waits for what the client says, or for its turn.
+        self.opening: asyncio.Task[None] | None = None
         self.is_opening = False  # its TLS handshake has not begun
         self._on_left: Callable[[], None] | None = left
         self._patience: asyncio.TimerHandle | None = None

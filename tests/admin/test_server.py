@@ -275,7 +275,7 @@ def test_connections_without_a_handshake_keep_nobody_out(tmp_path, monkeypatch):
                 sock.close()
             await client.close()
             async with asyncio.timeout(60):
-                while any(isinstance(each, _Connection) for each in gc.get_objects()):
+                while any(isinstance(each, _Connection) for each in gc.get_objects()):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 
     gc.disable()

@@ -24,10 +24,11 @@ however many there are, a new one for those that are as new, and all of a kind h
 is new once (`meet`), and not each time it is watched again after its peer took nothing. Every LOOK_NS events are
 measured in any case, so that those of every day are known.
 
-What an event costs is CPU time. On a busy machine the kernel runs somebody else in the middle of many events, most of
-all where a send wakes them: by the clock every client would be costly then, and wait for all that queue. So the clock
-decides for a socket that is cheap, and once an event of it took longer than those of its kind, the thread's CPU time
-does. Two such events in a row make it one of the other kind.
+What an event costs is the thread's CPU time: on a busy machine the kernel runs somebody else in the middle of many
+events, most of all where a send wakes them. The kind of a socket follows from the mean of its events, of which the last
+counts an eighth, and at most MOST_NS: one event that took long by chance, as for a collection of garbage, does not make
+a socket costly, and cheap events between costly ones do not make it cheap. All events of a socket may still turn
+costly at once: then others of its kind wait for one event of it.
 
 All times are nanoseconds of the monotonic clock. The interface is the loop's. Refuses to know what the sockets are.
 """
@@ -51,17 +52,8 @@ CHEAP_NS = (50_000, 100_000, 200_000)
 LOOK_NS = 10_000_000  # from one measured turn to the next
 _COSTLY = len(CHEAP_NS)  # the kind behind those of CHEAP_NS
 _NEW = _COSTLY + 1  # whose events cost nobody knows what
-# What is known of a socket: its kind, and how many of its last events took longer: none, one by the clock, or one more
-# by the thread's CPU time.
-_KNOWN = [(kind, longer) for kind in range(_COSTLY) for longer in range(3)] + [(_COSTLY, 0), (_NEW, 0)]
-_KIND = bytes(kind for kind, _ in _KNOWN)
-_UNKNOWN = _KNOWN.index((_NEW, 0))
-_IS_CLOCKED = tuple(kind < _COSTLY and not longer for kind, longer in _KNOWN)  # else CPU time decides
-# By that, what is known after an event of each kind.
-_NEXT = tuple(
-    bytes(_KNOWN.index((kind, longer + 1) if kind < took and longer < 2 else (took, 0)) for took in range(_NEW))
-    for kind, longer in _KNOWN
-)
+_UNKNOWN = -1
+MOST_NS = 1_000_000  # that one event counts
 
 Callback = Callable[..., None]
 
@@ -96,7 +88,7 @@ class Poller:
         self._writers: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
         self._later: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._is_scheduled = False
-        self._costs = bytearray()  # by file descriptor: the place in _KNOWN of what is known of its socket
+        self._costs: list[int] = []  # by file descriptor: the mean of what events of its socket cost
         self._look_ns = 0  # when the time of events is looked at again
         # By kind: events that were reported and wait, by file descriptor; the first for longest.
         self._queues: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(_NEW + 1)]
@@ -248,24 +240,24 @@ class Poller:
         soon_ns = until_ns - LONG_TURN_NS // 4
         early_ns = soon_ns - LONG_TURN_NS // 2  # until then they are handled in the order in which they are reported
         queued = any(queues)
+        cpu_ns = thread_time_ns()
         for fd, events in ready:
             cost = costs[fd]
-            kind = _KIND[cost]
+            kind = _NEW if cost == _UNKNOWN else bisect_left(CHEAP_NS, cost)
             if queued or kind == _COSTLY or now_ns > (early_ns if kind == _NEW else soon_ns):
                 self.is_in_order = False
                 if self._is_known(fd):  # unless an earlier event of this turn closed it
                     queues[kind][fd] = events  # one that queues keeps its place
                     queued = True
-            elif events == _IN and _IS_CLOCKED[cost]:
-                reader = readers[fd]
-                if reader is not None:
-                    reader()
-                begun_ns = now_ns
-                self.now_ns = now_ns = monotonic_ns()
-                costs[fd] = _NEXT[cost][bisect_left(CHEAP_NS, now_ns - begun_ns)]
-            else:
-                self._handle(fd, events)
-                now_ns = self.now_ns
+                continue
+            reader = readers[fd]
+            if events != _IN:
+                self._call_back(fd, events)
+            elif reader is not None:
+                reader()
+            begun_ns, cpu_ns = cpu_ns, thread_time_ns()
+            costs[fd] = _mean(cost, cpu_ns - begun_ns)
+            self.now_ns = now_ns = monotonic_ns()
         if queued:
             self._share(soon_ns)
             while queues[_NEW] or queues[_COSTLY]:
@@ -292,12 +284,10 @@ class Poller:
             had_ns[kind] += now_ns - begun_ns
 
     def _handle(self, fd: int, events: int) -> None:
-        """Handle one event, and note when it was done and what it cost."""
-        cost = self._costs[fd]
-        clock = monotonic_ns if _IS_CLOCKED[cost] else thread_time_ns  # to ask for CPU time is a call of the kernel
-        begun_ns = clock()
+        """Handle one event that queued, and note when it was done and what it cost."""
+        begun_ns = thread_time_ns()
         self._call_back(fd, events)
-        self._costs[fd] = _NEXT[cost][bisect_left(CHEAP_NS, clock() - begun_ns)]
+        self._costs[fd] = _mean(self._costs[fd], thread_time_ns() - begun_ns)
         self.now_ns = monotonic_ns()
 
     def _call_back(self, fd: int, events: int) -> None:
@@ -315,3 +305,9 @@ class Poller:
         """Call back who waits for an end, unless the event is older than that: bytes to be read."""
         if fd in self._ends and events & ~(_IN | _OUT):
             self._ends[fd]()
+
+
+def _mean(cost: int, took: int) -> int:
+    """The mean cost of a socket's events with one more."""
+    took = min(took, MOST_NS)
+    return took if cost == _UNKNOWN else cost + (took - cost) // 8

@@ -269,6 +269,56 @@ def test_a_turn_is_bounded_by_what_its_events_take_whatever_their_number(monkeyp
     live(test())
 
 
+@pytest.mark.parametrize("costs_us", [(20, 500), (20, 20, 20, 1000), (20, 900, 900)])
+def test_cheap_events_between_costly_ones_make_nobody_cheap(monkeypatch, costs_us):
+    """Time is what the events of this test take."""
+    now_ns = time.monotonic_ns()
+    monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(poller_module, "thread_time_ns", lambda: now_ns)
+
+    async def test():
+        nonlocal now_ns
+        poller = Poller(asyncio.get_running_loop())
+        floods = [await pair() for _ in range(100)]
+        cheap, friend = await pair()
+        served = [0] * len(floods)
+        sent_ns = 0
+        waited_ns: list[int] = []
+
+        def flooded(number: int) -> None:
+            nonlocal now_ns, sent_ns
+            now_ns += costs_us[served[number] % len(costs_us)] * 1000
+            served[number] += 1
+            if not sent_ns:
+                friend.send(b"x")
+                sent_ns = now_ns
+
+        def answer() -> None:
+            nonlocal now_ns, sent_ns
+            cheap.recv(9)
+            if min(served) > 4 * len(costs_us):  # they are known
+                waited_ns.append(now_ns - sent_ns)
+            now_ns += 30_000
+            sent_ns = 0
+
+        poller.add_reader(cheap.fileno(), answer)
+        now_ns += poller_module.LOOK_NS
+        friend.send(b"x")
+        poller._ready()
+        for number, (ours, theirs) in enumerate(floods):
+            theirs.send(b"flood")
+            poller.add_reader(ours.fileno(), partial(flooded, number))
+        await until(lambda: len(waited_ns) > 100)
+        assert max(waited_ns) <= 2 * poller_module.LONG_TURN_NS  # and not 100 times what an event costs
+        for ours, theirs in (*floods, (cheap, friend)):
+            poller.remove_reader(ours.fileno())
+            ours.close()
+            theirs.close()
+        poller.close()
+
+    live(test())
+
+
 @pytest.mark.parametrize("tells", [True, False], ids=["readers tell", "readers tell nothing"])
 def test_a_short_turn_is_bounded_without_a_look_at_the_time(monkeypatch, tells):
     """Readers tell when they were done, as relays do: then the clock is asked once, when epoll returns."""
