@@ -8,8 +8,8 @@ import socket
 import ssl
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.tls import ClientTls, UpstreamTls
 from kproxy.proxy.process.server import Server
+from kproxy.proxy.sockets import sockets
 from kproxy.proxy.sockets.streams import readable, writable
 from kproxy.wire.connection import Sink
 from tests.certificates import Authority
@@ -295,6 +296,28 @@ class Live:
     async def until(self, condition: Any) -> None:
         while not condition():  # noqa: ASYNC110 - of the proxy, which has no event for it
             await asyncio.sleep(0.005)
+
+
+@contextmanager
+def arrival_times() -> Iterator[None]:
+    """Inside, the kernel has the time of arrival of each segment.
+
+    It begins with them a moment after the first socket of the machine asks for them, and ends with the last one.
+    """
+    with socket.create_server((HOST, 0)) as server, socket.create_connection(server.getsockname()) as here:
+        there, _ = server.accept()
+        with there:
+            sockets.prepare(here)
+            here.setblocking(True)
+            for _ in range(10_000):
+                there.send(b"x")
+                if sockets.receive_timed(here.recvmsg_into, bytearray(1))[1] is not None:
+                    break
+            else:
+                raise AssertionError(
+                    "this kernel has no times of arrival: lateness of kproxy would be booked on brokers"
+                )
+            yield
 
 
 Talk = Callable[[Live, Wire, Wire], Coroutine[Any, Any, None]]

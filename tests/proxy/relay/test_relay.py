@@ -27,7 +27,7 @@ from kproxy.wire import pairing
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import Exchange, Unanswered
 from kproxy.wire.state import FRAMES_PER_CALL
-from tests.proxy.live import HOST, Live, Secured, Wire, behind_kproxy, kproxy, live, request, response
+from tests.proxy.live import HOST, Live, Secured, Wire, arrival_times, behind_kproxy, kproxy, live, request, response
 from tests.wire.playbook import foreign_request, sized
 
 VECTORS = Path(__file__).parents[2] / "data" / "vectors-dev.jsonl.gz"
@@ -1013,4 +1013,5 @@ def test_an_answer_that_waits_for_a_busy_loop_took_its_broker_no_longer():
         (exchange,) = seen
         assert 0 <= exchange.response_start - exchange.request_end < hour_ns
 
-    live(test())
+    with arrival_times():
+        live(test())

@@ -112,7 +112,7 @@ def accepted(flooded: int, clients: int, limit: int) -> tuple[list[int], int]:
 def test_clients_of_one_port_do_not_wait_behind_the_queues_of_others() -> None:
     flooded = 2 * ACCEPTS_PER_TURN
     ports, last = accepted(flooded, clients=20, limit=1000)
-    assert ports.index(last) < flooded + ACCEPTS_PER_TURN
+    assert ports.index(last) <= flooded + ACCEPTS_PER_TURN  # what one turn takes, then one of each port
     assert sorted(Counter(ports).values()) == [1, *[20] * flooded]
 
 
