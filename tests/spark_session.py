@@ -11,7 +11,8 @@ SMALL = {
     "spark.sql.adaptive.enabled": "false",  # nothing to adapt to in a few rows, and one job fewer per shuffle
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",  # to compile what runs once costs more than to interpret it
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    # With one tier of compilation the JVM has 48 MB for code, which hundreds of questions fill.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
     "spark.driver.memory": "2g",  # of hundreds of questions whose plans one JVM keeps
     "spark.connect.grpc.binding.address": "127.0.0.1",  # of the server that a test starts in it
     "spark.connect.grpc.binding.port": "0",
