@@ -8,6 +8,8 @@ wait, the newest of the address with the most of them is refused, unless each ha
 import asyncio
 from collections import deque
 
+from kproxy.proxy.config.addresses import network_of
+
 EVERY_S = 0.02
 
 
@@ -28,6 +30,7 @@ class Openings:
 
     async def turn(self, host: str) -> None:
         """Wait for a turn. Raises ConnectionAbortedError where too many wait."""
+        host = network_of(host)
         loop = asyncio.get_running_loop()
         if not self._waiting and loop.time() >= self._free_at:
             self._free_at = loop.time() + EVERY_S

@@ -40,6 +40,12 @@ def test_addresses_have_turns_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert turns("a", "a", "a", "a", "b", "c", "b") == ["a", "a", "b", "c", "a", "b", "a"]
 
 
+def test_addresses_of_one_ipv6_network_have_turns_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openings, "EVERY_S", 0.001)
+    many = [f"2001:db8::{number}" for number in range(1, 5)]
+    assert turns(*many, "2001:db8:1::1") == [*many[:2], "2001:db8:1::1", *many[2:]]
+
+
 def test_beyond_the_bound_the_newest_of_the_address_with_most_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openings, "EVERY_S", 0.001)
     order = turns("a", "a", "a", "a", "b", "c", most=3)

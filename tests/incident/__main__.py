@@ -18,12 +18,14 @@ from tests.incident.run import Plan, run
 @click.option(
     "--folder", type=click.Path(path_type=Path), help="For capture, truth and logs. Default: a temporary one."
 )
-def main(times: float, rate: int, folder: Path | None) -> None:
+@click.option("--healthy", type=float, default=0, help="So many minutes of healthy clients alone: no finding is right.")
+def main(times: float, rate: int, folder: Path | None, healthy: float) -> None:
     """Kill, stop and pause brokers under good and bad clients; print the truth and kproxy's conclusions."""
     place = folder or Path(tempfile.mkdtemp(prefix="incident-"))
     start = time.monotonic()
     given = Plan()
     plan = replace(given, calm_s=given.calm_s * times, between_s=given.between_s * times, rate=rate, has_java=True)
+    plan = replace(plan, healthy_s=60 * healthy)
     capture = run(place, plan, lambda text: click.echo(f"{time.monotonic() - start:6.0f} s  {text}"))
     click.echo(f"{capture}: {capture.stat().st_size / 1e6:.0f} MB\n\nThe truth, from {place / 'truth.jsonl'}:\n")
     click.echo((place / "truth.jsonl").read_text())

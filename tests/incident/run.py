@@ -107,10 +107,14 @@ class Plan:
     between_s: float = 10
     rate: int = 300  # records a second of each steady producer
     has_java: bool = False  # also Kafka's own producer and consumer, in JVMs of their own
+    healthy_s: float = 0  # not 0: nothing happens for so long, and no ill client begins
 
 
 def play(cluster: Cluster, truth: Truth, plan: Plan, begin_ill: Callable[[], None]) -> None:
-    """Calm; then ill clients; then a kill, a pause, a controlled stop."""
+    """Calm; then ill clients; then a kill, a pause, a controlled stop. Or healthy clients alone."""
+    if plan.healthy_s:
+        time.sleep(plan.healthy_s)
+        return
     one, two, three = cluster.brokers
     time.sleep(plan.calm_s)
     truth.say("ill clients begin")

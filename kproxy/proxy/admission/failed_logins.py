@@ -12,7 +12,7 @@ from typing import Any
 
 from kproxy.errors import RefusedClient
 from kproxy.proxy.admission.limits import Bucket
-from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.addresses import Address, network_of
 from kproxy.proxy.filters.policy.audit import MAX_NAME, Audit, timestamp
 
 RATE = 10  # lines a second
@@ -46,13 +46,13 @@ class FailedLogins:
 
     def add(self, client: Address, mechanism: str, claimed: str, reason: str, error: str, *, renewal: bool) -> None:
         """A login failed. mechanism, claimed: empty where the client has named none. reason: a label, one of few."""
-        now = self._clock()
-        if now - self._last.get(client.host, float("-inf")) < _PER_ADDRESS_S or not self._bucket.take(now):
+        now, host = self._clock(), network_of(client.host)
+        if now - self._last.get(host, float("-inf")) < _PER_ADDRESS_S or not self._bucket.take(now):
             self._left_out += 1
             return
         if len(self._last) >= MAX_ADDRESSES:
             self._last = {host: at for host, at in self._last.items() if now - at < _PER_ADDRESS_S}
-        self._last[client.host] = now
+        self._last[host] = now
         line: dict[str, Any] = {
             "time": timestamp(self._now_ns()),
             "cluster": self._cluster,

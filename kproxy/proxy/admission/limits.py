@@ -7,6 +7,7 @@ as one address, and never takes memory without bound. Refuses to know sockets an
 caller gives, and only grow.
 """
 
+from kproxy.proxy.config.addresses import network_of
 from kproxy.proxy.config.limits import Limits, is_in
 
 MAX_ADDRESSES = 16_384
@@ -79,6 +80,7 @@ class ConnectionLimits:
         limits = self.limits
         if limits.unlimited_addresses and is_in(host, limits.unlimited_addresses):
             return None
+        host = network_of(host, limits.ipv6_prefix)
         most, rate = limits.max_connections_per_address, limits.max_connection_rate_per_address
         if most is not None and self._open.get(host, 0) >= most:
             return CONNECTIONS_PER_ADDRESS
@@ -90,6 +92,7 @@ class ConnectionLimits:
 
     def leave_from(self, host: str) -> None:
         """A connection that was counted for an address has ended."""
+        host = network_of(host, self.limits.ipv6_prefix)
         count = self._open.get(host, 0) - 1
         if count > 0:
             self._open[host] = count
@@ -99,7 +102,11 @@ class ConnectionLimits:
     def why(self, limit: str) -> str:
         """What a client beyond that limit is told in the log, with the fix."""
         value = getattr(self.limits, limit)
-        hint = "; addresses that many clients share belong in unlimited_addresses" if "address" in limit else ""
+        hint = ""
+        if "address" in limit:
+            hint = "; addresses that many clients share belong in unlimited_addresses"
+            if self.limits.ipv6_prefix < 128:
+                hint += f", and addresses of one IPv6 /{self.limits.ipv6_prefix} count as one (ipv6_prefix)"
         return f"{value:g} {_WHAT[limit]}, the limit: raise {limit} in [cluster.limits], or see who connects{hint}"
 
     def _bucket_of(self, host: str, rate: float, now: float) -> Bucket:

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 MAX_PORT = 65535
+_IPV6_BITS = 128
 WILDCARDS = frozenset(("", "0.0.0.0", "::"))
 
 
@@ -27,6 +28,18 @@ def numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     except ValueError:
         return None
     return getattr(address, "ipv4_mapped", None) or address
+
+
+@lru_cache(maxsize=4096)
+def network_of(host: str, ipv6_prefix: int = 64) -> str:
+    """What stands for a client where clients are counted by address: who has one IPv6 address has 2^64 as a rule.
+
+    Addresses of IPv4, and link-local ones (a network of theirs is all machines of a link), stand for themselves.
+    """
+    address = numeric(host) if ":" in host else None
+    if not isinstance(address, ipaddress.IPv6Address) or address.is_link_local or ipv6_prefix >= _IPV6_BITS:
+        return host
+    return f"{ipaddress.IPv6Address(int(address) >> (spare := _IPV6_BITS - ipv6_prefix) << spare)}/{ipv6_prefix}"
 
 
 def parse_address(text: str, *, lowest_port: int = 1) -> Address:

@@ -38,6 +38,7 @@ Networks = tuple[Annotated[Network, BeforeValidator(network)], ...]
 
 _Count = Annotated[int, Field(ge=1)]
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Prefix = Annotated[int, Field(ge=16, le=128)]
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -49,6 +50,7 @@ class Limits(Frozen):
     max_connection_rate: _Rate | None = None  # new connections a second; as many may come at once
     max_connection_rate_per_address: _Rate | None = None  # new connections a second of one client address
     unlimited_addresses: Networks = ()  # balancers and NAT gateways, which the limits per address leave out
+    ipv6_prefix: _Prefix = 64  # bits of an IPv6 address by which the limits per address count; 128: each by itself
     handshake_timeout_s: _Seconds = HANDSHAKE_TIMEOUT_S  # for a PROXY header, TLS and a login together
     # a connection ends that made no request for so long, and waits for no answer
     idle_timeout_s: _Seconds | None = None

@@ -248,7 +248,7 @@ class Connections:
         return broker
 
     def _kept_out(self, client: Incoming, fault: RefusedClient) -> None:
-        self._refused(client, listener_label(client.node_id), fault)
+        self._refused(client, self._listener(client), fault)
 
     def _refused(self, client: Incoming, listener: str, fault: RefusedClient) -> None:
         self._never_relayed(fault.cause, client, listener)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from kproxy.proxy.config.addresses import network_of
+
 T = TypeVar("T")
 
 
@@ -22,6 +24,7 @@ class Turns:
 
     async def run(self, host: str, work: Callable[[], T]) -> T:
         """What `work` returns or raises; `host`: for whose address it is done."""
+        host = network_of(host)
         loop = asyncio.get_running_loop()
         if self._is_busy:
             turn = loop.create_future()

@@ -51,7 +51,7 @@ LONG_TURN_NS = 4_000_000  # of one turn; with one event more, that is how long w
 CHEAP_NS = (50_000, 100_000, 200_000)
 LOOK_NS = 10_000_000  # from one measured turn to the next
 _COSTLY = len(CHEAP_NS)  # the kind behind those of CHEAP_NS
-_NEW = _COSTLY + 1  # whose events cost nobody knows what
+_NEW = _COSTLY + 1  # no event of it has been measured yet
 _UNKNOWN = -1
 MOST_NS = 1_000_000  # that one event counts
 

@@ -69,6 +69,28 @@ def test_addresses_that_many_share_are_not_limited():
     assert [limits.enter_from("2001:db8::2", 0.0) for _ in range(2)] == [None, module.CONNECTIONS_PER_ADDRESS]
 
 
+@pytest.mark.parametrize(
+    ("prefix", "hosts", "let_in"),
+    [
+        (64, ["2001:db8::1", "2001:db8::2", "2001:db8:0:0:ffff::3"], 1),
+        (64, ["2001:db8::1", "2001:db8:0:1::1", "2001:db8:0:2::1"], 3),
+        (48, ["2001:db8::1", "2001:db8:0:1::1", "2001:db8:1::1"], 2),
+        (128, ["2001:db8::1", "2001:db8::2", "2001:db8::1"], 2),
+        (64, ["fe80::1%eth0", "fe80::2%eth0", "fe80::1%eth1"], 3),  # link-local: each its own machine
+        (64, ["10.0.0.1", "10.0.0.2", "::ffff:10.0.0.3"], 3),
+    ],
+)
+def test_whoever_has_a_network_of_ipv6_counts_as_one_address(prefix, hosts, let_in):
+    limits = ConnectionLimits(Limits(max_connections_per_address=1, ipv6_prefix=prefix))
+    inside = [host for host in hosts if limits.enter_from(host, 0.0) is None]
+    assert len(inside) == let_in
+    for host in inside:
+        limits.leave_from(host)
+    assert not limits._open
+    rates = ConnectionLimits(Limits(max_connection_rate_per_address=1, ipv6_prefix=prefix))
+    assert sum(rates.enter_from(host, 0.0) is None for host in hosts) == let_in
+
+
 def test_a_flood_from_everywhere_takes_bounded_memory_and_shares_one_rate():
     limits = ConnectionLimits(Limits(max_connection_rate_per_address=2))
     let_in = sum(limits.enter_from(f"address {number}", 1.0) is None for number in range(3 * MAX_ADDRESSES))

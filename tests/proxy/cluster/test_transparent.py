@@ -9,7 +9,7 @@ from kproxy.errors import ConfigError
 from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.proxy.cluster import transparent
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.config.limits import network
+from kproxy.proxy.config.limits import Limits, network
 from kproxy.proxy.config.load import load
 from kproxy.proxy.process.server import Server
 from tests.proxy.live import HOST, Broker, Wire, free_ports, kproxy, live, request, response
@@ -79,6 +79,26 @@ def test_a_client_that_dials_kproxy_itself_is_refused():
             client = await Wire.dial(here.port)
             assert await client.rest() == b""
             await here.until(lambda: here.counted.disconnects["not_redirected"] == 1)
+
+    live(test())
+
+
+def test_a_client_beyond_a_limit_is_counted_at_this_listener(monkeypatch):
+    async def test():
+        broker = Broker()
+        monkeypatch.setattr(transparent, "original_destination", lambda _: Address(HOST, broker.port))
+        async with kproxy(
+            broker, wait=False, route="transparent", cluster={"limits": Limits(max_connections=1)}
+        ) as here:
+            await ask_for_a_login(broker)
+            first = await here.connect()
+            assert await (await Wire.dial(here.port)).rest() == b""
+            await here.until(lambda: here.counted.disconnects["limit"] == 1)
+            (cells,) = here.server.metrics.clusters.values()
+            counts = cells.brokers["bootstrap"].disconnects
+            assert {listener for (listener, _), count in counts.items() if count} == {"transparent"}
+            for wire in first:
+                wire.close()
 
     live(test())
 
