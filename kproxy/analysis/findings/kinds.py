@@ -99,8 +99,10 @@ KINDS = {
             "security.protocol is without SSL, the port's is with it.",
             ("security.protocol", "ssl.truststore.location", "ssl.keystore.location", "ssl.enabled.protocols"),
             ("tls_failed_min", "unanswered_min", "felt_failed", "felt_failed_share", "felt_failed_few"),
-            "the alert that ends the handshake, which is in clear up to TLS 1.2 and for most servers in 1.3",
+            "the alert that ends the handshake, which is in clear up to TLS 1.2 and for most servers in 1.3; live "
+            "kproxy's own handshakes with clients and brokers",
             "connections",
+            True,
         ),
         Kind(
             "late_answers",

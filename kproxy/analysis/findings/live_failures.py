@@ -9,13 +9,27 @@ from dataclasses import dataclass, field
 
 from kproxy.analysis.findings import failures
 from kproxy.analysis.findings.felt import severity
-from kproxy.analysis.findings.finding import WARNING, Finding, found
+from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, found
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import LONG_POLLS
 from kproxy.metrics.cells import ClusterCells
 from kproxy.protocol.error_codes import error_name
 
 Counts = dict[str, int]
+# Why a TLS handshake failed, by the result that is counted.
+_REASONS = {
+    "plaintext": "no TLS but Kafka in clear",
+    "http": "no TLS but HTTP",
+    "timeout": "not done in time",
+    "version": "no version, cipher or key type in common",
+    "server_name": "a server name (SNI) that this listener does not have",
+    "no_certificate": "no client certificate",
+    "certificate": "a certificate that kproxy does not accept",
+    "principal": "a certificate without a principal",
+    "rejected": "an alert: kproxy's certificate is not accepted",
+    "name": "a certificate of another name",
+    "other": "another fault, which kproxy's log names",
+}
 _LOST = ("unreachable", "broker_reset", "broker_closed")  # causes of disconnects that tell of a broker
 
 
@@ -27,6 +41,7 @@ class Failed:
     names: dict[tuple[str, str], set[str]] = field(default_factory=dict)  # of the errors of these
     unanswered: Counts = field(default_factory=dict)  # by API
     logins: dict[tuple[str, str], int] = field(default_factory=dict)  # of clients at kproxy, by mechanism and outcome
+    handshakes: dict[tuple[str, str], int] = field(default_factory=dict)  # of TLS, by side and result
     lost: dict[tuple[str, str], int] = field(default_factory=dict)  # connections by broker and cause
     offline: int = 0  # partitions, now
     shrunk: int = 0
@@ -53,6 +68,8 @@ def counted_failures(cells: ClusterCells) -> Failed:
     for (side, mechanism, outcome), count in cells.authentications.copy().items():
         if side == "client":
             of.logins[mechanism, outcome] = of.logins.get((mechanism, outcome), 0) + count
+    for side, of_tls in cells.tls.copy().items():
+        of.handshakes |= {(side, result): count for result, count in of_tls.results.copy().items()}
     insight = cells.insight() if cells.insight is not None else None
     if insight is not None:
         of.offline, of.shrunk = insight.offline, insight.shrunk
@@ -66,6 +83,7 @@ def found_since(
     yield from _refused(cluster, then, now, requests, limits, times)
     yield from _unanswered(cluster, then, now, requests, limits, times)
     yield from _logins(cluster, then, now, limits, times)
+    yield from _handshakes(cluster, then, now, limits, times)
     for broker in sorted({name for name, _ in now.lost}):
         count = now.lost.get((broker, "unreachable"), 0) - then.lost.get((broker, "unreachable"), 0)
         if count >= limits.unanswered_min and broker != "bootstrap":
@@ -127,3 +145,22 @@ def _logins(cluster: str, then: Failed, now: Failed, limits: Limits, times: tupl
             }
             felt = severity(limits, failed=evidence["failed"], asked=evidence["asked"])  # type: ignore[arg-type]
             yield found("login_failed", felt, 0.01, cluster, f"kproxy, {mechanism}", {}, times, evidence)
+
+
+def _handshakes(cluster: str, then: Failed, now: Failed, limits: Limits, times: tuple[int, int]) -> Iterator[Finding]:
+    """Of kproxy with clients and with brokers. Clients that close say nothing of TLS: health checks do so, too."""
+    for side, where in (("client", "TLS of clients with kproxy"), ("broker", "TLS of kproxy with brokers")):
+        counts = {
+            result: count - then.handshakes.get((of, result), 0)
+            for (of, result), count in now.handshakes.items()
+            if of == side and (result != "closed" or side == "broker")
+        }
+        failed = {result: count for result, count in counts.items() if count and result != "ok"}
+        count, asked = sum(failed.values()), sum(counts.values())
+        if count >= limits.tls_failed_min:
+            most = max(failed, key=lambda result: (failed[result], result))
+            reason = _REASONS.get(most, "closed by the peer")
+            is_rare = count < limits.unanswered_min and count < asked
+            felt = NOTE if is_rare else severity(limits, failed=count, asked=asked)
+            evidence = {"failed": count, "asked": asked, "reason": reason, "reasons": len(failed)}
+            yield found("tls_failed", felt, count / 1e4, cluster, where, {}, times, evidence)

@@ -2,12 +2,13 @@
 
 from uuid import UUID
 
-from kproxy.analysis.findings import limits, live
+from kproxy.analysis.findings import limits, live, live_failures
 from kproxy.analysis.findings.following import Following
 from kproxy.metrics import Metrics
 from kproxy.metrics.bounds import PROXY_NS
 from kproxy.metrics.groups import InsightCells
 from kproxy.metrics.passive import PassiveCells
+from kproxy.metrics.tls import BROKER_RESULTS, CLIENT_RESULTS, TlsSide
 from kproxy.views.findings import sentence
 from kproxy.wire.bodies import Found, Sums
 from kproxy.wire.interest import ApiPlan
@@ -125,6 +126,38 @@ def test_what_was_refused_and_not_answered_is_told_by_api_and_kind():
     assert [one.kind for one in gone.consequences] == ["unanswered"]
     assert dict(gone.consequences[0].evidence) == {"failed": 9, "asked": 35, "apis": "Produce"}
     assert not found(running.moment(70), running.moment(130))
+
+
+def test_tls_handshakes_that_fail_are_told_by_side():
+    running = Running()
+    running.does("1", 1)
+    (cluster,) = running.metrics.clusters.values()
+    for side, results in (("client", CLIENT_RESULTS), ("broker", BROKER_RESULTS)):
+        cluster.tls[side] = TlsSide(results, dict)
+    clients, brokers = cluster.tls["client"].results, cluster.tls["broker"].results
+    clients.update(ok=100, closed=50)  # health checks close
+    brokers.update(ok=9)
+    first = running.moment(10)
+    assert not found(live.began(running.metrics), first)
+    clients["rejected"] += 2
+    clients["ok"] += 1
+    brokers["closed"] += 40
+    answer = found(first, running.moment(70))
+    says = {place: (one.severity, sentence(one)) for (_, place), one in answer.items()}
+    assert says == {
+        "TLS of clients with kproxy": (
+            "note",
+            "2 of 3 connections without a TLS handshake, most of them for: "
+            "an alert: kproxy's certificate is not accepted",
+        ),
+        "TLS of kproxy with brokers": (
+            "critical",
+            "40 of 40 connections without a TLS handshake, most of them for: closed by the peer",
+        ),
+    }
+    assert {one.kind for one in answer.values()} == {"tls_failed"}
+    assert not found(running.moment(70), running.moment(130))
+    assert set(CLIENT_RESULTS) | set(BROKER_RESULTS) == {*live_failures._REASONS, "ok", "closed"}
 
 
 def test_partitions_without_leader_or_replicas_are_told_as_long_as_they_are():

@@ -15,6 +15,8 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 
+from kproxy.analysis.findings import limits
+from kproxy.analysis.findings.live import began, found_between, taken
 from kproxy.errors import ConfigError
 from kproxy.protocol.apis import METADATA, PRODUCE
 from kproxy.proxy.admission import client_tls, failed_logins
@@ -24,6 +26,7 @@ from kproxy.proxy.config.tls import ClientTls, KeyPair, UpstreamTls
 from kproxy.proxy.sockets.streams import receive
 from kproxy.proxy.tls import contexts, handshakes
 from kproxy.proxy.tls.principals import MAX_SUBJECT
+from kproxy.views.findings import sentence
 from tests.certificates import Authority
 from tests.proxy.live import Broker, TlsWire, Wire, kproxy, live, request, response
 
@@ -124,6 +127,10 @@ def test_towards_clients_alone_and_each_mistake_is_named(authority, caplog):
                 "version": 1,
             }
             assert here.counted.disconnects == {"tls": 8}
+            metrics = here.server.metrics
+            (one,) = found_between(began(metrics), taken(metrics), limits({}))
+            assert (one.kind, one.where) == ("tls_failed", "TLS of clients with kproxy")
+            assert sentence(one).startswith("7 of 8 connections without a TLS handshake"), "health checks close"
 
     live(test())
     for text in (
