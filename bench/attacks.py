@@ -17,7 +17,7 @@ import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -134,11 +134,23 @@ def _smallest() -> bytes:
     return _HEAD.pack(8, _NO_SUCH_API, 0, 1)
 
 
-def _many_partitions() -> bytes:
-    """The smallest Produce that names 17 partitions: each costs a look where `detail` is topics."""
-    data = [{"index": index, "records": None} for index in range(17)]
-    body = {"transactionalId": None, "acks": 1, "timeoutMs": 1, "topicData": [{"name": "t", "partitionData": data}]}
+def _many_partitions(count: int = 17, acks: int = 1) -> bytes:
+    """The smallest Produce that names so many partitions: each costs a look where `detail` is topics."""
+    data = [{"index": index, "records": None} for index in range(count)]
+    body = {"transactionalId": None, "acks": acks, "timeoutMs": 1, "topicData": [{"name": "t", "partitionData": data}]}
     return cases.request_frame(PRODUCE, 3, body)
+
+
+def _bursts(sender: Sender) -> None:
+    """Ask for little on 300 connections, so that their events count as cheap; then for much, on all at one moment."""
+    with ExitStack() as opened:
+        socks = [opened.enter_context(sender.connect()) for _ in range(300)]
+        little, much = _many_partitions(1, acks=0), _many_partitions(acks=0) * 64
+        while sender.goes_on:
+            for request in (little, little, little, much):
+                for sock in socks:
+                    sender.send(sock, request, time.monotonic() + _TIMEOUT_S)
+                time.sleep(0.06 if request is little else 0.3)
 
 
 def _ask_for_all(sender: Sender) -> None:
@@ -256,6 +268,7 @@ ATTACKS = {
         "ApiVersions that kproxy answers", "plain", _streaming(lambda: codec.framed_request(API_VERSIONS, 0, 1, "", {}))
     ),
     "partitions": Attack("Produces of 17 partitions", "topics", _streaming(_many_partitions), threads=2),
+    "bursts": Attack("300 connections, 64 such Produces at one moment", "topics", _bursts),
     "garbage": Attack("random bytes", "plain", _streaming(lambda: os.urandom(1 << 16))),
     "metadata": Attack("Metadata of 100,000 partitions, 40 at once", "topics", _ask_for_all, threads=40),
     "unread": Attack("400 clients that never read 5 MiB", "plain", _never_read, threads=4),

@@ -1,4 +1,4 @@
-"""The connections that are watched: each counted, recorded and shown as one that goes through a proxy.
+"""The connections that `kproxy watch` sees: counted, recorded and shown like those of a proxy.
 
 Duty: take the events of flows to metrics and sinks, learn brokers from what answers say, and give each connection its
 broker and its cluster as soon as they are known. Bounded by the flows (capture.flows), with a row per open connection.
@@ -259,13 +259,13 @@ class Connections:
         return 50 * (len(self._open) + len(self._others))
 
     def fed(self, info: ConnectionInfo) -> Callable[[list[Event]], None] | None:
-        """What takes the events of a connection to insight."""
+        """Return the function that passes a connection's events on to insight; None: nobody asked for insight."""
         if self._feed is None or self.kept is None:
             return None
         return self._feed.connected(info, None, self._metrics.cluster(info.cluster).follow())
 
     def counted(self, flow: Flow, *, is_new: bool = True) -> ConnectionMetrics:
-        """What counts a connection, in the cluster and at the broker that are known of it."""
+        """Return the counters of a connection, under its cluster and broker as far as they are known."""
         info = flow.info
         assert info is not None
         pending = flow.session.pending if flow.session is not None else ()
@@ -370,7 +370,7 @@ class Connections:
         return known[key]
 
     def _place(self, flow: Flow) -> None:
-        """Give a flow that is new the cluster of its address, if that is known."""
+        """Give a new flow the cluster of its broker's address, if that is known."""
         info = flow.info
         assert info is not None
         cluster = self.clusters.at(info)
@@ -428,7 +428,7 @@ class Connections:
 
 
 def _nothing(events: list[Event]) -> None:
-    """Takes the events of what is counted elsewhere."""
+    """Drop events: the connection is counted elsewhere."""
 
 
 def _closed(flow: Flow) -> Closed:
