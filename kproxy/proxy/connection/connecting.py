@@ -40,7 +40,7 @@ from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import SIDES, Desync
 
-FIRST_REQUEST_S = 0.3  # for the first request of a client that came just before its port closed
+FIRST_REQUEST_S = 0.3  # time for the first request of a client that came just before its port closed
 NOWHERE = Address("", 0)  # the upstream of a client that was not dialled for
 
 log = logging.getLogger("kproxy.cluster")
@@ -68,10 +68,10 @@ class Connections:
         welcome: Iterable[Welcome] = (),
         logins: Logins | None = None,
     ) -> None:
-        # What gets the clients that are accepted: another process, where there are several.
+        # Called with each accepted client; with several processes it passes the client to another one.
         self.serve: Callable[[Incoming], None] = self.connect
         self.making = 0  # connections
-        self.ends = False  # what is being made ends soon: kproxy drains, or the cluster is run by other settings
+        self.ends = False  # new connections end soon: kproxy drains, or the cluster runs by other settings
         self._worker = worker
         self._cluster = cluster
         self._metrics = metrics
@@ -114,7 +114,7 @@ class Connections:
         await self._tasks.cancel()
 
     def accepted(self, node_id: int | None) -> Accepted:
-        """What takes the connections of a broker's port; None: of the bootstrap port."""
+        """Return the function that takes connections accepted at a broker's port; None: at the bootstrap port."""
 
         def accepted(client: socket.socket, peer: Address) -> None:
             try:

@@ -44,19 +44,21 @@ from kproxy.proxy.upstream.connector import BrokerConnector, Step
 from kproxy.proxy.upstream.proxy_protocol import UNREAD, SendProxyHeader
 from kproxy.proxy.upstream.request import ClosedByBroker
 
-LOOKED_UP = 64  # names of brokers at once, to find which one a sidecar is beside
+LOOKED_UP = 64  # names of brokers at once, to find the one on the sidecar's machine
 
 log = logging.getLogger("kproxy.cluster")
 
 
 @dataclass
 class Known:
-    """What each process that serves a cluster must know of it."""
+    """The state of a cluster that all its processes share."""
 
     name: str
     listen_port: int
     upstreams: dict[int, Address] = field(default_factory=dict)  # where to dial each broker
-    brokers: dict[int, Address] = field(default_factory=dict)  # where each says it is, to find leaks of it
+    brokers: dict[int, Address] = field(
+        default_factory=dict
+    )  # the address that each broker advertises, to find leaks of it
     open: frozenset[int] = frozenset()  # brokers whose port is open
     beside: int | None = None  # route sidecar
     ports: tuple[tuple[int, tuple[str, ...]], ...] = ()  # each port that kproxy listens on, and the addresses
@@ -66,14 +68,14 @@ class Ports(Protocol):
     """The ports of a cluster that another process has, which asks the cluster for its brokers too."""
 
     def bind(self, node_id: int, host: str, port: int, *, is_news: bool) -> bool:
-        """An answer names a broker; is_news: in another place than was known. Returns whether its port is open."""
+        """An answer names a broker; is_news: at a new address. Returns whether its port is open."""
 
     def broker_lost(self) -> None:
         """A broker could not be dialled, or reset a connection."""
 
 
 def _welcome_steps(cluster: Cluster, tls: ClusterTls, find_broker: Welcome, authenticate: Welcome) -> Iterator[Welcome]:
-    """What a client's connection begins with, in the order of its bytes."""
+    """Yield the steps at the start of a client's connection, in the order of their bytes."""
     if cluster.accept_proxy_protocol:
         yield ReadProxyHeader(cluster.trusted_proxies)
     if tls.welcome is not None:
@@ -85,7 +87,7 @@ def _welcome_steps(cluster: Cluster, tls: ClusterTls, find_broker: Welcome, auth
 
 
 def _connector_steps(cluster: Cluster, tls: ClusterTls, login: Step | None) -> Iterator[Step]:
-    """What a connection to a broker begins with, in the order of its bytes."""
+    """Yield the steps at the start of a connection to a broker, in the order of their bytes."""
     if cluster.proxy_protocol is not None:
         yield SendProxyHeader(cluster.proxy_protocol)
     if tls.broker_step is not None:
@@ -106,10 +108,10 @@ class ClusterProxy:
         serve: Callable[[Incoming], None] | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """ports: of another process, which says what it knows (`take`).
+        """ports: set where another process has them, which sends the cluster's state (`take`).
 
-        serve(client): another process serves those that are accepted; changed(): what it must know (`known`) may be
-        another. Raises ConfigError.
+        serve(client): passes an accepted client to another process; changed(): the state that other processes share
+        (`known`) may have changed. Raises ConfigError.
         """
         if faults := [(f"{cluster.name}: {place}", text) for place, text in idle_rules(cluster)]:
             raise ConfigError(faults)
@@ -170,7 +172,7 @@ class ClusterProxy:
         self._bootstrap: Listener | None = None
         self._ports: BrokerPorts | None = None
         self._stopped = False
-        self._successor: ClusterProxy | None = None  # by other settings: what open connections learn is for that one
+        self._successor: ClusterProxy | None = None  # runs by newer settings, and gets what open connections learn
         self._tasks = Tasks(f"cluster={cluster.name}")
         self._limiter = LogLimiter(log)
 
@@ -225,7 +227,7 @@ class ClusterProxy:
     def start(self, former: "ClusterProxy | None" = None) -> None:
         """Bind what the configuration names; the rest follows as soon as the cluster answers. Raises ConfigError.
 
-        former: whose place it takes, at a reload; the ports that it has go on.
+        former: at a reload the cluster that it replaces, whose ports stay open.
         """
         if self.ports is not None:
             return  # `take` brings all
@@ -278,13 +280,13 @@ class ClusterProxy:
         )
 
     def _serve(self) -> None:
-        """Start what whoever serves clients needs beside ports and discovery."""
+        """Start the tasks of a process that serves clients, which are not ports and discovery."""
         self._tasks.spawn(self._tls.watch())
         if self._redirected is not None:
             self._tasks.spawn(self._redirected.destinations.run())
 
     def _accepted(self, node_id: int | None) -> Accepted:
-        """What takes the connections of a broker's port; None: of the bootstrap port."""
+        """Return the function that takes connections accepted at a broker's port; None: at the bootstrap port."""
         return self._connections.accepted(node_id)
 
     def _broker_lost(self) -> None:
@@ -302,7 +304,7 @@ class ClusterProxy:
         self._connections.loops.found(upstream, evidence)
 
     def close(self) -> None:
-        """Close every port, for good: whatever answers are still in flight, none opens again."""
+        """Close every port for good: answers that are still in flight open none again."""
         self._stopped = True
         if self._bootstrap is not None:
             self._bootstrap.close()
@@ -319,7 +321,7 @@ class ClusterProxy:
 
     @property
     def _latest(self) -> "ClusterProxy":
-        """The one that has this one's place now."""
+        """The cluster that has replaced this one, or this one."""
         latest = self
         while latest._successor is not None:
             latest = latest._successor
@@ -330,7 +332,7 @@ class ClusterProxy:
     def follow(self, former: "ClusterProxy", *, same_upstream: bool, ends: bool) -> None:
         """Take the place of a cluster that was run by other settings.
 
-        same_upstream: what was learnt of its brokers is still true, and it is as ready as it was.
+        same_upstream: the brokers are the same, so their addresses and whether the cluster is ready are kept.
         ends: connections that it is making are closed as soon as all that their clients have asked is answered.
         """
         if same_upstream:
@@ -355,11 +357,11 @@ class ClusterProxy:
         return self._connections.making
 
     def show_state(self) -> None:
-        """From now on metrics show how this one stands."""
+        """Have metrics show the state of this one from now on."""
         self._worker.metrics.upstream(self.cluster.name, DIAL_CAUSES, self._state)
 
     def set_pace(self, discovery_interval_s: float, accept_backlog: int) -> None:
-        """How often the cluster is asked from now on, and how many clients may wait to be accepted."""
+        """Set how often the cluster is asked, and how many clients may wait to be accepted."""
         self._discovery.interval_s = discovery_interval_s
         if self._ports is not None:
             self._ports.backlog = accept_backlog
@@ -367,7 +369,7 @@ class ClusterProxy:
             listener.set_backlog(accept_backlog)
 
     async def stop(self) -> None:
-        """Accept no more; connections that are still being made are given up."""
+        """Accept no more, and cancel connections that are still being made."""
         self.close()
         await self._connections.stop()
         await self._tasks.cancel()
@@ -398,7 +400,7 @@ class ClusterProxy:
     # --- several processes -------------------------------------------------------------------------------------------
 
     def known(self) -> Known | None:
-        """What other processes that serve it must know now; None before the start."""
+        """Return the state that all processes of the cluster share; None before the start."""
         if self._bootstrap is None:
             return None
         return Known(
@@ -412,7 +414,7 @@ class ClusterProxy:
         )
 
     def take(self, known: Known) -> None:
-        """Take in what the process knows that has the ports. The first time it begins to serve."""
+        """Apply the state that the process with the ports has sent; the first call begins to serve."""
         if not self.has_routes:
             self.routes = self._topology.routes = Routes(self.cluster, known.listen_port)
             self._serve()
@@ -430,7 +432,7 @@ class ClusterProxy:
 
     @property
     def has_routes(self) -> bool:
-        """Whether it has started; where another process has the ports: whether that has said what it knows."""
+        """Whether it has started; where another process has the ports: whether that has sent its state."""
         return hasattr(self, "routes")
 
     # --- the cluster's brokers ---------------------------------------------------------------------------------------
@@ -444,7 +446,7 @@ class ClusterProxy:
             raise ClosedByBroker(f"{fault}; {UNREAD}") from fault
 
     async def _learn(self, asked: Address, brokers: Brokers | None) -> str:
-        """Take in what a broker says of all; returns what still keeps clients from coming, or nothing."""
+        """Apply a broker's list of all brokers; returns why clients must wait still, or an empty text."""
         self._named = dict(brokers or {})
         reason = await self._taken_in(asked, brokers)
         self._changed()
@@ -477,7 +479,7 @@ class ClusterProxy:
         return ""
 
     async def _beside(self, asked: Address, brokers: Brokers) -> int | None:
-        """Which of the brokers answers at an address, if that is certain: no answer says who gave it.
+        """Return which broker answers at an address, None if that is uncertain: answers do not name their sender.
 
         A sidecar dials localhost, and the broker gives its name: then it is the one of this machine at that port.
         """
@@ -505,7 +507,7 @@ class ClusterProxy:
     def _warn_of_unknown_upstreams(self) -> None:
         """Some clients dial brokers alone once they know them, and would not come back after a restart of kproxy."""
         unknown = [str(node_id) for node_id in self.routes.declared() if node_id not in self.routes.upstreams]
-        if unknown and self._discovery.not_ready:  # said once, not at every interval
+        if unknown and self._discovery.not_ready:  # logged once, not at every interval
             log.warning(
                 "cluster=%s names its brokers only after a login: until a client's answer does, clients of broker %s "
                 "are refused; give [[cluster.brokers]] an upstream",
@@ -514,7 +516,7 @@ class ClusterProxy:
             )
 
     def _advertise(self, node_id: int, host: str, port: int) -> tuple[Address, bool]:
-        """(the address that clients get for a broker that says it is at host:port, whether that port is open)"""
+        """Return (the address that clients get for a broker which advertises host:port, whether that port is open)."""
         latest = self._latest
         # A worker's next cluster has no routes before its parent's state comes; until then these are the ones in force.
         if latest is not self and latest.has_routes:
@@ -523,7 +525,7 @@ class ClusterProxy:
         return self.routes.advertised(node_id, host), is_bound
 
     def learn_broker(self, node_id: int, host: str, port: int) -> bool:
-        """Take in where an answer says that a broker is; whether its port is open."""
+        """Apply a broker's address from an answer; returns whether its port is open."""
         before, said_before = self.routes.upstreams.get(node_id), self._known.brokers.get(node_id)
         self._known.learn(node_id, Address(host, port))
         refused = self.routes.learn(node_id, Address(host, port))
@@ -559,7 +561,7 @@ class ClusterProxy:
     # --- leaks -------------------------------------------------------------------------------------------------------
 
     def _find_leak(self, api: str, version: int, answer: bytes | memoryview) -> str:
-        """Count an answer that would tell clients where a broker is; why it must not leave, or nothing."""
+        """Count an answer that has a broker's own address; returns why it must not leave, or an empty text."""
         address = self._known.find(answer)
         if address is None:
             return ""
