@@ -30,6 +30,7 @@ from kproxy.wire.events import ANSWERED
 
 AT_END = "in_flight_at_end"
 NOT_MISSED = "not_missed"
+NO_ERRORS = frozenset((AT_END, NOT_MISSED))  # rows of `errors` that are no errors
 INSIDE = "inside_answer"  # an error that no row of `partitions` has
 
 

@@ -261,7 +261,7 @@ def next_questions(program: str, places: Sequence[str], found: Mapping[str, Sequ
     asked = []
     if found["slowest"]:
         asked.append(f"slow {where}")
-    if any(row["error"] not in (parties.AT_END, parties.NOT_MISSED) for row in found["errors"]):
+    if any(row["error"] not in parties.NO_ERRORS for row in found["errors"]):
         asked.append(f"errors {where} --by api,error,client")
     if found["throttles"]:
         asked.append(f"throttle {where} --every '10 seconds'")

@@ -19,6 +19,7 @@ from typing import Any
 
 import altair as alt
 
+from kproxy.analysis.parties import NO_ERRORS
 from kproxy.analysis.pieces import span_us
 from kproxy.views import units
 from kproxy.views.terminal import printable
@@ -164,7 +165,7 @@ def traffic(data: Any, every: str, span: Span = None) -> alt.Chart:
 
 def errors(data: Any, every: str, span: Span = None) -> alt.Chart:
     """Errors by API and error, as `errors` gives them with a step of time; requests in flight at the end left out."""
-    rows = [row for row in rows_of(data) if row["error"] not in ("in_flight_at_end", "not_missed")]
+    rows = [row for row in rows_of(data) if row["error"] not in NO_ERRORS]
     for row in rows:
         row["what"] = f"{row['api']} {row['error']}"
     return _stacked(

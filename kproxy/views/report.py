@@ -18,6 +18,7 @@ from typing import Any
 
 import kproxy
 from kproxy.analysis.figures import Figure, Figures
+from kproxy.analysis.parties import NO_ERRORS
 from kproxy.views import answers, drawing, findings, plots, report_page, summary, units, verdict
 
 LONGEST = 90  # characters of a name or a text in a list
@@ -276,7 +277,7 @@ def _load(report: Report) -> str:
 def _errors(report: Report) -> str:
     figures = report.figures
     drawn = []
-    if any(row["error"] not in ("in_flight_at_end", "not_missed") for row in figures["errors"].to_pylist()):
+    if any(row["error"] not in NO_ERRORS for row in figures["errors"].to_pylist()):
         drawn.append(_drawn(report, "errors_over_time", "Errors", plots.errors))
     if "throttle_over_time" in figures.by_name:
         drawn.append(_drawn(report, "throttle_over_time", "Throttled clients", plots.throttles))
