@@ -15,18 +15,12 @@ import click
 from rich.console import Console
 
 from kproxy.analysis.findings import KINDS, THRESHOLDS, Finding, Kind, Threshold
-from kproxy.analysis.findings.kinds import outcome
+from kproxy.analysis.findings.kinds import LARGEST, SUMMED, outcome
 from kproxy.views import answers, units
 
 NOTHING = "Nothing stands out."
 PLACES = 3  # of what follows from a finding, of one kind: the others are counted
 WIDTH = 80  # where there is no terminal
-# Numbers of several places of one kind that make one number.
-_SUMMED = (
-    *("failed", "asked", "refused", "unanswered", "refusals", "connections", "answers", "resent"),
-    *("doubled_records", "doubtful_records", "reordered_records", "not_in_log_records"),
-)
-_LONGEST = ("longest_ns", "longest_wait_ns", "outage_ns", "worst", "stuck_ns")
 _COLOURS = {"critical": "red", "warning": "yellow", "note": "cyan"}
 
 
@@ -178,9 +172,9 @@ def _together(several: Sequence[Finding]) -> Finding:
     told = {name: value for each in reversed(numbers) for name, value in each.items()}
     for name in told:
         values = [each[name] for each in numbers if each.get(name) is not None]
-        if name in _SUMMED:
+        if name in SUMMED:
             told[name] = sum(values)
-        elif name in _LONGEST:
+        elif name in LARGEST:
             told[name] = max(values)
     if "outcome" in told:
         told["outcome"] = outcome(told)

@@ -28,6 +28,14 @@ _OUTCOMES = {
     "doubtful_records": "perhaps in the log twice",
     "reordered_records": "in the log behind later ones",
 }
+# Evidence of several findings of one kind, taken together: counts add up, of these the largest stands for all.
+SUMMED = frozenset(
+    (
+        *("failed", "asked", "refused", "unanswered", "refusals", "connections", "answers", "resent"),
+        *(*_OUTCOMES, "not_in_log_records"),
+    )
+)
+LARGEST = frozenset(("longest_ns", "longest_wait_ns", "outage_ns", "worst", "stuck_ns"))
 
 
 def outcome(evidence: Mapping[str, Any]) -> str:
