@@ -49,7 +49,12 @@ REFUSED = {
     "login_failed": ("SASL_AUTHENTICATION_FAILED", "ILLEGAL_SASL_STATE", "UNSUPPORTED_SASL_MECHANISM"),
 }
 KIND_OF = {error: kind for kind, errors in REFUSED.items() for error in errors}
-_RETRIED = ("no_leader", "timed_out")  # which clients send again by themselves
+# Errors of Produce that producers retry by themselves: the batch is not acknowledged until a retry succeeds.
+RETRIED = (
+    *("REQUEST_TIMED_OUT", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NOT_ENOUGH_REPLICAS", "NETWORK_EXCEPTION"),
+    *("NOT_LEADER_OR_FOLLOWER", "LEADER_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR", "UNKNOWN_TOPIC_OR_PARTITION"),
+)
+_RETRIED_KINDS = ("no_leader", "timed_out")  # whose requests clients send again by themselves
 _IN_GROUPS = ("fenced",)  # kinds whose errors may name a group instead of a topic
 
 
@@ -281,7 +286,7 @@ def refused(tables: Tables, limits: Limits) -> Frame:
 
 
 def judge_refused(row: Refused, limits: Limits) -> Iterator[Finding]:
-    if row.kind in _RETRIED and row.failed < limits.retried_min:
+    if row.kind in _RETRIED_KINDS and row.failed < limits.retried_min:
         return
     where = [row.api]
     if row.topic is not None:
@@ -294,7 +299,7 @@ def judge_refused(row: Refused, limits: Limits) -> Iterator[Finding]:
     evidence = {"failed": row.failed, "asked": row.asked, "errors": row.errors, "api": row.api}
     one = found(
         row.kind,
-        severity(limits, failed=row.failed, asked=row.asked, is_retried=row.kind in _RETRIED),
+        severity(limits, failed=row.failed, asked=row.asked, is_retried=row.kind in _RETRIED_KINDS),
         row.failed / 1e4,
         row.cluster,
         at(row.client, *where),

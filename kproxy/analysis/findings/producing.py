@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.findings.failures import RETRIED
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, at, clean, found
 from kproxy.analysis.findings.kinds import outcome
 from kproxy.analysis.findings.losses import acknowledged
-from kproxy.analysis.findings.standstills import RETRIED
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import GROUPS, TOPIC, literal, missed_answers
 

@@ -9,16 +9,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.findings.failures import RETRIED
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import Finding, Probe, Tables, found
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import GROUPS, KEYS, literal, of_clients
 
-# Refused with these a producer tries again, and nothing of what it has is written meanwhile.
-RETRIED = (
-    *("REQUEST_TIMED_OUT", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NOT_ENOUGH_REPLICAS", "NETWORK_EXCEPTION"),
-    *("NOT_LEADER_OR_FOLLOWER", "LEADER_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR", "UNKNOWN_TOPIC_OR_PARTITION"),
-)
 ACTIVE_US = 10_000_000  # who wrote so long before others stood still is counted among the producers
 NAMED = 3  # clients that stood still, by name
 
