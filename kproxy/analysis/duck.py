@@ -196,15 +196,16 @@ class Tables(Mapping[str, Frame]):
         if name not in schema.BY_NAME:
             raise KeyError(name)
         if name not in self._frames:
-            text = self.beside(self.folder, name).text
-            kind = "table" if self._is_small(name, text) else "view"
+            files = _files(self.folder, name)
+            text = _reading(name, files)
+            kind = "table" if self._is_small(text, files) else "view"
             self._connection.execute(f"create {kind} {quoted(name)} as {text}")
             # With its schema: a step of a question that has the table's name is another one.
             self._frames[name] = Frame(self._connection, f"select * from main.{quoted(name)}")
         return self._frames[name]
 
-    def _is_small(self, name: str, text: str) -> bool:
-        if len(_files(self.folder / name)) > SMALL_FILES:
+    def _is_small(self, text: str, files: Sequence[Path]) -> bool:
+        if len(files) > SMALL_FILES:
             return False
         (rows,) = self._connection.execute(f"select count(*) from ({text})").fetchall()[0]
         return bool(rows <= SMALL_ROWS)
@@ -275,19 +276,7 @@ class Tables(Mapping[str, Frame]):
 
     def beside(self, folder: str | Path, name: str) -> Frame:
         """A table of another dataset, to compare."""
-        known = schema.BY_NAME[name].schema
-        blank = ", ".join(f"cast(null as {type_text(field.type)}) as {quoted(field.name)}" for field in known)
-        text = f"select {blank} where false"
-        if dataset.has_rows(str(folder), name):
-            files = [str(path) for path in _files(Path(folder).absolute() / name)]
-            by_hour = any("/date=" in file for file in files)
-            listed = ", ".join(_text(_escaped(file)) for file in files)
-            read = f"read_parquet([{listed}], union_by_name = true, hive_partitioning = {str(by_hour).lower()})"
-            columns = ", ".join(quoted(field.name) for field in known)
-            hours = ", date, hour" if by_hour else ""
-            # First all the columns in their order, none of which a file need have; those of newer files are left out.
-            text = f"select {columns}{hours} from ({text} union all by name select * from {read})"
-        return Frame(self._connection, text)
+        return Frame(self._connection, _reading(name, _files(Path(folder), name)))
 
     def __iter__(self) -> Iterator[str]:
         return iter(schema.BY_NAME)
@@ -307,9 +296,31 @@ def _alone(statement: str) -> str:
     return f"{raw.decode()}\n"
 
 
-def _files(folder: Path) -> list[Path]:
-    """The files of a table; readers skip what begins with "_" or "."."""
-    return sorted(path for path in folder.rglob("*.parquet") if path.name[0] not in "_.")
+def _files(folder: Path, name: str) -> list[Path]:
+    """The files of a table of a dataset, by absolute paths; readers skip names that begin with "_" or ".".
+
+    Raises KproxyError as `dataset.has_rows`.
+    """
+    if not dataset.has_rows(str(folder), name):
+        return []
+    return sorted(path for path in (folder.absolute() / name).rglob("*.parquet") if path.name[0] not in "_.")
+
+
+def _reading(name: str, files: Sequence[Path]) -> str:
+    """A SELECT of all the rows of a table's files, with the columns that this kproxy knows."""
+    known = schema.BY_NAME[name].schema
+    blank = ", ".join(f"cast(null as {type_text(field.type)}) as {quoted(field.name)}" for field in known)
+    none = f"select {blank} where false"
+    if not files:
+        return none
+    paths = [str(path) for path in files]
+    by_hour = any("/date=" in path for path in paths)
+    listed = ", ".join(_text(_escaped(path)) for path in paths)
+    read = f"read_parquet([{listed}], union_by_name = true, hive_partitioning = {str(by_hour).lower()})"
+    columns = ", ".join(quoted(field.name) for field in known)
+    hours = ", date, hour" if by_hour else ""
+    # First all the columns in their order, none of which a file need have; those of newer files are left out.
+    return f"select {columns}{hours} from ({none} union all by name select * from {read})"
 
 
 def _macros() -> Iterator[tuple[str, str]]:
