@@ -173,24 +173,23 @@ def stopped(tables: Tables, limits: Limits) -> Frame:
             select cluster, {client} as client, client_address as host, max(unix_micros(`time`)) as fetch_us
             from exchanges where api = 'Fetch' and {of_clients(False)}
             group by cluster, {client}, client_address""",
-        members=f"""
-            select cluster, {client} as client, client_address as host, min(group_id) as group_id,
-                count(distinct group_id) as `groups`, max(case when api = 'SyncGroup' then unix_micros(`time`) end)
-                    as sync_us
-            from exchanges where api in ('Heartbeat', 'SyncGroup') and group_id is not null
-            group by cluster, {client}, client_address""",
-        beats=f"""
-            select cluster, {client} as client, client_address as host, unix_micros(`time`) as us
-            from exchanges where api = 'Heartbeat' and outcome = 'answered' and coalesce(errors, 0) = 0""",
+        asked=f"""
+            select cluster, {client} as client, client_address as host, api, group_id, unix_micros(`time`) as us,
+                api = 'Heartbeat' and outcome = 'answered' and coalesce(errors, 0) = 0 as is_beat
+            from exchanges where api in ('Heartbeat', 'SyncGroup')""",
+        members="""
+            select a.cluster, a.client, a.host, min(group_id) as group_id, count(distinct group_id) as `groups`,
+                max(case when api = 'SyncGroup' and group_id is not null then us end) as sync_us,
+                count_if(is_beat and us > fetch_us) as heartbeats, fetch_us,
+                max(case when is_beat and us > fetch_us then us end) as beat_us
+            from asked a
+                join fetched f on a.cluster is not distinct from f.cluster and a.client = f.client and a.host = f.host
+            group by a.cluster, a.client, a.host, fetch_us""",
         answer=f"""
-            select m.cluster, m.client, m.host, m.group_id, count(*) as heartbeats, f.fetch_us, max(b.us) as beat_us
-            from members m
-                join fetched f on m.cluster is not distinct from f.cluster and m.client = f.client and m.host = f.host
-                join beats b on m.cluster is not distinct from b.cluster and m.client = b.client and m.host = b.host
-            where m.`groups` = 1 and coalesce(m.sync_us < f.fetch_us, true) and b.us > f.fetch_us
-            group by m.cluster, m.client, m.host, m.group_id, f.fetch_us
-            having max(b.us) - f.fetch_us >= {limits.stopped_fetching_s * 1e6:.0f}
-            order by beat_us - fetch_us desc, m.cluster nulls first, m.client, m.host""",
+            select cluster, client, host, group_id, heartbeats, fetch_us, beat_us from members
+            where `groups` = 1 and coalesce(sync_us < fetch_us, true)
+                and beat_us - fetch_us >= {limits.stopped_fetching_s * 1e6:.0f}
+            order by beat_us - fetch_us desc, cluster nulls first, client, host""",
     )
 
 
