@@ -105,6 +105,17 @@ class Frame:
         frame._dtypes = [(name, "BIGINT" if name in times else kind) for name, kind in self.dtypes]  # not asked again
         return frame
 
+    @contextmanager
+    def stored(self) -> Iterator["Frame"]:
+        """The same rows in a table of their own, which ends with the block."""
+        name = quoted(f"stored_{token_hex(6)}")
+        with _interruptible():
+            self._connection.execute(f"create table {name} as {self.text}")
+        try:
+            yield Frame(self._connection, f"select * from main.{name}")
+        finally:
+            self._connection.execute(f"drop table main.{name}")
+
     def fetched(self) -> Iterator[tuple[Any, ...]]:
         """The rows as tuples of Python's values."""
         cursor = self._connection.cursor()

@@ -8,6 +8,7 @@ Memory: rows of an answer one portion at a time. Refuses to know questions, file
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -66,6 +67,20 @@ def columns(frame: Frame) -> list[Column]:
     """The columns of a frame, in order."""
     found: list[tuple[str, str]] = frame.dtypes
     return [Column(name, _KINDS.get(kind.lower(), OTHER)) for name, kind in found]
+
+
+@contextmanager
+def kept(frame: Frame) -> Iterator[Frame]:
+    """The rows of a frame, computed once for all the questions in the block; DuckDB spills them as other rows."""
+    if hasattr(frame, "sparkSession"):
+        rows_of = frame.persist()
+        try:
+            yield rows_of
+        finally:
+            rows_of.unpersist()
+        return
+    with frame.stored() as rows_of:
+        yield rows_of
 
 
 def first_rows(frame: Frame, limit: int) -> Frame:

@@ -11,9 +11,9 @@ Refuses to know engines, and how findings look (`views.findings`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
-from kproxy.analysis.engine import Frame, first_rows, rows
+from kproxy.analysis.engine import Frame, first_rows, kept, rows
 from kproxy.analysis.findings.balance import PROBES as BALANCE
 from kproxy.analysis.findings.causes import folded
 from kproxy.analysis.findings.clients import PROBES as CLIENTS
@@ -67,12 +67,18 @@ def findings(
     """
     chosen = limits() if given is None else given
     found: list[Finding] = []
-    for probe in PROBES:
-        if kinds is not None and not set(kinds) & set(probe.kinds):
-            continue
-        answer = probe.ask({name: tables[name] for name in probe.tables}, chosen)
-        for values in rows(first_rows(answer, MAX_ROWS)):
-            found += probe.judge(probe.row(*values), chosen)
+    with ExitStack() as stack:
+        shared: dict[str, Frame] = {}
+        for probe in PROBES:
+            if kinds is not None and not set(kinds) & set(probe.kinds):
+                continue
+            read = {name: tables[name] for name in probe.tables}
+            for name, make in probe.shared.items():
+                if name not in shared:
+                    shared[name] = stack.enter_context(kept(make(read)))
+                read[name] = shared[name]
+            for values in rows(first_rows(probe.ask(read, chosen), MAX_ROWS)):
+                found += probe.judge(probe.row(*values), chosen)
     if any(one.kind == "no_compression" for one in found) and (records := records_of(tables)) is not None:
         found = [one for each in found for one in _compressed(each, records, chosen)]
     return ranked(folded([one for one in found if kinds is None or one.kind in kinds]), chosen)

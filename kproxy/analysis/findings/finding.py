@@ -4,7 +4,7 @@ Duty: the two types, how findings are ranked, and how many of one kind are told.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from kproxy.analysis.engine import Frame
@@ -151,7 +151,8 @@ class Probe:
     """A question to tables and how its rows are judged.
 
     `ask` makes a frame whose columns are the fields of `row`, in their order, the rows that weigh most first; `judge`
-    is a function of one row and the limits, and says nothing of what is not remarkable.
+    is a function of one row and the limits, and says nothing of what is not remarkable. `shared`: frames of few rows
+    that several probes read, computed once; `ask` gets them by their names, beside the tables.
     """
 
     kinds: tuple[str, ...]
@@ -159,6 +160,7 @@ class Probe:
     ask: Callable[[Tables, Limits], Frame]
     row: type[Any]
     judge: Callable[[Any, Limits], Iterable[Finding]]
+    shared: Mapping[str, Callable[[Tables], Frame]] = field(default_factory=dict)
 
 
 def ranked(found: Sequence[Finding], limits: Limits) -> list[Finding]:

@@ -20,41 +20,49 @@ MOST_RANGES = 5  # of offsets that are named
 _OF_LOG = "partition by cluster, topic, `partition`, log"
 
 
-def acknowledged() -> dict[str, str]:
-    """Steps of a question over `exchanges` and `partitions`: `placed`, acknowledged requests of each partition.
+def uneven(tables: Tables) -> Frame:
+    """Acknowledged requests of each partition whose offsets skip some or were given twice, and the last one sent.
 
-    `offset` to `end` (behind the last record), from `sent_us` to `us`, with who asked and answered; `log` numbers what
-    one log after another has. `reached` is how far acknowledged records of lower offsets go, `next_offset` where the
-    next ones begin: beyond `reached` a gap, below it an overlap. `before_us` is when that was sent which is before it.
+    Mostly few: where every producer is captured and no leader fails, offsets follow each other. A request has `offset`
+    to `end` (behind its last record), `sent_us` to `us`, its client and its broker; `log` numbers the logs that a
+    partition had one after another. `reached` is the highest `end` of requests at lower offsets: above it there is a
+    gap, below it an overlap. `next_offset` and `before_us`: where the next request in the log begins, when the one
+    before it was sent. `end_us`: when the last of the partition was sent.
     """
     keys = ", ".join(KEYS)
     same = " and ".join(f"w.{key} = e.{key}" for key in KEYS)
-    return {
-        "wrote": f"""
+    return ask(
+        {name: tables[name] for name in ("exchanges", "partitions")},
+        wrote=f"""
             select {keys}, cluster, {TOPIC} as topic, `partition`,
                 max(case when direction = 'response' and coalesce(error_code, 0) = 0 then `offset` end) as `offset`,
                 max(case when direction = 'request' then records end) as records,
                 max(case when direction = 'request' then bytes end) as bytes
             from partitions where api = 'Produce' group by {keys}, cluster, {TOPIC}, `partition`""",
-        "numbered": f"""
+        numbered=f"""
             select w.*, w.`offset` + greatest(coalesce(w.records, 1), 1) as `end`, {GROUPS["client"]} as client, acks,
                 {GROUPS["broker"]} as broker, broker_id, unix_micros(e.`time`) as sent_us,
                 cast(floor(coalesce(response_end_ns / 1e3, unix_micros(e.`time`))) as bigint) as us
             from wrote w join exchanges e on {same} where w.`offset` >= 0""",
-        "begun": """
+        begun="""
             select *, lag(us) over (partition by cluster, topic, `partition` order by us, `offset`) as us_before
             from numbered""",
-        "logs": f"""
+        logs=f"""
             select *, sum(case when `offset` = 0 or us - us_before > {NEW_LOG_S * 1_000_000} then 1 else 0 end)
                 over (partition by cluster, topic, `partition` order by us, `offset`) as log
             from begun""",
-        "placed": f"""
+        placed=f"""
             select *, max(`end`) over ({_OF_LOG} order by `offset`, us rows between unbounded preceding and 1 preceding)
                     as reached,
                 lead(`offset`) over ({_OF_LOG} order by `offset`, us) as next_offset,
-                lag(sent_us) over ({_OF_LOG} order by `offset`, us) as before_us
+                lag(sent_us) over ({_OF_LOG} order by `offset`, us) as before_us,
+                max(sent_us) over (partition by cluster, topic, `partition`) as end_us
             from logs""",
-    }
+        answer="select * from placed where `offset` != reached or `end` > next_offset or sent_us = end_us",
+    )
+
+
+SHARED = {"uneven": uneven}
 
 
 class Lost(NamedTuple):
@@ -86,10 +94,9 @@ def lost(tables: Tables, limits: Limits) -> Frame:
     same = " and ".join(f"s.{key} = b.{key}" for key in KEYS)
     batch = "cluster, topic, `partition`, log, `offset`, `end`, bytes, base_timestamp, producer_id, base_sequence"
     return ask(
-        {name: tables[name] for name in ("exchanges", "partitions", "batches")},
+        {name: tables[name] for name in ("batches", "uneven")},
         ("distinct_ones",),
-        **acknowledged(),
-        suspect="select * from placed where `offset` < reached or `end` > next_offset",
+        suspect="select * from uneven where `offset` < reached or `end` > next_offset",
         # First who is suspected, mostly nobody: then no batch is looked at.
         cut=f"""
             select {keys}, {TOPIC} as of_topic, `partition` as of_partition, min(base_timestamp) as base_timestamp,
@@ -159,4 +166,4 @@ def _broker(address: str | None, broker_id: int | None) -> str:
     return "several brokers" if address is None else f"broker {address if broker_id is None else broker_id}"
 
 
-PROBES = (Probe(("records_lost",), ("exchanges", "partitions", "batches"), lost, Lost, judge_lost),)
+PROBES = (Probe(("records_lost",), ("exchanges", "partitions", "batches"), lost, Lost, judge_lost, SHARED),)

@@ -10,7 +10,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.failures import RETRIED
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, at, clean, found
 from kproxy.analysis.findings.kinds import outcome
-from kproxy.analysis.findings.losses import acknowledged
+from kproxy.analysis.findings.losses import SHARED
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import GROUPS, TOPIC, literal, missed_answers
 
@@ -225,10 +225,9 @@ def resent(tables: Tables, limits: Limits) -> Frame:
                 and {b}.`partition` = f.`partition` and {b}.us >= f.failed_us and {b}.us > f.us
                 and {b}.base_timestamp <= f.base_timestamp and {b}.max_timestamp >= f.base_timestamp"""
     return ask(
-        {name: tables[name] for name in ("exchanges", "partitions", "batches", "connections")},
+        {name: tables[name] for name in ("exchanges", "partitions", "batches", "connections", "uneven")},
         ("gaps", "logs_end", "theirs", "filled", "again", "judged"),
         **missed_answers(),
-        **acknowledged(),
         refused=f"""
             select p.source, p.connection, p.`number`, {TOPIC} as topic, `partition`, p.error,
                 cast(floor(e.response_end_ns / 1e3) as bigint) as failed_us
@@ -256,9 +255,9 @@ def resent(tables: Tables, limits: Limits) -> Frame:
             left join clients c on {_SAME_CONNECTION.format("f", "c")}""",
         gaps="""
             select cluster, topic, `partition`, `offset`, log, `offset` - reached as missing, before_us, us as until_us
-            from placed where `offset` > reached""",
+            from uneven where `offset` > reached""",
         logs_end="""
-            select cluster, topic, `partition`, max(sent_us) as end_us from placed group by cluster, topic,
+            select cluster, topic, `partition`, max(end_us) as end_us from uneven group by cluster, topic,
                 `partition`""",
         # Failed batches by the gap that they may have filled; a gap that none can have filled is somebody else's.
         matched=f"""
@@ -282,10 +281,13 @@ def resent(tables: Tables, limits: Limits) -> Frame:
             from batches b join clients c on {_SAME_CONNECTION.format("b", "c")}
             where b.api = 'Produce' and b.direction = 'request' and coalesce(b.producer_id, -1) < 0""",
         # What was acknowledged, and how new the records are that were before it on its connection.
+        acknowledged=f"""
+            select distinct source, connection, `number`, {TOPIC} as topic, `partition` from partitions
+            where api = 'Produce' and direction = 'response' and coalesce(error_code, 0) = 0 and `offset` >= 0""",
         kept="""
-            select l.*, p.`offset`, max(base_timestamp) over (partition by l.source, l.connection, of_topic,
+            select l.*, max(base_timestamp) over (partition by l.source, l.connection, of_topic,
                 l.`partition` order by l.`number` rows between unbounded preceding and 1 preceding) as newest
-            from later l join numbered p on p.source = l.source and p.connection = l.connection
+            from later l join acknowledged p on p.source = l.source and p.connection = l.connection
                 and p.`number` = l.`number` and p.topic = l.of_topic and p.`partition` = l.`partition`""",
         again=f"""
             select f.source, f.connection, f.`number`, f.cluster, f.client, f.of_topic, f.`partition`, f.base_timestamp,
@@ -409,5 +411,6 @@ PROBES = (
         resent,
         Resent,
         judge_resent,
+        SHARED,
     ),
 )
