@@ -26,8 +26,9 @@ def uneven(tables: Tables) -> Frame:
     Mostly few: where every producer is captured and no leader fails, offsets follow each other. A request has `offset`
     to `end` (behind its last record), `sent_us` to `us`, its client and its broker; `log` numbers the logs that a
     partition had one after another. `reached` is the highest `end` of requests at lower offsets: above it there is a
-    gap, below it an overlap. `next_offset` and `before_us`: where the next request in the log begins, when the one
-    before it was sent. `end_us`: when the last of the partition was sent.
+    gap, below it an overlap. `next_offset` and `next_leader`: where the next request in the log begins, and which
+    broker acknowledged that; `before_us`: when the one before it was sent. `end_us`: when the last of the partition was
+    sent.
     """
     keys = ", ".join(KEYS)
     same = " and ".join(f"w.{key} = e.{key}" for key in KEYS)
@@ -41,7 +42,8 @@ def uneven(tables: Tables) -> Frame:
             from partitions where api = 'Produce' group by {keys}, cluster, {TOPIC}, `partition`""",
         numbered=f"""
             select w.*, w.`offset` + greatest(coalesce(w.records, 1), 1) as `end`, {GROUPS["client"]} as client, acks,
-                {GROUPS["broker"]} as broker, broker_id, unix_micros(e.`time`) as sent_us,
+                {GROUPS["broker"]} as broker, broker_id,
+                coalesce(cast(broker_id as string), {GROUPS["broker"]}) as leader, unix_micros(e.`time`) as sent_us,
                 cast(floor(coalesce(response_end_ns / 1e3, unix_micros(e.`time`))) as bigint) as us
             from wrote w join exchanges e on {same} where w.`offset` >= 0""",
         begun="""
@@ -55,6 +57,7 @@ def uneven(tables: Tables) -> Frame:
             select *, max(`end`) over ({_OF_LOG} order by `offset`, us rows between unbounded preceding and 1 preceding)
                     as reached,
                 lead(`offset`) over ({_OF_LOG} order by `offset`, us) as next_offset,
+                lead(leader) over ({_OF_LOG} order by `offset`, us) as next_leader,
                 lag(sent_us) over ({_OF_LOG} order by `offset`, us) as before_us,
                 max(sent_us) over (partition by cluster, topic, `partition`) as end_us
             from logs""",
@@ -88,14 +91,17 @@ def lost(tables: Tables, limits: Limits) -> Frame:
     """Rows of Lost, by client and topic, the most records first.
 
     The same batch acknowledged twice at one offset (a retry with the same sequence, a capture at both ends) is once
-    there; of two others at one offset that which was acknowledged first is lost.
+    there; of two others at one offset that which was acknowledged first is lost. But a leader that is deposed may go on
+    to acknowledge (acks=1) behind its successor: where one of two brokers has the offsets that follow, and never gave
+    one of these twice, the log is its own, and the other's records are lost.
     """
     keys = ", ".join(KEYS)
     same = " and ".join(f"s.{key} = b.{key}" for key in KEYS)
+    contest = "cluster, topic, `partition`, log, contest"
     batch = "cluster, topic, `partition`, log, `offset`, `end`, bytes, base_timestamp, producer_id, base_sequence"
     return ask(
         {name: tables[name] for name in ("batches", "uneven")},
-        ("distinct_ones",),
+        ("distinct_ones", "decided"),
         suspect="select * from uneven where `offset` < reached or `end` > next_offset",
         # First who is suspected, mostly nobody: then no batch is looked at.
         cut=f"""
@@ -107,15 +113,42 @@ def lost(tables: Tables, limits: Limits) -> Frame:
             left join cut b on {same} and s.topic = b.of_topic and s.`partition` = b.of_partition""",
         distinct_ones=f"""
             select {batch}, min(us) as us, min_by(client, us) as client, min_by(acks, us) as acks,
-                min_by(broker, us) as broker, min_by(broker_id, us) as broker_id
+                min_by(broker, us) as broker, min_by(broker_id, us) as broker_id, min_by(leader, us) as leader,
+                max_by(next_leader, us) as next_leader
             from known group by {batch}""",
+        reaching=f"""
+            select *, max(`end`) over ({_OF_LOG} order by `offset`, us rows between unbounded preceding and 1 preceding)
+                    as reached
+            from distinct_ones""",
+        contested=f"""
+            select *, sum(case when `offset` < reached then 0 else 1 end) over ({_OF_LOG} order by `offset`, us
+                rows between unbounded preceding and current row) as contest
+            from reaching""",
+        # Who acknowledged the offsets behind those that were given twice, if it has not lost records there itself.
+        ends=f"""
+            select {contest}, max_by(next_leader, named_struct('o', `offset`, 'u', us)) as winner from contested
+            group by {contest}""",
+        losers=f"""
+            select {contest}, leader from contested group by {contest}, leader
+            having sum(`end` - `offset`) > max(`end`) - min(`offset`)""",
+        decided="""
+            select c.*, case when l.leader is null then e.winner end as winner from contested c
+            join ends e on c.cluster is not distinct from e.cluster and c.topic = e.topic
+                and c.`partition` = e.`partition` and c.log = e.log and c.contest = e.contest
+            left join losers l on c.cluster is not distinct from l.cluster and c.topic = l.topic
+                and c.`partition` = l.`partition` and c.log = l.log and c.contest = l.contest
+                and l.leader = e.winner""",
         overwritten="""
-            select a.cluster, a.client, a.topic, a.`partition`, a.`offset`, a.acks, a.broker, a.broker_id, a.us,
+            select a.cluster, a.client, a.topic, a.`partition`, a.`offset`, a.acks, a.broker, a.broker_id,
+                least(a.us, min(b.us)) as us,
                 greatest(a.`offset`, min(b.`offset`)) as first_offset, least(a.`end`, max(b.`end`)) - 1 as last_offset,
-                min_by(b.broker, b.us) as keeper, min_by(b.broker_id, b.us) as keeper_id, min(b.us) as again_us
-            from distinct_ones a join distinct_ones b
+                min_by(b.broker, b.us) as keeper, min_by(b.broker_id, b.us) as keeper_id,
+                greatest(a.us, min(b.us)) as again_us
+            from decided a join decided b
                 on a.cluster is not distinct from b.cluster and a.topic = b.topic and a.`partition` = b.`partition`
-                and a.log = b.log and a.`offset` < b.`end` and b.`offset` < a.`end` and a.us < b.us
+                and a.log = b.log and a.`offset` < b.`end` and b.`offset` < a.`end`
+                and case when a.leader != b.leader and b.winner = b.leader then true
+                    when a.leader != b.leader and a.winner = a.leader then false else a.us < b.us end
             group by a.cluster, a.client, a.topic, a.`partition`, a.`offset`, a.`end`, a.acks, a.broker, a.broker_id,
                 a.us""",
         by_partition="""

@@ -262,6 +262,31 @@ def test_records_whose_offsets_are_acknowledged_again_are_lost(made_up):
     assert sentence(lost) == f"7 records, {said} (partition and offsets 0: 100 to 104, 1: 42 to 43)"
 
 
+@pytest.mark.parametrize(
+    ("acknowledged", "lost"),
+    [
+        # A deposed leader (1) still acknowledges when the next one (2) has: that goes on, the other's are lost.
+        (((1, 90, 10), (2, 100, 5), (1, 100, 3), (2, 105, 5)), (1, "0: 100 to 102")),
+        # One that failed acknowledged before; it leads again as soon as the other has given some of its offsets.
+        (((1, 90, 10), (1, 100, 10), (2, 100, 5), (1, 105, 7), (1, 112, 5)), (1, "0: 100 to 109")),
+        # Nobody is seen to go on: the later one has the log.
+        (((1, 90, 10), (1, 100, 3), (2, 100, 5)), (1, "0: 100 to 102")),
+    ],
+)
+def test_lost_records_are_those_of_the_leader_whose_log_ends(tmp_path, acknowledged, lost):
+    table = made.Made()
+    for at_s, (broker, offset, records) in enumerate(acknowledged):
+        key = table.exchange(f"at-{broker}", "Produce", at_s, broker=broker, acks=1)
+        table.partition(key, "request", "t", bytes=50 * records, records=records)
+        table.partition(key, "response", "t", error_code=0, error="NONE", offset=offset)
+        batch = {"topic": "t", "partition": 0, "magic": 2, "records": records, "base_timestamp": at_s}
+        table.add("batches", **key, direction="request", **batch)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (one,) = findings(tables, kinds=["records_lost"])
+    assert (dict(one.place)["broker_id"], dict(one.evidence)["offsets"]) == lost
+    assert dict(one.place)["client"] == f"at-{lost[0]}" and one.since_ns < one.until_ns
+
+
 def test_a_login_by_raw_tokens_that_fails_is_told(found):
     one = found("k0102_sasl_plain")["login_failed", "host 127.0.0.1, broker 1 (127.0.0.1:9094)"]
     assert {"failed": 6, "asked": 38}.items() <= dict(one.evidence).items()
