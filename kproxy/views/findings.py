@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 
 from kproxy.analysis.findings import KINDS, THRESHOLDS, Finding, Kind, Threshold
-from kproxy.analysis.findings.kinds import LARGEST, SUMMED, outcome
+from kproxy.analysis.findings.kinds import LARGEST, NAMED, SUMMED, outcome
 from kproxy.views import answers, units
 
 NOTHING = "Nothing stands out."
@@ -43,8 +43,10 @@ def sentence(finding: Finding) -> str:
     evidence = dict(finding.evidence)
     words = []
     kind = KINDS[finding.kind]
-    has_all = all(name in evidence for _, name, _, _ in Formatter().parse(kind.says) if name is not None)
-    for text, name, _, _ in Formatter().parse(kind.says if has_all or kind.says_live is None else kind.says_live):
+    # What failed in the time of one cause is a part of a finding, and has no `asked`.
+    says = kind.says if "asked" in evidence else kind.says.replace(" of {asked}", "")
+    has_all = all(name in evidence for _, name, _, _ in Formatter().parse(says) if name is not None)
+    for text, name, _, _ in Formatter().parse(says if has_all or kind.says_live is None else kind.says_live):
         words.append(text)
         if name is not None:
             words.append("unknown" if evidence.get(name) is None else value(name, evidence[name]))
@@ -167,7 +169,7 @@ def followed(finding: Finding) -> Iterator[str]:
 
 
 def _together(several: Sequence[Finding]) -> Finding:
-    """The first with the numbers of all, of one kind: counts in sum, and the longest time. Others stay the first's."""
+    """The first with the numbers of all, of one kind: counts in sum, the longest time, every API. Else the first's."""
     numbers = [dict(one.evidence) for one in several]
     told = {name: value for each in reversed(numbers) for name, value in each.items()}
     for name in told:
@@ -176,6 +178,10 @@ def _together(several: Sequence[Finding]) -> Finding:
             told[name] = sum(values)
         elif name in LARGEST:
             told[name] = max(values)
+        elif name in NAMED:
+            told[name] = ", ".join(sorted({each for value in values for each in value.split(", ")}))
+    if any("asked" not in each for each in numbers):
+        told.pop("asked", None)
     if "outcome" in told:
         told["outcome"] = outcome(told)
     return several[0]._replace(evidence=tuple(told.items()))

@@ -21,7 +21,7 @@ from kproxy.analysis.findings.compression import measured
 from kproxy.analysis.findings.connects import PROBES as CONNECTS
 from kproxy.analysis.findings.consuming import PROBES as CONSUMING
 from kproxy.analysis.findings.failures import PROBES as FAILURES
-from kproxy.analysis.findings.finding import SEVERITIES, Finding, Probe, ranked
+from kproxy.analysis.findings.finding import SEVERITIES, Finding, Moment, Probe, ranked
 from kproxy.analysis.findings.groups import PROBES as GROUPS
 from kproxy.analysis.findings.kinds import KINDS, Kind
 from kproxy.analysis.findings.losses import PROBES as LOSSES
@@ -66,7 +66,7 @@ def findings(
     are compressed, where they are whole, to see whether that pays.
     """
     chosen = limits() if given is None else given
-    found: list[Finding] = []
+    found: list[tuple[Finding, Sequence[Moment]]] = []
     with ExitStack() as stack:
         shared: dict[str, Frame] = {}
         for probe in PROBES:
@@ -78,10 +78,12 @@ def findings(
                     shared[name] = stack.enter_context(kept(make(read)))
                 read[name] = shared[name]
             for values in rows(first_rows(probe.ask(read, chosen), MAX_ROWS)):
-                found += probe.judge(probe.row(*values), chosen)
-    if any(one.kind == "no_compression" for one in found) and (records := records_of(tables)) is not None:
-        found = [one for each in found for one in _compressed(each, records, chosen)]
-    return ranked(folded([one for one in found if kinds is None or one.kind in kinds]), chosen)
+                row = probe.row(*values)
+                moments = () if probe.moments is None else probe.moments(row)
+                found += ((one, moments) for one in probe.judge(row, chosen))
+    if any(one.kind == "no_compression" for one, _ in found) and (records := records_of(tables)) is not None:
+        found = [(one, moments) for each, moments in found for one in _compressed(each, records, chosen)]
+    return ranked(folded([each for each in found if kinds is None or each[0].kind in kinds]), chosen)
 
 
 def records_of(tables: Mapping[str, Frame]) -> Frame | None:

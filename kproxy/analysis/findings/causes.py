@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kproxy.analysis.findings.finding import SEVERITIES, Finding, Moment
+from kproxy.analysis.findings.kinds import LARGEST, NAMED
 
 NS = 1_000_000_000
 # How times must lie. OVERLAPS: consequence and cause at the same time, or soon after it. BEGINS: the consequence began
@@ -87,20 +88,24 @@ _BY_CONSEQUENCE: dict[str, tuple[Edge, ...]] = {
 }
 
 
-def folded(found: Sequence[Finding]) -> list[Finding]:
-    """The findings that nothing explains, each with its consequences, those of these included."""
-    by_kind: dict[str, list[int]] = {}
-    for index, one in enumerate(found):
-        by_kind.setdefault(one.kind, []).append(index)
-    parted = [part for one in found for part in _parted(one, found, by_kind)]
-    whole = [one._replace(moments=()) for one, _ in parted]
+def folded(found: Sequence[tuple[Finding, Sequence[Moment]]]) -> list[Finding]:
+    """The findings that nothing explains, each with its consequences, those of these included.
+
+    Each is given with the moments at which its requests failed, where these are known.
+    """
+    outages: dict[str, list[Finding]] = {kind: [] for kind in _DOWN}
+    for one, _ in found:
+        if one.kind in outages:
+            outages[one.kind].append(one)
+    parted = [(part, cause, bool(moments)) for one, moments in found for part, cause in _parted(one, moments, outages)]
+    whole = [part for part, _, _ in parted]
     places: dict[str, list[int]] = {}
     for index, one in enumerate(whole):
         places.setdefault(one.kind, []).append(index)
-    at = {id(one): index for index, (one, _) in enumerate(parted)}
+    at = {id(part): index for index, part in enumerate(whole)}
     parents = [
-        _cause(index, whole, places, is_timed=bool(part.moments)) if cause is None else at[id(cause)]
-        for index, (part, cause) in enumerate(parted)
+        _cause(index, whole, places, is_timed) if cause is None else at[id(cause)]
+        for index, (_, cause, is_timed) in enumerate(parted)
     ]
     followers: dict[int, list[Finding]] = {}
     for index, parent in enumerate(parents):
@@ -114,43 +119,48 @@ def folded(found: Sequence[Finding]) -> list[Finding]:
 
 
 def _parted(
-    one: Finding, found: Sequence[Finding], by_kind: Mapping[str, Sequence[int]]
+    one: Finding, moments: Sequence[Moment], outages: Mapping[str, Sequence[Finding]]
 ) -> list[tuple[Finding, Finding | None]]:
     """What failed in the time of each outage, with that outage, and what failed at other times.
 
     Of several outages that of the same broker is the cause, else the one that began last.
     """
-    edges = [edge for edge in _BY_CONSEQUENCE.get(one.kind, ()) if edge.cause in _DOWN]
-    causes = [(edge, found[at]) for edge in edges for at in by_kind.get(edge.cause, ()) if one.moments]
+    edges = _BY_CONSEQUENCE.get(one.kind, ()) if moments else ()
+    causes = [(edge, cause) for edge in edges for cause in outages.get(edge.cause, ())]
     parts: dict[int, tuple[Finding | None, list[Moment]]] = {}
-    for moment in one.moments:
+    for moment in moments:
         then = one._replace(since_ns=moment.at_ns, until_ns=moment.at_ns)
         able = [
             (len(edge.same), cause.since_ns or 0, cause)
             for edge, cause in causes
-            if explains(edge, cause, then) and (edge.when != DURING or moment.replicated)
+            if explains(edge, cause, then) and (edge.when != DURING or moment.is_replicated)
         ]
         begun = [each for each in able if each[1] <= moment.at_ns + _STEP_NS]
         nearest = max(begun or able, key=lambda each: each[:2])[2] if able else None
         parts.setdefault(id(nearest), (nearest, []))[1].append(moment)
     if len(parts) < 2:
         return [(one, next((cause for cause, _ in parts.values()), None))]
-    return [(_part(one, moments), cause) for cause, moments in parts.values()]
+    every = sum(moment.counts["failed"] for moment in moments)
+    return [(_part(one, some, every), cause) for cause, some in parts.values()]
 
 
-def _part(one: Finding, moments: Sequence[Moment]) -> Finding:
-    """A finding of what failed in some of its moments; `asked` stays that of all."""
-    failed = sum(moment.failed for moment in moments)
-    counts = {"failed": failed}
-    counts |= {name: sum(getattr(moment, name) for moment in moments) for name in ("gave_up", "writes")}
-    counts["longest_wait_ns"] = max(moment.longest_wait_ns for moment in moments)
-    evidence = ((name, counts.get(name, value)) for name, value in one.evidence)
+def _part(one: Finding, moments: Sequence[Moment], every: int) -> Finding:
+    """A finding of what failed in some of its moments, `every` being what failed in all of them.
+
+    How many requests were `asked` meanwhile is not known of a part.
+    """
+    counts: dict[str, Any] = {
+        name: (max if name in LARGEST else sum)(moment.counts[name] for moment in moments) for name in moments[0].counts
+    }
+    failed = counts["failed"]
+    counts |= dict.fromkeys(NAMED, ", ".join(sorted({moment.name for moment in moments})))
+    evidence = ((name, counts.get(name, value)) for name, value in one.evidence if name != "asked")
     since, until = moments[0].at_ns, moments[-1].at_ns + _STEP_NS
     return one._replace(
         since_ns=max(since, one.since_ns or since),
         until_ns=min(until, one.until_ns or until),
-        evidence=tuple((name, value) for name, value in evidence if value or name not in ("gave_up", "writes")),
-        weight=one.weight * failed / max(1, sum(moment.failed for moment in one.moments)),
+        evidence=tuple((name, value) for name, value in evidence if value or name not in counts or name in LARGEST),
+        weight=one.weight * failed / max(1, every),
     )
 
 

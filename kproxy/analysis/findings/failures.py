@@ -70,40 +70,45 @@ _REPLICATED = (
     ),
     *("JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "ConsumerGroupHeartbeat", "ShareGroupHeartbeat"),
 )
+_COUNTS = ("failed", "gave_up", "writes", "longest_wait_ns")  # of a Moment
 _STEPS_MAX = 2000  # of one finding: bounds what is kept of its times
 
 
-def _timed(of: str, groups: str, gave_up: str = "false", waited_ns: str = "0") -> dict[str, str]:
+def _timed(of: str, groups: str, name: str, gave_up: str = "false", waited_ns: str = "0") -> dict[str, str]:
     """Steps of a question that end with `times`: the Moments of each group of rows of `of`, as a text.
 
-    Seconds in which something failed are counted, several of them together where there are more than _STEPS_MAX.
+    name: the column of the API or the error. Seconds in which something failed are counted, several of them together
+    where there are more than _STEPS_MAX.
     """
     step = "cast(floor(second / width) as bigint) * width * 1000000"
-    numbers = ", ".join(f"cast({name} as string)" for name in ("step_us", *Moment._fields[1:]))
+    texts = ", ".join(f"cast({column} as string)" for column in ("step_us", "name", *_COUNTS))
     return {
         "seconds": f"""
-            select {groups}, cast(floor(us / 1e6) as bigint) as second, count(*) as failed,
-                count_if({gave_up}) as gave_up, count_if(api = 'Produce') as writes,
-                coalesce(max({waited_ns}), 0) as longest_wait_ns,
-                count_if(api in ({", ".join(map(literal, _REPLICATED))})) as replicated
-            from {of} group by {groups}, cast(floor(us / 1e6) as bigint)""",
+            select {groups}, coalesce({name}, '') as name, cast(floor(us / 1e6) as bigint) as second,
+                count(*) as failed, count_if({gave_up}) as gave_up, count_if(api = 'Produce') as writes,
+                coalesce(max({waited_ns}), 0) as longest_wait_ns
+            from {of} group by {groups}, coalesce({name}, ''), cast(floor(us / 1e6) as bigint)""",
         "widths": f"""
             select *, cast(1 + floor((count(*) over (partition by {groups}) - 1) / {_STEPS_MAX}) as bigint) as width
             from seconds""",
         "steps": f"""
-            select {groups}, {step} as step_us, sum(failed) as failed, sum(gave_up) as gave_up, sum(writes) as writes,
-                max(longest_wait_ns) as longest_wait_ns, sum(replicated) as replicated
-            from widths group by {groups}, {step}""",
+            select {groups}, name, {step} as step_us, sum(failed) as failed, sum(gave_up) as gave_up,
+                sum(writes) as writes, max(longest_wait_ns) as longest_wait_ns
+            from widths group by {groups}, name, {step}""",
         "times": f"""
-            select {groups}, array_join(array_sort(collect_list(concat_ws(':', {numbers}))), ',') as moments
+            select {groups}, array_join(array_sort(collect_list(concat_ws(':', {texts}))), ',') as moments
             from steps group by {groups}""",
     }
 
 
 def moments(text: str | None) -> tuple[Moment, ...]:
     """What a text of `_timed` says, by time."""
-    numbers = ([int(number) for number in each.split(":")] for each in (text or "").split(",") if each)
-    return tuple(sorted(Moment(us * 1000, *others) for us, *others in numbers))
+    found = []
+    for each in (text or "").split(",") if text else ():
+        us, name, *numbers = each.split(":")
+        counts = dict(zip(_COUNTS, map(int, numbers), strict=True))
+        found.append(Moment(int(us) * 1000, name, counts, name in _REPLICATED))
+    return tuple(sorted(found, key=lambda moment: moment[:2]))
 
 
 class Unanswered(NamedTuple):
@@ -140,7 +145,7 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
                 count_if({gave_up}) as gave_up, count_if(api = 'Produce') as writes, max(waited_ns) as longest_ns,
                 sum(case when {gave_up} then waited_ns end) as waited_ns, min(us) as first_us, max(us) as last_us
             from missed group by cluster, client, broker, api""",
-        **_timed("missed", "cluster, client, broker", gave_up, "waited_ns"),
+        **_timed("missed", "cluster, client, broker", "api", gave_up, "waited_ns"),
         answer=f"""
             select c.cluster, c.client, c.broker, max(broker_id) as broker_id, sum(failed) as failed,
                 sum(gave_up) as gave_up, sum(writes) as writes, max(longest_ns) as longest_ns,
@@ -169,8 +174,7 @@ def judge_unanswered(row: Unanswered, limits: Limits) -> Iterator[Finding]:
     name = broker_name(row.broker, row.broker_id)
     felt = severity(limits, failed=row.failed, asked=row.asked, stood_still_ns=row.longest_ns if row.gave_up else None)
     times = row.first_us, row.last_us
-    one = found(kind, felt, row.failed / 1e4, row.cluster, at(row.client, name), place, times, evidence)
-    yield one._replace(moments=moments(row.moments))
+    yield found(kind, felt, row.failed / 1e4, row.cluster, at(row.client, name), place, times, evidence)
 
 
 class Refused(NamedTuple):
@@ -246,7 +250,7 @@ def refused(tables: Tables, limits: Limits) -> Frame:
             from named
             where kind is not null and not (kind = 'unknown_topic' and api = 'OffsetFetch')
             group by cluster, client, api, kind, source, connection, `number`""",
-        **_timed("once_each", "cluster, client, api, kind"),
+        **_timed("once_each", "cluster, client, api, kind", "error"),
         asked=f"""
             select cluster, {GROUPS["client"]} as client, api, count(*) as asked from exchanges
             where {of_clients(False)} group by cluster, {GROUPS["client"]}, api""",
@@ -297,7 +301,7 @@ def judge_refused(row: Refused, limits: Limits) -> Iterator[Finding]:
     place: dict[str, Any] = {"client": row.client, "api": row.api, "topic": row.topic, "group_id": row.group_id}
     place |= {"broker": row.broker, "broker_id": row.broker_id}
     evidence = {"failed": row.failed, "asked": row.asked, "errors": row.errors, "api": row.api}
-    one = found(
+    yield found(
         row.kind,
         severity(limits, failed=row.failed, asked=row.asked, is_retried=row.kind in _RETRIED_KINDS),
         row.failed / 1e4,
@@ -307,7 +311,6 @@ def judge_refused(row: Refused, limits: Limits) -> Iterator[Finding]:
         (row.first_us, row.last_us),
         evidence,
     )
-    yield one._replace(moments=moments(row.moments))
 
 
 class Login(NamedTuple):
@@ -367,7 +370,21 @@ def judge_raw_login(row: Login, limits: Limits) -> Iterator[Finding]:
 
 
 PROBES = (
-    Probe(("unanswered", "client_timeouts"), ("exchanges", "connections"), unanswered, Unanswered, judge_unanswered),
-    Probe(tuple(REFUSED), ("exchanges", "partitions", "topology"), refused, Refused, judge_refused),
+    Probe(
+        ("unanswered", "client_timeouts"),
+        ("exchanges", "connections"),
+        unanswered,
+        Unanswered,
+        judge_unanswered,
+        moments=lambda row: moments(row.moments),
+    ),
+    Probe(
+        tuple(REFUSED),
+        ("exchanges", "partitions", "topology"),
+        refused,
+        Refused,
+        judge_refused,
+        moments=lambda row: moments(row.moments),
+    ),
     Probe(("login_failed",), ("connections", "exchanges"), raw_logins, Login, judge_raw_login),
 )

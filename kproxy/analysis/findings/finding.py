@@ -18,14 +18,12 @@ Tables = Mapping[str, Frame]
 
 
 class Moment(NamedTuple):
-    """What failed in a step of time, by the names of the evidence."""
+    """What failed in a step of time: counts by the names of the evidence, of one API or of one error."""
 
     at_ns: int
-    failed: int
-    gave_up: int = 0
-    writes: int = 0
-    longest_wait_ns: int = 0
-    replicated: int = 0  # whose answer waits until other brokers have a record, of these or of their coordinator's log
+    name: str  # of the API or the error
+    counts: Mapping[str, int]
+    is_replicated: bool = False  # the API's answers wait until other brokers have a record, or the coordinator's log
 
 
 class Finding(NamedTuple):
@@ -35,8 +33,7 @@ class Finding(NamedTuple):
     has numbers by name, with their units in the names as columns of tables have them. Times are nanoseconds since the
     epoch, None where they are not known. `weight` orders findings of one severity, from 0 to 1. `more` is how many
     further places of the same kind were left out behind this one. `consequences` are findings that this one explains:
-    they have no advice of their own. `moments`: when how many of the evidence's `failed` did, of use only until causes
-    are known.
+    they have no advice of their own.
     """
 
     kind: str
@@ -54,7 +51,6 @@ class Finding(NamedTuple):
     weight: float
     more: int = 0
     consequences: "tuple[Finding, ...]" = ()
-    moments: tuple[Moment, ...] = ()
 
     @property
     def title(self) -> str:
@@ -70,10 +66,8 @@ class Finding(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
-        plain = self._asdict()
-        del plain["moments"]
         return {
-            **plain,
+            **self._asdict(),
             "title": self.title,
             "place": dict(self.place),
             "evidence": dict(self.evidence),
@@ -152,7 +146,8 @@ class Probe:
 
     `ask` makes a frame whose columns are the fields of `row`, in their order, the rows that weigh most first; `judge`
     is a function of one row and the limits, and says nothing of what is not remarkable. `shared`: frames of few rows
-    that several probes read, computed once; `ask` gets them by their names, beside the tables.
+    that several probes read, computed once; `ask` gets them by their names, beside the tables. `moments`: when what of
+    a row failed, so that each cause can have its part of a finding.
     """
 
     kinds: tuple[str, ...]
@@ -161,6 +156,7 @@ class Probe:
     row: type[Any]
     judge: Callable[[Any, Limits], Iterable[Finding]]
     shared: Mapping[str, Callable[[Tables], Frame]] = field(default_factory=dict)
+    moments: Callable[[Any], Sequence[Moment]] | None = None
 
 
 def ranked(found: Sequence[Finding], limits: Limits) -> list[Finding]:

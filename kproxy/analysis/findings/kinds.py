@@ -36,6 +36,7 @@ SUMMED = frozenset(
     )
 )
 LARGEST = frozenset(("longest_ns", "longest_wait_ns", "outage_ns", "worst", "stuck_ns"))
+NAMED = frozenset(("apis", "errors"))  # names with commas between them: of several findings, all of them
 
 
 def outcome(evidence: Mapping[str, Any]) -> str:

@@ -150,7 +150,7 @@ def found_between(before: Moment, now: Moment, limits: Limits) -> list[Finding]:
         found_all += _connections(name, then, cells, limits, times)
         found_all += _groups(name, then, cells, limits, times)
         found_all += _lags(name, then, cells, limits, times)
-    return ranked(folded(found_all), limits)
+    return ranked(folded([(one, ()) for one in found_all]), limits)
 
 
 Times = tuple[int, int]

@@ -149,7 +149,8 @@ def test_seconds_in_which_requests_failed_are_few_and_lose_none(tmp_path, monkey
         found = {row["client"]: failures.moments(row["moments"]) for row in dicts(asked)}
     start_s = made.START_NS // 10**9
     told = {
-        client: [(each.at_ns / 1e9 - start_s, each.failed) for each in moments] for client, moments in found.items()
+        client: [(each.at_ns / 1e9 - start_s, each.counts["failed"]) for each in moments]
+        for client, moments in found.items()
     }
     assert len(told["long"]) == 11 and sum(failed for _, failed in told["long"]) == 40
     assert told["twice"] == [(10, 8), (11, 8), (12, 4), (50012, 4), (50013, 8), (50014, 8)]
