@@ -94,15 +94,19 @@ def failed_handshakes(tables: Tables, limits: Limits) -> Frame:
         {name: tables[name] for name in ("connections", "exchanges")},
         known=KNOWN_BROKERS,
         connected=keyed("connections"),
-        answer=f"""
-            select cluster, client_address as host, {GROUPS["broker"]} as broker, max(known_id) as broker_id,
-                count(tls_failure) as failed, count(*) as asked, mode(tls_failure) as reason,
-                count(distinct tls_failure) as reasons,
-                min(case when tls_failure is not null then unix_micros(`time`) end) as first_us,
-                max(case when tls_failure is not null then unix_micros(`time`) end) as last_us
+        counted=f"""
+            select cluster, client_address as host, {GROUPS["broker"]} as broker, tls_failure,
+                max(known_id) as known_id, count(tls_failure) as failures, count(*) as handshakes,
+                min(unix_micros(`time`)) as begin_us, max(unix_micros(`time`)) as end_us
             from connected where {CONNECTED}
-            group by cluster, client_address, {GROUPS["broker"]}
-            having count(tls_failure) >= {limits.tls_failed_min}
+            group by cluster, client_address, {GROUPS["broker"]}, tls_failure""",
+        # Of reasons that are as frequent the last by name.
+        answer=f"""
+            select cluster, host, broker, max(known_id) as broker_id, sum(failures) as failed, sum(handshakes) as asked,
+                max_by(tls_failure, named_struct('n', failures, 'r', tls_failure)) as reason,
+                count(tls_failure) as reasons, min(case when tls_failure is not null then begin_us end) as first_us,
+                max(case when tls_failure is not null then end_us end) as last_us
+            from counted group by cluster, host, broker having sum(failures) >= {limits.tls_failed_min}
             order by failed desc, cluster nulls first, host, broker""",
     )
 

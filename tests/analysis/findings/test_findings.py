@@ -156,6 +156,16 @@ def test_seconds_in_which_requests_failed_are_few_and_lose_none(tmp_path, monkey
     assert told["twice"] == [(10, 8), (11, 8), (12, 4), (50012, 4), (50013, 8), (50014, 8)]
 
 
+def test_of_two_reasons_as_frequent_for_failed_tls_always_the_same_is_named(tmp_path):
+    table = made.Made()
+    alerts = ("bad_certificate by client", "unknown_ca by client") * 2 + ("expired by client",)
+    for number, alert in enumerate(alerts):
+        made._connection(table, number, "10.9.0.12", number, 0.1, tls="tls", tls_failure=alert, requests=0)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (one,) = findings(tables, kinds=["tls_failed"])
+    assert dict(one.evidence) == {"failed": 5, "asked": 5, "reason": "unknown_ca by client", "reasons": 3}
+
+
 @pytest.mark.parametrize(
     ("between_s", "error", "is_found"),
     [(3, None, False), (3, "NOT_COORDINATOR", True), (6, None, True), (1, "NOT_COORDINATOR", False)],
