@@ -138,7 +138,7 @@ KINDS = {
             ("session.timeout.ms", "offsets.topic.replication.factor"),
             ("coordinator_outage_s",),
             "last good answer to a member before its coordinator refused it or was lost, and the first one after it, "
-            "or the end of the join behind that",
+            "or the end of the join behind that; where none came, the group's last request (is back: no)",
             "coordinators",
         ),
         Kind(

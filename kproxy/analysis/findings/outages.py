@@ -202,6 +202,7 @@ class Orphaned(NamedTuple):
     broker_id: int | None
     coordinator_id: int | None
     moved: bool | None
+    is_back: bool  # else the outage lasts until the group's last request
     first_us: int
     last_us: int
 
@@ -209,18 +210,29 @@ class Orphaned(NamedTuple):
 def orphaned(tables: Tables, limits: Limits) -> Frame:
     """Rows of Orphaned, the longest outage first; groups that had no coordinator before are left out.
 
-    Where nobody was refused, the time between two heartbeats is none in which a group stood still.
+    Where nobody was refused, the time between two heartbeats is none in which a group stood still. An outage that no
+    good answer ended lasts until the group's last request: behind it nobody waits for a coordinator.
     """
     least_ns = f"{limits.coordinator_outage_s * 1e9:.0f}"
     lost = knowledge.coordinators(tables["group_events"], tables["rebalances"], tables["exchanges"])
     return ask(
-        {"lost": lost},
+        {"lost": lost, "exchanges": tables["exchanges"]},
+        asked="""
+            select cluster, group_id, max(unix_micros(`time`)) as asked_us,
+                max(case when outcome = 'answered' and coalesce(errors, 0) = 0 and api != 'FindCoordinator'
+                    then cast(floor(response_end_ns / 1e3) as bigint) end) as served_us
+            from exchanges where group_id is not null group by cluster, group_id""",
+        lasted="""
+            select l.*, case when outage_ns is null and silent_ns is not null and refusals > 0
+                    and served_us <= unix_micros(`time`) then (asked_us - unix_micros(`time`)) * 1000 end as open_ns
+            from lost l left join asked a on l.cluster is not distinct from a.cluster and l.group_id = a.group_id""",
+        outages="select *, coalesce(outage_ns, open_ns) as lasted_ns from lasted",
         answer=f"""
-            select cluster, group_id, outage_ns, joining_ns, refusals, former_broker as broker, former_id as broker_id,
-                coordinator_id, moved, unix_micros(`time`) as first_us,
-                cast(unix_micros(`time`) + outage_ns / 1e3 as bigint) as last_us
-            from lost
-            where outage_ns - case when refusals = 0 then {knowledge.HEARTBEAT_NS} else 0 end >= {least_ns}
+            select cluster, group_id, lasted_ns as outage_ns, joining_ns, refusals, former_broker as broker,
+                former_id as broker_id, coordinator_id, moved, open_ns is null as is_back,
+                unix_micros(`time`) as first_us, cast(unix_micros(`time`) + lasted_ns / 1e3 as bigint) as last_us
+            from outages
+            where lasted_ns - case when refusals = 0 then {knowledge.HEARTBEAT_NS} else 0 end >= {least_ns}
             order by outage_ns desc, cluster nulls first, group_id, first_us""",
     )
 
@@ -239,6 +251,7 @@ def judge_orphaned(row: Orphaned, limits: Limits) -> Iterator[Finding]:
             "joining_ns": row.joining_ns,
             "refusals": row.refusals,
             "moved": row.moved,
+            "is_back": None if row.is_back else False,
             "former_coordinator": None if row.broker is None else broker_name(row.broker, row.broker_id),
             "coordinator_id": row.coordinator_id,
         },

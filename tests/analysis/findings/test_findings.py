@@ -166,6 +166,27 @@ def test_of_two_reasons_as_frequent_for_failed_tls_always_the_same_is_named(tmp_
     assert dict(one.evidence) == {"failed": 5, "asked": 5, "reason": "unknown_ca by client", "reasons": 3}
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_coordinator_that_does_not_come_back_is_missed_up_to_the_last_request(tmp_path, comes_back):
+    table = made.Made()
+    for number in range(20):
+        at_ns = made.START_NS + 3 * number * 10**9
+        is_refused = 10 <= number < (15 if comes_back else 20)
+        times = {"request_start_ns": at_ns, "response_end_ns": at_ns + made.MS, "errors": int(is_refused)}
+        table.exchange("member", "Heartbeat", 3 * number, group_id="g", **times)
+        if is_refused:
+            refusal = {"event": "heartbeat", "group_id": "g", "error": "COORDINATOR_NOT_AVAILABLE", "time_ns": at_ns}
+            table.add("group_events", 3 * number, **refusal)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (one,) = findings(tables, kinds=["coordinator_lost"])
+    evidence = dict(one.evidence)
+    assert evidence["refusals"] == (5 if comes_back else 10)
+    assert evidence.get("is_back", True) == comes_back
+    assert (
+        round(evidence["outage_ns"] / 1e9) == round((one.until_ns - one.since_ns) / 1e9) == (18 if comes_back else 30)
+    )
+
+
 @pytest.mark.parametrize(
     ("between_s", "error", "is_found"),
     [(3, None, False), (3, "NOT_COORDINATOR", True), (6, None, True), (1, "NOT_COORDINATOR", False)],
