@@ -1,4 +1,4 @@
-"""What is in tables at first sight, section by section: the answer to somebody who does not know yet what to ask.
+"""An overview of tables, section by section, for readers who do not know yet what to ask.
 
 Duty: a frame for each section, of the same texts as the jobs, and the commands to go on with. Brokers' own requests
 count in `span` and `brokers` only. Refuses to know engines and how it is shown.
@@ -37,7 +37,7 @@ Tables = Mapping[str, Frame]
 
 
 def span(tables: Tables) -> Frame:
-    """From when to when, and how much."""
+    """Time of the first and the last request, and totals."""
     return ask(
         {"exchanges": tables["exchanges"]},
         answer=f"""
@@ -50,7 +50,7 @@ def span(tables: Tables) -> Frame:
 
 
 def brokers(tables: Tables) -> Frame:
-    """Who answered; the percentile is of answers that came."""
+    """Brokers: requests, errors, bytes, p99 latency of answered requests."""
     return ask(
         {"exchanges": tables["exchanges"], "connections": tables["connections"]},
         **_UNANSWERED,
@@ -65,7 +65,7 @@ def brokers(tables: Tables) -> Frame:
 
 
 def clients(tables: Tables) -> Frame:
-    """Who asked, and by which software where it says so."""
+    """Clients, with the name and version of their software where they send it (ApiVersions v3 and newer)."""
     return ask(
         {"exchanges": tables["exchanges"], "connections": tables["connections"]},
         software=SOFTWARE,
@@ -86,7 +86,7 @@ def clients(tables: Tables) -> Frame:
 
 
 def apis(tables: Tables) -> Frame:
-    """What was asked, what went wrong, and how long the answers took that came."""
+    """Requests of clients by API: errors, unanswered requests, latency of answered ones."""
     return ask(
         {"exchanges": tables["exchanges"], "connections": tables["connections"]},
         **_UNANSWERED,
@@ -100,7 +100,7 @@ def apis(tables: Tables) -> Frame:
 
 
 def topics(tables: Tables) -> Frame:
-    """What was written and read. Written is what no broker refused and whose answer came, where one was asked for.
+    """Bytes and records of each topic, written and read; written are those acknowledged, or sent with acks=0.
 
     failed_records: of Produce requests that were refused or not answered; those that came again are counted each time.
     """
@@ -137,38 +137,38 @@ def topics(tables: Tables) -> Frame:
 
 
 def errors(tables: Tables) -> Frame:
-    """What brokers refused."""
+    """Errors in answers, and requests without an answer."""
     return parties.errors(tables["exchanges"], tables["partitions"], tables["connections"])
 
 
 def throttles(tables: Tables) -> Frame:
-    """Who is over a quota."""
+    """Clients that brokers throttled, by API."""
     return parties.throttle(tables["exchanges"])
 
 
 def slowest(tables: Tables) -> Frame:
-    """What took longest, expected waits left out."""
+    """The slowest requests, without long polls."""
     answer = timing.slow(tables["exchanges"], tables["connections"])
     chosen = "`time`, total_ns, cause, api, client, broker, explanation, exchanges, head, source, connection, `number`"
     return ask({"answer": answer}, some=f"select {chosen} from answer where cause != 'long_poll'")
 
 
 def groups(tables: Tables) -> Frame:
-    """How groups fared, the most restless first."""
+    """Groups: members, rebalances, expired sessions, failed commits; the most rebalances first."""
     answer = knowledge.groups(tables["group_events"], tables["rebalances"])
     chosen = "cluster, group_id, members, rebalances, worst_cause, rebalancing_ns, longest_ns, expired, commits_failed"
     return ask({"answer": answer}, some=f"select {chosen} from answer")
 
 
 def coordinators(tables: Tables) -> Frame:
-    """Which groups lost the coordinator that they had, the longest outage first."""
+    """Groups whose coordinator was unavailable for a while, the longest outage first."""
     answer = knowledge.coordinators(tables["group_events"], tables["rebalances"], tables["exchanges"])
     chosen = "`time`, cluster, group_id, outage_ns, former_id, coordinator_id"
     return ask({"answer": answer}, some=f"select {chosen} from answer where outage_ns is not null")
 
 
 def leaders(tables: Tables) -> Frame:
-    """What became of leaders and replicas, by topic."""
+    """Topics whose leaders or in-sync replicas changed, those with offline partitions first."""
     answer = knowledge.leadership(tables["leadership"])
     return ask(
         {"partitions": answer},
@@ -183,7 +183,7 @@ def leaders(tables: Tables) -> Frame:
 
 
 def zookeeper(tables: Tables) -> Frame:
-    """What was asked of ZooKeeper, of each kind of node."""
+    """Requests to ZooKeeper by the kind of node."""
     return ask(
         {"registry": tables["registry"]},
         answer="""
@@ -195,7 +195,7 @@ def zookeeper(tables: Tables) -> Frame:
 
 
 def quality(tables: Tables) -> Frame:
-    """What the captures could not show."""
+    """Gaps and oddities of the captures that limit what tables show."""
     return ask(
         {"quality": parties.quality(tables["quality"])},
         answer="select source, kind, `count`, bytes, sentence from quality order by source, kind",

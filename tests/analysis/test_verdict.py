@@ -82,7 +82,9 @@ def test_a_broker_that_handed_its_leaders_over_was_stopped_in_order(tmp_path, be
         said = verdict(tables, found)
     (gone,) = [one for one in found if one.kind == "broker_gone"]
     assert dict(gone.evidence).get("handed_over") == (before if is_in_order else None)
-    assert ("stopped in order" in gone.change) == ("Broker 2 was stopped in order for 13.1 s" in sentence(said))
+    assert ("This was a controlled shutdown" in gone.change) == (
+        "Broker 2 was stopped in order for 13.1 s" in sentence(said)
+    )
     assert ("out-of-memory" in gone.change) != is_in_order
 
 

@@ -148,7 +148,7 @@ def judge_committed(row: Committed, limits: Limits) -> Iterator[Finding]:
     )
 
 
-class Stopped(NamedTuple):
+class StoppedFetching(NamedTuple):
     """A member of a group that sends heartbeats and fetches nothing any more."""
 
     cluster: str | None
@@ -160,8 +160,8 @@ class Stopped(NamedTuple):
     beat_us: int
 
 
-def stopped(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Stopped, those that have been silent for longest first.
+def stopped_fetching(tables: Tables, limits: Limits) -> Frame:
+    """Rows of StoppedFetching, those that have been silent for longest first.
 
     Not those whose partitions may have gone meanwhile: with a SyncGroup behind the last Fetch. Of a name that several
     groups have on one host it is not known whose fetches are whose.
@@ -193,7 +193,7 @@ def stopped(tables: Tables, limits: Limits) -> Frame:
     )
 
 
-def judge_stopped(row: Stopped, limits: Limits) -> Iterator[Finding]:
+def judge_stopped_fetching(row: StoppedFetching, limits: Limits) -> Iterator[Finding]:
     silent_us = row.beat_us - row.fetch_us
     yield found(
         "stopped_fetching",
@@ -327,7 +327,7 @@ def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
 PROBES = (
     Probe(("empty_fetches", "tiny_fetches"), ("exchanges",), fetched, Fetched, judge_fetched),
     Probe(("commit_storm",), ("exchanges",), committed, Committed, judge_committed),
-    Probe(("stopped_fetching",), ("exchanges",), stopped, Stopped, judge_stopped),
+    Probe(("stopped_fetching",), ("exchanges",), stopped_fetching, StoppedFetching, judge_stopped_fetching),
     Probe(("growing_lag",), OF_FETCHES, lagging, Lagging, judge_lagging),
     Probe(("growing_lag",), OF_LAG, lagging_groups, Lagging, judge_lagging),
 )

@@ -22,10 +22,10 @@ _NEAR_NS = 1_000_000_000
 _SERVED_NOT = ("ApiVersions", "SaslHandshake", "SaslAuthenticate")  # asked by a client that only connects
 _STORM_NS = 10_000_000_000
 _SHUTDOWN_NS = 30_000_000_000  # a controlled shutdown hands leaders over, then ends
-_IN_ORDER = (
-    "It was stopped in order (controlled shutdown): it handed leaders over before it fell silent, and closed its "
-    "connections. Of a rolling restart nothing is to be changed but what stood still or failed meanwhile: see what "
-    "follows from it."
+_CONTROLLED_SHUTDOWN = (
+    "This was a controlled shutdown: the broker moved its leaders to others before it went silent, and closed its "
+    "connections. A rolling restart is no fault in itself: look at what stood still or failed meanwhile, which follows "
+    "from it."
 )
 
 
@@ -166,7 +166,9 @@ def judge_silent(row: Silent, limits: Limits) -> Iterator[Finding]:
     if not is_gone and not is_standing:
         return
     # A process that is killed leaves connections with unread requests, which its host resets, and all of its leaders.
-    in_order = is_gone and row.handed_over > 0 and row.handed_over >= row.taken and 5 * row.reset <= row.closed_soon
+    is_controlled = (
+        is_gone and row.handed_over > 0 and row.handed_over >= row.taken and 5 * row.reset <= row.closed_soon
+    )
     evidence = {
         "silent_ns": row.silent_ns,
         "failed": row.failed,
@@ -174,19 +176,19 @@ def judge_silent(row: Silent, limits: Limits) -> Iterator[Finding]:
         "connections": row.closed if is_gone else row.closed + row.kept,
         "clients": row.went_on or None,
         "is_back": row.is_back,
-        "handed_over": row.handed_over if in_order else None,
+        "handed_over": row.handed_over if is_controlled else None,
     }
     yield found(
         "broker_gone" if is_gone else "broker_standing_still",
         # What it led stood still with it, unless others led that before.
-        severity(limits, failed=row.failed, stood_still_ns=None if in_order else row.silent_ns),
+        severity(limits, failed=row.failed, stood_still_ns=None if is_controlled else row.silent_ns),
         row.silent_ns / 60e9 + row.failed / 1e4,
         row.cluster,
         broker_name(row.broker, row.broker_id),
         {"broker": row.broker, "broker_id": row.broker_id},
         (row.first_us, row.last_us),
         evidence,
-        _IN_ORDER if in_order else None,
+        _CONTROLLED_SHUTDOWN if is_controlled else None,
     )
 
 

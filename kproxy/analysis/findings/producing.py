@@ -15,9 +15,9 @@ from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import GROUPS, TOPIC, literal, missed_answers
 
 _SAME_CONNECTION = "{0}.source = {1}.source and {0}.connection = {1}.connection"
-# Of these the broker may have the records: what came again may be there twice.
+# Failures behind which the broker may have appended the batch, so that a retry appends it again.
 _APPENDED = ("unanswered", "REQUEST_TIMED_OUT", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NETWORK_EXCEPTION")
-_DISORDERED, _DISORDERED_SHARE = 20, 0.1  # of batches older than what was sent before them
+_DISORDERED, _DISORDERED_SHARE = 20, 0.1  # batches with older timestamps than batches sent before them
 _PAUSE_US = 10_000_000
 _LATE_US = 1_000_000  # a broker may read a request after its connection's end
 FULL_BATCH_BYTES = 16384  # batch.size
@@ -179,22 +179,22 @@ def judge_acked(row: Acked, limits: Limits) -> Iterator[Finding]:
 
 
 class Resent(NamedTuple):
-    """Batches without a producer id that failed, so that it is in doubt whether the broker has them.
+    """Batches without a producer id that failed, so that the broker may or may not have appended them.
 
-    Where offsets tell what the log has, they say so; else it is in doubt for good.
+    Acknowledged offsets show what was appended, where the capture has all producers of the partition.
     """
 
     cluster: str | None
     client: str | None
     topic: str | None
     failed: int
-    resent: int  # of these: records came again
-    recut: int  # of these: in batches cut otherwise
+    resent: int  # of these: their records were sent again
+    recut: int  # of these: in batches of other boundaries
     doubled_records: int  # in the log twice
-    absent_records: int  # not in the log before they came again
-    doubtful: int  # batches of which nobody can tell
+    absent_records: int  # not in the log before they were sent again
+    doubtful: int  # batches that may or may not have been appended
     doubtful_records: int
-    reordered: int  # batches, these and refused ones, that came into the log behind later ones of their connection
+    reordered: int  # batches, refused ones included, appended behind later batches of their connection
     reordered_records: int
     error: str | None
     first_us: int
@@ -202,12 +202,13 @@ class Resent(NamedTuple):
 
 
 def resent(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Resent, by client, topic and time: failures more than _PAUSE_US apart are of several causes.
+    """Rows of Resent, by client, topic and episode: failures more than _PAUSE_US apart have causes of their own.
 
-    A batch came again where a later one of the client, after the failure, has the record with which it began: clients
-    that keep batches send the same, others cut their records anew. The log is known where acknowledged offsets of a
-    partition skip none but beside failures, so that all of its producers are in the capture, and go on afterwards: what
-    they skip was appended and not acknowledged, and what has no room there is not in the log.
+    A batch was sent again if a later batch of the client, after the failure, contains its first record: some clients
+    resend the same batch, others put its records into new batches. The log of a partition is known if its acknowledged
+    offsets have gaps only where batches failed, so that the capture has all of its producers, and continue after the
+    failure. Then the offsets of a gap were appended without an acknowledgement, and a failed batch for which no gap has
+    room was not appended.
     """
     errors = ", ".join(map(literal, RETRIED))
     unsure = ", ".join(map(literal, _APPENDED))
@@ -259,12 +260,12 @@ def resent(tables: Tables, limits: Limits) -> Frame:
         logs_end="""
             select cluster, topic, `partition`, max(end_us) as end_us from uneven group by cluster, topic,
                 `partition`""",
-        # Failed batches by the gap that they may have filled; a gap that none can have filled is somebody else's.
+        # Failed batches by the gap that they may have filled; other gaps are of producers outside the capture.
         matched=f"""
             select g.cluster as of_cluster, g.topic as of_log, g.`partition` as of_partition, g.`offset`, g.log,
                 g.missing, f.*
             from gaps g left join theirs f on {in_gap} and f.error in ({unsure}, 'NOT_LEADER_OR_FOLLOWER')""",
-        # The first ones are in it, as many as have room: a leader that is deposed refuses those behind.
+        # A gap holds the earliest batches, as many as fit: a deposed leader refuses the later ones.
         filled="""
             select *, coalesce(sum(records) over (partition by of_cluster, of_log, of_partition, log, `offset`
                 order by us, source, connection, `number` rows between unbounded preceding and 1 preceding), 0)
@@ -280,7 +281,7 @@ def resent(tables: Tables, limits: Limits) -> Frame:
                 b.records, b.bytes, base_timestamp, max_timestamp, unix_micros(`time`) as us
             from batches b join clients c on {_SAME_CONNECTION.format("b", "c")}
             where b.api = 'Produce' and b.direction = 'request' and coalesce(b.producer_id, -1) < 0""",
-        # What was acknowledged, and how new the records are that were before it on its connection.
+        # Acknowledged batches, each with the newest timestamp of those before it on its connection.
         acknowledged=f"""
             select distinct source, connection, `number`, {TOPIC} as topic, `partition` from partitions
             where api = 'Produce' and direction = 'response' and coalesce(error_code, 0) = 0 and `offset` >= 0""",
@@ -326,7 +327,7 @@ def resent(tables: Tables, limits: Limits) -> Frame:
         twice="""
             select cluster, client, of_topic, episode, sum(least(missing, records)) as doubled_records
             from twice_each group by cluster, client, of_topic, episode""",
-        # Who sets times of their own tells nothing of the order by them.
+        # Clients that set timestamps themselves: the order of timestamps is not the order of sending.
         own_times=f"""
             select source, client, of_topic, true as has_own from kept group by source, client, of_topic
             having count_if(newest > max_timestamp) > {_DISORDERED} + count(*) * {_DISORDERED_SHARE}""",

@@ -19,7 +19,7 @@ _ALONE = (
 )
 
 
-class Rigid(NamedTuple):
+class NeedsAllReplicas(NamedTuple):
     """A topic whose writers need all of its replicas.
 
     Either it has one replica and was offline, or writes were refused while all replicas but one were in sync.
@@ -35,8 +35,8 @@ class Rigid(NamedTuple):
     last_us: int
 
 
-def rigid(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Rigid, those with the most writes refused first."""
+def needing_all_replicas(tables: Tables, limits: Limits) -> Frame:
+    """Rows of NeedsAllReplicas, those with the most writes refused first."""
     errors = ", ".join(map(literal, REFUSED["not_enough_replicas"]))
     same = " and ".join(f"e.{key} = p.{key}" for key in KEYS)
     return ask(
@@ -80,7 +80,7 @@ def rigid(tables: Tables, limits: Limits) -> Frame:
     )
 
 
-def judge_rigid(row: Rigid, limits: Limits) -> Iterator[Finding]:
+def judge_needs_all_replicas(row: NeedsAllReplicas, limits: Limits) -> Iterator[Finding]:
     yield found(
         "no_broker_may_stop",
         WARNING,
@@ -99,4 +99,12 @@ def judge_rigid(row: Rigid, limits: Limits) -> Iterator[Finding]:
     )
 
 
-PROBES = (Probe(("no_broker_may_stop",), ("leadership", "exchanges", "partitions"), rigid, Rigid, judge_rigid),)
+PROBES = (
+    Probe(
+        ("no_broker_may_stop",),
+        ("leadership", "exchanges", "partitions"),
+        needing_all_replicas,
+        NeedsAllReplicas,
+        judge_needs_all_replicas,
+    ),
+)
