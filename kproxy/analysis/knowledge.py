@@ -372,7 +372,8 @@ def leadership(leadership: Frame) -> Frame:
 def topology(topology: Frame) -> Frame:
     """What the cluster consisted of and when that changed: brokers, controllers and topics, in the order of time.
 
-    The first row of each is when it was first told. Partitions are in `leadership`.
+    The first row of each is when it was first told. Partitions are in `leadership`. A broker has a row `listener` for
+    the address of each further listener; `changed` is another address of the same listener, or another rack.
     """
     return ask(
         {"topology": topology},

@@ -147,7 +147,7 @@ def know(
                     for row in known.feed_log(logged):
                         told.add(source, row)
                     continue
-                spoken = spoken_of(*plan, *frames, *times, cluster=whose, source=source, **said)
+                spoken = spoken_of(*plan, *frames, *times, cluster=whose, source=source, broker=(host, port), **said)
                 if spoken is None:
                     left_out.setdefault(source, Quality()).note("not_decoded", at_ns, size=sum(map(_size, frames)))
                     continue

@@ -30,6 +30,7 @@ class Spoken:
     connection: int | None = None
     number: int | None = None
     source: str | None = None  # the capture, or live:<listener>
+    broker: tuple[str, int] | None = None  # the address that its connection leads to
     principal: str | None = None  # whom the client logged in as, where it is known
 
 

@@ -4,16 +4,22 @@ Duty: a row for what is told for the first time, and for each change, by the API
 followed by `leadership`, whose rows `of_partition` turns into rows of this table.
 
 An answer may be late. So a topic only grows, unless it was deleted or has another id, and an id that was replaced says
-nothing more. A broker has an address for each listener: each of them is told once, and a return to one of them is no
-change. A topic is gone when a broker or controller says so, never because a list lacks it: lists show what a client
-may see. A broker is gone when the next list lacks it.
+nothing more.
 
-Bounds: MAX_BROKERS, MAX_TOPICS, MAX_REFUSALS, MAX_ADDRESSES of one broker, each counted in `left_out` beyond.
-Refuses to know groups.
+A broker has an address for each listener, and an answer names those of the listener that it came by. The address that
+the connection leads to decides which one that is, else the first address that an earlier answer named; controllers
+name listeners. Each address has one row: the first of another listener is `listener`, another one of the same listener
+is `changed`. A return to an earlier address is no change, since answers may be late.
+
+A topic is gone when a broker or controller says so, never because a list lacks it: lists show what a client may see. A
+broker is gone when the next list lacks it.
+
+Bounds: MAX_BROKERS, MAX_TOPICS, MAX_REFUSALS, MAX_ADDRESSES of one broker, MAX_LISTENERS, each counted in `left_out`
+beyond. Refuses to know groups.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -43,20 +49,34 @@ from kproxy.protocol.schema import api_name
 MAX_BROKERS = 4096
 MAX_TOPICS = 65536
 MAX_ADDRESSES = 16
+MAX_LISTENERS = 65536  # addresses and names whose listener is remembered
 MAX_FORMER = 4
 MAX_REFUSALS = 1024  # topics that clients asked for and did not get, for each client
 REFUSALS = {UNKNOWN_TOPIC_OR_PARTITION: "unknown", 17: "invalid_name", 29: "unauthorized"}
 NO_ID = UUID(int=0)
+NO_LISTENER = 0  # of an address that is not known
 CONTROLLERS = 2  # DescribeCluster's endpoint type of a list of controllers
+
+Address = tuple[str | None, int | None]
 
 
 @dataclass(slots=True)
 class _Broker:
-    addresses: dict[tuple[str | None, int | None], None] = field(default_factory=dict)
+    addresses: dict[tuple[str | None, int | None], int] = field(default_factory=dict)  # the listener of each
     rack: str | None = None
     live: bool = True
     fenced: bool = False
     leaving: bool = False
+
+
+class _Told(NamedTuple):
+    """A live broker as a list of brokers has it."""
+
+    node: int
+    host: str | None
+    port: int | None
+    rack: str | None
+    listener: int
 
 
 class _Topic(NamedTuple):
@@ -77,6 +97,8 @@ class Cluster:
         self.left_out: Counter[str] = Counter()
         self._topics: dict[str, _Topic] = {}
         self._brokers: dict[int, _Broker] = {}
+        self._listeners: dict[Address | str, int] = {}  # of addresses of connections and brokers, and of names
+        self._listener_count = 0
         self._controllers: dict[int, tuple[str, int]] = {}
         self._active = -1, -1  # controller epoch and id
         self._refusals: dict[str, set[tuple[int, str | None]]] = {}  # of topics that are not there: to whom, and why
@@ -97,8 +119,29 @@ class Cluster:
 
     # --- brokers and controllers -------------------------------------------------------------------------------------
 
-    def _broker(self, at: int, api: str, node: int, host: str | None, port: int | None, rack: str | None) -> Any:
+    def _listener(self, deciding: Sequence[Address | str | None]) -> int:
+        """The listener of the first of these that is known, else a new one; it is that of all of them from now on."""
+        named = [each for each in deciding if each is not None]
+        found = next((self._listeners[each] for each in named if each in self._listeners), None)
+        if found is None:
+            self._listener_count += 1
+            found = self._listener_count
+        for each in named:
+            if each in self._listeners or len(self._listeners) < MAX_LISTENERS:
+                self._listeners.setdefault(each, found)
+            else:
+                self.left_out["addresses"] += 1
+        return found
+
+    def _of_own_listener(self, spoken: Spoken, brokers: Sequence[Body], node: str) -> list[_Told]:
+        """Brokers of an answer to a client, whose addresses are of the listener that was asked."""
+        addresses = [(each["host"], each["port"]) for each in brokers]
+        listener = self._listener([spoken.broker, *addresses])
+        return [_Told(each[node], each["host"], each["port"], each.get("rack"), listener) for each in brokers]
+
+    def _broker(self, at: int, api: str, told: _Told) -> Iterator[Topology]:
         """A broker is alive, at an address: the row of it, if that is new."""
+        node, host, port, rack, listener = told
         broker = self._brokers.get(node)
         change = ""
         if broker is None:
@@ -115,19 +158,19 @@ class Cluster:
             change = change or "changed"
         if (host, port) not in broker.addresses:
             if len(broker.addresses) < MAX_ADDRESSES:
-                broker.addresses[host, port] = None
-                change = change or "changed"
+                change = change or ("changed" if listener in broker.addresses.values() else "listener")
+                broker.addresses[host, port] = listener
             else:
                 self.left_out["addresses"] += 1
         if change:
             broker.leaving = False
             yield self._row(at, api, "broker", change, broker_id=node, host=host, port=port, rack=broker.rack)
 
-    def _brokers_told(self, at: int, api: str, told: list[tuple[int, str, int, str | None]]) -> Iterator[Topology]:
+    def _brokers_told(self, at: int, api: str, told: list[_Told]) -> Iterator[Topology]:
         """A list of all live brokers."""
         for each in told:
-            yield from self._broker(at, api, *each)
-        live = {node for node, *_ in told}
+            yield from self._broker(at, api, each)
+        live = {each.node for each in told}
         for node in [node for node, broker in self._brokers.items() if broker.live and node not in live]:
             if live:  # a broker that starts may know of none
                 yield self._gone(at, api, node)
@@ -164,7 +207,7 @@ class Cluster:
         rows = [
             row
             for each in listeners
-            for row in self._broker(spoken.response_start, api, node, each["host"], each["port"], request["rack"])
+            for row in self._broker(spoken.response_start, api, self._named(each, "name", node, request["rack"]))
         ]
         if node in self._brokers:
             broker = self._brokers[node]
@@ -173,13 +216,19 @@ class Cluster:
             yield first._replace(change="registered", rack=broker.rack)
             yield from rows[1:]
 
+    def _named(self, endpoint: Body, name: str, node: int, rack: str | None) -> _Told:
+        """A broker at an endpoint of a listener that a controller names."""
+        host, port = endpoint["host"], endpoint["port"]
+        address = None if host is None else (host, port)
+        return _Told(node, host, port, rack, self._listener([endpoint.get(name), address]))
+
     def _heartbeat(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
         request, answer = spoken.request, spoken.response
         if answer is None or answer["errorCode"]:
             return
         node, api = request["brokerId"], api_name(spoken.api_key)
         if node not in self._brokers:
-            yield from self._broker(spoken.response_start, api, node, None, None, None)
+            yield from self._broker(spoken.response_start, api, _Told(node, None, None, None, NO_LISTENER))
         broker = self._brokers.get(node)
         if broker is None:
             return
@@ -206,7 +255,7 @@ class Cluster:
                 yield self._row(at, api, "controller", change, broker_id=node, **where)
             return
         live = [each for each in answer["brokers"] if not each.get("isFenced")]
-        yield from self._brokers_told(at, api, [_endpoint(each, "brokerId") for each in live])
+        yield from self._brokers_told(at, api, self._of_own_listener(spoken, live, "brokerId"))
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
@@ -245,7 +294,7 @@ class Cluster:
         if answer is None:
             return
         if "brokers" in answer:
-            yield from self._brokers_told(at, api, [_endpoint(each, "nodeId") for each in answer["brokers"]])
+            yield from self._brokers_told(at, api, self._of_own_listener(spoken, answer["brokers"], "nodeId"))
         for each in answer["topics"]:
             name = each["name"] or topics.names.get(each.get("topicId"))
             if name is None:
@@ -278,12 +327,12 @@ class Cluster:
         yield from self._controller(spoken)
         if spoken.api_key != UPDATE_METADATA:
             return  # of the partitions of one broker only
-        live: dict[int, list[tuple[int, str, int, str | None]]] = {}
+        live: list[_Told] = []
         for each in request.get("liveBrokers") or ():
             endpoints = each.get("endpoints") or [{"host": each.get("v0Host"), "port": each.get("v0Port")}]
             for one in endpoints[:MAX_ADDRESSES]:
-                live.setdefault(each["id"], []).append((each["id"], one["host"], one["port"], each.get("rack")))
-        yield from self._brokers_told(at, api, [one for several in live.values() for one in several])
+                live.append(self._named(one, "listener", each["id"], each.get("rack")))
+        yield from self._brokers_told(at, api, live)
         highest: dict[str, tuple[int, Any]] = {}
         for part in request.get("ungroupedPartitionStates") or ():
             index, _ = highest.get(part["topicName"], (-1, None))
@@ -344,10 +393,6 @@ def of_partition(row: Leadership) -> Topology:
         change=row.change,
         api=row.api,
     )
-
-
-def _endpoint(each: Body, node: str) -> tuple[int, str, int, str | None]:
-    return each[node], each["host"], each["port"], each.get("rack")
 
 
 def _written(id_: UUID) -> str | None:

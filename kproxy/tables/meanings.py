@@ -240,8 +240,9 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "host": "of a broker",
         "port": "of a broker",
         "rack": "of a broker",
-        "change": "appeared, changed, gone; of brokers also registered, fenced, unfenced, shutting_down; of "
-        "controllers active; of topics grown, recreated, and unknown, invalid_name, unauthorized: refused to a "
+        "change": "appeared, changed, gone; of brokers also listener (the address of another listener of it, where "
+        "changed is another address of the same one), registered, fenced, unfenced, shutting_down; of controllers "
+        "active; of topics grown, recreated, and unknown, invalid_name, unauthorized: refused to a "
         "client that asked (its exchange has this time_ns as response_start_ns), once for each client id; of "
         "partitions as in leadership",
         "api": "which message says so",

@@ -100,6 +100,47 @@ def test_what_is_late_changes_nothing_and_what_is_new_does():
     assert changes(first, described([], ()))[2:] == []  # a broker that has just started knows none
 
 
+CLIENT, SASL = ((1, "h1", 9092), (2, "h2", 9092)), ((1, "h1", 9093), (2, "h2", 9093))
+
+
+def asked_at(broker, brokers):
+    said = described([], brokers)
+    said.broker = broker
+    return said
+
+
+def brokers(*said):
+    return [(row.change, row.broker_id, row.host, row.port) for row in fed(said)[1]]
+
+
+def test_listeners_of_a_broker_are_no_change_of_its_address():
+    """A connection's own listener decides: no answer of one listener names an address of the other."""
+    client, sasl = asked_at(("10.0.0.1", 9092), CLIENT), asked_at(("10.0.0.1", 9093), SASL)
+    assert brokers(client, sasl, client, sasl)[2:] == [("listener", 1, "h1", 9093), ("listener", 2, "h2", 9093)]
+    of_others = asked_at(("10.0.0.2", 9093), SASL)  # another broker at the same listener, as its addresses say
+    assert len(brokers(client, sasl, of_others)) == 4
+    moved = asked_at(("10.0.0.1", 9093), (SASL[0], (2, "h9", 9093)))
+    assert brokers(client, sasl, moved)[4:] == [("changed", 2, "h9", 9093)]
+    all_moved = asked_at(("10.0.0.1", 9092), ((1, "n1", 9092), (2, "n2", 9092)))
+    assert brokers(client, all_moved)[2:] == [("changed", 1, "n1", 9092), ("changed", 2, "n2", 9092)]
+    elsewhere = asked_at(("10.0.0.9", 9092), (CLIENT[0], (2, "h9", 9092)))  # broker 2 at its new address
+    assert brokers(client, elsewhere)[2:] == [("changed", 2, "h9", 9092)]
+
+
+def test_controllers_name_listeners():
+    def registered(*listeners):
+        said = [{"name": name, "host": host, "port": port} for name, host, port in listeners]
+        return Spoken(62, 4, {"brokerId": 7, "listeners": said, "rack": None}, {"errorCode": 0}, 1, 1)
+
+    first = registered(("CLIENT", "b7", 9092), ("SASL", "b7", 9093))
+    assert [change for change, *_ in brokers(first)] == ["registered", "listener"]
+    again = registered(("CLIENT", "b7", 9092), ("SASL", "b8", 9093))
+    assert brokers(first, again, asked_at(None, ((7, "b7", 9095),)))[2:] == [
+        ("registered", 7, "b8", 9093),
+        ("listener", 7, "b7", 9095),
+    ]
+
+
 def test_controllers_of_kraft_fence_brokers():
     def registered(at):
         listeners = [{"name": "PLAINTEXT", "host": "b7", "port": 9092}]

@@ -46,6 +46,7 @@ class Whose(NamedTuple):
     connection: int
     source: str
     principal: str | None
+    broker: tuple[str, int] | None = None  # the address that it leads to
 
 
 class Heard(NamedTuple):
@@ -100,7 +101,8 @@ class Feed:
         self, info: ConnectionInfo, principal: str | None, left_out: dict[str, int]
     ) -> Callable[[list[Event]], None]:
         """What takes the events of a connection; what is dropped is counted in `left_out`."""
-        whose = Whose(info.cluster, info.client_address, info.broker_id, info.id, info.source, principal)
+        broker = info.broker_address, info.broker_port
+        whose = Whose(info.cluster, info.client_address, info.broker_id, info.id, info.source, principal, broker)
         put = self._put
 
         def take(events: list[Event]) -> None:

@@ -16,7 +16,7 @@ from tests.wire.playbook import Dialogue, request, response
 
 JOIN = 11
 INFO = ConnectionInfo("default", "live:default", "10.0.0.1", 1, "b", 9092, 3, 10**18)
-WHOSE = Whose("default", "10.0.0.1", 3, INFO.id, "live:default", "User:a")
+WHOSE = Whose("default", "10.0.0.1", 3, INFO.id, "live:default", "User:a", (INFO.broker_address, INFO.broker_port))
 
 
 @given(st.lists(st.tuples(st.binary(max_size=300), st.none() | st.binary(max_size=300))), st.integers(0, 1 << 32))

@@ -80,6 +80,7 @@ class KnownCluster:
             connection=whose.connection,
             number=heard.number,
             source=whose.source,
+            broker=whose.broker,
             principal=whose.principal,
         )
         if spoken is None:
