@@ -15,8 +15,10 @@ from kproxy.analysis.pieces import (
     CONNECTIONS,
     GROUPS,
     KEYS,
+    KNOWN_BROKERS,
     SOFTWARE,
     TOPIC,
+    keyed,
     literal,
     missed_answers,
     of_clients,
@@ -50,17 +52,33 @@ def span(tables: Tables) -> Frame:
 
 
 def brokers(tables: Tables) -> Frame:
-    """Brokers: requests, errors, bytes, p99 latency of answered requests."""
+    """Brokers, each with all its listeners: requests, errors, bytes, p99 latency of answered requests.
+
+    `broker` is the address with the most exchanges, `listeners` are all addresses.
+    """
     return ask(
         {"exchanges": tables["exchanges"], "connections": tables["connections"]},
         **_UNANSWERED,
-        answer=f"""
-            select cluster, {GROUPS["broker"]} as broker, max(broker_id) as broker_id, count(*) as exchanges,
+        known=KNOWN_BROKERS,
+        of_brokers=keyed("marked"),
+        listened=f"""
+            select cluster, broker_key, {GROUPS["broker"]} as broker, count(*) as exchanges from of_brokers
+            group by cluster, broker_key, {GROUPS["broker"]}""",
+        listening="""
+            select cluster, broker_key, max_by(broker, named_struct('n', exchanges, 'b', broker)) as broker,
+                array_join(array_sort(collect_list(broker)), ', ') as listeners
+            from listened group by cluster, broker_key""",
+        counted=f"""
+            select cluster, broker_key, max(known_id) as broker_id, count(*) as exchanges,
                 count_if(errors > 0) as errors, count(missed) as unanswered,
                 sum(request_bytes) as request_bytes, sum(response_bytes) as response_bytes,
                 {percentiles("latency_ns", "", 0.99)}
-            from marked group by cluster, {GROUPS["broker"]}
-            order by exchanges desc, cluster, broker""",
+            from of_brokers group by cluster, broker_key""",
+        answer="""
+            select c.cluster, l.broker, c.broker_id, l.listeners, c.exchanges, c.errors, c.unanswered, c.request_bytes,
+                c.response_bytes, c.p99_ns
+            from counted c join listening l on c.cluster is not distinct from l.cluster and c.broker_key = l.broker_key
+            order by c.exchanges desc, c.cluster, l.broker""",
     )
 
 

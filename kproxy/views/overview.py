@@ -133,7 +133,7 @@ def _named(name: Any, more: Any) -> str:
 
 
 def _broker(row: Mapping[str, Any]) -> str:
-    return row["broker"] if row["broker_id"] is None else f"broker {row['broker_id']} at {row['broker']}"
+    return row["broker"] if row["broker_id"] is None else f"broker {row['broker_id']} at {row['listeners']}"
 
 
 def _topic(row: Mapping[str, Any]) -> str:
