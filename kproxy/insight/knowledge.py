@@ -21,6 +21,7 @@ from kproxy.insight.rows import Leadership, Row, Topology
 from kproxy.insight.spoken import Spoken
 from kproxy.insight.topics import Topics
 from kproxy.insight.topology import Cluster, of_partition
+from kproxy.insight.transactions import Transactions
 
 
 class Part(Protocol):
@@ -77,6 +78,7 @@ class Knowledge:
         self.leaders = Leaders(cluster)
         self.topology = Cluster(cluster)
         self.changes = Changes(cluster)
+        self.transactions = Transactions(cluster)
         self.logs = CoordinatorLogs(cluster)
         self._of_api: dict[int, list[Part]] = {}
         for part in self._parts:
@@ -85,7 +87,7 @@ class Knowledge:
 
     @property
     def _parts(self) -> tuple[Part, ...]:
-        return self.groups, self.topology, self.leaders, self.changes
+        return self.groups, self.topology, self.leaders, self.changes, self.transactions
 
     @property
     def left_out(self) -> Mapping[str, int]:
@@ -124,5 +126,5 @@ class Knowledge:
 
 
 # What `Knowledge` wants to be fed.
-APIS = frozenset(topics.APIS | groups.APIS | Leaders.apis | topology.APIS | Changes.apis)
+APIS = frozenset(topics.APIS | groups.APIS | Leaders.apis | topology.APIS | Changes.apis | Transactions.apis)
 ONLY_FAILED = groups.ONLY_FAILED  # of these, answers without an error say nothing

@@ -98,9 +98,9 @@ class CommittedOffset(NamedTuple):
 
 
 class Transaction(NamedTuple):
-    """A transactional id, as its coordinator wrote it to __transaction_state, where that is fetched."""
+    """A transactional id, as its coordinator said: in __transaction_state, where that is fetched, or to who asked."""
 
-    time_ns: int  # of the change, by the coordinator's clock
+    time_ns: int  # of the change, by the coordinator's clock; of an answer, when it came
     cluster: str
     transactional_id: str
     state: str  # as Kafka's tools call it; Dead: there is none any more
@@ -110,9 +110,9 @@ class Transaction(NamedTuple):
     started_ns: int | None
     partitions: str | None  # "orders-0, orders-1"
     partition_count: int
-    coordinator_id: int | None  # the broker that was asked for its log
-    log_partition: int  # of __transaction_state
-    log_offset: int
+    coordinator_id: int | None  # the broker that was asked
+    log_partition: int | None  # of __transaction_state; None: an answer to InitProducerId or DescribeTransactions
+    log_offset: int | None
     connection: int | None = None  # that first showed it
     number: int | None = None
 

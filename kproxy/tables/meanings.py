@@ -290,14 +290,15 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "number": "the first exchange that showed it",
     },
     "transactions": {
-        "time": "the coordinator's time of the record",
-        "time_ns": "the coordinator's time of the record",
+        "time": "the coordinator's time of the record; of an answer, when it came",
+        "time_ns": "the same",
         "state": "as Kafka's tools call it: Empty, Ongoing, PrepareCommit, CompleteCommit, PrepareAbort, "
         "CompleteAbort, Dead (it is gone)",
-        "timeout_ms": "the transaction's",
+        "timeout_ms": "transaction.timeout.ms of the producer: the coordinator aborts what is open for longer",
         "started_ns": "when the transaction began",
         "partitions": 'those that it writes to: "orders-0, orders-1"',
         "partition_count": "how many these are",
+        "log_partition": "of __transaction_state; null: an answer to InitProducerId or DescribeTransactions says so",
         "connection": "the first that showed the record",
         "number": "the first exchange that showed it",
     },

@@ -1,0 +1,79 @@
+"""Transactional ids as clients and tools ask for them: InitProducerId sets the timeout, DescribeTransactions shows all.
+
+Where coordinators' logs are fetched, `coordinator_logs` gives rows of the same table. Bound: MAX_LISTED partitions of a
+transaction are named. Refuses to know producers that are only idempotent.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from kproxy.insight.coordinator_logs import MAX_LISTED, ns_of
+from kproxy.insight.embedded import listed
+from kproxy.insight.rows import Transaction
+from kproxy.insight.spoken import Spoken
+from kproxy.insight.topics import Topics
+from kproxy.protocol.apis import DESCRIBE_TRANSACTIONS, INIT_PRODUCER_ID
+
+
+class Transactions:
+    """Of one cluster."""
+
+    apis = frozenset((INIT_PRODUCER_ID, DESCRIBE_TRANSACTIONS))
+    left_out: Mapping[str, int] = Counter()
+
+    def __init__(self, cluster: str) -> None:
+        self.cluster = cluster
+
+    def feed(self, spoken: Spoken, topics: Topics) -> Iterator[Transaction]:
+        """A row for each transactional id that the coordinator accepted or described."""
+        answer = spoken.response
+        if answer is None:
+            return
+        if spoken.api_key == INIT_PRODUCER_ID:
+            name = spoken.request["transactionalId"]
+            if name is not None and not answer["errorCode"]:
+                timeout_ms = spoken.request["transactionTimeoutMs"]
+                yield self._row(spoken, name, "Empty", answer["producerId"], answer["producerEpoch"], timeout_ms)
+            return
+        for each in answer["transactionStates"]:
+            if each["errorCode"]:
+                continue
+            parts = [(topic["topic"], index) for topic in each["topics"] for index in topic["partitions"]]
+            row = self._row(
+                spoken,
+                each["transactionalId"],
+                each["transactionState"],
+                each["producerId"],
+                each["producerEpoch"],
+                each["transactionTimeoutMs"],
+            )
+            yield row._replace(
+                started_ns=ns_of(each["transactionStartTimeMs"], None),
+                partitions=listed(parts, MAX_LISTED) or None,
+                partition_count=len(parts),
+            )
+
+    def finish(self) -> Iterator[Transaction]:
+        """Nothing is left open."""
+        return iter(())
+
+    def _row(
+        self, spoken: Spoken, name: str, state: str, producer_id: int, producer_epoch: int, timeout_ms: int
+    ) -> Transaction:
+        return Transaction(
+            spoken.response_start,
+            self.cluster,
+            name,
+            state,
+            producer_id,
+            producer_epoch,
+            timeout_ms,
+            None,
+            None,
+            0,
+            spoken.broker_id,
+            None,
+            None,
+            spoken.connection,
+            spoken.number,
+        )

@@ -1,0 +1,39 @@
+"""Transactional ids, as InitProducerId and DescribeTransactions are answered, by real clients and as made up."""
+
+from kproxy.insight.knowledge import Knowledge
+from kproxy.insight.rows import Transaction
+from kproxy.insight.spoken import Spoken
+
+
+def rows(*said):
+    known = Knowledge("c")
+    return [row for each in said for row in known.feed(each) if isinstance(row, Transaction)]
+
+
+def begun(name, error=0):
+    asked = {"transactionalId": name, "transactionTimeoutMs": 600_000}
+    return Spoken(22, 4, asked, {"errorCode": error, "producerId": 5, "producerEpoch": 1}, 1, 2, number=3)
+
+
+def test_a_producer_says_the_timeout_of_its_transactions():
+    (row,) = rows(begun("tx"), begun(None), begun("refused", 53))
+    assert (row.transactional_id, row.state, row.timeout_ms, row.producer_id) == ("tx", "Empty", 600_000, 5)
+    assert (row.time_ns, row.number, row.log_offset) == (2, 3, None)
+
+
+def test_a_tool_is_answered_what_a_transaction_is():
+    each = {
+        "errorCode": 0,
+        "transactionalId": "tx",
+        "transactionState": "Ongoing",
+        "transactionTimeoutMs": 60_000,
+        "transactionStartTimeMs": 7,
+        "producerId": 5,
+        "producerEpoch": 1,
+        "topics": [{"topic": "t", "partitions": [1, 0]}],
+    }
+    missing = each | {"errorCode": 105, "transactionalId": "none"}
+    (row,) = rows(Spoken(65, 0, {}, {"errorCode": 0, "transactionStates": [each, missing]}, 1, 2))
+    assert (row.state, row.timeout_ms, row.started_ns) == ("Ongoing", 60_000, 7_000_000)
+    assert (row.partitions, row.partition_count) == ("t-0, t-1", 2)
+    assert not rows(Spoken(65, 0, {}, None, 1, 2))
