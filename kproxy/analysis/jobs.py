@@ -32,6 +32,7 @@ from kproxy.analysis.knowledge import (
     rebalances,
     split_brain,
     topology,
+    transactions,
 )
 from kproxy.analysis.lags import TABLES as OF_LAG
 from kproxy.analysis.lags import group_lag, lag
@@ -75,6 +76,7 @@ __all__ = [
     "talkers",
     "throttle",
     "topology",
+    "transactions",
 ]
 
 
@@ -238,6 +240,13 @@ JOBS = {
             ("leadership",),
             " --every '10 seconds' --where \"change != 'created'\"",
             no_replicas=_CONTROL,
+        Job(
+            transactions,
+            ("exchanges", "partitions", "transactions"),
+            " --having 'ended_by is null'",
+            no_steps=_MOMENTS,
+            no_replicas="only clients have transactions",
+        ),
         ),
     )
 }

@@ -4,7 +4,7 @@ They read the tables that `kproxy.insight` gives. Refuses to know files, session
 """
 
 from kproxy.analysis.engine import Frame, ask
-from kproxy.analysis.pieces import GROUPS, TOPIC, literal
+from kproxy.analysis.pieces import GROUPS, KEYS, TOPIC, literal
 
 AWAY_NS = 60_000_000_000  # a group that asks nothing for so long has no member: request.timeout.ms is shorter
 HEARTBEAT_NS = 3_000_000_000  # heartbeat.interval.ms
@@ -14,6 +14,13 @@ LOADING = "COORDINATOR_LOAD_IN_PROGRESS"
 TROUBLES = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", LOADING)  # the first two are older names' as well
 _TROUBLES = ", ".join(map(literal, (*TROUBLES, "NOT_COORDINATOR_FOR_GROUP", "GROUP_COORDINATOR_NOT_AVAILABLE")))
 _SAME_GROUP = "a.cluster is not distinct from b.cluster and a.group_id = b.group_id"
+_OF_TRANSACTIONS = ("AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "Produce")
+_ENDS = ("EndTxn", "InitProducerId")
+_ADDS = f"api in ({', '.join(map(literal, _OF_TRANSACTIONS))})"
+_SAME_TRANSACTION = (
+    "s.cluster is not distinct from {0}.cluster and s.transactional_id = {0}.transactional_id and s.nth = {0}.nth"
+)
+_MAX_LISTED = 20  # partitions of a transaction
 _AT = "timestamp_micros(cast(floor({} / 1e3) as bigint))"
 
 
@@ -381,6 +388,85 @@ def topology(topology: Frame) -> Frame:
             select `time`, cluster, kind, change, broker_id, host, port, rack, topic, partitions, topic_id, api
             from topology where kind != 'partition'
             order by time_ns, cluster nulls first, kind, broker_id nulls first, topic nulls first, change""",
+    )
+
+
+def transactions(exchanges: Frame, partitions: Frame, transactions: Frame) -> Frame:
+    """Each transaction, those that are open at the end first: whose, for how long, its timeout, where it wrote.
+
+    It begins with the first request that adds to it, and ends with what `ended_by` names: EndTxn, or an InitProducerId
+    of the same transactional id, which aborts it; null: none of these was seen. `open_ns` is from the first to the
+    last, of an open one to the end of the tables. `timeout_ms` is transaction.timeout.ms of its producer, after which
+    the coordinator aborts it: of the last InitProducerId, DescribeTransactions or `__transaction_state` that somebody
+    was answered; null: none was. `start_offsets` are the first offsets that it wrote, by partition, 20 at most: for
+    `kafka-transactions.sh abort --topic TOPIC --partition N --start-offset OFFSET`.
+    """
+    keys = ", ".join(KEYS)
+    same = " and ".join(f"{{0}}.{key} = p.{key}" for key in KEYS)
+    return ask(
+        {"exchanges": exchanges, "partitions": partitions, "transactions": transactions},
+        once=("numbered",),
+        seen="""
+            select cluster as of_cluster, max(us) as end_us from (
+                select cluster, unix_micros(`time`) as us from exchanges
+                union all select cluster, unix_micros(`time`) from partitions) both_tables
+            group by cluster""",
+        said=f"""
+            select {keys}, cluster, transactional_id, api, {GROUPS["client"]} as client, unix_micros(`time`) as us,
+                case when api in ('EndTxn', 'InitProducerId') and coalesce(errors, 0) = 0 then 1 else 0 end as is_end
+            from exchanges
+            where transactional_id is not null and api in ({", ".join(map(literal, (*_OF_TRANSACTIONS, *_ENDS)))})""",
+        numbered=f"""
+            select *, coalesce(sum(is_end) over (partition by cluster, transactional_id
+                order by us, {keys} rows between unbounded preceding and 1 preceding), 0) as nth
+            from said""",
+        spans=f"""
+            select cluster, transactional_id, nth, max(client) as client, count_if({_ADDS}) as requests,
+                min(case when {_ADDS} then us end) as began_us, max(us) as last_us,
+                max(case when is_end = 1 then us end) as ended_us,
+                max(case when is_end = 1 then api end) as ended_by
+            from numbered group by cluster, transactional_id, nth having count_if({_ADDS}) > 0""",
+        timeouts="""
+            select s.cluster, s.transactional_id, s.nth,
+                max_by(t.timeout_ms, named_struct('t', t.time_ns, 'n', t.timeout_ms)) as timeout_ms,
+                max_by(t.producer_id, named_struct('t', t.time_ns, 'n', t.producer_id)) as producer_id
+            from spans s join transactions t on s.cluster is not distinct from t.cluster
+                and s.transactional_id = t.transactional_id
+                and t.timeout_ms is not null and (s.ended_us is null or t.time_ns <= s.ended_us * 1000)
+            group by s.cluster, s.transactional_id, s.nth""",
+        asked=f"""
+            select n.cluster, n.transactional_id, n.nth, {TOPIC} as topic, p.`partition`,
+                {", ".join(f"p.{key}" for key in KEYS)}
+            from numbered n join partitions p on {same.format("n")}
+            where p.direction = 'request' and p.`partition` is not null
+                and n.api in ('Produce', 'AddPartitionsToTxn')""",
+        answered=f"""
+            select {keys}, {TOPIC} as topic, `partition`, min(`offset`) as `offset` from partitions
+            where api = 'Produce' and direction = 'response' and coalesce(error_code, 0) = 0 and `offset` >= 0
+            group by {keys}, {TOPIC}, `partition`""",
+        wrote=f"""
+            select p.cluster, p.transactional_id, p.nth, p.topic, p.`partition`, min(a.`offset`) as `offset`
+            from asked p left join answered a on {same.format("a")} and a.topic = p.topic
+                and a.`partition` = p.`partition`
+            group by p.cluster, p.transactional_id, p.nth, p.topic, p.`partition`""",
+        placed="""
+            select *, row_number() over (partition by cluster, transactional_id, nth
+                order by topic, `partition`) as place from wrote""",
+        listed=f"""
+            select cluster, transactional_id, nth, count(*) as partitions,
+                array_join(array_sort(collect_list(case when place <= {_MAX_LISTED} and `offset` is not null
+                    then concat(topic, '-', cast(`partition` as string), ': ', cast(`offset` as string)) end)), ', ')
+                    as start_offsets
+            from placed group by cluster, transactional_id, nth""",
+        answer=f"""
+            select {_AT.format("s.began_us * 1e3")} as `time`, s.cluster, s.transactional_id, s.client,
+                (coalesce(s.ended_us, e.end_us) - s.began_us) * 1000 as open_ns, t.timeout_ms, s.ended_by, s.requests,
+                coalesce(l.partitions, 0) as partitions, nullif(l.start_offsets, '') as start_offsets,
+                {_AT.format("s.last_us * 1e3")} as last, t.producer_id
+            from spans s join seen e on s.cluster is not distinct from e.of_cluster
+            left join timeouts t on {_SAME_TRANSACTION.format("t")}
+            left join listed l on {_SAME_TRANSACTION.format("l")}
+            order by s.ended_by is not null, open_ns desc, `time`, s.cluster nulls first, s.transactional_id""",
     )
 
 

@@ -328,3 +328,55 @@ def test_a_client_that_is_in_two_groups_at_once_splits_neither(tables):
     events = engine.ask({"group_events": tables["group_events"]}, both=f"select * from group_events union all {twin}")
     frames = (tables["partitions"], tables["exchanges"], events, tables["assignments"])
     assert list(engine.rows(jobs.split_brain(*frames))) == []
+
+
+def test_transactions_end_by_what_ends_them_and_an_open_one_has_its_timeout(tmp_path):
+    """Of one id: committed, aborted by the next InitProducerId, and open; a refused EndTxn ends nothing."""
+    table = made.Made()
+
+    def wrote(at_s, partition, offset, error=0):
+        key = table.exchange("app", "Produce", at_s, transactional_id="tx")
+        table.partition(key, "request", "orders", partition)
+        table.partition(key, "response", "orders", partition, offset=offset, error_code=error)
+
+    def started(at_s, timeout_ms):
+        table.exchange("app", "InitProducerId", at_s, transactional_id="tx")
+        at_ns = made.START_NS + at_s * 10**9
+        of = {"transactional_id": "tx", "state": "Empty", "timeout_ms": timeout_ms, "producer_id": 7}
+        table.add("transactions", at_s, time_ns=at_ns, **of)
+
+    started(0, 60_000)
+    wrote(1, 0, 10)
+    wrote(2, 1, 20)
+    table.exchange("app", "EndTxn", 3, transactional_id="tx", errors=1, error="CONCURRENT_TRANSACTIONS")
+    table.exchange("app", "EndTxn", 4, transactional_id="tx")
+    wrote(5, 0, 11)
+    started(9, 600_000)
+    key = table.exchange("app", "AddPartitionsToTxn", 10, transactional_id="tx")
+    table.partition(key, "request", "orders", 2)
+    wrote(11, 1, -1, error=7)
+    wrote(12, 1, 30)
+    table.exchange("other", "Heartbeat", 40)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        asked = jobs.JOBS["transactions"]
+        found = jobs.transactions(*(tables[name] for name in asked.tables)).arrow().to_pylist()
+    names = ("ended_by", "open_ns", "timeout_ms", "requests", "partitions", "start_offsets", "client", "producer_id")
+    assert [tuple(row[name] for name in names) for row in found] == [
+        (None, 30 * 10**9, 600_000, 3, 2, "orders-1: 30", "app", 7),
+        ("InitProducerId", 4 * 10**9, 600_000, 1, 1, "orders-0: 11", "app", 7),
+        ("EndTxn", 3 * 10**9, 60_000, 2, 2, "orders-0: 10, orders-1: 20", "app", 7),
+    ]
+
+
+def test_a_broker_with_several_listeners_is_one_of_an_overview(tmp_path):
+    table = made.Made()
+    for at_s, port, broker in ((1, 9092, 1), (2, 9092, 1), (3, 9093, 1), (4, 9092, 2)):
+        table.exchange("app", "Metadata", at_s, broker=broker, broker_port=port)
+    table.exchange("app", "Metadata", 5, broker=3, broker_id=None)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        found = sections.overview(tables)["brokers"][0].arrow().to_pylist()
+    assert [(row["broker_id"], row["broker"], row["listeners"], row["exchanges"]) for row in found] == [
+        (1, "10.0.1.1:9092", "10.0.1.1:9092, 10.0.1.1:9093", 3),
+        (2, "10.0.1.2:9092", "10.0.1.2:9092", 1),
+        (None, "10.0.1.3:9092", "10.0.1.3:9092", 1),
+    ]

@@ -635,12 +635,14 @@ KINDS = {
             "open for {open_ns} when the capture ended",
             "Readers with isolation.level=read_committed get nothing behind it, and compaction stops, in every "
             "partition that it wrote to.",
-            "Look for a producer that hangs between send and commit; lower transaction.timeout.ms. "
-            "kafka-transactions.sh find-hanging, abort, end one whose producer is gone.",
+            "The coordinator aborts it when the producer's transaction.timeout.ms has passed. `kproxy analyze "
+            "transactions` has that timeout, the partitions and their start offsets. Where nobody commits it, end it "
+            "now: kafka-transactions.sh abort --topic TOPIC --partition N --start-offset OFFSET, for each partition. "
+            "Then look for what the producer does between send and commit.",
             ("transaction.timeout.ms", "isolation.level"),
             ("open_transaction_s", "hung_transaction_s"),
             "requests of a transactional id without an EndTxn behind them, at the end",
-            "slow",
+            "transactions",
         ),
         Kind(
             "stuck_stable_offset",

@@ -23,6 +23,7 @@ KEYS = {
     "SyncGroup": 14,
     "AddPartitionsToTxn": 24,
     "EndTxn": 26,
+    "InitProducerId": 22,
     "Metadata": 3,
 }
 
