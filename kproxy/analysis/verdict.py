@@ -56,6 +56,7 @@ class Figures:
     left_out: int  # requests like them without an answer, of which no percentile knows
     behind_records: int | None
     behind_group: str | None
+    behind_uncommitted: int  # partitions of its topics in which that group has committed nothing: not counted
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,23 @@ def verdict(tables: Mapping[str, Frame], findings: Sequence[Finding]) -> Verdict
     (requests, answered, left_out, p99_ns), *_ = rows(_counted(tables))
     ((unanswered,),) = rows(ask(_only(tables, "exchanges", "connections"), **missed_answers(), answer=_MISSED))
     ((refused, with_errors),) = rows(_refused(tables))
-    behind = next(rows(_behind(tables)), (None, None))
+    behind = next(rows(_behind(tables)), (None, None, 0))
     longest_ns, where = max(_standstills(findings), default=(None, None), key=lambda each: each[0] or 0)
-    records, group = behind
+    records, group, uncommitted = behind
     everyday = with_errors - refused
     figures = Figures(
-        requests, unanswered, refused, everyday, longest_ns, where, p99_ns, answered, left_out, records, group
+        requests,
+        unanswered,
+        refused,
+        everyday,
+        longest_ns,
+        where,
+        p99_ns,
+        answered,
+        left_out,
+        records,
+        group,
+        uncommitted or 0,
     )
     return Verdict(figures, findings)
 
@@ -141,12 +153,12 @@ def _refused(tables: Mapping[str, Frame]) -> Frame:
 
 def _behind(tables: Mapping[str, Frame]) -> Frame:
     """The group that is furthest behind, by what it committed."""
-    lag = group_lag(*(tables[name] for name in OF_LAG))
+    lag = group_lag(*(tables[name] for name in OF_LAG), by=("group_id",))
     return ask(
         {"lag": lag},
         answer="""
-            select sum(lag_records) as records, group_id from lag where lag_records > 0
-            group by group_id order by records desc, group_id limit 1""",
+            select lag_records, group_id, uncommitted_partitions from lag where lag_records > 0
+            order by lag_records desc, group_id, cluster limit 1""",
     )
 
 

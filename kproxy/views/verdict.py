@@ -78,7 +78,10 @@ def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
     without = f"; {of.left_out:,} without an answer, missed or not, are left out" if of.left_out else ""
     yield "p99", p99, f"of {of.answered:,} answers, long polls apart{without}"
     behind = "nobody" if not of.behind_records else f"{of.behind_records:,} records"
-    yield "behind", behind, printable(f"group {of.behind_group}" if of.behind_records else "by what groups committed")
+    whose = f"group {of.behind_group}" if of.behind_records else "by what groups committed"
+    if of.behind_uncommitted:
+        whose += f"; {_count(of.behind_uncommitted, 'partition')} without a commit not counted"
+    yield "behind", behind, printable(whose)
 
 
 def counted(verdict: Verdict, shown: int) -> str:

@@ -14,6 +14,7 @@ from kproxy.analysis.lags.brought import TABLES as OF_FETCHES
 from kproxy.analysis.lags.followers import NO_LEADER
 from kproxy.analysis.lags.groups import NO_END, NO_OUTCOME
 from kproxy.convert.processes import convert
+from kproxy.errors import KproxyError
 from kproxy.tables.schema import CHANGES, COMMITTED_OFFSETS, EXCHANGES, GROUP_EVENTS, PARTITIONS, TOPOLOGY
 from kproxy.views.findings import sentence
 from tests.analysis.lagging import EARLIEST, LATEST, Traffic
@@ -87,6 +88,74 @@ def test_a_lag_that_shrinks_says_when_it_is_gone(frame):  # noqa: F811
         jobs.group_lag(frame(PARTITIONS, log[-1:] + commits), *inputs[1:])
     )  # when it ended earlier is unknown
     assert found["lag_records"] == 250 and found["behind_ns"] is None
+
+
+def group_tables(frame):  # noqa: F811
+    """Two partitions of four with commits, the second from second 8 on; the ends of the two grow by 100 a second."""
+
+    def row(number, at_s, api, direction, **columns):
+        own = {"source": "a.pcap", "connection": 1, "topic": "t", "cluster": "east"}
+        at = {"number": number, "time": START + timedelta(seconds=at_s), "api": api, "direction": direction}
+        return own | at | columns
+
+    parts = []
+    for second in range(17):
+        for partition in (0, 1):
+            answered = {"partition": partition, "error_code": 0, "end_offset": 1000 + 100 * second}
+            parts.append(row(second, second, "ListOffsets", "response", **answered))
+    for second, partition in ((0, 0), (8, 1), (14, 0)):
+        of = {"partition": partition}
+        parts.append(row(100 + second, second + 0.1, "OffsetCommit", "request", offset=500, **of))
+        parts.append(row(100 + second, second + 0.1, "OffsetCommit", "response", error_code=0, **of))
+    parts.append(row(200, 1, "OffsetFetch", "response", offset=-1, group_id="g", partition=3, error_code=0))
+    parts.append(row(201, 1, "Fetch", "response", error_code=3, partition=9))  # there is no such partition
+    talk = [exchange(100 + second, second, api="OffsetCommit", group_id="g") for second in (0, 8, 14)]
+    known = {"cluster": "east", "kind": "topic", "topic": "t", "partitions": 4, "time": START}
+    nothing = [frame(table, [{}]) for table in (COMMITTED_OFFSETS, GROUP_EVENTS, CHANGES)]
+    return frame(PARTITIONS, parts), frame(EXCHANGES, talk), *nothing, frame(TOPOLOGY, [known])
+
+
+def test_the_lag_of_a_group_is_the_sum_over_its_partitions_at_one_moment(frame):  # noqa: F811
+    """At second 0 one partition is 500 behind, at second 16 two are 2,100: both are known from second 8.1 on."""
+    inputs = group_tables(frame)
+    each = dicts(jobs.group_lag(*inputs))
+    assert [(row["partition"], row["lag_records"], row["uncommitted_partitions"]) for row in each] == [
+        (0, 2100, 2),
+        (1, 2100, 2),
+    ]
+    assert [row["first_lag_records"] for row in each] == [1500, 1500]  # at the end of the fifth eighth: second 10
+    assert {row["first_known"] for row in each} == {int(START.timestamp() + 10) * 10**6}
+    (group,) = dicts(jobs.group_lag(*inputs, by=["group_id"]))
+    assert (group["lag_records"], group["partitions"], group["uncommitted_partitions"]) == (4200, 2, 2)
+    assert (group["first_lag_records"], group["unknown_partitions"]) == (3000, 0)
+    assert group["growth_per_s"] is None  # of the later half of the time, in which one was not known at first
+    (topic,) = dicts(jobs.group_lag(*inputs, by=["cluster", "group_id", "topic"]))
+    assert (topic["topic"], topic["lag_records"]) == ("t", 4200)
+    with pytest.raises(KproxyError, match="--by 'partition'"):
+        jobs.group_lag(*inputs, by=["partition"])
+
+
+def test_steps_of_time_of_a_group_add_up(frame):  # noqa: F811
+    """A partition counts from its first commit on, in each step, also where the condition chooses another one."""
+    inputs = group_tables(frame)
+    steps = dicts(jobs.group_lag(*inputs, by=["group_id"], every="4 seconds"))
+    names = ("lag_records", "partitions", "uncommitted_partitions")
+    assert [tuple(row[name] for name in names) for row in steps] == [
+        (800, 1, 3),
+        (1200, 1, 3),
+        (3200, 2, 2),
+        (4000, 2, 2),
+        (4200, 2, 2),
+    ]
+    chosen = dicts(jobs.group_lag(*inputs, every="4 seconds", where="(`partition` = 1)"))
+    assert [(row["lag_records"], row["uncommitted_partitions"]) for row in chosen] == [(1600, 2), (2000, 2), (2100, 2)]
+
+
+def test_a_refused_partition_has_no_commit(made_up):
+    with Tables(made_up) as tables:
+        found = {row["group_id"]: row for row in dicts(jobs.group_lag(*(tables[name] for name in OF_LAG)))}
+    assert found["partly"]["uncommitted_partitions"] == 1
+    assert found["produced"]["uncommitted_partitions"] == 0
 
 
 def scene(t):

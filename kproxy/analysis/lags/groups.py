@@ -3,15 +3,30 @@
 Refuses to know how either is found out (`committed`, `ends`), files, sessions and formats of output.
 """
 
+from collections.abc import Sequence
+
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.lags.committed import PLACE, places, since
 from kproxy.analysis.lags.ends import FAR, LOG, OF, TOLD_ENDS, lives, same, turns
 from kproxy.analysis.lags.followers import NO_LEADER, answered
-from kproxy.analysis.pieces import EXCHANGE_NAMES, FETCHED, TOPIC, at_last, bucket, of_exchanges
+from kproxy.analysis.pieces import (
+    EXCHANGE_NAMES,
+    FETCHED,
+    TOPIC,
+    at_last,
+    bucket,
+    grouped,
+    no_such,
+    of_exchanges,
+    order,
+)
+from kproxy.protocol.apis import UNKNOWN_TOPIC_OR_PARTITION
 
 TABLES = ("partitions", "exchanges", "committed_offsets", "group_events", "changes", "topology")  # that lag is from
 _BY_LEADER = "coalesce(not is_followers, true)"  # of answers that may be a follower's
+_BEHIND = "cast(`partition` as bigint) + 1"
 _MOMENTS = range(1, 9)  # eighths of the time that tables cover: a lag's trend is that of the later half
+GROUPED_BY = ("cluster", "group_id", "topic")
 # Why a lag is not known, or a committed offset not counted: the column `unknown`.
 NO_END = "no answer told where the log ends"
 NO_OUTCOME = "how a transaction ended that committed offsets was not seen: they do not count"
@@ -24,6 +39,8 @@ def group_lag(
     group_events: Frame,
     changes: Frame,
     topology: Frame,
+    *,
+    by: Sequence[str] = (),
     every: str | None = None,
     where: str | None = None,
 ) -> Frame:
@@ -34,19 +51,34 @@ def group_lag(
     highest end that anybody told. Commits count for each partition that was accepted, those of a transaction when it is
     committed; what coordinators wrote counts too, where somebody fetched `__consumer_offsets`. What was deleted has no
     row: a group, its offsets, a topic; of a topic that was created again only what was committed since counts.
-    `unknown` says why a lag is null, or what does not count. Over time a step has what was committed by its end,
-    against the end of the log as it was known by then: steps in which the group committed, or its log's end was told.
+    `unknown` says why a lag is null, or what does not count. `uncommitted_partitions` are those of the topic in which
+    the group has committed nothing, as far as the topic's partitions are known: `kafka-consumer-groups --describe`
+    shows "-" as their lag, and no lag counts them.
+
+    Over time a step has what was committed by its end, against the end of the log as it was known by then, of all
+    partitions of the group: steps in which it committed, or the end of one of its logs was told.
+
+    With --by group_id, or group_id,topic: sums over the `partitions` that count, all of them at one moment;
+    `unknown_partitions` have a committed offset and no known lag: they count in `least_lag_records` at most.
 
     Without steps of time the answer also has what `client`, who commits for the group, has fetched (`fetched_offset`,
     `fetch_lag_records`); how the lag went: first, most, `growth_per_s` (records, over the later half of the time),
-    `growing`, and `catch_up_ns`, which it takes at that rate where it shrinks. `behind_ns` is how old the first record
-    that is not committed is at most, by when the log ended before it, or by the timestamps of records fetched before
-    it; null where the tables begin later.
+    `growing`, and `catch_up_ns`, which it takes at that rate where it shrinks. `first_lag_records` is of the moment
+    `first_known`, the same for all partitions of a group: the first end of an eighth of the time by which the lags of
+    all of them were known. `behind_ns` is how old the first record that is not committed is at most, by when the log
+    ended before it, or by the timestamps of records fetched before it; null where the tables begin later.
     """
     from kproxy.tables.schema import PARTITIONS  # heavy, and no help text needs it
 
     columns = (*PARTITIONS.schema.names, *EXCHANGE_NAMES)  # what a condition may name
     frames = (partitions, exchanges, committed_offsets, group_events, changes, topology)
+    steps = _stepwise(bucket(every), where) if every else _at_the_end(where)
+    for each in by:
+        if each not in GROUPED_BY:
+            raise no_such("--by", each, GROUPED_BY)
+    if by:
+        steps["each_partition"] = steps.pop("answer")
+        steps["answer"] = _summed(by, every)
     return ask(
         dict(zip(TABLES, frames, strict=True)),
         once=("turns", "answered"),
@@ -56,8 +88,49 @@ def group_lag(
         **answered(),
         leaders_answers=f"select {OF}, us, timestamp_micros(us) as `time` from answered where {_BY_LEADER}",
         **places(columns),
-        **(_stepwise(bucket(every), where) if every else _at_the_end(where)),
+        **_PARTITION_COUNTS,
+        **steps,
     )
+
+
+def _summed(by: Sequence[str], every: str | None) -> str:
+    """The answer by group, or by group and topic: `each_partition` in sums, over time too."""
+    names = [each for each in by if each != "cluster"]
+    known, trend = "count(lag_records)", ""
+    if not every:
+        trend = f"""
+                case when count(first_lag_records) = {known} then sum(first_lag_records) end as first_lag_records,
+                min(first_known) as first_known,
+                case when count(growth_per_s) = {known} then round(sum(growth_per_s), 3) end as growth_per_s,
+                max(behind_ns) as behind_ns,"""
+    return f"""
+        select {"`time`, " if every else ""}cluster, {grouped(names)} sum(lag_records) as lag_records,
+            count(committed_offset) as partitions, sum(uncommitted) as uncommitted_partitions,
+            count_if(lag_records is null) as unknown_partitions, sum(least_lag_records) as least_lag_records,{trend}
+            sum(commits) as commits, max(last_commit) as last_commit, max(end_seen) as end_seen
+        from (
+            select *, case when row_number() over (partition by {"`time`, " if every else ""}cluster, group_id, topic
+                order by `partition`) = 1 then uncommitted_partitions end as uncommitted
+            from each_partition) e
+        group by all
+        {order("lag_records desc nulls last", "cluster nulls first", by=names, every=every)}"""
+
+
+# How many partitions a topic has, or has at least: step `partition_counts`.
+_PARTITION_COUNTS = {
+    "seen_partitions": f"""
+        select cluster, {TOPIC} as topic, `partition` from partitions
+        where api in ('Produce', 'Fetch', 'ShareFetch', 'ListOffsets', 'OffsetCommit', 'TxnOffsetCommit', 'OffsetFetch')
+        group by all having coalesce(min(error_code), 0) != {UNKNOWN_TOPIC_OR_PARTITION}
+            and coalesce(max(error_code), 0) != {UNKNOWN_TOPIC_OR_PARTITION}""",
+    "partition_counts": f"""
+        select cluster as of_cluster, topic as of_topic, max(partitions) as of_partitions from (
+            select cluster, topic, {_BEHIND} as partitions from seen_partitions
+            union all
+            select cluster, topic, greatest(coalesce(partitions, 0), coalesce({_BEHIND}, 0))
+            from topology where kind in ('topic', 'partition')) counts
+        group by cluster, topic""",
+}
 
 
 def _stepwise(step: str, where: str | None) -> dict[str, str]:
@@ -65,6 +138,9 @@ def _stepwise(step: str, where: str | None) -> dict[str, str]:
     leaders = ", ".join(f"a.{key}" for key in LOG)
     return {
         **since(step),
+        "first_steps": f"""
+            select {_OWNER}, `partition`, min(step) as step from since where not is_pending
+            group by {", ".join(PLACE)}""",
         "committed": f"""
             select step, {_COMMITTED} from since where {where or "true"} group by step, {", ".join(PLACE)}""",
         **lives(),
@@ -89,13 +165,21 @@ def _stepwise(step: str, where: str | None) -> dict[str, str]:
             select *, case when max(by_leader) over so_far then max(told_end) over so_far end as end_offset,
                 max(told_end) over so_far as least_end, max(told_at) over so_far as end_seen
             from in_lives window so_far as (partition by {OF}, in_life order by step)""",
+        "counting": """
+            select * from known where group_id is not null and (committed_offset is not null or is_open)""",
+        # A partition counts from its first commit on, whatever the condition chooses.
+        "committed_counts": f"""
+            select h.step, {_OWNERS.format("h")}, count(*) as committed_partitions
+            from (select distinct step, {_OWNER_NAMES} from counting) h
+            join first_steps f on {_SAME_OWNER.format("h", "f")} and f.step <= h.step
+            group by h.step, {_OWNERS.format("h")}""",
         "answer": f"""
-            select step as `time`, cluster, group_id, topic, `partition`, committed_offset, end_offset,
+            select a.step as `time`, a.cluster, a.group_id, a.topic, a.`partition`, committed_offset, end_offset,
                 {_lag_of("end_offset", "committed_offset")} as lag_records,
-                {_lag_of("least_end", "committed_offset")} as least_lag_records, commits, last_commit, end_seen,
-                {_UNKNOWN} as `unknown`
-            from known where group_id is not null and (committed_offset is not null or is_open)
-            order by `time`, end_offset is null, lag_records desc, cluster, group_id, topic, `partition`""",
+                {_lag_of("least_end", "committed_offset")} as least_lag_records, {_UNCOMMITTED}, commits, last_commit,
+                end_seen, {_UNKNOWN} as `unknown`
+            from counting a {_WITH_COUNTS} and a.step = h.step
+            order by `time`, end_offset is null, lag_records desc, a.cluster, a.group_id, a.topic, a.`partition`""",
     }
 
 
@@ -115,6 +199,10 @@ def _carried(step: str) -> dict[str, str]:
             join logs_gone l on {same("h", "l")}""",
         "moments": f"""
             select {step} as step, {OF} from lived_ends union select {step} as step, {OF} from leaders_answers""",
+        # Whatever was told of one partition makes a step of all of its group: so a step adds up.
+        "group_moments": f"""
+            select m.step, h.cluster, h.group_id from holders h join moments m on {same("h", "m")}
+            union select step, cluster, group_id from committed""",
         # Of a step: whether anything was said of the offset, it was removed, or has a value at its end.
         "states": f"""
             select step, {of_group}, max(committed_offset) as committed_offset, max(commits) as commits,
@@ -128,7 +216,8 @@ def _carried(step: str) -> dict[str, str]:
                 select step, {of_group}, {nothing}, 1, 1 from gone
                 union all
                 select m.step, h.cluster, h.topic, h.`partition`, h.group_id, {nothing}, 0, 0
-                from holders h join moments m on {same("h", "m")} and m.step > h.first_step) s
+                from holders h join group_moments m on h.cluster is not distinct from m.cluster
+                    and h.group_id = m.group_id and m.step > h.first_step) s
             group by step, {of_group}""",
         "stays": f"""
             select *, sum(is_said) over so_far as said, sum(is_new) over so_far as stay,
@@ -149,6 +238,8 @@ def _at_the_end(where: str | None) -> dict[str, str]:
     ended = "".join(f", max(case when m.eighth <= {n} then m.end_offset end) as end_{n}" for n in _MOMENTS)
     lags = "".join(f", {_lag_of(f'end_{n}', f'held_{n}')} as lag_{n}" for n in _MOMENTS)
     of_moments = ", ".join(f"lag_{n}" for n in _MOMENTS)
+    first_known = f"case {' '.join(f'when lag_{n} is not null then {n}' for n in _MOMENTS)} end"
+    first_lags = " ".join(f"when {n} then a.lag_{n}" for n in _MOMENTS)
     own = ["cluster", "group_id", "topic", "`partition`", "committed_offset", "commits", "first_commit", "last_commit"]
     own += ["is_open", "client", "host", *(f"held_{n}" for n in _MOMENTS)]
     middle, last = _MOMENTS[len(_MOMENTS) // 2 - 1], _MOMENTS[-1]
@@ -195,27 +286,37 @@ def _at_the_end(where: str | None) -> dict[str, str]:
                 {_lag_of("least_end", "committed_offset")} as least_lag_records, {_UNKNOWN} as `unknown`{lags}
             from lags where committed_offset is not null or is_open""",
         "trended": f"""
-            select a.*, coalesce({of_moments}) as first_lag_records,
+            select a.*, s.first_us, s.span_us, coalesce({of_moments}) as own_first_records,
                 greatest({of_moments}, least_lag_records) as max_lag_records,
                 round(try_divide(lag_{last} - lag_{middle}, s.span_us / 2e6), 3) as growth_per_s
             from followed a join spans s on a.cluster is not distinct from s.of_cluster""",
+        # The first moment by which the lags of all partitions of a group are known.
+        "in_groups": f"""
+            select *, max({first_known}) over (partition by cluster, group_id) as known_from from trended""",
         "fetches": of_exchanges("fetched", ("Fetch",), False),
         "fetched_to": f"""
             select cluster, client, host, {TOPIC} as topic, `partition`,
                 {at_last("high_watermark - lag_records")} as fetched_offset
             from fetches group by all""",
+        "committed_counts": f"""
+            select {_OWNER}, count(distinct `partition`) as committed_partitions from since where not is_pending
+            group by cluster, of_group, of_topic""",
         "answer": f"""
             select a.cluster, a.group_id, a.topic, a.`partition`, a.committed_offset, a.end_offset, a.lag_records,
-                a.least_lag_records, a.client, b.fetched_offset,
-                {_lag_of("a.end_offset", "b.fetched_offset")} as fetch_lag_records, a.first_lag_records,
+                a.least_lag_records, {_UNCOMMITTED}, a.client, b.fetched_offset,
+                {_lag_of("a.end_offset", "b.fetched_offset")} as fetch_lag_records,
+                case a.known_from {first_lags} end as first_lag_records,
+                timestamp_micros(cast(floor(a.first_us + a.span_us * a.known_from / {_MOMENTS[-1]}e0) as bigint))
+                    as first_known,
                 a.max_lag_records, a.growth_per_s,
-                coalesce(a.growth_per_s > 0 and a.least_lag_records > a.first_lag_records, false) as growing,
+                coalesce(a.growth_per_s > 0 and a.least_lag_records > a.own_first_records, false) as growing,
                 cast(case when a.lag_records > 0 and a.growth_per_s < 0
                     then floor(a.lag_records / -a.growth_per_s * 1e9) end as bigint) as catch_up_ns,
                 case when a.lag_records > 0 and a.marked_us is not null
                     then greatest(unix_micros(a.end_seen) - a.marked_us, 0) * 1000 end as behind_ns,
                 a.commits, a.first_commit, a.last_commit, a.end_seen, a.`unknown`
-            from trended a left join fetched_to b on {same("a", "b")} and a.client = b.client and a.host = b.host
+            from in_groups a {_WITH_COUNTS}
+            left join fetched_to b on {same("a", "b")} and a.client = b.client and a.host = b.host
             order by a.end_offset is null, a.lag_records desc, a.cluster, a.group_id, a.topic, a.`partition`""",
     }
 
@@ -226,6 +327,13 @@ def _committed_by(moment: str = "true") -> str:
     return f"max_by(`offset`, case when {moment} and not is_pending then {at} end)"
 
 
+_OWNER = "cluster, of_group as group_id, of_topic as topic"
+_OWNER_NAMES = "cluster, group_id, topic"
+_OWNERS = "{0}.cluster, {0}.group_id, {0}.topic"
+_SAME_OWNER = "{0}.cluster is not distinct from {1}.cluster and {0}.group_id = {1}.group_id and {0}.topic = {1}.topic"
+_UNCOMMITTED = """greatest(c.of_partitions - coalesce(h.committed_partitions, 0), 0) as uncommitted_partitions"""
+_WITH_COUNTS = f"""left join partition_counts c on a.cluster is not distinct from c.of_cluster and a.topic = c.of_topic
+            left join committed_counts h on {_SAME_OWNER.format("a", "h")}"""
 _IS_COMMIT = "not is_pending and direction in ('request', 'log')"
 # Of the rows of a group, topic and partition: what it has committed. is_open: what it committed last may not count.
 _COMMITTED = f"""cluster, of_group as group_id, of_topic as topic, `partition`,
