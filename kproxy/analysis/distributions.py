@@ -10,7 +10,17 @@ from itertools import pairwise
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.lags.brought import ONCE, brought
 from kproxy.analysis.lags.brought import TABLES as OF_FETCHES
-from kproxy.analysis.pieces import TOPIC, at_last, bucket, grouped, groups, of_clients, of_exchanges, order
+from kproxy.analysis.pieces import (
+    EXCHANGE_NAMES,
+    TOPIC,
+    at_last,
+    bucket,
+    grouped,
+    groups,
+    of_clients,
+    of_exchanges,
+    order,
+)
 
 # Latencies by 1, 2, 5 of each power of ten, from 10 µs to 100 s; below and above: one class each.
 LATENCIES_NS = (*(step * 10**power for power in range(4, 11) for step in (1, 2, 5)), 10**11)
@@ -75,6 +85,7 @@ def behind(
     exchanges: Frame,
     changes: Frame,
     topology: Frame,
+    by: Sequence[str] = ("client", "topic"),
     every: str | None = None,
     replicas: bool = False,
     where: str | None = None,
@@ -82,25 +93,28 @@ def behind(
     """How far clients are behind in a topic, as their fetches say: the partition that is furthest behind, over time.
 
     `lag_records` and `lag_ns` are the largest among the last ones of each partition that was fetched in the step;
-    `sum_lag_records` is of all those partitions together, but for `unknown_partitions`: followers answered there, and
-    no answer of the leader told before where the log ends.
+    `sum_lag_records` is of all those `partitions` together, but for `unknown_partitions`: followers answered there, and
+    no answer of the leader told before where the log ends. A partition that several clients fetch counts for each of
+    them. By broker, a partition counts for each broker that answered its fetches, with the last of these answers.
     """
+    names = [each for each in by if each != "cluster"]  # each row has its cluster anyhow
+    own = {each: f"`{each}`" for each in EXCHANGE_NAMES} | {"topic": TOPIC}
     return ask(
         dict(zip(OF_FETCHES, (partitions, exchanges, changes, topology), strict=True)),
         once=ONCE,
         **brought(),
         ours=of_exchanges("brought", ("Fetch",), replicas),
         latest=f"""
-            select {f"{bucket(every)} as `time`," if every else ""} cluster, client, {TOPIC} as topic, `partition`,
-                {at_last("lag_records")} as lag_records, {at_last("lag_ns")} as lag_ns, count(*) as fetches
+            select {groups(names, every, own)} cluster, client as of_client, {TOPIC} as of_topic,
+                `partition` as of_partition, {at_last("lag_records")} as last_records, {at_last("lag_ns")} as last_ns,
+                count(*) as answers
             from ours where {where or "true"} group by all""",
         answer=f"""
-            select {"`time`," if every else ""} cluster, client, topic, max(lag_records) as lag_records,
-                max(lag_ns) as lag_ns, sum(lag_records) as sum_lag_records, count(*) as partitions,
-                sum(fetches) as fetches, count_if(lag_records is null) as unknown_partitions
+            select {"`time`, " if every else ""}cluster, {grouped(names)} max(last_records) as lag_records,
+                max(last_ns) as lag_ns, sum(last_records) as sum_lag_records, count(*) as partitions,
+                sum(answers) as fetches, count_if(last_records is null) as unknown_partitions
             from latest group by all
-            order by {"`time`," if every else ""} lag_records desc, cluster nulls first, client nulls first,
-                topic nulls first""",
+            {order("lag_records desc", "cluster nulls first", by=names, every=every)}""",
     )
 
 

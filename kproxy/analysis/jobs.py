@@ -155,7 +155,13 @@ JOBS = {
         ),
         Job(fetching, ("exchanges",), " --by client"),
         Job(lag, OF_LAG, " --format parquet --out lag", _OF_EXCHANGE),
-        Job(behind, OF_FETCHES, " --every '10 seconds'", (*_OF_EXCHANGE, ("topic", TOPIC))),
+        Job(
+            behind,
+            OF_FETCHES,
+            " --by client,broker,topic --every '10 seconds'",
+            (*_OF_EXCHANGE, ("topic", TOPIC)),
+            groups=("client", "host", "broker", "client_id"),
+        ),
         Job(
             offsets,
             ("partitions", "exchanges"),
@@ -234,12 +240,6 @@ JOBS = {
             no_replicas=_CONTROL,
         ),
         Job(topology, ("topology",), " --where \"kind = 'broker'\"", no_steps=_MOMENTS, no_replicas=_CONTROL),
-        Job(changes, ("changes",), " --having \"outcome != 'done'\"", no_steps=_MOMENTS, no_replicas=_CONTROL),
-        Job(
-            leader_changes,
-            ("leadership",),
-            " --every '10 seconds' --where \"change != 'created'\"",
-            no_replicas=_CONTROL,
         Job(
             transactions,
             ("exchanges", "partitions", "transactions"),
@@ -247,6 +247,12 @@ JOBS = {
             no_steps=_MOMENTS,
             no_replicas="only clients have transactions",
         ),
+        Job(changes, ("changes",), " --having \"outcome != 'done'\"", no_steps=_MOMENTS, no_replicas=_CONTROL),
+        Job(
+            leader_changes,
+            ("leadership",),
+            " --every '10 seconds' --where \"change != 'created'\"",
+            no_replicas=_CONTROL,
         ),
     )
 }

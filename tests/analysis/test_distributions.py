@@ -76,6 +76,25 @@ def test_what_is_behind_is_what_lag_says_of_the_worst_partition(tables):
     assert max(worst.values()) > 0
 
 
+def test_what_is_behind_is_shared_out_by_broker_and_by_topic(tables):
+    """Both are the same partitions of the same clients: what a broker answered last counts for it."""
+
+    def answer(by):
+        return jobs.behind(*(tables[name] for name in OF_FETCHES), by=by).arrow().to_pylist()
+
+    each = answer(["client", "topic"])
+    topics = {(row["cluster"], row["topic"]): row for row in answer(["topic"])}
+    for (cluster, topic), row in topics.items():
+        mine = [one for one in each if (one["cluster"], one["topic"]) == (cluster, topic)]
+        for name in ("sum_lag_records", "partitions", "fetches"):
+            assert row[name] == sum(one[name] or 0 for one in mine)
+        assert row["lag_records"] == max(one["lag_records"] for one in mine)
+    by_broker = answer(["cluster", "broker", "client", "topic"])
+    assert sum(row["fetches"] for row in by_broker) == sum(row["fetches"] for row in each)
+    assert len({row["broker"] for row in by_broker}) > 1
+    assert list(by_broker[0])[:4] == ["cluster", "broker", "client", "topic"]
+
+
 def test_segments_sent_again_are_those_of_the_exchanges(tables):
     rows = tables["exchanges"].arrow().to_pylist()
     answer = jobs.retransmissions(tables["exchanges"], by=["source"], replicas=True).arrow().to_pylist()

@@ -37,7 +37,12 @@ MORE = {  # options beside the defaults
     "fetching": {"by": ["host", "version"], "every": "5 seconds", "replicas": True},
     "spread": {"by": ["api", "broker"], "every": "5 seconds", "replicas": True},
     "batch-sizes": {"every": "5 seconds", "where": "(client is not null)"},
-    "behind": {"every": "5 seconds", "replicas": True, "where": "(`partition` = 0)"},
+    "behind": {
+        "by": ["client", "broker", "topic"],
+        "every": "5 seconds",
+        "replicas": True,
+        "where": "(`partition` = 0)",
+    },
     "retransmissions": {"by": ["client", "api"], "every": "5 seconds", "replicas": True},
     "leader-changes": {"every": "5 seconds"},
     "lag": {"every": "5 seconds", "replicas": True},
@@ -48,6 +53,7 @@ MORE = {  # options beside the defaults
     "compare": {"by": ["api", "version"], "replicas": True, "every": "5 seconds", "where": "(api != 'Fetch')"},
     "quality": {"every": "1 minute"},
 }
+GROUPED = {"group-lag": {"by": ["group_id", "topic"]}, "behind": {"by": ["host"]}}  # and these
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +105,7 @@ def sparks(request, one_partition, dataset):
 
 
 def options_of(name):
-    return ({}, MORE[name]) if name in MORE else ({},)
+    return ({}, *(options[name] for options in (MORE, GROUPED) if name in options))
 
 
 def answers(job, tables, options):
