@@ -3,6 +3,7 @@
 Duty: the words for causes and for what followed from them. Refuses to know how anything is found.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from kproxy.analysis.verdict import FAILURES, Verdict
 from kproxy.views import findings, units
 from kproxy.views.terminal import printable
 
-CAUSES_SAID = 3  # in a sentence; the others are counted
+CAUSES_SAID = 3  # in a sentence; of the others only the kinds
+KINDS_SAID = 6  # of the others: as `--kind` of findings takes them
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -55,9 +57,18 @@ def sentence(verdict: Verdict) -> str:
         said += [f"{_count(verdict.total, 'finding')} to note"] if verdict.total else ["nothing stands out"]
     left = len(chosen) - CAUSES_SAID
     if left > 0:
-        said.append(f"and {_number(left)} more {'cause' if left == 1 else 'causes'}")
+        said.append(f"and {_number(left)} more {_plural('cause', left)}: {_kinds(chosen[CAUSES_SAID:])}")
     text = "; ".join(said)
     return f"{text[0].upper()}{text[1:]}.{_rigid(verdict)}"
+
+
+def _kinds(others: Sequence[Finding]) -> str:
+    """The kinds of causes, the gravest first, each with its number where it is not one: "growing_lag (3)"."""
+    counts = Counter(one.kind for one in others)
+    named = [kind if count == 1 else f"{kind} ({count:,})" for kind, count in counts.items()]
+    more = len(named) - KINDS_SAID
+    said = ", ".join(named[:KINDS_SAID])
+    return f"{said} and {_number(more)} more {_plural('kind', more)}" if more > 0 else said
 
 
 def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:

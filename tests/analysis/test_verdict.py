@@ -1,6 +1,7 @@
 """The verdict: figures of all requests, and a sentence of causes with what followed from them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -155,6 +156,39 @@ def test_an_overview_says_what_was_not_answered_and_how_many_findings_there_are(
     assert [(row["api"], row["exchanges"], row["unanswered"]) for row in told["apis"]] == [("Produce", 1080, 10)]
     assert told["coordinators"] == []
     assert f"What stands out ({told['verdict']['findings']} finding" in capsys.readouterr().out
+
+
+def test_other_causes_are_named_by_their_kinds(tmp_path):
+    """In the words of --kind, the gravest first, and bounded."""
+    with Tables(outage(tmp_path / "tables")) as tables:
+        said = verdict(tables, findings(tables, limits({"unanswered_min": 5})))
+    (gone,) = [one for one in said.findings if one.kind == "broker_gone"]
+    kinds = ["broker_gone"] * 3 + ["growing_lag", "login_failed", "growing_lag"]
+    many = replace(said, findings=[gone._replace(kind=kind, severity="critical") for kind in kinds])
+    assert "; and three more causes: growing_lag (2), login_failed." in sentence(many)
+    more = [f"unknown_{number}" for number in range(8)]
+    many = replace(said, findings=[gone._replace(kind=kind, severity="critical") for kind in kinds[:3] + more])
+    assert sentence(many).endswith("; and eight more causes: " + ", ".join(more[:6]) + " and two more kinds.")
+    one = replace(said, findings=[gone._replace(kind=kind, severity="critical") for kind in kinds[:4]])
+    assert "; and one more cause: growing_lag." in sentence(one)
+
+
+def test_partitions_without_a_commit_are_said_beside_the_lag(tmp_path):
+    def also(table):
+        for api, at_s in (("OffsetCommit", 1), ("Produce", 2)):
+            key = table.exchange("reader", api, at_s, group_id="g" if api == "OffsetCommit" else None)
+            if api == "OffsetCommit":
+                table.partition(key, "request", "orders", 0, offset=5)
+                table.partition(key, "response", "orders", 0, error_code=0)
+            else:
+                table.partition(key, "response", "orders", 0, error_code=0, offset=10, end_offset=30)
+        table.add("topology", 0, kind="topic", change="appeared", topic="orders", partitions=3)
+
+    with Tables(outage(tmp_path / "tables", also)) as tables:
+        said = verdict(tables, findings(tables))
+    assert (said.figures.behind_records, said.figures.behind_uncommitted) == (25, 2)
+    told = {name: (figure, of) for name, figure, of in figures(said)}
+    assert told["behind"] == ("25 records", "group g; 2 partitions without a commit not counted")
 
 
 def test_calm_traffic_is_said_to_be_calm(tmp_path):
