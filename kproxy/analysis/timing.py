@@ -63,7 +63,7 @@ def slow(
 
     The total time, from the first byte of the request to the last of the answer, is cut into parts, and the largest
     names the cause. queue: behind an earlier request of the connection, since a broker serves one at a time. throttle:
-    what the broker held back, this answer (before KIP-219) or by muting the connection after earlier ones. long_poll:
+    how long the broker delayed this answer (before KIP-219), or muted the connection after earlier ones. long_poll:
     what a Fetch may wait (max_wait_ms), and waiting for a group's members. network: waiting for lost segments, or for a
     reader whose window was closed. sending, receiving: between first and last byte, neither queue nor mute. broker: the
     rest. unanswered: a request without an answer.

@@ -149,15 +149,15 @@ def fetching(
 ) -> Frame:
     """How well consumers fetch: empty fetches, polls per second, and how long the broker let them wait.
 
-    An empty fetch that was answered at once (`hasty`) waited less than half of its max_wait_ms: over-polling. Where
-    bodies were not read (`records` is null) a fetch counts neither as empty nor as hasty.
+    `empty_early` are empty fetches that were answered before half of their max_wait_ms (fetch.max.wait.ms) had passed:
+    over-polling. Where bodies were not read (`records` is null) a fetch counts neither as empty nor as early.
     """
     return ask(
         {"exchanges": exchanges},
         answer=f"""
             select {groups(by, every)} count(*) as fetches, {RATE} as fetches_per_second,
                 count_if(records = 0) as empty,
-                count_if(records = 0 and latency_ns < {ns("max_wait_ms")} / 2) as hasty,
+                count_if(records = 0 and latency_ns < {ns("max_wait_ms")} / 2) as empty_early,
                 try_divide(count_if(records = 0), count_if(records is not null)) as empty_share,
                 count_if(records is not null) as `read`,
                 sum(records) as records, sum(response_bytes) as bytes, max(max_wait_ms) as max_wait_ms,

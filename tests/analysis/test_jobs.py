@@ -374,7 +374,7 @@ def test_fetching(frame):
         + [exchange(5, at_s=5, api="Fetch", records=9, replica_id=1, client_id="broker-1-fetcher-0")]
         + [exchange(6, at_s=6, api="Fetch", records=9, client_id="broker-1-fetcher-0")],  # whose body was not read
     )
-    names = ("fetches", "read", "empty", "hasty", "records", "empty_share", "fetches_per_second")
+    names = ("fetches", "read", "empty", "empty_early", "records", "empty_share", "fetches_per_second")
     assert rows(jobs.fetching(table), *names) == [(5, 4, 3, 2, 7, 0.75, 1.0)]
     assert rows(jobs.fetching(table, by=["host"], replicas=True), "fetches", "records") == [(7, 25)]
 

@@ -218,7 +218,7 @@ class Config(Frozen):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     log_connections: bool = False  # a line when a connection ends
-    # bytes of answers that are held to be rewritten, of all connections together
+    # bytes of answers that are buffered to be rewritten, of all connections together
     max_held_bytes: Annotated[int, Field(ge=1 << 20)] = MAX_HELD_BYTES
     zookeeper: tuple[ZooKeeper, ...] = ()
 

@@ -92,7 +92,7 @@ ACCOUNTS: tuple[Account, ...] = (
     ),
     Account(
         "large",
-        "frames that were held, and kproxy's own answers, that are larger than a read and not taken",
+        "frames that were buffered, and kproxy's own answers, that are larger than a read and not taken",
         "one of each side",
         size(pressure.MOST_LARGE_BYTES),
         "the connection that has waited for longest, and for a second, is closed; if there is none, that one "
