@@ -81,7 +81,7 @@ def group_lag(
         steps["answer"] = _summed(by, every)
     return ask(
         dict(zip(TABLES, frames, strict=True)),
-        once=("turns", "answered"),
+        once=("turns", "answered", "committed"),
         fetched=FETCHED,
         told_ends=TOLD_ENDS,
         **turns(),
@@ -138,9 +138,6 @@ def _stepwise(step: str, where: str | None) -> dict[str, str]:
     leaders = ", ".join(f"a.{key}" for key in LOG)
     return {
         **since(step),
-        "first_steps": f"""
-            select {_OWNER}, `partition`, min(step) as step from since where not is_pending
-            group by {", ".join(PLACE)}""",
         "committed": f"""
             select step, {_COMMITTED} from since where {where or "true"} group by step, {", ".join(PLACE)}""",
         **lives(),
@@ -165,20 +162,22 @@ def _stepwise(step: str, where: str | None) -> dict[str, str]:
             select *, case when max(by_leader) over so_far then max(told_end) over so_far end as end_offset,
                 max(told_end) over so_far as least_end, max(told_at) over so_far as end_seen
             from in_lives window so_far as (partition by {OF}, in_life order by step)""",
-        "counting": """
-            select * from known where group_id is not null and (committed_offset is not null or is_open)""",
-        # A partition counts from its first commit on, whatever the condition chooses.
+        "first_steps": f"""
+            select {_OWNER}, `partition`, min(step) as step from {_committed_places(where, True)}
+            group by {_OWNER}, `partition`""",
+        # How many partitions have a commit by a step, until the next step in which another one gets its first.
         "committed_counts": f"""
-            select h.step, {_OWNERS.format("h")}, count(*) as committed_partitions
-            from (select distinct step, {_OWNER_NAMES} from counting) h
-            join first_steps f on {_SAME_OWNER.format("h", "f")} and f.step <= h.step
-            group by h.step, {_OWNERS.format("h")}""",
+            select *, lead(step) over (partition by {_OWNER} order by step) as next_step from (
+                select {_OWNER}, step, sum(count(*)) over (partition by {_OWNER} order by step)
+                    as committed_partitions
+                from first_steps group by {_OWNER}, step) c""",
         "answer": f"""
             select a.step as `time`, a.cluster, a.group_id, a.topic, a.`partition`, committed_offset, end_offset,
                 {_lag_of("end_offset", "committed_offset")} as lag_records,
                 {_lag_of("least_end", "committed_offset")} as least_lag_records, {_UNCOMMITTED}, commits, last_commit,
                 end_seen, {_UNKNOWN} as `unknown`
-            from counting a {_WITH_COUNTS} and a.step = h.step
+            from known a {_WITH_COUNTS} and a.step >= h.step and (h.next_step is null or a.step < h.next_step)
+            where a.group_id is not null and (committed_offset is not null or is_open)
             order by `time`, end_offset is null, lag_records desc, a.cluster, a.group_id, a.topic, a.`partition`""",
     }
 
@@ -299,8 +298,9 @@ def _at_the_end(where: str | None) -> dict[str, str]:
                 {at_last("high_watermark - lag_records")} as fetched_offset
             from fetches group by all""",
         "committed_counts": f"""
-            select {_OWNER}, count(distinct `partition`) as committed_partitions from since where not is_pending
-            group by cluster, of_group, of_topic""",
+            select {_OWNER}, count(distinct `partition`) as committed_partitions
+            from {_committed_places(where, False)}
+            group by {_OWNER}""",
         "answer": f"""
             select a.cluster, a.group_id, a.topic, a.`partition`, a.committed_offset, a.end_offset, a.lag_records,
                 a.least_lag_records, {_UNCOMMITTED}, a.client, b.fetched_offset,
@@ -321,17 +321,24 @@ def _at_the_end(where: str | None) -> dict[str, str]:
     }
 
 
+def _committed_places(where: str | None, has_steps: bool) -> str:
+    """Rows of what groups have committed, by step of time where there are some: all of it, whatever is chosen."""
+    if where is None:
+        return "(select * from committed where committed_offset is not null) p"
+    columns = "cluster, of_group as group_id, of_topic as topic, `partition`"
+    return f"(select {columns}{', step' if has_steps else ''} from since where not is_pending) p"
+
+
 def _committed_by(moment: str = "true") -> str:
     """The offset that was committed last, or until a moment."""
     at = "named_struct('t', unix_micros(`time`), 'c', connection, 'n', `number`, 's', source)"
     return f"max_by(`offset`, case when {moment} and not is_pending then {at} end)"
 
 
-_OWNER = "cluster, of_group as group_id, of_topic as topic"
-_OWNER_NAMES = "cluster, group_id, topic"
-_OWNERS = "{0}.cluster, {0}.group_id, {0}.topic"
+_OWNER = "cluster, group_id, topic"
 _SAME_OWNER = "{0}.cluster is not distinct from {1}.cluster and {0}.group_id = {1}.group_id and {0}.topic = {1}.topic"
-_UNCOMMITTED = """greatest(c.of_partitions - coalesce(h.committed_partitions, 0), 0) as uncommitted_partitions"""
+_UNCOMMITTED = """cast(greatest(c.of_partitions - coalesce(h.committed_partitions, 0), 0) as bigint)
+                    as uncommitted_partitions"""
 _WITH_COUNTS = f"""left join partition_counts c on a.cluster is not distinct from c.of_cluster and a.topic = c.of_topic
             left join committed_counts h on {_SAME_OWNER.format("a", "h")}"""
 _IS_COMMIT = "not is_pending and direction in ('request', 'log')"
