@@ -26,12 +26,13 @@ def uneven(tables: Tables) -> Frame:
     Mostly few: where every producer is captured and no leader fails, offsets follow each other. A request has `offset`
     to `end` (behind its last record), `sent_us` to `us`, its client and its broker; `log` numbers the logs that a
     partition had one after another. `reached` is the highest `end` of requests at lower offsets: above it there is a
-    gap, below it an overlap. `next_offset` and `next_leader`: where the next request in the log begins, and which
+    gap, below it an overlap. `next_offset` and `next_broker`: where the next request in the log begins, and which
     broker acknowledged that; `before_us`: when the one before it was sent. `end_us`: when the last of the partition was
     sent.
     """
     keys = ", ".join(KEYS)
     same = " and ".join(f"w.{key} = e.{key}" for key in KEYS)
+    by_offset = f"`offset`, us, {keys}"  # captures of both ends have a request twice
     return ask(
         {name: tables[name] for name in ("exchanges", "partitions")},
         wrote=f"""
@@ -43,7 +44,7 @@ def uneven(tables: Tables) -> Frame:
         numbered=f"""
             select w.*, w.`offset` + greatest(coalesce(w.records, 1), 1) as `end`, {GROUPS["client"]} as client, acks,
                 {GROUPS["broker"]} as broker, broker_id,
-                coalesce(cast(broker_id as string), {GROUPS["broker"]}) as leader, unix_micros(e.`time`) as sent_us,
+                unix_micros(e.`time`) as sent_us,
                 cast(floor(coalesce(response_end_ns / 1e3, unix_micros(e.`time`))) as bigint) as us
             from wrote w join exchanges e on {same} where w.`offset` >= 0""",
         begun="""
@@ -54,11 +55,11 @@ def uneven(tables: Tables) -> Frame:
                 over (partition by cluster, topic, `partition` order by us, `offset`) as log
             from begun""",
         placed=f"""
-            select *, max(`end`) over ({_OF_LOG} order by `offset`, us rows between unbounded preceding and 1 preceding)
+            select *, max(`end`) over ({_OF_LOG} order by {by_offset} rows between unbounded preceding and 1 preceding)
                     as reached,
-                lead(`offset`) over ({_OF_LOG} order by `offset`, us) as next_offset,
-                lead(leader) over ({_OF_LOG} order by `offset`, us) as next_leader,
-                lag(sent_us) over ({_OF_LOG} order by `offset`, us) as before_us,
+                lead(`offset`) over ({_OF_LOG} order by {by_offset}) as next_offset,
+                lead(broker) over ({_OF_LOG} order by {by_offset}) as next_broker,
+                lag(sent_us) over ({_OF_LOG} order by {by_offset}) as before_us,
                 max(sent_us) over (partition by cluster, topic, `partition`) as end_us
             from logs""",
         answer="select * from placed where `offset` != reached or `end` > next_offset or sent_us = end_us",
@@ -113,31 +114,35 @@ def lost(tables: Tables, limits: Limits) -> Frame:
             left join cut b on {same} and s.topic = b.of_topic and s.`partition` = b.of_partition""",
         distinct_ones=f"""
             select {batch}, min(us) as us, min_by(client, us) as client, min_by(acks, us) as acks,
-                min_by(broker, us) as broker, min_by(broker_id, us) as broker_id, min_by(leader, us) as leader,
-                max_by(next_leader, us) as next_leader
+                min_by(broker, us) as broker, min_by(broker_id, us) as broker_id,
+                max_by(next_broker, named_struct('u', us, 's', source, 'c', connection, 'n', `number`)) as next_broker
             from known group by {batch}""",
-        reaching=f"""
-            select *, max(`end`) over ({_OF_LOG} order by `offset`, us rows between unbounded preceding and 1 preceding)
-                    as reached
+        numbered=f"""
+            select *, row_number() over ({_OF_LOG} order by `offset`, us, `end`, bytes, base_timestamp, producer_id,
+                base_sequence) as place
             from distinct_ones""",
+        reaching=f"""
+            select *, max(`end`) over ({_OF_LOG} order by place rows between unbounded preceding and 1 preceding)
+                as reached
+            from numbered""",
         contested=f"""
-            select *, sum(case when `offset` < reached then 0 else 1 end) over ({_OF_LOG} order by `offset`, us
+            select *, sum(case when `offset` < reached then 0 else 1 end) over ({_OF_LOG} order by place
                 rows between unbounded preceding and current row) as contest
             from reaching""",
         # Who acknowledged the offsets behind those that were given twice, if it has not lost records there itself.
         ends=f"""
-            select {contest}, max_by(next_leader, named_struct('o', `offset`, 'u', us)) as winner from contested
+            select {contest}, max_by(next_broker, place) as winner from contested
             group by {contest}""",
         losers=f"""
-            select {contest}, leader from contested group by {contest}, leader
+            select {contest}, broker from contested group by {contest}, broker
             having sum(`end` - `offset`) > max(`end`) - min(`offset`)""",
         decided="""
-            select c.*, case when l.leader is null then e.winner end as winner from contested c
+            select c.*, case when l.broker is null then e.winner end as winner from contested c
             join ends e on c.cluster is not distinct from e.cluster and c.topic = e.topic
                 and c.`partition` = e.`partition` and c.log = e.log and c.contest = e.contest
             left join losers l on c.cluster is not distinct from l.cluster and c.topic = l.topic
                 and c.`partition` = l.`partition` and c.log = l.log and c.contest = l.contest
-                and l.leader = e.winner""",
+                and l.broker = e.winner""",
         overwritten="""
             select a.cluster, a.client, a.topic, a.`partition`, a.`offset`, a.acks, a.broker, a.broker_id,
                 least(a.us, min(b.us)) as us,
@@ -147,8 +152,8 @@ def lost(tables: Tables, limits: Limits) -> Frame:
             from decided a join decided b
                 on a.cluster is not distinct from b.cluster and a.topic = b.topic and a.`partition` = b.`partition`
                 and a.log = b.log and a.`offset` < b.`end` and b.`offset` < a.`end`
-                and case when a.leader != b.leader and b.winner = b.leader then true
-                    when a.leader != b.leader and a.winner = a.leader then false else a.us < b.us end
+                and case when a.broker = b.broker or a.broker_id = b.broker_id then a.us < b.us
+                    when b.winner = b.broker then true when a.winner = a.broker then false else a.us < b.us end
             group by a.cluster, a.client, a.topic, a.`partition`, a.`offset`, a.`end`, a.acks, a.broker, a.broker_id,
                 a.us""",
         by_partition="""
