@@ -25,7 +25,9 @@ def _time(one: Finding, name: str) -> str:
 # Of a cause: its clause.
 _CLAUSES: Mapping[str, Callable[[Finding], str]] = {
     "broker_gone": lambda one: (
-        f"{_broker(one)} was {'stopped in order' if dict(one.evidence).get('handed_over') else 'gone'} for {_gone(one)}"
+        f"{_broker(one)} was away for {_gone(one)} after a controlled shutdown"
+        if dict(one.evidence).get("handed_over")
+        else f"{_broker(one)} was gone for {_gone(one)}"
     ),
     "broker_standing_still": lambda one: f"{_broker(one)} stood still for {_time(one, 'silent_ns')}",
     "coordinator_lost": lambda one: f"{one.where} stood still for {_time(one, 'outage_ns')} without a coordinator",

@@ -84,7 +84,7 @@ def test_a_broker_that_handed_its_leaders_over_was_stopped_in_order(tmp_path, be
     (gone,) = [one for one in found if one.kind == "broker_gone"]
     assert dict(gone.evidence).get("handed_over") == (before if is_in_order else None)
     assert ("This was a controlled shutdown" in gone.change) == (
-        "Broker 2 was stopped in order for 13.1 s" in sentence(said)
+        "Broker 2 was away for 13.1 s after a controlled shutdown" in sentence(said)
     )
     assert ("out-of-memory" in gone.change) != is_in_order
 
