@@ -284,10 +284,12 @@ def lagging_groups(tables: Tables, limits: Limits) -> Frame:
         {"lags": lags},
         answer=f"""
             select cluster, group_id as client, topic, count(*) as partitions, sum(commits) as fetches,
-                sum(first_lag_records) as first_records, sum(least_lag_records) as last_records,
+                coalesce(sum(first_lag_records), 0) as first_records, sum(least_lag_records) as last_records,
                 sum(max_lag_records) as max_records, max(behind_ns) as last_lag_ns,
-                min(unix_micros(first_commit)) as first_us, max(unix_micros(end_seen)) as last_us,
-                max(unix_micros(end_seen)) - min(unix_micros(first_commit)) as active_us, 'group' as `by`,
+                min(unix_micros(coalesce(first_known, first_commit))) as first_us,
+                max(unix_micros(end_seen)) as last_us,
+                max(unix_micros(end_seen)) - min(unix_micros(coalesce(first_known, first_commit))) as active_us,
+                'group' as `by`,
                 count_if(lag_records is null) as unknown_partitions,
                 max(case when lag_records is null then `unknown` end) as `unknown`
             from lags where committed_offset is not null and first_commit is not null
@@ -299,9 +301,13 @@ def lagging_groups(tables: Tables, limits: Limits) -> Frame:
 
 def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
     span_us = row.active_us
-    # At its highest at the end: it does not catch up.
-    is_growing = row.last_records >= limits.lag_growth * row.first_records and row.last_records >= 0.9 * row.max_records
-    if not is_growing or span_us < limits.lag_span_s * 1e6 or row.last_records < limits.lag_records_min:
+    if span_us < limits.lag_span_s * 1e6 or row.last_records < limits.lag_records_min:
+        return
+    growth = row.last_records - row.first_records
+    # A large lag grows by a small factor: then it counts by how fast it grows.
+    is_fast = growth >= 0.1 * row.first_records and growth >= limits.lag_growth_per_s * span_us / 1e6
+    has_grown = row.last_records >= limits.lag_growth * row.first_records or is_fast
+    if not has_grown or row.last_records < 0.9 * row.max_records:  # it was higher: it catches up
         return
     yield found(
         "growing_lag",
@@ -315,7 +321,7 @@ def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
             "first_lag_records": row.first_records,
             "last_lag_records": row.last_records,
             "span_ns": span_us * 1000,
-            "growth_per_s": (row.last_records - row.first_records) / (span_us / 1e6),
+            "growth_per_s": growth / (span_us / 1e6),
             "last_lag_ns": row.last_lag_ns,
             "partitions": row.partitions or None,
             "unknown_partitions": row.unknown_partitions or None,

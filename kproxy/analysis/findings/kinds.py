@@ -624,7 +624,7 @@ KINDS = {
             "Add members up to the number of partitions, or partitions; raise max.poll.records, "
             "max.partition.fetch.bytes and fetch.min.bytes; look at what the consumer does with a record.",
             ("max.poll.records", "max.partition.fetch.bytes", "retention.ms"),
-            ("lag_records_min", "lag_growth", "lag_span_s"),
+            ("lag_records_min", "lag_growth", "lag_growth_per_s", "lag_span_s"),
             "lag by fetches of each client and topic, by commits of each group and topic: growth and height",
             "lag",
             True,

@@ -292,6 +292,12 @@ THRESHOLDS = {
         ),
         Threshold("lag_records_min", 1000, "records", "Two max.poll.records (500): less is on its way."),
         Threshold("lag_growth", 1.5, "times", "Lag swings with the batches; half as much again is more than that."),
+        Threshold(
+            "lag_growth_per_s",
+            100,
+            "records/s",
+            "A large lag grows by a small factor; this is max.poll.records in 5 s.",
+        ),
         Threshold("lag_span_s", 10, "s", "Over less time a growing lag is a burst."),
         Threshold(
             "stopped_fetching_s",

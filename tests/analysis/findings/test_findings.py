@@ -8,7 +8,7 @@ import pytest
 
 from kproxy.analysis import knowledge, sections
 from kproxy.analysis.duck import Tables
-from kproxy.analysis.findings import KINDS, PROBES, TABLES, THRESHOLDS, Finding, failures, findings, limits
+from kproxy.analysis.findings import KINDS, PROBES, TABLES, THRESHOLDS, Finding, consuming, failures, findings, limits
 from kproxy.analysis.findings.thresholds import read
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
@@ -133,6 +133,25 @@ def test_hours_between_two_captures_hide_no_storm_and_make_no_lag(tmp_path):
     lag = found["growing_lag", "client slow, topic orders"]
     assert lag["span_ns"] == 234 * 10**9 and lag["growth_per_s"] == pytest.approx(7800 / 234)
     assert lag["last_lag_records"] == 7900
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "highest", "seconds", "grows"),
+    [
+        (1_000, 1_600, 1_600, 60, True),  # half as much again
+        (10_000, 11_500, 11_500, 60, False),  # swings
+        (288_877, 353_116, 353_116, 110, True),  # a large lag that grows fast
+        (288_877, 353_116, 400_000, 110, False),  # and catches up
+        (300_000, 310_000, 310_000, 60, False),  # fast, but less than a tenth of it
+        (0, 900, 900, 60, False),
+        (288_877, 353_116, 353_116, 8, False),  # a burst
+    ],
+)
+def test_a_lag_grows_by_its_share_or_by_its_rate(first, last, highest, seconds, grows):
+    until_us = 1_700_000_000_000_000
+    times = (until_us - seconds * 10**6, until_us, seconds * 10**6)
+    row = consuming.Lagging("main", "reports", "orders", 3, 50, first, last, highest, None, *times, "group")
+    assert [one.kind for one in consuming.judge_lagging(row, limits())] == ["growing_lag"] * grows
 
 
 def test_seconds_in_which_requests_failed_are_few_and_lose_none(tmp_path, monkeypatch):
