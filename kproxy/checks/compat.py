@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kproxy.checks.offers import Compared, Offers, compare, release_of, title
 from kproxy.errors import ConfigError, UpstreamError
 from kproxy.metrics import Metrics
 from kproxy.protocol.schema import schema, served_versions
@@ -18,7 +19,6 @@ from kproxy.proxy.cluster.question import ask_brokers, ask_versions
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.connection.worker import Worker
-from kproxy.proxy.filters.offers import Compared, Offers, compare, release_of, title
 from kproxy.proxy.process.cluster import ClusterProxy
 from kproxy.proxy.relay.pressure import Pressure
 from kproxy.proxy.sockets.listeners import Gate

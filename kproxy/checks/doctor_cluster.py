@@ -14,13 +14,13 @@ from time import monotonic_ns
 
 from kproxy.checks.doctor_tls import examine_files, examine_shown
 from kproxy.checks.findings import Report
+from kproxy.checks.offers import capped, missing, title
 from kproxy.errors import UpstreamError
 from kproxy.proxy.cluster.question import ask_brokers, ask_versions
 from kproxy.proxy.cluster.routing import Routes
 from kproxy.proxy.config.addresses import MAX_PORT, Address
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.connection.worker import Worker
-from kproxy.proxy.filters.offers import capped, missing, title
 from kproxy.proxy.process.cluster import ClusterProxy
 from kproxy.proxy.sockets.listeners import Listener, resolve, why_unbound
 from kproxy.proxy.tls.tls_socket import TlsSocket

@@ -1,8 +1,8 @@
 """Cells to Prometheus metric families, at scrape time.
 
-Every name, help text and label of the exposition stands here, in `collector_groups` and, those of `kproxy watch`, in
-`passive_families`; names are only ever added. Seconds and cumulative buckets are made here, from nanoseconds and plain
-counts. Safe on any thread (see `cells`).
+Every name, help text and label of the exposition stands here, in `collector_groups`, `collector_lag` and the modules
+`*_families`: of `kproxy watch` (passive), pushed metrics (telemetry) and ZooKeeper. Names are only ever added. Seconds
+and cumulative buckets are made here, from nanoseconds and plain counts. Safe on any thread (see `cells`).
 
 Refuses to know events, HTTP and text formats: those are prometheus_client's.
 """

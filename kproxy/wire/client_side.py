@@ -24,7 +24,7 @@ from kproxy.wire.holding import Holding
 from kproxy.wire.interest import ANSWER, AUTHORIZE, REFUSE, ApiPlan
 from kproxy.wire.keeping import begin_request, end_request, keep_request
 from kproxy.wire.kept import MAX_SMALL
-from kproxy.wire.own_answers import unsupported_version
+from kproxy.wire.own_answers import unsupported_api_versions
 from kproxy.wire.state import (
     FEW_NOTED,
     FRAMES_PER_CALL,
@@ -150,7 +150,7 @@ class ClientSide(Holding):
                     if sent < pos:
                         pieces.append((BROKER, view[sent:pos]))
                     sent = end if end < size else size
-                    self._swallow(exchange, unsupported_version(correlation_id))
+                    self._swallow(exchange, unsupported_api_versions(correlation_id))
                 elif plan.request == AUTHORIZE:
                     last -= AUTHORIZED_WORK + (length >> (PAYLOAD_SHIFT if plan.api_key == PRODUCE else LOOKED_SHIFT))
                     if plan.api_key == SASL_AUTHENTICATE:  # what comes behind it may be decided by others

@@ -94,7 +94,7 @@ class OwnAnswers(SessionState):
             self._handlers[CLIENT] = type(self)._requests
 
 
-def unsupported_version(correlation_id: int) -> Answer:
+def unsupported_api_versions(correlation_id: int) -> Answer:
     """The answer of a broker to an ApiVersions newer than it knows: v0, error 35, and the versions that it serves."""
     size, body = _unsupported_version()
     return Answer(size + frames.SIZE.pack(correlation_id) + body, (UNSUPPORTED_VERSION,))

@@ -16,6 +16,7 @@ def version_2(family, addresses, command=0x21, more=b""):
 
 PORTS = (5555).to_bytes(2) + (9092).to_bytes(2)
 V4, V6 = bytes((192, 0, 2, 7, 10, 0, 0, 2)), bytes.fromhex("20010db8" + "00" * 11 + "07") + bytes(16)
+MAPPED = bytes(10) + b"\xff\xff" + V4[:4] + bytes(16)
 HEADERS = {
     "v1": (b"PROXY TCP4 192.0.2.7 10.0.0.2 5555 9092\r\n", ("192.0.2.7", 5555)),
     "v1 IPv6": (b"PROXY TCP6 2001:db8::7 ::1 5555 9092\r\n", ("2001:db8::7", 5555)),
@@ -23,6 +24,8 @@ HEADERS = {
     "v2": (version_2(0x11, V4 + PORTS), ("192.0.2.7", 5555)),
     "v2 with TLVs": (version_2(0x11, V4 + PORTS, more=b"\x04\0\x10" + bytes(16)), ("192.0.2.7", 5555)),
     "v2 IPv6": (version_2(0x21, V6 + PORTS), ("2001:db8::7", 5555)),
+    "v2 IPv4 mapped into IPv6": (version_2(0x21, MAPPED + PORTS), ("192.0.2.7", 5555)),
+    "v1 IPv4 mapped into IPv6": (b"PROXY TCP6 ::FFFF:192.0.2.7 ::1 5555 9092\r\n", ("192.0.2.7", 5555)),
     "v2 local": (version_2(0, b"", command=0x20), None),
     "v2 of a Unix socket": (version_2(0x31, bytes(216)), None),
 }

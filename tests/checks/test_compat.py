@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from kproxy.checks.compat import clients_of, compatibility
+from kproxy.checks.offers import compare, release_of
 from kproxy.cli.compat import compat
 from kproxy.errors import ConfigError, UpstreamError
 from kproxy.protocol.apis import FETCH
 from kproxy.protocol.schema import served_versions
 from kproxy.proxy.config.load import load
-from kproxy.proxy.filters.offers import compare, release_of
 from kproxy.views.compat import lines
 from tests.checks.test_doctor import HOST, offering, running
 from tests.ports import free_ports

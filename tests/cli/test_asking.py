@@ -88,7 +88,7 @@ def quoted(value):
 def test_every_name_of_by_is_one_of_where(tables, name):
     job = JOBS[name]
     own = ["--with", tables] if "--with" in options_of("analyze", name) else []
-    known = (*checks.names_of(job.tables[0]), *job.groups)
+    known = (*checks.names_of(job.tables[0]), *(set(job.groups) & set(dict(job.names))))
     named = [each for each in GROUPS if each in known] or ["topic"]  # group-lag is by groups and topics
     first = [
         json.loads(line)

@@ -28,7 +28,7 @@ from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.proxy.upstream.request import ask
 from kproxy.wire import frames
 from kproxy.wire.interest import HeldBudget
-from kproxy.wire.own_answers import unsupported_version
+from kproxy.wire.own_answers import unsupported_api_versions
 
 VERSIONS_S = 30.0
 MAX_REMEMBERED = 256
@@ -140,7 +140,7 @@ class _Conversation:
 
     async def versions(self, version: int, correlation_id: int) -> bytes:
         if version not in schema().apis[API_VERSIONS].request.versions:
-            return unsupported_version(correlation_id).frame[4:]
+            return unsupported_api_versions(correlation_id).frame[4:]
         body = await self._owner.versions(self._client, version)
         if body["errorCode"] == UNSUPPORTED_VERSION:
             version = 0  # in which brokers say so (KIP-511), whatever was asked
