@@ -78,7 +78,7 @@ class ConnectionLimits:
     def enter_from(self, host: str, now: float) -> str | None:
         """Count a new connection from an address; the limit that it is beyond, and then it is not counted."""
         limits = self.limits
-        if limits.unlimited_addresses and is_in(host, limits.unlimited_addresses):
+        if self._is_unlimited(host):
             return None
         host = network_of(host, limits.ipv6_prefix)
         most, rate = limits.max_connections_per_address, limits.max_connection_rate_per_address
@@ -92,12 +92,17 @@ class ConnectionLimits:
 
     def leave_from(self, host: str) -> None:
         """A connection that was counted for an address has ended."""
+        if self._is_unlimited(host):
+            return  # others of its network may be counted
         host = network_of(host, self.limits.ipv6_prefix)
         count = self._open.get(host, 0) - 1
         if count > 0:
             self._open[host] = count
         else:
             self._open.pop(host, None)
+
+    def _is_unlimited(self, host: str) -> bool:
+        return bool(self.limits.unlimited_addresses) and is_in(host, self.limits.unlimited_addresses)
 
     def why(self, limit: str) -> str:
         """What a client beyond that limit is told in the log, with the fix."""

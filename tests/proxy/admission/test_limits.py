@@ -91,6 +91,14 @@ def test_whoever_has_a_network_of_ipv6_counts_as_one_address(prefix, hosts, let_
     assert sum(rates.enter_from(host, 0.0) is None for host in hosts) == let_in
 
 
+def test_an_unlimited_address_takes_no_count_of_its_network_with_it():
+    limits = ConnectionLimits(Limits(max_connections_per_address=1, unlimited_addresses=["2001:db8::1"]))
+    assert limits.enter_from("2001:db8::2", 0.0) is None
+    assert limits.enter_from("2001:db8::1", 0.0) is None
+    limits.leave_from("2001:db8::1")
+    assert limits.enter_from("2001:db8::3", 0.0) == module.CONNECTIONS_PER_ADDRESS
+
+
 def test_a_flood_from_everywhere_takes_bounded_memory_and_shares_one_rate():
     limits = ConnectionLimits(Limits(max_connection_rate_per_address=2))
     let_in = sum(limits.enter_from(f"address {number}", 1.0) is None for number in range(3 * MAX_ADDRESSES))
