@@ -51,7 +51,7 @@ from typing import Any
 from kproxy.wire import frames
 from kproxy.wire.broker_side import BrokerSide
 from kproxy.wire.events import BROKER, CLIENT, SIDES, Closed
-from kproxy.wire.state import Piece, Transform
+from kproxy.wire.state import FRAMES_IN_A_CROWD, Piece, Transform
 
 __all__ = ["Piece", "Session", "Transform"]
 
@@ -92,6 +92,11 @@ class Session(BrokerSide):
         self._shift = 0
         self._is_odd = False
         return pieces
+
+    def take_few(self) -> None:
+        """Handle few frames in the next call, since other connections already wait for their turn."""
+        self._frames_left = FRAMES_IN_A_CROWD
+        self._is_odd = True
 
     def resume(self, side: int, now_ns: int) -> list[Piece]:
         """Go on with the backlog of a side; returns the pieces to send, in order."""

@@ -55,6 +55,7 @@ NO_ROOM = "all pending requests together name as much as may be kept"
 
 # The work of one call of `receive`, some tenths of a millisecond: all other connections wait for it.
 FRAMES_PER_CALL = 64
+FRAMES_IN_A_CROWD = 8  # where other connections already wait for their turn
 LOOKED_SHIFT = 8  # 1 << 8 bytes of a prefix or a small body that are looked at are as much work as a frame
 LOOKED_LEAST = 2 * 1024  # of a small body: one of fewer bytes is a frame like any other
 WALKED_PER_CALL = 32 * 1024  # bytes that are looked at, those that are stepped over left out

@@ -3,6 +3,7 @@
 import random
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from struct import pack
 from types import FrameType
 from typing import Any
@@ -25,7 +26,7 @@ from kproxy.wire.interest import HeldBudget, Interest
 from kproxy.wire.pairing import LIMIT
 from kproxy.wire.raw_sasl import MAX_TOKENS
 from kproxy.wire.session import Session
-from kproxy.wire.state import FRAMES_PER_CALL, WALK_SLICE, WALKED_PER_CALL, named_count
+from kproxy.wire.state import FRAMES_IN_A_CROWD, FRAMES_PER_CALL, WALK_SLICE, WALKED_PER_CALL, named_count
 from tests.wire.playbook import Dialogue, foreign_request, request, response, sized
 from tests.wire.test_authorizer import Scripted
 
@@ -75,6 +76,25 @@ def test_a_read_of_frames_that_are_never_pending_is_shared_out_over_calls(kind: 
         assert len(call) <= 2  # answers of ours leave together
         for to, piece in call:
             assert len(piece) <= FRAMES_PER_CALL * (80 if to == CLIENT else len(data) / 5000 + 1)
+
+
+@pytest.mark.parametrize("kind", SMALL_FRAMES)
+def test_in_a_crowd_a_call_handles_few_frames(kind: str) -> None:
+    talk = session()
+    data = b"".join(map(SMALL_FRAMES[kind], range(200)))
+    seen = [0]
+    for turn in range(400):
+        if turn % 2 == 0:
+            talk.take_few()
+        if turn:
+            talk.resume(CLIENT, turn)
+        else:
+            talk.receive(CLIENT, memoryview(bytearray(data)), turn)
+        seen.append(talk.completed[CLIENT])
+        if talk.backlog[CLIENT] is None:
+            break
+    handled = [now - then for then, now in pairwise(seen)]
+    assert sum(handled) == 200 and max(handled[::2]) <= FRAMES_IN_A_CROWD < max(handled[1::2]) <= FRAMES_PER_CALL
 
 
 def test_a_call_compiles_one_plan_at_most() -> None:

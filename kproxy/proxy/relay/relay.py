@@ -207,6 +207,8 @@ class Relay(InFlightLimit, Draining):
                     now = arrived
                 self._session_ns = now
                 session_ns = now + self._clock_offset_ns
+                if poller.queuing:
+                    session.take_few()
                 if resumes:
                     pieces = session.resume(side, session_ns)
                 else:

@@ -15,14 +15,16 @@ of before and after are not comparable. `lag_bucket` is the relays' too: the buc
 Where `is_in_order`, epoll reports sockets in the order in which they became ready: it was asked until it had none.
 Then the first read that turns out to be recent ends the lateness of the turn, and a wake-up costs one such read.
 
-A turn is bounded by what it has taken. While what epoll reported at once took at most SHORT_NS, it is handled in that
-order. Beyond that its rest, and what is reported next, is handled by what events cost, which is measured then. The
-bounds of CHEAP_NS make three kinds of those that cost little: they have three quarters of the turn, and each kind has
-as much of that as the others. Then come alternately those of whom the cost is not known and all others, one of each at
-least. After LONG_TURN_NS the rest queues. So a client whose events cost little waits for few of those that cost more,
-however many there are, a new one for those that are as new, and all of a kind have their turn equally often. A socket
-is new once (`meet`), and not each time it is watched again after its peer took nothing. Every LOOK_NS events are
-measured in any case, so that those of every day are known.
+A turn is bounded by the time that it takes. While the events that epoll reported at once took at most SHORT_NS, they
+are handled in that order. Beyond that the rest, and the events reported next, are handled by their cost, which is
+measured then. The bounds of CHEAP_NS make three kinds of sockets whose events cost little: they have three quarters of
+the turn, and each kind has as much of that as the others. Then come alternately those of unknown cost and all others,
+one of each at least. After LONG_TURN_NS the rest queues, and is `queuing`: relays then take less of each read, so that
+each connection's turn comes soon. A socket that queues is not in the epoll: else each turn would cost time for all that
+wait, however many there are. So a client whose events cost little waits for few of those that cost more, however many
+there are, a new one for those that are as new, and all of a kind have their turn equally often. A socket is new once
+(`meet`), and not each time it is watched again after its peer took nothing. Every LOOK_NS events are measured in any
+case, so that those of every day are known.
 
 What an event costs is the thread's CPU time: on a busy machine the kernel runs somebody else in the middle of many
 events, most of all where a send wakes them. The kind of a socket follows from the mean of its events, of which the last
@@ -34,7 +36,7 @@ All times are nanoseconds of the monotonic clock. The interface is the loop's. R
 """
 
 import select
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, Handle
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -44,6 +46,7 @@ from typing import Any
 LATE_NS = 1_000_000  # what is booked wrongly is at most so much
 _IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 _EVENTS = 256  # in one turn; then the rest of the loop has its own
+_QUEUED_EVENTS = 4096  # in one turn while some queue, where the others come to; each takes about 2 us
 _STEP_NS = 10_000_000  # of the time of day against ours: less is between the two calls that ask for them
 SHORT_NS = 1_000_000  # of what was reported at once
 LONG_TURN_NS = 4_000_000  # of one turn; with one event more, that is how long who costs little waits
@@ -60,6 +63,7 @@ Callback = Callable[..., None]
 
 class Poller:
     __slots__ = (
+        "_again",
         "_costs",
         "_emptied",
         "_ends",
@@ -68,7 +72,6 @@ class Poller:
         "_later",
         "_look_ns",
         "_loop",
-        "_queued",
         "_queues",
         "_readers",
         "_writers",
@@ -76,6 +79,7 @@ class Poller:
         "is_late",
         "lag_bucket",
         "now_ns",
+        "queuing",
         "turn_ns",
         "wall_offset_ns",
     )
@@ -92,7 +96,8 @@ class Poller:
         self._look_ns = 0  # when the time of events is looked at again
         # By kind: events that were reported and wait, by file descriptor; the first for longest.
         self._queues: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(_NEW + 1)]
-        self._queued = 0  # how many, at most, when they had their turn
+        self.queuing: dict[int, int] = {}  # the kind of each file descriptor that is in a queue: empty, nobody waits
+        self._again: Handle | None = None  # the next turn: epoll does not wake the loop for those that queue
         self.turn_ns = self.now_ns = monotonic_ns()
         self.is_late = False
         self.is_in_order = False
@@ -100,13 +105,15 @@ class Poller:
         self.lag_bucket = 0
         # The time of day less `turn_ns`, of a late turn: steps of that clock are followed.
         self.wall_offset_ns = time_ns() - self.turn_ns
-        loop.add_reader(self._epoll.fileno(), self._ready)
+        loop.add_reader(self._epoll.fileno(), self._readable)
 
     def close(self) -> None:
         if self._epoll.closed:
             return
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
+        if self._again is not None:
+            self._again.cancel()
         self._later.clear()
 
     def later(self, callback: Callback, *args: Any) -> None:
@@ -176,25 +183,40 @@ class Poller:
 
     def _apply(self, fd: int, known: bool) -> None:
         """A socket that is neither read nor written is not watched: its end is always reported, and would spin us."""
-        events = _OUT if fd in self._writers else 0
-        if self._reads(fd):
-            events |= _END if fd in self._ends else _IN
-        if not events:
-            for queue in self._queues:
-                queue.pop(fd, None)  # the number may soon be that of another socket
+        events = self._wanted(fd)
+        if fd in self.queuing:
+            if not events:  # the number may soon be that of another socket
+                del self._queues[self.queuing.pop(fd)][fd]
+        elif not events:
             self._epoll.unregister(fd)
         elif known:
             self._epoll.modify(fd, events)
         else:
             self._epoll.register(fd, events)
 
+    def _wanted(self, fd: int) -> int:
+        """The events that somebody waits for."""
+        events = _OUT if fd in self._writers else 0
+        if self._reads(fd):
+            events |= _END if fd in self._ends else _IN
+        return events
+
+    def _readable(self) -> None:
+        if self._again is None:  # else that is the turn: two in a row would keep the rest of the loop waiting
+            self._ready()
+
+    def _go_on(self) -> None:
+        self._again = None
+        if not self._epoll.closed:
+            self._ready()
+
     def _ready(self) -> None:
         readers = self._readers
         poll = self._epoll.poll
-        queued = self._queued
-        left = _EVENTS + queued  # those that queue are reported again, before whoever is newly ready
+        queued = bool(self.queuing)
+        most = left = _QUEUED_EVENTS if queued else _EVENTS
         until_ns = 0
-        while left and (ready := poll(0, left)):  # to come back for them would cost two calls more
+        while left and ((ready := poll(0, left)) or queued):  # to come back for them would cost two calls more
             turn_ns = monotonic_ns()
             count = len(ready)
             if turn_ns - self.turn_ns > LATE_NS or queued:
@@ -206,13 +228,13 @@ class Poller:
             self.turn_ns = self.now_ns = turn_ns
             self.lag_bucket = 0
             until_ns = until_ns or turn_ns + LONG_TURN_NS
-            self.is_in_order = self._emptied and left == _EVENTS
+            self.is_in_order = self._emptied and left == most
             self._emptied = False
             left -= count
             if queued or turn_ns > self._look_ns or turn_ns > until_ns:
                 if not self._in_turn(ready, until_ns):
                     return
-                queued = 0
+                queued = False
                 continue
             now_ns = turn_ns
             long_ns = min(turn_ns + SHORT_NS, until_ns)
@@ -246,8 +268,10 @@ class Poller:
             kind = _NEW if cost == _UNKNOWN else bisect_left(CHEAP_NS, cost)
             if queued or kind == _COSTLY or now_ns > (early_ns if kind == _NEW else soon_ns):
                 self.is_in_order = False
-                if self._is_known(fd):  # unless an earlier event of this turn closed it
-                    queues[kind][fd] = events  # one that queues keeps its place
+                if self._is_known(fd) and fd not in self.queuing:  # unless an earlier event of this turn closed it
+                    self._epoll.unregister(fd)
+                    queues[kind][fd] = events
+                    self.queuing[fd] = kind
                     queued = True
                 continue
             reader = readers[fd]
@@ -268,8 +292,9 @@ class Poller:
                     break
         now_ns = self.now_ns
         self._look_ns = now_ns if now_ns - self.turn_ns > SHORT_NS else now_ns + LOOK_NS
-        self._queued = sum(map(len, queues))
-        return not self._queued and now_ns <= until_ns
+        if self.queuing and self._again is None:
+            self._again = self._loop.call_soon(self._go_on)
+        return not self.queuing and now_ns <= until_ns
 
     def _share(self, until_ns: int) -> None:
         """Handle cheap events that queue until then: next is always the kind that had the least of this time."""
@@ -286,6 +311,8 @@ class Poller:
     def _handle(self, fd: int, events: int) -> None:
         """Handle one event that queued, and note when it was done and what it cost."""
         begun_ns = thread_time_ns()
+        del self.queuing[fd]
+        self._epoll.register(fd, self._wanted(fd))
         self._call_back(fd, events)
         self._costs[fd] = _mean(self._costs[fd], thread_time_ns() - begun_ns)
         self.now_ns = monotonic_ns()

@@ -269,6 +269,58 @@ def test_a_turn_is_bounded_by_what_its_events_take_whatever_their_number(monkeyp
     live(test())
 
 
+def test_a_turn_does_not_grow_with_those_that_queue(monkeypatch):
+    """Each turn epoll reports what has become ready since the last one, and not all that wait."""
+    now_ns = time.monotonic_ns()
+    monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(poller_module, "thread_time_ns", lambda: now_ns)
+    reported: list[int] = []
+    in_turn = Poller._in_turn
+
+    def counted(self, ready, until_ns):
+        reported.append(len(ready))
+        return in_turn(self, ready, until_ns)
+
+    monkeypatch.setattr(Poller, "_in_turn", counted)
+    count = 1000
+
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        floods = [await pair() for _ in range(count)]
+        served = [0] * count
+
+        def flooded(number: int) -> None:
+            nonlocal now_ns
+            now_ns += 500_000
+            served[number] += 1
+
+        for number, (ours, theirs) in enumerate(floods):
+            theirs.send(b"flood")
+            poller.add_reader(ours.fileno(), partial(flooded, number))
+
+        async def until(condition: Callable[[], bool]) -> None:
+            while not condition():  # noqa: ASYNC110 - of the poller, which has no event for it
+                await asyncio.sleep(0)
+
+        await until(lambda: len(poller.queuing) >= count - 20)
+        reported.clear()
+        await until(lambda: min(served) >= 3)
+        assert len(reported) > 200 and max(reported) <= 20  # those that the turn before has handled
+        first = floods[0][0].fileno()
+        await until(lambda: first in poller.queuing)
+        poller.remove_reader(first)
+        assert first not in poller.queuing
+        for ours, _ in floods[1:]:
+            poller.remove_reader(ours.fileno())
+        assert not poller.queuing and not any(poller._queues)
+        for each in floods:
+            for sock in each:
+                sock.close()
+        poller.close()
+
+    live(test())
+
+
 @pytest.mark.parametrize("costs_us", [(20, 500), (20, 20, 20, 1000), (20, 900, 900)])
 def test_cheap_events_between_costly_ones_make_nobody_cheap(monkeypatch, costs_us):
     """Time is what the events of this test take."""
