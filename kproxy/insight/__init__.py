@@ -1,1 +1,1 @@
-"""What traffic says of a cluster: groups, coordinators, assignments. Refuses to know where events come from."""
+"""Knowledge about a cluster from its traffic: groups, leaders, changes. Refuses to know where events come from."""

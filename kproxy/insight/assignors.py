@@ -1,11 +1,11 @@
-"""The assignments that Kafka's own strategies make, computed from what members subscribe to.
+"""Assignments of Kafka's own strategies, computed from the members' subscriptions.
 
-Duty: range and round robin, as the clients' assignors have them (`RangeAssignor`, `RoundRobinAssignor` of Java, `range`
-and `roundrobin` of librdkafka), so that what a group's leader sent can be compared; and what is wrong with any
-assignment: partitions that nobody owns, that two own, that one owns who does not want them. What sticky strategies
-assign depends on what members owned before, and what range does on racks: of those it is checked that they hold.
+Duty: range and round robin, as the clients' assignors compute them (`RangeAssignor`, `RoundRobinAssignor` of Java,
+`range` and `roundrobin` of librdkafka), to compare them with the leader's assignment; and the faults of any assignment:
+partitions without an owner, with two owners, or with an owner that does not subscribe. Sticky assignments depend on the
+previous owners, and range assignments on racks: those are only checked for such faults.
 
-Time is bounded by MAX_STEPS: members times topics, and partitions. Refuses to know frames, generations and where
+MAX_STEPS bounds the time: members times topics, and partitions. Refuses to know frames, generations and where
 partition counts come from.
 """
 
@@ -17,38 +17,38 @@ from kproxy.wording import few
 COOPERATIVE = "cooperative-sticky"
 STICKY = ("sticky", COOPERATIVE)
 MAX_STEPS = 2_000_000
-MAX_NAMED = 10  # partitions in what is said to be wrong
+MAX_NAMED = 10  # partitions named in a description of faults
 
 Owned = Mapping[str, frozenset[tuple[str, int]]]  # member id -> (topic, partition)
 
 
 class Member(NamedTuple):
-    """A member of a group, as the leader learns of it."""
+    """A member of a group, as in the leader's JoinGroup response."""
 
     id: str
-    instance_id: str | None  # of a static member (KIP-345)
-    topics: Sequence[str]  # that it subscribes to
+    instance_id: str | None  # group.instance.id of a static member (KIP-345)
+    topics: Sequence[str]  # its subscription
     rack: str | None = None
-    owned: frozenset[tuple[str, int]] | None = None  # what it said that it owned when it joined
+    owned: frozenset[tuple[str, int]] | None = None  # partitions that it reported as owned in its JoinGroup
 
 
 class Verdict(NamedTuple):
-    """What is to be said of an assignment."""
+    """The result of a check of an assignment."""
 
-    reason: str | None = None  # what is wrong; None: nothing that is known
-    expected: Owned | None = None  # what the strategy computes
+    reason: str | None = None  # its faults, in words; None: no fault was found
+    expected: Owned | None = None  # the assignment that the strategy computes
     sent: Owned | None = None
-    holds: bool | None = None  # for strategies that are not computed
+    holds: bool | None = None  # whether it has no fault, for strategies that are not computed
 
     def agrees(self, member_id: str) -> bool | None:
-        """Whether a member has what it should; None: it cannot be said."""
+        """Return whether a member's assignment is the expected one; None: it cannot be determined."""
         if self.expected is None or self.sent is None:
             return self.holds
         return self.sent.get(member_id) == self.expected.get(member_id)
 
 
 def checked(strategy: str, members: Sequence[Member], partitions: Mapping[str, int], sent: Owned) -> Verdict:
-    """Compare what a leader sent with what its strategy computes, or with what it must hold."""
+    """Compare a leader's assignment with the one that its strategy computes, or check it for faults."""
     if not members:
         return Verdict()
     expected = computed(strategy, members, partitions)
@@ -65,7 +65,7 @@ def checked(strategy: str, members: Sequence[Member], partitions: Mapping[str, i
 
 
 def _wrong(strategy: str, members: Sequence[Member], partitions: Mapping[str, int], sent: Owned) -> str | None:
-    """What no assignment of Kafka's own strategies may have, in words; None: it has nothing of it."""
+    """Return the faults that no assignment of Kafka's own strategies may have, in words; None: it has none."""
     if sum(partitions.get(topic, 0) for topic in _topics(members)) > MAX_STEPS:
         return None
     wrong = []
@@ -74,7 +74,7 @@ def _wrong(strategy: str, members: Sequence[Member], partitions: Mapping[str, in
         words = [f"{topic}-{index} by {' and '.join(who[:3])}" for (topic, index), who in sorted(twice.items())]
         wrong.append(f"owned twice: {few(words, MAX_NAMED)}")
     nobody = unowned(sent, members, partitions)
-    if strategy == COOPERATIVE:  # what is to move is owned by nobody for a generation
+    if strategy == COOPERATIVE:  # a moving partition has no owner for a generation
         nobody = nobody.difference(*(member.owned or frozenset() for member in members))
     if nobody:
         wrong.append(f"owned by nobody: {few([f'{topic}-{index}' for topic, index in sorted(nobody)], MAX_NAMED)}")
@@ -91,9 +91,9 @@ def _wrong(strategy: str, members: Sequence[Member], partitions: Mapping[str, in
 
 
 def computed(strategy: str, members: Iterable[Member], partitions: Mapping[str, int]) -> Owned | None:
-    """What the strategy assigns; None for one that is not computed, for too much, or where partitions are not known.
+    """Return the strategy's assignment; None: a strategy that is not computed, over MAX_STEPS, or an unknown topic.
 
-    partitions: how many a topic has; 0 for one that does not exist.
+    partitions: the partition count of each topic; 0: the topic does not exist.
     """
     ordered = sorted(members, key=_order)
     topics = _topics(ordered)
@@ -109,13 +109,13 @@ def computed(strategy: str, members: Iterable[Member], partitions: Mapping[str, 
 
 
 def unowned(assigned: Owned, members: Iterable[Member], partitions: Mapping[str, int]) -> set[tuple[str, int]]:
-    """Partitions of topics that somebody subscribes to, and that nobody owns."""
+    """Return the partitions of subscribed topics that no member owns."""
     wanted = {(topic, index) for topic in _topics(members) for index in range(partitions.get(topic, 0))}
     return wanted.difference(*assigned.values())
 
 
 def owned_twice(assigned: Owned) -> dict[tuple[str, int], list[str]]:
-    """Partitions with more than one owner, each with its owners."""
+    """Return the partitions with more than one owner, each with its owners."""
     owners: dict[tuple[str, int], list[str]] = {}
     for member, owned in sorted(assigned.items()):
         for partition in owned:
@@ -124,7 +124,7 @@ def owned_twice(assigned: Owned) -> dict[tuple[str, int], list[str]]:
 
 
 def _order(member: Member) -> tuple[bool, str]:
-    """Static members come first, by their instance, so that a new member id moves nothing (KIP-345)."""
+    """Sort static members first, by instance id, so that a new member id moves no partition (KIP-345)."""
     return (member.instance_id is None, member.id if member.instance_id is None else member.instance_id)
 
 
@@ -133,7 +133,7 @@ def _topics(members: Iterable[Member]) -> list[str]:
 
 
 def _range(members: Sequence[Member], partitions: Mapping[str, int]) -> Owned:
-    """Of each topic a run of partitions for each member; the first members get one more where it does not come out."""
+    """Assign each member a contiguous range of each topic's partitions; the first members get the remainder."""
     owned: dict[str, set[tuple[str, int]]] = {member.id: set() for member in members}
     wanted = [(member.id, frozenset(member.topics)) for member in members]
     for topic in _topics(members):
@@ -148,7 +148,7 @@ def _range(members: Sequence[Member], partitions: Mapping[str, int]) -> Owned:
 
 
 def _round_robin(members: Sequence[Member], partitions: Mapping[str, int]) -> Owned | None:
-    """All partitions of all topics in turn, each to the next member that subscribes to its topic."""
+    """Assign all partitions of all topics in turn, each to the next member that subscribes to its topic."""
     owned: dict[str, set[tuple[str, int]]] = {member.id: set() for member in members}
     wanted = [frozenset(member.topics) for member in members]
     place = steps = 0

@@ -1,12 +1,12 @@
-"""What was changed by request: an audit of administrative requests, a row for each resource with its outcome.
+"""An audit of administrative requests: a row for each resource with its outcome.
 
-Duty: one reading for all of these APIs, by a table that says where each names its resources and where its answer has
-the outcome of each. Whatever else a request says of a resource is its detail, without the secrets (`protocol.secrets`).
-An answer's outcomes are found by the names that they repeat, or by their order where they repeat none. A request that
-a broker forwards in an Envelope (KIP-590) is read like any other, with the principal that the broker vouches for.
+Duty: one reader for all of these APIs, driven by a table of the fields that name a resource and those that hold its
+outcome. All other fields of a resource are its detail, without secrets (`protocol.secrets`). Outcomes are matched to
+resources by the names that they repeat, or by their order if they repeat none. A request that a broker forwards in an
+Envelope (KIP-590) is read like any other, with the principal that the broker passes on.
 
 Bounds: MAX_RESOURCES rows of a request, the last one for the rest; MAX_DETAIL characters of detail. Refuses to know
-what a change does to topics and partitions: `topology` and `leadership` say that.
+the effects of a change on topics and partitions: see `topology` and `leadership`.
 """
 
 import json
@@ -31,7 +31,7 @@ MAX_RESOURCES = 10_000
 MAX_DETAIL = 2000
 MASKED = "[secret]"
 
-# Codes as Kafka has them: ConfigResource.Type, ResourceType (of ACLs), PatternType, AclOperation, AclPermissionType.
+# Codes of Kafka's ConfigResource.Type, ResourceType (of ACLs), PatternType, AclOperation, AclPermissionType.
 CONFIG_TYPES = {2: "topic", 4: "broker", 8: "broker_logger", 16: "client_metrics", 32: "group"}
 ACL_TYPES = {1: "any", 2: "topic", 3: "group", 4: "cluster", 5: "transactional_id", 6: "delegation_token", 7: "user"}
 PATTERNS = {1: "any", 2: "match", 3: "literal", 4: "prefixed"}
@@ -53,14 +53,14 @@ CODES: dict[str, dict[int, str]] = {
 
 
 class Reading(NamedTuple):
-    """Where an API names its resources and their outcomes. Fields as the schema names them."""
+    """The places of an API's resources and outcomes. Fields have their names in the schema."""
 
-    kind: str  # of resource; or the int8 field of a resource that says it
-    items: tuple[str, ...]  # arrays of the request, for each element a resource; none: the request is about one
-    name: tuple[str, ...]  # fields of such an element that name it; the first that it has
+    kind: str  # type of the resources; or the int8 field of a resource that has it
+    items: tuple[str, ...]  # arrays of the request with a resource per element; none: the request is about one resource
+    name: tuple[str, ...]  # fields that name an element; the first one that it has counts
     outcomes: str = ""  # the array of the answer; "": the answer itself
     repeats: tuple[str, ...] = ()  # fields of an outcome that repeat the name; none: outcomes are in order
-    types: dict[int, str] | None = None  # what the codes of `kind` mean
+    types: dict[int, str] | None = None  # resource type by code in the field `kind`
 
 
 TABLE: dict[int, Reading] = {
@@ -96,12 +96,12 @@ TABLE: dict[int, Reading] = {
 }
 APIS = frozenset((*TABLE, ENVELOPE))
 
-_SAID = ("throttleTimeMs", "errorCode", "errorMessage")  # of an outcome: not its detail
-_CONFIGS = "configs"  # of a topic that was made: the broker lists all that apply, of no interest here
+_SAID = ("throttleTimeMs", "errorCode", "errorMessage")  # fields of an outcome that are not detail
+_CONFIGS = "configs"  # omitted: for a created topic the broker lists all effective configs
 
 
 class Changes:
-    """Of one cluster."""
+    """The administrative requests of one cluster."""
 
     apis = APIS
 
@@ -110,7 +110,7 @@ class Changes:
         self.left_out = Counter[str]()  # resources that have no row of their own
 
     def feed(self, spoken: Spoken, topics: Topics) -> Iterator[Change]:
-        """The rows of an exchange of `APIS`, answered or not."""
+        """Yield the rows of an exchange of an API in `APIS`, answered or not."""
         if spoken.api_key == ENVELOPE:
             inner = opened(spoken)
             if inner is not None and inner.api_key in TABLE:
@@ -119,7 +119,7 @@ class Changes:
             yield from self._read(spoken, topics)
 
     def finish(self) -> Iterator[Change]:
-        """Nothing is left open."""
+        """Yield nothing: no state is pending."""
         return iter(())
 
     def _read(self, spoken: Spoken, topics: Topics) -> Iterator[Change]:
@@ -138,7 +138,7 @@ class Changes:
                 return
             outcome = outcomes.of(place, item)
             name, rest = _named(reading, item)
-            if item.get("name") is None and "topicId" in item:  # a topic that was called by its id
+            if item.get("name") is None and "topicId" in item:  # the request names the topic by its id
                 name = outcome.get("name") or topics.names.get(item["topicId"], name)
             detail = _rest(around if reading.items else {}) | _rest(rest)
             yield self._row(spoken, api.name, _kind(reading, item), name, outcome, detail)
@@ -171,7 +171,7 @@ class Changes:
 
 
 def opened(spoken: Spoken) -> Spoken | None:
-    """The exchange inside an Envelope; None: it is none that the schema knows, or was refused."""
+    """Return the exchange inside an Envelope; None: it cannot be decoded, or the response lacks it."""
     try:
         header, request = codec.decode_request(spoken.request["requestData"])
         key, version = header["requestApiKey"], header["requestApiVersion"]
@@ -196,13 +196,13 @@ def opened(spoken: Spoken) -> Spoken | None:
 
 
 def _principal(data: bytes | None) -> str | None:
-    """Of DefaultPrincipalData, as Kafka writes it: "User:alice"."""
+    """Return the principal in DefaultPrincipalData, in Kafka's notation: "User:alice"."""
     if not data:
         return None
     try:
         _, principal = codec.decode_data("DefaultPrincipalData", data)
     except ProtocolError:
-        return None  # that of a principal builder of one's own
+        return None  # a custom principal builder's format
     return f"{principal['type']}:{principal['name']}"
 
 
@@ -215,7 +215,7 @@ def _address(data: bytes) -> str | None:
 
 
 def _items(reading: Reading, request: Body) -> list[Body]:
-    """The resources of a request: elements of its arrays, or the request itself."""
+    """Return the resources of a request: elements of its arrays, or the request itself."""
     if not reading.items:
         return [request]
     found: list[Body] = []
@@ -224,12 +224,12 @@ def _items(reading: Reading, request: Body) -> list[Body]:
         for each in array or ():
             found.append(each if isinstance(each, dict) else {"name": each})
     if not found and any(array is None for array in told) and not any(told):
-        return [{}]  # null: all there are, as in ElectLeaders
+        return [{}]  # null means all resources, as in ElectLeaders
     return found
 
 
 def _named(reading: Reading, item: Body) -> tuple[str | None, Body]:
-    """What a resource is called, and what else is said of it."""
+    """Return the name of a resource, and its other fields."""
     for field in reading.name or ("name",):
         value = item.get(field)
         if value is not None and value != UUID(int=0):
@@ -238,7 +238,7 @@ def _named(reading: Reading, item: Body) -> tuple[str | None, Body]:
 
 
 def _name(value: Any) -> str:
-    if isinstance(value, list):  # a quota's entity, as kafka-configs calls it
+    if isinstance(value, list):  # a quota's entity, in the notation of kafka-configs
         return ", ".join(f"{each['entityType']}={_or_default(each['entityName'])}" for each in value[:16])
     return uuid_text(value) if isinstance(value, UUID) else str(value)
 
@@ -255,7 +255,7 @@ def _kind(reading: Reading, item: Body) -> str | None:
 
 
 class _Outcomes:
-    """Those of one answer."""
+    """The outcomes in one response."""
 
     def __init__(self, reading: Reading, answer: Body | None) -> None:
         self._reading = reading
@@ -271,11 +271,11 @@ class _Outcomes:
                     self._by_name.setdefault((kind, _name(value)), outcome)
 
     def top(self) -> Body:
-        """What the answer says of all."""
+        """Return the fields of the response that apply to all resources."""
         return {key: value for key, value in self._answer.items() if key in _SAID}
 
     def of(self, place: int, item: Body) -> Body:
-        """What became of a resource: its own outcome, with the answer's error where it has none."""
+        """Return the outcome of a resource, with the response's own error if that has one or the outcome is missing."""
         if not self._reading.outcomes:
             return self._answer
         found: Body | None = None
@@ -289,7 +289,7 @@ class _Outcomes:
 
 
 def _error(outcome: Body) -> tuple[int, str | None]:
-    """The first error in an outcome, from the top down, with its message."""
+    """Return the first error in an outcome, from the top down, with its message."""
     code, message = outcome.get("errorCode", 0), outcome.get("errorMessage")
     if code:
         return code, message
@@ -303,14 +303,14 @@ def _error(outcome: Body) -> tuple[int, str | None]:
 
 
 def _rest(body: Body) -> Body:
-    """What is worth telling: without nulls, empty lists, timeouts and what only framing needs."""
+    """Return the fields without nulls, empty values, timeouts, tags, and error fields."""
     silent: tuple[Any, ...] = (None, [], "", {}, UUID(int=0))
     dull = ("timeoutMs", "_tags", "_trailing", *_SAID)
     return {key: value for key, value in body.items() if key not in dull and value not in silent}
 
 
 def _written(detail: Body) -> str:
-    """As JSON of at most MAX_DETAIL characters; what is longer ends in an ellipsis."""
+    """Return the detail as JSON, cut to MAX_DETAIL characters and an ellipsis."""
     budget = MAX_DETAIL
     parts: list[str] = []
     encoder = json.JSONEncoder(ensure_ascii=False, default=_plain)
@@ -323,7 +323,7 @@ def _written(detail: Body) -> str:
 
 
 def _coded(value: Any) -> Any:
-    """With codes by their names, and only as much of long lists as a detail can hold."""
+    """Return the value with names for codes, and long lists and texts cut to the size that a detail can hold."""
     if isinstance(value, dict):
         return {
             key: CODES[key].get(each, each) if key in CODES and isinstance(each, int) else _coded(each)

@@ -1,14 +1,14 @@
 """Groups of the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup, OffsetCommit become generations.
 
-A generation begins when the first member is told its number, and what set it off is found among what was said since
-the one before: a member joined that was not there, one left, one changed its subscription, the leader joined again. A
-member that is gone without a word was expired by the coordinator; when is not on the wire, only between what times.
-Where joins were not seen, as those before a capture began, the first SyncGroup of a generation begins it, and its
-members are those that the leader assigns to. An answer that was overtaken by the next generation says nothing. A number
-that was told before, to somebody who asked later and was no member, is of a group that was removed and made again.
+A generation begins when the first member receives its number. Its cause is the earliest of the requests since the
+previous generation: a new member joined, one left, one changed its subscription, the leader rejoined. The session of a
+member that disappears without a LeaveGroup has expired; the wire shows only the limits of that time. If the joins were
+not seen, because they precede the capture, the first SyncGroup of a generation begins it, and its members are those in
+the leader's assignments. A response that the next generation overtook changes nothing. If a later join of a client that
+is not a member receives an old generation, the group was deleted and re-created.
 
-`STATES` is the coordinator's own state machine as the wire shows it. Bounds: those of `group` and `embedded`; members
-that were given an id and have not joined with it are as many as members. Refuses to know where exchanges come from.
+`STATES` is the coordinator's own state machine as the wire shows it. Bounds: those of `group` and `embedded`; at most
+MAX_MEMBERS members may have received an id without joining. Refuses to know where exchanges come from.
 """
 
 from collections import ChainMap
@@ -30,13 +30,13 @@ from kproxy.protocol.apis import (
     SYNC_GROUP,
 )
 
-LATE_NS = 10**9  # by which clocks of captures may differ
+LATE_NS = 10**9  # difference between clocks of captures, at most
 
 Counts = Mapping[str, int]  # partitions by topic
 Known = tuple[Counts, Counts]  # now, and before topics grew
 NONE: Counts = {}
 
-# (state, what is seen) -> state. What is seen of no entry changes nothing.
+# (state, observation) -> state. Pairs without an entry leave the state as it is.
 STATES = {
     ("Empty", "join"): "PreparingRebalance",
     ("Stable", "join"): "PreparingRebalance",
@@ -48,7 +48,7 @@ STATES = {
     ("PreparingRebalance", "generation"): "CompletingRebalance",
     ("Stable", "generation"): "CompletingRebalance",  # its joins were not seen
     ("CompletingRebalance", "assigned"): "Stable",
-    ("PreparingRebalance", "settled"): "Stable",  # another coordinator knows of no rebalance
+    ("PreparingRebalance", "settled"): "Stable",  # the new coordinator has no rebalance in progress
     ("PreparingRebalance", "emptied"): "Empty",
     ("CompletingRebalance", "emptied"): "Empty",
     ("Stable", "emptied"): "Empty",
@@ -57,7 +57,7 @@ STATES = {
 
 
 class ClassicGroup(Group):
-    """One group. `feed` returns the rows that an exchange gives; `finish` those of what is not complete."""
+    """One group. `feed` yields the rows of an exchange; `finish` yields those of a generation that is not complete."""
 
     def __init__(self, cluster: str, group_id: str) -> None:
         super().__init__(cluster, group_id, "classic")
@@ -68,23 +68,23 @@ class ClassicGroup(Group):
         self._before: dict[str, Joined] = {}
         self._left: dict[str, Joined] = {}  # members that are gone since the last generation
         self.expected = Expected()
-        self._called: set[str] = set()  # members that were told to rejoin since the last generation
+        self._called: set[str] = set()  # members that received REBALANCE_IN_PROGRESS since the last generation
         self._forming: Forming | None = None
-        self._strange = False  # whether members were there before anything was seen of the group
-        self._told_ns = 0  # when the first member was told of this generation
-        self._is_whole = False  # whether its leader was told all of `members`
+        self._strange = False  # whether the group had members before its first message was seen
+        self._told_ns = 0  # when the first member received this generation
+        self._is_whole = False  # whether `members` is the complete list in the leader's JoinGroup response
 
     @property
     def weight(self) -> int:
-        """About how many members it remembers, those that left and what they said included."""
+        """Return the memory in use, in members (about): former members count, metadata counts by its size."""
         forming = () if self._forming is None else (self._forming.joined, self._forming.called)
         known = (self.members, self._before, self._left, self._causes, self.expected, self._called, *forming)
         return 1 + sum(map(len, known)) + self._held_bytes // HEAVY_BYTES
 
     def feed(self, spoken: Spoken, partitions: Mapping[str, int], before: Counts = NONE) -> Iterator[GroupRow]:
-        """The rows of an exchange of `_READERS`' APIs.
+        """Yield the rows of an exchange of an API in `_READERS`.
 
-        partitions: how many each known topic has. before: how many those had that grew not long ago.
+        partitions: the partition count of each known topic. before: the former count of topics that grew recently.
         """
         answer = spoken.response
         if answer is None:
@@ -97,7 +97,7 @@ class ClassicGroup(Group):
         yield from _READERS[spoken.api_key](self, spoken, answer, (partitions, before))
 
     def finish(self) -> Iterator[GroupRow]:
-        """The generation that was forming when nothing more came."""
+        """Yield the rows of the generation that is forming at the end of the traffic."""
         if self._forming is not None:
             yield from self._close(self._forming)
             self._forming = None
@@ -129,8 +129,8 @@ class ClassicGroup(Group):
         answered = self.event(spoken, "join_answered", member_id=member_id, generation=number, reason=member.words)
         is_same = number == self.generation and self._forming is None and self.state not in ("Empty", "Dead")
         if is_same and not self._is_another(member, spoken):
-            # No rebalance: a follower rejoins a stable group with the same subscription and is told the generation
-            # that there is, or a static member comes back under a new id (KIP-345).
+            # No rebalance: a follower rejoins a stable group with the same subscription and receives the current
+            # generation, or a static member comes back under a new id (KIP-345).
             yield answered
             self._move("settled")
             yield from self._replaced(member, spoken)
@@ -152,7 +152,7 @@ class ClassicGroup(Group):
             former = forming.joined.get(member_id) or self.members.get(member_id)
             self._held_bytes += member.size_bytes - (0 if former is None else former.size_bytes)
             forming.joined[member_id] = member
-            if member_id in self.members:  # as the leader was told before
+            if member_id in self.members:  # already learned from the leader's response
                 self.members[member_id] = member
         forming.joined_ns = max(forming.joined_ns, spoken.response_start)
         if answer["members"]:
@@ -161,7 +161,7 @@ class ClassicGroup(Group):
         yield answered
 
     def _is_another(self, member: Joined, spoken: Spoken) -> bool:
-        """Whether one that is told the generation that there is joins another group of this name, made since."""
+        """Return whether a member that receives the current generation joins a re-created group of this name."""
         if not self._is_whole or member.id in self.members or spoken.request_end <= self._told_ns + LATE_NS:
             return False
         instances = (each.instance_id for each in self.members.values())
@@ -175,7 +175,7 @@ class ClassicGroup(Group):
         elif self._before or self.members:
             self._strange = False
         if self.state in ("Empty", "Dead") and self.generation != -1 and number != self.generation + 1:
-            # The last leave set off a generation of its own, without members, which no answer shows but by the gap.
+            # The last leave made a generation without members: no response has its number, only a gap shows it.
             self._left, self._called = {}, set()
             self._causes.clear()
         self._before, self.members, self._left = self._left | self.members, {}, {}
@@ -187,7 +187,7 @@ class ClassicGroup(Group):
         self._forming = Forming(number, strategy, leader, at, called, at, asked_ns, member_id)
 
     def _replaced(self, member: Joined, spoken: Spoken) -> Iterator[GroupEvent]:
-        """A static member that came back under another id has the assignment of its former self."""
+        """Give a static member that came back under another id the assignment of its former id."""
         for old in list(self.members.values()):
             if member.instance_id is not None and old.instance_id == member.instance_id and old.id != member.id:
                 del self.members[old.id]
@@ -211,7 +211,7 @@ class ClassicGroup(Group):
         return member
 
     def _learn_members(self, members: list[Body]) -> None:
-        """The leader is told of all: of those that were not seen joining, their id and subscription are known too."""
+        """Learn the ids and subscriptions of all members, including joins not seen, from the leader's response."""
         forming = self._forming
         assert forming is not None
         self._is_whole = len(members) <= MAX_MEMBERS
@@ -220,12 +220,12 @@ class ClassicGroup(Group):
             if known is None:
                 known = Joined(each["memberId"], each.get("groupInstanceId"))
                 subscribe(known, self.group_type, each["metadata"])
-                there = self.members.get(known.id)  # its leader may be told twice
+                there = self.members.get(known.id)  # its leader may receive the list twice
                 self._held_bytes += known.size_bytes - (0 if there is None else there.size_bytes)
             former = self._before.get(known.id)
             if former is not None:
                 known.client_id = known.client_id or former.client_id
-                if self.group_type != CONNECT:  # whose workers say what they own as they join
+                if self.group_type != CONNECT:  # workers of Connect report what they own when they join
                     known.owned = former.owned
             self.members[known.id] = known
 
@@ -240,11 +240,11 @@ class ClassicGroup(Group):
         ):
             self.caused(at, "member_replaced", member.id, reason or "a static member under a new id")
         elif self._strange and not given and asked_id:
-            self._before[member.id] = member  # it has had its id for longer than anything was seen of the group
+            self._before[member.id] = member  # it had its id before the first message of the group was seen
         else:
             self.caused(at, "member_joined", member.id, reason or "a new member")
 
-    # --- those that do not come --------------------------------------------------------------------------------------
+    # --- members that do not join ------------------------------------------------------------------------------------
 
     def _ask(self, spoken: Spoken, member_id: str) -> None:
         timeout_ms = spoken.request["sessionTimeoutMs"]
@@ -255,7 +255,7 @@ class ClassicGroup(Group):
         self.expected.may_take(spoken.request)
 
     def _expired(self, forming: Forming, after: Mapping[str, Joined]) -> Iterator[GroupEvent]:
-        """Members of before that are gone without a word: no sooner than `heard_ns`, no later than the event's time."""
+        """Yield events of former members whose sessions expired: after `heard_ns`, and before the event's time."""
         instances = {each.instance_id for each in after.values()} - {None}
         for member_id in sorted(self._before.keys() - after.keys()):
             member = self._before[member_id]
@@ -305,7 +305,7 @@ class ClassicGroup(Group):
             yield from self.finish()
 
     def _learn_assigned(self, forming: Forming, spoken: Spoken) -> None:
-        """Members of a generation whose leader was not seen joining: who syncs is one, and whom it assigns to."""
+        """Learn members if the leader's join was not seen: the SyncGroup's sender, and those in its assignments."""
         member_id, assignments = spoken.request["memberId"], spoken.request["assignments"]
         if member_id not in forming.joined and len(forming.joined) < MAX_MEMBERS:
             instance_id = spoken.request.get("groupInstanceId")
@@ -316,7 +316,7 @@ class ClassicGroup(Group):
         forming.members = len(assignments)
 
     def _given(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent]:
-        """What a member has got that it had not, and what it had and has no longer."""
+        """Yield the events of a SyncGroup response: partitions assigned and revoked, and tasks of Connect."""
         member = self.members.get(spoken.request["memberId"])
         told = given(self.group_type, answer["assignment"])
         if told is None:
@@ -326,7 +326,7 @@ class ClassicGroup(Group):
         if member is not None:
             before = member.owned if member.owned is not None else member.said_owned or NOTHING
             member.owned = told.after(before)
-            more = len(answer["assignment"]) - member.given_bytes  # it may ask again
+            more = len(answer["assignment"]) - member.given_bytes  # it may send SyncGroup again
             member.given_bytes += more
             member.size_bytes += more
             self._held_bytes += more
@@ -339,9 +339,9 @@ class ClassicGroup(Group):
             yield self.event(spoken, "tasks_assigned", reason=told.words)
 
     def _assigned(self, spoken: Spoken, partitions: Counts, before: Counts) -> Iterator[GroupRow]:
-        """What the leader assigned, if they are known, and of consumers whether it is right.
+        """Yield the leader's assignments, if their format is known, and for consumers whether the strategy agrees.
 
-        A leader learns that a topic grew up to `metadata.max.age.ms` later than others, and joins again then.
+        A leader learns that a topic grew up to `metadata.max.age.ms` later than others, and rejoins then.
         """
         told: dict[str, Given] = {}
         for each in spoken.request["assignments"][:MAX_MEMBERS]:
@@ -407,13 +407,13 @@ class ClassicGroup(Group):
             self._move("emptied")
 
     def _gone(self, member_id: str) -> None:
-        """It is no member any more; of the generation that is now it was one."""
+        """Remove a member; it remains part of the current generation."""
         member = self.members.pop(member_id, None)
         if member is not None:
             self._left[member_id] = member
             member.is_gone = True
 
-    # --- what is told of it ------------------------------------------------------------------------------------------
+    # --- errors and descriptions -------------------------------------------------------------------------------------
 
     def failed(self, spoken: Spoken, event: str, codes: set[int]) -> Iterator[GroupEvent]:
         for code in codes:
@@ -421,21 +421,21 @@ class ClassicGroup(Group):
         return super().failed(spoken, event, codes)
 
     def _call(self, member_id: str, error: int) -> None:
-        """A member was told that others rejoin: that it does so too sets nothing off."""
+        """Note that a member received REBALANCE_IN_PROGRESS: its rejoin does not cause a generation."""
         if error == REBALANCE_IN_PROGRESS and len(self._called) < MAX_MEMBERS:
             self._called.add(member_id)
 
     def _heartbeat(self, spoken: Spoken, answer: Body, _: Known) -> Iterator[GroupEvent]:
         self.heard(spoken.request["memberId"], spoken.request_end)
         error, number = answer["errorCode"], spoken.request["generationId"]
-        # Whoever joins is not answered before all have: until then this alone says that they are waited for. Brokers
-        # before 2.4 say the same to those that wait for their assignment.
+        # JoinGroup responses wait for all members: until then only this error shows the rebalance. Brokers before 2.4
+        # return the same error to members that wait for their assignment.
         if error == REBALANCE_IN_PROGRESS and number == self.generation and self.state == "Stable":
             self._move("join")
         return self.failed(spoken, "heartbeat_failed", {error})
 
     def described(self, spoken: Spoken, told: Body) -> Iterator[GroupEvent]:
-        """What a coordinator says of the group in DescribeGroups: taken over, where it says more than was seen."""
+        """Learn state and members from a DescribeGroups response, where the wire did not show them; yield events."""
         yield from self.coordinated_by(spoken.broker_id, spoken)
         state, members = told["groupState"], told["members"]
         differs = (state, len(members)) != (self.state, len(self.members)) and self.generation != -1
@@ -456,7 +456,7 @@ class ClassicGroup(Group):
             self._gone(member_id)
 
     def _adopt(self, told: Body) -> None:
-        """The members of a group of which nothing else was seen."""
+        """Take over the described members of a group without any other message so far."""
         self.strategy = told["protocolData"] or None
         self.group_type = group_type(told["protocolType"], self.strategy)
         for each in told["members"][:MAX_MEMBERS]:
@@ -473,7 +473,7 @@ class ClassicGroup(Group):
         self._move("deleted")
 
     def stored(self, generation: int, strategy: str | None, members: dict[str, Joined], at: int) -> Iterator[GroupRow]:
-        """A generation as the coordinator wrote it to its log: what was not seen on the wire of it is taken over."""
+        """Take over, from the coordinator's log, the parts of a generation that were not seen on the wire."""
         if generation < self.generation:
             return
         if generation > self.generation:
@@ -516,7 +516,7 @@ class ClassicGroup(Group):
             yield from self._stored_assignment(member, at)
 
     def _stored_cause(self, before: Mapping[str, Joined], after: Mapping[str, Joined], at: int) -> Cause:
-        """What set a generation off that is known from the log alone."""
+        """Return the cause of a generation that is known from the log alone."""
         if self._causes:
             return min(self._causes, key=lambda each: each.at)
         new, gone = sorted(after.keys() - before.keys()), sorted(before.keys() - after.keys())
@@ -534,7 +534,7 @@ class ClassicGroup(Group):
             whose = at, self.cluster, self.group_id, self.generation, member.id, member.client_id
             yield Assignment(*whose, topic, index, self.strategy, None, self.group_type)
 
-    # --- what a generation was ---------------------------------------------------------------------------------------
+    # --- the end of a generation -------------------------------------------------------------------------------------
 
     def _close(self, forming: Forming) -> Iterator[GroupRow]:
         before, after = self._before, self.members or forming.joined
@@ -544,9 +544,9 @@ class ClassicGroup(Group):
             yield from self._expired(forming, after)
             yield from self.expected.gone(forming.joined_ns)
         else:
-            self.members = dict(forming.joined)  # as far as they were seen
+            self.members = dict(forming.joined)  # those whose joins were seen
         waited = forming.last_request_ns - forming.last_but_one_ns if forming.last_but_one_ns else None
-        # A generation that not all members asked for ends when the next one begins: what set that off is known by then.
+        # A generation without all its SyncGroups ends when the next one begins: keep the causes of the next one.
         self._causes = [each for each in self._causes if each.at > forming.answered_ns]
         if self._moved is not None and self._moved.at <= forming.answered_ns:
             self._moved = None
@@ -573,7 +573,7 @@ class ClassicGroup(Group):
         )
 
     def _cause(self, forming: Forming, before: Mapping[str, Joined], after: Mapping[str, Joined]) -> Cause:
-        """What set a generation off."""
+        """Return the cause of a generation."""
         if causes := [each for each in self._causes if each.at <= forming.answered_ns]:
             return min(causes, key=lambda each: each.at)
         at = forming.started_ns

@@ -1,15 +1,15 @@
-"""What coordinators write to their logs, __consumer_offsets and __transaction_state, where somebody fetches these.
+"""Records of the coordinators' logs, __consumer_offsets and __transaction_state, if a client fetches these.
 
-Duty: each record once, whoever fetches it: replicas, mirrors, tools; `read_ranges` has what was read of a partition.
-What is read beyond all of it is new, anything else is history. Offsets that a transaction commits count when its marker
-is read, and all that lies between. Committed offsets and transactions are rows as they are; what is said of groups
-waits HOLD_NS, since most of it is seen on the wire too, and sooner or later than the record: `Groups` then knows what
-is new.
+Duty: take each record once, although replicas, mirrors and tools may all fetch it; `read_ranges` has the offsets read.
+Records beyond all of them are new, others are history. Offsets in a transaction take effect when its marker and all
+offsets up to it have been read. Records of committed offsets and transactions become rows at once. Records about
+groups wait for HOLD_NS, because most of their contents also appear on the wire, before or after the record: then
+`Groups` knows which ones are new.
 
-Times of rows are those of records, by the coordinator's clock: history is in its place. Clients choose some of them;
-one that nanoseconds in 64 bits do not reach is as if it were not there. Bounds: MAX_PARTITIONS of
-logs, those heard of least recently forgotten; MAX_WAITING records that wait, with WAITING_BYTES, beyond which the
-first do not; those of `read_ranges`; DECOMPRESSED_BYTES of one batch. Refuses to know what a record does to a group.
+Times of rows are those of records, by the coordinator's clock, so history has its true time. Clients choose some of
+them: a time beyond 64 bits of nanoseconds counts as missing. Bounds: MAX_PARTITIONS of logs, the least recently seen
+forgotten; MAX_WAITING records that wait, with WAITING_BYTES, beyond which the first is released; those of
+`read_ranges`; DECOMPRESSED_BYTES of one batch. Refuses to know what a record does to a group.
 """
 
 from collections import deque
@@ -33,12 +33,12 @@ WAITING_BYTES = 16 << 20  # as they are in the log; decoded they take about thre
 MAX_LISTED = 1000  # partitions of one transaction
 DECOMPRESSED_BYTES = 16 << 20
 MS = 1_000_000
-MAX_NUMBER = (1 << 63) - 1  # of a column
+MAX_NUMBER = (1 << 63) - 1  # of an int64 column
 MAX_MS = MAX_NUMBER // MS
 NO_PRODUCER = -1
 ABORT, COMMIT = 0, 1  # types of markers
 
-# As Kafka's tools call them, by the number in the log (TransactionState).
+# Names of states in Kafka's tools, by the number in the log (TransactionState).
 STATES = (
     "Empty",
     "Ongoing",
@@ -54,13 +54,13 @@ _OF_OFFSETS = frozenset(("OffsetCommitKey", "LegacyOffsetCommitKey"))
 
 
 class Logged(NamedTuple):
-    """A batch of a log, as an answer of Fetch had it."""
+    """A record batch of a log, as in a Fetch response."""
 
-    at_ns: int  # the answer's first byte
+    at_ns: int  # the response's first byte
     topic: str
     partition: int
     batch: bytes
-    broker_id: int | None = None  # who was asked
+    broker_id: int | None = None  # the broker that returned it
     connection: int | None = None
     number: int | None = None
     source: str | None = None
@@ -73,12 +73,12 @@ class Entry(NamedTuple):
     offset: int
     time_ns: int  # when it was written, by the coordinator's clock
     record: LogRecord
-    is_history: bool  # later ones were read before
+    is_history: bool  # later records were read before it
     size_bytes: int
 
 
 class CoordinatorLogs:
-    """Of one cluster. `feed` gives rows; `due` the records of groups whose time has come."""
+    """The logs of one cluster. `feed` yields rows; `due` yields records of groups that have waited long enough."""
 
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
@@ -90,15 +90,15 @@ class CoordinatorLogs:
 
     @property
     def left_out(self) -> int:
-        """Batches and records that could not be read or kept, and pending offsets that nothing will be known of."""
+        """Return the number of batches and records not read or kept, and of pending offsets whose end stays unknown."""
         return self._left_out + self._open.left_out
 
     def unnamed(self) -> None:
-        """A batch came, and nothing says whether it is of a log."""
+        """Count a batch of a topic whose name is not known: it may belong to a log."""
         self._left_out += 1
 
     def feed(self, logged: Logged) -> Iterator[CommittedOffset | Transaction]:
-        """The rows of a batch; `logged` in the order of time."""
+        """Yield the rows of a batch. Feed batches in the order of time."""
         try:
             batches, _ = read_batches(logged.batch)
         except KproxyError:
@@ -106,7 +106,7 @@ class CoordinatorLogs:
             return
         for batch in batches:
             header = batch.header
-            if not 0 <= header.base_offset <= header.last_offset <= MAX_NUMBER:  # the checksum leaves the first out
+            if not 0 <= header.base_offset <= header.last_offset <= MAX_NUMBER:  # no checksum covers baseOffset
                 self._left_out += 1
                 continue
             read = self._read_of(logged)
@@ -127,7 +127,7 @@ class CoordinatorLogs:
         return read
 
     def due(self, now_ns: int | None = None) -> Iterator[Entry]:
-        """Records of groups that have waited for HOLD_NS, or all."""
+        """Yield the records of groups that have waited for HOLD_NS; now_ns None: all."""
         while self._waiting and (
             now_ns is None
             or self._waiting[0].logged.at_ns + HOLD_NS <= now_ns
@@ -143,7 +143,7 @@ class CoordinatorLogs:
     ) -> Iterator[CommittedOffset | Transaction]:
         header = batch.header
         producer = header.producer_id if header.is_transactional else NO_PRODUCER
-        whose = logged._replace(batch=b"")  # an entry that waits does not keep all others
+        whose = logged._replace(batch=b"")  # a waiting entry must not keep the whole batch
         try:
             for record in batch.records(DECOMPRESSED_BYTES):
                 if header.is_control:
@@ -225,13 +225,13 @@ class CoordinatorLogs:
 
 
 def named(topic: str | None, topic_id: UUID | None, names: Mapping[UUID, str]) -> str | None:
-    """The log that a batch is of; None: it is none, or nothing says which."""
+    """Return the log that a batch belongs to; None: another topic, or its name is not known."""
     name = topic if topic is not None or topic_id is None else names.get(topic_id)
     return name if name in LOGS else None
 
 
 def _marker(logged: Logged, record: Record) -> Marker:
-    """What a control record says of its producer's transaction."""
+    """Return the marker in a control record: its producer's transaction was committed or aborted."""
     kind = -1 if record.key is None or len(record.key) < 4 else int.from_bytes(record.key[2:4], "big")
     change = {COMMIT: "committed", ABORT: "aborted"}.get(kind)
     at = ns_of(record.timestamp, logged.at_ns)
@@ -239,7 +239,7 @@ def _marker(logged: Logged, record: Record) -> Marker:
 
 
 def ns_of(ms: int, otherwise_ns: Time) -> int | Time:
-    """A time of a record, which is milliseconds since the epoch, in nanoseconds; there may be none, or nonsense."""
+    """Convert a record's time in ms since the Unix epoch to ns; otherwise_ns if it is negative or too large."""
     return ms * MS if 0 <= ms <= MAX_MS else otherwise_ns
 
 

@@ -1,12 +1,12 @@
-"""What members of a group send each other through JoinGroup and SyncGroup: subscriptions and assignments.
+"""Subscriptions and assignments, which members of a group exchange inside JoinGroup and SyncGroup.
 
-Duty: the consumer protocol in every version, also where it ends early; a version that the schema lacks is read like the
-last one it has, as Kafka's own clients do. Kafka Connect's workers own connectors and their tasks, as (connector,
-CONNECTOR) and (connector, task). Members of Kafka Streams are consumers whose tasks are in `user_data`. Bytes of other
-kinds of clients are None here.
+Duty: the consumer protocol in every version, also if a message ends early; a version that the schema lacks is decoded
+like the latest one, as Kafka's own clients do. Kafka Connect's workers own connectors and their tasks, as (connector,
+CONNECTOR) and (connector, task). Members of Kafka Streams are consumers whose tasks are in `user_data`. Metadata of
+other kinds of clients decodes to None.
 
-Bounds: MAX_TOPICS of a subscription and MAX_OWNED partitions are followed; who has more is as one that is not known.
-Of tasks in words MAX_SHOWN are named. Refuses to know groups.
+Bounds: a subscription of more than MAX_TOPICS topics, or an assignment of more than MAX_OWNED partitions, counts as
+unknown; texts name at most MAX_SHOWN tasks. Refuses to know groups.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from kproxy.protocol import codec
 from kproxy.protocol.plans import TRAILING
 from kproxy.protocol.schema import schema
 
-Partition = tuple[str, int]  # topic, index; of Connect the connector and its task
+Partition = tuple[str, int]  # topic, index; for Connect: connector, task
 Owned = frozenset[Partition]
 
 NOTHING: Owned = frozenset()
@@ -26,34 +26,34 @@ MAX_TOPICS = 2048
 MAX_OWNED = 20_000
 MAX_SHOWN = 20
 
-# Types of groups, by what members say: the type of their protocol, and of Streams the name of the only strategy.
+# Types of groups, by the members' protocol type; members of Streams are consumers with Streams' only strategy.
 CONSUMER, CONNECT, STREAMS = "consumer", "connect", "streams"
 STREAM = "stream"  # that strategy: StreamsPartitionAssignor.name()
 MAX_TYPE = 64
 CONNECTOR = -1  # in place of a task: the connector itself (ConnectProtocol.CONNECTOR_TASK)
 _NULL_BYTES = b"\xff\xff\xff\xff"  # as user data
-INCREMENTAL = 1  # from this version of Connect's protocol on an assignment is what is new, beside what is revoked
+INCREMENTAL = 1  # since this version of Connect's protocol an assignment lists only new and revoked tasks
 
 
 class Subscription(NamedTuple):
-    """Of one member."""
+    """The subscription of one member."""
 
     topics: tuple[str, ...]
-    owned: Owned | None = None  # from v1 on: what it owns while it joins
+    owned: Owned | None = None  # since v1: the partitions that it owns while it joins
     rack: str | None = None
     user_data: bytes | None = None
-    words: str | None = None  # what a worker of Connect, or a member of Streams, says of itself
+    words: str | None = None  # description of a Connect worker or Streams member
 
 
 class Given(NamedTuple):
-    """What a member is assigned."""
+    """The assignment of one member."""
 
-    owned: Owned  # all of it; of an incremental assignment what is new
-    revoked: Owned | None = None  # of an incremental one
+    owned: Owned  # the whole assignment; an incremental one has new partitions only
+    revoked: Owned | None = None  # None: the assignment is not incremental
     words: str | None = None  # tasks of Streams; errors
 
     def after(self, before: Owned | None) -> Owned:
-        """What the member owns then; no more than MAX_OWNED of what it had."""
+        """Return what the member owns after this assignment; over MAX_OWNED, only the new part."""
         if self.revoked is None:
             return self.owned
         whole = (before or NOTHING) - self.revoked | self.owned
@@ -61,14 +61,14 @@ class Given(NamedTuple):
 
 
 def group_type(protocol_type: str | None, strategy: str | None) -> str | None:
-    """What kind of members a group has: consumer, connect, streams, or what else they call themselves."""
+    """Return the type of a group: consumer, connect, streams, or another protocol type of its members."""
     if protocol_type == CONSUMER and strategy == STREAM:
         return STREAMS
     return protocol_type[:MAX_TYPE] if protocol_type else None
 
 
 def said(kind: str | None, metadata: bytes) -> Subscription | None:
-    """What a member of this type of group says as it joins; None: it cannot be read."""
+    """Return the subscription that a member of this type of group joins with; None: it cannot be decoded."""
     if kind == CONNECT:
         return _worker(metadata)
     found = subscription(metadata) if kind in (CONSUMER, STREAMS) else None
@@ -78,7 +78,7 @@ def said(kind: str | None, metadata: bytes) -> Subscription | None:
 
 
 def given(kind: str | None, assignment: bytes | None) -> Given | None:
-    """What a member of this type of group is assigned; None: it cannot be read."""
+    """Return the assignment of a member of this type of group; None: it cannot be decoded."""
     if kind == CONNECT:
         return _work(assignment)
     if kind not in (None, CONSUMER, STREAMS):
@@ -94,7 +94,7 @@ def given(kind: str | None, assignment: bytes | None) -> Given | None:
 
 
 def subscription(metadata: bytes) -> Subscription | None:
-    """A ConsumerProtocolSubscription; None: it is none."""
+    """Decode a ConsumerProtocolSubscription; None: it is not one, or has over MAX_TOPICS topics."""
     body = _decoded_part("ConsumerProtocolSubscription", metadata)
     if body is None or len(body["topics"]) > MAX_TOPICS:
         return None
@@ -103,7 +103,7 @@ def subscription(metadata: bytes) -> Subscription | None:
 
 
 def assigned(assignment: bytes | None) -> Owned | None:
-    """The partitions of a ConsumerProtocolAssignment, none of an empty one; None: it is none."""
+    """Return the partitions of a ConsumerProtocolAssignment, empty if it has no bytes; None: it is not one."""
     if not assignment:
         return NOTHING
     body = _decoded_part("ConsumerProtocolAssignment", assignment)
@@ -111,7 +111,7 @@ def assigned(assignment: bytes | None) -> Owned | None:
 
 
 def partitions(told: Iterable[Body]) -> Owned | None:
-    """(topic, index) of topics with lists of partitions; None: more than MAX_OWNED."""
+    """Return the (topic, index) pairs of topics with lists of partitions; None: more than MAX_OWNED."""
     found: set[Partition] = set()
     for each in told:
         if len(found) + len(each["partitions"]) > MAX_OWNED:
@@ -121,7 +121,7 @@ def partitions(told: Iterable[Body]) -> Owned | None:
 
 
 def listed(owned: Iterable[Partition], most: int = 20) -> str:
-    """Partitions in words: "orders-0, orders-1"; a connector itself by its name."""
+    """Return partitions as text: "orders-0, orders-1"; a connector itself by its name."""
     ordered = sorted(owned)
     found = ", ".join(topic if index == CONNECTOR else f"{topic}-{index}" for topic, index in ordered[:most])
     return found + (f" and {len(ordered) - most} more" if len(ordered) > most else "")
@@ -131,7 +131,7 @@ def listed(owned: Iterable[Partition], most: int = 20) -> str:
 
 
 def _worker(metadata: bytes) -> Subscription | None:
-    """Of a worker: where it is reached, and what it runs."""
+    """Return a worker's state: its URL, config offset, connectors and tasks; None: it cannot be decoded."""
     body = _decoded("ConnectWorkerState", metadata)
     if body is None:
         return None
@@ -142,7 +142,7 @@ def _worker(metadata: bytes) -> Subscription | None:
 
 
 def _work(assignment: bytes | None) -> Given | None:
-    """Connectors and tasks of a worker."""
+    """Return the connectors and tasks of a worker; None: they cannot be decoded."""
     if not assignment:
         return Given(NOTHING)
     body = _decoded("ConnectAssignment", assignment)
@@ -159,7 +159,7 @@ def _work(assignment: bytes | None) -> Given | None:
 
 
 def _tasks(told: Iterable[Body] | None) -> Owned | None:
-    """(connector, task) of connectors with lists of tasks; None: more than MAX_OWNED."""
+    """Return the (connector, task) pairs of connectors with lists of tasks; None: more than MAX_OWNED."""
     return partitions({"topic": each["connector"], "partitions": each["tasks"]} for each in told or ())
 
 
@@ -167,7 +167,7 @@ def _tasks(told: Iterable[Body] | None) -> Owned | None:
 
 
 def _streams_words(user_data: bytes) -> str | None:
-    """What a member of Streams says of itself; None: it is none."""
+    """Return a Streams member's process, endpoint and tasks as text; None: it is not a Streams subscription."""
     body = _decoded("StreamsSubscriptionInfo", user_data)
     if body is None:
         return None
@@ -191,7 +191,7 @@ def _streams_words(user_data: bytes) -> str | None:
 
 
 def _tasks_given(user_data: bytes) -> str | None:
-    """The tasks of a member of Streams; None: it cannot be read."""
+    """Return the tasks of a Streams member as text; None: they cannot be decoded."""
     body = _decoded("StreamsAssignmentInfo", user_data)
     if body is None:
         return None
@@ -202,17 +202,17 @@ def _tasks_given(user_data: bytes) -> str | None:
 
 
 def _named(tasks: Iterable[tuple[int, int]]) -> str:
-    """Tasks as Streams calls them: "0_1, 0_2"."""
+    """Return tasks in Streams' notation: "0_1, 0_2"."""
     ordered = sorted(set(tasks))
     more = f" and {len(ordered) - MAX_SHOWN} more" if len(ordered) > MAX_SHOWN else ""
     return ", ".join(f"{group}_{partition}" for group, partition in ordered[:MAX_SHOWN]) + more
 
 
 def _decoded_part(name: str, data: bytes) -> Any:
-    """A message of the consumer protocol that may end behind any field but its first, as that of some clients does.
+    """Decode a message of the consumer protocol, which may end after any field but the first; None: it is not one.
 
-    kafka-go and sarama have written version 1 without ownedPartitions. Each version appends fields to those of the one
-    before, so a message that ends early is a whole one of an earlier version, or version 0 without user data.
+    kafka-go and sarama have written version 1 without ownedPartitions. Each version appends fields to those of the
+    previous one, so a message that ends early is complete in an earlier version, or is version 0 without user data.
     """
     body = _decoded(name, data)
     if body is not None or len(data) < 2:

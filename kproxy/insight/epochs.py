@@ -1,19 +1,19 @@
 """Groups whose coordinator assigns: KIP-848's consumers, share groups (KIP-932), streams groups (KIP-1071).
 
-Every member heartbeats with its epoch, and is told the next one together with what it owns then. An epoch above all
-that were told before is a rebalance of the group; what set it off is found among what members said since the last: one
-joined (epoch 0), one left (-1, -2), one changed its subscription. Otherwise a member was silent for long, and expired,
-or the topics changed. An epoch that no member was told is not on the wire: of several at once each has a cause, and who
-was silent for long is gone with those that nobody said the cause of. Members of a streams group own tasks, which
-are called by their subtopology as partitions are by their topic.
+Every member heartbeats with its epoch and receives the next epoch together with its new assignment. An epoch above all
+previous ones is a rebalance of the group. Its cause is one of the heartbeats since the previous epoch: a member joined
+(epoch 0), left (-1, -2), or changed its subscription. Without one, a silent member's session expired, or the topics
+changed. An epoch that no member received is not on the wire. When several epochs pass at once, each takes one cause,
+and expired sessions of silent members account for the epochs without one. Members of a streams group own tasks: a
+task's subtopology stands where other groups have the topic.
 
-A member that joins is told the group's epoch: the one that it set off, whatever the order in which members are told.
-Where that is lower than before, and it asked later, the group was removed and made again. Answers of several
-connections overtake each other: a rebalance becomes a row LATE_NS after the first member was told of it, so that what
-comes late counts as if it had come in time.
+A member that joins receives the epoch that its join caused, whatever the order in which members receive it. When that
+epoch is lower than the known one, and the join is later, the group was deleted and re-created. Responses on different
+connections overtake each other, so a rebalance becomes a row LATE_NS after the first member received its epoch: a
+response that arrives later than that one counts as if it had arrived in order.
 
-`STATES` is what members' epochs show of the coordinator's own states. Bounds: those of `group` and `embedded`. Refuses
-to know where exchanges come from.
+`STATES` derives the coordinator's group state from the members' epochs. Bounds: those of `group` and `embedded`.
+Refuses to know where exchanges come from.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,14 +28,14 @@ from kproxy.insight.spoken import Body, Spoken
 
 PROTOCOLS = {68: "consumer", 76: "share", 88: "streams"}  # ConsumerGroupHeartbeat, ShareGroupHeartbeat, Streams...
 SILENT_INTERVALS = 3  # of heartbeats: a coordinator expires a session after nine by default
-GONE_INTERVALS = 24  # twice as many as a session lasts at most by default: whatever else may explain an epoch
-LATE_NS = 10**9  # by which an answer may be overtaken, or clocks of captures differ
-MAX_HELD = 16  # rebalances that are no rows yet, and epochs that nobody was told yet
-UNSAID = "metadata_changed"  # the cause of an epoch when no member said anything
+GONE_INTERVALS = 24  # twice the default maximum session: expired, even if the epoch has another cause
+LATE_NS = 10**9  # longest delay of an overtaken response, or difference between clocks of captures
+MAX_HELD = 16  # rebalances that are not rows yet, and epochs that no member has received yet
+UNSAID = "metadata_changed"  # the cause of an epoch that no member's request explains
 LEAVING, LEAVING_STATIC = -1, -2  # for good; and as a static member that comes back
-GONE = (25, 110)  # UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH: whoever hears this is no member any more
+GONE = (25, 110)  # UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH: the receiver is no longer a member
 MS = 1_000_000
-PARTITION_BYTES = 8  # of a partition that is owned, as its topic's name is shared
+PARTITION_BYTES = 8  # size of an owned partition; its topic's name is shared
 
 # (whether it has members, whether all of them are at the group's epoch) -> state
 STATES = {
@@ -56,45 +56,45 @@ class _Member:
     heard_ns: int
     interval_ns: int = 0
     topics: tuple[str, ...] | None = None
-    regex: str | None = None  # of topics that it subscribes to, instead of names or beside them
+    regex: str | None = None  # subscription by pattern, instead of topic names or in addition to them
     owned: Owned = NOTHING
 
 
 class EpochGroup(Group):
-    """One group. `feed` returns the rows that a heartbeat gives; `finish` those of what is not complete."""
+    """One group. `feed` yields the rows of a heartbeat; `finish` yields the rebalances that are not complete."""
 
     def __init__(self, cluster: str, group_id: str, protocol: str) -> None:
         super().__init__(cluster, group_id, protocol)
         self.group_type = protocol
-        self.epoch = 0  # the highest that a member was told
+        self.epoch = 0  # the highest that a member has received
         self.strategy: str | None = None  # the assignor that a member asked for, or that a describe named
         self.members: dict[str, _Member] = {}
-        self._static: dict[str, _Member] = {}  # by instance: those that left, to come back
+        self._static: dict[str, _Member] = {}  # by instance id: members that left and may come back
         self._before = 0  # members when the last epoch began
-        self._begun_ns = 0  # when its first member was told of the last epoch
+        self._begun_ns = 0  # when the first member received the last epoch
         self._forming: Rebalance | None = None
-        self._told: set[str] = set()  # members that know the epoch that forms
-        self._held: list[Rebalance] = []  # formed, and not so long ago that nothing more may be said of them
-        self._skipped: set[int] = set()  # epochs below the last one that nobody was told yet
+        self._told: set[str] = set()  # members that have received the forming epoch
+        self._held: list[Rebalance] = []  # complete, but younger than LATE_NS: their cause or counts may change
+        self._skipped: set[int] = set()  # epochs below the last one that no member has received yet
 
     @property
     def state(self) -> str:
-        """As the coordinator calls it, as far as members' epochs show."""
+        """Return the group state in the coordinator's words, derived from the members' epochs."""
         return STATES[bool(self.members), all(each.epoch == self.epoch for each in self.members.values())]
 
     @property
     def generation(self) -> int:
-        """The epoch, as groups of the classic protocol call it."""
+        """Return the epoch, under the name that the classic protocol has for it."""
         return self.epoch
 
     @property
     def weight(self) -> int:
-        """About how many members it remembers, what they said included."""
+        """Return the memory in use, in members (about): subscriptions and assignments count by their size."""
         members = len(self.members) + len(self._told) + len(self._causes) + len(self._static)
         return 1 + members + self._held_bytes // HEAVY_BYTES
 
     def feed(self, spoken: Spoken, names: Mapping[UUID, str]) -> Iterator[GroupRow]:
-        """The rows of a heartbeat. names: topics by their ids; one that is not there is called by its id."""
+        """Yield the rows of a heartbeat. names: topic names by id; a topic that is not in it appears as its id."""
         request, answer = spoken.request, spoken.response
         if answer is None:
             return
@@ -127,38 +127,38 @@ class EpochGroup(Group):
                 self._told.add(member.id)
             if forming.ended_ns is None and self._told >= self.members.keys():
                 forming = self._forming = forming._replace(ended_ns=spoken.response_start)
-            # One that nobody said the cause of waits for the next heartbeat: who set it off may be told last.
+            # Without a cause it waits for the next heartbeat: the member that caused it may be answered last.
             if forming.ended_ns is not None and (forming.cause != UNSAID or spoken.request_end > forming.ended_ns):
                 self._close()
 
     @property
     def until_ns(self) -> int | None:
-        """When the first of its rebalances is a row for certain; None: there is none."""
+        """Return the time at which `due` yields the first pending rebalance at the latest; None: none is pending."""
         return self._held[0].joined_ns + LATE_NS if self._held else None
 
     def due(self, now_ns: int) -> Iterator[Rebalance]:
-        """Rebalances that nothing more can be said of."""
+        """Yield the rebalances that are final: older than LATE_NS, or more than MAX_HELD are pending."""
         while self._held and (self._held[0].joined_ns + LATE_NS < now_ns or len(self._held) > MAX_HELD):
             yield self._held.pop(0)
 
     def finish(self) -> Iterator[Rebalance]:
-        """All rebalances when nothing more comes."""
+        """Yield all pending rebalances, at the end of the traffic."""
         self._close()
         yield from self._held
         self._held.clear()
 
     def _close(self) -> None:
-        """What was forming forms no more."""
+        """Move the forming rebalance to the held ones."""
         if self._forming is not None:
             self._held.append(self._forming)
             self._forming = None
 
     def _recent(self) -> list[Rebalance]:
-        """What is no row yet, in the order of epochs."""
+        """Return the rebalances that are not rows yet, in the order of epochs."""
         return self._held if self._forming is None else [*self._held, self._forming]
 
     def _amend(self, recent: list[Rebalance]) -> None:
-        """Other words of the same epochs, and of those between that nobody had been told."""
+        """Replace the rebalances that are not rows yet: `recent` has the same epochs, and skipped ones among them."""
         self._forming = recent.pop() if self._forming is not None else None
         self._held = recent
 
@@ -171,7 +171,7 @@ class EpochGroup(Group):
     # --- members -----------------------------------------------------------------------------------------------------
 
     def _met(self, spoken: Spoken) -> tuple[_Member, bool]:
-        """The member that heartbeats, and whether it is new here."""
+        """Return the member that heartbeats, and whether it is new here."""
         assert spoken.response is not None
         member_id = spoken.response.get("memberId") or spoken.request["memberId"]
         member = self.members.get(member_id)
@@ -187,7 +187,7 @@ class EpochGroup(Group):
         return member, is_new
 
     def _joined(self, member: _Member, spoken: Spoken) -> Iterator[GroupEvent]:
-        """It is new, or it was fenced and begins again."""
+        """Yield the events of a join: the member is new, or was fenced and joins again."""
         former = self._static.pop(member.instance_id, None) if member.instance_id is not None else None
         at = spoken.request_end
         yield self._event(spoken, "join", at=at)
@@ -201,7 +201,7 @@ class EpochGroup(Group):
             self._note(spoken, "member_joined", member.id, "a new member")
 
     def _subscribed(self, member: _Member, spoken: Spoken) -> None:
-        """Null says that nothing is new; of a streams member the topology has the topics."""
+        """Learn the subscription. Null fields mean no change; a streams member's topics are in its topology."""
         request = spoken.request
         topics, regex = request.get("subscribedTopicNames"), request.get("subscribedTopicRegex")
         if request.get("topology") is not None:
@@ -214,7 +214,7 @@ class EpochGroup(Group):
         regex = member.regex if regex is None else regex or None
         if (member.topics, member.regex) != (None, None) and (topics, regex) != (member.topics, member.regex):
             self._note(spoken, "subscription_changed", member.id, "other topics than before")
-        self._held_bytes += sum(map(len, topics or ())) - sum(map(len, member.topics or ()))  # it may say it again
+        self._held_bytes += sum(map(len, topics or ())) - sum(map(len, member.topics or ()))  # a member may repeat it
         member.topics, member.regex = topics, regex
 
     def _leave(self, spoken: Spoken) -> Iterator[GroupRow]:
@@ -234,10 +234,10 @@ class EpochGroup(Group):
         yield self._event(spoken, "leave", at=spoken.request_end, reason=reason)
         if not self.members:
             yield from self.finish()
-            self._before = len(self._static)  # the epoch of this leave was told to nobody
+            self._before = len(self._static)  # no member receives the epoch of this leave
 
     def _fenced(self, spoken: Spoken) -> Iterator[GroupEvent]:
-        """A member learns that it is none any more: it was expired before, at a time that nobody was told."""
+        """Remove a member that received a fencing error. Its session expired before, at a time not on the wire."""
         member = self.members.pop(spoken.request["memberId"], None)
         if member is not None and member.heard_ns < spoken.request_end:
             yield self._gone(member, spoken.response_start)
@@ -245,13 +245,13 @@ class EpochGroup(Group):
             self.caused(member.heard_ns, "session_expired", member.id, reason)
 
     def _gone(self, member: _Member, at: int) -> GroupEvent:
-        """A member was expired: no sooner than its last word, no later than `at`."""
+        """Return the event of an expired session: between the member's last request and `at`."""
         silent = (at - member.heard_ns) / 1e9
         words = f"its last word seen was {silent:.1f} s before; it heartbeats every {member.interval_ns / 1e9:g} s"
         return self.expired(member, at, member.epoch, words)
 
     def _note(self, spoken: Spoken, cause: str, member_id: str, reason: str) -> None:
-        """Keep a cause for the epoch to come, or give it to the one that others were told before this answer."""
+        """Keep a cause for the next epoch, or assign it to an epoch that others received before this response."""
         assert spoken.response is not None
         at, told = spoken.request_end, spoken.response["memberEpoch"]
         recent = self._recent()
@@ -270,7 +270,7 @@ class EpochGroup(Group):
         self.caused(at, cause, member_id, reason)
 
     def _joined_late(self, spoken: Spoken, member_id: str, reason: str) -> None:
-        """A member joined, and others were told its epoch, or later ones, before it was."""
+        """Correct pending rebalances: others received the epoch of this member's join, or a later one, before it."""
         assert spoken.response is not None
         told, recent = spoken.response["memberEpoch"], self._recent()
         said = Cause(spoken.request_end, "member_joined", member_id, reason)
@@ -293,7 +293,7 @@ class EpochGroup(Group):
         self._amend([*former, *later])
 
     def _displaced(self, row: Rebalance, later: list[Rebalance]) -> None:
-        """What was thought to have set an epoch off set off a later one."""
+        """Move the cause that a row had before to the next epoch without one, or keep it for the epoch to come."""
         if row.cause == UNSAID:
             return
         cause = Cause(row.started_ns, row.cause, row.cause_member, row.reason or "")
@@ -306,7 +306,7 @@ class EpochGroup(Group):
     # --- epochs ------------------------------------------------------------------------------------------------------
 
     def _begun_anew(self, spoken: Spoken) -> Iterator[GroupRow]:
-        """One joined later than the epoch that is known was told, and was told a lower one: it is another group."""
+        """Forget the group: a later join received a lower epoch, so the group was deleted and re-created."""
         if spoken.request_end <= self._begun_ns + LATE_NS or spoken.request.get("instanceId") in self._static:
             return
         yield from self.finish()
@@ -316,17 +316,17 @@ class EpochGroup(Group):
         self.epoch = self._before = self._held_bytes = 0
 
     def _begin(self, member: _Member, spoken: Spoken) -> Iterator[GroupEvent]:
-        """A member was told an epoch that nobody was told before."""
+        """Begin a rebalance: this member is the first to receive its epoch."""
         topics = sum(sum(map(len, each.topics or ())) for each in self.members.values())
         self._held_bytes = topics + sum(PARTITION_BYTES * len(each.owned) for each in self.members.values())
         skipped = member.epoch - self.epoch - 1
         self._skipped = set(range(max(self.epoch + 1, member.epoch - MAX_HELD), member.epoch))
         self.epoch, self._begun_ns = member.epoch, spoken.response_start
-        # A member that joins set off the epoch that it is told; else the first of what was said did.
+        # A member that joins caused the epoch that it receives; otherwise the earliest cause did.
         own = "member_joined", member.id
         self._causes.sort(key=lambda cause: (cause[1:3] == own, cause.at))
         joins = bool(self._causes) and self._causes[-1][1:3] == own
-        left_over = min(skipped, max(0, len(self._causes) - 1))  # epochs that no member was told had causes too
+        left_over = min(skipped, max(0, len(self._causes) - 1))  # epochs that no member received had causes too
         causes = self._causes[left_over:]
         if joins:
             causes.insert(0, causes.pop())
@@ -338,7 +338,7 @@ class EpochGroup(Group):
         if not causes:
             causes = [self._unsaid(expired, spoken.request_end)]
         cause, self._causes = causes[0], causes[1:]
-        after = len(self.members) + sum(each.cause == "member_left" for each in self._causes)  # who leaves is in it yet
+        after = len(self.members) + sum(each.cause == "member_left" for each in self._causes)  # still in this one
         before, self._before = self._before, after
         self._told = set()
         self._forming = Rebalance(
@@ -362,7 +362,9 @@ class EpochGroup(Group):
         )
 
     def _silent(self, at: int, unexplained: int) -> list[_Member]:
-        """Members that have not been heard of for long are gone by now: as many as explain epochs, and others."""
+        """Return the members whose sessions have expired by now: as many as there are epochs without a cause, the
+        longest silent first, and all that were silent for more than GONE_INTERVALS heartbeats.
+        """
         silent = [
             ((at - each.heard_ns) / each.interval_ns, each)
             for each in (*self.members.values(), *self._static.values())
@@ -374,7 +376,7 @@ class EpochGroup(Group):
         ]
 
     def _unsaid(self, expired: list[_Member], at: int) -> Cause:
-        """Why there is a new epoch though no member said anything."""
+        """Return the cause of an epoch that no request explains."""
         if expired:
             words = "silent for long: the coordinator expired its session"
             return Cause(at, "session_expired", expired[0].id, words)
@@ -407,10 +409,10 @@ class EpochGroup(Group):
                 self.group_type,
             )
 
-    # --- what the coordinator's log says ---------------------------------------------------------------------------
+    # --- records of the coordinator's log --------------------------------------------------------------------------
 
     def stored_epoch(self, epoch: int, at: int) -> None:
-        """An epoch that no member was seen to be told by now."""
+        """Take an epoch from the coordinator's log if no member has received it on the wire by now."""
         if epoch <= self.epoch:
             return
         self._close()
@@ -420,7 +422,7 @@ class EpochGroup(Group):
         cause = causes[0] if causes else Cause(at, UNSAID, None, words)
         before, self._before, self._told = self._before, len(self.members), set()
         if not self.members or (is_first and epoch > 1):
-            return  # nobody is in it, or what was before it is not known
+            return  # it has no members, or the epochs before it are not known
         again = len(self.members) - (cause.cause == "member_joined")
         self._forming = Rebalance(
             self.cluster,
@@ -452,7 +454,7 @@ class EpochGroup(Group):
         regex: str | None,
         at: int,
     ) -> None:
-        """A member, which may be one that was not seen."""
+        """Take a member from the coordinator's log; it may be one that was not seen on the wire."""
         member = self.members.get(member_id)
         if member is None:
             if len(self.members) >= MAX_MEMBERS:
@@ -464,19 +466,19 @@ class EpochGroup(Group):
             self._held_bytes += sum(map(len, member.topics))
 
     def stored_gone(self, member_id: str, at: int) -> Iterator[GroupEvent]:
-        """A member that is none any more, if that was not seen, and it was not heard of since."""
+        """Remove a member that the log removed, unless it left on the wire or sent a later request."""
         member = self.members.get(member_id)
         if member is None or member.heard_ns > at:
             return
         del self.members[member_id]
-        if member.interval_ns:  # whose heartbeats were seen, and that it leaves was not
+        if member.interval_ns:  # its heartbeats were seen, its leave was not
             yield self._gone(member, at)
             self.caused(at, "session_expired", member_id, "gone without a word: the coordinator expired its session")
         else:
             self.caused(at, "member_left", member_id, "by the coordinator's log, which does not say whether it expired")
 
     def stored_owned(self, member_id: str, epoch: int, owned: Owned, at: int) -> Iterator[Assignment]:
-        """What a member owns from an epoch on, if it was not seen to be told."""
+        """Yield a member's assignment at an epoch, unless the member received it on the wire."""
         member = self.members.get(member_id)
         if member is None or member.epoch > epoch or (member.epoch == epoch and member.owned == owned):
             return
@@ -492,10 +494,10 @@ class EpochGroup(Group):
                 self._forming = forming._replace(ended_ns=at)
                 self._close()
 
-    # --- what is told of it ------------------------------------------------------------------------------------------
+    # --- descriptions ------------------------------------------------------------------------------------------------
 
     def described(self, spoken: Spoken, told: Body) -> Iterator[GroupEvent]:
-        """What a coordinator says of the group in ConsumerGroupDescribe, ShareGroupDescribe, StreamsGroupDescribe."""
+        """Learn from a ConsumerGroupDescribe, ShareGroupDescribe or StreamsGroupDescribe response; yield its event."""
         yield from self.coordinated_by(spoken.broker_id, spoken)
         state, members = told["groupState"], told["members"]
         differs = self.members and (told["groupEpoch"], len(members)) != (self.epoch, len(self.members))
@@ -511,7 +513,7 @@ class EpochGroup(Group):
     def _event(
         self, spoken: Spoken, event: str, *, error: int = 0, at: int | None = None, reason: str | None = None
     ) -> GroupEvent:
-        """An event with the epoch that a member is told, or has if it says something itself."""
+        """Return an event with the response's epoch, or the request's for an error or an event of the request."""
         answer: Any = spoken.response
         known = {"member_id": answer.get("memberId") or spoken.request["memberId"]}
         epoch = answer["memberEpoch"] if not error and at is None else spoken.request["memberEpoch"]
@@ -519,12 +521,12 @@ class EpochGroup(Group):
 
 
 def _joiner(cause: Cause) -> str | None:
-    """The last member to join of an epoch: whose join set it off, if one did."""
+    """Return the member whose join caused the epoch: the last one to join; None: it had another cause."""
     return cause.member_id if cause.cause in ("member_joined", "member_replaced") else None
 
 
 def _because(row: Rebalance, cause: Cause) -> Rebalance:
-    """The same epoch, and what set it off as it is known later."""
+    """Return the row with the cause that was learned later."""
     return row._replace(
         cause=cause.cause,
         cause_member=cause.member_id,
@@ -535,7 +537,7 @@ def _because(row: Rebalance, cause: Cause) -> Rebalance:
 
 
 def _counted(row: Rebalance, before: int, after: int, rejoined: int) -> Rebalance:
-    """The same epoch with so many members more, or less, before it, after it, and of those that were told."""
+    """Return the row with its counts of members changed by so many: before it, after it, and rejoined."""
     return row._replace(
         members_before=max(0, row.members_before + before),
         members_after=max(0, row.members_after + after),
@@ -544,7 +546,7 @@ def _counted(row: Rebalance, before: int, after: int, rejoined: int) -> Rebalanc
 
 
 def _owned(answer: Body, names: Mapping[UUID, str]) -> Owned | None:
-    """What an answer assigns; None: nothing new. A streams member gets tasks; its standby tasks own nothing."""
+    """Return the assignment in a response; None: no change. A streams member gets tasks; standby tasks own nothing."""
     assignment: Any = answer.get("assignment")
     if assignment is not None:
         told = [

@@ -1,8 +1,7 @@
-"""What groups of all protocols have in common: who coordinates them, what set a generation off, and their events.
+"""Common base of groups of all protocols: their coordinator, causes of generations, and events.
 
-Bounds: MAX_MEMBERS members of a group are followed, MAX_CAUSES causes are remembered between two generations; what
-members subscribe to and own weighs with them, HEAVY_BYTES of it as much as a member. A reason, which members may write
-themselves, has MAX_REASON characters.
+Bounds: MAX_MEMBERS members per group, MAX_CAUSES causes between two generations; HEAVY_BYTES of subscriptions and
+assignments weigh as much as one member. A reason, which members may write themselves, has MAX_REASON characters.
 Refuses to know the messages of one protocol or another.
 """
 
@@ -22,16 +21,16 @@ GroupRow = GroupEvent | Rebalance | Assignment
 
 
 class Cause(NamedTuple):
-    """What may have set a generation off; the first of them did."""
+    """A possible cause of a generation; the earliest one is the cause."""
 
     at: int
-    cause: str  # as `rebalances` has them
+    cause: str  # as in the `cause` column of `rebalances`
     member_id: str | None
     reason: str
 
 
 class Member(Protocol):
-    """What members of all protocols have."""
+    """The fields that members of all protocols have."""
 
     id: str
     instance_id: str | None
@@ -40,20 +39,20 @@ class Member(Protocol):
 
 
 class Group:
-    """One group. What is fed and how it ends is its protocol's."""
+    """One group. The subclass for its protocol defines `feed` and `finish`."""
 
     def __init__(self, cluster: str, group_id: str, protocol: str) -> None:
         self.cluster = cluster
         self.group_id = group_id
         self.protocol = protocol
         self.coordinator_id: int | None = None
-        self.group_type: str | None = None  # consumer, connect, streams, share, or what else members call themselves
+        self.group_type: str | None = None  # consumer, connect, streams, share, or another type that its members name
         self._causes: list[Cause] = []  # since the last generation
         self._moved: Cause | None = None
         self._held_bytes = 0  # about, of subscriptions and assignments
 
     def coordinated_by(self, node: int | None, spoken: Spoken) -> Iterator[GroupEvent]:
-        """A broker answered for the group, or was named: the event of it, if it is another one than before."""
+        """Learn the coordinator's node id from a response; yield an event if the coordinator has moved."""
         if node is None or node == self.coordinator_id:
             return
         before, self.coordinator_id = self.coordinator_id, node
@@ -63,17 +62,20 @@ class Group:
             yield self.event(spoken, "coordinator_moved", reason=reason)
 
     def caused(self, at: int, cause: str, member_id: str | None, reason: str) -> None:
-        """Remember what may set the next generation off."""
+        """Remember a possible cause of the next generation."""
         if len(self._causes) < MAX_CAUSES:
             self._causes.append(Cause(at, cause, member_id, _short(reason)))
 
     def failed(self, spoken: Spoken, event: str, codes: set[int]) -> Iterator[GroupEvent]:
-        """An event for each error."""
+        """Yield an event for each error."""
         for code in sorted(codes - {0}):
             yield self.event(spoken, event, error=code)
 
     def expired(self, member: Member, at: int, generation: int, reason: str) -> GroupEvent:
-        """A member is gone without a word. No message says so: the event has no exchange; at: no later than then."""
+        """Return the event of an expired session. No message reports it, so the event has no exchange.
+
+        at: the latest time at which it can have expired, in ns.
+        """
         return GroupEvent(
             at,
             self.cluster,
@@ -100,7 +102,7 @@ class Group:
         at: int | None = None,
         **known: Any,
     ) -> GroupEvent:
-        """An event of the exchange, at its answer if not `at` another time. known: what the request does not say."""
+        """Return an event of the exchange, at its response unless `at` is given. known: fields not in the request."""
         request = spoken.request
         fields: dict[str, Any] = {
             "member_id": request.get("memberId"),

@@ -1,14 +1,14 @@
-"""The groups of one cluster, of all protocols: whose exchange is it?
+"""The groups of one cluster, of all protocols, and the exchanges of each.
 
-Duty: an exchange goes to its group, or to each of those that it names: FindCoordinator, the describes and DeleteGroups
-name several. A commit, or a coordinator that is sought, does not make a group known: what is not a group's own member
-may send these, and gets events only. A group that changes its protocol is two: both are true.
+Duty: pass an exchange to its group, or to each group that it names: FindCoordinator, the describes and DeleteGroups
+name several. A commit or a FindCoordinator request creates no group, because clients that are not members send them
+too: it yields events only. A group that changes its protocol counts as two groups.
 
-Offsets that a transaction commits count when it ends: EndTxn gives the group an event that says so.
+Offsets committed in a transaction take effect when it ends: EndTxn yields an event of the group.
 
-Bounds: MAX_GROUPS groups, as many transactions with offsets, MAX_WEIGHT members of all groups together; the group that
-was heard of least recently is forgotten, with a row for the generation that it was forming. So are coordinators of
-groups, beyond as many. MAX_NAMED groups of one exchange are looked at. Refuses to know what is in a message.
+Bounds: MAX_GROUPS groups, as many transactions with offsets, MAX_WEIGHT members of all groups together. Beyond that the
+least recently seen group is forgotten, with a row for its forming generation. MAX_GROUPS coordinators of groups, and
+MAX_NAMED groups of one exchange. Refuses to know what is in a message.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,14 +35,14 @@ from kproxy.protocol.apis import (
 )
 
 DESCRIBES = {DESCRIBE_GROUPS: "classic", 69: "consumer", 77: "share", 89: "streams"}
-GROUP_KEY = 0  # of FindCoordinator; others are transactional ids and share partitions
+GROUP_KEY = 0  # FindCoordinator's key type; others are transactional ids and share partitions
 MAX_GROUPS = 10_000
-MAX_WEIGHT = 100_000  # in members; what a group remembers of members that left counts too
+MAX_WEIGHT = 100_000  # in members; state of former members counts too
 MAX_NAMED = 10_000
-LOOK_NS = 10**9  # between two looks for those that did not join
+LOOK_NS = 10**9  # between two checks for members that did not join
 MAX_IN_TRANSACTION = 64  # groups of one transaction; a producer has one
 
-# Of these, which are by far the most, answers without an error say nothing.
+# Responses of these APIs matter only with an error; they are by far the most frequent ones.
 ONLY_FAILED = frozenset((OFFSET_COMMIT, OFFSET_FETCH, HEARTBEAT))
 
 Key = tuple[str, str]  # id, protocol
@@ -50,19 +50,19 @@ AnyGroup = ClassicGroup | EpochGroup
 
 
 class Groups:
-    """Of one cluster."""
+    """The groups of one cluster."""
 
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
         self.forgotten = 0
-        self._groups: dict[Key, AnyGroup] = {}  # least recently heard of first
+        self._groups: dict[Key, AnyGroup] = {}  # least recently seen first
         self._weights: dict[Key, int] = {}
-        self._weight = 0  # of all
+        self._weight = 0  # sum over all groups
         self._coordinators: dict[str, int] = {}
         self._in_transactions: dict[str, dict[str, int]] = {}  # by transactional id: offsets of each group
-        # Until when, of groups with members that were given an id and did not join, or rebalances that are no rows yet.
+        # The time at which expected members count as not joined, or pending rebalances become rows.
         self._waited_for: dict[Key, int] = {}
-        self._next_ns = 0  # before it none of these is due
+        self._next_ns = 0  # no group in `_waited_for` is due before
 
     @property
     def apis(self) -> frozenset[int]:
@@ -82,7 +82,7 @@ class Groups:
         return self._groups.get((group_id, protocol))
 
     def feed(self, spoken: Spoken, topics: Topics) -> Iterator[GroupRow]:
-        """The rows of an exchange of `APIS`."""
+        """Yield the rows of an exchange of an API in `APIS`."""
         shared = _SHARED.get(spoken.api_key)
         if shared is not None:
             if spoken.response is not None:
@@ -97,13 +97,13 @@ class Groups:
         yield from self._weigh(key, group)
 
     def stored(self, entry: Entry, topics: Topics) -> Iterator[GroupRow]:
-        """The rows of a record that a coordinator wrote of a group."""
+        """Yield the rows of a coordinator's log record about a group."""
         kind = stored_groups.kind_of(entry)
         if kind is None:
             return
         key = stored_groups.group_id(entry), kind[0]
         if entry.record.value is None and key not in self._groups:
-            return  # it goes before anything of it was seen
+            return  # a removed group of which nothing was seen
         group = self._known(key)
         if group.coordinator_id is None:
             group.coordinator_id = entry.logged.broker_id
@@ -111,7 +111,7 @@ class Groups:
         yield from self._weigh(key, group)
 
     def due(self, now_ns: int) -> Iterator[GroupRow]:
-        """The rows of what has not come until now."""
+        """Yield the rows that are due by now: members that did not join, and final rebalances."""
         if not self._waited_for or now_ns < self._next_ns:
             return
         for key in [key for key, until_ns in self._waited_for.items() if until_ns < now_ns]:
@@ -122,14 +122,14 @@ class Groups:
         self._next_ns = max(min(self._waited_for.values(), default=0), now_ns + LOOK_NS)
 
     def finish(self) -> Iterator[GroupRow]:
-        """The rows of what is not complete when nothing more comes."""
+        """Yield the rows of incomplete generations, at the end of the traffic."""
         for group in self._groups.values():
             yield from group.finish()
 
-    # --- which groups there are --------------------------------------------------------------------------------------
+    # --- known groups ------------------------------------------------------------------------------------------------
 
     def _known(self, key: Key) -> AnyGroup:
-        """The group, which is the one heard of last from now on."""
+        """Return the group, new or known, and make it the most recently seen one."""
         group = self._groups.pop(key, None)
         if group is None:
             group = ClassicGroup(self.cluster, key[0]) if key[1] == "classic" else EpochGroup(self.cluster, *key)
@@ -138,7 +138,7 @@ class Groups:
         return group
 
     def _any(self, group_id: str) -> Group:
-        """A group by its id alone; one that is not known is not remembered either."""
+        """Return a group by its id alone; an unknown group is returned, but not kept."""
         for protocol in ("consumer", "classic", "streams", "share"):
             group = self._groups.get((group_id, protocol))
             if group is not None:
@@ -148,7 +148,7 @@ class Groups:
         return unknown
 
     def _weigh(self, key: Key, group: AnyGroup) -> Iterator[GroupRow]:
-        """Forget groups, if there are too many now."""
+        """Update the group's weight and next due time; forget groups beyond the bounds, yielding their rows."""
         until_ns = (group.expected if isinstance(group, ClassicGroup) else group).until_ns
         if until_ns is not None:
             self._waited_for[key] = until_ns
@@ -169,16 +169,16 @@ class Groups:
         self._waited_for.pop(key, None)
         self._weight -= self._weights.pop(key, 0)
 
-    # --- what is not of one group's members alone --------------------------------------------------------------------
+    # --- APIs of several groups, and of clients that are no members --------------------------------------------------
 
     def _failed(self, group: Group, spoken: Spoken, event: str, codes: set[int]) -> Iterator[GroupRow]:
-        """Events of what was refused; a group remembers who was."""
+        """Yield an event for each error; a known group remembers the member."""
         yield from group.failed(spoken, event, codes)
         if isinstance(group, ClassicGroup | EpochGroup):
             yield from self._weigh((group.group_id, group.protocol), group)
 
     def _committed(self, spoken: Spoken, answer: Body) -> Iterator[GroupRow]:
-        """OffsetCommit, TxnOffsetCommit."""
+        """Yield the failures of an OffsetCommit or TxnOffsetCommit; count a transaction's offsets until it ends."""
         group = self._any(spoken.request["groupId"])
         if isinstance(group, ClassicGroup | EpochGroup):
             group.heard(spoken.request.get("memberId") or "", spoken.request_end)
@@ -193,7 +193,7 @@ class Groups:
             _put(self._in_transactions, transaction, pending)
 
     def _transaction_ended(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent]:
-        """EndTxn: from now on the offsets that were committed in it count, or never will."""
+        """Yield the events of an EndTxn: the transaction's offsets are committed or aborted now."""
         transaction, error = spoken.request["transactionalId"], answer["errorCode"]
         pending = self._in_transactions.get(transaction, {})
         if error:
@@ -239,10 +239,10 @@ class Groups:
         for told in answer["groups"][:MAX_NAMED]:
             key = told["groupId"], DESCRIBES[spoken.api_key]
             if told["errorCode"] == GROUP_ID_NOT_FOUND and spoken.api_key != DESCRIBE_GROUPS:
-                continue  # tools ask so first, whatever a group's protocol is
+                continue  # tools try this describe first, for groups of any protocol
             known = self._groups.get(key)
             if known is None and (told["errorCode"] or not told["members"]):
-                group = Group(self.cluster, *key)  # there is none, or nothing to know of it
+                group = Group(self.cluster, *key)  # it does not exist, or is empty
                 error, reason = told["errorCode"], f"{told['groupState']}, 0 members"
                 yield group.event(spoken, "described", error=error, reason=reason, coordinator_id=spoken.broker_id)
                 continue
@@ -261,7 +261,7 @@ class Groups:
 
 
 def _put(into: dict[str, Any], key: str, value: Any) -> None:
-    """Add what is newest; what is oldest goes if there are too many."""
+    """Add an entry; remove the oldest one beyond MAX_GROUPS."""
     into[key] = value
     if len(into) > MAX_GROUPS:
         del into[next(iter(into))]

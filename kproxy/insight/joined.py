@@ -1,7 +1,6 @@
-"""Members of groups of the classic protocol, those that are expected, and a generation of theirs that forms.
+"""State of groups of the classic protocol: their members, members that are expected, and a forming generation.
 
-Duty: what is remembered of each. Bounds: those of `embedded`; how many there are is the group's. Refuses to know what
-is said when.
+Bounds: those of `embedded`; the group bounds their number. Refuses to know the order of messages.
 """
 
 from collections.abc import Iterator
@@ -12,12 +11,12 @@ from kproxy.insight.rows import GroupEvent
 from kproxy.insight.spoken import Body
 
 MS = 1_000_000
-MAX_REBALANCE_NS = 3600 * 10**9  # as long as a JoinGroup is waited for; members may ask for weeks
+MAX_REBALANCE_NS = 3600 * 10**9  # longest wait for a JoinGroup; members may ask for weeks
 
 
 @dataclass(slots=True)
 class Joined:
-    """A member, as its last JoinGroup said, or as its leader was told."""
+    """A member, from its last JoinGroup request, or from the list of members in the leader's JoinGroup response."""
 
     id: str
     instance_id: str | None = None
@@ -26,30 +25,30 @@ class Joined:
     topics: tuple[str, ...] | None = None  # None: not known, or no consumer
     rack: str | None = None
     asked_ns: int = 0  # when its last JoinGroup came
-    heard_ns: int = 0  # its last word that was seen; heartbeats without an error are not
+    heard_ns: int = 0  # its last message that was seen; heartbeats without an error are not decoded
     session_ns: int = 0  # its session's timeout
-    said_owned: Owned | None = None  # what it said that it owned when it joined (cooperative ones)
-    owned: Owned | None = None  # what it was last given; None: not known
+    said_owned: Owned | None = None  # partitions that it reported as owned in its JoinGroup (cooperative protocol)
+    owned: Owned | None = None  # its last assignment; None: not known
     size_bytes: int = 0  # of its subscription and assignment
-    given_bytes: int = 0  # of them its assignment's, as SyncGroup had it
-    is_gone: bool = False  # it left, or was said to be expired
-    words: str | None = None  # what a worker of Connect, or a member of Streams, says of itself
+    given_bytes: int = 0  # the assignment's part of `size_bytes`, as in SyncGroup
+    is_gone: bool = False  # it left, or its expiry was reported
+    words: str | None = None  # description of a Connect worker or Streams member, from its metadata
 
 
 @dataclass(slots=True)
 class Forming:
-    """A generation that forms: told to some members, and perhaps not yet assigned to all."""
+    """A forming generation: some members have received its number, not all have received an assignment."""
 
     number: int
     strategy: str | None
     leader: str
-    answered_ns: int  # the first answer to a JoinGroup: what comes later is of the next generation
-    called: set[str]  # members that were told to rejoin since the one before
+    answered_ns: int  # the first JoinGroup response: later requests belong to the next generation
+    called: set[str]  # members that received REBALANCE_IN_PROGRESS since the previous generation
     joined_ns: int
     started_ns: int
     last_to_join: str | None  # None: no join was seen
     joined: dict[str, Joined] = field(default_factory=dict)
-    members: int = 0  # as the leader was told; 0: not seen
+    members: int = 0  # number of members in the leader's JoinGroup response; 0: not seen
     synced: set[str] = field(default_factory=set)
     synced_ns: int = 0
     last_request_ns: int = 0
@@ -57,15 +56,15 @@ class Forming:
 
 
 class Expected:
-    """Members that were given an id, to join with.
+    """Members that received MEMBER_ID_REQUIRED with an id, and have not joined with it yet.
 
-    A JoinGroup is known when it is answered, and it is answered when all have joined, or have taken longer than any of
-    them may. So who does not come is known when a later generation lacks it, or after that time.
+    A JoinGroup is decoded when its response arrives, and that is when all members have joined, or the longest rebalance
+    timeout has passed. So a member has not joined if a later generation lacks it, or after that time.
     """
 
     def __init__(self) -> None:
-        self._asked: dict[str, GroupEvent] = {}  # the event, should it not come: its time is when its session ends
-        self._rebalance_ns = 0  # the longest that a member may take
+        self._asked: dict[str, GroupEvent] = {}  # the event to emit if it does not join, at the end of its session
+        self._rebalance_ns = 0  # the longest rebalance timeout of a member
 
     def __len__(self) -> int:
         return len(self._asked)
@@ -74,26 +73,26 @@ class Expected:
         self._asked[member_id] = event
 
     def may_take(self, request: Body) -> None:
-        """Learn from a JoinGroup how long others may take."""
+        """Learn the rebalance timeout from a JoinGroup request."""
         longest_ms = max(request.get("rebalanceTimeoutMs", 0), request["sessionTimeoutMs"])
         self._rebalance_ns = max(self._rebalance_ns, min(longest_ms * MS, MAX_REBALANCE_NS))
 
     def came(self, member_id: str) -> bool:
-        """Whether a member that joins, or leaves, is one of them."""
+        """Remove a member that joins or leaves; return whether it was expected."""
         return self._asked.pop(member_id, None) is not None
 
     @property
     def until_ns(self) -> int | None:
-        """When the first of them has not come for certain; None: there is none."""
+        """Return the time after which the first expected member counts as not joined; None: no member is expected."""
         first = min((event.time_ns for event in self._asked.values()), default=None)
         return None if first is None else first + self._rebalance_ns
 
     def due(self, now_ns: int) -> Iterator[GroupEvent]:
-        """Those who have not come by now."""
+        """Yield the events of members that have not joined by now."""
         yield from self.gone(now_ns - self._rebalance_ns)
 
     def gone(self, before_ns: int) -> Iterator[GroupEvent]:
-        """Those whose sessions ended before."""
+        """Yield the events of members whose sessions ended before this time."""
         for member_id in [each for each, event in self._asked.items() if event.time_ns < before_ns]:
             yield self._asked.pop(member_id)
 
@@ -108,7 +107,7 @@ def joined_as_stored(
     metadata: bytes,
     assignment: bytes,
 ) -> Joined:
-    """A member as the coordinator's log has it. kind: the type of its group."""
+    """Return a member from the coordinator's log. kind: the type of its group."""
     member = Joined(member_id, instance_id, client_id, client_address, session_ns=session_ms * MS)
     subscribe(member, kind, metadata)
     has = given(kind, assignment)
@@ -119,7 +118,7 @@ def joined_as_stored(
 
 
 def subscribe(member: Joined, kind: str | None, metadata: bytes) -> None:
-    """Learn what a member of a group of this type says as it joins."""
+    """Learn topics, owned partitions and rack from the metadata that a member of this type of group joins with."""
     told = said(kind, metadata)
     member.size_bytes = len(metadata)
     if told is not None:

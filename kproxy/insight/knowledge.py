@@ -1,11 +1,11 @@
-"""What is known of one cluster: every exchange goes to the parts that understand it, and rows come back.
+"""Knowledge about one cluster: exchanges go to the parts that understand them, which return rows.
 
-Duty: order. `Topics` learns first, since the other parts ask it for names and counts; then each part whose APIs the
-exchange is of gives its rows. Another part is a class with `apis`, `feed`, `finish` and `left_out`, and an entry in
-`Knowledge`. The caller feeds exchanges in the order of their answers, and `finish` at the end.
+Duty: order. `Topics` learns first, since the other parts look up names and counts in it; then each part that lists the
+exchange's API yields its rows. Another part is a class with `apis`, `feed`, `finish` and `left_out`, and an entry in
+`Knowledge`. The caller feeds exchanges in the order of their responses, and calls `finish` at the end.
 
-Bounds are those of the parts. What was left out is counted. Refuses to know where exchanges come from and where rows
-go.
+Bounds are those of the parts, which count what they leave out. Refuses to know where exchanges come from and where
+rows go.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -29,25 +29,25 @@ class Part(Protocol):
 
     @property
     def apis(self) -> Collection[int]:
-        """Exchanges of these are fed."""
+        """Return the API keys of the exchanges that `feed` takes."""
         ...
 
     @property
     def left_out(self) -> Mapping[str, int]:
-        """How much was not followed, by kind."""
+        """Return how much was not followed, by kind."""
         ...
 
     def feed(self, spoken: Spoken, topics: Topics) -> Iterator[Row]:
-        """The rows that an exchange gives."""
+        """Yield the rows of an exchange."""
         ...
 
     def finish(self) -> Iterator[Row]:
-        """The rows of what is not complete when nothing more comes."""
+        """Yield the rows of what is incomplete at the end of the traffic."""
         ...
 
 
 class Leaders:
-    """Who leads which partition; a change is a row of topology too."""
+    """The leaders of partitions; a change yields a row of leadership and one of topology."""
 
     apis = leadership.APIS.keys()
 
@@ -68,10 +68,10 @@ class Leaders:
 
 
 class Knowledge:
-    """Of one cluster."""
+    """The knowledge about one cluster."""
 
     def __init__(self, cluster: str, names: Mapping[UUID, str] | None = None) -> None:
-        """names: topics by id, as far as they are known before."""
+        """names: topic names by id that are known before the first exchange."""
         self.cluster = cluster
         self.topics = Topics(names)
         self.groups = Groups(cluster)
@@ -91,7 +91,7 @@ class Knowledge:
 
     @property
     def left_out(self) -> Mapping[str, int]:
-        """How much was not followed, by kind: groups that were forgotten, topics, partitions."""
+        """Return how much was not followed, by kind: forgotten groups, topics, partitions, log records, ..."""
         found = {"topics": self.topics.left_out, "log_records": self.logs.left_out}
         for part in self._parts:
             for kind, count in part.left_out.items():
@@ -99,7 +99,7 @@ class Knowledge:
         return found
 
     def feed(self, spoken: Spoken) -> Iterator[Row]:
-        """The rows that an exchange gives; none for an API that no part understands."""
+        """Yield the rows of an exchange; none for an API that no part understands."""
         yield from self.due(spoken.response_start or spoken.request_end)
         if spoken.api_key in topics.APIS:
             self.topics.feed(spoken)
@@ -107,24 +107,24 @@ class Knowledge:
             yield from part.feed(spoken, self.topics)
 
     def feed_log(self, logged: Logged) -> Iterator[Row]:
-        """The rows of a batch of a coordinator's log that somebody fetched."""
+        """Yield the rows of a record batch of a coordinator's log that a client fetched."""
         yield from self.due(logged.at_ns)
         yield from self.logs.feed(logged)
 
     def due(self, now_ns: int | None) -> Iterator[Row]:
-        """What logs say of groups, once what is said on the wire of that time is known; who has not come until now."""
+        """Yield rows of log records held long enough for the wire's own messages to arrive, and of overdue members."""
         for entry in self.logs.due(now_ns):
             yield from self.groups.stored(entry, self.topics)
         if now_ns is not None:
             yield from self.groups.due(now_ns)
 
     def finish(self) -> Iterator[Row]:
-        """The rows of what is not complete when nothing more comes."""
+        """Yield the rows of what is incomplete at the end of the traffic."""
         yield from self.due(None)
         for part in self._parts:
             yield from part.finish()
 
 
-# What `Knowledge` wants to be fed.
+# The APIs whose exchanges `Knowledge.feed` takes.
 APIS = frozenset(topics.APIS | groups.APIS | Leaders.apis | topology.APIS | Changes.apis | Transactions.apis)
-ONLY_FAILED = groups.ONLY_FAILED  # of these, answers without an error say nothing
+ONLY_FAILED = groups.ONLY_FAILED  # responses of these matter only with an error

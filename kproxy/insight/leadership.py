@@ -1,19 +1,18 @@
-"""Who leads which partition, as controllers tell brokers and brokers tell clients, and how that changes.
+"""Leaders and replicas of partitions, from controllers' requests to brokers and brokers' responses to clients.
 
-Duty: the states of partitions in LeaderAndIsr (4), StopReplica (5), UpdateMetadata (6), Metadata (3), AlterPartition
-(56) and DescribeTopicPartitions (75), in all their layouts, against what was known; a row for each change. The leader
-of KRaft's own log, who is the active controller, is in Vote (52), BeginQuorumEpoch (53), EndQuorumEpoch (54), by which
-it resigns, and DescribeQuorum (55), which has the voters as its replicas. DeleteTopics (20) ends a topic, by its id. A
-message may be late, so one with an older leader epoch says nothing, nor one with an older partition epoch (zkVersion),
-nor one without epochs about a partition whose epoch is known: brokers before 2.1 describe partitions so, and leave dead
-replicas out.
+Duty: compare the partition states in LeaderAndIsr (4), StopReplica (5), UpdateMetadata (6), Metadata (3),
+AlterPartition (56) and DescribeTopicPartitions (75), in all their layouts, with the known ones; a row for each change.
+The leader of KRaft's own log, which is the active controller, is in Vote (52), BeginQuorumEpoch (53), EndQuorumEpoch
+(54), by which it resigns, and DescribeQuorum (55), whose voters are its replicas. DeleteTopics (20) ends a topic by
+id. A message may be late, so these are ignored: an older leader epoch, an older partition epoch (zkVersion), and a
+state without epochs of a partition whose epoch is known (brokers before 2.1 send it, without dead replicas).
 
-Epochs begin anew with a topic that is made again under its name. So a topic ends too when it is told with another id,
-and when a broker says that there is none. A broker that has to delete its replica ends nothing while the partition is
-led elsewhere: it was moved. What a broker refuses, since another controller has taken over, says nothing.
+Epochs restart when a topic is re-created under its name. So a topic also ends when a message has another id for it, and
+when a broker returns UNKNOWN_TOPIC_OR_PARTITION. A StopReplica that deletes a replica ends nothing while another broker
+leads the partition: the replica was moved. Requests that a broker refuses with STALE_CONTROLLER_EPOCH are ignored.
 
-Bounds: MAX_PARTITIONS partitions; those beyond are counted in `left_out`. MAX_GONE topics that were deleted. Refuses to
-know groups and connections.
+Bounds: MAX_PARTITIONS partitions, further ones counted in `left_out`; MAX_GONE ids of deleted topics. Refuses to know
+groups and connections.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,7 +53,7 @@ APIS = {
 }
 MAX_PARTITIONS = 200_000
 MAX_GONE = 1000
-NO_LEADER, DELETED = -1, -2  # of a partition that is offline; of one that goes (LeaderAndIsr.LEADER_DURING_DELETE)
+NO_LEADER, DELETED = -1, -2  # no leader: offline; the partition is being deleted (LEADER_DURING_DELETE)
 EPOCH_OF_DELETED = -2  # StopReplica's leader epoch, since 2.6, of a topic that is deleted
 NO_ID = UUID(int=0)
 
@@ -63,34 +62,34 @@ Key = tuple[str, int]  # topic, partition
 
 class _State(NamedTuple):
     leader: int
-    epoch: int  # of the leader; -1: not known
-    version: int  # of this state, at the controller: the partition epoch; -1: not known
-    isr: frozenset[int] | None  # None: that message does not say
-    replicas: frozenset[int] | None  # None: that message does not say
+    epoch: int  # leader epoch; -1: not known
+    version: int  # partition epoch (zkVersion); -1: not known
+    isr: frozenset[int] | None  # None: not in that message
+    replicas: frozenset[int] | None  # None: not in that message
 
 
 @dataclass(slots=True)
 class _Topic:
-    id: UUID = NO_ID  # as long as nobody told it
+    id: UUID = NO_ID  # NO_ID: not known yet
     partitions: dict[int, _State] = field(default_factory=dict)
 
 
 class Partitions:
-    """The partitions of one cluster."""
+    """The partitions of one cluster, with their leaders."""
 
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
         self.left_out = 0
-        self._topics: dict[str, _Topic] = {}  # those with partitions that are known
+        self._topics: dict[str, _Topic] = {}  # topics with a known partition
         self._count = 0  # of partitions
-        self._gone: dict[UUID, None] = {}  # ids of topics that were deleted, of which a late Metadata may still speak
+        self._gone: dict[UUID, None] = {}  # ids of deleted topics: a late Metadata response may contain them
 
     def feed(self, spoken: Spoken, names: Mapping[UUID, str]) -> Iterator[Leadership]:
-        """The rows of an exchange of `APIS`. names: topics by their ids."""
+        """Yield the rows of an exchange of an API in `APIS`. names: topic names by id."""
         api = spoken.api_key
         at = spoken.request_end
         controller: tuple[int | None, int | None] = None, None
-        topics: list[tuple[str, Body]] = []  # that are told, by their names; a nameless one is not known
+        topics: list[tuple[str, Body]] = []  # in the message, by name; a topic without a name is not known
         if api in (LEADER_AND_ISR, UPDATE_METADATA, STOP_REPLICA):
             controller = spoken.request["controllerId"], spoken.request["controllerEpoch"]
             if (spoken.response or {}).get("errorCode") == STALE_CONTROLLER_EPOCH:
@@ -129,18 +128,18 @@ class Partitions:
                 known.id = each.get("topicId") or NO_ID
 
     def leader_of(self, topic: str, partition: int) -> int | None:
-        """The node id of the leader, if it is known and there is one."""
+        """Return the node id of the leader; None: it has none, or none is known."""
         state = self._state((topic, partition))
         return state.leader if state is not None and state.leader >= 0 else None
 
-    # --- what is known -----------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     def _state(self, key: Key) -> _State | None:
         topic = self._topics.get(key[0])
         return None if topic is None else topic.partitions.get(key[1])
 
     def _forget(self, key: Key) -> bool:
-        """A partition is gone; whether it was known."""
+        """Remove a deleted partition; return whether it was known."""
         topic = self._topics.get(key[0])
         if topic is None or topic.partitions.pop(key[1], None) is None:
             return False
@@ -152,7 +151,7 @@ class Partitions:
     def _ended(
         self, names: Iterable[str], at: int, api: int, controller: tuple[int | None, int | None]
     ) -> Iterator[Leadership]:
-        """Topics are gone, with all of their partitions."""
+        """Remove deleted topics with all of their partitions; yield a row for each partition."""
         for name in names:
             topic = self._topics.pop(name, None)
             if topic is not None:
@@ -163,7 +162,7 @@ class Partitions:
     def _made_again(
         self, at: int, api: int, controller: tuple[int | None, int | None], told: Iterable[tuple[str, Body]]
     ) -> Iterator[Leadership]:
-        """End what is known of topics that are not there any more, or have another id. told: by their names."""
+        """Remove topics that no longer exist or have another id; yield their rows. told: topics by name."""
         for name, each in told:
             if name not in self._topics:
                 continue
@@ -175,20 +174,20 @@ class Partitions:
                 yield from self._ended((name,), at, api, controller)
 
     def _bury(self, identity: UUID) -> None:
-        """What is still said of a topic with this id is late."""
+        """Remember a deleted topic's id: later messages with it are late."""
         self._gone[identity] = None
         if len(self._gone) > MAX_GONE:
             del self._gone[next(iter(self._gone))]
 
     def _is_moved(self, key: Key, epoch: int, broker_id: int | None) -> bool:
-        """Whether a broker that deletes its replica does so since it has none any more, and others have."""
+        """Return whether a broker deletes its replica because the partition was moved, not deleted."""
         state = self._state(key)
         if epoch == EPOCH_OF_DELETED or state is None or state.leader < 0:
             return False
         return state.leader != broker_id if broker_id is not None else epoch >= 0
 
     def _delete(self, spoken: Spoken, answer: Body, names: Mapping[UUID, str]) -> Iterator[Leadership]:
-        """Topics that were deleted. Without ids (before 2.8) a topic lives on until StopReplica ends it."""
+        """Yield the rows of deleted topics. Without ids (before 2.8) a topic stays until StopReplica ends it."""
         ended = set()
         for topic in answer["responses"]:
             identity = topic.get("topicId")
@@ -201,7 +200,7 @@ class Partitions:
         yield from self._ended(sorted(ended), spoken.response_start, DELETE_TOPICS, (None, None))
 
     def _take(self, key: Key, state: _State) -> str:
-        """Take a state in; returns what changed, or nothing."""
+        """Apply a state; return the kind of change, or "" for none."""
         before = self._state(key)
         if before is None:
             if state.leader == DELETED:
@@ -225,7 +224,7 @@ class Partitions:
         if before.replicas is not None and replicas != before.replicas:
             return "moved"
         if before.isr is not None and state.isr is not None and state.isr != before.isr:
-            return "isr_shrunk" if before.isr - state.isr else "isr_grown"  # whoever has come back in one's place
+            return "isr_shrunk" if before.isr - state.isr else "isr_grown"  # even if another replica joined
         if state.epoch > before.epoch > -1:
             return "elected"  # the same one again
         return ""
@@ -248,7 +247,7 @@ class Partitions:
 
 
 def _told(request: Body) -> Iterator[tuple[Key, _State]]:
-    """What a controller tells a broker, in LeaderAndIsr and UpdateMetadata: the topic in each partition, or around."""
+    """Yield the states in a LeaderAndIsr or UpdateMetadata request, of partitions listed alone or grouped by topic."""
     for part in request.get("ungroupedPartitionStates") or ():
         yield (part["topicName"], part["partitionIndex"]), _state(part)
     for topic in request.get("topicStates") or ():
@@ -262,7 +261,7 @@ def _state(part: Body) -> _State:
 
 
 def _described(answer: Body, names: Mapping[UUID, str]) -> Iterator[tuple[Key, _State]]:
-    """What a broker tells a client in Metadata, or DescribeTopicPartitions."""
+    """Yield the states in a Metadata or DescribeTopicPartitions response."""
     for topic in answer["topics"]:
         if topic["errorCode"] or topic["name"] is None:
             continue
@@ -274,7 +273,7 @@ def _described(answer: Body, names: Mapping[UUID, str]) -> Iterator[tuple[Key, _
 
 
 def _altered(answer: Body, names: Mapping[UUID, str]) -> Iterator[tuple[Key, _State]]:
-    """What the controller made of a leader's AlterPartition."""
+    """Yield the states in an AlterPartition response: the controller's decisions."""
     for topic in answer.get("topics") or ():
         name: Any = topic.get("topicName") or names.get(topic.get("topicId"), str(topic.get("topicId")))
         for part in topic["partitions"]:
@@ -287,14 +286,14 @@ def _altered(answer: Body, names: Mapping[UUID, str]) -> Iterator[tuple[Key, _St
 def _quorum(
     said: Body, names: Mapping[UUID, str] | None = None, *, resigns: bool = False
 ) -> Iterator[tuple[Key, _State]]:
-    """Who leads KRaft's own log, as controllers tell each other, or a describe tells a client."""
+    """Yield the leader of KRaft's own log in a quorum message: a controller's request, or a response."""
     for topic in said["topics"]:
         for part in topic["partitions"]:
             if part.get("errorCode", 0) or part["leaderEpoch"] < 0 or (part["leaderId"] < 0 and not resigns):
-                continue  # nobody is known to lead
+                continue  # no leader is known
             voters = part.get("currentVoters")
             replicas = None if voters is None else frozenset(each["replicaId"] for each in voters)
-            leader, version = (NO_LEADER, 0) if resigns else (part["leaderId"], -1)  # the last word of its epoch
+            leader, version = (NO_LEADER, 0) if resigns else (part["leaderId"], -1)  # last of its epoch
             key = topic["topicName"], part["partitionIndex"]
             yield key, _State(leader, part["leaderEpoch"], version, None, replicas)
 
@@ -309,9 +308,9 @@ _READERS: dict[int, Callable[[Body, Mapping[UUID, str]], Iterator[tuple[Key, _St
 
 
 def _deleted(request: Body) -> Iterator[tuple[Key, int]]:
-    """The partitions that a broker is told to delete, each with its leader epoch, -1 where it is not told.
+    """Yield the partitions that a StopReplica request deletes, each with its leader epoch, -1: not in the request.
 
-    Those that it is told to stop only are led elsewhere.
+    Replicas that it only stops have a leader elsewhere.
     """
     everywhere = request.get("deletePartitions")
     if everywhere:

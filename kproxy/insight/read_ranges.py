@@ -1,13 +1,13 @@
-"""Which offsets of a coordinator's log were read, and what transactions wrote in them whose end is not known yet.
+"""Offset ranges read from a coordinator's log, and the pending offsets of open transactions in them.
 
-Duty: ranges of offsets without a gap. What lies in a gap is not known: a marker there may have ended a transaction, so
-the next marker of its producer says nothing of what was written before the gap. When a gap is filled, by whoever
-reads there, the ranges at its sides become one, and the first marker behind it ends what was open before it. Compaction
-leaves gaps too, which are never filled: what was written before such a gap stays open.
+Duty: ranges of offsets without a gap. A gap hides records: a marker in it may have ended a transaction, so the next
+marker of that producer decides nothing about offsets before the gap. When another read fills the gap, the ranges on
+both sides merge, and the first marker after it ends the transaction that was open before it. Compaction leaves gaps
+that are never filled: transactions before such a gap stay open.
 
 Bounds: MAX_RANGES of a partition, beyond which the lowest gap counts as read; MAX_PENDING offsets of transactions and
-MAX_ENDED producers' first markers, of all partitions: the oldest go. What goes is counted in `left_out`, if something
-depended on it. Refuses to know records, and what is written in a row.
+MAX_ENDED first markers of producers, over all partitions, the oldest removed. `left_out` counts pending offsets that
+are removed without an end. Refuses to know records and the contents of a row.
 """
 
 from bisect import bisect_right
@@ -22,7 +22,7 @@ MAX_ENDED = 20_000
 
 
 class Marker(NamedTuple):
-    """The end of a transaction; change: committed or aborted, None: it is neither."""
+    """A control record that ends a transaction. change: committed or aborted; None: another type of control record."""
 
     change: str | None
     time_ns: int
@@ -40,20 +40,20 @@ class Range:
         self.begin = self.end = begin
         self.pending: dict[int, list[CommittedOffset]] = {}
         self.ended: dict[int, Marker] = {}
-        self.knows_ends = True  # else `ended` has some of them, and gets no more
+        self.knows_ends = True  # False: `ended` is incomplete, and takes no more markers
 
 
 class ReadRanges:
-    """What was read of one partition, in the order of offsets."""
+    """The ranges read of one partition, in the order of offsets."""
 
     __slots__ = ("epoch", "ranges")
 
     def __init__(self) -> None:
         self.ranges: list[Range] = []
-        self.epoch = -1  # of the leader, the newest seen
+        self.epoch = -1  # the newest leader epoch seen
 
     def take(self, base: int, last: int, epoch: int) -> tuple[Range, bool] | None:
-        """The range that a batch belongs to, and whether it is history: later ones were read. None: it was read."""
+        """Return the batch's range, and whether it is history (later offsets were read); None: it was read before."""
         ranges = self.ranges
         place = bisect_right(ranges, base, key=lambda each: each.begin)
         if place and base < ranges[place - 1].end:
@@ -72,13 +72,13 @@ class ReadRanges:
         return found, is_history
 
     def is_shorter(self, base: int, epoch: int) -> bool:
-        """Whether a new leader has had less than what was read: from `base` on that is gone."""
+        """Return whether a new leader's log was shorter than what was read: offsets from `base` on were truncated."""
         ranges = self.ranges
         return bool(ranges) and epoch > self.epoch >= 0 and ranges[0].begin <= base < ranges[-1].end
 
 
 class OpenTransactions:
-    """Offsets of transactions whose end is not known, of all partitions."""
+    """Pending offsets of open transactions, over all partitions."""
 
     def __init__(self) -> None:
         self.left_out = 0
@@ -87,7 +87,7 @@ class OpenTransactions:
         self._ended: dict[tuple[Range, int], None] = {}
 
     def pend(self, where: Range, producer: int, row: CommittedOffset) -> None:
-        """Keep it until its transaction ends. Ends may never be read: where there is no room, the oldest one goes."""
+        """Keep a row until its transaction ends. Its marker may never be read: MAX_PENDING drops the oldest."""
         if self._pending_count >= MAX_PENDING:
             oldest = next(iter(self._pending))
             if oldest == (where, producer):
@@ -99,24 +99,24 @@ class OpenTransactions:
         self._pending_count += 1
 
     def end(self, where: Range, producer: int, marker: Marker) -> Iterator[CommittedOffset]:
-        """What a transaction committed counts from its marker on, or never will."""
+        """End a producer's transaction at its marker; yield its pending offsets as committed or aborted."""
         if producer not in where.ended and where.knows_ends:
             self._remember(where, producer, marker)
         yield from _ended(self._taken(where, producer), marker)
 
     def forget(self, where: Range) -> None:
-        """Nothing that is in a range will be ended any more, nor ends what is before it."""
+        """Drop the pending offsets and the markers of a range."""
         for producer in list(where.pending):
             self.left_out += len(self._taken(where, producer))
         self._forget_ends(where)
 
     def doubt(self, where: Range, producer: int) -> None:
-        """Something of a producer could not be read: it may have been a marker."""
+        """Drop a producer's pending offsets: a batch of it was unreadable and may have been a marker."""
         self.left_out += len(self._taken(where, producer))
         where.knows_ends &= producer in where.ended
 
     def shorten(self, read: ReadRanges, base: int) -> None:
-        """What was read of a partition from `base` on is gone: whether a marker was there is not known either."""
+        """Truncate the ranges at `base`; drop the pending offsets and markers of every range that this changes."""
         ranges = read.ranges
         while ranges and ranges[-1].end > base:
             self.forget(ranges[-1])
@@ -126,7 +126,7 @@ class OpenTransactions:
                 ranges[-1].end = base
 
     def settle(self, read: ReadRanges, grown: Range) -> Iterator[CommittedOffset]:
-        """A range of a partition has grown: the rows of what it ends now that it reaches the next one."""
+        """Merge a grown range with the next one if it reaches it; yield the offsets whose transactions end by that."""
         ranges = read.ranges
         place = bisect_right(ranges, grown.begin, key=lambda each: each.begin) - 1
         if place + 1 < len(ranges) and ranges[place + 1].begin == grown.end:
@@ -152,7 +152,7 @@ class OpenTransactions:
             yield from _ended(self._taken(lower, producer), marker)
             if producer not in lower.ended and lower.knows_ends:
                 self._remember(lower, producer, marker)
-        if not upper.knows_ends:  # what is still open may have ended by a marker that is forgotten
+        if not upper.knows_ends:  # a forgotten marker may have ended the transactions still open
             for producer in list(lower.pending):
                 self.left_out += len(self._taken(lower, producer))
         for producer in list(upper.pending):
@@ -175,7 +175,7 @@ class OpenTransactions:
             else:
                 self.left_out += len(rows)
         ended, knows_ends = dict(lower.ended), lower.knows_ends and upper.knows_ends
-        if not lower.knows_ends:  # nor whether those of the upper one are the first
+        if not lower.knows_ends:  # the upper range's markers may not be the first ones either
             self._forget_ends(upper)
         self._forget_ends(lower)
         upper.begin, upper.knows_ends = lower.begin, knows_ends
@@ -183,7 +183,7 @@ class OpenTransactions:
             self._remember(upper, producer, marker)
 
     def _taken(self, where: Range, producer: int) -> list[CommittedOffset]:
-        """What of a producer is pending in a range, which is not any more."""
+        """Remove and return a producer's pending offsets in a range."""
         rows = where.pending.pop(producer, [])
         if rows:
             del self._pending[where, producer]

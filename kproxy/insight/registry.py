@@ -1,8 +1,8 @@
-"""Kafka's registry in ZooKeeper: operations on its tree as rows, each with what its node is to Kafka.
+"""Kafka's registry in ZooKeeper: operations on its tree as rows, each with the kind of its node.
 
-Duty: paths to kinds, as the table KINDS says (`kafka.zk.ZkData` of Kafka 0.8 to 3.9; a chroot may stand before them),
-and values to text. Bounded: a value has MAX_VALUE characters. Passwords and tokens are not in what it is fed. Refuses
-to know connections and what follows from a change.
+Duty: map paths to kinds by the table KINDS (`kafka.zk.ZkData` of Kafka 0.8 to 3.9; a chroot may precede them), and
+values to text. Bound: a value has MAX_VALUE characters. Its input contains no passwords and tokens. Refuses to know
+connections and the effects of a change.
 """
 
 import json
@@ -17,7 +17,7 @@ from kproxy.zookeeper.session import Event, Notification, Operation
 
 MAX_VALUE = 16 * 1024  # a topic of thousands of partitions has its assignment in one node
 
-# What the end of a path says of its node. The first that fits counts.
+# Kinds of nodes by the end of their path. The first match counts.
 KINDS = (
     (r"/brokers/ids(/\d+)?", "broker"),
     (r"/brokers/topics/[^/]+/partitions/\d+/state", "partition_state"),
@@ -37,13 +37,13 @@ _CREATED = ("create", "create2", "createTTL", "createContainer")
 
 
 def kind_of(path: str | None) -> str:
-    """What a node is to Kafka; "other" for all else."""
+    """Return the kind of a node, one of KINDS; "other" for all other paths."""
     found = _KIND.fullmatch(path or "")
     return KINDS[int(str(found.lastgroup)[1:])][1] if found is not None else "other"
 
 
 class Ends(NamedTuple):
-    """Whose connection it is, as its rows say."""
+    """The ends of a connection, as its rows contain them."""
 
     client_address: str | None = None
     client_port: int | None = None
@@ -56,7 +56,7 @@ _NOWHERE = Ends()
 
 
 def rows(event: Event, cluster: str, ends: Ends = _NOWHERE) -> Iterator[RegistryRow]:
-    """The rows of what a ZooKeeper session said; none for bytes that are no frame."""
+    """Yield the rows of a ZooKeeper session's event; none for bytes that are not a frame."""
     if isinstance(event, Notification):
         yield RegistryRow(
             event.time,
@@ -81,7 +81,7 @@ def rows(event: Event, cluster: str, ends: Ends = _NOWHERE) -> Iterator[Registry
         )
     elif isinstance(event, Operation):
         for op, asked, answered, error in _parts(event):
-            path = answered.get("path") if op in _CREATED else None  # of a sequential node, with its number
+            path = answered.get("path") if op in _CREATED else None  # includes a sequential node's number
             path = path or asked.get("path")
             yield RegistryRow(
                 event.response_end or event.request_end,
@@ -108,7 +108,7 @@ def rows(event: Event, cluster: str, ends: Ends = _NOWHERE) -> Iterator[Registry
 
 
 def _parts(event: Operation) -> Iterator[tuple[str, Values, Values, int | None]]:
-    """(operation, request, answer, error) of each part; of what is no transaction, of the whole."""
+    """Yield (operation, request, response, error) of each part of a transaction, or of the single operation."""
     parts = event.request.get("operations")
     if parts is None:
         yield event.op, event.request, event.response, event.error
@@ -119,7 +119,7 @@ def _parts(event: Operation) -> Iterator[tuple[str, Values, Values, int | None]]
 
 
 def _text(op: str, asked: Values, answered: Values) -> str | None:
-    """The value that was written, or read; the names of children; of a connect its session, of an auth its scheme."""
+    """Return the value written or read, the children's names, a connect's session, or an auth's scheme."""
     if op == "connect":
         again = session_name(asked["sessionId"]) if asked.get("sessionId") else None
         timeout = answered.get("timeOut", asked.get("timeOut"))
@@ -130,10 +130,10 @@ def _text(op: str, asked: Values, answered: Values) -> str | None:
     if value is not None:
         return bytes(value[:MAX_VALUE]).decode(errors="replace")
     children = answered.get("children")
-    names = sorted(child for child in children or () if child is not None)  # a null is no name, but may be sent
+    names = sorted(child for child in children or () if child is not None)  # the wire format allows null
     return ",".join(names)[:MAX_VALUE] or None
 
 
 def session_name(number: int) -> str | None:
-    """As ZooKeeper's log writes it; None: its begin was not seen."""
+    """Return a session id in the notation of ZooKeeper's log; None: its start was not seen."""
     return f"0x{number & (1 << 64) - 1:x}" if number else None

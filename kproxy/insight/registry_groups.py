@@ -1,18 +1,19 @@
 """Groups of consumers that coordinate through ZooKeeper (Kafka 0.8 to 0.10): members, owners, rebalances, herds.
 
-Each consumer has an ephemeral node under /consumers/GROUP/ids, watches that folder, and when it changes gives up its
-partitions and claims anew what the range assignment gives it, by an ephemeral node per partition under owners
-(`kafka.consumer.ZookeeperConsumerConnector`). Nobody coordinates: who claims before the old owner has let go gets
-NODEEXISTS, and tries again. So a *rebalance* is here what follows one change of the members, or of a topic's
-partitions: whom its watches woke (the herd), who let go and claimed what, who lost a race, and when the last partition
-had an owner again. Nothing numbers them; `generation` counts them from the first that was seen.
+Each consumer has an ephemeral node under /consumers/GROUP/ids and watches that folder. When it changes, the consumer
+releases its partitions and claims those of its range assignment, by an ephemeral node per partition under owners
+(`kafka.consumer.ZookeeperConsumerConnector`). There is no coordinator: a consumer that claims a partition before its
+owner has released it receives NODEEXISTS and retries. So a *rebalance* here consists of the effects of one change of
+the members, or of a topic's partitions: the members that its watches woke (the herd), partitions released and claimed,
+lost races, and the time when the last partition had an owner again. ZooKeeper does not number rebalances; `generation`
+counts them from the first one seen.
 
-That a session expired is nowhere said: a member that a later list of the folder lacks is expired, as of the moment when
-the watches fired. Rows of `registry` are fed in the order of time.
+No message reports an expired session: a member has expired if a later list of the folder lacks it, at the time when the
+watches fired. The caller feeds rows of `registry` in the order of time.
 
-Bounds: MAX_GROUPS groups, of which the one least recently heard of is forgotten, MAX_NAMES members of a group and as
-many partitions, MAX_SESSIONS sessions of members, MAX_TOPICS topics. What is more is counted in `left_out`. Refuses to
-know bytes, and groups that the brokers coordinate.
+Bounds: MAX_GROUPS groups, the least recently seen forgotten, MAX_NAMES members of a group and as many partitions,
+MAX_SESSIONS sessions of members, MAX_TOPICS topics; `left_out` counts the rest. Refuses to know bytes, and groups that
+the brokers coordinate.
 """
 
 import json
@@ -24,12 +25,12 @@ from kproxy.insight.assignors import Member, Owned, computed
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance, RegistryRow
 
 PROTOCOL = "zookeeper"
-STRATEGY = "range"  # roundrobin was rare, and no node says so
+STRATEGY = "range"  # roundrobin was rare, and no node records it
 MAX_GROUPS = 1000
 MAX_NAMES = 4096
 MAX_SESSIONS = 65_536
 MAX_TOPICS = 10_000
-# Watches fire before the change itself is answered, and within this time of each other.
+# Watches fire before the response to the change, and within this time of each other.
 TOGETHER_NS = 200_000_000
 
 _NODE = re.compile(r"(.*)/consumers/([^/]+)/(ids|owners)(?:/([^/]+)(?:/(\d+))?)?")
@@ -46,9 +47,9 @@ Produced = GroupEvent | Rebalance | Assignment
 class _Consumer:
     """A member: an ephemeral node under ids."""
 
-    session: str  # "" of one that was there before anything was seen
+    session: str  # "": it registered before the first row
     zxid: int
-    streams: dict[str, int] = field(default_factory=dict)  # threads by topic, as the node says
+    streams: dict[str, int] = field(default_factory=dict)  # threads by topic, from the node's value
 
 
 @dataclass(slots=True)
@@ -60,18 +61,18 @@ class _Claim:
 
 @dataclass(slots=True)
 class _Round:
-    """One rebalance, so far."""
+    """The rebalance in progress."""
 
     number: int
     started_ns: int
     before: frozenset[str]
-    owned: frozenset[Partition]  # before
+    owned: frozenset[Partition]  # when it began
     cause: str = "unknown"
     cause_member: str | None = None
-    sessions: set[str] = field(default_factory=set)  # whose watches fired
-    woken: set[str] = field(default_factory=set)  # the members that they are of
-    listed_ns: int = 0  # a member last read who is there
-    revoked_ns: int = 0  # the first partition was let go
+    sessions: set[str] = field(default_factory=set)  # sessions whose watches fired
+    woken: set[str] = field(default_factory=set)  # the members of those sessions
+    listed_ns: int = 0  # when a member last listed the members
+    revoked_ns: int = 0  # when the first partition was released
     claims: dict[Partition, _Claim] = field(default_factory=dict)
     lost: set[tuple[str, Partition]] = field(default_factory=set)
 
@@ -83,7 +84,7 @@ class _Group:
         self._group_id = group_id
         self._members: dict[str, _Consumer] = {}
         self._by_session: dict[str, str] = {}
-        self._gone: set[str] = set()  # members of before
+        self._gone: set[str] = set()  # former members
         self._owners: dict[Partition, _Claim] = {}
         self._round: _Round | None = None
         self._rounds = 0
@@ -112,7 +113,7 @@ class _Group:
             self._remove(member)
 
     def listed(self, row: RegistryRow, counts: Counts) -> Iterator[Produced]:
-        """Somebody read who is there: members that are not, and that nobody removed, have expired."""
+        """Learn from a list of members: known members that it lacks have expired; yield their events."""
         present = set((row.value or "").split(",")) - {""}
         zxid = row.zxid or 0
         for member in [name for name, each in self._members.items() if name not in present and each.zxid <= zxid]:
@@ -138,7 +139,7 @@ class _Group:
         self._remove(member)
 
     def _remove(self, member: str) -> None:
-        """A member is gone, and with its session the nodes of what it owned."""
+        """Remove a member and its partitions: their nodes end with its session."""
         self._by_session.pop(self._members.pop(member).session, None)
         if len(self._gone) < MAX_NAMES:
             self._gone.add(member)
@@ -165,7 +166,7 @@ class _Group:
         yield self._event(row, "assigned", member, _spelled(partition))
 
     def lost(self, row: RegistryRow, partition: Partition) -> Iterator[Produced]:
-        """The partition has another owner still, or already."""
+        """Yield the event of a claim that failed because the partition has another owner."""
         member = (row.value or "").rpartition("-")[0]
         owner = self._owners.get(partition)
         if self._round is not None and len(self._round.lost) < MAX_NAMES:
@@ -185,7 +186,7 @@ class _Group:
     # --- rebalances --------------------------------------------------------------------------------------------------
 
     def woken(self, row: RegistryRow, cause: str, counts: Counts) -> Iterator[Produced]:
-        """A watch of the folder of members, or of a topic, fired at a session."""
+        """A watch on the members' folder or on a topic fired for a session: begin or extend a rebalance."""
         if self._round is None or _whose(row) in self._round.sessions or not self._is_fresh(row.time_ns):
             yield from self._open(row.time_ns, counts)
         assert self._round is not None
@@ -204,7 +205,7 @@ class _Group:
         self._round.cause, self._round.cause_member = cause, member
 
     def _is_fresh(self, time_ns: int) -> bool:
-        """Whether the rebalance has but begun, so that a change at this time may be the one that set it off."""
+        """Return whether the rebalance has only just begun, so that a change at this time may be its cause."""
         assert self._round is not None
         return time_ns - self._round.started_ns <= TOGETHER_NS and not self._round.claims
 
@@ -214,7 +215,7 @@ class _Group:
         self._round = _Round(self._rounds, time_ns, frozenset(self._members), frozenset(self._owners))
 
     def close(self, counts: Counts) -> Iterator[Produced]:
-        """The rows of the rebalance under way, which is over: another one begins, or nothing more comes."""
+        """Yield the rows of the rebalance in progress and end it: another one begins, or the rows end."""
         done, self._round = self._round, None
         if done is None:
             return
@@ -247,7 +248,7 @@ class _Group:
         )
 
     def _computed(self, counts: Counts) -> Owned | None:
-        """What each thread should own; None where not all is known."""
+        """Return the partitions that each thread should own; None: a subscription or topic is not known."""
         threads: dict[str, list[str]] = {}
         for name, member in self._members.items():
             if not member.streams:
@@ -281,9 +282,9 @@ class ConsumerGroups:
     """The groups of one cluster. `feed` takes rows of `registry` in the order of time."""
 
     def __init__(self, cluster: str = "default") -> None:
-        self.left_out = 0  # groups that were forgotten, members, sessions and topics beyond the bounds
+        self.left_out = 0  # forgotten groups; members, sessions and topics beyond the bounds
         self._cluster = cluster
-        self._groups: dict[tuple[str, str], _Group] = {}  # (chroot, name), least recently heard of first
+        self._groups: dict[tuple[str, str], _Group] = {}  # by (chroot, name), least recently seen first
         self._sessions: dict[str, set[tuple[tuple[str, str], str]]] = {}  # (group, member) by session
         self._counts: dict[str, dict[str, int]] = {}  # partitions by chroot and topic
         self._topics = 0
@@ -305,7 +306,7 @@ class ConsumerGroups:
                 yield from self._topic(row, found[1], found[2])
 
     def finish(self) -> Iterator[Produced]:
-        """The rows of rebalances under way."""
+        """Yield the rows of rebalances in progress."""
         for key, group in self._groups.items():
             yield from group.close(self._counts_of(key))
 
@@ -369,7 +370,7 @@ class ConsumerGroups:
         return self._counts.get(key[0], {})
 
     def _group(self, key: tuple[str, str]) -> Generator[Produced, None, _Group]:
-        """The group, as the generator's value; yields the rows of one that is forgotten for it."""
+        """Return the group, as the generator's value; yield the rows of a group forgotten in its place."""
         group = self._groups.pop(key, None)
         if group is None:
             group = _Group(self._cluster, key[1])
@@ -398,12 +399,12 @@ def _in_words(done: _Round, last: _Claim | None) -> str:
 
 
 def _whose(row: RegistryRow) -> str:
-    """A session; of one whose begin was not seen, the connection stands for it."""
+    """Return the session id, or a name of the connection if the session's start was not seen."""
     return row.session if row.session is not None else f"of connection {row.connection}"
 
 
 def _streams(value: str | None) -> dict[str, int]:
-    """Threads by topic of a consumer's node."""
+    """Return the number of threads by topic in the value of a consumer's node."""
     subscription = _json(value).get("subscription")
     if not isinstance(subscription, dict):
         return {}
@@ -412,7 +413,7 @@ def _streams(value: str | None) -> dict[str, int]:
 
 
 def _partitions(value: str) -> int:
-    """How many partitions a topic's node says that it has; 0: none, or it does not say."""
+    """Return the partition count in the value of a topic's node; 0: it has none."""
     partitions = _json(value).get("partitions")
     return len(partitions) if isinstance(partitions, dict) else 0
 

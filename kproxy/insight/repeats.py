@@ -1,10 +1,10 @@
-"""Answers of Metadata that say what an earlier one said, which are by far the most: they need not be decoded.
+"""Repeated Metadata responses, which are by far the most: they need not be decoded.
 
-Duty: known by digest, as long as nothing else changed what is known: then what was known before may be told again, and
-is another change. One that refuses topics is known for the client that was refused alone: to another one it is news.
-Whoever feeds `Knowledge` asks before it decodes, and says which rows came of what it fed.
+Duty: recognise them by digest. Digests are dropped when the topology changes, because a response that repeats the
+former state is then another change. A response that refuses topics counts as repeated for the same client only. The
+caller of `Knowledge.feed` checks `is_one` before it decodes, and passes the resulting rows to `fed`.
 
-Bounds: MAX_DIGESTS digests. Refuses to know what an answer says.
+Bounds: MAX_DIGESTS digests. Refuses to know the contents of a response.
 """
 
 from collections.abc import Iterable
@@ -18,22 +18,22 @@ from kproxy.protocol.primitives import Buffer
 from kproxy.protocol.schema import schema
 
 MAX_DIGESTS = 256
-_CLIENT = 12  # where a request's client id begins: behind size, API, version and correlation id
-_THROTTLE_SINCE = 3  # version of Metadata whose answer begins with its throttle
+_CLIENT = 12  # offset of the client id in a request frame: after size, API key, version and correlation id
+_THROTTLE_SINCE = 3  # since this version of Metadata a response begins with its throttle time
 
 
 class Repeats:
-    """Of one cluster. `is_one` for each exchange, then `fed` for those that were decoded and fed."""
+    """The repeats of one cluster. Call `is_one` for each exchange, then `fed` for each one decoded and fed."""
 
     def __init__(self) -> None:
         self.count = 0
         self._seen: set[bytes] = set()
-        self._digest = b""  # of the answer that was asked about last
-        self._for_client = b""  # of the same, and its client
+        self._digest = b""  # of the response of the last `is_one`
+        self._for_client = b""  # of that response and its client id
         self._topics = 0
 
     def is_one(self, api_key: int, api_version: int, request_frame: Buffer, response_frame: Buffer | None) -> bool:
-        """Whether an answer, of frames with their 4-byte sizes, says nothing new; it is counted then."""
+        """Return whether a response repeats an earlier one, and count it. Frames include their 4-byte sizes."""
         self._digest = self._for_client = b""
         if api_key != METADATA or response_frame is None:
             return False
@@ -44,7 +44,7 @@ class Repeats:
         return found
 
     def fed(self, spoken: Spoken, rows: Iterable[Row], topics: int) -> None:
-        """The exchange, and what came of it; topics: how often names and counts of topics changed so far."""
+        """Learn from a decoded exchange and its rows. topics: number of changes of topic names and counts so far."""
         if topics != self._topics or any(isinstance(row, Leadership | Topology) for row in rows):
             self._seen.clear()
             self._topics = topics
@@ -59,17 +59,17 @@ def _refuses(spoken: Spoken) -> bool:
 
 
 def _client(request_frame: Buffer) -> bytes:
-    """The client id of a request, as it is written in a header of any version that Metadata has."""
+    """Return the client id of a request with its length, which all header versions of Metadata have in one place."""
     view = memoryview(request_frame)
     size = int.from_bytes(view[_CLIENT : _CLIENT + 2], signed=True)
     return bytes(view[_CLIENT : _CLIENT + 2 + max(0, size)])
 
 
 def digest(api_version: int, response_frame: Buffer) -> bytes:
-    """Of an answer of Metadata, without its correlation id and its throttle, which differ from one to the next."""
+    """Return the digest of a Metadata response without its correlation id and throttle time, which vary."""
     start = 8
     if api_version in schema().apis[METADATA].response.flexible_versions:
-        start += 1  # no tagged fields in the header, as brokers send it
+        start += 1  # the empty tagged fields of the header
     if api_version >= _THROTTLE_SINCE:
         start += 4
     return blake2b(memoryview(response_frame)[start:], digest_size=16, salt=api_version.to_bytes(2)).digest()

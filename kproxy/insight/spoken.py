@@ -1,6 +1,7 @@
-"""What insight is fed: a request and its answer, decoded, with whose they are and when they came.
+"""The input of insight: a decoded request and response, with their client, broker and times.
 
-Whoever feeds it decides what is decoded, and gives it in the order of answers. Refuses to know sockets and captures.
+The caller decides which exchanges to decode, and feeds them in the order of responses. Refuses to know sockets and
+captures.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ Body = dict[str, Any]
 
 @dataclass(slots=True, eq=False)
 class Spoken:
-    """One exchange. Bodies are as `protocol.codec` decodes them; times are nanoseconds since the epoch."""
+    """One exchange. `protocol.codec` defines the shape of bodies; times are nanoseconds since the Unix epoch."""
 
     api_key: int
     api_version: int
@@ -30,8 +31,8 @@ class Spoken:
     connection: int | None = None
     number: int | None = None
     source: str | None = None  # the capture, or live:<listener>
-    broker: tuple[str, int] | None = None  # the address that its connection leads to
-    principal: str | None = None  # whom the client logged in as, where it is known
+    broker: tuple[str, int] | None = None  # the address that its connection goes to
+    principal: str | None = None  # the client's authenticated principal, if known
 
 
 def spoken_of(
@@ -43,9 +44,9 @@ def spoken_of(
     response_start: int,
     **whose: Any,
 ) -> Spoken | None:
-    """Decode an exchange, whose frames have their 4-byte sizes; None: its request, or its answer, cannot be decoded.
+    """Decode an exchange. Frames include their 4-byte sizes. Return None if request or response cannot be decoded.
 
-    whose: the other fields of `Spoken`, by name; the client id is that of the request's header if it is not given.
+    whose: the other fields of `Spoken`, by name; the client id defaults to the one in the request's header.
     """
     try:
         header, request = codec.decode_request(memoryview(request_frame)[4:])

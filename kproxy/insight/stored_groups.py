@@ -1,9 +1,9 @@
-"""What a coordinator wrote of a group to its log, beside what members and it were seen to say.
+"""Records about groups in the coordinator's log, which complete the group's traffic on the wire.
 
-Duty: which record says what: a generation of the classic protocol with its members and what they own; an epoch, a
-member, or what a member owns, of the protocols whose coordinator assigns. Every record is an event, `stored` or
-`removed`. A generation that was seen on the wire is not told twice: only what nobody said there becomes members,
-assignments and a rebalance. History changes no group that is known. Refuses to know partitions and offsets of logs.
+Duty: the meaning of each record: a generation of the classic protocol with its members and assignments; an epoch, a
+member, or a member's assignment of the protocols whose coordinator assigns. Every record yields an event, `stored` or
+`removed`. A generation that was seen on the wire is not reported twice: only facts that the wire did not show become
+members, assignments and a rebalance. History changes no known group. Refuses to know partitions and offsets of logs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from kproxy.insight.spoken import Body
 
 SHOWN_TOPICS = 20
 
-# The protocol, and what is said, by the name of the key's message.
+# (protocol, kind of record) by the name of the key's message.
 MESSAGES = {
     "GroupMetadataKey": ("classic", "group"),
     **{
@@ -33,7 +33,7 @@ MESSAGES = {
 
 
 def kind_of(entry: Entry) -> tuple[str, str] | None:
-    """(protocol, what is said); None: nothing that a group is known by."""
+    """Return (protocol, kind of record); None: a record that does not describe a group."""
     return MESSAGES.get(entry.record.key_message.name)
 
 
@@ -43,7 +43,7 @@ def group_id(entry: Entry) -> str:
 
 
 def stored(group: ClassicGroup | EpochGroup, what: str, entry: Entry, names: Mapping[UUID, str]) -> Iterator[GroupRow]:
-    """The rows of a record of a group. names: topics by their ids."""
+    """Yield the rows of a record about a group. what: its kind. names: topic names by id."""
     if isinstance(group, ClassicGroup):
         yield from _classic(group, entry)
     elif what == "epoch":
@@ -136,7 +136,7 @@ def _owned(group: EpochGroup, entry: Entry, names: Mapping[UUID, str]) -> Iterat
 
 
 def _partitions(value: Body, names: Mapping[UUID, str]) -> Owned | None:
-    """What a member owns; None: too much."""
+    """Return a member's partitions or tasks; None: more than MAX_OWNED."""
     if "activeTasks" in value:
         told = [(part["subtopologyId"], part["partitions"]) for part in value["activeTasks"]]
     else:
@@ -165,5 +165,5 @@ def _event(group: Group, entry: Entry, event: str, **known: Any) -> GroupEvent:
 
 
 def _address(host: str) -> str:
-    """As Java writes an address that has no name: "/10.0.0.1"."""
+    """Return the address without its host name: Java writes "/10.0.0.1" or "name/10.0.0.1"."""
     return host.rpartition("/")[2]

@@ -1,7 +1,7 @@
-"""The topics of one cluster: their names by id, and how many partitions each has, as messages show them.
+"""The topics of one cluster: names by id, and partition counts, as messages show them.
 
-Bounds: MAX_TOPICS names and as many counts; those beyond are counted in `left_out`. Of MAX_GROWN topics it is
-remembered that they grew. Refuses to know groups and leaders.
+Bounds: MAX_TOPICS names and as many counts, further ones counted in `left_out`; former counts of MAX_GROWN topics.
+Refuses to know groups and leaders.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,18 +36,18 @@ GROWN_NS = 600 * 10**9  # twice the default of clients' metadata.max.age.ms
 
 
 class Topics:
-    """names: topics by id. partitions: how many each named topic has; 0: a broker says that there is none."""
+    """names: topic names by id. partitions: counts by topic name; 0: a broker returned that it does not exist."""
 
     def __init__(self, names: Mapping[UUID, str] | None = None) -> None:
-        """names: those that are known before anything is fed."""
+        """names: topic names by id that are known before the first exchange."""
         self.names: dict[UUID, str] = dict(names or {})
         self.partitions: dict[str, int] = {}
         self.left_out = 0
-        self.changes = 0  # how often a name or a count was another one than before
-        self._grown: dict[str, tuple[int, int]] = {}  # by topic: (when, partitions before), the latest last
+        self.changes = 0  # number of changes of a name or a count
+        self._grown: dict[str, tuple[int, int]] = {}  # by topic: (time, former count), the latest last
 
     def before(self, now_ns: int) -> dict[str, int]:
-        """How many partitions those topics had that grew less than GROWN_NS ago: a client may not know yet."""
+        """Return the former counts of topics that grew less than GROWN_NS ago: clients may still use them."""
         while self._grown:
             name, (at, _) = next(iter(self._grown.items()))
             if now_ns - at < GROWN_NS:
@@ -56,7 +56,7 @@ class Topics:
         return {name: count for name, (_, count) in self._grown.items()}
 
     def feed(self, spoken: Spoken) -> None:
-        """Learn from an exchange of `APIS`."""
+        """Learn from an exchange of an API in `APIS`."""
         for name, identity, count in _named(spoken):
             if not name:
                 continue
@@ -81,7 +81,7 @@ class Topics:
 
 
 def _named(spoken: Spoken) -> Iterator[tuple[str | None, UUID | None, int | None]]:
-    """(name, id, partitions) of the topics in an exchange; None: it does not say."""
+    """Yield (name, id, partition count) of the topics in an exchange; None: it is not in the message."""
     api, answer = spoken.api_key, spoken.response
     if api in (LEADER_AND_ISR, UPDATE_METADATA):
         for topic in spoken.request.get("topicStates") or ():
@@ -104,7 +104,7 @@ def _named(spoken: Spoken) -> Iterator[tuple[str | None, UUID | None, int | None
 
 
 def _count(topic: Body) -> int | None:
-    """What Metadata says of a topic. DescribeTopicPartitions pages through partitions: it does not say how many."""
+    """Return a topic's partition count in Metadata. (DescribeTopicPartitions pages partitions and has no count.)"""
     if topic["errorCode"] == UNKNOWN_TOPIC_OR_PARTITION:
         return 0
     return len(topic["partitions"]) or None

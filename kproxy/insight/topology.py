@@ -1,21 +1,21 @@
-"""What a cluster consists of, as its messages tell it: brokers, controllers, topics and how many partitions they have.
+"""The brokers, controllers and topics of a cluster, with partition counts, as its messages show them.
 
-Duty: a row for what is told for the first time, and for each change, by the APIs of `_READERS`, below. Partitions are
-followed by `leadership`, whose rows `of_partition` turns into rows of this table.
+Duty: a row for each first sight and each change in exchanges of the APIs in `_READERS`, below. `leadership` follows
+partitions; `of_partition` turns its rows into rows of this table.
 
-An answer may be late. So a topic only grows, unless it was deleted or has another id, and an id that was replaced says
-nothing more.
+A response may be late. So a topic's partition count only grows, unless the topic was deleted or has another id, and
+messages with a replaced id are ignored.
 
-A broker has an address for each listener, and an answer names those of the listener that it came by. The address that
-the connection leads to decides which one that is, else the first address that an earlier answer named; controllers
-name listeners. Each address has one row: the first of another listener is `listener`, another one of the same listener
-is `changed`. A return to an earlier address is no change, since answers may be late.
+A broker has an address for each listener, and a response contains the addresses of the listener that it came from. The
+address that the connection goes to identifies the listener, else the first address that an earlier response contained;
+controllers name listeners. Each address has one row: `listener` for the first address of another listener, `changed`
+for a further address of the same listener. A return to an earlier address is no change, since responses may be late.
 
-A topic is gone when a broker or controller says so, never because a list lacks it: lists show what a client may see. A
-broker is gone when the next list lacks it.
+A topic is gone when a broker or controller reports so, never because a list lacks it: a list has only the topics that
+the client may see. A broker is gone when the next list lacks it.
 
-Bounds: MAX_BROKERS, MAX_TOPICS, MAX_REFUSALS, MAX_ADDRESSES of one broker, MAX_LISTENERS, each counted in `left_out`
-beyond. Refuses to know groups.
+Bounds: MAX_BROKERS, MAX_TOPICS, MAX_REFUSALS, MAX_ADDRESSES of one broker, MAX_LISTENERS; `left_out` counts the rest.
+Refuses to know groups.
 """
 
 from collections import Counter
@@ -51,10 +51,10 @@ MAX_TOPICS = 65536
 MAX_ADDRESSES = 16
 MAX_LISTENERS = 65536  # addresses and names whose listener is remembered
 MAX_FORMER = 4
-MAX_REFUSALS = 1024  # topics that clients asked for and did not get, for each client
+MAX_REFUSALS = 1024  # pairs of a client and a topic that it was refused
 REFUSALS = {UNKNOWN_TOPIC_OR_PARTITION: "unknown", 17: "invalid_name", 29: "unauthorized"}
 NO_ID = UUID(int=0)
-NO_LISTENER = 0  # of an address that is not known
+NO_LISTENER = 0  # listener of an unknown address
 CONTROLLERS = 2  # DescribeCluster's endpoint type of a list of controllers
 
 Address = tuple[str | None, int | None]
@@ -62,7 +62,7 @@ Address = tuple[str | None, int | None]
 
 @dataclass(slots=True)
 class _Broker:
-    addresses: dict[tuple[str | None, int | None], int] = field(default_factory=dict)  # the listener of each
+    addresses: dict[tuple[str | None, int | None], int] = field(default_factory=dict)  # listener by address
     rack: str | None = None
     live: bool = True
     fenced: bool = False
@@ -70,7 +70,7 @@ class _Broker:
 
 
 class _Told(NamedTuple):
-    """A live broker as a list of brokers has it."""
+    """A live broker in a list of brokers."""
 
     node: int
     host: str | None
@@ -86,7 +86,7 @@ class _Topic(NamedTuple):
 
 
 class Cluster:
-    """Of one cluster."""
+    """The brokers, controllers and topics of one cluster."""
 
     @property
     def apis(self) -> Collection[int]:
@@ -97,15 +97,15 @@ class Cluster:
         self.left_out: Counter[str] = Counter()
         self._topics: dict[str, _Topic] = {}
         self._brokers: dict[int, _Broker] = {}
-        self._listeners: dict[Address | str, int] = {}  # of addresses of connections and brokers, and of names
+        self._listeners: dict[Address | str, int] = {}  # listener by address of a connection or broker, or by its name
         self._listener_count = 0
         self._controllers: dict[int, tuple[str, int]] = {}
         self._active = -1, -1  # controller epoch and id
-        self._refusals: dict[str, set[tuple[int, str | None]]] = {}  # of topics that are not there: to whom, and why
+        self._refusals: dict[str, set[tuple[int, str | None]]] = {}  # by topic: (error code, client id)
         self._refused_count = 0
 
     def feed(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
-        """The rows of an exchange of `APIS`; of other ones none."""
+        """Yield the rows of an exchange; none for an API that is not in `APIS`."""
         read = _READERS.get(spoken.api_key)
         if read is not None:
             yield from read(self, spoken, topics)
@@ -114,13 +114,13 @@ class Cluster:
         return Topology(at, self.cluster, kind, change=change, api=api, **values)
 
     def finish(self) -> Iterator[Topology]:
-        """Nothing is left open."""
+        """Yield nothing: no state is pending."""
         return iter(())
 
     # --- brokers and controllers -------------------------------------------------------------------------------------
 
     def _listener(self, deciding: Sequence[Address | str | None]) -> int:
-        """The listener of the first of these that is known, else a new one; it is that of all of them from now on."""
+        """Return the first known listener of these addresses and names, else a new one; assign it to all of them."""
         named = [each for each in deciding if each is not None]
         found = next((self._listeners[each] for each in named if each in self._listeners), None)
         if found is None:
@@ -134,13 +134,13 @@ class Cluster:
         return found
 
     def _of_own_listener(self, spoken: Spoken, brokers: Sequence[Body], node: str) -> list[_Told]:
-        """Brokers of an answer to a client, whose addresses are of the listener that was asked."""
+        """Return the brokers in a response to a client, with the listener that the client used."""
         addresses = [(each["host"], each["port"]) for each in brokers]
         listener = self._listener([spoken.broker, *addresses])
         return [_Told(each[node], each["host"], each["port"], each.get("rack"), listener) for each in brokers]
 
     def _broker(self, at: int, api: str, told: _Told) -> Iterator[Topology]:
-        """A broker is alive, at an address: the row of it, if that is new."""
+        """Learn a live broker and its address; yield a row if they are new."""
         node, host, port, rack, listener = told
         broker = self._brokers.get(node)
         change = ""
@@ -167,12 +167,12 @@ class Cluster:
             yield self._row(at, api, "broker", change, broker_id=node, host=host, port=port, rack=broker.rack)
 
     def _brokers_told(self, at: int, api: str, told: list[_Told]) -> Iterator[Topology]:
-        """A list of all live brokers."""
+        """Learn a list of all live brokers; yield the rows of new, changed and missing ones."""
         for each in told:
             yield from self._broker(at, api, each)
         live = {each.node for each in told}
         for node in [node for node, broker in self._brokers.items() if broker.live and node not in live]:
-            if live:  # a broker that starts may know of none
+            if live:  # a starting broker may return an empty list
                 yield self._gone(at, api, node)
 
     def _gone(self, at: int, api: str, node: int) -> Topology:
@@ -182,7 +182,7 @@ class Cluster:
         return self._row(at, api, "broker", "gone", broker_id=node, host=host, port=port, rack=broker.rack)
 
     def _controller(self, spoken: Spoken) -> Iterator[Topology]:
-        """The controller that a request to a broker names, where it is a new one."""
+        """Yield a row if a controller's request to a broker has a newer controller epoch."""
         epoch, node = spoken.request["controllerEpoch"], spoken.request["controllerId"]
         if epoch > self._active[0]:
             self._active = epoch, node
@@ -211,13 +211,13 @@ class Cluster:
         ]
         if node in self._brokers:
             broker = self._brokers[node]
-            broker.fenced, broker.leaving = True, False  # as each is that has just registered
+            broker.fenced, broker.leaving = True, False  # a broker is fenced after registration
             first = rows[0] if rows else self._row(spoken.response_start, api, "broker", "", broker_id=node)
             yield first._replace(change="registered", rack=broker.rack)
             yield from rows[1:]
 
     def _named(self, endpoint: Body, name: str, node: int, rack: str | None) -> _Told:
-        """A broker at an endpoint of a listener that a controller names."""
+        """Return a broker at an endpoint whose listener has a name, as controllers send it."""
         host, port = endpoint["host"], endpoint["port"]
         address = None if host is None else (host, port)
         return _Told(node, host, port, rack, self._listener([endpoint.get(name), address]))
@@ -260,7 +260,7 @@ class Cluster:
     # --- topics ------------------------------------------------------------------------------------------------------
 
     def _topic(self, at: int, api: str, name: str, partitions: int, id_: UUID | None = None) -> Iterator[Topology]:
-        """A topic has at least so many partitions: the row of it, if that is new."""
+        """Learn a topic with at least so many partitions; yield a row if it is new or changed."""
         id_ = id_ or NO_ID
         known = self._topics.get(name)
         change, told = "appeared", _Topic(partitions, id_)
@@ -270,13 +270,13 @@ class Cluster:
                 return
         elif id_ != NO_ID != known.id and id_ != known.id:
             if id_ in known.former:
-                return  # an answer that is late
+                return  # a late response
             change, told = "recreated", _Topic(partitions, id_, (*known.former[-MAX_FORMER:], known.id))
         else:
             told = _Topic(max(partitions, known.partitions), known.id if id_ == NO_ID else id_, known.former)
             change = "grown" if told.partitions > known.partitions else ""
         self._topics[name] = told
-        if change == "appeared":  # whom it is refused later, it is refused anew
+        if change == "appeared":  # a later refusal is a new one
             self._refused_count -= len(self._refusals.pop(name, ()))
         if change:
             yield self._row(
@@ -308,7 +308,7 @@ class Cluster:
                 yield from self._topic(at, api, name, highest + 1, each.get("topicId"))
 
     def _refused(self, at: int, api: str, name: str, code: int, client: str | None) -> Iterator[Topology]:
-        """A client was refused a topic: the row of it, the first time."""
+        """Yield a row the first time that a client is refused a topic."""
         if (code, client) in self._refusals.get(name, ()):
             return
         if self._refused_count >= MAX_REFUSALS:
@@ -319,14 +319,14 @@ class Cluster:
         yield self._row(at, api, "topic", REFUSALS[code], topic=name)
 
     def _told(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
-        """What a controller tells a broker: LeaderAndIsr, StopReplica, UpdateMetadata."""
+        """Yield the rows of a controller's request to a broker: LeaderAndIsr, StopReplica, UpdateMetadata."""
         request, at, api = spoken.request, spoken.request_end, api_name(spoken.api_key)
         refused = (spoken.response or {}).get("errorCode") == STALE_CONTROLLER_EPOCH
         if refused or request["controllerEpoch"] < self._active[0]:
             return
         yield from self._controller(spoken)
         if spoken.api_key != UPDATE_METADATA:
-            return  # of the partitions of one broker only
+            return  # they list the partitions of one broker only
         live: list[_Told] = []
         for each in request.get("liveBrokers") or ():
             endpoints = each.get("endpoints") or [{"host": each.get("v0Host"), "port": each.get("v0Port")}]
@@ -359,7 +359,7 @@ class Cluster:
             count = each.get("numPartitions", -1)
             if count < 0:
                 count = len(wanted["assignments"]) or wanted["numPartitions"]
-            if count >= 0:  # else the broker's own default, which an older answer does not tell
+            if count >= 0:  # else the broker's default, which older responses do not contain
                 api = api_name(spoken.api_key)
                 yield from self._topic(spoken.response_start, api, each["name"], count, each.get("topicId"))
 
@@ -380,7 +380,7 @@ class Cluster:
 
 
 def of_partition(row: Leadership) -> Topology:
-    """What a change of leadership is in this table."""
+    """Return a row of leadership as a row of this table."""
     return Topology(
         row.time_ns,
         row.cluster,

@@ -1,7 +1,7 @@
-"""Transactional ids as clients and tools ask for them: InitProducerId sets the timeout, DescribeTransactions shows all.
+"""Transactional ids in responses: InitProducerId shows the timeout, DescribeTransactions the whole state.
 
-Where coordinators' logs are fetched, `coordinator_logs` gives rows of the same table. Bound: MAX_LISTED partitions of a
-transaction are named. Refuses to know producers that are only idempotent.
+If a client fetches the coordinators' logs, `coordinator_logs` yields rows of the same table. Bound: a row names
+MAX_LISTED partitions. Refuses to know producers that are only idempotent.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from kproxy.protocol.apis import DESCRIBE_TRANSACTIONS, INIT_PRODUCER_ID
 
 
 class Transactions:
-    """Of one cluster."""
+    """The transactional ids of one cluster."""
 
     apis = frozenset((INIT_PRODUCER_ID, DESCRIBE_TRANSACTIONS))
     left_out: Mapping[str, int] = Counter()
@@ -25,7 +25,7 @@ class Transactions:
         self.cluster = cluster
 
     def feed(self, spoken: Spoken, topics: Topics) -> Iterator[Transaction]:
-        """A row for each transactional id that the coordinator accepted or described."""
+        """Yield a row for each transactional id that the coordinator accepted or described."""
         answer = spoken.response
         if answer is None:
             return
@@ -54,7 +54,7 @@ class Transactions:
             )
 
     def finish(self) -> Iterator[Transaction]:
-        """Nothing is left open."""
+        """Yield nothing: no state is pending."""
         return iter(())
 
     def _row(
