@@ -58,7 +58,7 @@ class Rebalance(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """A partition assigned to a member. Connect: `topic` is the connector, `partition` a task, -1 the connector itself."""
+    """A partition assigned to a member. Connect: `topic` is the connector, `partition` a task or -1 (the connector)."""
 
     time_ns: int
     cluster: str
@@ -194,7 +194,7 @@ class Change(NamedTuple):
     client_address: str | None = None
     principal: str | None = None
     error: str | None = None  # None: it succeeded, if it was answered
-    detail: str | None = None  # JSON: the fields of the request, and those that only the response has
+    detail: str | None = None  # JSON: fields of the request, and fields only in the response
     connection: int | None = None
     number: int | None = None
     answered: bool = True
