@@ -268,7 +268,7 @@ PARTS = (
         ),
         series(
             "Reloads",
-            "Reloads of the configuration, by what became of them.",
+            "Reloads of the configuration, by outcome.",
             "none",
             (
                 grown("kproxy_config_reloads_total", *PROCESS, by="instance, outcome"),

@@ -1,21 +1,20 @@
-"""What is counted, as plain integer cells: the hot half of the metrics.
+"""The counters of the metrics, as plain integer cells: the hot half.
 
-Duty: have a cell for whatever is counted. An exchange costs a few hundred nanoseconds (`counting`): one dictionary
-look-up by the identity of its plan, then additions to integers; labels, floats and text are made by the collector, at a
-scrape.
+Duty: one cell for each counter. An exchange costs a few hundred nanoseconds (`counting`): one dictionary look-up by the
+identity of its plan, then additions to integers. The collector makes labels, floats and text, at a scrape.
 
-Cells form a tree as labels do: `Metrics` (`process`) has the clusters, a `ClusterCells` its brokers, a `BrokerCells`
-the APIs and versions that it served. Counters whose label values are known beforehand (`known`) exist at 0 from the
-start.
+Cells form a tree like their labels: `Metrics` (`process`) has the clusters, a `ClusterCells` its brokers, a
+`BrokerCells` the APIs and versions that it served. Counters whose label values are known beforehand (`known`) exist at
+0 from the start.
 
 Bounds, per cluster: MAX_APIS known APIs and UNKNOWN_APIS unknown keys have a name, and MAX_ERRORS pairs of an API and
 an error code (UNKNOWN_ERRORS unknown codes), the rest share `other` or `unknown_other`; MAX_BORN brokers are exposed
 before their first connection. Topics and clients are bounded by `named`, consumers by `lag`.
 
-Everything here runs on the thread of the event loop. A scrape reads from another one, so the containers it walks are
-copied in one step first, and a histogram's count is the sum of its buckets: whatever the moment, it agrees with itself.
+Everything here runs on the event loop's thread. A scrape reads from another thread, so it copies each container in one
+step first; a histogram's count is the sum of its buckets, so the two agree at any moment.
 
-Refuses to know labels' text, sockets and how a scrape comes.
+Refuses to know labels' text, sockets and how a scrape arrives.
 """
 
 from collections import Counter
@@ -61,22 +60,22 @@ from kproxy.wire.events import (
 )
 from kproxy.wire.interest import ApiPlan
 
-MAX_APIS = 64  # known ones by name: those of every day always, the others in the order in which they come
+MAX_APIS = 64  # known ones with a name: everyday APIs always, others in order of arrival
 UNKNOWN_APIS = 16
 MAX_ERRORS = 512  # pairs of an API and an error code
 UNKNOWN_ERRORS = 16
 MAX_LEAKING_APIS = 32
-FEW_ERRORS = 32  # of one answer: more are added up first
+FEW_ERRORS = 32  # error codes of one response; more are grouped by code first
 OTHER_API = "other"
 
 Label = TypeVar("Label")
 
-# Plans are made once per owner and remembered by it; more than this many means that someone makes them anew.
+# An owner makes each plan once; more plans than this mean that a caller makes new ones for each message.
 _MAX_PLANS = 4096
 
 
 class ApiCells:
-    """What is counted of one (cluster, broker, api, version)."""
+    """The counters of one (cluster, broker, api, version)."""
 
     __slots__ = (
         "api",
@@ -98,18 +97,18 @@ class ApiCells:
     )
 
     def __init__(self, api: str) -> None:
-        self.api = api  # as its label spells it
+        self.api = api  # the label
         self.duration = cell(DURATION_NS)
         self.duration_ns = 0
-        self.waits = cell(DURATION_NS)  # from the first byte of a request to the last of its answer
+        self.waits = cell(DURATION_NS)  # first byte of the request to last byte of the response
         self.waits_ns = 0
-        self.sending_ns = 0  # of the wait, between a request's first and last byte; neither in a queue nor muted
-        self.receiving_ns = 0  # between an answer's first and last byte
+        self.sending_ns = 0  # part of the wait between a request's first and last byte, neither queued nor muted
+        self.receiving_ns = 0  # between a response's first and last byte
         self.request_size = cell(SIZE_BYTES)
         self.request_bytes = 0
         self.response_size = cell(SIZE_BYTES)
         self.response_bytes = 0
-        self.excess_wait = cell(EXCESS_WAIT_NS)  # stays empty for what is not a Fetch
+        self.excess_wait = cell(EXCESS_WAIT_NS)  # empty except for Fetch
         self.excess_wait_ns = 0
         self.throttle = cell(THROTTLE_NS)
         self.throttle_ns = 0
@@ -117,7 +116,7 @@ class ApiCells:
 
     @property
     def requests(self) -> int:
-        """Each has a size, so they need no count of their own."""
+        """Return the number of requests: each has a size, so the buckets count them."""
         return sum(self.request_size)
 
 
@@ -125,13 +124,13 @@ _PENDING = attrgetter("pending")
 
 
 class Live(Protocol):
-    """A connection, as far as its broker's cells know it."""
+    """A connection, as the cells of its broker use it."""
 
-    pending: Sized  # its requests that wait for answers now
+    pending: Sized  # requests in flight
 
 
 class BrokerCells:
-    """What is counted of one (cluster, broker)."""
+    """The counters of one (cluster, broker)."""
 
     __slots__ = (
         "accepted",
@@ -153,13 +152,13 @@ class BrokerCells:
         self.cluster = cluster
         self.broker = broker
         self.live: set[Live] = set()
-        self.elsewhere = 0  # requests that wait in other processes, where these cells are the sum of several
+        self.elsewhere = 0  # requests in flight in other processes, if these cells are a sum of several
         self.open: dict[str, int] = {}  # connections now, by listener
         self.accepted: dict[str, int] = {}  # connections since the start, by listener
         self.disconnects: dict[tuple[str, str], int] = {}  # by listener and cause
-        self.apis: dict[tuple[str, str], ApiCells] = {}  # by api and version, as the labels spell them
-        self.by_plan: dict[ApiPlan, ApiCells] = {}  # the same cells, found by identity; only plans of known APIs
-        # Only times above 0 are counted: those that did not queue are the answered requests less these.
+        self.apis: dict[tuple[str, str], ApiCells] = {}  # by the labels api and version
+        self.by_plan: dict[ApiPlan, ApiCells] = {}  # the same cells by their plan's identity; known APIs only
+        # Times above 0 only: all other answered requests did not queue.
         self.queue = cell(QUEUE_NS)
         self.queue_ns = 0
         self.mute = cell(MUTE_NS)
@@ -167,11 +166,11 @@ class BrokerCells:
 
     @property
     def inflight(self) -> int:
-        """Requests that wait for an answer now."""
+        """Return the number of requests in flight."""
         return self.elsewhere + sum(map(len, map(_PENDING, self.live.copy())))  # thousands, once a second and page
 
     def listened(self, listener: str, causes: Iterable[str]) -> None:
-        """Connections to this broker can come through a listener: its series begin, at 0."""
+        """Begin the series of a listener through which connections to this broker can arrive, at 0."""
         if listener not in self.accepted:
             self.disconnects.update(dict.fromkeys(((listener, cause) for cause in causes), 0))
             self.open[listener] = 0
@@ -179,35 +178,35 @@ class BrokerCells:
 
 
 class ClusterCells:
-    """What is counted of one cluster as a whole, and its brokers."""
+    """The counters of one cluster as a whole, and its brokers."""
 
     def __init__(self, cluster: str, causes: Iterable[str] = DISCONNECT_CAUSES) -> None:
-        """causes: why connections may end."""
+        """causes: label values for the end of a connection."""
         self.cluster = cluster
         self.brokers: dict[str, BrokerCells] = {}
-        self.topics: Topics | None = None  # with a detail that reads bodies, and so are:
-        self.lags: Lags | None = None
-        self.lag_evicted: dict[str, int] = {}  # offsets that fell out of their bounds, by kind (lag.KINDS)
-        self.lag_questions: dict[tuple[str, str], int] = {}  # that kproxy asks, by api and outcome
-        self.partition_series = PARTITION_SERIES  # of ends of logs, and of committed offsets; beyond, there are none
+        self.topics: Topics | None = None  # None: bodies are not decoded
+        self.lags: Lags | None = None  # None: bodies are not decoded
+        self.lag_evicted: dict[str, int] = {}  # offsets removed at a bound, by kind (offsets.KINDS)
+        self.lag_questions: dict[tuple[str, str], int] = {}  # kproxy's own requests for lag, by api and outcome
+        self.partition_series = PARTITION_SERIES  # limit of series by partition; with more, none is shown
         self.clients = Clients()
-        self.insight: Callable[[], InsightCells] | None = None  # what is known of groups, as last counted
-        self.unheard: dict[str, int] = {}  # exchanges that insight did not get, by why
+        self.insight: Callable[[], InsightCells] | None = None  # returns the latest cells of groups and leaders
+        self.unheard: dict[str, int] = {}  # exchanges that insight did not get, by reason
         self.unanswered: dict[tuple[str, str], int] = {}  # by api and cause
         self.faults = dict.fromkeys(FAULTS, 0)  # by side and kind
         self.paused = dict.fromkeys(SIDES, 0)  # by side
         self.rewritten = dict.fromkeys(ADDRESS_APIS, 0)  # by api
         self.neutralised = dict.fromkeys(HIDING_APIS, 0)
         self.upstream: UpstreamCells | None = None  # of a proxy
-        self.tls: dict[str, TlsSide] = {}  # by side, where kproxy speaks TLS
+        self.tls: dict[str, TlsSide] = {}  # by side with TLS
         self.own_answers = dict.fromkeys(OWN_APIS, 0)
         self.leaks = dict.fromkeys(ADDRESS_APIS, 0)  # by api
-        self.limits = dict.fromkeys(LIMITS, 0)  # by the setting: times that it was reached
-        self.unbound = 0  # brokers in answers for which no port is open
-        self.authentications: dict[tuple[str, str, str], int] = {}  # by side, mechanism and outcome: all are known
-        self.telemetry: Answers | None = None  # where clients push their metrics, and so is:
-        self.pushes: Pushes | None = None
-        self.refusals: dict[tuple[str, str], int] = {}  # by api and reason; of a cluster without a policy empty
+        self.limits = dict.fromkeys(LIMITS, 0)  # times that a limit was reached, by its setting
+        self.unbound = 0  # brokers in responses without an open port here
+        self.authentications: dict[tuple[str, str, str], int] = {}  # by side, mechanism, outcome (finite sets)
+        self.telemetry: Answers | None = None  # None: clients cannot push their metrics
+        self.pushes: Pushes | None = None  # None: clients cannot push their metrics
+        self.refusals: dict[tuple[str, str], int] = {}  # by api and reason; empty without a policy
         self._causes = tuple(causes)
         self._apis = set(EVERYDAY_APIS)
         self._unknown_apis: set[int] = set()
@@ -215,7 +214,7 @@ class ClusterCells:
         self._unknown_errors: set[int] = set()
 
     def broker(self, broker: str, listener: str) -> BrokerCells:
-        """The cells of a broker that clients reach through this listener."""
+        """Return the cells of a broker that clients reach through this listener."""
         cells = self.brokers.get(broker)
         if cells is None:
             cells = self.brokers[broker] = BrokerCells(self.cluster, broker)
@@ -223,24 +222,24 @@ class ClusterCells:
         return cells
 
     def expect(self, broker: str, listener: str) -> None:
-        """Expose a broker before its first connection; beyond MAX_BORN of them it begins with that."""
+        """Expose a broker before its first connection; beyond MAX_BORN brokers its series begin with the connection."""
         if len(self.brokers) < MAX_BORN or broker in self.brokers:
             self.broker(broker, listener)
 
     def has_policy(self, reasons: Iterable[str]) -> None:
-        """Requests can be refused for these reasons: the series of everyday APIs begin, at 0."""
+        """Begin the series of refusals for these reasons, at 0."""
         for reason in reasons:
             for api in EVERYDAY_APIS if reason in EVERYDAY_REASONS else (OTHER_API,):
                 self.refusals.setdefault((api, reason), 0)
 
     def asks_for_lag(self, apis: Iterable[str]) -> None:
-        """kproxy asks brokers for offsets with these APIs: the series begin, at 0."""
+        """Begin the series of kproxy's own requests with these APIs, at 0."""
         for api in apis:
             for outcome in LAG_OUTCOMES:
                 self.lag_questions.setdefault((api, outcome), 0)
 
     def takes_pushes(self, errors: Mapping[str, tuple[str, ...]]) -> tuple[Answers, Pushes]:
-        """Clients can push their metrics: the series begin, at 0. errors: of the answers to them, by API."""
+        """Begin the series of metrics that clients push, at 0. errors: errors that responses can have, by API."""
         if self.telemetry is None or self.pushes is None:
             self.telemetry, self.pushes = Answers(errors), Pushes()
             for api in errors:
@@ -248,32 +247,32 @@ class ClusterCells:
         return self.telemetry, self.pushes
 
     def follow(self) -> dict[str, int]:
-        """Insight is fed from here: what it does not get is counted in what this returns, from 0."""
+        """Begin the series of exchanges that insight does not get, at 0; return their counters, by reason."""
         for why in UNHEARD:
             self.unheard.setdefault(why, 0)
         return self.unheard
 
     def refused(self, api: str, reason: str) -> None:
-        """A request was refused by the policy."""
+        """Count a request that the policy refused."""
         add(self.refusals, (OTHER_API if api.startswith("unknown_") else api, reason), 1)
 
     def leaked(self, api: str) -> str:
-        """An answer of that API has a broker's own address in it; returns the label under which it is counted."""
+        """Count a response of that API with a broker's own address in it; return the label that counts it."""
         label = api if api in self.leaks or len(self.leaks) < MAX_LEAKING_APIS else OTHER_API
         add(self.leaks, label, 1)
         return label
 
     def expect_authentications(self, side: str, mechanism: str, outcomes: Iterable[str]) -> None:
-        """Expose the logins of that side, "client" or "broker", before the first."""
+        """Begin the series of logins of a side, "client" or "broker", at 0."""
         for outcome in outcomes:
             self.authentications.setdefault((side, mechanism, outcome), 0)
 
     def authenticated(self, side: str, mechanism: str, outcome: str) -> None:
-        """A login of that side ended; mechanism and outcome are of known sets."""
+        """Count a login of a side; mechanism and outcome are from finite sets."""
         add(self.authentications, (side, mechanism or "unknown", outcome), 1)
 
     def api_label(self, plan: ApiPlan) -> str:
-        """Kafka's name of the API; those beyond the caps share one."""
+        """Return Kafka's name of the API; APIs beyond the bounds share a label."""
         if plan.known or not plan.api.startswith("unknown_"):
             if plan.api not in self._apis:
                 if len(self._apis) >= MAX_APIS:
@@ -287,7 +286,7 @@ class ClusterCells:
         return plan.api
 
     def api_cells(self, broker: BrokerCells, plan: ApiPlan) -> ApiCells:
-        """The cells of a plan that is met for the first time, or whose API or version is unknown."""
+        """Return the cells of a plan that is new, or whose API or version is unknown."""
         api = self.api_label(plan)
         version = api if api == OTHER_API else str(plan.api_version) if plan.known else "unknown"
         cells = broker.apis.get((api, version))
@@ -302,7 +301,7 @@ class ClusterCells:
         return cells
 
     def count_errors(self, cells: ApiCells, codes: tuple[int, ...], times: int = 1) -> None:
-        """Add the error codes of one answer, all levels, or of several that have the same."""
+        """Count the error codes of a response, all levels, or of `times` responses with the same codes."""
         counts = cells.errors
         if len(codes) > FEW_ERRORS:
             for code, count in Counter(codes).items():
@@ -314,7 +313,7 @@ class ClusterCells:
             counts[code] = counts.get(code, 0) + times
 
     def _error_cell(self, api: str, code: int) -> int:
-        """The code under which an error is counted: its own, while there is room for it."""
+        """Return the code that counts an error: its own, or a shared one beyond the bounds."""
         if code not in ERRORS and code not in self._unknown_errors:
             if len(self._unknown_errors) >= UNKNOWN_ERRORS:
                 return UNKNOWN_OTHER_ERROR
@@ -327,7 +326,7 @@ class ClusterCells:
 
 
 class DurationCells:
-    """Durations inside the proxy; relays fill the cells themselves."""
+    """Durations inside the proxy; relays add to the cells directly."""
 
     __slots__ = ("bounds", "counts", "total_ns")
 
@@ -338,5 +337,5 @@ class DurationCells:
 
 
 def add(counts: dict[Label, int], key: Label, count: int) -> None:
-    """Count, also what is met for the first time."""
+    """Add to a counter, which begins at 0."""
     counts[key] = counts.get(key, 0) + count

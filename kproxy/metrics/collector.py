@@ -1,10 +1,10 @@
 """Cells to Prometheus metric families, at scrape time.
 
-Every name, help text and label of the exposition stands here, in `collector_groups`, `collector_lag` and the modules
-`*_families`: of `kproxy watch` (passive), pushed metrics (telemetry) and ZooKeeper. Names are only ever added. Seconds
-and cumulative buckets are made here, from nanoseconds and plain counts. Safe on any thread (see `cells`).
+Every name, help text and label of the exposition is defined here, in `collector_groups`, `collector_lag` and the
+modules `*_families`: `kproxy watch` (passive), pushed metrics (telemetry) and ZooKeeper. Names are never removed. This
+module converts nanoseconds to seconds and plain counts to cumulative buckets. Safe on any thread (see `cells`).
 
-Refuses to know events, HTTP and text formats: those are prometheus_client's.
+Refuses to know events, HTTP and text formats: prometheus_client has those.
 """
 
 from collections.abc import Iterable, Iterator
@@ -42,7 +42,7 @@ _API_BROKER = ("cluster", "api", "broker")
 
 
 def registry_of(metrics: Metrics) -> CollectorRegistry:
-    """These cells and the process's own figures; never the global registry."""
+    """Return a registry with these cells and the process's own metrics; never the global registry."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(CellCollector(metrics))
     ProcessCollector(registry=registry)
@@ -50,7 +50,7 @@ def registry_of(metrics: Metrics) -> CollectorRegistry:
 
 
 class CellCollector(Collector):
-    """One scrape is one walk over the cells."""
+    """The collector: each scrape walks once over the cells."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -102,7 +102,7 @@ _Cells = list[tuple[tuple[str, str, str], str, ApiCells]]  # (cluster, api, brok
 def _requests(apis: _Cells, named: Exemplars) -> Iterator[Metric]:
     requests = CounterMetricFamily(
         "kproxy_requests",
-        "Requests whose end is known: answered, unanswered, or without an answer by design.",
+        "Completed requests: answered, unanswered, or without an answer by design.",
         labels=("cluster", "api", "version", "broker"),
     )
     duration = _Histogram(
@@ -194,7 +194,7 @@ def _brokers(brokers: list[BrokerCells]) -> Iterator[Metric]:
         labels = (broker.cluster, broker.broker)
         queued = broker.queue.copy()
         answered = sum(sum(cells.duration) for cells in list(broker.apis.values()))
-        queued[0] += max(0, answered - sum(queued))  # what did not queue waited for no time at all
+        queued[0] += max(0, answered - sum(queued))  # all other requests queued for 0 s
         queue.add(labels, queued, broker.queue_ns)
         mute.add(labels, broker.mute, broker.mute_ns)
         inflight.add_metric(labels, broker.inflight)
@@ -222,7 +222,7 @@ def _connections(brokers: list[BrokerCells]) -> Iterator[Metric]:
 
 
 def _clusters(clusters: list[ClusterCells]) -> Iterator[Metric]:
-    """Counters of a cluster as a whole; to add one is to add a line."""
+    """Yield the counters of clusters as a whole; a new counter is a new line here."""
     for name, text, labels, counts_of in (
         (
             "unanswered_requests",
@@ -232,13 +232,13 @@ def _clusters(clusters: list[ClusterCells]) -> Iterator[Metric]:
         ),
         (
             "protocol_faults",
-            "Bytes that are not what the protocol says.",
+            "Violations of the protocol in received bytes.",
             ("side", "kind"),
             lambda cluster: cluster.faults,
         ),
         (
             "paused_reads",
-            "Pauses in reading a side because the other took no more.",
+            "Pauses in reading one side because the other side's buffer was full.",
             ("side",),
             lambda cluster: cluster.paused,
         ),
@@ -300,7 +300,7 @@ def _clusters(clusters: list[ClusterCells]) -> Iterator[Metric]:
 
 
 def _upstreams(clusters: list[ClusterCells], connection_limit: int) -> Iterator[Metric]:
-    """Clusters that a proxy serves: how they stand, and how dialling their brokers went."""
+    """Yield the families of a proxy's clusters: their state, and connections to their brokers."""
     ready = GaugeMetricFamily("kproxy_ready", "1 while clients of this cluster can be served, else 0.", labels=_CLUSTER)
     accepting = GaugeMetricFamily(
         "kproxy_accepting", "1 while new connections are accepted, 0 at a limit or while draining.", labels=_CLUSTER
@@ -341,7 +341,7 @@ def _upstreams(clusters: list[ClusterCells], connection_limit: int) -> Iterator[
 
 
 def _tls(clusters: list[ClusterCells]) -> Iterator[Metric]:
-    """TLS with clients and brokers: handshakes, and the certificates in use."""
+    """Yield the families of TLS with clients and brokers: handshakes, and the certificates in use."""
     labels = ("cluster", "side")
     handshakes = CounterMetricFamily(
         "kproxy_tls_handshakes", "TLS handshakes that ended, by result.", labels=(*labels, "result")
@@ -380,7 +380,7 @@ def _flight(metrics: Metrics) -> Iterator[Metric]:
     if not metrics.flight_dumps:
         return
     dumps = CounterMetricFamily(
-        "kproxy_flight_dumps", "Dumps of the flight recorder, by what they were for.", labels=("cause", "outcome")
+        "kproxy_flight_dumps", "Dumps of the flight recorder, by cause.", labels=("cause", "outcome")
     )
     for cause, outcomes in metrics.flight_dumps.copy().items():
         for outcome, count in outcomes.items():
@@ -472,16 +472,16 @@ def _process(metrics: Metrics) -> Iterator[Metric]:
     yield from _flight(metrics)
     yield from _otlp(metrics)
     unread = metrics.log_lines_dropped()
-    yield CounterMetricFamily("kproxy_log_lines_dropped", "Log lines left out since nobody read the log.", value=unread)
+    yield CounterMetricFamily("kproxy_log_lines_dropped", "Log lines dropped since nothing read the log.", value=unread)
     yield GaugeMetricFamily("kproxy_workers", "Processes that relay; 1: a single process.", value=metrics.workers)
     yield CounterMetricFamily(
         "kproxy_worker_restarts",
-        "Workers that ended without being told to, and were replaced.",
+        "Workers that ended unexpectedly and were replaced.",
         value=metrics.worker_restarts,
     )
     restarts = CounterMetricFamily(
         "kproxy_insight_restarts",
-        "Ends of the process that follows groups and leaders, after which another was started, by why.",
+        "Restarts of the process that follows groups and leaders, by reason.",
         labels=("why",),
     )
     for why, count in metrics.insight_restarts.items():
@@ -510,19 +510,19 @@ def _process(metrics: Metrics) -> Iterator[Metric]:
 
 def _changes(metrics: Metrics) -> Iterator[Metric]:
     reloads = CounterMetricFamily(
-        "kproxy_config_reloads", "Reloads of the configuration, by what became of them.", labels=("outcome",)
+        "kproxy_config_reloads", "Reloads of the configuration, by outcome.", labels=("outcome",)
     )
     for outcome, count in metrics.reloads.outcomes.items():
         reloads.add_metric((outcome,), count)
     yield reloads
     yield GaugeMetricFamily(
         "kproxy_config_last_reload_successful",
-        "1 if the last reload was not refused; else the settings that run are not those of the file.",
+        "1 if the last reload was not refused; 0: the running settings differ from the file.",
         value=metrics.reloads.last_successful,
     )
     yield GaugeMetricFamily(
         "kproxy_config_last_reload_success_timestamp_seconds",
-        "When the settings that run were loaded or confirmed, in seconds since the epoch.",
+        "When the running settings were loaded or confirmed, in seconds since the epoch.",
         value=metrics.reloads.loaded_ns / 1e9,
     )
     yield CounterMetricFamily(
@@ -532,11 +532,11 @@ def _changes(metrics: Metrics) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "kproxy_predecessor_connections",
-        "Connections that the process before this one still has after an upgrade in place: it counts them, and drains.",
+        "Connections that the previous process still has after an upgrade in place; it counts and drains them.",
         value=metrics.predecessor_connections,
     )
 
 
 def _codec(codecs: int) -> str:
-    """The name of the one codec in a set of bits."""
+    """Return the name of the codec in a set of bits; "mixed": several."""
     return codec_name(codecs.bit_length() - 1) if codecs.bit_count() == 1 else "mixed"

@@ -1,6 +1,6 @@
 """Cells of groups and leadership to Prometheus metric families, at scrape time; see `collector`.
 
-Refuses to know how they came about: another process counts them.
+Refuses to know how they are counted: another process does that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ _GROUP = ("cluster", "group")
 
 
 def of_groups(clusters: Sequence[ClusterCells], now_ns: int) -> Iterator[Metric]:
-    """What insight knows of clusters that it follows."""
+    """Yield the families of the clusters that insight follows."""
     known = [(each.cluster, each.insight(), each.unheard) for each in clusters if each.insight is not None]
     yield from _groups([(name, cells) for name, cells, _ in known], now_ns)
     yield from _clusters(known)
@@ -28,7 +28,7 @@ def _groups(known: Sequence[tuple[str, InsightCells]], now_ns: int) -> Iterator[
     rebalances = CounterMetricFamily("kproxy_group_rebalances", "Rebalances of a group.", labels=_GROUP)
     durations = Histogram(
         "kproxy_group_rebalance_seconds",
-        "Time from what set a rebalance off until its last member had its assignment.",
+        "Time from the cause of a rebalance to its last member's assignment.",
         _GROUP,
         REBALANCE_NS,
     )
@@ -49,7 +49,7 @@ def _groups(known: Sequence[tuple[str, InsightCells]], now_ns: int) -> Iterator[
     )
     failures = CounterMetricFamily(
         "kproxy_group_failures",
-        "Requests of members that their coordinator refused; what is part of every rebalance is left out.",
+        "Requests of members that their coordinator refused; errors that are part of every rebalance are left out.",
         labels=(*_GROUP, "operation"),
     )
     for cluster, cells in known:
@@ -61,7 +61,7 @@ def _groups(known: Sequence[tuple[str, InsightCells]], now_ns: int) -> Iterator[
             split.add_metric(labels, group.split)
             for operation, count in group.failures.items():
                 failures.add_metric((*labels, operation), count)
-            if group_id is not None:  # the others have no state together
+            if group_id is not None:  # None is many groups, without a common state
                 rebalancing.add_metric(labels, group.is_rebalancing)
                 members.add_metric(labels, group.members)
                 generation.add_metric(labels, group.generation)
@@ -70,24 +70,24 @@ def _groups(known: Sequence[tuple[str, InsightCells]], now_ns: int) -> Iterator[
 
 def _clusters(known: Sequence[tuple[str, InsightCells, dict[str, int]]]) -> Iterator[Metric]:
     causes = CounterMetricFamily(
-        "kproxy_rebalance_causes", "Rebalances of all groups, by what set them off.", labels=("cluster", "cause")
+        "kproxy_rebalance_causes", "Rebalances of all groups, by cause.", labels=("cluster", "cause")
     )
     changes = CounterMetricFamily(
         "kproxy_leadership_changes",
-        "Changes of partitions' leaders and replicas, as controllers and brokers told them.",
+        "Changes of partitions' leaders and replicas, reported by controllers and brokers.",
         labels=("cluster", "change"),
     )
     offline = GaugeMetricFamily(
-        "kproxy_partitions_offline", "Partitions without a leader, as last told.", labels=("cluster",)
+        "kproxy_partitions_offline", "Partitions without a leader, as last reported.", labels=("cluster",)
     )
     shrunk = GaugeMetricFamily(
         "kproxy_partitions_isr_shrunk",
-        "Partitions with replicas that are not in sync, as last told.",
+        "Partitions with replicas that are not in sync, as last reported.",
         labels=("cluster",),
     )
     left_out = CounterMetricFamily(
         "kproxy_insight_left_out",
-        "Exchanges, groups and partitions that insight does not know of, by why.",
+        "Exchanges, groups and partitions that insight left out, by reason.",
         labels=("cluster", "why"),
     )
     for cluster, cells, unheard in known:

@@ -1,6 +1,6 @@
 """Offsets and lag to Prometheus metric families, at scrape time; see `collector`.
 
-Refuses to know how they came about (`lag`, `offsets`).
+Refuses to know how they are derived (`lag`, `offsets`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from kproxy.metrics.offsets import COMMITTED, END
 
 
 def of_lag(clusters: Sequence[ClusterCells], now_ns: int, wall_ns: int) -> Iterator[Metric]:
-    """Lag of clients and groups, the offsets that it is the difference of, and what is asked of brokers for them."""
+    """Yield the families of lag of clients and groups, of its two offsets, and of kproxy's own requests for them."""
     yield from _lags(clusters, now_ns, wall_ns)
     yield from _by_partition(clusters, now_ns)
     yield from _questions(clusters)
@@ -22,11 +22,11 @@ def of_lag(clusters: Sequence[ClusterCells], now_ns: int, wall_ns: int) -> Itera
 def _lags(clusters: Sequence[ClusterCells], now_ns: int, wall_ns: int) -> Iterator[Metric]:
     records = GaugeMetricFamily(
         "kproxy_consumer_lag_records",
-        "Records between a consumer and the high watermark: what a client has fetched, what a group has committed.",
+        "Records between the high watermark and a client's fetch position, or a group's committed offset.",
     )
     seconds = GaugeMetricFamily(
         "kproxy_consumer_lag_seconds",
-        "Age of the first record that a consumer has not got; an upper bound where its own timestamp is not known.",
+        "Age of the first record that a consumer has not received; an upper bound if its own timestamp is not known.",
     )
     exact = GaugeMetricFamily(
         "kproxy_consumer_lag_seconds_exact",
@@ -34,12 +34,12 @@ def _lags(clusters: Sequence[ClusterCells], now_ns: int, wall_ns: int) -> Iterat
     )
     unknown = GaugeMetricFamily(
         "kproxy_group_lag_unknown_partitions",
-        "Partitions with a committed offset whose lag is not known, since nobody reports where the log ends now.",
+        "Partitions with a committed offset whose lag is not known, because no response shows the log's current end.",
         labels=("cluster", "group", "topic"),
     )
     evicted = CounterMetricFamily(
         "kproxy_lag_evicted",
-        "What was dropped at a bound and lag needs: ends of logs, committed offsets, positions, groups to ask for.",
+        "State for lag that was dropped at a bound: ends of logs, committed offsets, positions, groups to ask for.",
         labels=("cluster", "kind"),
     )
     for cluster in clusters:
@@ -53,7 +53,7 @@ def _lags(clusters: Sequence[ClusterCells], now_ns: int, wall_ns: int) -> Iterat
                 if by == "group":
                     unknown.add_metric((cluster.cluster, name, topic), lag.unknown)
                 if lag.records is None or (by != "group" and not lag.records and lag.unknown):
-                    continue  # of clients nothing else says that a 0 may be more
+                    continue  # no other series of a client shows that its lag is unknown
                 records.add_sample(records.name, labels, lag.records)
                 if lag.seconds is not None:
                     seconds.add_sample(seconds.name, labels, lag.seconds)
@@ -64,7 +64,7 @@ def _lags(clusters: Sequence[ClusterCells], now_ns: int, wall_ns: int) -> Iterat
 def _by_partition(clusters: Sequence[ClusterCells], now_ns: int) -> Iterator[Metric]:
     ends = GaugeMetricFamily(
         "kproxy_log_end_offset",
-        "Where the log of a partition ends: its high watermark, or beyond it by what was just produced.",
+        "End of a partition's log: its high watermark, or the offset after the records just produced.",
         labels=("cluster", "topic", "partition"),
     )
     offsets = GaugeMetricFamily(
@@ -74,7 +74,7 @@ def _by_partition(clusters: Sequence[ClusterCells], now_ns: int) -> Iterator[Met
     )
     left_out = GaugeMetricFamily(
         "kproxy_lag_partition_series_left_out",
-        "Series by partition that there are not, since there would be more than partition_series of [cluster.lag].",
+        "Series by partition left out, because there would be more than partition_series of [cluster.lag].",
         labels=("cluster", "kind"),
     )
     for cluster in clusters:
@@ -93,7 +93,7 @@ def _by_partition(clusters: Sequence[ClusterCells], now_ns: int) -> Iterator[Met
 def _questions(clusters: Sequence[ClusterCells]) -> Iterator[Metric]:
     questions = CounterMetricFamily(
         "kproxy_lag_questions",
-        "Requests of kproxy's own for offsets and for whom to ask for them, by how they ended.",
+        "kproxy's own requests for offsets, and for the brokers that have them, by outcome.",
         labels=("cluster", "api", "outcome"),
     )
     for cluster in clusters:

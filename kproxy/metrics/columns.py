@@ -1,6 +1,6 @@
-"""Exchanges that come as columns to the cells of metrics: what `ConnectionMetrics.events` does, for thousands at once.
+"""Counting of exchanges that come as columns: the same as `ConnectionMetrics.events`, for thousands at once.
 
-Needs numpy, so who has no captures does not import it. Refuses to know where the columns come from.
+It needs numpy, so only the analysis of captures imports it. Refuses to know where the columns come from.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _DURATION, _EXCESS, _MUTE, _QUEUE, _SIZE, _THROTTLE = (
 
 
 def count(connections: Sequence[ConnectionMetrics | None], bulk: Bulk) -> None:
-    """Count exchanges of connections, by their index in `bulk.connection`; those of None are left out."""
+    """Count exchanges. `bulk.connection` has indexes into `connections`; exchanges of None are skipped."""
     cells = {id(each.of_broker): (each, each.of_broker) for each in connections if each is not None}
     number = {of_broker: index for index, of_broker in enumerate(cells)}
     none = len(number)
@@ -68,7 +68,7 @@ _USED = frozenset(
 
 
 def _add(cell: list[int], bounds: np.ndarray, values: np.ndarray) -> int:
-    """Put values into their buckets; returns their sum."""
+    """Count values in their buckets; return their sum."""
     if not len(values):
         return 0
     buckets = np.bincount(np.searchsorted(bounds, values, "left"))

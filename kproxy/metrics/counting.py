@@ -1,7 +1,7 @@
-"""What the events of one connection add to the cells: the hot path of the metrics.
+"""Counting of the events of one connection: the hot path of the metrics.
 
-Duty: count, as `cells` says. Bounds: those of the cells; of a connection nothing is kept but which client it is of.
-Refuses to know labels' text, and sockets.
+Duty: add events to the cells. Bounds: those of the cells; a connection keeps only its client and group. Refuses to know
+labels' text and sockets.
 """
 
 from bisect import bisect_left
@@ -30,13 +30,13 @@ from kproxy.wire.events import (
 )
 from kproxy.wire.interest import HEARTBEATS, ApiPlan
 
-_NO_CELLS: Final = ApiCells("")  # of no exchange: what a loop holds before its first
+_NO_CELLS: Final = ApiCells("")  # initial value in a loop, before the first exchange
 
 
 class ConnectionMetrics:
-    """The counting of one connection; what it counts is shared with all connections to that broker.
+    """The counting of one connection. All connections to a broker share its cells.
 
-    `pending` is whatever has the length of the requests that wait for answers now: the session's own queue.
+    pending: a container whose length is the number of requests in flight, the session's own queue.
     """
 
     __slots__ = (
@@ -81,24 +81,25 @@ class ConnectionMetrics:
         if self._fetching is not None:
             self.tell(self._fetching.events)
         self._client: ClientCells | None = None
-        self._group: str | None = None  # that the last heartbeat named, of those that were passed on
+        self._group: str | None = None  # group of the last heartbeat that was passed on
         self._open = True
         self._slow = slow
         self._info = info
-        self.errors = 0  # codes in its answers, all levels
+        self.errors = 0  # error codes in its responses, all levels
         self.lag = loop_lag
         self.inside = inside  # one pair for all connections
         self.pending = pending
 
     def tell(self, sink: Callable[[list[Event]], None]) -> None:
-        """From now on it gets the events too, but where all of them are exchanges that have neither a body nor frames:
-        as heartbeats, which are by far the most where nothing else happens. One that names another group than the last
-        heartbeat is passed on.
+        """Add a sink that gets the events of each read with a decoded body, kept frames or an unusual event.
+
+        Reads that contain only exchanges without these are not passed on: on an idle cluster most are heartbeats. A
+        heartbeat of another group than the last one is passed on.
         """
         self._seldom += (sink,)
 
     def events(self, events: list[Event]) -> None:
-        """Count these events; nothing of them is kept."""
+        """Count these events, without keeping any of them."""
         if self._seldom:
             for event in events:
                 if (
@@ -115,7 +116,7 @@ class ConnectionMetrics:
                     break
         plan: ApiPlan | None = None
         cells = _NO_CELLS
-        # Exchanges of one read are often alike: what was the bucket of one is that of the next.
+        # Exchanges of one read are often alike: reuse the bucket of the previous one.
         request_bytes = response_bytes = last_queue = last_duration = last_wait = -1
         request_bucket = response_bucket = queue_bucket = duration_bucket = wait_bucket = 0
         of_broker = self._cells
@@ -158,7 +159,7 @@ class ConnectionMetrics:
                 of_broker.mute[bisect_left(MUTE_NS, muted)] += 1
                 of_broker.mute_ns += muted
             wait = event.response_end - event.request_start
-            if wait != between:  # not each in one read
+            if wait != between:  # request or response came in several reads
                 duration = self._broker_time(cells, event)
             if duration != last_duration:
                 last_duration = duration
@@ -189,32 +190,32 @@ class ConnectionMetrics:
             self._unanswered(events)
 
     def _broker_time(self, cells: ApiCells, event: Exchange) -> int:
-        """The broker's part of a wait where request or answer came in several reads; counts what that took."""
+        """Return the broker's part of a wait if request or response came in several reads; count the other parts."""
         asked, start = event.request_end, event.response_start
         ready = event.request_start + event.queue_ns + event.muted_ns
-        if asked > ready:  # it came in several reads, while the broker would have taken it
+        if asked > ready:  # it came in several reads, and the broker was ready for it
             cells.sending_ns += asked - ready
             ready = asked
         cells.receiving_ns += max(0, event.response_end - start)
         return start - ready
 
-    # --- what is read by column (columns.py), and seen from beside the connection ------------------------------------
+    # --- used by columns.py, and by passive capture ------------------------------------------------------------------
 
     @property
     def of_broker(self) -> BrokerCells:
-        """What is counted of the broker."""
+        """Return the cells of the broker."""
         return self._cells
 
     def api_cells(self, plan: ApiPlan) -> ApiCells:
-        """What is counted of an API at the broker."""
+        """Return the cells of an API at the broker."""
         return self._by_plan.get(plan) or self._cluster.api_cells(self._cells, plan)
 
     def count_error(self, cells: ApiCells, code: int, times: int) -> None:
-        """Add the error code that so many answers have at their top level."""
+        """Count the top-level error code of `times` responses."""
         self._cluster.count_errors(cells, (code,), times)
 
     def move(self, broker: str) -> None:
-        """It has become known which broker is at the other end: from now on its cells count."""
+        """Count in the cells of another broker from now on: the broker at the other end has been identified."""
         former, listener = self._cells, self._listener
         cells = self._cells = self._cluster.broker(broker, listener)
         self._by_plan = cells.by_plan
@@ -231,10 +232,10 @@ class ConnectionMetrics:
         if isinstance(event, Exchange):
             if event.outcome == NO_ANSWER_EXPECTED:
                 self._requests_only(event.plan, event.request_bytes, 1)
-            elif event.outcome == ANSWERED_BY_PROXY:  # the broker never saw it: it has neither its time nor its errors
+            elif event.outcome == ANSWERED_BY_PROXY:  # the broker never got it: no duration, no errors
                 self._requests_only(event.plan, event.request_bytes, 1)
                 add(cluster.own_answers, cluster.api_label(event.plan), 1)
-            # An answer without a request comes with a Desync, and is counted there.
+            # A response without a request comes with a Desync, which counts it.
         elif isinstance(event, AddressesHidden):
             self.neutralised(cluster.api_label(event.exchange.plan), 1)
         elif isinstance(event, Desync):
@@ -251,7 +252,7 @@ class ConnectionMetrics:
             self._client = None
 
     def _unanswered(self, events: list[Event]) -> None:
-        """Those of a connection that has ended: there may be thousands, and most are alike."""
+        """Count the unanswered requests of an ended connection, grouped: there may be thousands, most alike."""
         cluster = self._cluster
         alike = Counter(
             (event.exchange.plan, event.cause, event.exchange.request_bytes)
@@ -268,37 +269,37 @@ class ConnectionMetrics:
         cells.request_size[bisect_left(SIZE_BYTES, request_bytes)] += count
 
     def paused(self, side: str) -> None:
-        """Reading of a side stopped, since the other takes no more."""
+        """Count a pause in reading a side, because the other side's buffer is full."""
         add(self._cluster.paused, side, 1)
 
     def limit_reached(self, limit: str) -> None:
-        """A limit slowed this connection down: a setting of [cluster.limits], or one of all connections (known.py)."""
+        """Count a limit that slowed this connection down: a setting of [cluster.limits], or one in `known.LIMITS`."""
         add(self._cluster.limits, limit, 1)
 
     def rewritten(self, api: str, count: int) -> None:
-        """Addresses of brokers in an answer became addresses of this proxy."""
+        """Count broker addresses in a response that were replaced by addresses of this proxy."""
         add(self._cluster.rewritten, api, count)
 
     def unbound(self, count: int) -> None:
-        """An answer named `count` brokers for which no port is open."""
+        """Count brokers in a response for which no port is open."""
         self._cluster.unbound += count
 
     def neutralised(self, api: str, count: int) -> None:
-        """Address lists made unreadable in passing, so that the client asks Metadata instead."""
+        """Count address lists made unreadable, so that the client sends a Metadata request instead."""
         add(self._cluster.neutralised, api, count)
 
     def closed(self, cause: str) -> None:
-        """The connection is gone; only the first call counts."""
+        """Count the end of the connection; only the first call has an effect."""
         if self._end():
             add(self._cells.disconnects, (self._listener, cause), 1)
 
     def leave(self, now_ns: int) -> None:
-        """The connection goes on, and other cells count it from now on."""
+        """Stop counting a connection that continues in other cells."""
         if self._end():
             self._client_left(now_ns)
 
     def _end(self) -> bool:
-        """Stop counting it as open; whether it was."""
+        """Stop counting the connection as open; return whether it was open."""
         was_open, self._open = self._open, False
         if was_open:
             if self._fetching is not None:

@@ -15,11 +15,11 @@ from kproxy.metrics.families import Exemplars
 from kproxy.metrics.slow import Slow
 
 _MAX_CLIENT_ID = 40
-_UNSAFE = re.compile(r'["\\{}\x00-\x1f\x7f]')  # what readers of the format stumble over, escaped as it may be
+_UNSAFE = re.compile(r'["\\{}\x00-\x1f\x7f]')  # parsers of the format fail at these, even escaped
 
 
 def exemplars(slow: Slow) -> Exemplars:
-    """By (cluster, api, broker) and bucket."""
+    """Return the exemplars by (cluster, api, broker) and bucket index."""
     found: dict[tuple[str, ...], dict[int, Exemplar]] = defaultdict(dict)
     for row in slow.rows.copy():
         labels = {"client": row.client, "correlation_id": str(row.correlation_id)}

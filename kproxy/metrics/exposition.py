@@ -1,6 +1,6 @@
 """A scrape as bytes, in the text format that the scraper asks for.
 
-Some microseconds a sample of pure work: meant for a thread, not for the event loop. Refuses to know HTTP.
+It takes some microseconds of CPU per sample: call it in a thread, not on the event loop. Refuses to know HTTP.
 """
 
 from prometheus_client import CollectorRegistry
@@ -9,12 +9,12 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 
 def is_openmetrics(accept: str) -> bool:
-    """Whether an Accept header names OpenMetrics; else it gets the classic format."""
+    """Return whether an Accept header names OpenMetrics; otherwise the classic format is sent."""
     return "application/openmetrics-text" in accept
 
 
 def render(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
-    """(the text, its content type) for an Accept header: OpenMetrics where it is named, else the classic format."""
+    """Return (text, content type) for an Accept header: OpenMetrics if it is named, else the classic format."""
     # Our names are plain ASCII in every escaping; naming the one that copies them spares a walk over each character.
     if is_openmetrics(accept):
         text = openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]

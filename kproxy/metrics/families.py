@@ -1,4 +1,4 @@
-"""Metric families whose cells are finer than their labels, for the collectors. Refuses to know what is counted."""
+"""Metric families that sum up cells with more dimensions than their labels. Refuses to know the meaning of counts."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -12,7 +12,7 @@ Exemplars = Mapping[tuple[str, ...], Mapping[int, Exemplar]]  # by labels and bu
 
 
 class Sum:
-    """A counter whose cells are finer than its labels."""
+    """A counter that sums up cells with more dimensions than its labels."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
         self._family = CounterMetricFamily(name, text, labels=labels)
@@ -28,7 +28,7 @@ class Sum:
 
 
 class Histogram:
-    """A histogram whose cells are finer than its labels; `unit` is how many of the cell's units make one of ours."""
+    """A histogram that sums up cells with more dimensions than its labels. unit: the cells' units per exposed unit."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[int], unit: int = 10**9) -> None:
         self._family = HistogramMetricFamily(name, text, labels=labels)

@@ -1,10 +1,10 @@
-"""What insight says of groups and partitions, counted: for so many groups by name, the rest together.
+"""Counters of insight's groups and partitions: MAX_GROUPS groups by name, the others together.
 
-Duty: cells of consumer groups (rebalances, members, failures), of what set rebalances off, and of how leaders and
-replicas changed. The process that decodes fills them and sends them whole; whoever is scraped only shows the last.
+Duty: cells of consumer groups (rebalances, members, failures), of causes of rebalances, and of changes of leaders and
+replicas. The insight process fills them and sends them whole; the process that is scraped shows the last ones.
 
-Bounded by MAX_GROUPS cells (see `top`) and MAX_PARTITIONS partitions that are remembered as offline or without all
-their replicas. Refuses to know messages and how a group is understood.
+Bounds: MAX_GROUPS cells (see `top`), and MAX_PARTITIONS partitions remembered as offline or with replicas out of sync.
+Refuses to know messages and the derivation of a group's state.
 """
 
 from bisect import bisect_left
@@ -15,24 +15,24 @@ from kproxy.metrics.top import Top
 
 MAX_GROUPS = 250
 MAX_PARTITIONS = 65536
-EMPTY_EXPIRY_NS = 3600 * 10**9  # of a group without members
-EXPIRY_NS = 7 * 24 * 3600 * 10**9  # a group in good order is not heard of for days
-_EVENT = 1  # how much one event of a group counts for its rank
+EMPTY_EXPIRY_NS = 3600 * 10**9  # for a group without members
+EXPIRY_NS = 7 * 24 * 3600 * 10**9  # a stable group has no events for days
+_EVENT = 1  # weight of one event in a group's rank
 
-# What can fail, by the event that says so.
+# Operations whose failures are counted.
 OPERATIONS = ("join", "sync", "heartbeat", "commit")
 CAUSES = (
     *("member_joined", "member_left", "session_expired", "subscription_changed", "metadata_changed"),
     *("leader_rejoined", "coordinator_moved", "member_replaced", "unknown"),
 )
 CHANGES = ("created", "elected", "isr_shrunk", "isr_grown", "offline", "moved", "deleted")
-# Why insight does not know of an exchange that it got, or of what that names.
+# Reasons why insight skipped an exchange that it got, or a group or partition in it.
 LEFT_OUT = ("undecodable", "not_followed")
 STEADY = frozenset(("Empty", "Stable", "Dead"))
 
 
 class GroupCells:
-    """What is counted of one group; the rank is events, halved now and then."""
+    """The counters of one group; the rank is its number of events, halved regularly."""
 
     __slots__ = (
         "coordinator_moves",
@@ -54,7 +54,7 @@ class GroupCells:
         self.rank = 0
         self.seen_ns = 0
         self.rebalances = 0
-        self.duration = cell(REBALANCE_NS)  # of those that ended
+        self.duration = cell(REBALANCE_NS)  # of complete rebalances
         self.duration_ns = 0
         self.failures = dict.fromkeys(OPERATIONS, 0)
         self.coordinator_moves = 0
@@ -63,7 +63,7 @@ class GroupCells:
         self.generation = -1
         self.state = "Empty"
         self.protocol: str | None = None  # classic, consumer (KIP-848), share, streams
-        self.group_type: str | None = None  # what its members are: consumer, connect, streams, share, or their own word
+        self.group_type: str | None = None  # consumer, connect, streams, share, or another protocol type
 
     @property
     def is_rebalancing(self) -> bool:
@@ -80,7 +80,7 @@ class GroupCells:
 
 
 class InsightCells:
-    """Of one cluster."""
+    """The counters of one cluster."""
 
     def __init__(self) -> None:
         self.groups: Top[str, GroupCells] = Top(MAX_GROUPS, GroupCells)
@@ -92,16 +92,16 @@ class InsightCells:
 
     @property
     def offline(self) -> int:
-        """Partitions that have no leader now, as far as was told."""
+        """Return the number of partitions without a leader, by the latest messages."""
         return len(self._offline)
 
     @property
     def shrunk(self) -> int:
-        """Partitions with fewer in-sync replicas than replicas."""
+        """Return the number of partitions with fewer in-sync replicas than replicas."""
         return len(self._shrunk)
 
     def group(self, group_id: str, at_ns: int) -> GroupCells:
-        """The cells of a group that something is heard of."""
+        """Return the cells of a group with a new event at `at_ns`."""
         name = group_id[:MAX_LABEL]
         cells = self.groups.cells.get(name)
         if cells is None:
@@ -111,7 +111,7 @@ class InsightCells:
         return cells
 
     def rebalanced(self, cells: GroupCells, cause: str, duration_ns: int | None) -> None:
-        """A rebalance is over; None: not all of its members got their assignment."""
+        """Count a rebalance that ended. duration_ns None: not all of its members got their assignment."""
         cells.rebalances += 1
         self.causes[cause if cause in self.causes else "unknown"] += 1
         if cause == "coordinator_moved":
@@ -123,14 +123,14 @@ class InsightCells:
     def stands(
         self, cells: GroupCells, state: str, members: int, generation: int, protocol: str, group_type: str | None
     ) -> None:
-        """How a group stands now; `other` stands for no single one."""
+        """Set a group's current state; `other` has none, because it is many groups."""
         if cells is not self.groups.other:
             cells.state, cells.members, cells.generation = state, members, generation
             cells.protocol = protocol
             cells.group_type = None if group_type is None else group_type[:MAX_LABEL]
 
     def leadership(self, topic: str, partition: int, change: str, leader: int | None, missing: int) -> None:
-        """A partition changed. missing: replicas that are not in sync; None: it has no leader."""
+        """Count a change of a partition. leader None: it has none. missing: number of replicas not in sync."""
         if change in self.changes:
             self.changes[change] += 1
         key = topic, partition

@@ -1,4 +1,4 @@
-"""Label values that are known before anything happens: their counters are exposed at 0 from the start.
+"""Label values known in advance: their counters are exposed at 0 from the start.
 
 Prometheus' increase() and rate() see a change only between two samples. A counter whose first sample is 3 has, for
 them, never increased, so the first burst of a fault would raise no alert. Only small, finite sets are listed here,
@@ -12,7 +12,7 @@ from kproxy.wire.events import SIDES
 
 MAX_BORN = 256  # brokers with series before their first connection: an answer can name thousands
 
-# Why a connection ended, as the relay and the cluster report it.
+# Causes of the end of a connection, as the relay and the cluster report them.
 DISCONNECT_CAUSES = (
     "authentication",
     "broker_closed",
@@ -41,7 +41,7 @@ DISCONNECT_CAUSES = (
     "worker_lost",
 )
 
-# What [cluster.limits] can be reached of, by the setting; and what all connections of a process may hold together.
+# Limits that can be reached: settings of [cluster.limits], and limits over all connections of a process.
 LIMITS = (
     "ended_clients",
     "handshake_timeout_s",
@@ -58,11 +58,11 @@ LIMITS = (
     "unsent_frames",
 )
 
-# Why a request that a broker got was never answered, where the broker may be at fault: what alerts look at.
+# Causes of unanswered requests for which the broker may be responsible: alerts use them.
 UNANSWERED_CAUSES = ("broker_closed", "broker_reset", "broker_stalled")
 
-# How questions of kproxy's own for offsets end: with all that was asked for; not authorised, or refused for another
-# reason, for some of it at least; without an answer.
+# Outcomes of kproxy's own requests for offsets: a complete response; at least one part not authorised, or refused for
+# another reason; no response.
 LAG_OUTCOMES = ("answered", "not_authorized", "refused", "failed")
 
 # (side, kind) of the faults that a live session reports.
@@ -86,14 +86,14 @@ FAULTS = (
     ("broker", "unexpected_answer"),
 )
 
-# Why insight is not told of an exchange.
+# Reasons why insight does not get an exchange.
 UNHEARD = ("too_large", "too_many", "queue_full")
 
-# Answers with addresses that a large body may carry behind its records, where they are hidden instead of replaced.
+# Responses whose addresses may follow the records of a large body, where they are hidden instead of replaced.
 HIDING_APIS = ("Fetch", "ShareFetch")
-# Requests that kproxy answers in the broker's place: an ApiVersions newer than it reads.
+# Requests that kproxy answers in the broker's place: an ApiVersions of a version newer than it supports.
 OWN_APIS = ("ApiVersions",)
-# Answers that name brokers.
+# Responses with broker addresses.
 ADDRESS_APIS = (
     "DescribeCluster",
     "Fetch",
@@ -104,10 +104,10 @@ ADDRESS_APIS = (
     "ShareFetch",
 )
 
-# Why a policy refuses what clients and administrators send every day; other reasons begin with one series each.
+# Reasons for which a policy refuses everyday requests; other reasons begin with one series each.
 EVERYDAY_REASONS = ("default", "read_only", "rule")
 
-# What clients and administrators send every day: these always have series of their own.
+# APIs that clients and administrators use every day: these always have series of their own.
 EVERYDAY_APIS = frozenset(
     (
         *("AddOffsetsToTxn", "AddPartitionsToTxn", "AlterConfigs", "ApiVersions", "ConsumerGroupDescribe"),
@@ -127,7 +127,7 @@ UNKNOWN_OTHER_ERROR = 0x10001
 
 
 def error_label(code: int) -> str:
-    """What the cell of an error code stands for."""
+    """Return the label of an error code's cell."""
     if code == OTHER_ERROR:
         return "other"
     return "unknown_other" if code == UNKNOWN_OTHER_ERROR else error_name(code)

@@ -1,28 +1,27 @@
-"""How far consumers are behind the ends of logs: clients by what they fetch, groups by what they commit.
+"""The lag of consumers behind the ends of logs: of clients by their Fetch positions, of groups by committed offsets.
 
 Duty: the position of each client, which is the offset that it fetches next, and the lag of clients and groups: the
 difference between the end of a log and that position, or the committed offset (`offsets`). The lag is never stored: a
 scrape derives it, so the lag of a group whose members have stopped grows with the log.
 
-A fetch session (KIP-227) leaves out what has not changed, so each connection remembers its own positions; those of
-partitions that it no longer asks for too, as of paused ones, unless another client has committed in them for the same
-group since: a rebalance gave them to that one. Requests of brokers (replica id) have no position: they
-are replication.
+A fetch session (KIP-227) leaves out unchanged partitions, so each connection remembers its own positions. It also keeps
+those of partitions that the client no longer fetches, such as paused ones, unless another client has committed in them
+for the same group since: a rebalance assigned them to that client. Brokers' requests (replica id) have no position:
+they are replication.
 
-Unknown is not zero. A committed offset without an end of its log is counted as unknown, also where only a follower
-(KIP-392) told an end, and so is one whose end no answer has confirmed for UNCONFIRMED_NS: records may have been written
-where kproxy does not see them. The lag of the group is the sum over its other partitions, and what it was at least in
-those whose end nobody confirms.
+Unknown is not zero. The lag of a committed offset is unknown if no leader has returned the end of its log (a follower's
+does not suffice, KIP-392), or if no response has confirmed that end for UNCONFIRMED_NS, since records may be written
+where kproxy does not see them. The lag of the group is the sum over its other partitions, plus the lower bounds in
+those with an unconfirmed end.
 
-Lag in seconds is the age of the first record that a consumer has not got. That record's own timestamp is known where a
-Fetch answer had it alone. Otherwise the age is an upper bound, the lower of two: the age of the record before it, and
-the time since the log was last known to end at or before it. So a consumer at the end of a topic with a record an hour
-does not jump to 3600 seconds when the record comes. Both reach back a day (`marks.py`): a consumer that prefetches
-commits what it fetched minutes or hours ago.
+Lag in seconds is the age of the first record that a consumer has not received. That record's own timestamp is known if
+it was alone in a Fetch response. Otherwise the age is an upper bound, the lower of two: the age of the record before
+it, and the time since the log last ended at or before it. So a consumer at the end of a topic with one record an hour
+does not jump to 3600 seconds when the record arrives. Both reach back a day (`marks.py`), because a consumer that
+prefetches commits records that it fetched minutes or hours ago.
 
-Bounded by MAX_POSITIONS per connection and MAX_ALL_POSITIONS per cluster, beyond which positions are left out and
-counted in `evicted`, and MAX_SERIES lags of each kind that are shown. Changed on the thread of the event loop only; a
-scrape copies first.
+Bounds: MAX_POSITIONS per connection and MAX_ALL_POSITIONS per cluster, beyond which positions are left out and counted
+in `evicted`; MAX_SERIES lags of each kind are shown. Changed on the event loop's thread only; a scrape copies first.
 """
 
 from collections.abc import Iterable, Iterator
@@ -47,42 +46,42 @@ from kproxy.wire.events import ANSWERED, Event, Exchange
 from kproxy.wire.interest import HEARTBEATS
 
 MAX_POSITIONS = 16 * 1024
-MAX_ALL_POSITIONS = 512 * 1024  # of all connections to a cluster: some 100 MiB
+MAX_ALL_POSITIONS = 512 * 1024  # over all connections to a cluster: some 100 MiB
 MAX_SERIES = 500
-PARTITION_SERIES = 5000  # where no setting says otherwise
+PARTITION_SERIES = 5000  # default of the setting partition_series
 UNCONFIRMED_NS = 60 * 10**9
 
 Consumer = tuple[str, str]  # a client or a group, and the topic
 
 
 class Lag(NamedTuple):
-    """Of a consumer in a topic: records over all partitions, and the most seconds; None: nothing is known of it."""
+    """The lag of a consumer in a topic: sum of records, and maximum of seconds, over partitions; None: unknown."""
 
-    records: int | None  # of the partitions whose lag is known, or known to be at least so much; None: of none
+    records: int | None  # over partitions whose lag, or a lower bound of it, is known; None: no partition
     seconds: float | None
-    unknown: int = 0  # partitions with an offset whose lag is not known, or only at least
-    is_exact: bool = False  # the seconds are an age by a record's own timestamp, not an upper bound
+    unknown: int = 0  # partitions with an offset whose lag is unknown, or known only as a lower bound
+    is_exact: bool = False  # seconds is an age by a record's own timestamp, not an upper bound
 
     @property
     def rank(self) -> float:
-        """By records; who may be behind comes before who is not."""
+        """Return the sort key: records, and 0.5 for a lag that may be above 0."""
         return self.records or (0.5 if self.unknown else 0)
 
 
 class Fetching:
-    """What one connection fetches. `broker`: the label of the broker at its other end."""
+    """The Fetch positions of one connection. broker: the label of the broker at its other end."""
 
     def __init__(self, lags: "Lags", broker: str | None = None) -> None:
         self.broker = broker
         self.client_id = ""
         self.asked_ns = 0
         self.positions: dict[Key, Position] = {}
-        self.left: dict[Key, Position] = {}  # not asked for any more: paused, enough of it is buffered, or another's
+        self.left: dict[Key, Position] = {}  # no longer fetched: paused, buffered enough, or reassigned
         self._lags = lags
         self._counted = 0  # of `positions` and `left`, in `lags.positions`
 
     def events(self, events: list[Event]) -> None:
-        """Learn from these events; nothing of them is kept."""
+        """Learn from these events, without keeping any of them."""
         lags = self._lags
         for event in events:
             if event.__class__ is Exchange and event.outcome is ANSWERED:
@@ -105,14 +104,14 @@ class Fetching:
                     lags.committed_in_transaction(event)
                 elif key in HEARTBEATS:
                     self._learn_client(event)
-                    lags.note_group(event.group_id)  # its offsets may have been committed before kproxy was started
+                    lags.note_group(event.group_id)  # it may have committed offsets before kproxy started
                 elif key in (END_TXN, INIT_PRODUCER_ID):
                     lags.transaction_ended(event)
                 elif answered is not None and answered.deleted:
                     lags.deleted(event)
 
     def _learn_client(self, exchange: Exchange) -> None:
-        """Learn the client's id, which is not read of a commit."""
+        """Learn the client id, which is not decoded for a commit."""
         self.client_id = (exchange.client_id or "")[:MAX_LABEL]
 
     def closed(self) -> None:
@@ -135,9 +134,9 @@ class Fetching:
                     lags.learn(key, partition, now_ns, 0, epochs.get(key, UNKNOWN), self.broker, by_leader)
             return
         lags.fetching.add(self)
-        before_ns = self.asked_ns  # an answer of this session that left a partition out said that it is as it was
+        before_ns = self.asked_ns  # partitions left out of this session's last response had not changed
         self._learn_client(exchange)
-        if answered.partitions or exchange.throttle_ms <= 0:  # a throttled answer is empty, whatever is new
+        if answered.partitions or exchange.throttle_ms <= 0:  # a throttled response is empty in any case
             self.asked_ns = now_ns
         positions = self.positions
         wanted = {key_of(partition): partition.offset for partition in asked.partitions}
@@ -194,12 +193,12 @@ class Lags(Offsets):
     def __init__(self, topics: Topics, evicted: dict[str, int] | None = None) -> None:
         super().__init__(topics, evicted)
         self.fetching: set[Fetching] = set()
-        self.positions = 0  # of all connections together
+        self.positions = 0  # over all connections
 
     def shown(self, now_ns: int, wall_ns: int) -> Iterator[tuple[str, list[tuple[str, str, Lag]]]]:
-        """By "client_id" and by "group": (its name, the topic, its lag), those with the most records by name.
+        """Yield "client_id" and "group", each with rows (name, topic, lag): the MAX_SERIES largest, the rest as one.
 
-        `now_ns` is by the clock of the events, `wall_ns` the time of day, which records' timestamps are compared with.
+        now_ns: by the clock of the events. wall_ns: by the wall clock, compared with records' timestamps.
         """
         labels = _Labels(self._topics)
         logs = {(labels[topic], number): log for (topic, number), log in self.logs.copy().items() if log.is_known}
@@ -235,9 +234,9 @@ class Lags(Offsets):
             yield by, [(*of, lag) for of, lag in _largest(behind)]
 
     def ends(self, now_ns: int) -> dict[tuple[str, int], int]:
-        """(topic, partition) -> where the log ends.
+        """Return the end of the log of each (topic, partition).
 
-        An end that no answer has confirmed for UNCONFIRMED_NS is left out, unless a group is behind it.
+        An end that no response has confirmed for UNCONFIRMED_NS is left out, unless a group is behind it.
         """
         labels = _Labels(self._topics)
         fetched = ((each, key) for each in self.fetching.copy() for key in each.positions.copy())
@@ -255,7 +254,7 @@ class Lags(Offsets):
         return found
 
     def offsets(self) -> dict[tuple[str, str, int], int]:
-        """(group, topic, partition) -> the committed offset."""
+        """Return the committed offset of each (group, topic, partition)."""
         labels = _Labels(self._topics)
         committed = self.committed.copy()
         return {(shown(group), labels[topic], number): at.offset for (group, (topic, number)), at in committed.items()}
@@ -265,7 +264,7 @@ _UNKNOWN_LAG = Lag(None, None, 1)
 
 
 def _lag(log: Log, position: Position, is_confirmed: bool, now_ns: int, wall_ns: int) -> Lag:
-    """The lag in one partition; behind an end that nobody confirms it is at least so much, at such an end not known."""
+    """Return the lag in one partition: behind an unconfirmed end it is a lower bound, at an unconfirmed end unknown."""
     records = log.high_watermark - position.offset
     is_confirmed = is_confirmed or log.reported_ns + UNCONFIRMED_NS > now_ns
     if records > 0:
@@ -275,7 +274,7 @@ def _lag(log: Log, position: Position, is_confirmed: bool, now_ns: int, wall_ns:
 
 
 def _confirmed(fetched: "Iterable[tuple[Fetching, Key]]", labels: "_Labels", now_ns: int) -> set[tuple[str, int]]:
-    """Partitions whose end is confirmed by each answer of a fetch session that leaves it out."""
+    """Return the partitions whose end a recent response of a fetch session has confirmed, also by leaving them out."""
     return {(labels[topic], number) for each, (topic, number) in fetched if each.asked_ns + UNCONFIRMED_NS > now_ns}
 
 
@@ -292,7 +291,7 @@ class _Labels(dict[str | UUID | None, str]):
 
 
 def _furthest(positions: Iterable[tuple[str, Key, Position]], labels: _Labels) -> dict[tuple[str, str, int], Position]:
-    """By name, topic and partition; of several consumers of one name the one that is furthest behind."""
+    """Return positions by (name, topic, partition), the lowest one of several consumers with one name."""
     furthest: dict[tuple[str, str, int], Position] = {}
     for name, (topic, number), position in positions:
         of = name, labels[topic], number
@@ -311,7 +310,7 @@ def _plus(one: Lag, other: Lag) -> Lag:
 
 
 def _largest(behind: dict[Consumer, Lag]) -> Iterator[tuple[Consumer, Lag]]:
-    """Those with the most records, and the rest as one; an age of 0 where there is no lag."""
+    """Yield the MAX_SERIES largest lags and the rest as one; a lag of 0 records has an age of 0 s."""
     largest = nlargest(MAX_SERIES, behind.items(), key=lambda item: item[1].rank)
     if len(largest) < len(behind):
         others = reduce(_plus, (behind[of] for of in behind.keys() - dict(largest).keys()))

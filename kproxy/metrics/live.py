@@ -1,13 +1,12 @@
-"""The cells as plain rows, now and over the last hour: for whoever looks at a running kproxy, page or terminal.
+"""The cells as plain rows, now and over the last hour, for the page and the terminal that show a running kproxy.
 
-Duty: `totals` adds up what was counted of each (cluster, broker, API); `History` keeps, for each step of the last hour,
-what was added since the step before. All figures are those of /metrics, read from the very cells. Walks over cells are
-generators, which yield now and then: their owner gives traffic its turn, and asks less often where a walk is long.
+Duty: `totals` adds up the cells of each (cluster, broker, API); `History` keeps their increase in each step of the last
+hour. All figures are those of /metrics, read from the same cells. Walks over cells are generators that yield regularly:
+the caller lets traffic run in between, and walks less often if a walk is long.
 
-Bounded: a sample has MAX_SERIES series: all, or the NAMED_SERIES largest and the rest added up by API, what is still
-too much under the first name; and MAX_GROUPS groups. It is kept as the JSON text in which it is sent, of 30 kB at most
-(1 kB is usual), SAMPLES of them: 11 MB at most. MAX_NAMES names of series and of groups. Refuses to know who asks, and
-over what.
+Bounds: a sample has MAX_SERIES series: all, or the NAMED_SERIES largest and the others added up by API, the last ones
+as one named `other`; and MAX_GROUPS groups. A sample is stored as the JSON text that is sent, 30 kB at most (usually
+1 kB), SAMPLES of them: 11 MB at most. MAX_NAMES names of series and of groups. Refuses to know clients and transport.
 """
 
 import json
@@ -34,7 +33,7 @@ BOUNDS_S = [bound / 1e9 for bound in DURATION_NS]
 
 
 class Total:
-    """What was counted so far of one (cluster, broker, API), all versions."""
+    """The counters of one (cluster, broker, API), over all versions."""
 
     __slots__ = (
         "duration",
@@ -69,9 +68,8 @@ class Total:
         self.waits = [a + b for a, b in zip(self.waits, other.waits, strict=True)]
 
     def row(self, before: "Total | None" = None) -> list[Any]:
-        """[requests, errors, bytes to the broker, bytes to clients, throttled, ms of throttle, [bucket, count, ...]]
-
-        The buckets are those of the broker's time; then come those of the client's whole wait.
+        """Return the increase since `before`: [requests, errors, bytes to the broker, bytes to clients, throttled,
+        ms of throttle, [bucket, count, ...] of the broker's time, [bucket, count, ...] of the client's whole wait].
         """
         since = before or _NOTHING
         return [
@@ -87,7 +85,7 @@ class Total:
 
 
 def _buckets(counts: Sequence[int], before: Sequence[int]) -> list[int]:
-    """[bucket, count, ...] of what was added."""
+    """Return the increase of a histogram as [bucket, count, ...]."""
     return [n for index, count in enumerate(counts) if count > before[index] for n in (index, count - before[index])]
 
 
@@ -97,7 +95,7 @@ Totals = dict[Key, Total]
 
 
 def totals(metrics: Metrics) -> Generator[None, None, Totals]:
-    """What was counted so far; to be run in turns."""
+    """Return the totals so far, as the generator's value; yield so that the caller can let traffic run."""
     found: Totals = {}
     walked = 0
     for cluster in list(metrics.clusters.values()):
@@ -123,7 +121,7 @@ def by_broker(key: Key) -> Key:
 
 
 def summed(found: Totals, key: Callable[[Key], Key]) -> Generator[None, None, Totals]:
-    """Totals, added up by another key; to be run in turns."""
+    """Return the totals added up by another key, as the generator's value; yield like `totals`."""
     sums: Totals = {}
     for number, (of, total) in enumerate(found.items(), 1):
         sums.setdefault(key(of), Total()).include(total)
@@ -133,7 +131,7 @@ def summed(found: Totals, key: Callable[[Key], Key]) -> Generator[None, None, To
 
 
 class Names:
-    """Names by number, the first is that of all that have none of their own."""
+    """Names by number; number 0 is the common name of all beyond MAX_NAMES."""
 
     def __init__(self, parts: int) -> None:
         self.names: list[tuple[str, ...]] = [(OTHER,) * parts]
@@ -150,7 +148,7 @@ class Names:
 
 
 class History:
-    """Samples of the last hour, the youngest last; each is numbered, and has the text in which it is sent."""
+    """Samples of the last hour, the youngest last, each as (number, text that is sent)."""
 
     def __init__(self) -> None:
         self.samples: deque[tuple[int, str]] = deque(maxlen=SAMPLES)
@@ -164,16 +162,16 @@ class History:
 
     @property
     def last(self) -> int:
-        """The number of the last sample; 0: there is none yet."""
+        """Return the number of the last sample; 0: there is none yet."""
         return self._number
 
     @property
     def begun_ns(self) -> int:
-        """When the sample that comes next began; 0: there is nothing to compare with yet."""
+        """Return the time at which the next sample began; 0: none has begun."""
         return self._since_ns
 
     def close(self, metrics: Metrics, now: Totals, now_ns: int) -> None:
-        """End a sample; the first call only remembers where counting stood."""
+        """End a sample; the first call only stores the totals that the first sample is compared with."""
         groups = _rebalances(metrics)
         if self._base is not None:
             self._number += 1
@@ -183,7 +181,7 @@ class History:
         self._rebalances = {key: count for key, (count, _) in groups.items()}
 
     def open(self, metrics: Metrics, now: Totals, now_ns: int) -> str:
-        """What was added since the last sample ended, as a sample that has no number yet."""
+        """Return the increase since the last sample's end, as a sample with the number 0; "null": none has begun."""
         if self._base is None or now_ns <= self._since_ns:
             return "null"
         return self._text(metrics, now, _rebalances(metrics), now_ns, 0)
@@ -205,7 +203,7 @@ class History:
         rows.sort(key=lambda item: -item[1][0])
         if len(rows) > MAX_SERIES:
             rows = rows[:NAMED_SERIES] + _rest_by_api(rows[NAMED_SERIES:])
-        shown: dict[int, list[list[Any]]] = {}  # rows by the number of their name, which is 0 when there are too many
+        shown: dict[int, list[list[Any]]] = {}  # rows by the number of their name; 0: beyond MAX_NAMES
         for key, row in rows:
             shown.setdefault(self.series.number(key), []).append(row)
         changed = [
@@ -226,7 +224,7 @@ class History:
 
 
 def _rest_by_api(rows: Sequence[tuple[Key, list[Any]]]) -> list[tuple[Key, list[Any]]]:
-    """Added up by cluster and API, since some APIs wait on purpose; what is too much even so under one name."""
+    """Return rows added up by cluster and API, since some APIs wait on purpose; beyond the bound, in one row."""
     of_apis: dict[Key, list[list[Any]]] = {}
     for (cluster, _, api), row in rows:
         of_apis.setdefault((cluster, OTHER, api), []).append(row)
@@ -249,7 +247,7 @@ def _added(rows: Sequence[list[Any]]) -> list[Any]:
 
 
 def _rebalances(metrics: Metrics) -> dict[tuple[str, str], tuple[int, bool]]:
-    """How often each group has rebalanced, and whether it does so now."""
+    """Return (number of rebalances, whether it rebalances now) of each (cluster, group)."""
     now_ns = metrics.now_ns()
     return {
         (cluster.cluster, group): (cells.rebalances, cells.is_rebalancing)
@@ -266,7 +264,7 @@ def _process(metrics: Metrics) -> list[Any]:
 
 
 def _since(now: list[Any], before: list[Any], seconds: float) -> list[float | None]:
-    """p99 of the time inside kproxy, and of the time that bytes waited for it; seconds."""
+    """Return the p99 of the time inside kproxy, and of the time that bytes waited to be read, in s; None: no data."""
     found: list[float | None] = []
     for counts, earlier in zip(now, before, strict=True):
         p99 = quantile(PROXY_NS, [max(0, a - b) for a, b in zip(counts, earlier, strict=True)], 0.99)
@@ -274,11 +272,11 @@ def _since(now: list[Any], before: list[Any], seconds: float) -> list[float | No
     return found
 
 
-# --- rows of what has names -------------------------------------------------------------------------------------------
+# --- rows by name -----------------------------------------------------------------------------------------------------
 
 
 def error_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
-    """[cluster, broker, API, error, count so far], the most frequent first."""
+    """Return rows [cluster, broker, API, error, count so far], the most frequent first."""
     counts: dict[tuple[str, str, str, str], int] = {}
     for cluster in list(metrics.clusters.values()):
         for broker in list(cluster.brokers.values()):
@@ -291,7 +289,7 @@ def error_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
 
 
 def broker_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
-    """[cluster, broker, open connections, requests in flight, disconnects so far]"""
+    """Return rows [cluster, broker, open connections, requests in flight, disconnects so far], most open first."""
     rows: list[list[Any]] = [
         [
             cluster.cluster,
@@ -307,14 +305,14 @@ def broker_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
 
 
 def topic_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
-    """[cluster, topic, bytes and records produced, bytes and records fetched so far], the largest first."""
+    """Return rows [cluster, topic, bytes produced, records produced, bytes fetched, records fetched], largest first."""
     now_ns = metrics.now_ns()
     rows: dict[tuple[str, str], list[Any]] = {}
     for cluster in list(metrics.clusters.values()):
         if cluster.topics is None:
             continue
         for topic, cells in cluster.topics.top.shown(now_ns):
-            name = cluster.topics.label(topic)  # of a topic's id too, where an answer has named it
+            name = cluster.topics.label(topic)  # also for a topic id whose name a response contained
             produced, fetched = cells.request, cells.response
             row = [cluster.cluster, name, produced.bytes, produced.records, fetched.bytes, fetched.records]
             before = rows.setdefault((cluster.cluster, name), row)
@@ -324,7 +322,7 @@ def topic_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
 
 
 def client_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
-    """[cluster, client id, software, its version, open connections], who is connected first."""
+    """Return rows [cluster, client id, software, its version, open connections], connected clients first."""
     now_ns = metrics.now_ns()
     rows: list[list[Any]] = [
         [cluster.cluster, *(client or (OTHER, OTHER, "")), cells.open]
@@ -335,7 +333,9 @@ def client_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
 
 
 def group_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
-    """[cluster, group, state, members, generation, rebalances, seconds in them, requests refused, protocol, type]"""
+    """Return rows [cluster, group, state, members, generation, rebalances, seconds in them, requests refused, protocol,
+    type], most rebalances first.
+    """
     now_ns = metrics.now_ns()
     rows: list[list[Any]] = [
         [
@@ -359,10 +359,10 @@ def group_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
 
 
 def lag_rows(metrics: Metrics, wall_ns: int, limit: int) -> list[list[Any]]:
-    """[cluster, "group" or "client_id", its name, topic, records or null, seconds or null, unknown partitions].
+    """Return rows [cluster, "group" or "client_id", name, topic, records or null, seconds or null, unknown partitions].
 
-    Who is furthest behind comes first, those of whom it is not known before those that are not behind. records: over
-    the partitions where the lag is known, or is at least so much.
+    The largest lag comes first, and an unknown lag precedes a lag of 0. records: the sum over partitions whose lag, or
+    a lower bound of it, is known.
     """
     now_ns = metrics.now_ns()
     found = [
@@ -376,12 +376,12 @@ def lag_rows(metrics: Metrics, wall_ns: int, limit: int) -> list[list[Any]]:
 
 
 def slow_rows(metrics: Metrics, after_ns: int) -> list[list[Any]]:
-    """The slow exchanges after a moment; columns as SLOW_COLUMNS."""
+    """Return the slow exchanges after `after_ns`, with the columns SLOW_COLUMNS."""
     return [
         [
             row.at_ns // 1000,
             *row[1:8],
-            str(row.connection),  # more than a number of JavaScript can hold
+            str(row.connection),  # exceeds JavaScript's integers
             row.number,
             *(round(ns / 1e9, 6) for ns in (row.wait_ns, row.broker_ns, row.over_ns, row.queue_ns, row.muted_ns)),
             row.throttle_ms,

@@ -1,9 +1,9 @@
-"""When a log reached which offsets: a few points that reach back hours, dense where they are young.
+"""The times at which a log reached its offsets: a few points that reach back hours, denser for recent times.
 
-A point (offset, time) says that every record from that offset on was written at that time or later. The answer for an
-offset is the time of the last point at or before it: never too late, and too early by a quarter of its age at most, and
-2 s. Neighbours are MIN_SPACING_NS apart, and an eighth of their age where points became too many, so MAX_POINTS reach
-back a day. Bound: MAX_POINTS of 16 bytes.
+A point (offset, time) means that every record from that offset on was written at that time or later. The time of an
+offset is that of the last point at or before it: never too late, and too early by at most a quarter of its age, and
+2 s. Neighbours are MIN_SPACING_NS apart, and after thinning an eighth of their age, so MAX_POINTS reach back a day.
+Bound: MAX_POINTS of 16 bytes.
 
 Points are replaced as a whole, so that a scrape can read them while the loop's thread adds some.
 """
@@ -30,16 +30,16 @@ class Marks:
         return len(self._points[0])
 
     def points(self) -> list[tuple[int, int]]:
-        """(offset, time) of each, ascending."""
+        """Return the (offset, time in ns) of each point, ascending."""
         return [*zip(*self._points, strict=True)]
 
     def add(self, offset: int, time_ns: int, now_ns: int) -> None:
-        """Learn a point; one that says little more than its neighbour is left out."""
+        """Learn a point, unless it is too close to the one before it."""
         offsets, times = self._points
         at = bisect_right(offsets, offset)
         if at and time_ns - times[at - 1] < _spacing_ns(time_ns, now_ns):
             return
-        # Points behind it that claim an earlier time say less than it does.
+        # Later offsets with an earlier time are redundant.
         end = at
         while end < len(times) and times[end] <= time_ns:
             end += 1
@@ -48,13 +48,13 @@ class Marks:
         self._points = (offsets, times) if len(times) <= MAX_POINTS else _thinned(offsets, times, now_ns)
 
     def latest_ns(self, offset: int) -> int | None:
-        """The time at which the record at `offset` was written, or later; None: unknown."""
+        """Return a lower bound, in ns, of the time when the record at `offset` was written; None: unknown."""
         offsets, times = self._points
         at = bisect_right(offsets, offset)
         return times[at - 1] if at else None
 
     def clear(self) -> None:
-        """Forget all, as where a log was truncated."""
+        """Forget all points, for example when a log was truncated."""
         self._points = array("q"), array("q")
 
 
@@ -63,7 +63,7 @@ def _spacing_ns(time_ns: int, now_ns: int) -> int:
 
 
 def _thinned(offsets: "array[int]", times: "array[int]", now_ns: int) -> Points:
-    """Points with the spacing of their age today; of more than MAX_POINTS the oldest go."""
+    """Return the points thinned to the spacing of their present age, the newest MAX_POINTS of them."""
     kept = [0]
     for at in range(1, len(times)):
         if times[at] - times[kept[-1]] >= _spacing_ns(times[at], now_ns):

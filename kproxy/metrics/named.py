@@ -1,14 +1,14 @@
-"""What peers name, topics and clients: counted by name, for so many names.
+"""Counters by names that peers send: topics and clients, for a bounded number of names.
 
-Duty: cells of topics (what Produce brings and Fetch takes away) and of clients (their software). A peer can invent
-names without end, so only some have a cell of their own and the rest share one: which, `top` decides. A name that has
-been away for EXPIRY_NS, by the clock of the events, is not exposed any more.
+Duty: cells of topics (records produced and fetched) and of clients (their software). A peer can invent any number of
+names, so only some have a cell of their own and the others share one; `top` chooses. A name that has been idle for
+EXPIRY_NS, by the clock of the events, is no longer exposed.
 
-Topics that bodies call by their ids are counted under those; names are looked up at a scrape, since the answer that
-contains them may come later, and on any connection.
+Topics that bodies identify by id are counted under the id; a scrape looks up their names, since the response that
+contains a name may come later, and on any connection.
 
-Bounded by MAX_TOPICS and MAX_CLIENTS cells (see `top`), and MAX_NAMES names of topics, per cluster. Like all cells they
-are changed on the thread of the event loop only, and copied in one step by a scrape.
+Bounds, per cluster: MAX_TOPICS and MAX_CLIENTS cells (see `top`), and MAX_NAMES names of topics. Like all cells they
+change on the event loop's thread only, and a scrape copies them in one step.
 """
 
 from base64 import urlsafe_b64encode
@@ -25,11 +25,11 @@ MAX_NAMES = 64 * 1024
 MAX_LABEL = 256  # characters; a topic's name has at most 249, but an invented one may be of 32 KiB
 EXPIRY_NS = 3600 * 10**9
 _CONNECTED = 1 << 62  # the rank of a client that is connected: it keeps its cell
-OTHER = "other"  # the label of all that have no series of their own
+OTHER = "other"  # the label of all names without a series of their own
 
 
 def shown(name: str | None) -> str:
-    """The label of a name, None: of all the others; what is called as their label is itself gets a `=` before it."""
+    """Return the label of a name; None: the label of all others. A name equal to that label gets the prefix `=`."""
     if name is None:
         return OTHER
     name = name[:MAX_LABEL]
@@ -37,18 +37,18 @@ def shown(name: str | None) -> str:
 
 
 class Carried:
-    """Records that one direction carried."""
+    """Records produced to a topic, or fetched from it."""
 
     __slots__ = ("batches", "bytes", "records")
 
     def __init__(self) -> None:
         self.bytes = 0
         self.records = 0
-        self.batches: dict[int, int] = {}  # by codecs, a bit for each: bodies of one codec are the rule
+        self.batches: dict[int, int] = {}  # by set of codecs, a bit each; usually one codec
 
 
 class TopicCells:
-    """What is counted of one topic; the rank is in bytes, halved now and then."""
+    """The counters of one topic; the rank is in bytes, halved regularly."""
 
     __slots__ = ("rank", "request", "response", "seen_ns")
 
@@ -76,7 +76,7 @@ class Topics:
         self.names: dict[UUID, str] = {}
 
     def events(self, events: list[Event]) -> None:
-        """Count what the bodies of these events carry; nothing of them is kept."""
+        """Count the records in the bodies of these events, without keeping any of them."""
         for event in events:
             if event.__class__ is Exchange:
                 exchange = event
@@ -117,7 +117,7 @@ class Topics:
                     carried.records += partition.records
 
     def _cell_for(self, topic: str | UUID, size: int, now_ns: int) -> TopicCells:
-        """The cell of a topic that has none, or whose invented name is longer than any topic's."""
+        """Return the cell of a topic that has none yet, or whose name is longer than Kafka allows."""
         if isinstance(topic, str) and len(topic) > MAX_LABEL:
             topic = topic[:MAX_LABEL]
             if (cell := self.top.cells.get(topic)) is not None:
@@ -125,21 +125,21 @@ class Topics:
         return self.top.cell_for(topic, size, now_ns)
 
     def _learn(self, learned: Mapping[UUID, str]) -> None:
-        """Ids are never used again; who comes last of too many stays."""
+        """Learn names of topic ids, which are never reused; beyond MAX_NAMES the oldest are dropped."""
         names = self.names
         names.update(learned)
         while len(names) > MAX_NAMES:
             del names[next(iter(names))]
 
     def label(self, topic: str | UUID | None) -> str:
-        """The topic's name, as `shown`; its id, as Kafka writes it, where no answer has named it."""
+        """Return the topic's name as `shown`, or its id in Kafka's notation if no response has contained the name."""
         if topic is None or isinstance(topic, str):
             return shown(topic)
         return shown(self.names.get(topic, "")) or urlsafe_b64encode(topic.bytes).decode().rstrip("=")
 
 
 class ClientCells:
-    """What is counted of one client's software: its connections."""
+    """The counters of one client's software: its connections."""
 
     __slots__ = ("left_ns", "open")
 
@@ -152,10 +152,10 @@ class ClientCells:
         return _CONNECTED if self.open else 0
 
     def admitted(self, rank: int) -> None:
-        """Its connections are counted as they come."""
+        """Do nothing: connections are counted individually."""
 
     def halve(self) -> None:
-        """Connections that are open stay so."""
+        """Do nothing: open connections do not age."""
 
     def is_gone(self, now_ns: int) -> bool:
         return not self.open and self.left_ns + EXPIRY_NS < now_ns
@@ -175,7 +175,7 @@ class Clients:
         self.top: Top[Client, ClientCells] = Top(MAX_CLIENTS, ClientCells)
 
     def joined(self, named: ClientNamed) -> ClientCells:
-        """A connection of this client; call `left` of the cell when it closes."""
+        """Count a connection of this client; call `left` of the returned cell when it closes."""
         client = ((named.client_id or "")[:MAX_LABEL], named.name[:MAX_LABEL], named.version[:MAX_LABEL])
         cell = self.top.cells.get(client)
         if cell is None:

@@ -1,30 +1,29 @@
-"""The two offsets that lag is the difference of: the end of each log, and what each group has committed in it.
+"""The two offsets whose difference is lag: the end of each log, and each group's committed offset in it.
 
-Duty: both for each topic-partition, with their source and the time at which they were read.
+Duty: both offsets for each topic-partition, with their source and the time at which they were learned.
 
-The end of a log comes from answers to Produce (base offset plus the records of the request), Fetch (high watermark) and
-ListOffsets (latest, read_uncommitted). It only rises, whoever answers: a follower (KIP-392) has a lower high watermark
-than the leader. Only an answer of the leader with a newer leader epoch lowers it, since the log was truncated. Then
-what the former leader says does not raise it again for FENCED_NS, nor does an answer that began before that.
+The end of a log comes from responses to Produce (base offset plus the records of the request), Fetch (high watermark)
+and ListOffsets (latest, read_uncommitted). It only rises, because a follower (KIP-392) returns a lower high watermark
+than the leader. Only a leader's response with a newer leader epoch lowers it, since the log was truncated. After that,
+responses of the former leader do not raise it for FENCED_NS, nor does a response that began earlier.
 
 The committed offset of a group comes from OffsetCommit, for each partition that the broker accepted, and from
-OffsetFetch, unless the group has committed since that was asked. Offsets of a TxnOffsetCommit count when an EndTxn
-commits their transaction, by its transactional id, unless the group has committed others in the meantime, or was
-deleted, or they or their topic were; where that goes to another process, their group is one to ask for. A commit of -1
-leaves a group without an offset.
+OffsetFetch, unless the group has committed since that request. Offsets of a TxnOffsetCommit take effect when an EndTxn
+commits their transaction, by its transactional id, unless the group has committed other offsets in the meantime, or
+group, offset or topic were deleted. If the EndTxn passes through another process, kproxy asks the coordinator for the
+group's offsets. A commit of -1 leaves a group without an offset.
 
-kproxy may ask brokers itself (`told_ends`, `told_offsets`): a leader's answer also lowers an end that nothing has
-raised since the question, and what a coordinator does not list is removed. What passed after the question is newer.
+kproxy may ask brokers itself (`told_ends`, `told_offsets`): a leader's response also lowers an end that nothing has
+raised since the request, and offsets that a coordinator does not list are removed. Traffic after the request is newer.
 
-Both end with DeleteGroups, OffsetDelete and DeleteTopics that were answered without an error, with a topic that was
-created again (another topic id), and with UNKNOWN_TOPIC_OR_PARTITION from the broker that answered for the log before;
-never because of their age. `removed` says so to the parent of several workers, and `ended` is what that one tells the
-others.
+Both offsets end with a successful DeleteGroups, OffsetDelete or DeleteTopics, with a re-created topic (another topic
+id), and with UNKNOWN_TOPIC_OR_PARTITION from the broker that answered for the log before; never because of their age.
+Workers report `removed` to their parent, which passes it to the other workers (`ended`).
 
-Bounded by MAX_LOGS and MAX_COMMITTED per cluster: the oldest go, which is counted in `evicted`. Also by MAX_REMOVED
-removals, MAX_SEEN groups and MAX_PENDING offsets of transactions, MAX_NAMES topic ids, and MARKS and twice
-marks.MAX_POINTS of each log. Changed on the thread of the event loop only. Events are compared with the clock of the
-events, records' timestamps with the wall clock. Refuses to know connections, and what is shown.
+Bounds, per cluster: MAX_LOGS and MAX_COMMITTED, the oldest removed and counted in `evicted`; MAX_REMOVED removals,
+MAX_SEEN groups, MAX_PENDING offsets of transactions, MAX_NAMES topic ids, and for each log MARKS and twice
+marks.MAX_POINTS. Changed on the event loop's thread only. Times of events use the events' clock, timestamps of records
+the wall clock. Refuses to know connections and the exposition.
 """
 
 from collections import defaultdict, deque
@@ -55,36 +54,36 @@ MAX_LOGS = 16 * 1024
 MAX_COMMITTED = 64 * 1024
 MAX_REMOVED = 16 * 1024
 MAX_SEEN = 4096
-MAX_LOST = 100  # groups that are asked for though what they had committed was deleted: one request
+MAX_LOST = 100  # groups whose offsets were deleted that kproxy still asks for: one request
 MAX_PENDING = 16 * 1024  # offsets of open transactions
-FENCED_NS = 30 * 10**9  # for so long a former leader may not know that it is none: broker.session.timeout.ms is 9 s
+FENCED_NS = 30 * 10**9  # how long a former leader may still answer as leader: broker.session.timeout.ms is 9 s
 MAX_FORMER = 4
-MARKS = 16  # of a log: stretches whose age is known (a consumer commits what it has just fetched), and earlier ends
+MARKS = 16  # per log: fetched ranges with their age (a consumer commits what it just fetched), and as many earlier ends
 _MAX_WRITTEN_MS = (2**63 - 1) // 10**6  # producers write any int64
-UNKNOWN = -1  # a time that no batch contained; a leader epoch that no answer named
+UNKNOWN = -1  # a time that no batch contained; a leader epoch that no response contained
 
-END, COMMITTED, POSITION, GROUP = KINDS = ("end", "committed", "position", "group")  # what falls out of the bounds
+END, COMMITTED, POSITION, GROUP = KINDS = ("end", "committed", "position", "group")  # kinds counted in `evicted`
 
 GONE = frozenset((UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID))
 
-Key = tuple[str | UUID | None, int]  # of a topic-partition, as the wire calls it
-# What was removed: ("group", group), ("topic", topic), ("partition", topic, number), ("offset", group, topic, number).
+Key = tuple[str | UUID | None, int]  # a topic-partition, by its topic's name or id as on the wire
+# A removal: ("group", group), ("topic", topic), ("partition", topic, number), ("offset", group, topic, number).
 Removal = tuple[str | UUID | int | None, ...]
 
 
 class Position(NamedTuple):
-    """Where a consumer is: the next offset, and when the record before it was written, in milliseconds."""
+    """A consumer's position: the next offset, and when the record before it was written (ms since the Unix epoch)."""
 
     offset: int
     written_ms: int
-    reported_ns: int  # when that was learned; of an OffsetFetch, when it was asked: a commit since then is newer
-    source: int = FETCH  # from which API
-    written_by_ns: int = 0  # when the coordinator wrote what a request of the group committed last
-    client: str = ""  # who committed it, if a request shows it
+    reported_ns: int  # when it was learned; for an OffsetFetch, its request: a commit since then is newer
+    source: int = FETCH  # the API key that it comes from
+    written_by_ns: int = 0  # when the coordinator wrote the group's last commit that was seen as a request
+    client: str = ""  # the client that committed it, if a request shows it
     former: tuple[str, ...] = ()  # the last MAX_FORMER other clients that committed there before
 
     def after(self, before: "Position") -> "Position":
-        """This commit, with who committed before it: the latest last, since the earliest are forgotten first."""
+        """Return this commit with the clients that committed before it, the latest last, the earliest dropped first."""
         client = self.client or before.client
         clients = dict.fromkeys((*before.former, before.client, *self.former))
         former = [each for each in clients if each not in ("", client)]
@@ -92,12 +91,12 @@ class Position(NamedTuple):
 
 
 class Log:
-    """What is known of a topic-partition's end.
+    """The end of a topic-partition's log.
 
-    `high_watermark` is the end, of `source` (an API key), since `raised_ns`, and confirmed by an answer at
-    `reported_ns`. `lowered_ns`: what was said of the end until then does not count if it was higher; of a log that was
-    created again, when the former one was removed. `broker` is the label of the broker that last answered as leader,
-    `epoch` its leader epoch; `is_led`: a leader has answered at all.
+    `high_watermark` is the end, from `source` (an API key), since `raised_ns`, and confirmed by a response at
+    `reported_ns`. `lowered_ns`: higher ends reported until then are ignored; for a re-created log it is the time when
+    the former one was removed. `broker` is the label of the broker that last answered as leader, `epoch` its leader
+    epoch; `is_led`: a leader has answered at least once.
     """
 
     __slots__ = (
@@ -109,13 +108,13 @@ class Log:
         self.high_watermark = 0
         self.source = UNKNOWN
         self.raised_ns = 0
-        self.reported_ns = 0  # 0: nothing is known of the end
+        self.reported_ns = 0  # 0: the end is not known
         self.lowered_ns = 0
         self.epoch = UNKNOWN
         self.broker: str | None = None
         self.is_led = False
-        self.marks: deque[tuple[int, int, int]] = deque(maxlen=MARKS)  # first offset, the one after the last, written
-        # Earlier ends, and when each was the end for the last time: the last ones, and sparse ones of a day.
+        self.marks: deque[tuple[int, int, int]] = deque(maxlen=MARKS)  # (first offset, end, newest record's ms)
+        # Earlier ends, each with the last time at which it was the end: the latest ones, and sparse ones of a day.
         self.ends: deque[tuple[int, int]] = deque(maxlen=MARKS)
         self.earlier_ends = Marks()
         self.written = Marks()  # records fetched so far, sparse, by their timestamps
@@ -132,10 +131,10 @@ class Log:
         by_leader: bool = True,
         asked_ns: int | None = None,
     ) -> None:
-        """An answer says that the log ends at `offset` now; until `unchanged_ns` it ended where it did.
+        """Learn from a response that the log ends at `offset` now; its former end held until `unchanged_ns`.
 
-        A lower offset changes nothing, unless the leader says it in a newer epoch than before, or to a question of
-        kproxy's own at `asked_ns` and nothing has raised the end since.
+        A lower offset is ignored, unless the leader returns it in a newer epoch, or in response to kproxy's own request
+        at `asked_ns` and nothing has raised the end since.
         """
         if offset < 0:
             return
@@ -170,13 +169,13 @@ class Log:
         self.reported_ns = now_ns
 
     def _is_outdated(self, now_ns: int, epoch: int) -> bool:
-        """Whether a higher end is that of before the log became shorter: told before, or by the leader of then."""
+        """Return whether a higher end precedes the truncation: it is older, or comes from the former leader."""
         if now_ns < self.lowered_ns:
             return True
         return UNKNOWN < epoch < self.epoch and now_ns < self.lowered_ns + FENCED_NS
 
     def _truncate(self) -> None:
-        """Forget the ages of the former leader's records: others have their offsets."""
+        """Forget the ages of truncated records: other records have their offsets."""
         self.marks.clear()
         self.ends.clear()
         self.earlier_ends.clear()
@@ -184,11 +183,11 @@ class Log:
 
     @property
     def is_known(self) -> bool:
-        """Whether the end is known: a follower's high watermark alone may be lower."""
+        """Return whether the end is known: a leader has answered (a follower's high watermark may be lower)."""
         return self.is_led and self.reported_ns > 0
 
     def lower(self, offset: int, at_ns: int, epoch: int) -> None:
-        """Another process knows that the log ended at `offset` at a time, and nothing has raised the end here since."""
+        """Lower the end to the one that another process learned at `at_ns`, unless a response raised it since."""
         if offset >= self.high_watermark or self.raised_ns > at_ns:
             return
         self._truncate()
@@ -196,17 +195,15 @@ class Log:
         self.epoch = max(self.epoch, epoch)
 
     def read(self, first: int, following: int, written_ms: int, now_ns: int) -> None:
-        """Records up to `following` were fetched, and the newest of them was written then."""
+        """Learn that records from `first` to before `following` were fetched, the newest written at `written_ms`."""
         self.marks.append((first, following, written_ms))
         if written_ms <= _MAX_WRITTEN_MS:
             self.written.add(following, min(written_ms * 10**6, now_ns), now_ns)  # a later time would hide all others
 
     def age_s(self, offset: int, written_ms: int, now_ns: int, wall_ns: int) -> tuple[float | None, bool]:
-        """The age of the record at an offset, and whether it is exact or an upper bound; None: nothing is known of it.
+        """Return the age in s of the record at an offset (None: unknown), and whether it is exact, not an upper bound.
 
-        `written_ms` is that of the record before it.
-
-        Called by a scrape, while the loop's thread goes on.
+        written_ms: when the record before it was written. Called by a scrape, on another thread than the event loop's.
         """
         for first, following, alone_ms in reversed(tuple(self.marks)):
             if first == offset and following == offset + 1:
@@ -220,9 +217,9 @@ class Log:
         return max(0.0, min(bounds)) if bounds else None, False
 
     def written_ms(self, offset: int) -> int:
-        """When the last record before an offset was written of which that is known; UNKNOWN: of none.
+        """Return when the last record before an offset was written, as far as known, in ms; UNKNOWN: no time is known.
 
-        Of what one answer brought only the newest record's time is known, so it says nothing of an offset within.
+        Only the newest record of a response has a known time, so offsets within that response have none.
         """
         known = [written_ms for _, following, written_ms in self.marks if following <= offset]
         written_ns = self.written.latest_ns(offset)
@@ -230,25 +227,25 @@ class Log:
 
 
 class Offsets:
-    """Of one cluster. `evicted`: counts what falls out of the bounds, by one of KINDS."""
+    """The offsets of one cluster. evicted: numbers of entries removed at a bound, by one of KINDS."""
 
     def __init__(self, topics: Topics, evicted: dict[str, int] | None = None) -> None:
         self.logs: dict[Key, Log] = {}
         self.committed: dict[tuple[str, Key], Position] = {}  # the last one learned comes last
-        self.learned = 0  # how often one was: as many at the end of `committed` are new, at most
-        self.seen: dict[str, None] = {}  # groups to ask for, whatever else is known of them, the last one seen last
-        # Offsets of open transactions, and when the coordinator wrote them.
+        self.learned = 0  # number of commits so far: at most the last (increase) entries of `committed` are new
+        self.seen: dict[str, None] = {}  # groups whose offsets kproxy asks for, the last one seen last
+        # Offsets of open transactions, each with the time when the coordinator wrote it.
         self._pending: dict[str, dict[tuple[str, Key], tuple[int, int]]] = {}  # by transactional id
         self._pending_offsets = 0
-        self.removed: dict[Removal, int] = {}  # when; what was reported until then does not count, whoever reports it
+        self.removed: dict[Removal, int] = {}  # time of each; reports until then are ignored, from any process
         self.evicted: dict[str, int] = {} if evicted is None else evicted
         for kind in KINDS:
             self.evicted.setdefault(kind, 0)
         self._topics = topics
-        self._groups: dict[Key, set[str]] = {}  # that have committed an offset, by partition
-        self._ids: dict[str, UUID] = {}  # of topics, the newest
-        self._former: dict[UUID, None] = {}  # ids of topics that were created again, or deleted
-        self._nameless: set[UUID] = set()  # ids that stand for a topic in the keys of `logs` and `committed`
+        self._groups: dict[Key, set[str]] = {}  # groups with a committed offset, by partition
+        self._ids: dict[str, UUID] = {}  # newest id of each topic
+        self._former: dict[UUID, None] = {}  # ids of deleted or re-created topics
+        self._nameless: set[UUID] = set()  # ids used in keys of `logs` and `committed` because no name is known
 
     # --- ends of logs ------------------------------------------------------------------------------------------------
 
@@ -262,7 +259,7 @@ class Offsets:
         broker: str | None = None,
         by_leader: bool = True,
     ) -> None:
-        """What a Fetch answer says of a log; until `unchanged_ns` its session knew of no change."""
+        """Learn from a partition of a Fetch response; until `unchanged_ns` its fetch session reported no change."""
         named = self._named(key)
         if named is None:
             return
@@ -272,9 +269,9 @@ class Offsets:
             log.read(partition.first_offset, partition.last_offset + 1, partition.max_timestamp, now_ns)
 
     def produced(self, exchange: Exchange, broker: str | None) -> None:
-        """The records of a Produce stand at the end of the log: its leader answers their first offset.
+        """Learn the end of logs from a Produce: the leader returns the first offset of the appended records.
 
-        Nothing is learned of compressed message sets, which hide their count.
+        Compressed message sets are skipped, because they do not show their number of records.
         """
         asked, answered = exchange.request_body, exchange.response_body
         if asked is None or answered is None:
@@ -292,13 +289,13 @@ class Offsets:
             if count is None or partition.offset < 0 or (named := self._named(key)) is None:
                 continue
             log = self._log(named)
-            if not log.reported_ns:  # so the age of these records has a bound
+            if not log.reported_ns:  # gives the age of these records a bound
                 log.end(partition.offset, exchange.request_start, 0, source=PRODUCE, broker=broker)
             unchanged_ns = exchange.request_start if partition.offset == log.high_watermark else 0
             log.end(partition.offset + count, now_ns, unchanged_ns, source=PRODUCE, broker=broker)
 
     def listed(self, exchange: Exchange, broker: str | None) -> None:
-        """The ends that a ListOffsets asked for: only the leader answers it."""
+        """Learn the ends in a ListOffsets response, which only a leader returns."""
         asked, answered = exchange.request_body, exchange.response_body
         if asked is None or answered is None or not asked.latest or asked.isolation_level or asked.replica_id >= 0:
             return
@@ -335,19 +332,19 @@ class Offsets:
         return Position(offset, log.written_ms(offset) if log is not None else UNKNOWN, now_ns, source)
 
     def committed_by(self, exchange: Exchange, client: str) -> None:
-        """A group's offsets, of the partitions that the broker accepted."""
+        """Learn the offsets of an OffsetCommit, for the partitions that the broker accepted."""
         now_ns = exchange.response_end
         for group, key, offset in _accepted(exchange):
             self._commit(group, key, offset, now_ns, OFFSET_COMMIT, now_ns, client)
 
     def committed_in_transaction(self, exchange: Exchange) -> None:
-        """Offsets that count once their transaction is committed."""
+        """Keep the offsets of a TxnOffsetCommit until their transaction ends."""
         self.note_group(exchange.group_id)
         if exchange.transactional_id is None:
             return
         transaction = exchange.transactional_id[:MAX_LABEL]
         offsets = self._pending.pop(transaction, {})
-        self._pending[transaction] = offsets  # the last one comes last
+        self._pending[transaction] = offsets  # ordered by the last commit
         for group, key, offset in _accepted(exchange):
             of = group[:MAX_LABEL], key
             self._pending_offsets += of not in offsets
@@ -358,7 +355,7 @@ class Offsets:
             self.evicted[COMMITTED] += dropped
 
     def transaction_ended(self, exchange: Exchange) -> None:
-        """An EndTxn commits or aborts a transaction; an InitProducerId aborts the one that its producer left open."""
+        """Commit or drop the offsets of a transaction: EndTxn ends it, InitProducerId aborts one left open."""
         if exchange.errors or exchange.transactional_id is None:
             return
         offsets = self._pending.pop(exchange.transactional_id[:MAX_LABEL], {})
@@ -368,12 +365,12 @@ class Offsets:
             for (group, key), (offset, written_ns) in offsets.items():
                 named = self._named(key) or key
                 known = self.committed.get((group, named))
-                is_latest = known is None or known.written_by_ns <= written_ns  # else what was written later stays
+                is_latest = known is None or known.written_by_ns <= written_ns  # a later write stays
                 if is_latest and not self.is_removed(named, written_ns, group):
                     self._commit(group, key, offset, exchange.response_end, TXN_OFFSET_COMMIT, written_ns)
 
     def fetched_offsets(self, exchange: Exchange) -> None:
-        """A group's offsets, as its coordinator has them; a partition without one has -1."""
+        """Learn a group's offsets from an OffsetFetch response, in which -1 means that a partition has none."""
         answered = exchange.response_body
         if answered is None:
             return
@@ -384,7 +381,7 @@ class Offsets:
                 continue
             known = self.committed.get((group[:MAX_LABEL], named))
             if known is not None and known.reported_ns > asked_ns:
-                continue  # the coordinator may have read this one before
+                continue  # the coordinator may have answered before this commit
             if partition.offset < 0 and known is None:
                 continue
             if not self.is_removed(named, asked_ns, group[:MAX_LABEL]):
@@ -393,9 +390,9 @@ class Offsets:
     def _commit(
         self, group: str, key: Key, offset: int, now_ns: int, source: int, written_ns: int = 0, client: str = ""
     ) -> None:
-        """A group has this offset, -1: none.
+        """Set a group's committed offset; -1 removes it.
 
-        `written_ns`, `client`: when its coordinator wrote that, and for whom, if a request shows it.
+        written_ns, client: when the coordinator wrote it, and for which client, if a request shows it.
         """
         named = self._named(key)
         if named is None:
@@ -422,7 +419,7 @@ class Offsets:
         self._groups.setdefault(named, set()).add(name[0])
 
     def _uncommit(self, name: tuple[str, Key]) -> None:
-        """Forget what a group committed in a partition."""
+        """Forget a group's committed offset in a partition."""
         self.committed.pop(name, None)
         group, key = name
         groups = self._groups.get(key)
@@ -431,35 +428,35 @@ class Offsets:
             if not groups:
                 del self._groups[key]
 
-    # --- what kproxy asks brokers ------------------------------------------------------------------------------------
+    # --- kproxy's own requests to brokers ----------------------------------------------------------------------------
 
     def note_group(self, group: str | None) -> None:
-        """Remember a group whose offsets are not known by its commits alone, to ask its coordinator for them."""
+        """Remember a group whose commits do not show all offsets, to ask its coordinator for them."""
         if not group:
             return
         self.seen.pop(group[:MAX_LABEL], None)
         if len(self.seen) >= MAX_SEEN:
-            del self.seen[next(iter(self.seen))]  # it is known again by its next commit, or on its next connection
+            del self.seen[next(iter(self.seen))]  # its next commit or connection adds it again
             self.evicted[GROUP] += 1
         self.seen[group[:MAX_LABEL]] = None
 
     def groups(self) -> list[str]:
-        """The groups that commit offsets, and those that did last before these were deleted: they may do so elsewhere.
+        """Return the groups with committed offsets, and MAX_LOST groups whose offsets were deleted: they may have more.
 
-        Those whose names were cut are left out: brokers do not know them.
+        Groups whose names were cut at MAX_LABEL are left out, because brokers do not know the cut names.
         """
         lost = (str(removal[1]) for removal in reversed(self.removed) if removal[0] in ("group", "offset"))
         named = {*self.seen, *(of[0] for of in self.committed), *islice(dict.fromkeys(lost), MAX_LOST)}
         return [group for group in named if len(group) < MAX_LABEL]
 
     def told_ends(self, ends: Mapping[tuple[str, int], tuple[int, int]], asked_ns: int, now_ns: int) -> None:
-        """The end and leader epoch of each log, as its leader answered a question of `asked_ns`."""
+        """Learn the (end, leader epoch) of each log from leaders' responses to a request of kproxy at `asked_ns`."""
         for key, (offset, epoch) in ends.items():
             if not self.is_removed(key, asked_ns):
                 self._log(key).end(offset, now_ns, 0, epoch=epoch, source=LIST_OFFSETS, asked_ns=asked_ns)
 
     def committed_keys(self) -> dict[str, list[Key]]:
-        """By group, the partitions in which it has committed an offset."""
+        """Return the partitions with a committed offset of each group."""
         keys: defaultdict[str, list[Key]] = defaultdict(list)
         for group, key in self.committed:
             keys[group].append(key)
@@ -473,10 +470,10 @@ class Offsets:
         asked_ns: int,
         is_listed: Callable[[str], bool],
     ) -> None:
-        """All that a group has committed, as its coordinator answered a question of `asked_ns`.
+        """Learn all offsets of a group from its coordinator's response to a request of kproxy at `asked_ns`.
 
-        known: partitions in which it had committed an offset then. is_listed: whether the coordinator lists offsets of
-        a topic to kproxy; others may be committed all the same.
+        known: partitions with a committed offset at that time. is_listed: whether kproxy may see a topic's offsets in
+        the response; a missing offset of another topic may exist.
         """
         for key in known:
             topic = key[0]
@@ -491,10 +488,10 @@ class Offsets:
             if not is_newer and not self.is_removed(partition, asked_ns, group):
                 self._commit(group, partition, offset, asked_ns, OFFSET_FETCH)
 
-    # --- what ends both ----------------------------------------------------------------------------------------------
+    # --- deletions ---------------------------------------------------------------------------------------------------
 
     def deleted(self, exchange: Exchange) -> None:
-        """Groups, offsets of groups, or topics were deleted."""
+        """Remove the groups, offsets or topics that a request deleted."""
         answered = exchange.response_body
         assert answered is not None
         now_ns = exchange.response_start
@@ -514,21 +511,21 @@ class Offsets:
             self._topics_gone(topics, now_ns)
 
     def partition_gone(self, key: Key, broker: str | None, now_ns: int) -> None:
-        """A broker does not know a partition: the log is gone if the same broker answered for it before.
+        """Remove a log that a broker does not know, if the same broker answered for it before.
 
-        Others may not have heard of a new topic.
+        Other brokers may not know a new topic yet.
         """
         named = self._named(key)
         log = None if named is None else self.logs.get(named)
         if log is None or named is None or log.broker != broker:
             return
-        for group in self._groups.get(named, ()):  # a broker that has just started may err: their coordinators know
+        for group in self._groups.get(named, ()):  # a starting broker may be wrong: ask the coordinators
             self.note_group(group)
         self._remove(("partition", *named), now_ns)
         self._forget_log(named)
 
     def name_topics(self, names: Mapping[UUID, str], now_ns: int) -> None:
-        """Learn the names of topic ids; a name with a new id is a topic that was deleted and created again."""
+        """Learn the names of topic ids; a name with a new id is a topic that was deleted and re-created."""
         ids = self._ids
         again = set()
         for identity, name in names.items():
@@ -548,7 +545,7 @@ class Offsets:
             self._rename(identity, names[identity])
 
     def _retire(self, identity: UUID) -> None:
-        """A topic with this id is no more."""
+        """Note that the topic with this id was deleted."""
         self._former[identity] = None
         if len(self._former) > MAX_NAMES:
             del self._former[next(iter(self._former))]
@@ -566,7 +563,7 @@ class Offsets:
             self._forget_log(key)
 
     def _forget_log(self, key: Key) -> None:
-        """Forget a log, and what groups committed in it."""
+        """Forget a log and all committed offsets in it."""
         self.logs.pop(key, None)
         for group in tuple(self._groups.get(key, ())):
             self._uncommit((group, key))
@@ -578,9 +575,9 @@ class Offsets:
         self.removed[removal] = now_ns
 
     def ended(self, removed: Mapping[Removal, int], lowered: Mapping[Key, tuple[int, int, int]]) -> None:
-        """What other processes know to be over: removals, and lower ends of logs as `Log.lower` takes them.
+        """Apply removals and lower ends of logs (as for `Log.lower`) that other processes learned.
 
-        Without it answers that tell of a new, shorter log would not count here: an end only rises.
+        Without them, responses from a new, shorter log would be ignored here: an end only rises.
         """
         topics = {removal[1] for removal in removed if removal[0] == "topic"}
         groups = {removal[1] for removal in removed if removal[0] == "group"}
@@ -589,7 +586,7 @@ class Offsets:
         if topics:
             keys += [key for key in {*self.logs, *self._groups} if key[0] in topics]
             for topic in topics:
-                if ("topic", topic) not in self.removed:  # its former id: with the new one nothing ends once more
+                if ("topic", topic) not in self.removed:  # forget its former id, so that the new one ends nothing again
                     self._ids.pop(topic, None)  # type: ignore[arg-type]
         if groups:
             names += [name for name in self.committed if name[0] in groups]
@@ -607,11 +604,11 @@ class Offsets:
                 log.lower(offset, at_ns, epoch)
 
     def is_removed(self, key: Key, at_ns: int, group: str | None = None) -> bool:
-        """Whether what was reported then of a partition, or of a group in it, has ended since."""
+        """Return whether a partition, or a group's offset in it, was removed since a report at `at_ns`."""
         return has_ended(self.removed, key, at_ns, group)
 
     def _named(self, key: Key) -> Key | None:
-        """Some call a topic by its name and some by its id: by its name, once that is known. None: it is deleted."""
+        """Return the key with the topic's name instead of its id, if the name is known; None: the topic was deleted."""
         topic, partition = key
         if not isinstance(topic, UUID):
             return key
@@ -625,7 +622,7 @@ class Offsets:
         return key
 
     def _rename(self, identity: UUID, name: str) -> None:
-        """The name of a topic has become known whose id was used so far."""
+        """Replace a topic's id in all keys by its name, which was just learned."""
         self.learned += len(self.committed)
         for key in [key for key in {*self.logs, *self._groups} if key[0] == identity]:
             named = name, key[1]
@@ -643,7 +640,7 @@ class Offsets:
         self.committed = dict(sorted(self.committed.items(), key=lambda item: item[1].reported_ns))
 
     def is_stale(self, key: Key, position: Position) -> bool:
-        """Whether the partition of a client's position was deleted since."""
+        """Return whether the partition of a client's position was deleted since."""
         topic, number = key
         if isinstance(topic, UUID):
             if topic in self._former:
@@ -653,13 +650,13 @@ class Offsets:
 
 
 def removed_ns(removed: Mapping[Removal, int], key: Key) -> int:
-    """When the log of a partition was removed last; 0: it was not."""
+    """Return the time when a partition's log was last removed; 0: never."""
     topic, number = key
     return max(removed.get(("topic", topic), 0), removed.get(("partition", topic, number), 0))
 
 
 def has_ended(removed: Mapping[Removal, int], key: Key, at_ns: int, group: str | None = None) -> bool:
-    """Whether what was reported at `at_ns` of a partition, or of a group in it, was removed since."""
+    """Return whether a partition, or a group's offset in it, was removed since a report at `at_ns`."""
     if not removed:
         return False
     topic, number = key
@@ -671,7 +668,7 @@ def has_ended(removed: Mapping[Removal, int], key: Key, at_ns: int, group: str |
 
 
 def _accepted(exchange: Exchange) -> Iterator[tuple[str, Key, int]]:
-    """(group, partition, offset) of an OffsetCommit or TxnOffsetCommit, where the broker accepted it."""
+    """Yield (group, partition, offset) of an OffsetCommit or TxnOffsetCommit, for the accepted partitions."""
     asked, answered = exchange.request_body, exchange.response_body
     if asked is None or (exchange.errors and answered is None):
         return
@@ -686,6 +683,6 @@ def _accepted(exchange: Exchange) -> Iterator[tuple[str, Key, int]]:
 
 def key_of(partition: Partition | Sums) -> Key:
     topic = partition.topic
-    if topic and len(topic) > MAX_LABEL:  # invented: a topic's name has at most 249 characters
+    if topic and len(topic) > MAX_LABEL:  # not a valid name: those have at most 249 characters
         topic = topic[:MAX_LABEL]
     return topic or partition.topic_id, partition.partition

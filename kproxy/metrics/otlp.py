@@ -32,7 +32,7 @@ _SCOPE = InstrumentationScope("kproxy", __version__)
 
 
 def metrics_data(families: Iterable[Family], resource: Mapping[str, str], started_ns: int, now_ns: int) -> MetricsData:
-    """What one push has. Times in nanoseconds since the epoch: when counting began, and now."""
+    """Return the content of one push. started_ns: when counting began; both times in ns since the Unix epoch."""
     metrics = [metric for family in families for metric in _metrics(family, started_ns, now_ns)]
     scope = ScopeMetrics(scope=_SCOPE, metrics=metrics, schema_url="")
     of_kproxy = Resource(dict(resource))
@@ -58,7 +58,7 @@ def _metrics(family: Family, started_ns: int, now_ns: int) -> Iterable[Metric]:
 
 
 def _histograms(family: Family, started_ns: int, now_ns: int) -> list[HistogramDataPoint]:
-    """A point for each set of labels; what Prometheus adds up over the buckets is taken apart again."""
+    """Return a point for each set of labels; cumulative buckets of Prometheus become counts per bucket."""
     buckets: dict[tuple[tuple[str, str], ...], list[Sample]] = {}
     sums: dict[tuple[tuple[str, str], ...], float] = {}
     for sample in family.samples:

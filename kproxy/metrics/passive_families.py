@@ -1,6 +1,6 @@
-"""The metric families of a kproxy that only watches, and which of a proxy's it has not.
+"""The metric families of a passive kproxy, and the names of a proxy's families that it lacks.
 
-Part of the collector, whose rules hold here too. Refuses to know how a scrape comes.
+Part of the collector, whose rules hold here too. Refuses to know how a scrape arrives.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from kproxy.metrics.passive import PassiveCells
 
-# What a kproxy that only watches has none of: it dials, listens, rewrites, refuses and delays nothing.
+# Families that a passive kproxy lacks: it dials, listens, rewrites, refuses and delays nothing.
 OF_A_PROXY = frozenset(
     f"kproxy_{name}"
     for name in (
@@ -32,7 +32,7 @@ OF_A_PROXY = frozenset(
 
 
 def passive_families(cells: PassiveCells) -> Iterator[Metric]:
-    """What kproxy sees of packets, where it stands beside the traffic."""
+    """Yield the families about packets of a passive kproxy."""
     packets = CounterMetricFamily("kproxy_watch_packets", "Packets of the watched ports.", labels=("interface",))
     dropped = CounterMetricFamily(
         "kproxy_watch_dropped_packets",
@@ -64,7 +64,7 @@ def passive_families(cells: PassiveCells) -> Iterator[Metric]:
     yield copies
     findings = CounterMetricFamily(
         "kproxy_watch_findings",
-        "What packets do not show, or show of the network: gaps, segments sent again, other protocols, by kind.",
+        "Findings about the capture and the network: gaps, segments sent again, other protocols, by kind.",
         labels=("kind",),
     )
     for kind, count in cells.found().items():

@@ -1,7 +1,7 @@
 """All cells of one process, and the clock of its events.
 
-Duty: have the cells of each cluster, and of what belongs to none; begin the counting of a connection. Bounds: those of
-the cells. Refuses to know how events are counted.
+Duty: own the cells of each cluster and of the process; begin the counting of a connection. Bounds: those of the cells.
+Refuses to know how events are counted.
 """
 
 from collections.abc import Callable, Sequence, Sized
@@ -28,35 +28,35 @@ class Metrics:
 
     def __init__(self) -> None:
         self.started_ns = time_ns()
-        # Monotonic time and this is the time of day at the start. Every event has this clock, so whatever compares with
-        # an event's time must ask `now_ns`: the wall clock steps, and goes on while a virtual machine is suspended.
+        # Monotonic time plus this offset is the wall clock at the start. Every event has this clock, so compare an
+        # event's time with `now_ns`: the wall clock steps, and continues while a virtual machine is suspended.
         self.clock_offset_ns = self.started_ns - monotonic_ns()
         self.clusters: dict[str, ClusterCells] = {}
         self.directions = {"request": DurationCells(), "response": DurationCells()}
         self._inside = self.directions["request"], self.directions["response"]
-        self.loop_lag = DurationCells()  # from the arrival of bytes to the read of them
+        self.loop_lag = DurationCells()  # from the arrival of bytes to their read
         self.slow = Slow()
         self.connection_limit = 0
         self.workers = 1  # processes that relay
         self.worker_restarts = 0
-        self.insight_dropped = 0  # rows of insight that are in no file
-        self.insight_restarts = {"ended": 0, "hung": 0}  # of the process that decodes what relays keep
-        self.worker_usage: dict[str, tuple[int, int]] = {}  # of several: ns of CPU, bytes of memory
-        self.log_lines_dropped: Callable[[], int] = int  # since the start; a program's own logging drops none
+        self.insight_dropped = 0  # rows of insight that were not written
+        self.insight_restarts = {"ended": 0, "hung": 0}  # of the insight process
+        self.worker_usage: dict[str, tuple[int, int]] = {}  # by worker: ns of CPU, bytes of memory
+        self.log_lines_dropped: Callable[[], int] = int  # since the start; 0 unless the server's logging sets it
         self.audit_lines: Callable[[], tuple[int, int]] = lambda: (0, 0)  # written and dropped since the start
         self.reloads = ReloadCells(self.started_ns)
-        self.upgrades = {"failed": 0}  # attempts to have another process take over; one that succeeds ends this one
-        self.predecessor_connections = 0  # that the process before this one still has
+        self.upgrades = {"failed": 0}  # failed attempts to pass to a new process; a successful one ends this process
+        self.predecessor_connections = 0  # connections that the previous process still has
         self.flight_dumps: dict[str, dict[str, int]] = {}  # by cause and outcome; empty: no flight recorder
-        self.flight_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)  # that it holds: of frames, of headers
-        self.otlp_pushes: dict[str, int] = {}  # by outcome; empty: none are made
-        self.otlp_pushed_ns = 0  # when the last was taken, since the epoch
-        self.recorder_dropped: dict[str, int] = {}  # by source; the recorder's own, where there is one
+        self.flight_bytes: Callable[[], tuple[int, int]] = lambda: (0, 0)  # memory in use: frames, headers
+        self.otlp_pushes: dict[str, int] = {}  # by outcome; empty: no push is configured
+        self.otlp_pushed_ns = 0  # last successful push, ns since the Unix epoch
+        self.recorder_dropped: dict[str, int] = {}  # by source; the recorder's own dictionary, if there is a recorder
         self.passive: PassiveCells | None = None  # of `kproxy watch`
         self.zookeeper: dict[str, ZooKeeperCells] = {}  # by listener
 
     def upstream(self, cluster: str, causes: Sequence[str], state: Callable[[], ClusterState]) -> UpstreamCells:
-        """The cells of a cluster's upstream: why dials may fail, and from now on a function that returns its state."""
+        """Return the cells of a cluster's upstream. causes: of failed dials. state: returns the current state."""
         of_cluster = self.cluster(cluster)
         if of_cluster.upstream is None:
             of_cluster.upstream = UpstreamCells(causes, state)
@@ -64,18 +64,21 @@ class Metrics:
         return of_cluster.upstream
 
     def now_ns(self) -> int:
-        """The clock of the events, in nanoseconds: the time of day at the start, monotonic from then on."""
+        """Return the events' clock, in ns since the Unix epoch: the wall clock at the start, monotonic since then."""
         return monotonic_ns() + self.clock_offset_ns
 
     def cluster(self, name: str) -> ClusterCells:
-        """The cells of a cluster; its series begin with the first call."""
+        """Return the cells of a cluster; its series begin with the first call."""
         cells = self.clusters.get(name)
         if cells is None:
             cells = self.clusters[name] = ClusterCells(name, DISCONNECT_CAUSES if self.passive is None else ENDS)
         return cells
 
     def restart_lags(self, name: str) -> None:
-        """Forget the lags of a cluster whose connections turn out to be of others; connect those that stay again."""
+        """Forget the lags of a cluster, when connections turn out to belong to other clusters.
+
+        The caller counts the remaining connections anew.
+        """
         cluster = self.cluster(name)
         if cluster.topics is not None:
             cluster.lags = Lags(cluster.topics, cluster.lag_evicted)
@@ -90,9 +93,9 @@ class Metrics:
         topics: bool = False,
         is_new: bool = True,
     ) -> ConnectionMetrics:
-        """Count a new connection, and what it does from now on; with `topics` also what its bodies say of those.
+        """Count a new connection; return the counting of its events. topics: count topics and lag from bodies too.
 
-        is_new: False for one that was counted before, in another cluster (`ConnectionMetrics.leave`).
+        is_new: False if it was counted before, in another cluster (`ConnectionMetrics.leave`).
         """
         cluster = self.cluster(info.cluster)
         cells = cluster.broker(broker, listener)

@@ -1,9 +1,9 @@
-"""What a worker sends of its cells to its parent: the units that have changed, in slices.
+"""A worker's report of its cells to its parent: the changed units, in slices.
 
-A slice is small, and the caller's loop has its turn between two of them: traffic does not wait for counting. A unit is
-compared with what was last sent of it. Topics and clients are sent as `top` shows them, one unit each; consumers and
-the ends of logs only when they are asked for, since a scrape alone needs them. Bounded: a digest is kept of each unit
-that was sent. Refuses to know processes and messages.
+Slices are small, and the event loop runs between two of them, so that traffic does not wait for counting. A unit is
+compared with its last sent version. Topics and clients are sent as `top` shows them, one unit each; consumers and ends
+of logs only on request, since only a scrape needs them. Bound: a digest of each unit that was sent. Refuses to know
+processes and messages.
 """
 
 import asyncio
@@ -23,29 +23,29 @@ from kproxy.metrics.units import API, BROKER, CLUSTER, UPSTREAM, Place, units
 TOPIC, CLIENT, LOG, FETCHING, COMMITTED, NAMES, PROCESS, SLOW, PUSHED = (
     *("topic", "client", "log", "fetching", "committed", "names", "process", "slow", "pushed"),
 )
-REMOVED = "removed"  # groups, topics and offsets that have ended: see Lags.removed
-SEEN = "seen"  # groups of transactions: see Lags.seen
+REMOVED = "removed"  # removals of groups, topics and offsets: see Offsets.removed
+SEEN = "seen"  # groups to ask for: see Offsets.seen
 PER_SLICE = 32  # units, of some 10 us each
 
-OF_CLUSTER = frozenset((CLUSTER, UPSTREAM, BROKER, API))  # gone with their cluster
+OF_CLUSTER = frozenset((CLUSTER, UPSTREAM, BROKER, API))  # removed with their cluster
 
-Change = tuple[Place, bytes | None]  # a unit as it is now, pickled; None: it is no longer there
+Change = tuple[Place, bytes | None]  # a unit's current value, pickled; None: it was removed
 
 
 class Published:
-    """What has been sent of these cells."""
+    """The state of a worker's reports: what was sent of its cells."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._sent: dict[Place, int] = {}
-        self._counts: dict[Place, int] = {}  # of units that are seen to have changed without pickling them
+        self._counts: dict[Place, int] = {}  # last counts of units whose change shows without pickling
         self._logs: dict[str, dict[Key, int]] = {}  # digests of the ends of logs sent, by cluster
         self._learned: dict[str, int] = {}  # commits sent, by cluster
         self._named: dict[str, int] = {}  # names of topics sent, by cluster
         self._lock = asyncio.Lock()
 
     async def changes(self, with_lags: bool) -> AsyncIterator[list[Change]]:
-        """What has changed since the last time, in slices between which the loop has its turn."""
+        """Yield the changes since the last call, in slices; the event loop runs between two slices."""
         async with self._lock:
             found = self._changes(with_lags)
             while True:
@@ -58,7 +58,7 @@ class Published:
                 await asyncio.sleep(0)
 
     def _changes(self, with_lags: bool) -> Iterator[Change | None]:
-        """Every unit in turn: None, or how it has changed."""
+        """Yield for each unit its change, or None if it has not changed."""
         metrics = self._metrics
         now_ns = metrics.now_ns()
         for path, unit in units(metrics):
@@ -110,9 +110,9 @@ class Published:
             yield path, None
 
     def _lags(self, name: str, lags: Any, seen: set[Place]) -> Iterator[Change | None]:
-        """Consumers, commits and ends of logs that are new since the last time."""
-        # An answer that takes long is reported when it began, before others that have been sent: so logs and consumers
-        # are compared with what was sent of them, and commits are counted.
+        """Yield the changes of consumers, commits and ends of logs since the last call."""
+        # A slow response has the time of its start, which may precede times already sent. So logs and consumers are
+        # compared by digest, and commits by their number.
         if lags.seen:
             yield self._if_changed((SEEN, name), list(lags.seen))
         if lags.removed:

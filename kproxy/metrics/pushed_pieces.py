@@ -1,12 +1,12 @@
-"""A large push (OTLP in protobuf) as several small messages that together say the same, each quick to parse.
+"""A large push (OTLP in protobuf) split into several small messages with the same contents, each quick to parse.
 
-A message is cut between the elements of its lists: resources, scopes, metrics, data points. Each piece has the other
-fields of what encloses it again: a metric's name, a sum's temporality. Numbers of fields are those of OpenTelemetry's
+A message is split between the elements of its lists: resources, scopes, metrics, data points. Each piece repeats the
+other fields of the enclosing messages: a metric's name, a sum's temporality. Field numbers come from OpenTelemetry's
 descriptors, the format is https://protobuf.dev/programming-guides/encoding/.
 
-Bounds: PIECE_BYTES of a piece, beside OTHER_BYTES of other fields at each level; MAX_FIELDS of a level, behind which
-nothing is read; a step of the generator walks PER_STEP fields. What cannot be cut so is Malformed. Refuses to know what
-metrics mean.
+Bounds: PIECE_BYTES of a piece, plus OTHER_BYTES of other fields at each level; MAX_FIELDS of a level, the rest skipped;
+PER_STEP fields per step of the generator. A message that cannot be split so is Malformed. Refuses to know the meaning
+of metrics.
 """
 
 from collections.abc import Iterator
@@ -26,33 +26,33 @@ _LISTS: Final = {
     "MetricsData": ("resource_metrics",),
     "ResourceMetrics": ("scope_metrics",),
     "ScopeMetrics": ("metrics",),
-    "Metric": ("gauge", "sum"),  # of which it has one
+    "Metric": ("gauge", "sum"),  # one of the two
     "Gauge": ("data_points",),
     "Sum": ("data_points",),
 }
 
 
 def pieces(data: bytes) -> Iterator[bytes | None]:
-    """Messages of MetricsData; None: a step of work is done, and more is to come. Raises Malformed."""
+    """Yield messages of MetricsData; None: the caller may let the event loop run. Raises Malformed."""
     from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
 
     return _cut(memoryview(data), MetricsData.DESCRIPTOR)
 
 
 def _cut(message: memoryview, descriptor: Any) -> Iterator[bytes | None]:
-    """The same message in pieces."""
+    """Yield the message in pieces; None after PER_STEP fields. Raises Malformed."""
     lists = {descriptor.fields_by_name[name].number: name for name in _LISTS.get(descriptor.name, ())}
     if not lists:
         raise Malformed(f"a {descriptor.name} of the pushed metrics has {len(message)} bytes")
     others = bytearray()
-    elements: list[tuple[int, int, int, int]] = []  # number of the field; where it, its value and the next one begin
+    elements: list[tuple[int, int, int, int]] = []  # field number; offsets of the field, its value, and its end
     for count, found in enumerate(_fields(message)):
         if count % PER_STEP == PER_STEP - 1:
             yield None
         if count > MAX_FIELDS:
-            if descriptor.name in _KINDS:  # what kind it is may stand behind its points
+            if descriptor.name in _KINDS:  # fields for all points may follow them
                 raise Malformed(f"a {descriptor.name} of the pushed metrics has more than {MAX_FIELDS} points")
-            break  # who reads the pieces looks at no more
+            break  # the reader of the pieces has the same bound
         number, start, value, end = found
         if number in lists and value:
             elements.append(found)
@@ -78,7 +78,7 @@ def _cut(message: memoryview, descriptor: Any) -> Iterator[bytes | None]:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Number of each field, where it begins, where its value does (0: it is none of a length), and where it ends."""
+    """Yield (number, start, start of the value, end) of each field; value 0: not a length-delimited field."""
     at, size = 0, len(message)
     while at < size:
         start = at

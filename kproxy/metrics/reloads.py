@@ -2,12 +2,12 @@
 
 
 class ReloadCells:
-    """Reloads of the configuration: what became of them."""
+    """Reloads of the configuration, by outcome."""
 
     def __init__(self, now_ns: int) -> None:
         self.outcomes = dict.fromkeys(("applied", "unchanged", "refused"), 0)
-        self.last_successful = True  # the start is one
-        self.loaded_ns = now_ns  # when the settings that run were loaded
+        self.last_successful = True  # the start counts as a reload
+        self.loaded_ns = now_ns  # when the current settings were loaded
 
     def count(self, outcome: str, now_ns: int) -> None:
         self.outcomes[outcome] += 1

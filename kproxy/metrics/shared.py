@@ -1,13 +1,13 @@
-"""The cells of several processes as one: those of the workers that live, of those that are gone, and the parent's own.
+"""The merged cells of several processes: live workers, ended workers, and the parent itself.
 
-Counters of a worker that is gone are kept, so none ever goes back; its gauges go with it, and its open connections
-count as ended by `worker_lost`. Of topics each worker names its largest; MAX_TOPICS of all of those are shown, and one
-that has a series keeps it as long as a worker names it, or until it has been idle for long. Who has none is counted in
-`other`, and stays counted there when it gets one. Consumers are compared with the ends of logs whoever learned those:
-the latest counts.
+Counters of an ended worker are kept, so that none decreases; its gauges end with it, and its open connections count as
+ended by `worker_lost`. Each worker reports its largest topics, and MAX_TOPICS of all of them are shown. A topic with a
+series keeps it as long as a worker reports the topic, or until it has been idle for long. A topic without a series
+counts in `other`, and that part stays there when it gets a series. The latest end of a log counts for all consumers,
+from any worker.
 
-Messages are taken on the loop's thread; `merged` runs on that of a scrape, which copies first. Bounded as the cells of
-one process are, times the workers. Refuses to know processes.
+The event loop's thread takes messages; `merged` runs on a scrape's thread, which copies first. Bounds: those of one
+process, times the workers. Refuses to know processes.
 """
 
 import pickle
@@ -54,31 +54,31 @@ from kproxy.metrics.upstream import UpstreamCells
 WORKER_LOST = "worker_lost"
 _SUMS = frozenset((METRICS, CLUSTER, UPSTREAM, BROKER, API))
 _OF_LAG = frozenset((LOG, COMMITTED))
-_LATEST = frozenset((LOG, COMMITTED, NAMES, REMOVED))  # facts: it does not matter which worker learned them
+_LATEST = frozenset((LOG, COMMITTED, NAMES, REMOVED))  # facts, equal for all workers: the latest report counts
 
 
 class Ended(NamedTuple):
-    """What is over in a cluster, which workers may not know: see `Offsets.ended`."""
+    """Removals and lower ends in a cluster that other workers may not know: see `Offsets.ended`."""
 
     removed: dict[Removal, int]
     lowered: dict[Key, tuple[int, int, int]]
 
 
 class Shared:
-    """What all processes of a kproxy have counted. `own`: the parent's cells."""
+    """The cells of all processes of a kproxy. own: the parent's cells."""
 
     def __init__(self, own: Metrics) -> None:
-        self.workers = 0  # that live, as of the last scrape
+        self.workers = 0  # live ones at the last scrape
         self.restarts = 0
         self._own = own
         self._living: dict[int, dict[Place, Any]] = {}  # by worker
-        self._gone: dict[Place, Any] = {}  # sums of the workers that are gone
+        self._gone: dict[Place, Any] = {}  # sums of ended workers
         self._latest: dict[Place, Any] = {}
         self._topics: dict[str, _Shown] = {}  # by cluster
         self._ended: dict[str, Ended] = {}  # since `take_ended`, by cluster
 
     def take(self, worker: int, changes: Iterable[Change]) -> None:
-        """Take in what a worker has counted."""
+        """Apply the changes that a worker sent."""
         units_of = self._living.setdefault(worker, {})
         for path, data in changes:
             if data is None:
@@ -93,7 +93,7 @@ class Shared:
                 units_of[path] = value
 
     def gone(self, worker: int) -> None:
-        """A worker has ended: its counters stay, its gauges do not."""
+        """Keep the counters of a worker that has ended, and drop its gauges."""
         for path, value in self._living.pop(worker, {}).items():
             kind = path[0]
             if kind == BROKER:
@@ -106,7 +106,7 @@ class Shared:
         self._forget_removed()
 
     def _forget_removed(self) -> None:
-        """A cluster's series end once neither the settings nor a worker has it."""
+        """Drop the series of clusters that neither the settings nor a worker has."""
         known = self._own.clusters.keys() | {
             path[1] for units_of in self._living.values() for path in units_of if path[0] == CLUSTER
         }
@@ -138,13 +138,13 @@ class Shared:
         limit = (MAX_LOGS + MAX_COMMITTED) * max(1, len(self._own.clusters))
         if len(self._latest) >= limit and path[0] in _OF_LAG:
             oldest = next((each for each in self._latest if each[0] in _OF_LAG), None)
-            if oldest is not None:  # names and removals, one of each cluster, are bounded by themselves
+            if oldest is not None:  # names and removals, one entry per cluster, have bounds of their own
                 del self._latest[oldest]
                 self._count_evicted(oldest)
         self._latest[path] = value
 
     def _later(self, path: Place, known: Log | None, log: Log) -> Log | None:
-        """What is known of a log's end with this report; None: its topic has been deleted since."""
+        """Merge a report of a log with the known one; None: its topic was deleted since."""
         _, cluster, key = path
         key = self._named(cluster, key)
         removed = self._latest.get((REMOVED, cluster), {})
@@ -152,7 +152,7 @@ class Shared:
         return reduce(_later, reports) if reports else None
 
     def _named(self, cluster: str, key: Key) -> Key:
-        """A partition by the name of its topic, where that is known."""
+        """Return a partition with its topic's name instead of the id, if the name is known."""
         topic, number = key
         return topic if isinstance(topic, str) else self._latest.get((NAMES, cluster), {}).get(topic, topic), number
 
@@ -160,7 +160,7 @@ class Shared:
         return self._ended.setdefault(cluster, Ended({}, {}))
 
     def take_ended(self) -> Iterator[tuple[str, Ended]]:
-        """What is over by cluster, each once: for all workers, of which only one or none has seen it."""
+        """Yield the removals and lower ends of each cluster, once: all workers need them, at most one has seen them."""
         while self._ended:
             cluster, ended = self._ended.popitem()
             if ended.removed or ended.lowered:
@@ -172,10 +172,10 @@ class Shared:
         if kind is not None and cluster is not None:
             cluster.lag_evicted[kind] = cluster.lag_evicted.get(kind, 0) + 1
 
-    # --- what kproxy asks brokers ------------------------------------------------------------------------------------
+    # --- kproxy's own requests to brokers ----------------------------------------------------------------------------
 
     def lags(self, cluster: str) -> Lags | None:
-        """What workers know of consumers and groups; None: nothing yet."""
+        """Return the consumers and groups that workers have reported in a cluster; None: none so far."""
         if not any(path[0] in _OF_LAG and path[1] == cluster for path in self._latest):
             return None
         topics = Topics()
@@ -186,11 +186,11 @@ class Shared:
         return lags
 
     def told(self, cluster: str, lags: Lags, since_ns: int) -> None:
-        """Keep what brokers have answered since then."""
+        """Keep the offsets learned from brokers' responses since `since_ns`."""
         self._learn((REMOVED, cluster), lags.removed)
         for key, log in lags.logs.items():
             if log.reported_ns >= since_ns:
-                if log.lowered_ns >= since_ns:  # workers know a higher end, which they do not report again
+                if log.lowered_ns >= since_ns:  # workers have a higher end, which they do not report again
                     self._ending(cluster).lowered[key] = log.high_watermark, log.lowered_ns, log.epoch
                 self._learn((LOG, cluster, key), log)
         for name, position in lags.committed.items():
@@ -200,7 +200,7 @@ class Shared:
     # --- a scrape ----------------------------------------------------------------------------------------------------
 
     def merged(self) -> Metrics:
-        """The cells of all processes, as those of one; runs on any thread, one call at a time."""
+        """Return the cells of all processes as one `Metrics`. Runs on any thread, one call at a time."""
         living = {number: units_of.copy() for number, units_of in self._living.copy().items()}
         gone = self._gone.copy()
         latest = self._latest.copy()
@@ -214,7 +214,7 @@ class Shared:
         merged.reloads = own.reloads
         merged.otlp_pushes, merged.otlp_pushed_ns = own.otlp_pushes, own.otlp_pushed_ns
         merged.slow = merged_slow(units_of.get((SLOW,), ()) for units_of in living.values())
-        merged.zookeeper = own.zookeeper  # the parent serves it
+        merged.zookeeper = own.zookeeper  # the parent relays ZooKeeper
         sums: dict[Place, Any] = {}
         for source in (self._own_units(), gone, *living.values()):
             for path, value in source.items():
@@ -227,7 +227,7 @@ class Shared:
             if cluster.upstream is not None and ours is not None and ours.upstream is not None:
                 cluster.upstream.state = ours.upstream.state
             else:
-                cluster.upstream = None  # its state is the parent's to know
+                cluster.upstream = None  # only the parent has its state
             cluster.insight = None if ours is None else ours.insight
             cluster.partition_series = PARTITION_SERIES if ours is None else ours.partition_series
         now_ns = own.now_ns()
@@ -247,7 +247,7 @@ class Shared:
         return merged
 
     def _own_units(self) -> dict[Place, Any]:
-        """The parent's own; its callables are asked here, so they stay."""
+        """Return the parent's units, with its TLS cells themselves: their callables work in this process."""
         found = dict(units(self._own))
         for name, cluster in self._own.clusters.copy().items():
             found[CLUSTER, name]["tls"] = cluster.tls.copy()
@@ -256,7 +256,7 @@ class Shared:
     def _still(
         self, name: str, kept: dict[Any, TopicCells], topics: list[dict[Any, TopicCells]], now_ns: int
     ) -> dict[Any, TopicCells]:
-        """What workers that are gone counted of topics: kept while a worker names the topic, or it is not idle."""
+        """Return the topics of ended workers, without those that are idle and that no live worker reports."""
         for topic in [topic for topic, cells in kept.items() if topic is not None and cells.is_gone(now_ns)]:
             if not any(topic in each for each in topics):
                 del kept[topic]
@@ -265,7 +265,7 @@ class Shared:
 
 
 class _Fixed:
-    """The largest of many, already chosen: what a collector asks a `Top` for."""
+    """A chosen list of the largest keys, with the interface of `Top` that a collector uses."""
 
     def __init__(self, shown: list[tuple[Any, Any]]) -> None:
         self._shown = shown
@@ -275,16 +275,16 @@ class _Fixed:
 
 
 class _Shown:
-    """Which topics have a series: those that had one, then the largest, `limit` in all."""
+    """The choice of topics with a series: those that had one, then the largest, `limit` in all."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._own: dict[Any, TopicCells] = {}  # those with a series, and what of them is counted in `other`
-        self._others: dict[Any, TopicCells] = {}  # those without, as they were last added to `other`
-        self._left = TopicCells()  # what `other` has of topics that are not among them any more
+        self._own: dict[Any, TopicCells] = {}  # topics with a series, each with its part that is counted in `other`
+        self._others: dict[Any, TopicCells] = {}  # topics without a series, as last added to `other`
+        self._left = TopicCells()  # the part of `other` from topics in neither of these
 
     def of(self, living: list[dict[Any, TopicCells]], gone: dict[Any, TopicCells]) -> list[tuple[Any, TopicCells]]:
-        """The series, None among them for all others."""
+        """Return (topic, cells) of each series; topic None: all others."""
         sums: dict[Any, TopicCells] = {}
         for source in (gone, *living):
             for topic, cells in source.items():
@@ -308,7 +308,7 @@ class _Shown:
 
 
 def _usage(living: dict[int, dict[Place, Any]], gone: dict[Place, Any]) -> dict[str, tuple[int, int]]:
-    """CPU time of each worker and those before it, and the memory of the one that lives."""
+    """Return by worker: CPU time in ns, with that of its predecessors, and memory of the live one in bytes."""
     before = {place[1]: cpu_ns for place, cpu_ns in gone.items() if place[0] == PROCESS}
     now = {number: units_of.get((PROCESS,), (0, 0)) for number, units_of in living.items()}
     return {
@@ -340,7 +340,7 @@ def _of(source: dict[Place, Any], kind: str, cluster: str) -> dict[Any, Any]:
 
 
 def _closed(broker: dict[str, Any]) -> dict[str, Any]:
-    """A broker's cells once the process has ended that counted them: what was open has ended with it."""
+    """Return a broker's cells of an ended process: its open connections count as ended."""
     disconnects = broker["disconnects"].copy()
     for listener, count in broker["open"].items():
         disconnects[listener, WORKER_LOST] = disconnects.get((listener, WORKER_LOST), 0) + count
@@ -348,7 +348,7 @@ def _closed(broker: dict[str, Any]) -> dict[str, Any]:
 
 
 def _put(metrics: Metrics, path: Place, value: Any) -> None:
-    """Make a unit part of these cells."""
+    """Put a unit into these cells."""
     kind, *rest = path
     if kind == METRICS:
         for name, total in value.items():
@@ -383,7 +383,7 @@ def _set(cells: Any, attributes: dict[str, Any]) -> None:
 
 
 def _clients(of_workers: list[dict[Any, tuple[int, int]]]) -> list[tuple[Any, ClientCells]]:
-    """Clients of all workers, the connected ones first, then those that left last."""
+    """Merge the clients of all workers: connected ones first, then the most recently disconnected."""
     cells: dict[Any, ClientCells] = {}
     for clients in of_workers:
         for client, (open_now, left_ns) in clients.items():
@@ -399,9 +399,9 @@ def _clients(of_workers: list[dict[Any, tuple[int, int]]]) -> list[tuple[Any, Cl
 
 
 def _pushes(of_workers: list[dict[Any, Any]]) -> Pushes:
-    """What clients have pushed to all workers: of each the latest, wherever that went.
+    """Merge the pushed metrics of all workers: the latest push of each client counts.
 
-    An instance id belongs to the client id that used it first: another one's pushes under it do not count.
+    An instance id belongs to the client id that used it first: pushes of another client id under it are ignored.
     """
     pushes = Pushes()
     for clients in of_workers:
@@ -423,10 +423,10 @@ def _replaces(one: PushingClient, other: PushingClient) -> bool:
 
 
 def _later(one: Log, other: Log) -> Log:
-    """What two workers know of a log: the higher end, unless the lower one is newer; the marks of both.
+    """Merge two workers' reports of a log: the higher end, unless the lower one is newer, and the marks of both.
 
-    It is where the log was truncated, or kproxy's own question answered, after the higher end was last raised, and
-    where a newer leader epoch has confirmed it since.
+    The lower end is newer if it was lowered after the higher one was last raised (a truncation, or a response to
+    kproxy's own request), or if a newer leader epoch has confirmed it since.
     """
     low, high = sorted((one, other), key=lambda log: (log.high_watermark, log.reported_ns))
     is_lowered = low.high_watermark < high.high_watermark and (
@@ -456,13 +456,13 @@ def _later(one: Log, other: Log) -> Log:
 
 
 def _last_removed(one: dict[Any, int], other: dict[Any, int]) -> dict[Any, int]:
-    """What has ended, by two workers: the latest MAX_REMOVED, each when it did so last."""
+    """Merge two workers' removals: the latest MAX_REMOVED, each with its last time."""
     both = one | {removal: max(at_ns, one.get(removal, 0)) for removal, at_ns in other.items()}
     return dict(sorted(both.items(), key=lambda item: item[1])[-MAX_REMOVED:])
 
 
 def _lags(topics: Topics, name: str, latest: dict[Place, Any], living: Iterable[dict[Place, Any]]) -> Lags:
-    """The consumers of a cluster, wherever they are connected."""
+    """Return the consumers of a cluster over all workers."""
     lags = Lags(topics)
     lags.removed = latest.get((REMOVED, name), {}).copy()
     for (_, _, (topic, partition)), log in _paths(latest, LOG, name):
@@ -494,7 +494,7 @@ def _newer(known: Position, position: Position) -> Position:
 
 
 def _dated(lags: Lags, key: Any, position: Position) -> Position:
-    """A commit whose worker did not see the records: another one may have, and knows when they were written."""
+    """Complete a commit's `written_ms`: another worker may have seen the records."""
     if position.written_ms > 0:
         return position
     return position._replace(written_ms=lags.position(key, position.offset, position.reported_ns).written_ms)

@@ -1,13 +1,13 @@
-"""The slowest exchanges of late, one by one: what the page and exemplars name.
+"""The slowest recent exchanges, one by one, for the page and for exemplars.
 
-Duty: a few rows of what took longest. What is slow follows from the traffic: an exchange is kept above a threshold,
-which doubles when more than PER_SECOND would be kept within a second, and halves in three quiet seconds, down to
-FLOOR_NS. So an exchange costs one comparison, and the rest is bounded by PER_SECOND, whatever peers do. The time is the
-broker's, as in kproxy_request_duration_seconds; of a Fetch that part that is beyond its max_wait_ms; what waits for
-other members of a group (WAITING) is left out.
+Duty: a few rows of the slowest exchanges. The traffic sets the threshold above which an exchange is kept: it doubles
+when more than PER_SECOND would be kept within a second, and halves in three quiet seconds, down to FLOOR_NS. So an
+exchange costs one comparison, and PER_SECOND bounds the rest for any traffic. The compared time is the broker's, as in
+kproxy_request_duration_seconds; for a Fetch its part beyond max_wait_ms. APIs that wait for other members of a group
+(WAITING) are left out.
 
-Bounded: KEPT rows. Changed on the thread of the event loop only; a scrape copies first. Exchanges that
-are counted as columns (`columns`) are not looked at. Refuses to know what is shown.
+Bound: KEPT rows. Changed on the event loop's thread only; a scrape copies first. Exchanges that are counted as columns
+(`columns`) are not considered. Refuses to know the exposition.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ WAITING = frozenset(
 class SlowExchange(NamedTuple):
     """One exchange; times in nanoseconds, of the clock of the events."""
 
-    at_ns: int  # first byte of the answer
+    at_ns: int  # first byte of the response
     cluster: str
     broker: str
     api: str
@@ -38,11 +38,11 @@ class SlowExchange(NamedTuple):
     client_id: str | None
     client: str
     correlation_id: int
-    connection: int  # as tables call it
-    number: int  # of the exchange on its connection, likewise
-    wait_ns: int  # the client's whole wait: first byte of the request to the last of the answer
+    connection: int  # column `connection` of the tables
+    number: int  # column `number` of the tables: the exchange on its connection
+    wait_ns: int  # the client's whole wait: first byte of the request to last byte of the response
     broker_ns: int  # the broker's time
-    over_ns: int  # the part of it by which it is slow
+    over_ns: int  # the broker's time that is compared with the threshold: for a Fetch without max_wait_ms
     queue_ns: int
     muted_ns: int
     throttle_ms: int
@@ -52,7 +52,7 @@ class SlowExchange(NamedTuple):
 
 
 class Slow:
-    """What is slow now: compare with `threshold_ns`, give `add` what is above."""
+    """The threshold and the rows. Call `add` for exchanges whose broker's time is above `threshold_ns`."""
 
     def __init__(self) -> None:
         self.threshold_ns = FLOOR_NS
@@ -62,7 +62,7 @@ class Slow:
         self._settled_ns = 0
 
     def add(self, exchange: Exchange, broker_ns: int, info: ConnectionInfo, broker: str) -> None:
-        """Keep an exchange whose broker took longer than the threshold, if it did not wait on purpose."""
+        """Keep an exchange if the broker's time without intended waiting is above the threshold."""
         over_ns = broker_ns
         if exchange.max_wait_ms is not None:
             over_ns -= exchange.max_wait_ms * 1_000_000
@@ -103,7 +103,7 @@ class Slow:
         )
 
     def settle(self, now_ns: int) -> None:
-        """Lower the threshold by the time since the last call: half of it in three seconds."""
+        """Lower the threshold for the time since the last call: by half in three seconds."""
         passed_ns = now_ns - self._settled_ns
         self._settled_ns = now_ns
         if self.threshold_ns > FLOOR_NS and passed_ns > 0:
@@ -111,7 +111,7 @@ class Slow:
 
 
 def merged(of_processes: Iterable[Iterable[SlowExchange]]) -> Slow:
-    """What several processes kept: the latest of all."""
+    """Return the latest KEPT rows of several processes."""
     slow = Slow()
     slow.rows.extend(sorted(row for rows in of_processes for row in rows)[-KEPT:])
     return slow

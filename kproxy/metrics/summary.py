@@ -1,6 +1,6 @@
 """The cells at one moment, summed up: the JSON of /api/traffic.
 
-The same cells that a scrape reads, never a second count. Refuses to know who looks, and how it is shown.
+It reads the same cells as a scrape, never a second count. Refuses to know clients and presentation.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from kproxy.metrics.process import Metrics
 
 @dataclass
 class Totals:
-    """What was counted of an API, of a broker, or of everything."""
+    """The counters of an API, of a broker, or of everything."""
 
     requests: int = 0
     duration: list[int] = field(default_factory=lambda: cell(DURATION_NS))
@@ -38,11 +38,11 @@ class Totals:
             self.errors[error_label(code)] += count
 
     def duration_s(self, q: float) -> float | None:
-        """A quantile of the broker's time, in seconds."""
+        """Return the q-quantile of the broker's time, in seconds; None: no data."""
         return _seconds(quantile(DURATION_NS, self.duration, q))
 
     def wait_s(self, q: float) -> float | None:
-        """A quantile of the client's whole wait, in seconds."""
+        """Return the q-quantile of the client's whole wait, in seconds; None: no data."""
         return _seconds(quantile(DURATION_NS, self.waits, q))
 
 
@@ -50,15 +50,15 @@ class Totals:
 class Summary:
     apis: dict[str, Totals]
     brokers: dict[tuple[str, str], Totals]  # by cluster and broker
-    connections: dict[tuple[str, str], int]  # open now, likewise
+    connections: dict[tuple[str, str], int]  # open now, by cluster and broker
     inflight: dict[tuple[str, str], int]
-    inside: list[int]  # how long frames were in the proxy, both directions
+    inside: list[int]  # histogram of the time of frames in the proxy, both directions
     accepted: int
     faults: int
     unanswered: int
 
     def inside_s(self, q: float) -> float | None:
-        """A quantile of the time that frames spent inside the proxy, in seconds."""
+        """Return the q-quantile of the time of frames inside the proxy, in seconds; None: no data."""
         return _seconds(quantile(PROXY_NS, self.inside, q))
 
     def as_json(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Summary:
 
 
 def summarise(metrics: Metrics) -> Summary:
-    """All cells, as they are now."""
+    """Return the sums of all cells now."""
     apis: dict[str, Totals] = {}
     brokers: dict[tuple[str, str], Totals] = {}
     connections: dict[tuple[str, str], int] = {}

@@ -1,14 +1,14 @@
-"""What clients push of their own metrics (KIP-714), as cells: series by client, bounded, gone with their client.
+"""Metrics that clients push (KIP-714), as cells: series by client, bounded, ending with their client.
 
-Duty: read the data points of a push (OTLP) and keep the latest of each. Names become Prometheus names: what is not a
-letter or a digit becomes `_`, and `org.apache.kafka.` goes. A client is one instance of a client library, by the id
-that it pushes under. It gets its own series while there is room; the counters of all others add up in `other`, their
-gauges are left out. Its series end LIFE_INTERVALS push intervals after its last push.
+Duty: read the data points of a push (OTLP) and keep the latest of each. Names become Prometheus names: characters other
+than letters and digits become `_`, and the prefix `org.apache.kafka.` is removed. A client is one instance of a client
+library, by its client instance id. It gets its own series up to the limit; the counters of all other clients add up in
+`other`, their gauges are left out. Its series end LIFE_INTERVALS push intervals after its last push.
 
-Bounded, per cluster, by the limits of the settings: so many clients, so many series of each, with CHARACTERS each on
-average, as /metrics shows them; MAX_LABELS labels of a point, MAX_NAME characters of names and MAX_LABEL of values;
-MAX_OTHER series of `other`; MAX_ITEMS of one push. What is left out is counted. A push is read in slices of PER_SLICE,
-and one of more than WHOLE_BYTES parsed piece by piece, so that the caller's loop has its turn between two.
+Bounds, per cluster: the settings limit clients, and series of each client, of CHARACTERS on average as on /metrics;
+MAX_LABELS labels of a point, MAX_NAME characters of names and MAX_LABEL of values; MAX_OTHER series of `other`;
+MAX_ITEMS of one push. Data points left out are counted. A push is read in slices of PER_SLICE, and one of more than
+WHOLE_BYTES is parsed in pieces, so that the event loop runs in between.
 
 Refuses to know requests, answers and Prometheus' families (`telemetry_families.py`).
 """
@@ -29,18 +29,18 @@ GAUGE: Final = "gauge"
 LIFE_INTERVALS = 3  # a client jitters its interval by a half
 MAX_LABELS = 8
 MAX_NAME = 160  # characters
-CHARACTERS = 512  # of the names and values of labels of a series, on average over those of a client
+CHARACTERS = 512  # in names and label values of a series, on average over a client's series
 MAX_OTHER = 2000
-MAX_ITEMS = 20_000  # metrics and points of one push that are looked at
+MAX_ITEMS = 20_000  # metrics and points read of one push
 PER_SLICE = 64
-WHOLE_BYTES = 64 * 1024  # of a push that is parsed at once: 1-3 ms
+WHOLE_BYTES = 64 * 1024  # largest push that is parsed at once: 1-3 ms
 
-# Why data points have no series: their client has none of its own, and gauges of several clients have no sum; the
-# client has as many, or as long ones, as it may; they are no counters or gauges, or a counter below 0, or one name
-# stands for both, or a counter is pushed both since its start and as differences.
+# Reasons for data points without a series. clients: a gauge of a client without own series. series: the client's limit
+# of series or characters. kind: not a counter or gauge, a counter below 0, one name for a counter and a gauge, or a
+# counter pushed both as a cumulative value and as deltas.
 LEFT_OUT = ("clients", "series", "kind")
 
-# Labels of every series, which a client's own do not replace.
+# Labels of every series; a client's own labels do not replace them.
 OWN_LABELS = ("cluster", "client_id", "client_instance_id", "software_name", "software_version")
 
 Labels = tuple[tuple[str, str], ...]
@@ -50,36 +50,36 @@ _TOTALS = re.compile(r"(_+total)+$")
 
 
 class Series(NamedTuple):
-    """One series of a client, without what is the client's own."""
+    """One series of a client, without the labels that all series of the client have."""
 
-    name: str  # of its family, without the prefix that all have and without `_total`
+    name: str  # of its family, without the common prefix and `_total`
     kind: str  # COUNTER or GAUGE
     labels: Labels
 
 
 class Answers:
-    """What became of requests, and of data points, in one cluster."""
+    """Counts of responses to pushing clients, and of data points left out, in one cluster."""
 
     def __init__(self, errors: Mapping[str, tuple[str, ...]]) -> None:
-        """errors: by API, the errors that its answers can have."""
+        """errors: the errors that responses can have, by API."""
         self.answers = {(api, error): 0 for api, names in errors.items() for error in names}
         self.left_out = dict.fromkeys(LEFT_OUT, 0)
 
 
 class PushingClient:
-    """What one client has pushed."""
+    """The pushed metrics of one client."""
 
     def __init__(self, client_id: str, software: tuple[str, str], ends_ns: int, since_ns: int = 0) -> None:
         self.since_ns = since_ns
         self.client_id = client_id[:MAX_LABEL]
         self.software = software[0][:MAX_LABEL], software[1][:MAX_LABEL]
-        self.ends_ns = ends_ns  # by the clock of the events
+        self.ends_ns = ends_ns  # end of life, by the clock of the events
         self.pushed_ns = 0  # 0: not yet
         self.values: dict[Series, float] = {}
-        self.sums: dict[Series, float] = {}  # counters that it pushes as differences
+        self.sums: dict[Series, float] = {}  # counters that it pushes as deltas, summed up
 
     def characters(self, series: Series) -> int:
-        """Of the names and values that a series of it has on /metrics."""
+        """Return the number of characters in names and label values of one of its series on /metrics."""
         own = sum(len(name) + len(value) for name, value in series.labels)
         return len(self.client_id) + len(self.software[0]) + len(self.software[1]) + len(series.name) + own
 
@@ -91,23 +91,23 @@ class Pushes:
         self.clients: dict[UUID, PushingClient] = {}
         self.other: dict[Series, float] = {}
         self._max_clients = self._max_series = 0
-        self._kinds: dict[str, tuple[str, int]] = {}  # of names in use: the kind, and how many clients use it
+        self._kinds: dict[str, tuple[str, int]] = {}  # by name in use: its kind, and the number of clients that use it
 
     def limit(self, max_clients: int, max_series: int) -> None:
-        """How many clients have series of their own, and how many series each. The last ones above it lose theirs."""
+        """Limit the clients with own series, and the series of each; the newest clients beyond it lose theirs."""
         self._max_clients, self._max_series = max_clients, max_series
         while len(self.clients) > max_clients:
             self._release(self.clients.popitem()[1])
 
     def has_place(self, instance: UUID, now_ns: int) -> bool:
-        """Whether this client has series of its own, or there is room for them."""
+        """Return whether this client has own series, or the limit allows them."""
         if instance not in self.clients and len(self.clients) >= self._max_clients:
             self._sweep(now_ns)
             return len(self.clients) < self._max_clients
         return True
 
     def admit(self, instance: UUID, client_id: str, software: tuple[str, str], now_ns: int, life_ns: int) -> bool:
-        """Give a client that pushes a place, if there is room; whether it has one."""
+        """Give a client own series, if the limit allows it; return whether it has them."""
         if not self.has_place(instance, now_ns):
             return False
         client = self.clients.get(instance)
@@ -117,9 +117,9 @@ class Pushes:
         return True
 
     def take(self, instance: UUID, pushed: Any, now_ns: int, left_out: dict[str, int]) -> Iterator[None]:
-        """Keep what a client has pushed, as `parse` returned it; with each step so much that a loop can bear it.
+        """Keep a client's push, as `parse` returned it; yield after each slice, so that the event loop runs.
 
-        Raises Malformed in the midst of a push that is parsed piece by piece; of a client, nothing of it is kept.
+        Raises Malformed within a push that is parsed in pieces; a client with own series keeps its former values then.
         """
         client = self.clients.get(instance)
         values: dict[Series, float] = {}
@@ -147,12 +147,12 @@ class Pushes:
                 left_out["clients"] += 1
                 continue
             value = point.as_double if point.WhichOneof("value") == "as_double" else float(point.as_int)
-            if metric.kind == COUNTER and not value >= 0:  # NaN is none, either
+            if metric.kind == COUNTER and not value >= 0:  # NaN too
                 left_out["kind"] += 1
                 continue
             series = Series(metric.name, metric.kind, _labels(point.attributes))
             into, elsewhere = (sums, values) if metric.is_delta else (values, sums)
-            if series in elsewhere:  # both a difference and a value since the start: the first has it
+            if series in elsewhere:  # pushed as a delta and as a cumulative value: the first counts
                 left_out["kind"] += 1
                 continue
             if series not in into:
@@ -169,7 +169,7 @@ class Pushes:
                 self._kinds[name] = (kind, self._kinds.get(name, (kind, 0))[1] + 1)
 
     def shown(self, now_ns: int) -> Iterator[tuple[UUID | None, PushingClient]]:
-        """The clients that have pushed and are not gone; None: all without series of their own."""
+        """Yield the live clients that have pushed; None: all clients without own series."""
         for instance, client in list(self.clients.items()):
             if client.pushed_ns and client.ends_ns > now_ns:
                 yield instance, client
@@ -190,20 +190,20 @@ class Pushes:
 
 
 def of_others(sums: dict[Series, float]) -> PushingClient:
-    """All clients without series of their own, as one."""
+    """Return all clients without own series, as one."""
     client = PushingClient("", ("", ""), 0)
     client.sums = sums
     return client
 
 
 class Pieces(NamedTuple):
-    """A large push that is yet to be parsed."""
+    """A large push that is not parsed yet."""
 
     data: bytes
 
 
 def parse(data: bytes) -> Any:
-    """What `take` takes: the MetricsData of OTLP in `data`, in protobuf; one of more than WHOLE_BYTES is parsed later.
+    """Return OTLP MetricsData (protobuf) for `take`; data of more than WHOLE_BYTES is parsed there.
 
     Raises Malformed; ImportError without the extra `telemetry`.
     """
@@ -230,7 +230,7 @@ class _Metric(NamedTuple):
 
 
 def _points(pushed: Any) -> Iterator[tuple[_Metric, Any] | None]:
-    """Each data point with its metric; None: a step of work is done."""
+    """Yield each data point with its metric; None: the caller may let the event loop run."""
     if not isinstance(pushed, Pieces):
         yield from _points_of(pushed)
         return
@@ -241,7 +241,7 @@ def _points(pushed: Any) -> Iterator[tuple[_Metric, Any] | None]:
 
 
 def _points_of(pushed: Any) -> Iterator[tuple[_Metric, Any]]:
-    """Each data point with its metric; no point stands for what has none, so that it counts as looked at too."""
+    """Yield each data point with its metric, and (metric, None) for each container, which counts for MAX_ITEMS too."""
     nothing = _Metric("", None, False)
     for resource in pushed.resource_metrics:
         yield nothing, None
@@ -266,13 +266,13 @@ def _points_of(pushed: Any) -> Iterator[tuple[_Metric, Any]]:
 
 
 def _names(client: PushingClient) -> dict[str, str]:
-    """The names that a client uses, with their kinds."""
+    """Return the names that a client uses, with their kinds."""
     return {series.name: series.kind for series in (*client.values, *client.sums)}
 
 
 @lru_cache(4096)
 def _name(name: str, is_counter: bool) -> str:
-    """The name of a family: Prometheus and OpenMetrics add `_total` to that of a counter, which no gauge may have."""
+    """Return the name of a family. Exposition adds `_total` to counters, so no gauge's name may end in it."""
     text = _NOT_A_NAME.sub("_", name.removeprefix(_KAFKA))[:MAX_NAME].strip("_") or "unnamed"
     if is_counter:
         return intern(_TOTALS.sub("", f"_{text}").strip("_") or "unnamed")
@@ -280,7 +280,7 @@ def _name(name: str, is_counter: bool) -> str:
 
 
 def _labels(attributes: Any) -> Labels:
-    """The labels of a data point, in the order of their names."""
+    """Return the labels of a data point, sorted by name."""
     found: dict[str, str] = {}
     for attribute in attributes[:MAX_LABELS]:
         found.setdefault(_label(attribute.key[:MAX_NAME]), _text(attribute.value))

@@ -1,7 +1,7 @@
-"""What clients push of their own metrics, as Prometheus metric families at scrape time.
+"""Metrics that clients push, as Prometheus metric families at scrape time.
 
-Every name begins with PREFIX; what follows is the client's. Where clients give one name to a counter and to a gauge,
-the first kind has it. Refuses to know data points (`telemetry.py`).
+Every name is PREFIX and the client's name of the metric. If clients give one name to a counter and to a gauge, the
+first kind gets it. Refuses to know data points (`telemetry.py`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ PREFIX = "kproxy_client_telemetry_"
 
 
 def telemetry_families(clusters: Iterable[ClusterCells], now_ns: int) -> Iterator[Metric]:
-    """How pushes went in the clusters that take them, and what was pushed."""
+    """Yield the families of responses to pushes, and of the pushed metrics, for clusters that accept pushes."""
     receiving = [cluster for cluster in clusters if cluster.telemetry is not None]
     if not receiving:
         return
@@ -30,7 +30,7 @@ def telemetry_families(clusters: Iterable[ClusterCells], now_ns: int) -> Iterato
     )
     left_out = CounterMetricFamily(
         "kproxy_telemetry_points_left_out",
-        "Data points that clients pushed and that have no series, by why.",
+        "Data points that clients pushed and that have no series, by reason.",
         labels=("cluster", "why"),
     )
     clients = GaugeMetricFamily(

@@ -1,7 +1,7 @@
-"""What is counted of TLS: handshakes with their ends and times, and the certificates that kproxy loaded.
+"""Counters of TLS: results and times of handshakes, and the certificates that kproxy loaded.
 
-Bounded by the results below and by the files of the settings. Runs on the thread of the event loop; a scrape reads from
-another one and copies each container in one step. Refuses to know certificates and sockets.
+Bounds: the results below, and the files in the settings. Runs on the event loop's thread; a scrape reads from another
+thread and copies each container in one step. Refuses to know certificates and sockets.
 """
 
 from bisect import bisect_left
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from kproxy.metrics.bounds import DURATION_NS, cell
 
-# How a handshake ends, by the side whose connection it is.
+# Results of handshakes, by side of the connection.
 CLIENT_RESULTS = (
     "ok",
     "plaintext",
@@ -31,7 +31,7 @@ RELOADS = ("ok", "failed")
 class TlsSide:
     """The cells of one side of a cluster: handshakes with clients, or with brokers.
 
-    expiries: file -> when its first certificate expires, in seconds since the epoch.
+    expiries: returns by file when its first certificate expires, in seconds since the Unix epoch.
     """
 
     def __init__(self, results: tuple[str, ...], expiries: Callable[[], Mapping[str, int]]) -> None:
@@ -42,7 +42,7 @@ class TlsSide:
         self.reloads = dict.fromkeys(RELOADS, 0)
 
     def ended(self, result: str, duration_ns: int) -> None:
-        """A handshake has ended."""
+        """Count a handshake; its duration counts for the result "ok" only."""
         self.results[result] += 1
         if result == "ok":
             self.duration[bisect_left(DURATION_NS, duration_ns)] += 1

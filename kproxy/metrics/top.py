@@ -1,22 +1,20 @@
-"""The largest of many keys: which of them have a cell of their own, and which share one.
+"""The largest of many keys: the choice of keys with a cell of their own; all others share one.
 
-Duty: while there is room, every key gets a cell. After that, newcomers are counted in `other`, and by Space-Saving
-(Metwally, Agrawal, El Abbadi: "Efficient computation of frequent and top-k elements in data streams", 2005) as
-candidates: the smallest candidate makes room for a newcomer, which takes over its count as its possible error, so that
-count less error is what the newcomer has certainly had. A candidate gets a cell, in the place of the smallest key that
-has one, once it has certainly had more than twice as much lately; "lately" means that all counts are halved every
-HALVE_NS.
+Duty: up to the limit, every key gets a cell. After that, newcomers count in `other`, and as candidates of Space-Saving
+(Metwally, Agrawal, El Abbadi: "Efficient computation of frequent and top-k elements in data streams", 2005): a newcomer
+replaces the smallest candidate and takes over its count as its possible error, so that count less error is the
+newcomer's certain count. A candidate replaces the smallest key with a cell once its certain count is more than twice as
+large. All counts are halved every HALVE_NS, so that recent ones weigh more.
 
-Every series that was ever exposed stays in Prometheus for hours, so the exchange itself is limited, whatever the peers
-do: a tenth of the limit at once, and one more every REPLACE_NS. Between keys of equal size nothing is exchanged. A key
-that is gone (see its cell) makes room without limit.
+Every series that was ever exposed stays in Prometheus for hours, so replacement is limited, independently of the peers:
+a tenth of the limit at once, and one more every REPLACE_NS. Keys of equal size never replace each other. A key that is
+gone (see its cell) frees its cell without that limit.
 
-The counters of `other` never take over those of a cell, which Prometheus would read as a burst. A cell that lost its
-place is exposed unchanged for LEAVE_NS, so that a scrape has its last counts; what its key does meanwhile is in
-`other`.
+The counters of `other` never take over those of a cell, which Prometheus would read as a burst. A replaced cell is
+exposed unchanged for LEAVE_NS, so that a scrape has its last counts; its key counts in `other` meanwhile.
 
-Bounded by the limit: so many cells, so many candidates, and the few cells that leave. Changed on the thread of the
-event loop only; a scrape copies first. Refuses to know what is counted.
+Bounds: `limit` cells, as many candidates, and the few replaced cells. Changed on the event loop's thread only; a scrape
+copies first. Refuses to know the meaning of counts.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,20 +28,20 @@ LEAVE_NS = 300 * 10**9
 
 
 class Cell(Protocol):
-    """What is counted of one key, and how large that is."""
+    """The counters of one key, and its size."""
 
     @property
     def rank(self) -> int:
-        """How large the key was lately: the smallest loses its cell first. 0 of `other`: there are no others."""
+        """Return the key's recent size: the smallest one loses its cell first. 0 for `other`: no other keys."""
 
     def admitted(self, rank: int) -> None:
-        """The cell begins, for a key that is known to have had so much lately."""
+        """Begin the cell for a key with this recent size."""
 
     def halve(self) -> None:
-        """What was lately is half as long ago."""
+        """Halve the recent size."""
 
     def is_gone(self, now_ns: int) -> bool:
-        """The key has been idle for so long that it is not exposed any more."""
+        """Return whether the key has been idle for so long that it is no longer exposed."""
 
 
 AnyCell = TypeVar("AnyCell", bound=Cell)
@@ -51,7 +49,7 @@ Key = TypeVar("Key")
 
 
 class _Candidate:
-    """A key without a cell: it has had at most `count`, and at least `count - error`."""
+    """A key without a cell: its size is at most `count`, and at least `count - error`."""
 
     __slots__ = ("count", "error")
 
@@ -68,17 +66,17 @@ class Top(Generic[Key, AnyCell]):
         self.other = make()
         self._limit = limit
         self._make = make
-        self._leaving: dict[Key, tuple[AnyCell, int]] = {}  # and when each lost its place
+        self._leaving: dict[Key, tuple[AnyCell, int]] = {}  # (cell, when it was replaced)
         self._candidates: dict[Key, _Candidate] = {}
-        self._heap: list[tuple[int, int, Key]] = []  # counts of candidates as they once were; they only grow
+        self._heap: list[tuple[int, int, Key]] = []  # earlier counts of candidates: true ones are not lower
         self._serial = 0
-        self._floor = 0  # what the smallest rank of `cells` was when it was last looked for
+        self._floor = 0  # smallest rank in `cells` at the last search for it
         self._swept_ns = self._halved_ns = 0
-        self._credit = max(1, limit // 10)  # cells that may be exchanged now
+        self._credit = max(1, limit // 10)  # cells that may be replaced now
         self._credited_ns = 0
 
     def cell_for(self, key: Key, size: int, now_ns: int) -> AnyCell:
-        """Where to count `size` of a key that has no cell: in a new one, or in `other`."""
+        """Return the cell in which `size` of a key without a cell counts: a new one, or `other`."""
         if now_ns - self._swept_ns >= SWEEP_NS:
             self._sweep(now_ns)
         if len(self.cells) >= self._limit:
@@ -98,10 +96,10 @@ class Top(Generic[Key, AnyCell]):
         return cell
 
     def shown(self, now_ns: int) -> Iterator[tuple[Key | None, AnyCell]]:
-        """Every key that is not gone, with its cell; None stands for all others."""
+        """Yield every key that is not gone, with its cell; None stands for all others."""
         leaving = self._leaving.copy()
         cells = list(self.cells.items())
-        leaving |= self._leaving.copy()  # and those that lost their place meanwhile: this is not the loop's thread
+        leaving |= self._leaving.copy()  # cells replaced meanwhile: the event loop has another thread
         for key, cell in cells:
             if not cell.is_gone(now_ns):
                 yield key, cell
@@ -113,7 +111,7 @@ class Top(Generic[Key, AnyCell]):
             yield None, self.other
 
     def _seen(self, key: Key, size: int) -> _Candidate:
-        """Count a key as a candidate; the smallest one makes room."""
+        """Count a key as a candidate, in place of the smallest one beyond the limit."""
         candidates = self._candidates
         candidate = candidates.get(key)
         if candidate is not None:
@@ -130,7 +128,7 @@ class Top(Generic[Key, AnyCell]):
         return candidate
 
     def _drop_smallest(self) -> int:
-        """The smallest candidate goes; returns its count."""
+        """Remove the smallest candidate; return its count."""
         heap = self._heap
         while True:
             count, serial, key = heap[0]
@@ -145,7 +143,7 @@ class Top(Generic[Key, AnyCell]):
                 return count
 
     def _has_credit(self, now_ns: int) -> bool:
-        """Whether a cell may be exchanged now."""
+        """Return whether a cell may be replaced now."""
         earned, rest_ns = divmod(now_ns - self._credited_ns, REPLACE_NS)
         if earned > 0:
             self._credit = min(self._credit + earned, max(1, self._limit // 10))
@@ -153,7 +151,7 @@ class Top(Generic[Key, AnyCell]):
         return self._credit > 0
 
     def _evict(self, certain: int, now_ns: int) -> bool:
-        """Take the cell of the smallest key away, if that has had less than half of what a newcomer certainly had."""
+        """Replace the cell of the smallest key, if its rank is less than half of a newcomer's certain count."""
         key, cell = min(self.cells.items(), key=lambda item: item[1].rank)
         self._floor = cell.rank
         if certain <= 2 * cell.rank:
@@ -164,7 +162,7 @@ class Top(Generic[Key, AnyCell]):
         return True
 
     def _sweep(self, now_ns: int) -> None:
-        """Drop the cells of keys that are gone, or have left long enough ago for every scrape; halve all counts."""
+        """Drop cells of keys that are gone, and cells replaced for LEAVE_NS; halve all counts every HALVE_NS."""
         self._swept_ns = now_ns
         self._floor = 0
         for key in [key for key, cell in self.cells.items() if cell.is_gone(now_ns)]:
@@ -177,11 +175,11 @@ class Top(Generic[Key, AnyCell]):
                 cell.halve()
             for candidate in self._candidates.values():
                 candidate.count //= 2
-                candidate.error = -(-candidate.error // 2)  # up: what is certain stays certain
+                candidate.error = -(-candidate.error // 2)  # rounded up, so that count - error stays a lower bound
             self._order()
 
     def _order(self) -> None:
-        """The heap anew: without the entries of keys that are no candidates any more."""
+        """Rebuild the heap without the keys that are no longer candidates."""
         self._heap = [(candidate.count, index, key) for index, (key, candidate) in enumerate(self._candidates.items())]
         self._serial = len(self._heap)
         heapify(self._heap)

@@ -1,9 +1,9 @@
-"""The cells of one process in units that can be sent to another, and added up there.
+"""The cells of one process as units that can be sent to another process and added up there.
 
-A unit is a path and plain data: the cells of one API of one broker, of one topic, or what is left of a broker or a
-cluster without those. Of cells that are objects all public attributes are taken, so a counter that is added to them is
-shared without a word here. An integer is a sum, a list a histogram, a dictionary has one entry per label; where that is
-wrong (a time, the same fact in every process), the class says so in LATEST. Refuses to know processes and messages.
+A unit is a path and plain data: the cells of one API of one broker, of one topic, or the other cells of a broker or a
+cluster. A unit contains all public attributes of a cell object, so a new counter is shared without a change here. An
+integer is a sum, a list a histogram, a dictionary has one entry per label; a class lists in LATEST the attributes that
+are not sums (a time, a fact that is equal in every process). Refuses to know processes and messages.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from kproxy.metrics.process import Metrics
 Place = tuple[Any, ...]  # its first part is one of these kinds
 METRICS, CLUSTER, UPSTREAM, BROKER, API = "metrics", "cluster", "upstream", "broker", "api"
 
-# What has units of its own, is found anew by every process, or is the same in all.
+# Attributes that have units of their own, that every process derives itself, or that are equal in all processes.
 _NOT_SUMS: dict[type, set[str]] = {
     Metrics: {
         "clusters",
@@ -39,7 +39,7 @@ PLAIN = (int, float, str, tuple, list, dict)
 
 
 def units(metrics: Metrics) -> Iterator[tuple[Place, Any]]:
-    """All units but those of topics, clients and consumers. The data are the cells themselves: not to be changed."""
+    """Yield all units but those of topics, clients and consumers. The data are the cells: do not change them."""
     yield (METRICS,), attributes(metrics) | called(metrics)
     for cluster in list(metrics.clusters.values()):
         name = cluster.cluster
@@ -53,7 +53,7 @@ def units(metrics: Metrics) -> Iterator[tuple[Place, Any]]:
 
 
 def attributes(cells: Any) -> dict[str, Any]:
-    """What is counted in an object's public attributes; callables, and what is no sum, are left out."""
+    """Return an object's public attributes without callables and those in _NOT_SUMS."""
     left_out: set[str] = _NOT_SUMS.get(type(cells), set())
     return {
         name: _plain(value)
@@ -63,13 +63,13 @@ def attributes(cells: Any) -> dict[str, Any]:
 
 
 def called(metrics: Metrics) -> dict[str, Any]:
-    """What callables among the attributes return now: one number, or several in a list."""
+    """Return the current results of the callables among the attributes: a number, or a list of numbers."""
     found = {name: value() for name, value in vars(metrics).items() if callable(value)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
 def _plain(value: Any) -> Any:
-    """The same without callables, which no other process could call: one that returns nothing stands in their place."""
+    """Return a copy with each callable replaced by `dict`, which returns {}: other processes cannot call them."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.copy().items()}
     if isinstance(value, PLAIN):
@@ -87,7 +87,7 @@ def _names(cells: Any) -> list[str]:
 
 
 def add(one: Any, other: Any) -> Any:
-    """The sum of what two processes have counted in the same place; neither is changed."""
+    """Return the sum of two processes' values of one unit; neither is changed."""
     if isinstance(one, bool | str | tuple):
         return one
     if isinstance(one, int | float):
@@ -121,7 +121,7 @@ _API_SUMS = (
 
 
 def _add_apis(one: ApiCells, other: ApiCells) -> ApiCells:
-    """As `add` does; there are many of these in a scrape."""
+    """Return the sum of two API cells, faster than `add`: a scrape has many of them."""
     total = ApiCells(one.api)
     for name in ("duration", "waits", "request_size", "response_size", "excess_wait", "throttle"):
         mine, its = getattr(one, name), getattr(other, name)

@@ -1,7 +1,7 @@
-"""What is counted of a cluster beside its connections: dials of its brokers, loops, and whether it is ready.
+"""Counters of a cluster's upstream: connections to its brokers, refused loops, and whether it is ready.
 
-Bounded by the brokers of a cluster that have a port. Runs on the thread of the event loop; a scrape reads from another
-one and copies each container in one step. Refuses to know labels' text and how a scrape comes.
+Bound: the brokers of a cluster that have a port. Runs on the event loop's thread; a scrape reads from another thread
+and copies each container in one step. Refuses to know labels' text and how a scrape arrives.
 """
 
 from bisect import bisect_left
@@ -13,7 +13,7 @@ from kproxy.metrics.known import MAX_BORN
 
 
 class ClusterState(NamedTuple):
-    """How a cluster stands at the moment of a scrape."""
+    """The state of a cluster at a scrape."""
 
     ready: bool
     accepting: bool
@@ -21,7 +21,7 @@ class ClusterState(NamedTuple):
 
 
 class DialCells:
-    """Dials of one broker: how long those took that succeeded, and why others failed."""
+    """Connection attempts to one broker: durations of successful ones, and failures by cause."""
 
     __slots__ = ("duration", "duration_ns", "failures")
 
@@ -32,7 +32,7 @@ class DialCells:
 
 
 class UpstreamCells:
-    """The cells of one cluster's upstream. `causes`: why a dial may fail, the values of a label, born at 0."""
+    """The cells of one cluster's upstream. causes: label values of failed dials, whose series begin at 0."""
 
     def __init__(self, causes: Sequence[str], state: Callable[[], ClusterState]) -> None:
         self.state = state
@@ -41,7 +41,7 @@ class UpstreamCells:
         self._causes = causes
 
     def broker_known(self, broker: str) -> None:
-        """A broker that may be dialled: its series begin now, or, beyond MAX_BORN of them, with its first dial."""
+        """Begin the series of a broker; beyond MAX_BORN brokers they begin with the first dial."""
         if len(self.dials) < MAX_BORN:
             self._cells(broker)
 
@@ -52,16 +52,16 @@ class UpstreamCells:
         return cells
 
     def dialled(self, broker: str, duration_ns: int) -> None:
-        """A connection to a broker was made, its name looked up included."""
+        """Count a connection to a broker. duration_ns includes the look-up of its name."""
         cells = self._cells(broker)
         cells.duration[bisect_left(DURATION_NS, duration_ns)] += 1
         cells.duration_ns += duration_ns
 
     def dial_failed(self, broker: str, cause: str) -> None:
-        """A connection to a broker could not be made."""
+        """Count a failed connection to a broker."""
         failures = self._cells(broker).failures
         failures[cause if cause in failures else "other"] += 1
 
     def loop_refused(self) -> None:
-        """A connection was refused, or closed, since it leads back to kproxy."""
+        """Count a connection that was refused or closed because it leads back to kproxy."""
         self.loops += 1

@@ -1,9 +1,9 @@
-"""What is counted of a relayed ZooKeeper: cells by operation.
+"""Counters of a relayed ZooKeeper: cells by operation.
 
-Series: of an operation those of ZooKeeper's own list and `unknown`; of an error those of its list and `other`. They
-begin at 0 where they are of every day; those of other operations, and of errors, with the first of a kind.
-Bounded by those lists. Cells change on the event loop's thread; a scrape copies each container in one step.
-Refuses to know how a scrape comes (`zookeeper_families.py`).
+Label values are ZooKeeper's operations and `unknown`, and its errors and `other`. Series of everyday operations begin
+at 0; series of other operations, and of errors, with their first occurrence. Bound: those lists. Cells change on the
+event loop's thread; a scrape copies each container in one step. Refuses to know how a scrape arrives
+(`zookeeper_families.py`).
 """
 
 from bisect import bisect_left
@@ -13,8 +13,8 @@ from kproxy.metrics.bounds import DURATION_NS, cell
 from kproxy.zookeeper.records import names_of
 from kproxy.zookeeper.session import ANSWERED, Event, Notification, Operation
 
-DIRECTIONS = ("request", "response")  # bytes of clients, and of servers
-UNREAD = ("command", "fault")  # why a connection is no longer read: a command of four letters, or bytes of no frame
+DIRECTIONS = ("request", "response")  # bytes from clients, and from servers
+UNREAD = ("command", "fault")  # causes of unread connections: a four-letter command, bytes that are not a frame
 
 
 _EVENTS = frozenset(names_of("event_types").values())
@@ -25,7 +25,7 @@ _EVERYDAY = (
 
 
 class OperationCells:
-    """One operation of ZooKeeper."""
+    """The counters of one operation of ZooKeeper."""
 
     __slots__ = ("errors", "latency", "latency_ns", "requests", "unanswered")
 
@@ -38,7 +38,7 @@ class OperationCells:
 
 
 class ZooKeeperCells:
-    """One `[[zookeeper]]` listener. servers: those that may be dialled, as labels."""
+    """The counters of one `[[zookeeper]]` listener. servers: labels of the servers that it connects to."""
 
     def __init__(self, servers: Sequence[str]) -> None:
         self.ops = {op: OperationCells() for op in _EVERYDAY}
@@ -52,7 +52,7 @@ class ZooKeeperCells:
         self.dial_failures = dict.fromkeys(servers, 0)
 
     def count(self, event: Event) -> None:
-        """Count what a session said."""
+        """Count an event of a session."""
         if isinstance(event, Operation):
             cells = self.ops.get(event.op)
             if cells is None:

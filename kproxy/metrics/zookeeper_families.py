@@ -1,6 +1,6 @@
 """The metric families of `[[zookeeper]]` listeners. Part of the collector, whose rules hold here too.
 
-Refuses to know how a scrape comes.
+Refuses to know how a scrape arrives.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,13 +19,13 @@ _LES = [*(str(floatToGoString(bound / 1e9)) for bound in DURATION_NS), "+Inf"]  
 
 
 def zookeeper_families(listeners: Mapping[str, ZooKeeperCells]) -> Iterator[Metric]:
-    """The families of all listeners, by their names; none without listeners."""
+    """Yield the families of all listeners; none without listeners. listeners: cells by the listener's name."""
     if not listeners:
         return
     each = list(listeners.items())
     ops = [((name, op), cells) for name, of in each for op, cells in list(of.ops.items())]
     requests = ((label, cells.requests) for label, cells in ops)
-    yield _sum("requests", "Operations of ZooKeeper whose end is known.", _OP, requests)
+    yield _sum("requests", "Completed operations of ZooKeeper, answered or not.", _OP, requests)
     yield _sum(
         "unanswered",
         "Operations of ZooKeeper whose answer never came: their connection ended.",
@@ -59,7 +59,7 @@ def zookeeper_families(listeners: Mapping[str, ZooKeeperCells]) -> Iterator[Metr
         ("cluster", "direction"),
         (((name, way), count) for name, of in each for way, count in zip(DIRECTIONS, of.bytes, strict=True)),
     )
-    yield _sum("connections", "ZooKeeper clients that came.", _CLUSTER, (((name,), of.accepted) for name, of in each))
+    yield _sum("connections", "ZooKeeper client connections.", _CLUSTER, (((name,), of.accepted) for name, of in each))
     yield _gauge("open_connections", "ZooKeeper clients that are connected.", each, lambda of: of.connections)
     yield _gauge("sessions", "ZooKeeper sessions that are connected.", each, lambda of: of.sessions)
     yield _sum(
