@@ -1,11 +1,11 @@
-"""What the owner of a session may decide about a request before it leaves: forward, replace, answer, or close.
+"""Decisions of a session's owner about a request before it is forwarded: forward, replace, answer, or close.
 
-The owner says per (api key, version) which requests it wants to see (`Interest.authorizes`); all others pass as if
-there were no authorizer. A request whose body is needed is held until it is whole, then decided inside the same call,
-so that nothing overtakes it. One that takes longer than a call may is decided in slices (`Later`, slow_work.py): it is
-held meanwhile. Bounds: MAX_HELD_REQUEST of one request, the Interest's HeldBudget of all sessions together.
+The owner selects requests per (api key, version) (`Interest.authorizes`); all others pass as if there were no
+authorizer. A request whose body is needed is held until it is complete, then decided inside the same call, so that
+nothing overtakes it. A decision that takes longer than a call may is made in slices (`Later`, slow_work.py), while the
+request is held. Bounds: MAX_HELD_REQUEST of one request, the Interest's HeldBudget of all sessions together.
 
-Refuses to know what decides: rules, identities, bodies.
+Refuses to know the basis of decisions: rules, identities, bodies.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ MAX_HELD_REQUEST = 16 * 1024 * 1024  # brokers take records of 1 MiB by default,
 
 
 class Answer(NamedTuple):
-    """The broker does not get the request; `frame` answers it, after all older answers."""
+    """The broker does not get the request; `frame` is the response, sent after all older responses."""
 
     frame: bytes  # its 4-byte size included
     errors: tuple[int, ...]  # every error code in it, for the event; the top level's first
@@ -32,20 +32,20 @@ class Replace(NamedTuple):
 
 
 class Close(NamedTuple):
-    """Nothing of the request leaves, and the connection is closed: a fatal Desync of the kind "refused"."""
+    """No byte of the request is forwarded, and the connection is closed: a fatal Desync of the kind "refused"."""
 
-    text: str  # why, in one line
+    text: str  # the reason, in one line
 
 
 class Hold:
-    """The type of HOLD: the request is needed whole."""
+    """The type of HOLD: the decision needs the complete request."""
 
 
 HOLD: Final = Hold()
 
 
 def answered(exchange: Exchange, body: codec.Body) -> Answer:
-    """The answer to a request with this body, whose top-level error is `errorCode`."""
+    """Return the answer with this body to a request; its error is the body's top-level `errorCode`."""
     plan = exchange.plan
     frame = codec.encode_response(plan.api_key, plan.api_version, {"correlationId": exchange.correlation_id}, body)
     code = body.get("errorCode", 0)
@@ -53,40 +53,40 @@ def answered(exchange: Exchange, body: codec.Body) -> Answer:
 
 
 class Later(NamedTuple):
-    """It takes more time than one call may.
+    """A decision or edit that takes more time than one call may.
 
-    elsewhere: starts what another thread computes, and calls what it is given once `begin` need not wait for that.
+    elsewhere: starts a computation in another thread, and calls its argument when `begin` need not wait for it.
     """
 
-    begin: Callable[[memoryview], codec.Slices[Any]]  # the frame, which lives on -> what the call would have returned
+    begin: Callable[[memoryview], codec.Slices[Any]]  # frame (stays valid) -> the result
     elsewhere: Callable[[Callable[[], None]], None] | None = None
 
 
-Decision = Answer | Replace | Close | None  # None: the request is forwarded as it came
+Decision = Answer | Replace | Close | None  # None: forward the request unchanged
 
 
 class Authorizer(Protocol):
-    """Decides about the requests of one connection, in order. Only `edit` raises."""
+    """Decides the requests of one connection, in order. Only `edit` raises."""
 
     def at_header(self, exchange: Exchange) -> Hold | Close | Answer | None:
-        """Decide a request of which only the header is certainly here; HOLD: decide it when it is whole."""
+        """Decide a request whose body may not have arrived; HOLD: decide it when it is complete."""
         ...
 
     def decide(self, exchange: Exchange, frame: Any) -> Decision | Later:
-        """Decide a whole request. `frame` begins with its 4-byte size and lives for this call only.
+        """Decide a complete request. `frame` begins with its 4-byte size and is valid during this call only.
 
-        If the answer is to be edited, set `exchange.plan` to `Interest.held_plan` of it.
+        To edit the response later, set `exchange.plan` to `Interest.held_plan(exchange.plan)`.
         """
         ...
 
     def edit(self, exchange: Exchange, frame: Any) -> bytes | Later | None:
-        """Change the answer of such a request, before addresses are replaced; None: it stays.
+        """Return the edited response of such a request, before addresses are replaced; None: unchanged.
 
-        `frame` begins with its 4-byte size. Raises ProtocolError, which closes the connection; so may the slices of
-        a Later.
+        `frame` begins with its 4-byte size. Raises ProtocolError, also from the slices of a Later; it closes the
+        connection.
         """
         ...
 
     def too_large(self, exchange: Exchange) -> None:
-        """A request was not decided: it exceeds a bound of what is held, and the connection is closed."""
+        """Learn that a request was not decided: it exceeds a limit for held requests, and the connection is closed."""
         ...

@@ -1,8 +1,8 @@
-"""The broker's side of a session: cuts answers, pairs them with requests, reads or changes what the interest asks for.
+"""The broker's side of a session: cuts responses, pairs them with requests, reads or changes them as the interest asks.
 
-An answer of up to SMALL_BODY bytes is read in one go; if it arrives in parts it is copied first, and held back if its
-addresses must be changed. A larger one is walked as it streams past. Of a large Metadata answer only the head is held,
-up to the end of its brokers (MAX_HEAD). Refuses to know what the transform does.
+A response of up to SMALL_BODY bytes is read in one go; if it arrives in parts it is copied first, and held back if its
+addresses must be changed. A larger one is walked as it streams past. A large Metadata response is held only up to the
+end of its brokers, the head (MAX_HEAD). Refuses to know the transform.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ from kproxy.wire.keeping import begin_answer, keep_answer
 from kproxy.wire.pairing import overtaken_by
 from kproxy.wire.state import MAX_NAMED, SMALL_BODY, UNSEEN, Piece
 
-MAX_HEAD = 256 * 1024  # of an answer whose head alone is held: four thousand brokers, rewritten in one call
+MAX_HEAD = 256 * 1024  # of a response held up to its head: four thousand brokers, rewritten in one call
 
 
 class BrokerSide(Editing):
@@ -118,7 +118,7 @@ class BrokerSide(Editing):
                     if replacement:
                         pieces.append((CLIENT, replacement))
                     sent = end
-                    last -= 8 + (length >> 6)  # about as much work as so many frames
+                    last -= 8 + (length >> 6)  # about the work of so many frames
             if length > 4096:
                 last -= length >> 8
             pos = end
@@ -132,7 +132,7 @@ class BrokerSide(Editing):
                 if self._handlers[BROKER] is not type(self)._answers:
                     return self._change(BROKER, view, pos, sent, pieces)
         if pos < size:
-            if self._broker_left or size - pos >= 8:  # this call has done its share
+            if self._broker_left or size - pos >= 8:  # this call has reached its limit of work
                 self._leave(view[pos:])
             else:
                 self._broker_head = bytes(view[pos:])
@@ -144,14 +144,14 @@ class BrokerSide(Editing):
         return pieces
 
     def _after_answer(self, exchange: Exchange, pieces: list[Piece], now: int) -> None:
-        """What a complete answer sets off, besides its event."""
+        """Handle the completion of a response: own responses that waited for it, and a SaslHandshake."""
         if self._own_answers:
             self._send_own_answers(pieces, now)
         if self._handshake is not None and exchange.plan.api_key == SASL_HANDSHAKE:
             self._handshake_answered(exchange, pieces, now)
 
     def _unpaired(self, correlation_id: int, view: Any, pos: int, now: int) -> Exchange | None:
-        """The head of the queue is not the request of this answer: find it, or report that there is none."""
+        """Find the request of a response that does not match the head of the queue; report a fault."""
         overtaken = overtaken_by(self.pending, correlation_id)
         if overtaken is not None:
             if not self._seen_gap:
@@ -179,7 +179,7 @@ class BrokerSide(Editing):
     # --- answers in parts --------------------------------------------------------------------------------------------
 
     def _begin_answer(self, exchange: Exchange, length: int, now: int) -> None:
-        """An answer that is not whole yet, or that is walked: decide what is kept of it."""
+        """Begin a response that is incomplete or walked: choose between walk, copy and hold."""
         plan = exchange.plan
         self._broker_left = length + 4
         self._broker_exchange = exchange
@@ -190,7 +190,7 @@ class BrokerSide(Editing):
             self._transform is not None and plan.carries_addresses and not (streams and length > SMALL_BODY)
         )
         if plan.scan is None and plan.transforms_always and length <= SMALL_BODY:
-            self._held = True  # of an unknown API or version: a larger one passes without a look
+            self._held = True  # unknown API or version; a larger one passes unread
         if self._held:
             self._broker_kept = bytearray()
             if plan.splits and length > SMALL_BODY:
@@ -222,7 +222,7 @@ class BrokerSide(Editing):
                 self._broker_kept = bytearray()
 
     def _continue_answer(self, view: Any, pos: int, size: int, now: int, pieces: list[Piece]) -> int:
-        """The next bytes of the answer in transit stand at `pos`; returns where they end, or where a walk stopped."""
+        """Take the next bytes of the response in transit, from `pos` on; return where they end, or a walk stopped."""
         stop = min(pos + self._broker_left, size)
         exchange = self._broker_exchange
         if self._broker_walker is not None and exchange is not None:
@@ -243,7 +243,7 @@ class BrokerSide(Editing):
             return stop
         self._broker_exchange = None
         self.completed[1] += 1
-        if exchange is None:  # of which a capture lost a part
+        if exchange is None:  # a capture lost a part of it
             return stop
         if self._broker_walker is not None:
             self._answer_walked(exchange, now)
@@ -256,7 +256,7 @@ class BrokerSide(Editing):
             if self._handlers[BROKER] is not type(self)._answers:
                 if self.slow[BROKER] is not None:
                     self.completed[1] -= 1  # counted when it is edited
-                    self._drop_frame(BROKER)  # all of it is at hand
+                    self._drop_frame(BROKER)  # the slow work has the whole frame
                 return stop
             if self._held and replacement != b"":
                 pieces.append((CLIENT, frame if replacement is None else replacement))
@@ -268,7 +268,7 @@ class BrokerSide(Editing):
         return stop
 
     def _keep(self, part: Any, now: int) -> bool:
-        """Keep the next bytes of an answer. False: all connections together hold as much as they may."""
+        """Copy the next bytes of a response. False: it must be held, and the budget of all connections is used up."""
         kept, exchange = self._broker_kept, self._broker_exchange
         assert kept is not None and exchange is not None
         if not self._interest.held.take(len(part), now):
@@ -280,17 +280,17 @@ class BrokerSide(Editing):
                 )
                 self._fatal(BROKER, "held_too_many", text, plan, now)
                 return False
-            self._drop_answer()  # it passes on unread
+            self._drop_answer()  # the rest passes unread
             return True
         kept += part
         return True
 
-    # --- what answers hold -------------------------------------------------------------------------------------------
+    # --- contents of responses ---------------------------------------------------------------------------------------
 
     def _read_answer(self, exchange: Exchange, frame: Any, now: int) -> bytes | None:
-        """Read a whole answer; returns what to send instead, or None. After a fatal fault the session is closed.
+        """Read a complete response; return its replacement, or None to forward it. A fatal fault closes the session.
 
-        Nothing, b"", is sent instead of the answer to the owner's own request.
+        The replacement of the response to the owner's own request is b"": it is not forwarded.
         """
         if not exchange.plan.is_edited or self._authorizer is None:
             return self._read_unedited(exchange, frame, now)
@@ -329,7 +329,7 @@ class BrokerSide(Editing):
         if reader is not None:
             try:
                 found = reader(frame, 8, len(frame))
-            except Malformed as fault:  # the scan has read its addresses, if it has any
+            except Malformed as fault:  # the scan has already checked its addresses
                 self._unread_answer(exchange, fault, now)
                 return replacement
             exchange.throttle_ms = found.throttle_ms
@@ -342,7 +342,7 @@ class BrokerSide(Editing):
     def _walk_answer(
         self, exchange: Exchange, walker: BodyWalker, view: Any, pos: int, stop: int, pieces: list[Piece], now: int
     ) -> int:
-        """Walk the bytes [pos, stop) and send them on with the walker's edits; returns where the walk stopped."""
+        """Walk the bytes [pos, stop) and forward them with the walker's edits; return where the walk stopped."""
         stop, edits = self._walk(walker, view, pos, stop)
         if self._held and walker.head_end is not None:
             if not self._send_head(exchange, view[pos : walker.head_end], pieces, now):
@@ -365,7 +365,7 @@ class BrokerSide(Editing):
         return stop
 
     def _keep_head(self, exchange: Exchange, part: Any, now: int) -> None:
-        """Keep bytes of a head whose end is not here yet."""
+        """Copy bytes of an incomplete head; a head beyond MAX_HEAD is a fatal fault."""
         if not self._keep(part, now):
             return
         assert self._broker_kept is not None
@@ -377,9 +377,9 @@ class BrokerSide(Editing):
             self._fatal(BROKER, "held_too_large", text, exchange.plan, now)
 
     def _send_head(self, exchange: Exchange, last: Any, pieces: list[Piece], now: int) -> bool:
-        """The head ends with `last`: give it to the transform as an answer without a rest, and send what it returns.
+        """Complete the head with `last`, pass it to the transform as a response with an empty rest, send the result.
 
-        The rest then passes as it came; the frame's size is that of both. False: a fatal fault.
+        The rest then passes unchanged; the frame's size covers both. False: a fatal fault.
         """
         if not self._keep(last, now):
             return False
@@ -394,7 +394,7 @@ class BrokerSide(Editing):
         try:
             answer = self._transform(exchange, memoryview(whole))
         except ProtocolError as fault:
-            self._held = True  # nothing of it has left
+            self._held = True  # nothing of it was forwarded
             self._malformed_answer(exchange, fault, now)
             return False
         if answer is not None:
@@ -404,7 +404,7 @@ class BrokerSide(Editing):
         return True
 
     def _may_name_brokers(self, exchange: Exchange) -> bool:
-        """Whether the rest of the answer in transit could name brokers to a client that must not see them."""
+        """Return whether the rest of the response in transit may contain broker addresses that must be rewritten."""
         return (
             self._transform is not None and exchange.plan.carries_addresses and (self._held or not exchange.plan.splits)
         )

@@ -1,7 +1,7 @@
-"""Many exchanges of one API and version as columns: the content of thousands of `Exchange` events, as arrays.
+"""Many exchanges of one API and version as columns: the contents of thousands of `Exchange` events, as arrays.
 
-For owners that make tables of them. Each column means what the attribute of that name means, and a missing number is
-NONE (-1), or NULL where -1 is a value. All exchanges were answered and read completely.
+Owners make tables from them. Each column has the meaning of the attribute of that name, and a missing number is NONE
+(-1), or NULL if -1 is a valid value. All exchanges were answered and read completely.
 """
 
 from collections.abc import Sequence
@@ -20,22 +20,22 @@ NULL = -(1 << 63)  # no number
 class Bodies:
     """The topic-partitions of bodies, one row each, ordered by body and within a body as on the wire."""
 
-    of: np.ndarray  # the exchange of each row
+    of: np.ndarray  # index of each row's exchange
     topics: Sequence[tuple[str | None, UUID | None]]  # name and id
-    topic: np.ndarray  # an index of those
-    numbers: dict[str, np.ndarray]  # by the names that `bodies.Partition` gives them
+    topic: np.ndarray  # index into `topics`
+    numbers: dict[str, np.ndarray]  # by the names of fields of `bodies.Partition`
     texts: dict[str, Sequence[str | None]]  # group_id and metadata
-    batch_of: np.ndarray  # the row of each record batch
-    batches: np.ndarray  # a header each, by the names of `records.BatchHeader`
+    batch_of: np.ndarray  # index of each record batch's row
+    batches: np.ndarray  # headers, with the names of fields of `records.BatchHeader`
 
     def topic_keys(self, keys: dict[str | UUID | None, int]) -> np.ndarray:
-        """The topic of each row as a number, by its name or else its id; `keys` grows by those that are new."""
+        """Return a number for each row's topic, by its name or else its id; add new topics to `keys`."""
         of_topics = np.array([keys.setdefault(name or id_, len(keys)) for name, id_ in self.topics], np.int64)
         return np.take(of_topics, self.topic)
 
     @staticmethod
     def together(parts: "Sequence[tuple[Bodies, np.ndarray]]") -> "Bodies":
-        """Join several `Bodies`, each with the numbers of the exchanges that its rows belong to."""
+        """Join several `Bodies`, each with the new numbers of its exchanges."""
         if len(parts) == 1:
             bodies, exchanges = parts[0]
             bodies.of = exchanges[bodies.of]
@@ -87,14 +87,14 @@ class Bodies:
 
 @dataclass(slots=True)
 class Bulk:
-    """Answered exchanges of one API and version, those of a connection in their order."""
+    """Answered exchanges of one API and version, in order within each connection."""
 
     plan: ApiPlan
-    connection: np.ndarray  # an index into what the owner calls its connections
+    connection: np.ndarray  # index into the owner's list of connections
     prefix: np.ndarray  # an index into `prefixes`
     prefixes: Sequence[tuple[str | None, int | None, int | None, str | None, str | None]]  # see interest.PREFIX_FIELDS
-    # The numbers of `events.Exchange` by their names, of which error_code may be NULL; and
-    # of the requests replica_id, and has_rack as 0 or 1.
+    # Numeric attributes of `events.Exchange` by name (error_code may be NULL), and from request bodies replica_id, and
+    # has_rack as 0 or 1.
     columns: dict[str, np.ndarray]
     request_body: Bodies | None
     response_body: Bodies | None

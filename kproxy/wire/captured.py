@@ -1,12 +1,12 @@
 """A session over a capture: bytes may be missing, and the capture may begin in the middle of a connection.
 
-Duty: what a gap costs, and finding the next plausible frame behind it. A hole inside a body of known size costs that
-body only; anything else ends the framing of that side, which is then in a state of its own:
+Duty: limit the loss at a gap, and find the next plausible frame after it. A gap inside a body of known size loses that
+body only; any other gap ends the framing of that side, which is then in a state of its own:
 
     client side   seeking   _seek_request        broker side   seeking   _seek_answer
 
-Adds to a session's memory what was searched in vain, to resync.WINDOW. The pending requests are bounded here, by giving
-up the oldest.
+Memory in addition to a session's: resync.WINDOW bytes searched without success. Pending requests are bounded by
+dropping the oldest.
 """
 
 from itertools import islice
@@ -33,14 +33,14 @@ class CapturedSession(Session):
 
     def __init__(self, interest: Interest, *, midstream: bool = False) -> None:
         super().__init__(interest)
-        self._client_id: resync.ClientId = ...  # of the requests so far
-        self.is_surprised = False  # an answer came that nobody waited for, and no byte was missing so far
+        self._client_id: resync.ClientId = ...  # client id of the requests so far
+        self.is_surprised = False  # a response without a pending request came, although no byte was missing so far
         if midstream:
             self._seen_gap = True
             self._handlers = [CapturedSession._seek_request, CapturedSession._seek_answer]
 
     def gap(self, side: int, count: int, now_ns: int) -> None:
-        """The capture does not hold the next `count` bytes of a side."""
+        """Skip the next `count` bytes of a side, which the capture lacks."""
         self.events.append(Gap(side, self._received[side], count, False, now_ns))
         self._received[side] += count
         self._seen_gap = True
@@ -52,7 +52,7 @@ class CapturedSession(Session):
 
     @property
     def is_framed(self) -> bool:
-        """Whether both sides are framed, so that `missing` gives the distance to the next frame of each."""
+        """Return whether both sides are framed, so that `missing` is the distance to the next frame of each."""
         return (
             not (self._client_head or self._broker_head)
             and self._handshake is None
@@ -62,32 +62,32 @@ class CapturedSession(Session):
 
     @property
     def number(self) -> int:
-        """The number of the next request."""
+        """Return the number of the next request."""
         return self._number
 
     @property
     def free_at(self) -> int:
-        """When the last answer ended."""
+        """Return the time at which the last response ended, in ns."""
         return self._free_at
 
     @property
     def mutes(self) -> Mutes:
-        """When earlier throttles muted the connection; who reads answers in the session's place adds theirs."""
+        """Return the intervals in which the connection was muted; a reader in the session's place adds its own."""
         if self._mutes is None:
             self._mutes = Mutes()
         return self._mutes
 
     @property
     def usual(self) -> Usual:
-        """How the connection's requests begin lately."""
+        """Return the usual beginning of the connection's requests."""
         return self._usual
 
     @property
     def snapshot(self) -> tuple[Any, ...] | None:
-        """What the exchanges to come depend on, by value: two sessions with the same snapshot go on alike.
+        """Return the state that later exchanges depend on, by value: sessions with equal snapshots continue alike.
 
-        Their numbers count from that of the next request. Whether bytes were ever missing is not in it, which matters
-        for answers only that nobody waits for. None: it is no state of every day, such as a login.
+        Numbers of exchanges are relative to the next request's. Earlier gaps are not in it: they matter only for
+        responses without a pending request. None: an unusual state, such as a login.
         """
         kind = type(self)
         if self._handlers != [kind._requests, kind._answers] or self._handshake is not None or self._ended:
@@ -115,14 +115,14 @@ class CapturedSession(Session):
 
     @property
     def waits_since_ns(self) -> int:
-        """When the oldest request that waits began; without one, when the last answer ended."""
+        """Return the time at which the oldest pending request began; without one, when the last response ended."""
         transit = (self._client_exchange, self._broker_exchange)
         waiting = [exchange for exchange in (*transit, *self.pending) if exchange is not None]
         return min((exchange.request_start for exchange in waiting), default=self._free_at)
 
     @property
     def oldest_number(self) -> int:
-        """The number of the oldest request that waits or is in transit; without one, that of the next."""
+        """Return the number of the oldest request that is pending or in transit; without one, the next number."""
         waiting = [
             each for each in (self._client_exchange, self._broker_exchange, *self.pending[:1]) if each is not None
         ]
@@ -144,17 +144,17 @@ class CapturedSession(Session):
         )
 
     def count_anew(self) -> None:
-        """What was counted so far is another's to tell; it began in order, as far as is known."""
+        """Reset the counters, because another reader reports the counts so far; assume that no bytes are missing."""
         self._seen_gap = self.is_surprised = False
         self.faults = self.sasl_tokens = 0
 
     @property
     def has_seen_gap(self) -> bool:
-        """Whether bytes were missing, so that answers to requests that were not seen are no surprise."""
+        """Return whether bytes were missing, so that responses to unseen requests are expected."""
         return self._seen_gap
 
     def passed(self, exchanges: int, received_bytes: tuple[int, int], free_at: int) -> None:
-        """Count answered requests, between two frames of each side, that the caller has read itself."""
+        """Count answered requests that the caller has read itself, between two frames of each side."""
         self._number += exchanges
         for side, count in enumerate(received_bytes):
             self.completed[side] += exchanges
@@ -173,9 +173,9 @@ class CapturedSession(Session):
         super()._take_prefix(exchange, client_id, *values)
 
     def _unpaired(self, correlation_id: int, view: Any, pos: int, now: int) -> Exchange | None:
-        """Without a gap an answer out of turn belongs to the one request with its id, and the older ones wait on.
+        """Find the request of a response out of order. Without a gap it is the only one with its id; older ones stay.
 
-        If there is none, a damaged size led to it; after a gap, `follows` must accept it.
+        If there is none, a damaged size led here; after a gap, `resync.follows` must accept the response.
         """
         if not self._seen_gap:
             places = [place for place, each in enumerate(self.pending) if each.correlation_id == correlation_id]
@@ -196,7 +196,7 @@ class CapturedSession(Session):
         return super()._unpaired(correlation_id, view, pos, now)
 
     def _is_full(self) -> bool:
-        """The oldest pending request is given up: a capture of one direction has no answers at all."""
+        """Drop the oldest pending request: a capture of one direction has no responses at all."""
         self._give_up(self.pending.pop(0), "limit")
         return False
 
@@ -212,7 +212,7 @@ class CapturedSession(Session):
             self._client_walker = exchange.request_body = None
         if self._handlers[CLIENT] is CapturedSession._requests and 0 < count <= self._client_left:
             self._client_left -= count
-            if not self._client_left:  # a hole in a body of known size costs that body only
+            if not self._client_left:  # a gap in a body of known size loses that body only
                 self._client_exchange = None
                 self.completed[0] += 1
                 if exchange is not None:
@@ -240,7 +240,7 @@ class CapturedSession(Session):
             self._lose(BROKER)
 
     def _lose(self, side: int) -> None:
-        """The frame boundaries of a side are lost: search for the next plausible frame."""
+        """Search for the next plausible frame, because the frame boundaries of a side are lost."""
         if side == CLIENT:
             self._drop_request("gap")
             self._client_head = b""
@@ -272,7 +272,7 @@ class CapturedSession(Session):
         return {exchange.correlation_id for exchange in islice(self.pending, resync.CANDIDATES)}
 
     def _sought(self, side: int, data: bytes, kept: int, found: int, now: int) -> list[Piece]:
-        """`data`, of which `kept` bytes came earlier, was searched: go on at the frame found, or keep its end."""
+        """Continue at the frame found in `data` (-1: none), or keep its end. kept: its bytes from earlier calls."""
         head = b""
         skipped = found
         if found < 0:

@@ -1,8 +1,8 @@
-"""The client's side of a session: cuts requests, records them as pending, and reads what the interest asks for.
+"""The client's side of a session: cuts requests, records them as pending, and reads the fields of the interest.
 
-Nothing of a request leaves before its header is here; everything else leaves as it came, at once. Requests of one
-connection mostly begin with the same bytes, so those of the last one are remembered: a request with the same prefix is
-recorded without parsing. Refuses to know answers.
+No byte of a request is forwarded before its header is complete; everything else is forwarded unchanged, at once. Most
+requests of a connection begin with the same bytes, so the last prefix is remembered: a request with the same prefix is
+recorded without parsing. Refuses to know responses.
 """
 
 from typing import Any
@@ -46,10 +46,8 @@ from kproxy.wire.state import (
 
 MAX_PREFIX = 64 * 1024  # a transactional id has at most 32 KiB
 MAX_USUAL_PREFIX = 512  # a longer one is parsed each time
-# What it takes to decide one request, in frames: as much and, of a Produce, whose records are stepped over, one more
-# for so many bytes.
-AUTHORIZED_WORK = 4
-PAYLOAD_SHIFT = 12
+AUTHORIZED_WORK = 4  # work of a decision, in frames
+PAYLOAD_SHIFT = 12  # 1 << 12 bytes of a Produce to decide count as one more frame: its records are skipped
 
 
 class ClientSide(Holding):
@@ -120,7 +118,7 @@ class ClientSide(Holding):
                 self._number = number = number + 1
                 completed[0] += 1
                 if usual_plan.reads_request:
-                    if usual_plan.keeps_small and length + 4 <= MAX_SMALL:  # a heartbeat, the most frequent of all
+                    if usual_plan.keeps_small and length + 4 <= MAX_SMALL:  # heartbeats are the most frequent
                         exchange.request_frame = bytes(view[pos:end])
                         exchange.response_frame = None
                     else:
@@ -133,7 +131,7 @@ class ClientSide(Holding):
             if plan is None:
                 plan = self._interest.plan(key_version)
                 if plan.known:
-                    last -= FRAMES_PER_CALL  # it was compiled, which takes as long as all other work of a call
+                    last -= FRAMES_PER_CALL  # compiling the plan takes as long as all other work of a call
             exchange = Exchange(plan, correlation_id, number, in_flight, length + 4, start)
             start = now
             self._mark(CLIENT, pos)
@@ -153,7 +151,7 @@ class ClientSide(Holding):
                     self._swallow(exchange, unsupported_api_versions(correlation_id))
                 elif plan.request == AUTHORIZE:
                     last -= AUTHORIZED_WORK + (length >> (PAYLOAD_SHIFT if plan.api_key == PRODUCE else LOOKED_SHIFT))
-                    if plan.api_key == SASL_AUTHENTICATE:  # what comes behind it may be decided by others
+                    if plan.api_key == SASL_AUTHENTICATE:  # after a login other rules may decide requests
                         last = number + 1
                     held = self._authorize(exchange, view, pos, min(end, size), now)
                     if held is not None:
@@ -185,7 +183,7 @@ class ClientSide(Holding):
                 begin = pos
                 pos = self._continue_request(view, pos, size, now, pieces, begins=True)
                 if self._client_prefix is not None:
-                    del self._client_prefix[max(pos - begin - 12, 0) :]  # what the walk left comes again
+                    del self._client_prefix[max(pos - begin - 12, 0) :]  # the unwalked rest comes again
                 if self._client_left:
                     break
                 continue
@@ -204,9 +202,9 @@ class ClientSide(Holding):
                 if self._handlers[CLIENT] is not type(self)._requests:
                     return self._change(CLIENT, view, pos, sent, pieces)
         if pos < size:
-            if self._client_left or size - pos >= 12:  # this call has done its share, or too many requests are pending
+            if self._client_left or size - pos >= 12:  # the limit of this call, or of pending requests, is reached
                 self._leave(view[pos:])
-            else:  # an incomplete header stays until it is whole
+            else:  # keep an incomplete header until it is complete
                 self._client_head = bytes(view[pos:])
                 self._client_head_ns = start
             if sent < pos:
@@ -218,7 +216,7 @@ class ClientSide(Holding):
     # --- requests in parts -------------------------------------------------------------------------------------------
 
     def _begin_request(self, exchange: Exchange, length: int) -> None:
-        """A request that is not whole yet, or whose body is walked: decide what is kept of it."""
+        """Begin a request that is incomplete, or whose body is walked: choose the copies to keep."""
         self._client_left = length + 4
         self._client_exchange = exchange
         plan = exchange.plan
@@ -231,7 +229,7 @@ class ClientSide(Holding):
                 self._client_body = bytearray()
 
     def _begin_walk(self, exchange: Exchange) -> None:
-        """The topic-partitions of a large request are read as its bytes are walked."""
+        """Begin to walk a large request, reading its topic-partitions."""
         self._client_walker = exchange.request_body = BodyWalker(
             exchange.plan.api_key,
             exchange.plan.api_version,
@@ -245,7 +243,7 @@ class ClientSide(Holding):
     def _continue_request(
         self, view: Any, pos: int, size: int, now: int, pieces: list[Piece], *, begins: bool = False
     ) -> int:
-        """The next bytes of the request in transit stand at `pos`; returns where they end, or where a walk stopped."""
+        """Take the next bytes of the request in transit, from `pos` on; return where they end, or a walk stopped."""
         left = self._client_left
         stop = min(pos + left, size)
         exchange = self._client_exchange
@@ -276,7 +274,7 @@ class ClientSide(Holding):
         return stop
 
     def _whole_request(self, exchange: Exchange, pieces: list[Piece], now: int) -> None:
-        """What a complete request sets off, besides waiting for its answer."""
+        """Handle the completion of a request: its copies, its body, its event, its SASL state."""
         if self._client_frame is not None and exchange.plan.kept is not None:
             end_request(exchange.plan.kept, exchange, self._client_frame)
             self._client_frame = None
@@ -303,10 +301,9 @@ class ClientSide(Holding):
     # --- bodies ------------------------------------------------------------------------------------------------------
 
     def _read_request(self, exchange: Exchange, view: Any, pos: int, end: int, now: int, *, kept: bool = False) -> int:
-        """Read the topic-partitions of a whole request at `pos`; returns how much work that was, in frames.
+        """Read the topic-partitions of a complete request at `pos`; return the work that this took, in frames.
 
-        kept: `view` is a copy of the request, whose place in the stream is marked already, and which is kept already
-        if its plan says so.
+        kept: `view` is a copy, whose stream offset is marked, and whose frame is kept if its plan keeps it.
         """
         reader = exchange.plan.request_reader
         if not kept:
@@ -333,7 +330,7 @@ class ClientSide(Holding):
             noted_bytes = count * NAMED_BYTES + WIDEST_CHARACTER * (looked or size)
             self._count_named(exchange, named, noted_bytes, now)
         elif self._noted:
-            self._forget(exchange)  # its copies, while it came in parts
+            self._forget(exchange)  # the memory of its copies while it was incomplete
         return named + (looked >> LOOKED_SHIFT)
 
     def _request_walked(self, exchange: Exchange, now: int) -> None:
@@ -352,7 +349,7 @@ class ClientSide(Holding):
             self._too_much_named(CLIENT, exchange, f"{walker.left_out} more than {MAX_NAMED}", now)
 
     def _count_named(self, exchange: Exchange, named: int, noted_bytes: int, now: int) -> None:
-        """What all pending requests name must not outgrow what one body may, nor all of them what all may."""
+        """Limit the topic-partitions of all pending requests: MAX_NAMED per session, and the budget of all sessions."""
         if not self._note(exchange, noted_bytes):
             exchange.request_body = None
             self._too_much_named(CLIENT, exchange, NO_ROOM, now)
@@ -365,9 +362,9 @@ class ClientSide(Holding):
     # --- first fields ------------------------------------------------------------------------------------------------
 
     def _read_prefix(self, exchange: Exchange, view: Any, pos: int, end: int, size: int, now: int) -> int:
-        """Read the first fields of the request at `pos`; most requests of a connection then repeat those bytes.
+        """Read the first fields of the request at `pos`, and remember their bytes for the next requests.
 
-        Returns how many bytes were looked at: at most MAX_PREFIX.
+        Return the number of bytes read: at most MAX_PREFIX.
         """
         plan = exchange.plan
         assert plan.prefix is not None
@@ -386,12 +383,12 @@ class ClientSide(Holding):
         values, stop = found
         self._take_prefix(exchange, *values)
         self._note_prefix(exchange, stop - begin, now)
-        # What logs in, or names the client's software, is parsed each time.
+        # Logins, and requests with the client's software, are parsed each time.
         if (
             exchange.acks != 0
             and values[5:] == (None, None, None)
             and stop - pos < MAX_USUAL_PREFIX
-            and plan.request != AUTHORIZE  # each of them is decided
+            and plan.request != AUTHORIZE  # each of these is decided
         ):
             unpack, usual_bytes = frames.request_head_and(stop - begin)
             key_version, _, prefix = unpack(view, pos)[1:]
@@ -416,7 +413,7 @@ class ClientSide(Holding):
         if acks is not None:
             exchange.acks = acks
             if acks == 0 and self.pending and self.pending[-1] is exchange:
-                self.pending.pop()  # recorded at its header, taken back: no answer will come
+                self.pending.pop()  # undo the record made at its header: no response will come
                 exchange.outcome = NO_ANSWER_EXPECTED
             return
         exchange.max_wait_ms = max_wait_ms
@@ -430,7 +427,7 @@ class ClientSide(Holding):
                 self.events.append(ClientNamed(client_id, *software, exchange.request_start))
 
     def _extend_prefix(self, exchange: Exchange, more: Any, now: int) -> None:
-        """Read first fields that arrive in parts, from their begin each time; long ones each time they have doubled."""
+        """Read first fields that arrive in parts, from the start each time; long ones after each doubling."""
         prefix = self._client_prefix
         assert prefix is not None and exchange.plan.prefix is not None
         before = len(prefix)
@@ -454,7 +451,7 @@ class ClientSide(Holding):
             self._note_prefix(exchange, found[1], now)
 
     def _can_grow(self, exchange: Exchange, seen_bytes: int, now: int) -> bool:
-        """Of the first fields, which do not end within the bytes seen behind the head: whether more can come."""
+        """Return whether first fields that are incomplete after `seen_bytes` can continue; else report a fault."""
         if seen_bytes == exchange.request_bytes - frames.REQUEST_HEAD_BYTES:
             self._malformed_prefix(exchange, "it ends inside its first fields", now)
         elif seen_bytes == MAX_PREFIX:
@@ -463,13 +460,14 @@ class ClientSide(Holding):
             return True
         return False
 
-    # --- faults, and what a capture does otherwise -------------------------------------------------------------------
+    # --- faults, and hooks for captures ------------------------------------------------------------------------------
 
     def _malformed_prefix(self, exchange: Exchange, why: str, now: int) -> None:
-        """The first fields of a Produce say whether an answer comes, on which pairing rests: no guess where it decides.
+        """Report first fields that do not decode; fatal if pairing matters.
 
-        So it does where answers are rewritten: paired with another request, one could pass unread. Elsewhere the broker
-        decides, which mostly closes the connection. Nothing rests on the client id of an unknown API or version.
+        Pairing needs a Produce's acks, which decide whether a response comes. A response paired with the wrong request
+        could pass unread, so a rewriting session closes on a Produce, and an authorizing one on any API. Otherwise the
+        broker decides, and mostly closes the connection. The client id of an unknown API or version is not needed.
         """
         if not exchange.plan.known:
             return
@@ -496,9 +494,9 @@ class ClientSide(Holding):
         self._fatal(CLIENT, "unreadable_carrier", text, plan, now)
 
     def _believes(self, view: Any, pos: int, size: int) -> bool:
-        """Whether the bytes at `pos`, where a request should begin, look like one."""
+        """Return whether the bytes at `pos`, where a request should begin, look like a request."""
         return True
 
     def _is_full(self) -> bool:
-        """As many requests are pending as may be. True: the rest waits in the backlog."""
+        """Handle the limit of pending requests. True: the rest waits in the backlog."""
         return True

@@ -1,4 +1,4 @@
-"""The identity of a connection, and the interface of those that receive its events; used live and offline.
+"""The identity of a connection, and the interface of receivers of its events; used live and offline.
 
 Knows nothing of sockets, files or metrics.
 """
@@ -21,17 +21,17 @@ class ConnectionInfo:
     client_port: int
     broker_address: str
     broker_port: int
-    broker_id: int | None  # None: not known, as on a bootstrap listener
-    opened_ns: int  # live: the accept; captures: the first packet; nanoseconds since the epoch
-    ends_tls: bool = False  # whether kproxy relays it and decrypts what the client sends
+    broker_id: int | None  # None: not known, for example on a bootstrap listener
+    opened_ns: int  # live: the accept; captures: the first packet; nanoseconds since the Unix epoch
+    ends_tls: bool = False  # whether kproxy relays it and decrypts the client's bytes
     _id: int | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def id(self) -> int:
-        """The `connection` column: a 63-bit hash of both ends and the first moment.
+        """Return the `connection` column: a 63-bit hash of both ends and `opened_ns`.
 
-        So shards and machines derive the same id independently, and a capture may be given another name. Tables before
-        schema version 9 have the names of the cluster and of the source in it.
+        Shards and machines derive the same id independently, and a capture may be renamed. Tables before schema version
+        9 have a hash that includes the names of the cluster and the source.
         """
         if self._id is not None:
             return self._id
@@ -50,11 +50,11 @@ class ConnectionInfo:
 
 
 class Sink(Protocol):
-    """Takes the events of connections: metrics, the recorder, insight, a live view."""
+    """A receiver of events of connections: metrics, the recorder, insight, a live view."""
 
     def connected(self, info: ConnectionInfo) -> Callable[[list[Event]], None]:
-        """Called once per connection; the callable it returns gets every batch of events, in order.
+        """Begin a connection; return a function that takes each of its batches of events, in order.
 
-        The list is the caller's and is emptied after the call: keep the events, not the list.
+        The caller empties the list after each call: keep the events, not the list.
         """
         ...

@@ -1,7 +1,7 @@
-"""Answers that the authorizer edits in slices (`slow_work.py`), since they are large: the broker's next bytes wait.
+"""Large responses that the authorizer edits in slices (`slow_work.py`), while the broker's next bytes wait.
 
-What is left of such an answer is then read as if it had come from the broker: in one go if it is small, else walked,
-its head held for the transform. Bound: the frame, in the budget for held bytes. Refuses to know what is edited.
+The edited response is then read like one from the broker: in one go if it is small, else walked, its head held for the
+transform. Bound: the frame, in the budget for held bytes. Refuses to know the edit.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ class Editing(ClientSide):
     __slots__ = ()
 
     def _edit_later(self, exchange: Exchange, edit: Later, frame: Any, now: int) -> None:
-        """Begin to edit a whole answer, which stays in transit until that is done."""
+        """Begin to edit a complete response, which stays in transit until the edit is done."""
         held = self._interest.held
         if not held.take(len(frame), now):
             text = (
@@ -34,11 +34,11 @@ class Editing(ClientSide):
         work = SlowWork(exchange, edit.begin, bytes(frame))
         work.held_bytes = len(frame)
         self._broker_exchange = exchange
-        self._broker_left = len(frame)  # nothing of it has left: answers of ours that are behind it wait
+        self._broker_left = len(frame)  # nothing of it was forwarded: later own responses wait
         self._begin_slow(BROKER, work)
 
     def _editing(self, view: Any, now: int) -> list[Piece]:
-        """Frames of a broker whose last answer is edited in slices: they wait."""
+        """Do a slice of the edit of the broker's last response; its further frames wait."""
         pieces: list[Piece] = []
         work = self.slow[BROKER]
         assert work is not None
@@ -56,7 +56,7 @@ class Editing(ClientSide):
         return pieces
 
     def _edited(self, work: SlowWork, pieces: list[Piece], now: int) -> bool:
-        """An answer is edited: read it if it is small, else begin its walk. False: a fatal fault."""
+        """Read an edited response if it is small, else begin its walk. False: a fatal fault."""
         exchange = work.exchange
         try:
             edited: bytes | None = work.take()
@@ -85,10 +85,10 @@ class Editing(ClientSide):
         return self.slow[BROKER] is not None
 
     def _walk_edited(self, work: SlowWork, pieces: list[Piece], now: int) -> bool:
-        """Read on in an edited answer as far as this call may; whether it was read to its end."""
+        """Walk an edited response up to this call's limit; return whether it was read to its end."""
         exchange, frame = work.exchange, work.frame
         response_bytes = exchange.response_bytes
-        exchange.response_bytes = len(frame)  # what its head says must be true of what leaves
+        exchange.response_bytes = len(frame)  # the size in the forwarded head must be that of the edited frame
         self._handlers[BROKER] = type(self)._answers
         work.at = self._continue_answer(frame, work.at, len(frame), now, pieces)
         exchange.response_bytes = response_bytes
@@ -108,7 +108,7 @@ class Editing(ClientSide):
         text = f"{exchange.plan.title} answer does not decode ({fault}); it may list what its client may not see"
         self._fatal(BROKER, "malformed_answer", text, exchange.plan, now)
 
-    # --- of the broker's side ----------------------------------------------------------------------------------------
+    # --- defined by BrokerSide ---------------------------------------------------------------------------------------
 
     def _begin_answer(self, exchange: Exchange, length: int, now: int) -> None:
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""The events that a session emits, in the order in which it learnt of their causes.
+"""The events that a session emits, in the order of their causes.
 
-An event is plain data. Times are integers in nanoseconds; NONE stands where a time or a size is not known. Sizes are
-those of the frame as its sender wrote it, the 4-byte size included.
+An event is plain data. Times are integers in nanoseconds; NONE is an unknown time or size. Sizes are those of the frame
+as its sender wrote it, including the 4-byte size.
 """
 
 from typing import TYPE_CHECKING
@@ -17,13 +17,13 @@ SIDES = ("client", "broker")
 NONE = -1  # an unknown time, size or count
 
 ANSWERED = "answered"
-ANSWERED_BY_PROXY = "answered_by_proxy"  # by kproxy, in the broker's place: the broker never saw the request
+ANSWERED_BY_PROXY = "answered_by_proxy"  # kproxy answered in the broker's place: the broker never got the request
 NO_ANSWER_EXPECTED = "no_answer_expected"  # a Produce with acks=0
 UNANSWERED = "unanswered"
 REQUEST_NOT_SEEN = "request_not_seen"
-LOST = "lost"  # its answer is, entirely or in part, in a gap of the capture
+LOST = "lost"  # its response is, entirely or in part, in a gap of the capture
 
-# How much of an answer was read.
+# The part of a response that was read.
 FULL = "full"
 HEADER = "header"
 FAILED = "failed"  # it does not decode
@@ -31,14 +31,14 @@ OPAQUE = "opaque"  # the key or the version is unknown
 
 
 class Exchange:
-    """A request and its answer; the pending request grows into the event.
+    """A request and its response; a pending request is completed to the event.
 
-    Emitted when the last byte of the answer arrived (`answered`, `answered_by_proxy`), when a request that expects no
-    answer is complete (`no_answer_expected`), or for an answer whose request was not seen (`request_not_seen`: `number`
-    is NONE, `plan` that of the unknown API). A request that is never answered arrives inside an `Unanswered`.
+    It is emitted at the last byte of the response (`answered`, `answered_by_proxy`), at the last byte of a request
+    without a response (`no_answer_expected`), or for a response whose request was not seen (`request_not_seen`:
+    `number` is NONE, `plan` that of the unknown API). A request that is never answered is inside an `Unanswered`.
 
-    Where `plan.kept` is set, and only there, `request_frame` and `response_frame` exist: the frames as their senders
-    wrote them, the 4-byte size included (keeping.py). None: not kept, or not answered.
+    Only if `plan.kept` is set, `request_frame` and `response_frame` exist: the frames as their senders wrote them,
+    including the 4-byte size (keeping.py). None: not kept, or not answered.
     """
 
     request_frame: bytes | None
@@ -82,10 +82,10 @@ class Exchange:
         request_bytes: int,
         request_start: int,
     ) -> None:
-        self.plan = plan  # api key, name and version; what is done with it; shared by all its exchanges
+        self.plan = plan  # api key, name, version and handling; shared by all exchanges of that kind
         self.correlation_id = correlation_id
         self.number = number  # order of the request on its connection, from 0; NONE if it was not seen
-        self.in_flight = in_flight  # requests already waiting on this connection when this one came
+        self.in_flight = in_flight  # requests in flight on this connection when this one arrived
         self.client_id: str | None = None
         self.request_bytes = request_bytes
         self.request_start = request_start  # first byte
@@ -93,30 +93,30 @@ class Exchange:
         self.response_bytes = NONE
         self.response_start = NONE
         self.response_end = NONE
-        # The time from request_start to response_start is queue_ns + muted_ns, what is left of the sending, and the
+        # The time from request_start to response_start is queue_ns + muted_ns + the rest of the sending time + the
         # broker's time (muting.broker_ns); NONE: not answered.
-        self.queue_ns = NONE  # behind earlier requests of the connection
-        self.muted_ns = NONE  # while earlier throttles muted the connection (KIP-219)
-        self.throttle_ms = NONE  # as the broker reported; NONE where the answer has none or was not read
+        self.queue_ns = NONE  # wait behind earlier requests of the connection
+        self.muted_ns = NONE  # wait while earlier throttles muted the connection (KIP-219)
+        self.throttle_ms = NONE  # as the broker reported it; NONE: the response has none, or was not read
         self.error_code: int | None = None  # top level, else the first that is not 0; None: no such field, or not read
         self.errors: tuple[int, ...] = ()  # every code other than 0 that was read, all levels, in wire order
         self.acks: int | None = None  # of a Produce
         self.max_wait_ms: int | None = None  # of a Fetch or ShareFetch
         self.group_id: str | None = None
         self.transactional_id: str | None = None
-        self.request_body: Found | None = None  # its partitions and batches, if they were asked for and could be read
+        self.request_body: Found | None = None  # its partitions and batches, if the interest wants them and they decode
         self.response_body: Found | None = None
         self.outcome = UNANSWERED
-        self.decoded = HEADER  # how much of the answer (without one: of the request) was read
+        self.decoded = HEADER  # the part of the response (without one: of the request) that was read
 
     @property
     def api_version(self) -> int:
-        """The version that the request asks for."""
+        """Return the API version of the request."""
         return self.plan.api_version
 
 
 class Unanswered:
-    """A request that was forwarded and whose answer never came; `exchange.outcome` is `unanswered` or `lost`."""
+    """A request that was forwarded and never answered; `exchange.outcome` is `unanswered` or `lost`."""
 
     __slots__ = ("cause", "exchange")
 
@@ -126,7 +126,7 @@ class Unanswered:
 
 
 class AddressesHidden:
-    """The broker addresses in a streamed answer were hidden as it passed; the client will ask Metadata for them."""
+    """The broker addresses in a streamed response were hidden; the client will send a Metadata request for them."""
 
     __slots__ = ("exchange",)
 
@@ -147,20 +147,20 @@ class ClientNamed:
 
 
 class Gap:
-    """Bytes that a capture does not hold, or that were skipped to find the next plausible frame."""
+    """Bytes that a capture lacks, or that were skipped to find the next plausible frame."""
 
     __slots__ = ("count", "now_ns", "offset", "resync", "side")
 
     def __init__(self, side: int, offset: int, count: int, resync: bool, now_ns: int) -> None:
         self.side = side
-        self.offset = offset  # of the side's byte stream
+        self.offset = offset  # in the side's byte stream
         self.count = count
         self.resync = resync  # False: not captured; True: captured, but skipped to find a frame again
         self.now_ns = now_ns
 
 
 class Desync:
-    """The bytes of a side violate the protocol: what is wrong with them, in one line, and where."""
+    """A violation of the protocol in the bytes of a side: a description in one line, and its place."""
 
     __slots__ = ("api_key", "api_version", "fatal", "kind", "now_ns", "offset", "side", "text")
 
@@ -178,10 +178,10 @@ class Desync:
         self.side = side
         self.kind = kind  # bounded: the label of kproxy_protocol_faults_total
         self.text = text  # names the cause and the fix
-        self.offset = offset  # of the side's byte stream, first byte of the frame
-        self.api_key = api_key  # NONE where it is not known
+        self.offset = offset  # of the frame's first byte in the side's byte stream
+        self.api_key = api_key  # NONE: not known
         self.api_version = api_version
-        self.fatal = fatal  # True: the owner must close both sides now; False: it goes on (blind, or as before)
+        self.fatal = fatal  # True: the owner must close both sides now; False: forwarding continues
         self.now_ns = now_ns
 
 
@@ -206,7 +206,7 @@ class Closed:
         self.received_bytes = received_bytes  # per side
         self.software = software  # the client's name and version, from ApiVersions (KIP-511)
         self.sasl_mechanism = sasl_mechanism
-        self.sasl_tokens = sasl_tokens  # raw ones; they give no exchanges
+        self.sasl_tokens = sasl_tokens  # number of raw tokens; they emit no exchanges
 
 
 Event = Exchange | Unanswered | AddressesHidden | ClientNamed | Gap | Desync | Closed

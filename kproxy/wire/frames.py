@@ -1,7 +1,7 @@
-"""Frame headers: their fixed layout, how bytes that are no Kafka frame are recognised, and how a frame is patched.
+"""Frame headers: their fixed layout, recognition of bytes that are not Kafka frames, and patching of frames.
 
-A frame is a 4-byte size and that many bytes. A request's first eight are api key, version and correlation id; an
-answer's first four the correlation id (Kafka's RequestHeader and ResponseHeader; at a fixed place in every version).
+A frame is a 4-byte size and that many bytes. The first eight bytes of a request are api key, version and correlation
+id; the first four of a response are the correlation id (Kafka's RequestHeader and ResponseHeader, in every version).
 
 Refuses to know bodies, connections and policy.
 """
@@ -30,20 +30,20 @@ _SLICE_EDITS = 1024
 MAX_REQUEST = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by default
 
 _HTTP = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"CONN", b"PRI ", b"DELE", b"HTTP")
-_CLIENT_ID_AT = 14  # behind its length, in all headers but that of ControlledShutdown v0
-NAMELESS = 7 << 16  # which has no client id
+_CLIENT_ID_AT = 14  # offset of the client id, after its length; ControlledShutdown v0 has none
+NAMELESS = 7 << 16  # ControlledShutdown v0, as key and version
 _NULL = b"\xff\xff"
 
 
 @cache
 def request_head_and(count: int) -> tuple[Callable[[Any, int], tuple[Any, ...]], int]:
-    """(what unpacks a request's head and the `count` bytes behind it in one go, how many bytes that are)"""
+    """Return (a function that unpacks a request's head and the `count` bytes after it, the sum of their sizes)."""
     layout = Struct(f"{REQUEST_HEAD.format}{count}s")
     return layout.unpack_from, layout.size
 
 
 def patched(frame: memoryview, edits: list[Edit]) -> bytes:
-    """A frame with its edits made, which do not overlap, and its size corrected. It begins with that size."""
+    """Return a frame, which begins with its size, with edits applied and its size corrected. Edits do not overlap."""
     parts: list[bytes | memoryview] = [b""]
     at = SIZE.size
     for start, end, new in sorted(edits, key=lambda edit: edit[:2]):
@@ -55,7 +55,7 @@ def patched(frame: memoryview, edits: list[Edit]) -> bytes:
 
 
 def patched_in_slices(frame: memoryview, edits: list[Edit]) -> Slices[bytes]:
-    """As `patched`; sorts the edits in place."""
+    """Return the same as `patched`, in slices; sort the edits in place."""
     edits.sort()
     parts: list[bytes | memoryview] = [b""]
     at = SIZE.size
@@ -72,7 +72,7 @@ def patched_in_slices(frame: memoryview, edits: list[Edit]) -> Slices[bytes]:
 
 
 def sniff(head: bytes) -> tuple[str, str]:
-    """(kind, what it is and how to fix it) for bytes that stand where a frame's size should."""
+    """Return (kind, description and fix) of bytes in the place of a frame's size."""
     if head[:1] in (b"\x16", b"\x15", b"\x14", b"\x17") and head[1:2] == b"\x03":
         return "tls", (
             "TLS on a plaintext Kafka port: set security.protocol to PLAINTEXT or SASL_PLAINTEXT in the client, "
@@ -96,23 +96,23 @@ def sniff(head: bytes) -> tuple[str, str]:
 
 
 def plausible_request(view: Any, pos: int, end: int) -> bool:
-    """Whether a request could begin at `pos`: its size, a known key and version, a client id that fits in.
+    """Return whether a request could begin at `pos`, by its size, a known key and version, and a client id that fits.
 
-    A broker takes a client id of any bytes, so its text decides nothing. False when fewer than 14 bytes are there.
-    ControlledShutdown v0, alone without a client id, is not recognised.
+    A broker accepts a client id of any bytes, so its text decides nothing. False if fewer than 14 bytes are available.
+    ControlledShutdown v0, the only request without a client id, is not recognised.
     """
     return end - pos >= _CLIENT_ID_AT and is_known(view, pos) and client_id(view, pos, end) is not ...
 
 
 def is_known(view: Any, pos: int) -> bool:
-    """Whether the header at `pos` names an API and a version that the schema has."""
+    """Return whether the header at `pos` has an API key and version of the schema."""
     _, key_version, _ = REQUEST_HEAD.unpack_from(view, pos)
     api = schema.schema().apis.get(key_version >> 16)
     return api is not None and (key_version & 0xFFFF) in api.request.versions
 
 
 def client_id(view: Any, pos: int, end: int) -> bytes | EllipsisType | None:
-    """The client id of the request at `pos`, as far as it is there; ... if it does not fit into the request."""
+    """Return the client id of the request at `pos`, cut at `end`; ... if it does not fit into the request."""
     size = int.from_bytes(view[pos : pos + 4], signed=True)
     length = int.from_bytes(view[pos + 12 : pos + _CLIENT_ID_AT], signed=True)
     if not 10 <= size <= MAX_REQUEST or not -1 <= length <= size - 10:
@@ -123,12 +123,12 @@ def client_id(view: Any, pos: int, end: int) -> bytes | EllipsisType | None:
 
 
 def is_printable(client_id: bytes | None) -> bool:
-    """Whether a client id is a text as clients are configured with."""
+    """Return whether a client id has no control characters, like configured ones."""
     return client_id is None or all(32 <= byte < 127 or byte >= 128 for byte in client_id)
 
 
 def without_client_id(view: Any, pos: int, end: int) -> bytes:
-    """The request in [pos, end), without its size and with a null client id: its text need not be UTF-8."""
+    """Return the request in [pos, end), without its size and with a null client id, which need not be UTF-8."""
     name = client_id(view, pos, end)
     if not isinstance(name, bytes) or REQUEST_HEAD.unpack_from(view, pos)[1] == NAMELESS:
         return bytes(view[pos + 4 : end])

@@ -1,9 +1,9 @@
-"""Requests that are decided before they leave: held until they are whole, and until it is decided, which may be later.
+"""Requests that are decided before they are forwarded: held until they are complete and decided.
 
-A request that is needed whole is copied as it arrives. If its decision takes more time than a call may (`Later`), or if
-it is large and read for its topic-partitions, that is done in slices (`slow_work.py`): the client's next bytes wait
-meanwhile, and the broker's side goes on. Bounds: MAX_HELD_REQUEST, and the budget for held bytes. Refuses to know what
-decides.
+A request that is needed complete is copied as it arrives. If its decision takes more time than a call may (`Later`), or
+if it is large and read for its topic-partitions, the work is done in slices (`slow_work.py`): the client's next bytes
+wait meanwhile, and the broker's side continues. Bounds: MAX_HELD_REQUEST, and the budget for held bytes. Refuses to
+know the basis of decisions.
 """
 
 from collections.abc import Generator
@@ -20,15 +20,15 @@ from kproxy.wire.state import SMALL_BODY, Piece
 
 
 class Holding(RawSaslSides):
-    """The part of the client's side that asks the authorizer."""
+    """The part of the client's side that calls the authorizer."""
 
     __slots__ = ()
 
     def _authorize(self, exchange: Exchange, view: Any, pos: int, stop: int, now: int) -> Any:
-        """Let the authorizer decide the request at `pos`, as much of it as is here.
+        """Let the authorizer decide the request at `pos`, which ends at `stop` or later.
 
-        None: it is forwarded as it came. Otherwise the bytes that the broker gets instead: none if it is held, answered
-        or refused.
+        Return None to forward it unchanged, else the bytes that the broker gets instead: b"" if the request is held,
+        answered or refused.
         """
         authorizer = self._authorizer
         if authorizer is None:
@@ -50,7 +50,7 @@ class Holding(RawSaslSides):
         self._client_exchange = exchange
         self._client_left = exchange.request_bytes
         if exchange.plan.kept is not None:
-            exchange.request_frame = exchange.response_frame = None  # until it is whole
+            exchange.request_frame = exchange.response_frame = None  # until it is complete
         if exchange.request_bytes > MAX_HELD_REQUEST:
             text = (
                 f"{exchange.plan.title} request of {exchange.request_bytes} bytes must be held until the policy has "
@@ -64,7 +64,7 @@ class Holding(RawSaslSides):
         return b""
 
     def _hold(self, view: Any, now: int, pieces: list[Piece]) -> int:
-        """The next bytes of a held request; returns how many. Once it is whole it is decided."""
+        """Take the next bytes of a held request, and decide it when it is complete; return how many were taken."""
         stop = min(self._client_left, len(view))
         held, exchange = self._client_held, self._client_exchange
         assert held is not None and exchange is not None and self._authorizer is not None
@@ -87,15 +87,15 @@ class Holding(RawSaslSides):
         return stop
 
     def _whole_held(self, exchange: Exchange, frame: Any) -> None:
-        """A held request is whole."""
+        """Note that a held request is complete."""
         self.completed[0] += 1
         if exchange.plan.api_key == SASL_AUTHENTICATE:
-            self._frames_left = 0  # frames behind a login may be decided by others: read them in the next call
+            self._frames_left = 0  # after a login other rules may decide further frames: read them in the next call
         if exchange.plan.kept is not None:
             keep_request(exchange.plan.kept, exchange, frame)
 
     def _decide_later(self, exchange: Exchange, decision: Later, frame: Any, now: int) -> bytes:
-        """A request that is whole in a view takes more time than this call may: it is held until it is decided."""
+        """Hold a request that is complete in a view, until a decision that takes longer than this call."""
         if not self._interest.held.take(len(frame), now, self):
             self._cannot_hold(exchange, "held_too_many", self._no_room(exchange), now)
             return b""
@@ -106,7 +106,7 @@ class Holding(RawSaslSides):
         return b""
 
     def _deciding(self, view: Any, now: int) -> list[Piece]:
-        """Frames of a client whose last request is decided in slices: they wait."""
+        """Do a slice of the decision of the client's last request; its further frames wait."""
         pieces: list[Piece] = []
         work = self.slow[CLIENT]
         assert work is not None
@@ -131,20 +131,20 @@ class Holding(RawSaslSides):
                 return pieces
             self._client_left = 0
         if exchange.plan.api_key == SASL_AUTHENTICATE:
-            self._frames_left = 0  # frames behind a login may be decided by others: read them in the next call
+            self._frames_left = 0  # after a login other rules may decide further frames: read them in the next call
         self._end_slow(CLIENT, view)
         self._pass_held(exchange, work.frame, pieces, now)
         return pieces
 
     def _obey_held(self, exchange: Exchange, decision: Decision, frame: Any, now: int) -> None:
-        """Do what was decided about a held request, but for sending it, and read its first fields."""
+        """Apply the decision about a held request, without sending it yet, and read its first fields."""
         self._client_replacement = None if decision is None else self._obey(exchange, decision, now)
         plan = exchange.plan
         if self._handlers[CLIENT] is not type(self)._closed and not self._client_swallow and plan.prefix is not None:
             self._read_prefix(exchange, frame, 0, len(frame), len(frame), now)
 
     def _pass_held(self, exchange: Exchange, frame: Any, pieces: list[Piece], now: int) -> None:
-        """A held request is decided, and what is read of it is read, unless it is short: it leaves, or is answered."""
+        """Forward or answer a held request that is decided; read the body of a short one (long ones were walked)."""
         if self._handlers[CLIENT] is type(self)._closed:
             return
         replacement, self._client_replacement = self._client_replacement, None
@@ -158,7 +158,7 @@ class Holding(RawSaslSides):
         self._whole_request(exchange, pieces, now)
 
     def _keep_request(self, exchange: Exchange, part: Any, now: int) -> bool:
-        """Keep the next bytes of a held request. False: all connections together hold as much as they may."""
+        """Copy the next bytes of a held request. False: the budget of all connections is used up, a fatal fault."""
         assert self._client_held is not None
         if not self._interest.held.take(len(part), now, self):
             self._cannot_hold(exchange, "held_too_many", self._no_room(exchange), now)
@@ -173,7 +173,7 @@ class Holding(RawSaslSides):
         )
 
     def give_up_held(self, now: int) -> None:
-        """The request that is held takes the room of others for too long: nothing of it leaves."""
+        """Close the session, because its held request has used the common budget for too long; none of it is sent."""
         exchange = self._client_exchange
         if self._client_held is not None and exchange is not None:
             text = (
@@ -188,7 +188,7 @@ class Holding(RawSaslSides):
         self._fatal(CLIENT, kind, text, exchange.plan, now)
 
     def _obey(self, exchange: Exchange, decision: Answer | Replace | Close, now: int) -> bytes:
-        """Do what the authorizer decided about a whole request; returns what the broker gets instead."""
+        """Apply the authorizer's decision about a request; return the bytes that the broker gets instead."""
         if isinstance(decision, Replace):
             return decision.frame
         if isinstance(decision, Answer):
@@ -197,7 +197,7 @@ class Holding(RawSaslSides):
             self._fatal(CLIENT, "refused", decision.text, exchange.plan, now)
         return b""
 
-    # --- of the client's side ----------------------------------------------------------------------------------------
+    # --- defined by ClientSide ---------------------------------------------------------------------------------------
 
     def _begin_walk(self, exchange: Exchange) -> None:
         raise NotImplementedError
@@ -213,6 +213,6 @@ class Holding(RawSaslSides):
 
 
 def _decided(decision: Decision, frame: memoryview) -> Generator[None, None, Decision]:
-    """What is decided already."""
+    """Return a decision that is already made, as a generator without slices."""
     yield from ()
     return decision

@@ -1,10 +1,10 @@
-"""What is done with each frame, decided once per (api key, version), at its first use.
+"""Plans for the handling of frames, one per (api key, version).
 
-Duty: turn "what the owner wants" into one `ApiPlan` per (api key, version), compiled at first use and shared by every
-exchange of that kind. Bound: of the plans for unknown keys and versions _UNKNOWN_PLANS are kept, because a peer can
-invent 2**32 of them.
+Duty: turn the owner's interest into one `ApiPlan` per (api key, version), compiled at first use and shared by every
+exchange of that kind. Bound: _UNKNOWN_PLANS plans for unknown keys and versions, because a peer can invent 2**32 of
+them.
 
-Refuses to know connections, bytes in flight and what the owner does with a held answer.
+Refuses to know connections, bytes in flight and the owner's use of a held response.
 """
 
 from collections.abc import Callable
@@ -34,13 +34,13 @@ from kproxy.protocol.apis import (
 from kproxy.wire import bodies
 from kproxy.wire.kept import Kept
 
-# What is done with an answer.
-PASS = 0  # forwarded as it arrives, header only
-SCAN = 1  # forwarded as it arrives, and read for its throttle and its errors; a large one as it streams past
-STREAM = 2  # as SCAN, even if it carries addresses that are rewritten: those of a large answer are hidden
+# Handling of a response.
+PASS = 0  # forwarded as it arrives, only its header is read
+SCAN = 1  # forwarded as it arrives, and read for its throttle time and errors; a large one as it streams past
+STREAM = 2  # like SCAN, even if its addresses are to be rewritten: in a large response they are hidden
 HOLD = 3  # buffered until it is complete, then passed to the owner's transform
 
-# What is done with a request.
+# Handling of a request.
 FORWARD = 0
 ANSWER = 1  # not forwarded: kproxy answers (an ApiVersions newer than it can read)
 REFUSE = 2  # its answer would carry addresses that kproxy cannot read: close the connection
@@ -52,7 +52,7 @@ Scanned = tuple[int, int | None, tuple[int, ...], bool]  # throttle, error code,
 Scan = Callable[[Any, int, int], Scanned]
 Prefix = Callable[[Any, int, int], tuple[tuple[Any, ...], int] | None]
 
-# Read of every request, in this order, after the client id; fields that a version does not have are None.
+# Fields read from every request, in this order, after the client id; None: the version lacks the field.
 PREFIX_FIELDS = (
     "acks",
     "maxWaitMs",
@@ -65,27 +65,27 @@ PREFIX_FIELDS = (
 
 _NO_FIELDS = (None,) * len(PREFIX_FIELDS)
 
-# APIs whose requests and answers name topic-partitions; and the subsets that are read for metrics alone.
+# APIs with topic-partitions in requests and responses; and the subsets that are read for metrics alone.
 _OF_PARTITIONS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, TXN_OFFSET_COMMIT, SHARE_FETCH))
-_OF_TRANSACTIONS = frozenset((INIT_PRODUCER_ID, END_TXN))  # which end one, by their transactional id
+_OF_TRANSACTIONS = frozenset((INIT_PRODUCER_ID, END_TXN))  # they end a transaction, by its transactional id
 _COUNTED_REQUESTS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, TXN_OFFSET_COMMIT))
 _COUNTED_ANSWERS = _COUNTED_REQUESTS | {OFFSET_FETCH, SHARE_FETCH}
-_DELETIONS = frozenset((DELETE_TOPICS, DELETE_GROUPS, OFFSET_DELETE))  # answers that end offsets or logs
-HEARTBEATS = frozenset((HEARTBEAT, CONSUMER_GROUP_HEARTBEAT, STREAMS_GROUP_HEARTBEAT))  # of groups that commit offsets
-# Requests that name the group, or the transaction, that they or their answers are of.
+_DELETIONS = frozenset((DELETE_TOPICS, DELETE_GROUPS, OFFSET_DELETE))  # their responses end offsets or logs
+HEARTBEATS = frozenset((HEARTBEAT, CONSUMER_GROUP_HEARTBEAT, STREAMS_GROUP_HEARTBEAT))  # of groups with offsets
+# Requests whose group id or transactional id the metrics of offsets need.
 _NAMING = frozenset((OFFSET_FETCH, OFFSET_DELETE, TXN_OFFSET_COMMIT)) | _OF_TRANSACTIONS | HEARTBEATS
 
 _UNKNOWN_PLANS = 64
 
 MAX_HELD_TOGETHER = 64 * 1024 * 1024
-MAX_NOTED_TOGETHER = 128 * 1024 * 1024  # of what pending requests say, as far as it is kept
-HELD_PATIENCE_NS = 1_000_000_000  # a request is held for so long, however little room is left
-MAX_HELD = 4 * 1024 * 1024  # of one answer: tens of thousands of brokers, or coordinators
-MAX_HELD_LIST = 32 * 1024 * 1024  # of one that is held since it lists what a client may not see
+MAX_NOTED_TOGETHER = 128 * 1024 * 1024  # for ids and topic-partitions kept from pending requests
+HELD_PATIENCE_NS = 1_000_000_000  # no request is evicted from the budget sooner
+MAX_HELD = 4 * 1024 * 1024  # of one response: tens of thousands of brokers, or coordinators
+MAX_HELD_LIST = 32 * 1024 * 1024  # of a response held because the authorizer edits it
 
 
 class ApiPlan:
-    """One (api key, version): its names, its readers and what is done with its frames. Compared by identity."""
+    """One (api key, version): its names, readers, and the handling of its frames. Compared by identity."""
 
     __slots__ = (
         "api",
@@ -118,42 +118,42 @@ class ApiPlan:
         self.api_key = api_key
         self.api_version = api_version
         self.api = api  # Kafka's name, or unknown_<key>
-        self.title = f"{api} v{api_version}"  # as texts call it
+        self.title = f"{api} v{api_version}"  # for messages
         self.known = known  # both the key and the version are in the schema
         self.request = FORWARD
         self.response = PASS
         self.prefix: Prefix | None = None
         self.scan: Scan | None = None
-        # `scan`, if nothing else is done with a complete answer; ProtocolError: something is.
+        # Equal to `scan` if a complete response needs nothing else; a ProtocolError from it means that it does.
         self.quick_scan: Scan | None = None
-        self.request_reader: Reader | None = None  # reads the topic-partitions of the body; None: it is not read
+        self.request_reader: Reader | None = None  # reads the topic-partitions of the body; None: the body is not read
         self.response_reader: Reader | None = None
-        self.response_detail = bodies.ERRORS  # how closely a large answer is walked
-        self.max_held_bytes = MAX_HELD  # of an answer that is held
-        self.is_edited = False  # the authorizer may change its answers
-        self.kept: Kept | None = None  # counts the frames that are kept of its exchanges; None: none are
-        self.keeps_small = False  # nothing is done with a request but that it is kept, if it is small
-        self.reads_request = False  # something is done with a request that is whole: it is read, or kept
-        self.held: ApiPlan | None = None  # the same, with answers that are held whole; made at first use
-        self.read_on: ApiPlan | None = None  # of a held one: what its answers are read with once they are edited
-        self.carries_addresses = False  # its answers can contain addresses of brokers
-        self.splits = False  # only the head of a large answer is held (`bodies.head_array`)
-        self.throttled_after_answer = False  # KIP-219: the answer leaves at once, then the connection is muted
-        self.transforms_always = False  # the transform gets it even if it carries no address (ApiVersions)
+        self.response_detail = bodies.ERRORS  # level of detail for a large response
+        self.max_held_bytes = MAX_HELD  # limit for a held response
+        self.is_edited = False  # the authorizer may change its responses
+        self.kept: Kept | None = None  # chooses and counts frames kept for insight; None: no frames are kept
+        self.keeps_small = False  # a small request is only kept, and not read
+        self.reads_request = False  # a complete request is read or kept
+        self.held: ApiPlan | None = None  # variant that holds whole responses; made at first use
+        self.read_on: ApiPlan | None = None  # for a held variant: the plan that reads its edited responses
+        self.carries_addresses = False  # its responses can contain addresses of brokers
+        self.splits = False  # only the head of a large response is held (`bodies.head_array`)
+        self.throttled_after_answer = False  # KIP-219: the response leaves at once, then the connection is muted
+        self.transforms_always = False  # the transform gets responses even without addresses (ApiVersions)
 
     def __repr__(self) -> str:
         return f"ApiPlan({self.api} v{self.api_version})"
 
 
 class HeldBudget:
-    """The limit for the bytes of incomplete requests and answers that all sessions together buffer.
+    """The limit for the bytes of incomplete requests and responses that all sessions together buffer.
 
-    A client that does not go on with a request would keep its room for ever. So where there is none left, the request
-    that has been held for longest, and for HELD_PATIENCE_NS at least, is given up: `give_up(session)`, the owner's, has
-    the session release its bytes before it returns.
+    A client that never completes a request would keep its share for ever. So at the limit the request that has been
+    held for longest, and for at least HELD_PATIENCE_NS, is evicted: the owner's `give_up(session)` makes the session
+    release its bytes before it returns.
 
-    Beside it stands the limit for what pending requests keep of their ids and topic-partitions; None: there is none, as
-    for captures, which are read from end to end.
+    A second limit applies to the ids and topic-partitions kept from pending requests; None: no limit, as for captures,
+    which are read from end to end.
     """
 
     __slots__ = ("_held_bytes", "_noted_bytes", "_requests", "give_up", "limit_bytes", "noted_limit_bytes")
@@ -164,7 +164,7 @@ class HeldBudget:
         self._noted_bytes = 0
         self.give_up: Callable[[Any], None] | None = None
         self._held_bytes = 0
-        self._requests: dict[object, int] = {}  # session -> since when its request is held, the oldest first
+        self._requests: dict[object, int] = {}  # session -> time since which its request is held, the oldest first
 
     def take(self, count: int, now_ns: int = 0, session: object = None) -> bool:
         """Reserve `count` bytes until `release`; return False, reserving nothing, if there is no room."""
@@ -184,27 +184,27 @@ class HeldBudget:
 
     @property
     def held_bytes(self) -> int:
-        """What is reserved now for frames in parts, and for what waits whole."""
+        """Return the bytes reserved now for incomplete frames, and for complete ones that wait."""
         return self._held_bytes
 
     @property
     def noted_bytes(self) -> int:
-        """What is reserved now for what pending requests say."""
+        """Return the bytes reserved now for ids and topic-partitions of pending requests."""
         return self._noted_bytes
 
     def begin(self, session: object, now_ns: int) -> None:
-        """A session holds a request from now on."""
+        """Note that a session holds a request from now on."""
         self._requests[session] = now_ns
 
     def end(self, session: object) -> None:
-        """It holds none any more."""
+        """Note that a session holds no request any more."""
         self._requests.pop(session, None)
 
     def release(self, count: int) -> None:
         self._held_bytes -= count
 
     def note(self, count: int) -> bool:
-        """Reserve `count` bytes for what a pending request says, until `forget`; False if there is no room."""
+        """Reserve `count` bytes for ids and topic-partitions of a pending request, until `forget`; False: no room."""
         if self.noted_limit_bytes is not None and self._noted_bytes + count > self.noted_limit_bytes:
             return False
         self._noted_bytes += count
@@ -217,23 +217,22 @@ class HeldBudget:
 class Interest:
     """The plans of one kind of owner.
 
-    rewrite: answers that carry addresses, and ApiVersions, are held for the owner's transform; what cannot be rewritten
-        is refused (fail closed). Otherwise everything is forwarded and a fault only ends the reading.
-    details: the prefix of every request is read (client id, group, transactional id); without it only that of Produce,
-        whose acks say whether an answer comes, of Fetch, whose max_wait_ms is its patience, of SaslHandshake, and of
-        ApiVersions, which names the client's software; with any `detail` also that of requests whose answers are of a
-        group that they leave out.
-    detail: how closely bodies that name topic-partitions are read (bodies.TOPICS, bodies.BATCHES): what is found is in
-        the exchange's request_body and response_body, as are the names of topics that others call by their ids. With
-        `details`, whatever the detail, the ids of brokers are there too; without `details` only sums (bodies.SUMS), of
-        bodies that carry records or the positions of consumers. bodies.ERRORS: bodies are not read.
-    brokers: the brokers that answers name are in the exchange's response_body, whatever the detail.
-    room: of the batches that are wanted there are copies, with `detail` bodies.RECORDS.
-    held: what sessions hold of answers and requests counts here; owners with several interests share one.
-    authorizes: whether the sessions' authorizer wants requests of (api key, version).
-    names: the names that answers give to topic ids are read, whatever the detail.
-    kept: the exchanges whose frames are kept; owners with several interests share one.
-    logs: of the coordinators' logs that are fetched there are copies, unless `detail` is bodies.ERRORS.
+    rewrite: hold responses with addresses, and ApiVersions, for the owner's transform; refuse requests whose response
+        cannot be rewritten (fail closed). Otherwise everything is forwarded, and a fault only ends the reading.
+    details: read the prefix of every request (client id, group, transactional id). Without it, only the prefix of
+        Produce (its acks decide whether a response comes), Fetch (max_wait_ms), SaslHandshake and ApiVersions (client
+        software); with any `detail` also of requests whose group or transaction is not in the response.
+    detail: level of detail of bodies with topic-partitions (bodies.TOPICS, bodies.BATCHES). The exchange's request_body
+        and response_body have the values, and names of topic ids. With `details` they have brokers' ids at any level;
+        without it the level is at most bodies.SUMS, for records and positions of consumers only. bodies.ERRORS: bodies
+        are not read.
+    brokers: read the brokers in responses into the exchange's response_body, at any level of detail.
+    room: memory for copies of wanted batches, with `detail` bodies.RECORDS.
+    held: budget for held responses and requests; owners with several interests share one.
+    authorizes: returns whether the sessions' authorizer wants requests of (api key, version).
+    names: read names of topic ids in responses, at any level of detail.
+    kept: chooses the exchanges whose frames are kept; owners with several interests share one.
+    logs: memory for copies of batches of coordinators' logs, unless `detail` is bodies.ERRORS.
     """
 
     def __init__(
@@ -260,12 +259,12 @@ class Interest:
         self._authorizes = authorizes
         self._names = names
         self._kept = kept
-        # The key is what four bytes of a request's header say: api key and version as one unsigned integer.
+        # The key is four bytes of a request's header: api key and version as one unsigned integer.
         self.plans: dict[int, ApiPlan] = {}
         self._unknown = 0
 
     def plan(self, key_version: int) -> ApiPlan:
-        """The plan for `api_key << 16 | api_version`, both as unsigned 16-bit values, made at first use."""
+        """Return the plan for `api_key << 16 | api_version` (unsigned 16-bit values), made at first use."""
         plan = self.plans.get(key_version)
         if plan is None:
             api_key = _signed16(key_version >> 16)
@@ -282,7 +281,7 @@ class Interest:
         return plan
 
     def held_plan(self, plan: ApiPlan) -> ApiPlan:
-        """The plan of exchanges whose answer is held whole and given to the authorizer before all else."""
+        """Return the variant of a plan whose response is held whole and passed to the authorizer first."""
         if plan.held is None:
             held = ApiPlan(plan.api_key, plan.api_version, plan.api, plan.known)
             for name in ApiPlan.__slots__:
@@ -296,13 +295,13 @@ class Interest:
         return plan.held
 
     def read_on_plan(self, plan: ApiPlan) -> ApiPlan:
-        """The plan with which an answer is read on that was held whole, and given to the authorizer."""
+        """Return the plan that reads a response after the authorizer has edited it."""
         if plan.read_on is None:
             read_on = ApiPlan(plan.api_key, plan.api_version, plan.api, plan.known)
             base = self.plan((plan.api_key & 0xFFFF) << 16 | plan.api_version & 0xFFFF)
             for name in ApiPlan.__slots__:
                 setattr(read_on, name, getattr(base, name))
-            read_on.kept = None  # whoever held it whole keeps it
+            read_on.kept = None  # the held variant keeps the frame
             plan.read_on = read_on
         return plan.read_on
 
@@ -361,7 +360,7 @@ class Interest:
         plan = ApiPlan(api_key, api_version, schema.api_name(api_key), False)
         plan.prefix = _client_id_prefix
         if self.rewrite:
-            plan.transforms_always = True  # what it says is unknown: the owner may look for addresses in it
+            plan.transforms_always = True  # its layout is unknown: the owner may search it for addresses
             if api_key == API_VERSIONS:
                 plan.request = ANSWER
             elif api_key in schema.ADDRESS_CARRIERS:
@@ -372,7 +371,7 @@ class Interest:
 
 
 def _client_id_prefix(buffer: Any, start: int, end: int) -> tuple[tuple[Any, ...], int] | None:
-    """As `codec.request_prefix`, of an unknown API or version: the client id stands at one place in all headers."""
+    """Read the prefix of an unknown API or version, like `codec.request_prefix`: only the client id."""
     if end - start < 2:
         return None
     length = int.from_bytes(buffer[start : start + 2], "big", signed=True)
@@ -384,7 +383,7 @@ def _client_id_prefix(buffer: Any, start: int, end: int) -> tuple[tuple[Any, ...
 
 
 def _is_success(found: Scanned) -> bool:
-    """Whether an answer has no error; others are kept, and so read as if there were no quick scan."""
+    """Return whether a response has no error; one with an error is kept, so it is read without the quick scan."""
     return not found[2]
 
 

@@ -1,8 +1,8 @@
 """Frames of an exchange whose plan keeps them (`ApiPlan.kept`): from the request's first byte to the event.
 
-Duty: `request_frame` and `response_frame` of an exchange that was answered are both kept, or neither (of `Kept.small`
-APIs the answer alone says which). The bytes of the request count in the plan's `Kept` until the exchange is emitted.
-Refuses to know what is in a frame.
+Duty: keep both `request_frame` and `response_frame` of an answered exchange, or neither (for `Kept.small` APIs only
+`response_frame` shows which). The bytes of the request count in the plan's `Kept` until the exchange is emitted.
+Refuses to know the contents of a frame.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from kproxy.wire.kept import FrameInParts, Kept
 
 
 def keep_request(kept: Kept, exchange: Exchange, frame: Any) -> None:
-    """Keep a whole request, its 4-byte size included, until its answer is known."""
+    """Keep a complete request, including its 4-byte size, until its response."""
     exchange.response_frame = None
     size = len(frame)
     if exchange.plan.api_key in kept.small:
@@ -22,14 +22,14 @@ def keep_request(kept: Kept, exchange: Exchange, frame: Any) -> None:
 
 
 def begin_request(kept: Kept, exchange: Exchange, size_bytes: int) -> FrameInParts | None:
-    """A request of that size comes in parts."""
+    """Begin to keep a request that comes in parts; None: a frame of that size is not kept."""
     exchange.request_frame = exchange.response_frame = None
     fits = kept.is_small if exchange.plan.api_key in kept.small else kept.fits
     return FrameInParts(kept) if fits(size_bytes) else None
 
 
 def end_request(kept: Kept, exchange: Exchange, parts: FrameInParts) -> None:
-    """The request that came in parts is whole."""
+    """Keep the complete request that came in parts."""
     frame = parts.take()
     if exchange.outcome is not ANSWERED:
         exchange.request_frame = frame
@@ -42,13 +42,13 @@ def end_request(kept: Kept, exchange: Exchange, parts: FrameInParts) -> None:
 
 
 def begin_answer(kept: Kept, exchange: Exchange, size_bytes: int) -> FrameInParts | None:
-    """An answer of that size comes in parts."""
+    """Begin to keep a response that comes in parts; None: it is not kept."""
     is_of_use = exchange.request_frame is not None or exchange.request_end == NONE
     return FrameInParts(kept) if is_of_use and kept.fits(size_bytes) else None
 
 
 def keep_answer(kept: Kept, exchange: Exchange, frame: Any) -> None:
-    """The answer is whole, and the exchange about to be emitted. None: some of the answer could not be kept."""
+    """Keep a complete response, just before its exchange is emitted. frame None: a part of it was not kept."""
     is_early = exchange.request_end == NONE  # a capture may show it before the end of its request
     if not is_early:
         emitted(kept, exchange)
@@ -61,6 +61,6 @@ def keep_answer(kept: Kept, exchange: Exchange, frame: Any) -> None:
 
 
 def emitted(kept: Kept, exchange: Exchange) -> None:
-    """From now on the frame of its request is its owner's."""
+    """Stop counting the request's frame: it belongs to the owner of the event from now on."""
     if exchange.request_frame is not None and exchange.plan.api_key not in kept.small:
         kept.release(len(exchange.request_frame))

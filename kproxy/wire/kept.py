@@ -1,13 +1,12 @@
-"""Which whole frames are kept for who decodes them later, and how many bytes of them.
+"""The choice of frames that are kept for a later decoder, and the limits of their bytes.
 
-Duty: the choice of APIs and the two bounds, shared by all sessions of a process. What is not kept is counted in
-`left_out` and passes as it came: nothing depends on it, so no fault follows.
+Duty: the choice of APIs and the two bounds, shared by all sessions of a process. A frame that is not kept is counted in
+`left_out` and forwarded as usual: nothing depends on it, so it is no fault.
 
-Memory: `limit_bytes` for the frames of requests that are pending and of frames in transit, all sessions together; those
-of `small` APIs, MAX_SMALL each, are not counted. An emitted exchange is no longer counted here: its frames belong to
-whoever keeps the event.
+Memory: `limit_bytes` for frames of pending requests and frames in transit, over all sessions; frames of `small` APIs,
+MAX_SMALL each, are not counted. Frames of an emitted exchange are not counted: they belong to the owner of the event.
 
-Refuses to know exchanges (keeping.py), what is in a frame and who decodes it.
+Refuses to know exchanges (keeping.py), the contents of a frame, and its decoder.
 """
 
 from collections.abc import Collection
@@ -15,7 +14,7 @@ from typing import Any
 
 MAX_FRAME = 8 * 1024 * 1024  # a LeaderAndIsr or UpdateMetadata of 50,000 partitions has 5 MB
 MAX_TOGETHER = 32 * 1024 * 1024
-MAX_SMALL = 1024  # of a request that is as good as always answered without an error
+MAX_SMALL = 1024  # largest frame of a `small` API, whose responses almost never have an error
 
 TOO_LARGE = "too_large"  # a frame beyond max_frame_bytes
 TOO_MANY = "too_many"  # limit_bytes are kept already
@@ -24,13 +23,13 @@ WHY = (TOO_LARGE, TOO_MANY, GAP)
 
 
 class Kept:
-    """Which frames are kept.
+    """The choice of frames that are kept, and their count.
 
-    apis: the API keys of exchanges whose frames are kept; Produce is not among them.
-    only_failed: those of them that are kept only if the answer has an error, such as Heartbeat.
-    small: those of `only_failed` that are so many that an answer without an error must cost nothing: of such an
-        exchange the request stays, and there is no answer.
-    left_out: exchanges that are not kept are counted there, by why; there need be no entry for GAP.
+    apis: API keys of exchanges whose frames are kept; Produce is not allowed.
+    only_failed: APIs whose frames are kept only if the response has an error, such as Heartbeat.
+    small: APIs of `only_failed` so frequent that a response without an error must cost nothing: such an exchange keeps
+        its request_frame, and its response_frame is None.
+    left_out: counts of exchanges that are not kept, by reason; an entry for GAP is optional.
     """
 
     __slots__ = ("apis", "held_bytes", "left_out", "limit_bytes", "max_frame_bytes", "only_failed", "small")
@@ -53,24 +52,24 @@ class Kept:
         self.max_frame_bytes = max_frame_bytes
         self.limit_bytes = limit_bytes
         self.left_out = dict.fromkeys(WHY, 0) if left_out is None else left_out
-        self.held_bytes = 0  # of pending requests and of frames in transit
+        self.held_bytes = 0  # bytes of pending requests and of frames in transit
 
     def is_small(self, size_bytes: int) -> bool:
-        """Whether the request of a `small` API is; one that is not is counted."""
+        """Return whether a request of a `small` API is small enough; count it if not."""
         if size_bytes > MAX_SMALL:
             self.left_out[TOO_LARGE] += 1
             return False
         return True
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether a frame is small enough; one that is not is counted."""
+        """Return whether a frame is small enough; count it if not."""
         if size_bytes > self.max_frame_bytes:
             self.left_out[TOO_LARGE] += 1
             return False
         return True
 
     def take(self, count: int) -> bool:
-        """Reserve bytes until `release`; False, which is counted, if too many are kept already."""
+        """Reserve bytes until `release`; return False, and count it, if that exceeds the limit."""
         if self.held_bytes + count > self.limit_bytes:
             self.left_out[TOO_MANY] += 1
             return False
@@ -82,7 +81,7 @@ class Kept:
 
 
 class FrameInParts:
-    """A frame in transit, as far as it is here, or nothing of it any more."""
+    """The bytes of a frame in transit that have arrived, or none after a drop."""
 
     __slots__ = ("_frame", "_kept")
 
@@ -91,7 +90,7 @@ class FrameInParts:
         self._frame: bytearray | None = bytearray()
 
     def add(self, part: Any) -> None:
-        """Its next bytes. If too many are kept already, those before are released."""
+        """Add the next bytes; drop the frame if that exceeds the limit."""
         if self._frame is None:
             return
         if self._kept.take(len(part)):
@@ -100,13 +99,13 @@ class FrameInParts:
             self.drop()
 
     def take(self) -> bytes | None:
-        """The frame, which is not counted any more; None: it was not kept."""
+        """Return the frame and stop counting it; None: it was dropped."""
         frame = self._frame
         self.drop()
         return None if frame is None else bytes(frame)
 
     def drop(self, why: str | None = None) -> None:
-        """Release it. why: count it as not kept."""
+        """Drop the frame and release its bytes. why: count it as left out for this reason."""
         if self._frame is None:
             return
         self._kept.release(len(self._frame))

@@ -1,29 +1,29 @@
-"""When a broker muted a connection, and how much of an exchange's wait that explains (KIP-219).
+"""Intervals in which a broker muted a connection, and the part of an exchange's wait that they explain (KIP-219).
 
-From some version of each API on, a broker sends a throttled answer at once and then reads nothing from the connection
-for `throttle_time_ms`. A request that was sent ahead waits through every such interval between its first byte and its
-answer, not only through the one of the answer before. Its bytes are among what waits: of a request that is larger than
-the broker's receive buffer the last one leaves its client only when the broker reads again.
+Since some version of each API, a broker sends a throttled response at once and then reads nothing from the connection
+for `throttle_time_ms`. A pipelined request waits through every such interval between its first byte and its response,
+not only through that of the previous response. Its bytes wait too: the last byte of a request larger than the broker's
+receive buffer leaves the client only when the broker reads again.
 
-Queue and mutes cover one span from the request's first byte on, since every mute begins where an answer before ended.
-So `broker_ns` finds what is left for the broker.
+Queue and mutes cover one span from the request's first byte on, since every mute begins at the end of an earlier
+response. `broker_ns` returns the rest, which is the broker's time.
 
-Memory: the intervals that end after the request answered last began. Each belongs to an answer that came while
-that request waited, so there are at most as many as requests may be pending. Refuses to know which versions mute.
+Memory: the intervals that end after the last answered request began. Each belongs to a response that came while that
+request waited, so there are at most as many as pending requests. Refuses to know which versions mute.
 """
 
 
 class Mutes(list[list[int]]):
-    """The intervals in which one connection was muted, of which none overlaps another.
+    """The disjoint intervals in which one connection was muted.
 
-    Each is [start_ns, end_ns, muted time before the start]. A session makes one at its first throttle, and until then
-    pays for one truth test.
+    Each is [start_ns, end_ns, muted time before the start]. A session makes this object at its first throttle; before
+    that it costs one truth test.
     """
 
     __slots__ = ()
 
     def mute(self, now_ns: int, muted_ns: int) -> None:
-        """An answer ended at `now_ns` and mutes the connection for `muted_ns`. Times must not decrease."""
+        """Mute the connection for `muted_ns` after a response that ended at `now_ns`. Times must not decrease."""
         end = now_ns + muted_ns
         before = 0
         if self:
@@ -35,10 +35,10 @@ class Mutes(list[list[int]]):
         self.append([now_ns, end, before])
 
     def split(self, request_start_ns: int, free_ns: int, response_start_ns: int) -> tuple[int, int]:
-        """(queue_ns, muted_ns) of the time between a request's first byte and its answer.
+        """Return (queue_ns, muted_ns) of the time between a request's first byte and its response.
 
-        `free_ns`: when the answer before ended. The queue is the time up to there less what of it was muted. Requests
-        come in the order in which they began: what ended before this one is forgotten.
+        free_ns: when the previous response ended. The queue is the time up to then without its muted part. Call it in
+        the order of the requests' starts: intervals that ended before this request are dropped.
         """
         if self and self[0][1] <= request_start_ns:
             del self[: next((at for at, each in enumerate(self) if each[1] > request_start_ns), len(self))]
@@ -53,11 +53,11 @@ class Mutes(list[list[int]]):
         return behind, muted
 
     def _until(self, time_ns: int) -> int:
-        """The muted time before `time_ns`, which is not before the start of the last interval, or before all of it."""
+        """Return the muted time before `time_ns`; before the last interval, all muted time up to that interval."""
         start, end, before = self[-1]
         return before + max(0, min(end, time_ns) - start)
 
 
 def broker_ns(request_start_ns: int, request_end_ns: int, response_start_ns: int, waited_ns: int) -> int:
-    """The part of a latency that is the broker's own. waited_ns: queue and mutes, from the request's first byte on."""
+    """Return the broker's part of a latency, in ns. waited_ns: queue and mutes, from the request's first byte on."""
     return max(0, response_start_ns - max(request_end_ns, request_start_ns + waited_ns))

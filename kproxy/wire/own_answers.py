@@ -1,9 +1,9 @@
-"""Answers that kproxy gives itself: each leaves after the answers to all older requests of its connection.
+"""kproxy's own responses: each is sent after the responses to all older requests of its connection.
 
-A client that does not wait for its answers, behind a request that the broker takes its time for, makes them pile up.
-So those that wait count in the budget of what sessions hold (`HeldBudget`), and a session with more than MAX_OWN_BYTES
-of them reads no further request before some have left. Bound per connection: MAX_OWN_BYTES and one answer, which is
-about as large as its request at most (MAX_HELD_REQUEST). Refuses to know why kproxy answers.
+Own responses accumulate if a client pipelines requests behind one that the broker answers slowly. So waiting ones count
+in the sessions' `HeldBudget`, and a session with more than MAX_OWN_BYTES of them reads no further request before some
+have been sent. Bound per connection: MAX_OWN_BYTES and one response, which is about as large as its request at most
+(MAX_HELD_REQUEST). Refuses to know why kproxy answers.
 """
 
 from functools import cache
@@ -22,24 +22,24 @@ MAX_OWN_BYTES = 1024 * 1024
 
 
 class OwnAnswers(SessionState):
-    """The part of a session that answers requests which the broker does not get."""
+    """The part of a session that answers requests in the broker's place."""
 
     __slots__ = ()
 
     @property
     def owes(self) -> bool:
-        """Whether so much of ours waits for older answers that no further request is read."""
+        """Return whether so many own responses wait for older ones that no further request is read."""
         return self._handlers[CLIENT] is type(self)._owing
 
     def _swallow(self, exchange: Exchange, answer: Answer) -> None:
-        """The broker does not get the request that begins now; `answer` leaves after all older ones."""
+        """Withhold the request that begins now from the broker; `answer` is sent after all older responses."""
         self._client_swallow = True
         if self._own_answers is None:
             self._own_answers = {}
         self._own_answers[exchange.number] = answer
 
     def _swallowed(self, exchange: Exchange, pieces: list[Piece], now: int) -> None:
-        """A request that the broker does not get is whole: its answer leaves, or waits and is counted."""
+        """Complete a withheld request: send its response, or let it wait and count it."""
         self._client_swallow = False
         self._send_own_answers(pieces, now, exchange)
         answer = self._own_answers and self._own_answers.get(exchange.number)
@@ -58,12 +58,12 @@ class OwnAnswers(SessionState):
             self._handlers[CLIENT] = type(self)._owing
 
     def _owing(self, view: Any, now: int) -> list[Piece]:
-        """Frames of a client that has not got its answers: they wait."""
+        """Let frames of the client wait until own responses have been sent."""
         self._leave(view)
         return []
 
     def _send_own_answers(self, pieces: list[Piece], now: int, fresh: Exchange | None = None) -> None:
-        """Send the answers of ours that no older request waits before. That to `fresh` is not counted yet."""
+        """Send own responses without an older pending request. The one to `fresh` is not counted yet."""
         pending = self.pending
         while self._own_answers and pending and not self._broker_left:
             exchange = pending[0]
@@ -76,7 +76,7 @@ class OwnAnswers(SessionState):
                 self._own_bytes -= len(answer.frame)
                 self._interest.held.release(len(answer.frame))
             if pieces and isinstance(pieces[-1][1], bytearray) and pieces[-1][0] == CLIENT:
-                pieces[-1][1].extend(answer.frame)  # several in a row leave together
+                pieces[-1][1].extend(answer.frame)  # send several in a row together
             else:
                 pieces.append((CLIENT, bytearray(answer.frame)))
             exchange.response_bytes = len(answer.frame)
@@ -95,14 +95,14 @@ class OwnAnswers(SessionState):
 
 
 def unsupported_api_versions(correlation_id: int) -> Answer:
-    """The answer of a broker to an ApiVersions newer than it knows: v0, error 35, and the versions that it serves."""
+    """Return a broker's response to an unsupported ApiVersions version: v0, error 35, and its ApiVersions range."""
     size, body = _unsupported_version()
     return Answer(size + frames.SIZE.pack(correlation_id) + body, (UNSUPPORTED_VERSION,))
 
 
 @cache
 def _unsupported_version() -> tuple[bytes, bytes]:
-    """(the size of that answer, what follows its correlation id)"""
+    """Return (the size field of that response, the bytes after its correlation id)."""
     versions = schema.schema().apis[API_VERSIONS].request.versions
     served = {"apiKey": API_VERSIONS, "minVersion": versions[0], "maxVersion": versions[-1]}
     body = {"errorCode": UNSUPPORTED_VERSION, "apiKeys": [served]}

@@ -1,8 +1,8 @@
-"""Requests of the session's owner on a client's connection: put in between two of the client's, their answers kept.
+"""Requests of the session's owner on a client's connection: inserted between two of the client's requests.
 
-So that an owner that has logged in can log in again (KIP-368). One at a time. The broker sees such a request in its
-place among the client's, and answers it in its place; its event is emitted like any other. Bound: MAX_OWN_ANSWER bytes
-of an answer. Refuses to know what is asked.
+An owner that has logged in uses them to reauthenticate (KIP-368), one at a time. The broker answers such a request in
+order, the client does not get the response, and its event is emitted like any other. Bound: MAX_OWN_ANSWER bytes of a
+response. Refuses to know the contents of requests.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from kproxy.wire.state import NOTHING_USUAL, Piece
 
 MAX_OWN_ANSWER = 512 * 1024
 
-Take = Callable[[bytes], None]  # gets the answer, its 4-byte size included
+Take = Callable[[bytes], None]  # takes the response, including its 4-byte size
 
 
 class OwnRequests(OwnAnswers):
@@ -26,10 +26,10 @@ class OwnRequests(OwnAnswers):
     __slots__ = ()
 
     def ask(self, frame: bytes, take: Take, client_id: str, now_ns: int) -> list[Piece]:
-        """Send a request of the owner's, with its 4-byte size; `take` gets its answer within a later call.
+        """Send a request of the owner, with its 4-byte size; a later call passes its response to `take`.
 
-        Only while the client's side is between two frames and no other such request is unanswered. Returns the pieces
-        to send: none if the connection is not, or no longer, one of frames.
+        Call it only while the client's side is between two frames and no other such request is pending. Return the
+        pieces to send: none if a side of the connection is not framed.
         """
         assert self._asked is None and not self._client_left
         if self._handlers[CLIENT] is not type(self)._requests or self._handlers[BROKER] is not type(self)._answers:
@@ -45,16 +45,16 @@ class OwnRequests(OwnAnswers):
 
     @property
     def interest(self) -> Interest:
-        """What decides about frames."""
+        """Return the interest that selects the plans of frames."""
         return self._interest
 
     def use(self, interest: Interest) -> None:
-        """From the next request on, that decides. Not within a call of the session; both share a HeldBudget."""
+        """Use another interest, with the same HeldBudget, from the next request on. Call it between other calls."""
         self._interest = interest
         self._usual = NOTHING_USUAL
 
     def _take_own(self, exchange: Exchange, frame: bytes) -> bytes:
-        """The answer to the owner's request is whole; nothing of it leaves."""
+        """Pass the complete response to the owner's request to `take`; return b"", so that none of it is forwarded."""
         assert self._asked is not None
         take = self._asked[1]
         self._asked = None
@@ -65,7 +65,7 @@ class OwnRequests(OwnAnswers):
 
 @cache
 def _own_plan(key_version: int) -> ApiPlan:
-    """The plan of the owner's requests: their answers are held whole, whatever is in them."""
+    """Return the plan of the owner's requests: their responses are always held until they are complete."""
     api_key, version = key_version >> 16, key_version & 0xFFFF
     plan = ApiPlan(api_key, version, schema.api_name(api_key), True)
     plan.response = HOLD

@@ -1,13 +1,13 @@
-"""Requests that wait for their answers, in order of arrival.
+"""Pending requests of a connection, in order of arrival.
 
-A broker serves one request of a connection at a time and answers in order, so the next answer belongs to the head of
-the queue; its correlation id is checked all the same. Ids belong to one connection and may be negative, wrap, or repeat
-while pending. Requests that get no answer (Produce with acks=0) are not in the queue.
+A broker serves one request of a connection at a time and answers in order, so the next response belongs to the head of
+the queue; its correlation id is checked anyway. Ids belong to one connection and may be negative, wrap, or repeat while
+pending. Requests without a response (Produce with acks=0) are not in the queue.
 
-The queue is a plain list. A deque takes 760 bytes of each idle connection and is slower up to some hundred requests; to
-remove the head of LIMIT requests moves 32 KiB, some 0.2 us.
+The queue is a plain list. A deque takes 760 bytes of each idle connection and is slower up to some hundred requests;
+removing the head of LIMIT requests moves 32 KiB, some 0.2 us.
 
-Bounded by its owner, who stops reading the client at LIMIT. Refuses to know bytes and time.
+Bound: the owner stops reading the client at LIMIT. Refuses to know bytes and time.
 """
 
 from kproxy.wire.events import Exchange
@@ -16,9 +16,9 @@ LIMIT = 4096
 
 
 def overtaken_by(pending: list[Exchange], correlation_id: int) -> list[Exchange] | None:
-    """Remove and return the requests before the first one with that id, which is then the head.
+    """Remove and return the requests before the first one with that id, which becomes the head.
 
-    None, and nothing is removed, if no request has the id.
+    Return None, and remove nothing, if no request has the id.
     """
     for index, exchange in enumerate(pending):
         if exchange.correlation_id == correlation_id:

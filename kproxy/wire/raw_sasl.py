@@ -1,12 +1,12 @@
 """Both sides between a successful SaslHandshake v0 and the end of the login: tokens without Kafka headers.
 
-Duty: forward tokens by their 4-byte size, and find the first frame behind them. A client takes turns with its broker:
-its bytes behind an unanswered handshake or token do not leave before the answer, so that the broker reads them in the
-state in which they were judged. `sasl.py` knows which frames are tokens. A login has at most MAX_TOKENS tokens of the
-client, so that a peer cannot keep a connection busy with empty ones. At most sasl.MAX_TOKEN bytes wait, and they count
-in the sessions' HeldBudget. A capture shows bytes that have left: nothing of it waits.
+Duty: forward tokens by their 4-byte size, and find the first frame after them. Client and broker take turns: the
+client's bytes after an unanswered handshake or token are forwarded only after the response, so that the broker reads
+them in the state that kproxy assumed. `sasl.py` decides which frames are tokens. A login has at most MAX_TOKENS tokens
+of the client, so that a peer cannot keep a connection busy with empty ones. At most sasl.MAX_TOKEN bytes wait, and they
+count in the sessions' HeldBudget. Bytes of a capture never wait: they were sent already.
 
-Refuses to know what is in a token: it is a secret.
+Refuses to know the contents of a token: it is a secret.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ class RawSaslSides(OwnRequests):
     __slots__ = ()
 
     def _await_handshake(self, view: Any, now: int) -> list[Piece]:
-        """SaslHandshake v0 is unanswered: whether the client's bytes are a token or a frame depends on the answer."""
+        """Let the client's bytes wait: the response to SaslHandshake v0 decides whether they are a token or a frame."""
         self._keep_waiting(view, "SaslHandshake", now)
         return []
 
@@ -47,10 +47,10 @@ class RawSaslSides(OwnRequests):
             self._fatal(CLIENT, "held_too_many", text, None, now)
 
     def _read_waiting(self, pieces: list[Piece], now: int) -> None:
-        """The broker has answered: go on with the client's bytes behind that."""
+        """Continue with the client's waiting bytes, because the broker has answered."""
         waiting = self._take_waiting()
         if waiting:
-            brokers = self._rest, self._shift  # of the view at hand
+            brokers = self._rest, self._shift  # of the broker's current view
             self._rest, self._shift = memoryview(waiting), -len(waiting)
             pieces += self._read_rest(CLIENT, now)
             if self._unread is not None:

@@ -5,9 +5,9 @@ correlation id of a pending request. Either also needs a second indication: it e
 frame follows it, or it starts a segment; and a complete request must decode. Anything else is skipped, and the session
 reports how many bytes.
 
-Behind a frame weaker checks suffice: `believable` and `follows` reject only what a damaged size must have led to. A
-client id may have any bytes and an API any number, since brokers take them. A frame that is found here passes them too;
-otherwise the session would search again at the same place, for ever.
+Right after a frame weaker checks suffice: `believable` and `follows` reject only bytes that a damaged size must have
+led to. A client id may have any bytes and an API any number, since brokers accept them. A frame that is found here
+passes these checks too; otherwise the session would search again at the same place, for ever.
 
 Refuses to know connections and events.
 """
@@ -22,7 +22,7 @@ from kproxy.protocol import codec
 from kproxy.wire import frames
 
 WINDOW = 2048  # bytes kept from one segment to the next: small segments can split a header
-CANDIDATES = 256  # waiting requests whose answer is looked for: the oldest
+CANDIDATES = 256  # oldest pending requests whose response is searched
 
 # Size < 16 MiB and no less than a header's (zeros are common), key < 256, version < 32, a client id that is null or has
 # a length: all big-endian.
@@ -33,9 +33,9 @@ ClientId = bytes | EllipsisType | None  # ...: not known
 
 
 def find_request(data: bytes, segment: int, before: ClientId) -> int:
-    """Where a request begins in `data`, whose newest segment starts at `segment`; -1: nowhere yet.
+    """Return where a request begins in `data`, whose newest segment starts at `segment`; -1: nowhere so far.
 
-    `before`: the client id that the connection's requests had.
+    before: the client id of the connection's earlier requests.
     """
     end = len(data)
     for match in _REQUEST.finditer(data):
@@ -49,14 +49,14 @@ def find_request(data: bytes, segment: int, before: ClientId) -> int:
 
 
 def _is_expected(named: ClientId, before: ClientId) -> bool:
-    """Whether requests had that client id before; of the first one, whether it is a printable text."""
+    """Return whether a client id equals the earlier one, or is printable if there is no earlier one."""
     if named is ...:
         return False
     return frames.is_printable(named) if before is ... else _is_same(named, before)
 
 
 def _is_same(named: bytes | None, before: bytes | None) -> bool:
-    """`before` was read as text, where what is not UTF-8 is replaced."""
+    """Return whether two client ids are equal; `before` was decoded as text, with invalid UTF-8 replaced."""
     return named == before or (named is not None and _as_text(named) == before)
 
 
@@ -65,7 +65,7 @@ def _as_text(named: bytes) -> bytes:
 
 
 def _is_witnessed(data: Any, pos: int, end: int, opens: bool) -> bool:
-    """Whether a plausible request has a second indication; `opens`: it starts a segment, which is one."""
+    """Return whether a plausible request has a second indication. opens: it starts a segment, which is one."""
     after = pos + 4 + int.from_bytes(data[pos : pos + 4])
     if after > end:
         return opens
@@ -79,7 +79,7 @@ def _is_witnessed(data: Any, pos: int, end: int, opens: bool) -> bool:
 
 
 def _may_follow(data: Any, pos: int, end: int, before: ClientId) -> bool:
-    """Whether a request could begin at `pos`: of a known API, or of the same client."""
+    """Return whether a request could begin at `pos`: it has a known API, or the same client id."""
     if end - pos < 14:
         return False
     named = frames.client_id(data, pos, end)
@@ -87,11 +87,11 @@ def _may_follow(data: Any, pos: int, end: int, before: ClientId) -> bool:
 
 
 def believable(view: Any, pos: int, end: int, before: ClientId) -> bool:
-    """Whether a request can stand where one ended. `before`: the client id that those had.
+    """Return whether a request can begin where the previous one ended. before: the client id of earlier requests.
 
-    A connection mostly keeps to one client id. Another one needs a second witness: that the request is whole and
-    decodes, or, while it is not whole, that the id is a printable text. Of an unknown API or version there is one
-    witness only: that the request ends where another one begins, or the data end.
+    A connection mostly has one client id. A request with another one needs a second indication: it is complete and
+    decodes, or it is incomplete and the id is printable. An unknown API or version has one indication only: the request
+    ends where another one begins, or at the end of the data.
     """
     if end - pos < 14:
         return True  # too few bytes to judge
@@ -117,19 +117,19 @@ def believable(view: Any, pos: int, end: int, before: ClientId) -> bool:
 
 
 def _begins(named: bytes | None, before: bytes | None, *, is_cut: bool) -> bool:
-    """Whether a client id whose rest is not there yet can be the one that the requests before had."""
+    """Return whether a client id whose rest has not arrived can be the earlier one."""
     if not is_cut or not before or named is None:
         return False
     return before.startswith(named.decode("utf-8", "replace").rstrip("\ufffd").encode())
 
 
 def _could_be(key_version: int) -> bool:
-    """Whether a later Kafka release could have this API and version."""
+    """Return whether a later Kafka release could have this API and version."""
     return key_version >> 16 < 256 and key_version & 0xFFFF < 32
 
 
 def find_answer(data: bytes, segment: int, waiting: Set[int]) -> int:
-    """Where the answer to one of the waiting correlation ids begins; -1: nowhere yet."""
+    """Return where the response to one of the pending correlation ids begins; -1: nowhere so far."""
     end = len(data)
     best = -1
     for correlation_id in waiting:
@@ -149,7 +149,7 @@ def find_answer(data: bytes, segment: int, waiting: Set[int]) -> int:
 
 
 def follows(view: Any, pos: int, end: int, waiting: Set[int]) -> bool:
-    """Whether an answer out of turn can stand at `pos`: its correlation id is near, and its size speaks for it too."""
+    """Return whether a response out of order can begin at `pos`: its correlation id is near, and its size fits."""
     size, this = frames.RESPONSE_HEAD.unpack_from(view, pos)
     near = not waiting or min(abs(this - other) for other in waiting) <= CANDIDATES
     if not near or not frames.MIN_RESPONSE <= size <= frames.MAX_REQUEST:

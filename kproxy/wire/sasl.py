@@ -1,15 +1,15 @@
-"""SASL tokens without Kafka headers: which frames of a client are tokens, and how many replies a broker owes.
+"""SASL tokens without Kafka headers: the decision which frames of a client are tokens, and the count of replies due.
 
 After a successful SaslHandshake v0 both sides send size-prefixed raw tokens (KIP-43; SaslHandshake v1 and
 SaslAuthenticate replaced them in KIP-152, but brokers still accept them). Tokens and requests have the same framing,
 and nothing on the wire marks the last token. So a frame counts as a token only if no broker executes it as a request:
 
-- while the mechanism's fixed number of rounds is not over, since the broker's answer to SaslHandshake opened them;
-- the one byte with which OAUTHBEARER acknowledges an error (RFC 7628, 3.2.3): too short for a request;
-- of a mechanism without a fixed number: the first one, and others that are too short or name no API. Those of GSSAPI
-  are empty, or begin with 0x60 (RFC 2743, 3.1) or 0x0504 (RFC 4121, 4.2.6.2).
+- during the mechanism's fixed number of rounds, which the broker's response to SaslHandshake opened;
+- the single byte with which OAUTHBEARER acknowledges an error (RFC 7628, 3.2.3): too short for a request;
+- for a mechanism without a fixed number: the first frame, and frames that are too short or have no API key. Tokens of
+  GSSAPI are empty, or begin with 0x60 (RFC 2743, 3.1) or 0x0504 (RFC 4121, 4.2.6.2).
 
-Refuses to know what is in a token: it is a secret.
+Refuses to know the contents of a token: it is a secret.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from kproxy.wire import frames
 
 MAX_TOKEN = 524_288  # a broker's sasl.server.max.receive.size by default
 
-MAX_API_KEY = 1023  # keys above are no API's; Kafka 4.4 has 93
+MAX_API_KEY = 1023  # higher numbers are not API keys; Kafka 4.4 has 93
 
 # Rounds of (client's token, broker's token); OAUTHBEARER adds one after a non-empty reply (RFC 7628, 3.2.3).
 _ROUNDS = {"PLAIN": 1, "OAUTHBEARER": 1, "SCRAM-SHA-256": 2, "SCRAM-SHA-512": 2}
@@ -31,14 +31,14 @@ class RawSasl:
 
     def __init__(self, mechanism: str) -> None:
         self.mechanism = mechanism
-        self.tokens = 0  # of the client
+        self.tokens = 0  # tokens of the client so far
         self.replies = 0
-        self._rounds = self._due = _ROUNDS.get(mechanism, 0)  # of the client's tokens, and of replies
+        self._rounds = self._due = _ROUNDS.get(mechanism, 0)  # expected tokens of the client, and replies
         self.open_ended = self._rounds == 0  # GSSAPI and others: the number of rounds is not fixed
         self._extends = mechanism == "OAUTHBEARER"
 
     def is_token(self, view: Any, pos: int, end: int) -> bool | None:
-        """Whether the client's frame at `pos`, whose size is here, is a token. None: its first two bytes are needed."""
+        """Return whether the client's frame at `pos`, with a complete size, is a token; None: needs two more bytes."""
         size = frames.SIZE.unpack_from(view, pos)[0]
         if not self.open_ended:
             return self.tokens < self._rounds or (self._extends and self.tokens == self._rounds and size == 1)
@@ -50,14 +50,14 @@ class RawSasl:
         return bool(api_key > MAX_API_KEY)
 
     def must_wait(self, is_token: bool) -> bool:
-        """Whether the client's next frame has to wait for a reply.
+        """Return whether the client's next frame has to wait for a reply.
 
-        Every token has one, but for the last of an open-ended mechanism: GSSAPI completes without.
+        Every token has a reply, except the last one of an open-ended mechanism: GSSAPI completes without a reply.
         """
         return self.replies < self.tokens - (self.open_ended and not is_token)
 
     def replied(self, size: int) -> bool:
-        """The broker's token of `size` bytes is complete; True: frames with headers follow."""
+        """Count a complete token of the broker, of `size` bytes; return True if frames with headers follow."""
         self.replies += 1
         if self.open_ended:
             return False
@@ -67,7 +67,7 @@ class RawSasl:
 
 
 def is_bare_gssapi(key_version: int) -> bool:
-    """Whether a connection's first frame is a GSSAPI token without any handshake, as 0.9 clients send.
+    """Return whether a connection's first frame is a GSSAPI token without a handshake, as 0.9 clients send it.
 
     Such a token opens with the ASN.1 tag 0x60 (RFC 2743, 3.1), which would be an api key of 24576 and more.
     """

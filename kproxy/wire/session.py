@@ -1,10 +1,10 @@
-"""One client connection with its broker connection, without I/O: the core of the live path and of the offline one.
+"""One client connection with its broker connection, without I/O: the core of the live path and of the offline path.
 
-Duty: compose the two sides, and be their owner's only interface. Frames are cut, answers paired with requests, what the
-interest asks for is read, held answers go to the owner's transform, and events report all of it.
+Duty: compose the two sides, as the owner's only interface. A session cuts frames, pairs responses with requests, reads
+the fields of the interest, passes held responses to the owner's transform, and reports all of it as events.
 
-The states of each side. The first word is the handler that takes the side's bytes; what follows are its sub-states, by
-the field that is set. `Session.states` returns them, so that this table can be tested.
+The states of each side. The first word is the handler that takes the side's bytes; a second word is a sub-state, by the
+field that is set. `Session.states` returns them, so that this table can be tested.
 
     client side                                               broker side
     framed            between two requests                    framed            between two answers
@@ -28,21 +28,21 @@ the field that is set. `Session.states` returns them, so that this table can be 
     closed            after a fatal fault, or the end         closed
     seeking           captures: the next frame is sought      seeking           (captured.py)
 
-An own answer that is due but waits for older ones is in `_own_answers`; bytes that wait for `resume` are in `backlog`.
+`_own_answers` has own responses that wait for older ones; `backlog` has bytes that wait for `resume`.
 
 A peer's bytes never raise: a fault becomes a `Desync`. A rewriting session closes on it, a transparent one forwards
-unread from there; one over a capture looks for the next plausible frame, and knows of gaps (`captured.py`).
+unread from there; a session over a capture searches the next plausible frame, and accepts gaps (`captured.py`).
 
-Work per call, so that other connections get their turn: FRAMES_PER_CALL frames, and WALKED_PER_CALL bytes of bodies
-that are looked at (`state.py`). The bytes looked at in first fields and in small bodies count as frames, and a plan
-that is compiled as all of them. Captures have no such bound. What an authorizer does with a frame in slices is one of
-them per call, or none where the owner does them (`slow_work.py`).
+Limit of work per call, for the sake of other connections: FRAMES_PER_CALL frames, and WALKED_PER_CALL bytes read of
+walked bodies (`state.py`). Bytes read of first fields and small bodies count as frames, and compiling a plan counts as
+all of a call's frames. Captures have no such limit. A call does one slice of an authorizer's slow work, or none if the
+owner does the slices (`slow_work.py`).
 
 Memory, per session: an incomplete header, one prefix (64 KiB) and the usual one (512 bytes), a copy of a small request
-whose body is read (64 KiB) or one that is not decided (16 MiB), one of a small answer (64 KiB) or a held one (4 MiB,
-lists 32 MiB; with the undecided requests 64 MiB for all sessions that share a HeldBudget), the backlog (one view per
-side), LIMIT pending requests, and what these name (MAX_NAMED, and FEW_NAMED of each; of what these and their ids take
-128 MiB for all sessions that share a HeldBudget, short requests left out).
+whose body is read (64 KiB) or of an undecided one (16 MiB), a copy of a small response (64 KiB) or of a held one
+(4 MiB, lists 32 MiB), the backlog (one view per side), LIMIT pending requests, and their topic-partitions (MAX_NAMED,
+and FEW_NAMED of each request). All sessions that share a HeldBudget together hold 64 MiB of undecided requests and held
+responses, and 128 MiB of ids and topic-partitions, without those of short requests.
 Refuses to know sockets and clocks.
 """
 
@@ -57,25 +57,24 @@ __all__ = ["Piece", "Session", "Transform"]
 
 
 class Session(BrokerSide):
-    """A pair of byte streams, read. `receive`, `resume` and `close` are the whole input.
+    """A reader of a pair of byte streams. `receive`, `resume` and `close` are the whole input.
 
-    `receive` does a bounded amount of work. If bytes are left then, `backlog[side]` has a view of them, and the owner
-    gives no further bytes of that side before it has called `resume` until the backlog is None. It does so on a later
-    turn of its loop, so that others get theirs; for the client's side once fewer than pairing.LIMIT requests are
-    pending. The backlog is at most the view that was given to `receive`. What is in it is not forwarded, and counts for
-    no event before it is resumed. When a SaslHandshake is answered, a call for the broker's side may leave a backlog of
-    the client's.
+    `receive` does a bounded amount of work. If bytes are left then, `backlog[side]` has a view of them. The owner must
+    call `resume` until the backlog is None before it passes further bytes of that side: on later turns of its event
+    loop, and for the client's side once fewer than pairing.LIMIT requests are pending. The backlog is at most the view
+    that was passed to `receive`. Its bytes are neither forwarded nor counted in events before they are resumed. A call
+    for the broker's side may leave a backlog of the client's side, when a SaslHandshake is answered.
 
-    `authorizer` decides requests before any byte of them leaves (authorizer.py).
+    `authorizer` decides requests before any byte of them is forwarded (authorizer.py).
 
-    `transform(exchange, frame)` gets a held answer, its 4-byte size included, and returns what to send instead, or
-    None; a ProtocolError from it is a fatal Desync.
+    `transform(exchange, frame)` gets a held response, its 4-byte size included, and returns its replacement, or None to
+    forward it; a ProtocolError from it is a fatal Desync.
     """
 
     __slots__ = ()
 
     def receive(self, side: int, view: Any, now_ns: int) -> list[Piece]:
-        """Bytes of a side arrived; returns the pieces to send, in order."""
+        """Take bytes that arrived from a side; return the pieces to send, in order."""
         pieces = self._handlers[side](self, view, now_ns)
         if self._is_odd:
             return self._finish(side, view, pieces, now_ns)
@@ -83,7 +82,7 @@ class Session(BrokerSide):
         return pieces
 
     def _finish(self, side: int, view: Any, pieces: list[Piece], now_ns: int) -> list[Piece]:
-        """The rest of a call whose view was not simply read to its end."""
+        """Finish a call whose view was not simply read to its end; return the pieces to send."""
         pieces += self._read_rest(side, now_ns)
         self._received[side] += len(view)
         if self._unread is not None:
@@ -99,12 +98,12 @@ class Session(BrokerSide):
         self._is_odd = True
 
     def resume(self, side: int, now_ns: int) -> list[Piece]:
-        """Go on with the backlog of a side; returns the pieces to send, in order."""
+        """Continue with the backlog of a side; return the pieces to send, in order."""
         view, self.backlog[side] = self.backlog[side], None
         return [] if view is None else self.receive(side, view, now_ns)
 
     def close(self, side: int, now_ns: int, cause: str | None = None) -> None:
-        """A side ended. The broker's end, or both, settles what is pending; then comes `Closed`."""
+        """End a side. The broker's end, or both ends, settle pending requests; both ends emit `Closed`."""
         if side in self._ended:
             return
         self._ended += (side,)
@@ -121,7 +120,7 @@ class Session(BrokerSide):
             self.events.append(Closed(self._ended[0], now_ns, cause, (client, broker), self.software, *login))
 
     def at_boundary(self, side: int) -> bool:
-        """Whether a side can be closed now: it is between two frames, has no backlog, and owes no token."""
+        """Return whether a side can be closed now: it is between two frames, has no backlog, and owes no token."""
         if self.backlog[side] is not None:
             return False
         if side == CLIENT:
@@ -132,27 +131,30 @@ class Session(BrokerSide):
 
     @property
     def received_bytes(self) -> tuple[int, int]:
-        """Bytes of the client and of the broker that were read so far."""
+        """Return the bytes read so far from the client and from the broker."""
         client, broker = self._received
         return client, broker
 
     @property
     def requests(self) -> int:
-        """Requests so far, those that wait included."""
+        """Return the number of requests so far, including pending ones."""
         return self._number
 
     @property
     def holds_back(self) -> bool:
-        """Whether bytes of the client wait for the answer to its handshake or token, as does an end behind them."""
+        """Return whether the client's bytes, and an end after them, wait for the response to its handshake or token."""
         return bool(self._waiting) and not self._ended
 
     @property
     def in_transit(self) -> bool:
-        """Whether the client's newest request is not whole, or is decided in slices."""
+        """Return whether the client's newest request is incomplete, or is decided in slices."""
         return bool(self._client_left) or self.slow[CLIENT] is not None
 
     def missing(self, side: int) -> int:
-        """Bytes until the frame in transit, or its header, is whole; 0 between two frames: what a drain still reads."""
+        """Return the bytes missing from the frame in transit, or from its header; 0 between two frames.
+
+        A drain still reads these bytes.
+        """
         left, head = (
             (self._client_left, self._client_head) if side == CLIENT else (self._broker_left, self._broker_head)
         )
@@ -162,7 +164,7 @@ class Session(BrokerSide):
 
     @property
     def states(self) -> tuple[str, str]:
-        """The states of the client's and of the broker's side, as the table of this module calls them."""
+        """Return the states of the client's and of the broker's side, named as in the table of this module."""
         return self._state(CLIENT), self._state(BROKER)
 
     def _state(self, side: int) -> str:

@@ -1,9 +1,9 @@
-"""Work on one frame that takes longer than a call of a session may: it is done in slices, between which others run.
+"""Work on one frame that takes longer than a call of a session may: done in slices, so that others run in between.
 
-A session that meets such work keeps the frame, hands the rest of its view back (`Session.backlog`) and has the work in
-`Session.slow`. Each `resume` of that side does one slice; an owner with many sessions does them itself instead, in the
-order that it wants (`proxy/relay/slow_lanes.py`), and resumes the session when the work is done. Work can be begun
-again: it has no effect before its last slice. Refuses to know what the work is.
+A session with such work keeps the frame, puts the rest of its view into `Session.backlog` and the work into
+`Session.slow`. Each `resume` of that side does one slice; an owner with many sessions does the slices itself instead,
+in its own order (`proxy/relay/slow_lanes.py`), and resumes the session when the work is done. Work can be restarted,
+since it has no effect before its last slice. Refuses to know the kind of work.
 """
 
 from collections.abc import Callable, Generator
@@ -16,7 +16,7 @@ from kproxy.wire.kept import Kept
 
 
 class SlowWork:
-    """begin(frame): a generator that yields between two slices and ends with the result; it raises ProtocolError."""
+    """Work in slices. begin(frame): a generator that yields between slices, then returns or raises."""
 
     __slots__ = (
         "_begin",
@@ -41,20 +41,21 @@ class SlowWork:
         elsewhere: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self.exchange = exchange
-        self.elsewhere = elsewhere  # the owner's, who calls it once: see `Later`
-        self.frame = memoryview(frame)  # then what is read on, which begins with its size too
+        self.elsewhere = elsewhere  # the owner calls it once: see `Later`
+        self.frame = memoryview(frame)  # replaced by the edited frame, which begins with its size too
         self.is_done = False
         self.result: Any = None
-        self.fault: Exception | None = None  # that it ended with
-        self.is_obeyed = False  # the session's: the result has been dealt with, and the frame is being walked
-        self.held_bytes = 0  # the session's: of an answer, in the budget for held bytes
-        self.kept: tuple[Kept | None, Any] = None, None  # the session's: for whom the whole answer is kept
-        self.at = 0  # the session's: where that walk has come to
+        self.fault: Exception | None = None  # the exception that ended it
+        # The session sets these:
+        self.is_obeyed = False  # the result was applied, and the frame is being walked
+        self.held_bytes = 0  # of a response, in the budget for held bytes
+        self.kept: tuple[Kept | None, Any] = None, None  # the unedited response, and the Kept that keeps it
+        self.at = 0  # position of the walk
         self._begin: Callable[[memoryview], Generator[None, None, Any]] | None = begin
         self._slices: Generator[None, None, Any] | None = None
 
     def step(self) -> bool:
-        """Do one slice; whether the work is done."""
+        """Do one slice; return whether the work is done."""
         if self.is_done or self._begin is None:
             return True
         try:
@@ -68,15 +69,15 @@ class SlowWork:
         return self.is_done
 
     def restart(self) -> None:
-        """Give back what the slices so far have made."""
+        """Drop the results of the slices so far; the next step begins anew."""
         self._slices = None
 
     def drop(self) -> None:
-        """Nobody waits for the result any more."""
+        """Drop the work: its result is not needed any more."""
         self._end(None, None)
 
     def take(self) -> Any:
-        """The result. Raises ProtocolError, or what a defect raised."""
+        """Return the result. Raises ProtocolError, or the exception of a defect."""
         self.is_obeyed = True
         if self.fault is not None:
             raise self.fault
@@ -96,26 +97,26 @@ class SlowSides:
 
     __slots__ = ("_handlers", "_interest", "_is_odd", "_rest", "slow")
 
-    slow: tuple[SlowWork | None, SlowWork | None]  # per side: what is done before its backlog is read
+    slow: tuple[SlowWork | None, SlowWork | None]  # per side: work that precedes its backlog
     _handlers: list[Any]
     _interest: Interest
     _is_odd: bool
     _rest: Any
 
     def _begin_slow(self, side: int, work: SlowWork) -> None:
-        """From now on the side does this work, a slice per call."""
+        """Begin work on a side, a slice per call."""
         self.slow = (work, self.slow[1]) if side == CLIENT else (self.slow[0], work)
         self._handlers[side] = type(self)._deciding if side == CLIENT else type(self)._editing
 
     def _end_slow(self, side: int, view: Any) -> None:
-        """The work is done: the side reads on, first of all this view."""
+        """End the work of a side, which continues with this view."""
         self.slow = (None, self.slow[1]) if side == CLIENT else (self.slow[0], None)
         self._handlers[side] = type(self)._requests if side == CLIENT else type(self)._answers
         self._rest = view
         self._is_odd = True
 
     def _drop_slow(self) -> None:
-        """Drop what is done in slices: its side is closed."""
+        """Drop the work of both sides, which are closed."""
         for work in self.slow:
             if work is not None:
                 work.drop()
@@ -125,11 +126,11 @@ class SlowSides:
         self.slow = NOTHING_SLOW
 
     def _deciding(self, view: Any, now: int) -> list[tuple[int, Any]]:
-        """Frames of the client, behind a request that is decided in slices."""
+        """Take frames of the client after a request that is decided in slices."""
         raise NotImplementedError
 
     def _editing(self, view: Any, now: int) -> list[tuple[int, Any]]:
-        """Frames of the broker, behind an answer that is edited in slices."""
+        """Take frames of the broker after a response that is edited in slices."""
         raise NotImplementedError
 
     def _requests(self, view: Any, now: int) -> list[tuple[int, Any]]:

@@ -1,8 +1,8 @@
-"""What both sides of a session share: its fields, how exchanges end, faults, and the work that one call may do.
+"""The common part of a session's two sides: fields, ends of exchanges, faults, and the limit of work per call.
 
 Each side has a handler, the function that takes its bytes (`session.py` has the table of states). A handler reads
-frames until the bytes end, its state changes, or the call has done its share of work. What is left of the view goes
-back: `_change` hands it to the new state at once, `_leave` to a later call. Refuses to know the layout of frames.
+frames until the bytes end, its state changes, or the call has reached its limit of work. The unread rest of the view
+goes to the new state at once (`_change`) or to a later call (`_leave`). Refuses to know the layout of frames.
 """
 
 from collections.abc import Callable
@@ -36,48 +36,48 @@ from kproxy.wire.muting import Mutes
 from kproxy.wire.pairing import LIMIT
 from kproxy.wire.slow_work import NOTHING_SLOW, SlowSides
 
-Piece = tuple[int, Any]  # (the side to send to, a buffer that lives until the next receive)
+Piece = tuple[int, Any]  # (the side to send to, a buffer that is valid until the next receive)
 Transform = Callable[[Exchange, memoryview], bytes | None]
 Handler = Callable[[Any, Any, int], list[Piece]]
 
 SMALL_BODY = 64 * 1024  # a frame up to this size is copied to be read if it arrives in parts; a larger one is walked
 MAX_NAMED = 64 * 1024  # topic-partitions, and batches, of one body, and of all pending requests
-FEW_NAMED = 16  # bodies that name no more are not counted
+FEW_NAMED = 16  # bodies with at most so many are not counted
 
-# What pending requests say, all connections together (`HeldBudget.note`).
-NOTED_LEAST = 512  # bytes: a request that says less is not counted
-FEW_NOTED = 2  # topic-partitions of a short Produce, which are not counted either
-NAMED_BYTES = 300  # of memory, about, of a topic-partition that is kept
-WIDEST_CHARACTER = 4  # bytes in memory: one character beyond UCS-2 makes each byte of an ASCII text take as many
-NOTE_STEP = 2 * 1024  # bytes of a body whose end is not here, after which it is counted; then after an eighth more
-MAX_CUT_ID = 256  # characters of an id that is cut
+# Memory for ids and topic-partitions of pending requests, all connections together (`HeldBudget.note`).
+NOTED_LEAST = 512  # bytes: a request that keeps less is not counted
+FEW_NOTED = 2  # topic-partitions: a short Produce with no more is not counted either
+NAMED_BYTES = 300  # memory of a kept topic-partition, about
+WIDEST_CHARACTER = 4  # bytes in memory: one character beyond UCS-2 widens all characters of a text to this
+NOTE_STEP = 2 * 1024  # an incomplete body is counted after so many bytes, then after each eighth more
+MAX_CUT_ID = 256  # characters kept of an id that is cut
 NO_ROOM = "all pending requests together name as much as may be kept"
 
 # The work of one call of `receive`, some tenths of a millisecond: all other connections wait for it.
 FRAMES_PER_CALL = 64
 FRAMES_IN_A_CROWD = 8  # where other connections already wait for their turn
-LOOKED_SHIFT = 8  # 1 << 8 bytes of a prefix or a small body that are looked at are as much work as a frame
-LOOKED_LEAST = 2 * 1024  # of a small body: one of fewer bytes is a frame like any other
-WALKED_PER_CALL = 32 * 1024  # bytes that are looked at, those that are stepped over left out
+LOOKED_SHIFT = 8  # 1 << 8 bytes read of a prefix or a small body count as one frame of work
+LOOKED_LEAST = 2 * 1024  # bytes of a small body: a smaller one adds no work to its frame
+WALKED_PER_CALL = 32 * 1024  # bytes read of walked bodies, without skipped payloads
 WALK_SLICE = 2 * 1024
-SPARSE_SLICE = 512  # where payloads of WALK_SLICE and more are stepped over; beyond it headers of batches are read
+SPARSE_SLICE = 512  # slice where payloads of WALK_SLICE and more are skipped; batch headers beyond it are read too
 LOOK_BYTES = 64  # the header of a batch
 UNLIMITED = 1 << 62
 
-# How a connection's requests usually begin: what unpacks a head and the bytes behind it, how many bytes that are, the
-# key and version, those bytes behind, what is done with such a request, and the values of its prefix.
+# The usual beginning of a connection's requests: a function that unpacks the head and the bytes of the prefix, the
+# number of all these bytes, the key and version, the bytes of the prefix, the plan, and the values of the prefix.
 Usual = tuple[Callable[[Any, int], tuple[Any, ...]], int, int, bytes, ApiPlan, tuple[Any, ...]]
 
-_NO_LOGIN = sasl.RawSasl("")  # before a login; nobody asks it anything
+_NO_LOGIN = sasl.RawSasl("")  # placeholder before a login
 
 UNSEEN = ApiPlan(NONE, NONE, "unknown", False)
 NOTHING_USUAL: Usual = (*frames.request_head_and(0), NONE, b"", UNSEEN, ())
 
 
 class SessionState(SlowSides):
-    """The fields of a session, and what its two sides do alike."""
+    """The fields of a session, and the methods that its two sides share."""
 
-    observers: tuple[Any, ...]  # only of a session that is watched (watched.py)
+    observers: tuple[Any, ...]  # set only while a session is watched (watched.py)
 
     __slots__ = (
         "_asked",
@@ -151,28 +151,28 @@ class SessionState(SlowSides):
         max_in_flight: int = LIMIT,
     ) -> None:
         self.events: list[Event] = []  # the owner's to take and to clear after each call
-        self.pending: list[Exchange] = []  # requests that wait for their answers (pairing.py)
+        self.pending: list[Exchange] = []  # requests in flight (pairing.py)
         self.completed = [0, 0]  # frames whose last byte has arrived, per side
-        self.most_in_flight = max_in_flight  # what the owner may set max_in_flight to
-        self.max_in_flight = max_in_flight  # requests that may be pending; the next one waits in the backlog
+        self.most_in_flight = max_in_flight  # upper limit for max_in_flight
+        self.max_in_flight = max_in_flight  # limit of pending requests; the next one waits in the backlog
         self.backlog: list[memoryview | None] = [None, None]  # per side: bytes that wait for `resume`
-        self.slow = NOTHING_SLOW  # per side: what is done in slices before its backlog is read
+        self.slow = NOTHING_SLOW  # per side: work in slices that precedes its backlog
         self.faults = 0  # Desync events so far
         self.sasl_mechanism: str | None = None
-        self.sasl_tokens = 0  # raw ones; they give no events
-        self.client_id: str | None = None  # of the last request that was read as far
+        self.sasl_tokens = 0  # number of raw tokens; they emit no events
+        self.client_id: str | None = None  # of the last request whose prefix was read
         self.software: tuple[str, str] | None = None  # name and version, from ApiVersions (KIP-511)
 
         self._interest = interest
         self._transform = transform
         self._asked: tuple[Exchange, Callable[[bytes], None]] | None = None  # the owner's request (own_requests.py)
-        self._authorizer = authorizer  # of requests whose plan says AUTHORIZE
+        self._authorizer = authorizer  # decides requests whose plan is AUTHORIZE
         self._max_request = max_request_bytes
         self._number = 0  # of the next request
-        self._received = [0, 0]  # bytes of each side before the view at hand
-        self._shift = 0  # from there to the first byte of the view that the handler has
-        self._frame_at = [0, 0]  # per side: where in its stream a fault's frame begins
-        self._frames_left = self._frames_per_call  # of this call
+        self._received = [0, 0]  # per side: stream offset of the current call's view
+        self._shift = 0  # offset from there to the first byte of the handler's view
+        self._frame_at = [0, 0]  # per side: stream offset of the frame that a fault refers to
+        self._frames_left = self._frames_per_call  # work left in this call, in frames
         self._rest: Any = None  # the unread end of this call's view, for the state that the side changed to
         self._unread: Any = None  # the unread end of this call's view, for a later call
         self._is_odd = False  # the view was not simply read to its end: `_finish` has work
@@ -182,48 +182,48 @@ class SessionState(SlowSides):
 
         self._client_head = b""  # an incomplete header, or token
         self._client_head_ns = 0
-        self._client_left = 0  # bytes of the frame in transit that are not here yet
-        self._client_exchange: Exchange | None = None  # of the frame in transit
-        self._client_frame: FrameInParts | None = None  # all of it, for who asked for it (keeping.py)
-        self._client_prefix: bytearray | None = None  # its first fields, as far as they are here
+        self._client_left = 0  # bytes of the frame in transit that have not arrived yet
+        self._client_exchange: Exchange | None = None  # exchange of the frame in transit
+        self._client_frame: FrameInParts | None = None  # the whole frame, if its plan keeps it (keeping.py)
+        self._client_prefix: bytearray | None = None  # the part of its first fields that has arrived
         self._client_body: bytearray | None = None  # its body, if it is small and read
-        self._client_walker: BodyWalker | None = None  # or what walks it, if it is large
+        self._client_walker: BodyWalker | None = None  # the walker of its body, if it is large
         self._client_swallow = False  # the broker does not get it
-        self._client_held: bytearray | None = None  # all of it, until the authorizer can decide
-        self._client_replacement: bytes | None = None  # what the broker gets instead of the held one
+        self._client_held: bytearray | None = None  # the whole frame, until the authorizer can decide
+        self._client_replacement: bytes | None = None  # the request that replaces the held one
         self._usual: Usual = NOTHING_USUAL
-        self._note_at = 0  # what is kept of the body in transit is counted after so many bytes
-        self._noted: dict[int, int] | None = None  # bytes that pending requests count in the budget for them, by number
-        self._named = 0  # topic-partitions and batches that pending requests name, those that name few left out
+        self._note_at = 0  # bytes of the body in transit after which its memory is counted next
+        self._noted: dict[int, int] | None = None  # bytes reserved with `HeldBudget.note`, by number of the request
+        self._named = 0  # topic-partitions and batches of pending requests, without bodies of at most FEW_NAMED
 
         self._broker_head = b""
         self._broker_head_ns = 0
         self._broker_left = 0
         self._broker_exchange: Exchange | None = None
         self._broker_frame: FrameInParts | None = None
-        self._broker_kept: bytearray | None = None  # the answer in transit, to be read when it is whole
-        self._held = False  # the answer in transit is forwarded only when it is complete
+        self._broker_kept: bytearray | None = None  # the response in transit, to be read when it is complete
+        self._held = False  # the response in transit is forwarded only when it is complete
         self._broker_walker: BodyWalker | None = None
-        self._free_at = 0  # when the previous answer ended
-        self._mutes: Mutes | None = None  # until the first throttle
-        self._own_answers: dict[int, Answer] | None = None  # by number: answers of ours that wait for older ones
-        self._own_bytes = 0  # of those, in the budget for held bytes
+        self._free_at = 0  # when the previous response ended
+        self._mutes: Mutes | None = None  # None: no throttle so far
+        self._own_answers: dict[int, Answer] | None = None  # by number: own responses that wait for older ones
+        self._own_bytes = 0  # their bytes in the budget for held bytes
 
-        self._handshake: str | None = None  # the mechanism of a SaslHandshake that is not answered
-        self._waiting: bytearray | None = None  # the client's bytes behind it, or behind an unanswered token
+        self._handshake: str | None = None  # the mechanism of an unanswered SaslHandshake
+        self._waiting: bytearray | None = None  # the client's bytes after it, or after an unanswered token
         self._raw = _NO_LOGIN
-        # Functions, not bound methods: a session must not hold itself, or only the garbage collector would free it.
+        # Functions, not bound methods: a reference cycle would leave a session to the garbage collector.
         kind = type(self)
         self._handlers: list[Handler] = [kind._requests, kind._answers]
 
     # --- the states, each taking the bytes of a side -----------------------------------------------------------------
 
     def _requests(self, view: Any, now: int) -> list[Piece]:
-        """Frames of the client."""
+        """Take frames of the client."""
         raise NotImplementedError
 
     def _answers(self, view: Any, now: int) -> list[Piece]:
-        """Frames of the broker."""
+        """Take frames of the broker."""
         raise NotImplementedError
 
     def _blind(self, view: Any, now: int) -> list[Piece]:
@@ -235,7 +235,7 @@ class SessionState(SlowSides):
     def _closed(self, view: Any, now: int) -> list[Piece]:
         return []
 
-    # --- what is left of a view --------------------------------------------------------------------------------------
+    # --- the unread rest of a view -----------------------------------------------------------------------------------
 
     def _change(self, side: int, view: Any, pos: int, sent: int, pieces: list[Piece]) -> list[Piece]:
         """The state changed at `pos`: send what was read, and leave the rest to the new state."""
@@ -243,7 +243,7 @@ class SessionState(SlowSides):
             pieces.append((1 - side, view[sent:pos]))
             sent = pos
         if self.slow[side] is not None:
-            self._leave(view[sent:])  # there is a backlog, if only of no bytes, until that is done
+            self._leave(view[sent:])  # keep a backlog, even an empty one, until the slow work is done
             return pieces
         if sent < len(view):
             self._rest = view[sent:]
@@ -253,7 +253,7 @@ class SessionState(SlowSides):
         return pieces
 
     def _read_rest(self, side: int, now: int) -> list[Piece]:
-        """Read what `_change` left: in a loop, since a stream can change states thousands of times in one view."""
+        """Read the rest that `_change` left, in a loop: a view can contain thousands of state changes."""
         pieces: list[Piece] = []
         while self._rest is not None:
             view, self._rest = self._rest, None
@@ -269,20 +269,20 @@ class SessionState(SlowSides):
         self._is_odd = True
 
     def _joined(self, head: bytes, view: Any) -> memoryview:
-        """A view that goes on where an incomplete header ended, with that header before it."""
+        """Return an incomplete header joined with the view that continues it."""
         self._shift -= len(head)
         self._is_odd = True
         return memoryview(head + bytes(view))
 
     def _put_back(self, side: int) -> int:
-        """Keep the rest of the call's view for `resume`; returns its bytes."""
+        """Keep the rest of the call's view for `resume`; return its size in bytes."""
         rest, self._unread = self._unread, None
-        # Bytes do not change, so that a view of them can be kept; other buffers are filled again.
+        # A view of immutable bytes can be kept; other buffers are refilled.
         self.backlog[side] = rest if isinstance(rest.obj, bytes) else memoryview(bytes(rest))
         return len(rest)
 
     def _walk(self, walker: BodyWalker, view: Any, start: int, end: int) -> tuple[int, list[Edit]]:
-        """Let a walker read [start, end) as far as this call may; returns (where it stopped, its edits)."""
+        """Let a walker read [start, end) up to this call's limit; return (where it stopped, its edits)."""
         left = self._walked_per_call
         if left == UNLIMITED:
             edits = walker.feed(view, start, end) or []
@@ -308,17 +308,17 @@ class SessionState(SlowSides):
             _cap_named(walker)
         return start, edits
 
-    # --- how exchanges end -------------------------------------------------------------------------------------------
+    # --- ends of exchanges -------------------------------------------------------------------------------------------
 
     def _answered(self, exchange: Exchange, now: int) -> None:
-        """The last byte of an answer is here: emit the exchange, with what of its time was queue and what mute."""
+        """Emit an exchange at the last byte of its response, with its queue time and muted time."""
         exchange.response_end = now
         if exchange.outcome is REQUEST_NOT_SEEN:
             self.events.append(exchange)
             return
         exchange.outcome = ANSWERED
         if self._client_exchange is exchange and exchange.request_end == NONE:
-            return  # a capture may show an answer before the end of its request: emitted when that is there
+            return  # a capture may show a response before the end of its request: emit the exchange at that end
         free = self._free_at
         begun = exchange.request_start
         if self._mutes:
@@ -356,7 +356,7 @@ class SessionState(SlowSides):
                 self._drop_frame(CLIENT)
             emitted(exchange.plan.kept, exchange)
         if exchange.outcome is REQUEST_NOT_SEEN:
-            self.events.append(exchange)  # part of an answer is all there is of it
+            self.events.append(exchange)  # only a part of the response was seen
             return
         if self._gap_ns != NONE and self._gap_ns >= exchange.request_start:
             exchange.outcome = LOST
@@ -366,13 +366,13 @@ class SessionState(SlowSides):
         self.events.append(Unanswered(exchange, cause))
 
     def _note(self, exchange: Exchange, noted_bytes: int) -> bool:
-        """Count what is kept of a request until it is answered, by now so much. False: there is no room for it."""
+        """Reserve the memory kept for a request until its response: `noted_bytes` in all. False: over the limit."""
         held = self._interest.held
         before = self._noted.get(exchange.number, 0) if self._noted else 0
         if (noted_bytes < NOTED_LEAST and not before) or held.noted_limit_bytes is None:
             return True
         if exchange.outcome is NO_ANSWER_EXPECTED and exchange is not self._client_exchange:
-            return True  # nothing waits
+            return True  # it is not pending
         if self._noted is None:
             self._noted = {}
         if not held.note(noted_bytes - before):
@@ -381,9 +381,9 @@ class SessionState(SlowSides):
         return True
 
     def _note_copies(self, exchange: Exchange, now: int) -> None:
-        """Count the copies of a request whose end is not here, and may never come; where there is no room, drop them.
+        """Reserve memory for the copies of an incomplete request, which may never end; over the limit, drop them.
 
-        Its first fields say whether an answer comes, on which pairing rests: no guess where requests are decided.
+        Pairing needs its first fields, which decide whether a response comes: with an authorizer it is a fatal fault.
         """
         prefix, body = self._client_prefix, self._client_body
         if self._client_walker is not None or self._note(exchange, len(prefix or b"") + len(body or b"")):
@@ -398,7 +398,7 @@ class SessionState(SlowSides):
         self._too_much_named(CLIENT, exchange, NO_ROOM, now)
 
     def _note_prefix(self, exchange: Exchange, prefix_bytes: int, now: int) -> None:
-        """Count the ids of a request whose first fields are not those of the one before it."""
+        """Reserve memory for the ids of a request whose prefix differs from the last one; over the limit, cut them."""
         if prefix_bytes >= NOTED_LEAST and not self._note(exchange, WIDEST_CHARACTER * prefix_bytes):
             for name in ("client_id", "group_id", "transactional_id"):
                 text = getattr(exchange, name)
@@ -406,9 +406,9 @@ class SessionState(SlowSides):
             self._too_much_named(CLIENT, exchange, f"{NO_ROOM}: of its ids {MAX_CUT_ID} characters are kept", now)
 
     def _note_walked(self, exchange: Exchange, walker: BodyWalker, now: int) -> None:
-        """Count what is kept of a body whose end is not here, and may never come; where there is no room, nothing is.
+        """Reserve memory for the values of an incomplete body, which may never end; over the limit, drop them.
 
-        Not at each of its bytes, since they may come one by one and much be kept.
+        It counts in steps, because bytes may arrive one by one while counting takes time.
         """
         walked = exchange.request_bytes - self._client_left
         if walked < self._note_at:
@@ -421,12 +421,12 @@ class SessionState(SlowSides):
             self._too_much_named(CLIENT, exchange, NO_ROOM, now)
 
     def _forget(self, exchange: Exchange) -> None:
-        """What the request says belongs to whoever keeps the event."""
+        """Release the memory reserved for a request: its values belong to the owner of the event now."""
         assert self._noted is not None
         self._interest.held.forget(self._noted.pop(exchange.number, 0))
 
     def _settle(self, cause: str) -> None:
-        """No answer will come any more: emit what is pending."""
+        """Emit all pending requests as unanswered: no response will arrive any more."""
         self._drop_slow()
         current, self._broker_exchange = self._broker_exchange, None
         self._broker_left = 0
@@ -464,7 +464,7 @@ class SessionState(SlowSides):
             self._give_up(exchange, cause)
 
     def _take_waiting(self) -> bytes:
-        """The client's bytes that waited for the answer to its handshake or token; they wait no longer."""
+        """Release and return the client's bytes that waited for the response to its handshake or token."""
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             return b""
@@ -472,7 +472,7 @@ class SessionState(SlowSides):
         return bytes(waiting)
 
     def _drop_frame(self, side: int, why: str | None = None) -> None:
-        """Forget the frame in transit, if it is one that is kept (keeping.py)."""
+        """Drop the copy of the frame in transit, if its plan keeps it (keeping.py)."""
         frame = self._client_frame if side == CLIENT else self._broker_frame
         if frame is not None:
             frame.drop(why)
@@ -482,7 +482,7 @@ class SessionState(SlowSides):
             self._broker_frame = None
 
     def _drop_answer(self) -> None:
-        """Forget what was kept of the answer in transit."""
+        """Drop the copy and the walker of the response in transit."""
         if self._broker_kept is not None:
             self._interest.held.release(len(self._broker_kept))
             self._broker_kept = None
@@ -501,11 +501,11 @@ class SessionState(SlowSides):
         self._lost_framing(side, kind, text, now)
         waiting = self._take_waiting()
         if waiting and self._handlers[CLIENT] is type(self)._blind:
-            pieces.append((BROKER, waiting))  # no answer will release these
+            pieces.append((BROKER, waiting))  # no response will release these
         return self._change(side, view, pos, sent, pieces)
 
     def _lost_framing(self, side: int, kind: str, text: str, now: int) -> None:
-        """A session that rewrites or authorizes closes, a transparent one forwards unread."""
+        """Close a session that rewrites or authorizes; let a transparent one forward unread."""
         if self._interest.rewrite or self._authorizer is not None:
             self._fatal(side, kind, text, None, now)
             return
@@ -533,7 +533,7 @@ class SessionState(SlowSides):
         self._fault(side, "too_much_named", text, exchange.plan, now)
 
     def _malformed_answer(self, exchange: Exchange, fault: ProtocolError, now: int) -> None:
-        """An answer does not decode. If it could carry addresses that must be rewritten, nothing of it leaves."""
+        """Report a response that does not decode; if it may contain addresses to rewrite, close the session."""
         plan = exchange.plan
         exchange.decoded = FAILED
         if self._transform is not None and (plan.carries_addresses or plan.transforms_always):
@@ -551,14 +551,14 @@ class SessionState(SlowSides):
 
 
 def named_count(body: Found | None) -> int:
-    """How many topic-partitions and batches a body names; 0 if they are few."""
+    """Return the number of topic-partitions and batches in a body; 0 for at most FEW_NAMED."""
     if body is None or (len(body.sums) <= FEW_NAMED and len(body.partitions) <= FEW_NAMED):
         return 0
     return len(body.sums) + len(body.partitions) + len(body.batches)
 
 
 def looked_bytes(plan: ApiPlan, body: Found, size: int) -> int:
-    """How many of the bytes of a request are not records, which are stepped over, but for the header of each batch."""
+    """Return the bytes read of a request: all but records, which are skipped except for each batch's header."""
     if plan.api_key == PRODUCE:
         for carried in body.sums or body.partitions:
             size -= carried.bytes - carried.batches * 64
@@ -566,13 +566,13 @@ def looked_bytes(plan: ApiPlan, body: Found, size: int) -> int:
 
 
 def said_bytes(plan: ApiPlan, body: Found, walked: int) -> int:
-    """What is kept of a body that was walked so far, about: of a batch only a part may be here."""
+    """Return the memory kept, about, for a body walked so far; its last batch may be incomplete."""
     looked = max(0, looked_bytes(plan, body, walked))
     return (len(body.sums) + len(body.partitions)) * NAMED_BYTES + WIDEST_CHARACTER * looked
 
 
 def _cap_named(walker: BodyWalker) -> None:
-    """Drop what a body names beyond MAX_NAMED, and count it."""
+    """Drop a body's topic-partitions and batches beyond MAX_NAMED, and count them."""
     for named in (walker.sums, walker.partitions, walker.batches):
         if len(named) > MAX_NAMED:
             walker.left_out += len(named) - MAX_NAMED

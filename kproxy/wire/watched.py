@@ -1,7 +1,7 @@
 """Sessions whose observers see the bytes that pass, for traces and the flight recorder.
 
-Duty: a session that nobody watches does nothing for it. To watch one, its class becomes `WatchedSession`; its owner
-does not notice. Refuses to know what observers do with what they see.
+Duty: no cost for sessions without observers. `watch` changes the class of a session to `WatchedSession`, invisibly to
+its owner. Refuses to know the use of observed bytes.
 """
 
 from typing import Any, Protocol
@@ -14,14 +14,14 @@ UNKNOWN = -1
 
 
 class Observer(Protocol):
-    """Must not raise, and keeps no view; it holds no reference to the session, or ends its watch itself."""
+    """An observer. It must not raise or keep views, and holds no reference to the session, or ends its watch itself."""
 
     def before(self, session: Session, side: int) -> None:
-        """Bytes of a side are about to be read."""
+        """Called before bytes of a side are read."""
         ...
 
     def passed(self, session: Session, side: int, view: Any, pieces: list[Piece], now_ns: int) -> None:
-        """They were: all of `view` but the side's backlog; `pieces` are what is sent."""
+        """Called after the read of all of `view` but the side's backlog. pieces: the pieces to send."""
         ...
 
 
@@ -46,7 +46,7 @@ def watch(session: Session, observer: Observer) -> None:
 
 
 def unwatch(session: Session, observer: Observer) -> None:
-    """The observer sees nothing from now on; nothing happens if it saw nothing."""
+    """Remove an observer; do nothing if it does not watch the session."""
     if isinstance(session, WatchedSession):
         session.observers = tuple(each for each in session.observers if each is not observer)
         if not session.observers:
@@ -54,16 +54,16 @@ def unwatch(session: Session, observer: Observer) -> None:
 
 
 def read_of(session: Session, side: int, view: Any) -> Any:
-    """The part of a call's view that was read, in an observer's `passed`."""
+    """Return the part of a call's view that was read, for use in an observer's `passed`."""
     backlog = session.backlog[side]
     return view if backlog is None else view[: len(view) - len(backlog)]
 
 
 def boundary(session: Session, side: int) -> int:
-    """How many bytes of a side come before the first byte of its next frame; UNKNOWN: an incomplete header has passed,
+    """Return the bytes of a side before the first byte of its next frame; UNKNOWN: an incomplete header has passed,
     or the side has no frames.
 
-    Of the client's side as it is read, of the broker's as it is sent on to the client.
+    For the client's side it counts bytes as read, for the broker's side bytes as forwarded to the client.
     """
     if session._handlers[side] is not (Session._requests, Session._answers)[side]:
         return UNKNOWN
@@ -74,5 +74,5 @@ def boundary(session: Session, side: int) -> int:
 
 
 def is_framed(session: Session, side: int) -> bool:
-    """Whether the bytes of a side are frames, not tokens of a login or something else."""
+    """Return whether the bytes of a side are frames, not tokens of a login or other bytes."""
     return session._handlers[side] is (Session._requests, Session._answers)[side]

@@ -1,9 +1,9 @@
-"""Reading message bodies: as closely as the caller asks, in one piece or as they stream past.
+"""Reading message bodies: at the level of detail that the caller asks for, in one piece or as they stream past.
 
-Five modules, each importing only those before it: `found` is the result and the levels of detail, `logs` says which
-batches are copied since coordinators wrote them, `fields` selects what is read of each API and version, `plans`
-generates the Python code that reads it, and `walker` runs that code over a body that arrives in pieces. Knows no
-frames, no pairing, and, beside what coordinators' records look like, nothing below a record batch's header.
+Five modules, each importing only those before it: `found` has the result and the levels of detail, `logs` decides which
+batches of coordinators' logs are copied, `fields` selects the fields to read for each API and version, `plans`
+generates the Python code that reads them, and `walker` runs that code over a body that arrives in pieces. Knows no
+frames and no pairing, and nothing below a record batch's header except the layout of coordinators' records.
 """
 
 from kproxy.wire.bodies.fields import RACK_ID, REPLICA_ID, Wanted, head_array, names_brokers, names_topics

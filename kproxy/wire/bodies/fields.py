@@ -28,7 +28,7 @@ _REPLICA_IDS = (REPLICA_ID, f"replicaState.{REPLICA_ID}")
 
 # A topic-partition is an element of an array of structs with one of these fields; the topic is in a struct around it.
 _INDEXES = {"partition", "partitionIndex", "index"}
-_NAMES = ("name", "topicName")  # of a topic, beside its topicId
+_NAMES = ("name", "topicName")  # fields with a topic's name, next to its topicId
 _AROUND = {"topic": "topic", "name": "topic", "topicId": "topic_id", "groupId": "group_id"}
 _OF_PARTITION = dict.fromkeys(_INDEXES, "partition") | {
     "baseOffset": "offset",
@@ -45,11 +45,11 @@ _OF_PARTITION = dict.fromkeys(_INDEXES, "partition") | {
     "metadata": "metadata",
     "offset": "offset",
 }
-# The variables that say which topic-partition a Sums is of.
+# The variables that identify the topic-partition of a Sums.
 _SUMMED_BY = frozenset(("topic", "topic_id", "of_partition"))
 
-# Statements that record what requests ask for, and what answers report as deleted, by API key.
-_LATEST = -1  # the timestamp by which a ListOffsets asks for the end of a log
+# Statements that record fields of requests, and deletions in responses, by API key.
+_LATEST = -1  # the timestamp in a ListOffsets that requests the end of a log
 _ASKED = {
     1: {RACK_ID: "found.has_rack = bool({})"},
     2: {
@@ -117,13 +117,13 @@ class Wanted:
 
 @cache
 def names_topics(api_key: int, version: int) -> bool:
-    """Whether answers of this version have the names of topics beside their ids."""
+    """Return whether responses of this version contain both names and ids of topics."""
     return any(_named_topics(api_message(api_key, version, "response").fields, version))
 
 
 @cache
 def names_brokers(api_key: int, version: int) -> bool:
-    """Whether answers of this version list brokers with their ids and addresses.
+    """Return whether responses of this version list brokers with their ids and addresses.
 
     False for NodeEndpoints (KIP-951), which repeats only brokers that a Metadata answer has named before.
     """
@@ -134,8 +134,8 @@ def names_brokers(api_key: int, version: int) -> bool:
 def head_array(api_key: int, version: int) -> str | None:
     """The top-level array of an answer that lists brokers, if arrays of structs follow it; None otherwise.
 
-    So it is in Metadata, whose topics follow its brokers. The bytes up to the end of this array are the head: all of
-    the answer that contains addresses, and possibly a small part of it.
+    Metadata has such answers: topics follow brokers. The bytes up to the end of this array are the head: all of the
+    answer that contains addresses, and possibly a small part of it.
     """
     path = address_path(api_key, version)
     fields = api_message(api_key, version, "response").fields_of(version)

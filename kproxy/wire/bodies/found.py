@@ -1,9 +1,9 @@
-"""What was read of a body: the levels of detail, and the values that the compiled plans fill in.
+"""The values read from a body: the levels of detail, and the values that the compiled plans fill in.
 
 Duty: `Found` and the rows in it, one per topic-partition and one per record batch, and `Room`, the memory budget for
 copies of batches. Bounds: MAX_ERRORS error codes, MAX_NAMES topic names and as many broker addresses, MAX_FORGOTTEN
-each of partitions that leave a fetch session, whose end is asked for, or that were deleted; what exceeds them is
-dropped. Partitions and batches are not bounded here: the caller takes them after each piece (`BodyWalker.feed`). Knows
+each of partitions that leave a fetch session, whose end is requested, or that were deleted; further ones are dropped.
+Partitions and batches are not bounded here: the caller takes them after each piece (`BodyWalker.feed`). Knows
 no layouts and reads no bytes.
 """
 
@@ -16,10 +16,10 @@ from kproxy.protocol.records import BatchHeader
 
 # How closely a body is read; each level includes those before it.
 ERRORS = 0  # the throttle time and the error codes
-SUMS = 1  # what each topic-partition carries, at half the cost of TOPICS; offsets are read as with TOPICS
+SUMS = 1  # sums of each topic-partition's records, at half the cost of TOPICS; offsets are read as with TOPICS
 TOPICS = 2  # every field of each topic-partition
 BATCHES = 3  # every record batch header
-CHECKED = 4  # the checksum of each batch, for which every byte is read
+CHECKED = 4  # the checksum of each batch, which reads every byte
 RECORDS = 5  # a copy of every batch that the Room accepts
 DETAILS = {"headers": ERRORS, "topics": TOPICS, "batches": BATCHES}  # the values of the `detail` setting
 
@@ -59,7 +59,7 @@ BLANK = Partition(None, None, None, None, None, NONE, 0, 0, 0, 0, *(NONE,) * 9)
 
 
 class Sums(NamedTuple):
-    """What one topic-partition carries; each field means what the field of that name means in Partition."""
+    """The sums over one topic-partition's records; fields have the same meaning as in Partition."""
 
     topic: str | None
     topic_id: UUID | None
@@ -93,7 +93,7 @@ class Room:
         self._wants = wants
         self._batch_bytes = batch_bytes
         self.free_bytes = all_bytes
-        self.left_out = 0  # wanted batches for which there was no room
+        self.left_out = 0  # wanted batches that exceeded a limit
         self.left_out_bytes = 0
 
     def copy(self, topic: str | None, topic_id: UUID | None, size: int) -> "Copy | None":
@@ -135,16 +135,16 @@ class Found:
     names: Mapping[UUID, str] = MappingProxyType({})  # topic names by topic id, from bodies that have both
     brokers: Mapping[tuple[str, int], int] = MappingProxyType({})  # node ids by (host, port)
     cluster_id: str | None = None  # of an answer that lists brokers; before Kafka 0.10.1 they have none
-    # Of an incremental fetch request: the (topic, partition) that leave the session (KIP-227), to which `partitions`
-    # adds. None: `partitions` is the complete list.
+    # In an incremental fetch request: the (topic, partition) pairs that leave the session (KIP-227), while `partitions`
+    # lists additions. None: `partitions` is the complete list.
     forgotten: list[tuple[str | UUID | None, int]] | None = None
     replica_id = NONE  # of a Fetch or ListOffsets request: the broker that sent it; NONE: a client did
     has_rack = False  # a Fetch request names its rack, so that a follower may answer it (KIP-392)
     isolation_level = 0  # of a ListOffsets request; 0: read_uncommitted
     latest: Sequence[tuple[str | None, int]] = ()  # (topic, partition) whose end a ListOffsets request asks for
     is_commit = False  # of an EndTxn request; else its transaction is aborted
-    # What was deleted without an error: groups (DeleteGroups) and topics by name or id (DeleteTopics), each with NONE;
-    # the (topic, partition) of a group's offsets (OffsetDelete).
+    # Successful deletions: groups (DeleteGroups), and topics by name or id (DeleteTopics), each with NONE; the (topic,
+    # partition) of a group's offsets (OffsetDelete).
     deleted: Sequence[tuple[str | UUID | None, int]] = ()
     _errors: Sequence[int] = ()
 
@@ -190,6 +190,6 @@ class Found:
                 cast(dict[tuple[str, int], int], self.brokers)[host, port] = node
 
     def complete(self) -> None:
-        """The whole body was read."""
+        """Set the error code after the whole body was read."""
         if self.error_code is None and self._errors:
             self.error_code = self._errors[0]

@@ -1,11 +1,11 @@
-"""The logs that coordinators keep, where they are fetched: which batches are copied, whatever the detail.
+"""Copies of record batches of the coordinators' logs in Fetch responses, for any level of detail.
 
-Duty: `Logs` decides by the topic's name. A body that has only an id is decided by what was learnt of it; of one that
-nothing is known of a batch is copied, and if no record in it is a coordinator's the topic is none of these logs. What
-stays is perhaps a topic that is only like them: whoever reads the copies knows its name, or leaves it out.
+Duty: `Logs` decides by the topic's name. If a body has only a topic id, the decision known for that id counts. For an
+unknown id a batch is copied: unless all its records decode as those of a coordinator's log, the topic is not one.
+Records of another topic may decode too, so the reader of the copies looks up the topic's name, or drops them.
 
-Bounds: those of `Room`; MAX_TOPICS names or ids that are decided, beyond which nothing is copied of new ones; of one
-batch LOOKED_AT bytes are decompressed. Refuses to know what a record means.
+Bounds: those of `Room`; MAX_TOPICS decided names or ids, and no copies for ids beyond; LOOKED_AT decompressed bytes of
+one batch. Refuses to know what a record means.
 """
 
 from collections.abc import Mapping
@@ -29,33 +29,33 @@ class Logs(Room):
     def __init__(self, batch_bytes: int = BATCH_BYTES, all_bytes: int = ALL_BYTES) -> None:
         super().__init__(self.may_be, batch_bytes, all_bytes)
         self._decided: dict[str | int | None, bool] = dict.fromkeys(LOGS, True)  # by name, or by the id's number
-        self.doubted: set[int] = set()  # ids of which a batch was left out before it was clear whose it is
+        self.doubted: set[int] = set()  # ids of which a control batch was dropped before they were decided
 
     def may_be(self, topic: str | None, topic_id: UUID | None) -> bool:
-        """Whether batches of a topic are copied; of an id that is not known, they are looked at."""
+        """Return whether batches of a topic are copied; those of an undecided id are copied to decide it."""
         if topic is not None or topic_id is None:
             return topic in self._decided
         decided = self._decided.get(topic_id.int)
         return len(self._decided) < MAX_TOPICS if decided is None else decided
 
     def learn(self, names: Mapping[UUID, str]) -> None:
-        """The names of topics by their ids."""
+        """Decide topic ids by their names."""
         for identity, name in names.items():
             if identity.int in self._decided or len(self._decided) < MAX_TOPICS:
                 self._decided[identity.int] = name in LOGS
 
     @property
     def decided(self) -> dict[int, bool]:
-        """Whether topics are logs, by their ids, as far as it is clear."""
+        """Return by topic id, as an integer, whether the topic is one of `LOGS`; undecided ids are missing."""
         return {key: is_log for key, is_log in self._decided.items() if isinstance(key, int)}
 
     def accepts(self, batch: Batch) -> bool:
-        """Whether a batch that was copied stays."""
+        """Return whether to keep a copied batch; its records decide the topic id if it is undecided."""
         assert batch.copy is not None
         if batch.topic is not None or batch.topic_id is None:
             return True
         decided = self._decided.get(batch.topic_id.int)
-        if decided is None and not batch.header.is_control:  # which are alike in all logs
+        if decided is None and not batch.header.is_control:  # control batches are alike in all topics
             decided = self._decided[batch.topic_id.int] = _is_like(batch.header, batch.copy.data)
         elif decided is None and len(self.doubted) < MAX_TOPICS:
             self.doubted.add(batch.topic_id.int)
@@ -63,7 +63,7 @@ class Logs(Room):
 
 
 def _is_like(header: object, data: bytearray) -> bool:
-    """Whether all records of a batch are those of one of `LOGS`."""
+    """Return whether all records of a batch decode as records of one of `LOGS`."""
     for log in LOGS:
         try:
             for record in Records(header, memoryview(data)).records(LOOKED_AT):  # type: ignore[arg-type]

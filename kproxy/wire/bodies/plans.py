@@ -54,7 +54,7 @@ MAX_TEXT = 0x7FFF  # the longest string that Kafka's non-compact length can stat
 
 
 class Streamed(Protocol):
-    """What a generator calls on the Found that it fills. `pos` is a position in the buffer that it was sent last."""
+    """The methods that a generator calls on its Found. `pos` is a position in the buffer that it was sent last."""
 
     looks: int  # headers of batches that were read since the records began, or were continued
 
@@ -277,7 +277,7 @@ class _Body(Plan):
 
 
 class WholeBody(_Body):
-    """The function plan(buffer, start, end) -> Found; with RECORDS plan(buffer, start, end, room); or also logs."""
+    """The function plan(buffer, start, end) -> Found; a `room` argument with RECORDS, a `logs` argument with logs."""
 
     may_be_log = "logs.may_be"
 

@@ -74,7 +74,7 @@ class BodyWalker(Found):
         self._held: bytearray | None = None
         self._held_from = 0
         self._edits: list[Edit] | None = None
-        self._offset = 0  # what to add to a position of the generator to get one in the piece
+        self._offset = 0  # difference from a position of the generator to one in the piece
         self.is_done = False  # nothing more is read: only bytes behind the body follow, or there was a fault
         self._room = room
         self._batch: Batch | None = None  # the one whose bytes are being checked
@@ -90,7 +90,7 @@ class BodyWalker(Found):
         """Read the next bytes of the body, piece[start:end]; return the edits to make in them, in order, or None.
 
         far: where the bytes of the piece end, if that is beyond `end`. Batches that follow on one another are then read
-        beyond `end`, so that fewer calls step from header to header; `ahead_bytes` says how far it came.
+        beyond `end`, so that fewer calls step from header to header; `ahead_bytes` then has the distance.
         """
         self._edits = None
         self.looks = 0
@@ -178,7 +178,7 @@ class BodyWalker(Found):
             self._checksum = self._batch = None
 
     def may_be_log(self, topic: str | None, topic_id: UUID | None) -> bool:
-        """Whether the batches of a topic are copied as those of a log."""
+        """Return whether the batches of a topic are copied as those of a log."""
         assert self._logs is not None
         return self._logs.may_be(topic, topic_id)
 
@@ -227,7 +227,7 @@ class BodyWalker(Found):
         self._held = None
 
     def _hold_back(self, piece: Buffer, start: int, end: int) -> None:
-        """Keep piece[start:end] and remove it from what is forwarded."""
+        """Keep piece[start:end] and remove it from the forwarded bytes."""
         held = self._held
         assert held is not None
         held += piece[start:end]
