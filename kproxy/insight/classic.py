@@ -70,9 +70,9 @@ class ClassicGroup(Group):
         self.expected = Expected()
         self._called: set[str] = set()  # members that received REBALANCE_IN_PROGRESS since the last generation
         self._forming: Forming | None = None
-        self._strange = False  # whether the group had members before its first message was seen
-        self._told_ns = 0  # when the first member received this generation
-        self._is_whole = False  # whether `members` is the complete list in the leader's JoinGroup response
+        self._began_before = False  # whether the group had members before its first message was seen
+        self._answered_ns = 0  # when the first member received this generation
+        self._is_complete = False  # whether `members` is the complete list in the leader's JoinGroup response
 
     @property
     def weight(self) -> int:
@@ -121,7 +121,7 @@ class ClassicGroup(Group):
             yield self.event(spoken, "join_answered", member_id=member_id, error=error, generation=None)
             return
         number = answer["generationId"]
-        if number < self.generation and spoken.request_end < self._told_ns:  # the next one overtook its answer
+        if number < self.generation and spoken.request_end < self._answered_ns:  # overtaken by the next generation
             self.expected.came(member_id)
             yield self.event(spoken, "join_answered", member_id=member_id, generation=number)
             return
@@ -162,7 +162,7 @@ class ClassicGroup(Group):
 
     def _is_another(self, member: Joined, spoken: Spoken) -> bool:
         """Return whether a member that receives the current generation joins a re-created group of this name."""
-        if not self._is_whole or member.id in self.members or spoken.request_end <= self._told_ns + LATE_NS:
+        if not self._is_complete or member.id in self.members or spoken.request_end <= self._answered_ns + LATE_NS:
             return False
         instances = (each.instance_id for each in self.members.values())
         return member.instance_id is None or member.instance_id not in instances
@@ -171,9 +171,9 @@ class ClassicGroup(Group):
         self, number: int, strategy: str | None, leader: str, at: int, asked_ns: int, member_id: str | None
     ) -> None:
         if self.generation == -1 and number > 1:
-            self._strange = True
+            self._began_before = True
         elif self._before or self.members:
-            self._strange = False
+            self._began_before = False
         if self.state in ("Empty", "Dead") and self.generation != -1 and number != self.generation + 1:
             # The last leave made a generation without members: no response has its number, only a gap shows it.
             self._left, self._called = {}, set()
@@ -182,7 +182,7 @@ class ClassicGroup(Group):
         self._move("join")
         self._move("generation")
         self.generation, self.strategy = number, strategy
-        self._told_ns, self._is_whole = at, False
+        self._answered_ns, self._is_complete = at, False
         called, self._called = self._called, set()
         self._forming = Forming(number, strategy, leader, at, called, at, asked_ns, member_id)
 
@@ -214,7 +214,7 @@ class ClassicGroup(Group):
         """Learn the ids and subscriptions of all members, including joins not seen, from the leader's response."""
         forming = self._forming
         assert forming is not None
-        self._is_whole = len(members) <= MAX_MEMBERS
+        self._is_complete = len(members) <= MAX_MEMBERS
         for each in members[:MAX_MEMBERS]:
             known = forming.joined.get(each["memberId"])
             if known is None:
@@ -239,7 +239,7 @@ class ClassicGroup(Group):
             each.instance_id == member.instance_id for each in self._before.values()
         ):
             self.caused(at, "member_replaced", member.id, reason or "a static member under a new id")
-        elif self._strange and not given and asked_id:
+        elif self._began_before and not given and asked_id:
             self._before[member.id] = member  # it had its id before the first message of the group was seen
         else:
             self.caused(at, "member_joined", member.id, reason or "a new member")

@@ -31,7 +31,7 @@ SILENT_INTERVALS = 3  # of heartbeats: a coordinator expires a session after nin
 GONE_INTERVALS = 24  # twice the default maximum session: expired, even if the epoch has another cause
 LATE_NS = 10**9  # longest delay of an overtaken response, or difference between clocks of captures
 MAX_HELD = 16  # rebalances that are not rows yet, and epochs that no member has received yet
-UNSAID = "metadata_changed"  # the cause of an epoch that no member's request explains
+UNEXPLAINED = "metadata_changed"  # the cause of an epoch that no member's request explains
 LEAVING, LEAVING_STATIC = -1, -2  # for good; and as a static member that comes back
 GONE = (25, 110)  # UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH: the receiver is no longer a member
 MS = 1_000_000
@@ -71,9 +71,9 @@ class EpochGroup(Group):
         self.members: dict[str, _Member] = {}
         self._static: dict[str, _Member] = {}  # by instance id: members that left and may come back
         self._before = 0  # members when the last epoch began
-        self._begun_ns = 0  # when the first member received the last epoch
+        self._first_received_ns = 0  # when the first member received the last epoch
         self._forming: Rebalance | None = None
-        self._told: set[str] = set()  # members that have received the forming epoch
+        self._receivers: set[str] = set()  # members that have received the forming epoch
         self._held: list[Rebalance] = []  # complete, but younger than LATE_NS: their cause or counts may change
         self._skipped: set[int] = set()  # epochs below the last one that no member has received yet
 
@@ -90,7 +90,7 @@ class EpochGroup(Group):
     @property
     def weight(self) -> int:
         """Return the memory in use, in members (about): subscriptions and assignments count by their size."""
-        members = len(self.members) + len(self._told) + len(self._causes) + len(self._static)
+        members = len(self.members) + len(self._receivers) + len(self._causes) + len(self._static)
         return 1 + members + self._held_bytes // HEAVY_BYTES
 
     def feed(self, spoken: Spoken, names: Mapping[UUID, str]) -> Iterator[GroupRow]:
@@ -109,8 +109,8 @@ class EpochGroup(Group):
             yield from self._leave(spoken)
             return
         if request["memberEpoch"] == 0 and 0 < answer["memberEpoch"] < self.epoch:
-            yield from self._begun_anew(spoken)
-        member, is_new = self._met(spoken)
+            yield from self._recreated(spoken)
+        member, is_new = self._member_of(spoken)
         if request["memberEpoch"] == 0 and (is_new or not member.epoch):
             yield from self._joined(member, spoken)
         self._subscribed(member, spoken)
@@ -123,12 +123,12 @@ class EpochGroup(Group):
             yield from self._assigned(member, spoken, owned)
         forming = self._forming
         if forming is not None and member.epoch >= forming.generation:
-            if len(self._told) < MAX_MEMBERS:
-                self._told.add(member.id)
-            if forming.ended_ns is None and self._told >= self.members.keys():
+            if len(self._receivers) < MAX_MEMBERS:
+                self._receivers.add(member.id)
+            if forming.ended_ns is None and self._receivers >= self.members.keys():
                 forming = self._forming = forming._replace(ended_ns=spoken.response_start)
             # Without a cause it waits for the next heartbeat: the member that caused it may be answered last.
-            if forming.ended_ns is not None and (forming.cause != UNSAID or spoken.request_end > forming.ended_ns):
+            if forming.ended_ns is not None and (forming.cause != UNEXPLAINED or spoken.request_end > forming.ended_ns):
                 self._close()
 
     @property
@@ -157,7 +157,7 @@ class EpochGroup(Group):
         """Return the rebalances that are not rows yet, in the order of epochs."""
         return self._held if self._forming is None else [*self._held, self._forming]
 
-    def _amend(self, recent: list[Rebalance]) -> None:
+    def _set_recent(self, recent: list[Rebalance]) -> None:
         """Replace the rebalances that are not rows yet: `recent` has the same epochs, and skipped ones among them."""
         self._forming = recent.pop() if self._forming is not None else None
         self._held = recent
@@ -170,7 +170,7 @@ class EpochGroup(Group):
 
     # --- members -----------------------------------------------------------------------------------------------------
 
-    def _met(self, spoken: Spoken) -> tuple[_Member, bool]:
+    def _member_of(self, spoken: Spoken) -> tuple[_Member, bool]:
         """Return the member that heartbeats, and whether it is new here."""
         assert spoken.response is not None
         member_id = spoken.response.get("memberId") or spoken.request["memberId"]
@@ -195,10 +195,10 @@ class EpochGroup(Group):
         if former is not None and former.id != member.id:
             member.owned = former.owned
             reason = f"instance {member.instance_id} was {former.id}"
-            self._note(spoken, "member_replaced", member.id, reason)
+            self._note_cause(spoken, "member_replaced", member.id, reason)
             yield self._event(spoken, "member_replaced", reason=reason)
         else:
-            self._note(spoken, "member_joined", member.id, "a new member")
+            self._note_cause(spoken, "member_joined", member.id, "a new member")
 
     def _subscribed(self, member: _Member, spoken: Spoken) -> None:
         """Learn the subscription. Null fields mean no change; a streams member's topics are in its topology."""
@@ -213,7 +213,7 @@ class EpochGroup(Group):
         topics = member.topics if topics is None else tuple(sorted(set(topics))[:MAX_TOPICS])
         regex = member.regex if regex is None else regex or None
         if (member.topics, member.regex) != (None, None) and (topics, regex) != (member.topics, member.regex):
-            self._note(spoken, "subscription_changed", member.id, "other topics than before")
+            self._note_cause(spoken, "subscription_changed", member.id, "other topics than before")
         self._held_bytes += sum(map(len, topics or ())) - sum(map(len, member.topics or ()))  # a member may repeat it
         member.topics, member.regex = topics, regex
 
@@ -228,7 +228,7 @@ class EpochGroup(Group):
                 member.heard_ns, member.topics, member.regex = spoken.request_end, None, None
                 self._static[instance_id] = member
         else:
-            self._note(spoken, "member_left", request["memberId"], reason)
+            self._note_cause(spoken, "member_left", request["memberId"], reason)
         if request.get("shutdownApplication"):
             reason = "it asks all members to shut down"
         yield self._event(spoken, "leave", at=spoken.request_end, reason=reason)
@@ -250,21 +250,21 @@ class EpochGroup(Group):
         words = f"its last word seen was {silent:.1f} s before; it heartbeats every {member.interval_ns / 1e9:g} s"
         return self.expired(member, at, member.epoch, words)
 
-    def _note(self, spoken: Spoken, cause: str, member_id: str, reason: str) -> None:
+    def _note_cause(self, spoken: Spoken, cause: str, member_id: str, reason: str) -> None:
         """Keep a cause for the next epoch, or assign it to an epoch that others received before this response."""
         assert spoken.response is not None
         at, told = spoken.request_end, spoken.response["memberEpoch"]
         recent = self._recent()
-        if cause == "member_joined" and told <= self.epoch and at < self._begun_ns:
+        if cause == "member_joined" and told <= self.epoch and at < self._first_received_ns:
             self._joined_late(spoken, member_id, reason)
             return
         if told in (self.epoch, LEAVING, LEAVING_STATIC):
             for place, row in enumerate(recent):
-                if row.cause == UNSAID and at < row.joined_ns:
+                if row.cause == UNEXPLAINED and at < row.joined_ns:
                     left = cause == "member_left"
                     said = Cause(at, cause, member_id, reason)
                     changed = [_counted(each, -left, -left, -left) for each in recent[place + 1 :]]
-                    self._amend([*recent[:place], _because(_counted(row, 0, -left, -left), said), *changed])
+                    self._set_recent([*recent[:place], _because(_counted(row, 0, -left, -left), said), *changed])
                     self._before = len(self.members)
                     return
         self.caused(at, cause, member_id, reason)
@@ -282,7 +282,7 @@ class EpochGroup(Group):
             row = later[0]
             if (row.cause, row.cause_member) != ("member_joined", member_id):
                 later[0] = _because(row, said)
-                self._displaced(row, later)
+                self._move_cause(row, later)
         elif told in self._skipped and (later or recent):
             self._skipped.discard(told)
             before = recent[place].members_before if later else recent[-1].members_after
@@ -290,29 +290,29 @@ class EpochGroup(Group):
             fields = {"generation": told, "members_before": before, "members_after": before + 1, "rejoined": before}
             row = like._replace(joined_ns=spoken.response_start, ended_ns=None, strategy=self.strategy, **fields)
             later.insert(0, _because(row, said))
-        self._amend([*former, *later])
+        self._set_recent([*former, *later])
 
-    def _displaced(self, row: Rebalance, later: list[Rebalance]) -> None:
+    def _move_cause(self, row: Rebalance, later: list[Rebalance]) -> None:
         """Move the cause that a row had before to the next epoch without one, or keep it for the epoch to come."""
-        if row.cause == UNSAID:
+        if row.cause == UNEXPLAINED:
             return
         cause = Cause(row.started_ns, row.cause, row.cause_member, row.reason or "")
         for place, each in enumerate(later):
-            if each.cause == UNSAID:
+            if each.cause == UNEXPLAINED:
                 later[place] = _because(each, cause)
                 return
         self._causes.insert(0, cause)
 
     # --- epochs ------------------------------------------------------------------------------------------------------
 
-    def _begun_anew(self, spoken: Spoken) -> Iterator[GroupRow]:
+    def _recreated(self, spoken: Spoken) -> Iterator[GroupRow]:
         """Forget the group: a later join received a lower epoch, so the group was deleted and re-created."""
-        if spoken.request_end <= self._begun_ns + LATE_NS or spoken.request.get("instanceId") in self._static:
+        if spoken.request_end <= self._first_received_ns + LATE_NS or spoken.request.get("instanceId") in self._static:
             return
         yield from self.finish()
         for member in self.members.values():
             yield self._gone(member, spoken.request_end)
-        self.members, self._static, self._told, self._causes, self._skipped = {}, {}, set(), [], set()
+        self.members, self._static, self._receivers, self._causes, self._skipped = {}, {}, set(), [], set()
         self.epoch = self._before = self._held_bytes = 0
 
     def _begin(self, member: _Member, spoken: Spoken) -> Iterator[GroupEvent]:
@@ -321,7 +321,7 @@ class EpochGroup(Group):
         self._held_bytes = topics + sum(PARTITION_BYTES * len(each.owned) for each in self.members.values())
         skipped = member.epoch - self.epoch - 1
         self._skipped = set(range(max(self.epoch + 1, member.epoch - MAX_HELD), member.epoch))
-        self.epoch, self._begun_ns = member.epoch, spoken.response_start
+        self.epoch, self._first_received_ns = member.epoch, spoken.response_start
         # A member that joins caused the epoch that it receives; otherwise the earliest cause did.
         own = "member_joined", member.id
         self._causes.sort(key=lambda cause: (cause[1:3] == own, cause.at))
@@ -336,11 +336,11 @@ class EpochGroup(Group):
                 self._static.pop(each.instance_id, None)
             yield self._gone(each, spoken.request_end)
         if not causes:
-            causes = [self._unsaid(expired, spoken.request_end)]
+            causes = [self._unexplained(expired, spoken.request_end)]
         cause, self._causes = causes[0], causes[1:]
         after = len(self.members) + sum(each.cause == "member_left" for each in self._causes)  # still in this one
         before, self._before = self._before, after
-        self._told = set()
+        self._receivers = set()
         self._forming = Rebalance(
             self.cluster,
             self.group_id,
@@ -375,7 +375,7 @@ class EpochGroup(Group):
             each for place, (intervals, each) in enumerate(silent) if place < unexplained or intervals > GONE_INTERVALS
         ]
 
-    def _unsaid(self, expired: list[_Member], at: int) -> Cause:
+    def _unexplained(self, expired: list[_Member], at: int) -> Cause:
         """Return the cause of an epoch that no request explains."""
         if expired:
             words = "silent for long: the coordinator expired its session"
@@ -384,7 +384,7 @@ class EpochGroup(Group):
             moved, self._moved = self._moved, None
             return moved._replace(at=at)
         words = "no member said anything new: a topic has other partitions than before"
-        return Cause(at, UNSAID, None, words)
+        return Cause(at, UNEXPLAINED, None, words)
 
     def _assigned(self, member: _Member, spoken: Spoken, owned: Owned) -> Iterator[GroupEvent | Assignment]:
         taken, given = member.owned - owned, owned - member.owned
@@ -419,8 +419,8 @@ class EpochGroup(Group):
         is_first, self.epoch = self.epoch == 0, epoch
         causes, self._causes = sorted(self._causes, key=lambda cause: cause.at), []
         words = "by the coordinator's log, which does not say why"
-        cause = causes[0] if causes else Cause(at, UNSAID, None, words)
-        before, self._before, self._told = self._before, len(self.members), set()
+        cause = causes[0] if causes else Cause(at, UNEXPLAINED, None, words)
+        before, self._before, self._receivers = self._before, len(self.members), set()
         if not self.members or (is_first and epoch > 1):
             return  # it has no members, or the epochs before it are not known
         again = len(self.members) - (cause.cause == "member_joined")
@@ -489,8 +489,8 @@ class EpochGroup(Group):
             yield Assignment(*whose, topic, index, self.strategy, None, self.group_type)
         forming = self._forming
         if forming is not None and epoch >= forming.generation:
-            self._told.add(member_id)
-            if self._told >= self.members.keys():
+            self._receivers.add(member_id)
+            if self._receivers >= self.members.keys():
                 self._forming = forming._replace(ended_ns=at)
                 self._close()
 

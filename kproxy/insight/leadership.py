@@ -101,7 +101,7 @@ class Partitions:
             return
         if api in (LEADER_AND_ISR, UPDATE_METADATA):
             topics = [(each["topicName"], each) for each in spoken.request.get("topicStates") or ()]
-            found = _told(spoken.request)
+            found = _controller_states(spoken.request)
         elif api in (BEGIN_QUORUM_EPOCH, END_QUORUM_EPOCH):
             found = _quorum(spoken.request, resigns=api == END_QUORUM_EPOCH)
         elif spoken.response is None:
@@ -117,7 +117,7 @@ class Partitions:
                     answer = answer | {"topics": told}
                 topics = [(each["name"], each) for each in answer["topics"]]
             found = _READERS[api](answer, names)
-        yield from self._made_again(at, api, controller, topics)
+        yield from self._recreated(at, api, controller, topics)
         for key, state in found:
             change = self._take(key, state)
             if change:
@@ -159,7 +159,7 @@ class Partitions:
                 for index in sorted(topic.partitions):
                     yield self._row(at, api, controller, (name, index), None, "deleted")
 
-    def _made_again(
+    def _recreated(
         self, at: int, api: int, controller: tuple[int | None, int | None], told: Iterable[tuple[str, Body]]
     ) -> Iterator[Leadership]:
         """Remove topics that no longer exist or have another id; yield their rows. told: topics by name."""
@@ -170,10 +170,10 @@ class Partitions:
             if each.get("errorCode") == UNKNOWN_TOPIC_OR_PARTITION:
                 yield from self._ended((name,), at, api, controller)
             elif identity != NO_ID != known.id and identity != known.id:
-                self._bury(known.id)
+                self._retire(known.id)
                 yield from self._ended((name,), at, api, controller)
 
-    def _bury(self, identity: UUID) -> None:
+    def _retire(self, identity: UUID) -> None:
         """Remember a deleted topic's id: later messages with it are late."""
         self._gone[identity] = None
         if len(self._gone) > MAX_GONE:
@@ -193,7 +193,7 @@ class Partitions:
             identity = topic.get("topicId")
             if topic["errorCode"] or identity is None or not identity.int or identity in self._gone:
                 continue
-            self._bury(identity)
+            self._retire(identity)
             name = topic["name"] or names.get(identity)
             if name is not None:
                 ended.add(name)
@@ -246,7 +246,7 @@ class Partitions:
         )
 
 
-def _told(request: Body) -> Iterator[tuple[Key, _State]]:
+def _controller_states(request: Body) -> Iterator[tuple[Key, _State]]:
     """Yield the states in a LeaderAndIsr or UpdateMetadata request, of partitions listed alone or grouped by topic."""
     for part in request.get("ungroupedPartitionStates") or ():
         yield (part["topicName"], part["partitionIndex"]), _state(part)

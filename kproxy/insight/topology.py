@@ -69,7 +69,7 @@ class _Broker:
     leaving: bool = False
 
 
-class _Told(NamedTuple):
+class _LiveBroker(NamedTuple):
     """A live broker in a list of brokers."""
 
     node: int
@@ -133,13 +133,13 @@ class Cluster:
                 self.left_out["addresses"] += 1
         return found
 
-    def _of_own_listener(self, spoken: Spoken, brokers: Sequence[Body], node: str) -> list[_Told]:
+    def _of_own_listener(self, spoken: Spoken, brokers: Sequence[Body], node: str) -> list[_LiveBroker]:
         """Return the brokers in a response to a client, with the listener that the client used."""
         addresses = [(each["host"], each["port"]) for each in brokers]
         listener = self._listener([spoken.broker, *addresses])
-        return [_Told(each[node], each["host"], each["port"], each.get("rack"), listener) for each in brokers]
+        return [_LiveBroker(each[node], each["host"], each["port"], each.get("rack"), listener) for each in brokers]
 
-    def _broker(self, at: int, api: str, told: _Told) -> Iterator[Topology]:
+    def _broker(self, at: int, api: str, told: _LiveBroker) -> Iterator[Topology]:
         """Learn a live broker and its address; yield a row if they are new."""
         node, host, port, rack, listener = told
         broker = self._brokers.get(node)
@@ -166,7 +166,7 @@ class Cluster:
             broker.leaving = False
             yield self._row(at, api, "broker", change, broker_id=node, host=host, port=port, rack=broker.rack)
 
-    def _brokers_told(self, at: int, api: str, told: list[_Told]) -> Iterator[Topology]:
+    def _broker_list(self, at: int, api: str, told: list[_LiveBroker]) -> Iterator[Topology]:
         """Learn a list of all live brokers; yield the rows of new, changed and missing ones."""
         for each in told:
             yield from self._broker(at, api, each)
@@ -216,11 +216,11 @@ class Cluster:
             yield first._replace(change="registered", rack=broker.rack)
             yield from rows[1:]
 
-    def _named(self, endpoint: Body, name: str, node: int, rack: str | None) -> _Told:
+    def _named(self, endpoint: Body, name: str, node: int, rack: str | None) -> _LiveBroker:
         """Return a broker at an endpoint whose listener has a name, as controllers send it."""
         host, port = endpoint["host"], endpoint["port"]
         address = None if host is None else (host, port)
-        return _Told(node, host, port, rack, self._listener([endpoint.get(name), address]))
+        return _LiveBroker(node, host, port, rack, self._listener([endpoint.get(name), address]))
 
     def _heartbeat(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
         request, answer = spoken.request, spoken.response
@@ -228,7 +228,7 @@ class Cluster:
             return
         node, api = request["brokerId"], api_name(spoken.api_key)
         if node not in self._brokers:
-            yield from self._broker(spoken.response_start, api, _Told(node, None, None, None, NO_LISTENER))
+            yield from self._broker(spoken.response_start, api, _LiveBroker(node, None, None, None, NO_LISTENER))
         broker = self._brokers.get(node)
         if broker is None:
             return
@@ -255,7 +255,7 @@ class Cluster:
                 yield self._row(at, api, "controller", change, broker_id=node, **where)
             return
         live = [each for each in answer["brokers"] if not each.get("isFenced")]
-        yield from self._brokers_told(at, api, self._of_own_listener(spoken, live, "brokerId"))
+        yield from self._broker_list(at, api, self._of_own_listener(spoken, live, "brokerId"))
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
@@ -294,7 +294,7 @@ class Cluster:
         if answer is None:
             return
         if "brokers" in answer:
-            yield from self._brokers_told(at, api, self._of_own_listener(spoken, answer["brokers"], "nodeId"))
+            yield from self._broker_list(at, api, self._of_own_listener(spoken, answer["brokers"], "nodeId"))
         for each in answer["topics"]:
             name = each["name"] or topics.names.get(each.get("topicId"))
             if name is None:
@@ -318,7 +318,7 @@ class Cluster:
         self._refused_count += 1
         yield self._row(at, api, "topic", REFUSALS[code], topic=name)
 
-    def _told(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
+    def _controller_request(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
         """Yield the rows of a controller's request to a broker: LeaderAndIsr, StopReplica, UpdateMetadata."""
         request, at, api = spoken.request, spoken.request_end, api_name(spoken.api_key)
         refused = (spoken.response or {}).get("errorCode") == STALE_CONTROLLER_EPOCH
@@ -327,12 +327,12 @@ class Cluster:
         yield from self._controller(spoken)
         if spoken.api_key != UPDATE_METADATA:
             return  # they list the partitions of one broker only
-        live: list[_Told] = []
+        live: list[_LiveBroker] = []
         for each in request.get("liveBrokers") or ():
             endpoints = each.get("endpoints") or [{"host": each.get("v0Host"), "port": each.get("v0Port")}]
             for one in endpoints[:MAX_ADDRESSES]:
                 live.append(self._named(one, "listener", each["id"], each.get("rack")))
-        yield from self._brokers_told(at, api, live)
+        yield from self._broker_list(at, api, live)
         highest: dict[str, tuple[int, Any]] = {}
         for part in request.get("ungroupedPartitionStates") or ():
             index, _ = highest.get(part["topicName"], (-1, None))
@@ -401,9 +401,9 @@ def _written(id_: UUID) -> str | None:
 
 _READERS: dict[int, Callable[[Cluster, Spoken, Topics], Iterator[Topology]]] = {
     METADATA: Cluster._metadata,
-    LEADER_AND_ISR: Cluster._told,
-    STOP_REPLICA: Cluster._told,
-    UPDATE_METADATA: Cluster._told,
+    LEADER_AND_ISR: Cluster._controller_request,
+    STOP_REPLICA: Cluster._controller_request,
+    UPDATE_METADATA: Cluster._controller_request,
     CONTROLLED_SHUTDOWN: Cluster._controlled_shutdown,
     CREATE_TOPICS: Cluster._created,
     DELETE_TOPICS: Cluster._deleted,

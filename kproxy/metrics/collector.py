@@ -107,14 +107,14 @@ def _requests(apis: _Cells, named: Exemplars) -> Iterator[Metric]:
     )
     duration = _Histogram(
         "kproxy_request_duration_seconds",
-        "The broker's time: from the send of the request's last byte, or the end of the answer before it, to the "
-        "arrival of the answer's first; of answers that arrive together, the first has the time of all.",
+        "The broker's time: from the send of the request's last byte, or the end of the previous answer, to the "
+        "arrival of the answer's first byte; when several answers arrive in one read, the first has the time of all.",
         _API_BROKER,
         DURATION_NS,
     )
     waits = _Histogram(
         "kproxy_request_wait_seconds",
-        "The client's whole wait: from the first byte of a request to the last of its answer.",
+        "The client's whole wait: from the first byte of a request to the last byte of its answer.",
         _API_BROKER,
         DURATION_NS,
     )
