@@ -8,8 +8,9 @@ the members, or of a topic's partitions: the members that its watches woke (the 
 lost races, and the time when the last partition had an owner again. ZooKeeper does not number rebalances; `generation`
 counts them from the first one seen.
 
-No message reports an expired session: a member has expired if a later list of the folder lacks it, at the time when the
-watches fired. The caller feeds rows of `registry` in the order of time.
+ZooKeeper sends no message when a session expires: a member has expired if a later list of the folder lacks it, or if
+its reconnect is refused as expired; the rebalance starts when the watches fired. The caller feeds rows of `registry` in
+the order of time.
 
 Bounds: MAX_GROUPS groups, the least recently seen forgotten, MAX_NAMES members of a group and as many partitions,
 MAX_SESSIONS sessions of members, MAX_TOPICS topics; `left_out` counts the rest. Refuses to know bytes, and groups that

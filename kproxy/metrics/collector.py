@@ -319,7 +319,7 @@ def _upstreams(clusters: list[ClusterCells], connection_limit: int) -> Iterator[
         "kproxy_dial_failures", "Connections to brokers that could not be made.", labels=(*_BROKER, "cause")
     )
     loops = CounterMetricFamily(
-        "kproxy_loops_refused", "Connections refused or closed since they lead back to this kproxy.", labels=_CLUSTER
+        "kproxy_loops_refused", "Connections refused or closed because they lead back to this kproxy.", labels=_CLUSTER
     )
     for cluster in clusters:
         upstream = cluster.upstream

@@ -40,7 +40,7 @@ def _groups(known: Sequence[tuple[str, InsightCells]], now_ns: int) -> Iterator[
         "kproxy_group_generation", "Generation of a group; the epoch, for the newer protocols.", labels=_GROUP
     )
     moves = CounterMetricFamily(
-        "kproxy_group_coordinator_moves", "Rebalances of a group since its coordinator moved.", labels=_GROUP
+        "kproxy_group_coordinator_moves", "Rebalances of a group caused by a move of its coordinator.", labels=_GROUP
     )
     split = CounterMetricFamily(
         "kproxy_group_split_brains",

@@ -36,7 +36,7 @@ def passive_families(cells: PassiveCells) -> Iterator[Metric]:
     packets = CounterMetricFamily("kproxy_watch_packets", "Packets of the watched ports.", labels=("interface",))
     dropped = CounterMetricFamily(
         "kproxy_watch_dropped_packets",
-        "Packets that the kernel dropped since kproxy had not read those before them: they are in no other metric.",
+        "Packets that the kernel dropped because kproxy fell behind in reading: they are in no other metric.",
         labels=("interface",),
     )
     is_up = GaugeMetricFamily(
