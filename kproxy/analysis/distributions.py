@@ -29,22 +29,22 @@ RECORDS = (1, *(step * 10**power for power in range(6) for step in (2, 5, 10)))
 
 
 def _class(column: str, bounds: Sequence[int], first: str) -> str:
-    """The bound that a value is not below; `first` where it is below all of them."""
+    """The largest bound that a value reaches; `first` where it is below all bounds."""
     cases = " ".join(f"when {column} >= {bound} then cast({bound} as bigint)" for bound in reversed(bounds))
     return f"case {cases} when {column} is not null then {first} end"
 
 
 def _next(column: str, bounds: Sequence[int]) -> str:
-    """The bound behind one, null behind the last."""
+    """The bound after this one, null after the last."""
     pairs = pairwise(bounds)
     return f"case {' '.join(f'when {column} = {one} then cast({other} as bigint)' for one, other in pairs)} end"
 
 
 def spread(exchanges: Frame, by: Sequence[str] = ("api",), every: str | None = None, replicas: bool = False) -> Frame:
-    """How latencies spread, for a heat map: exchanges by classes of latency, over time too.
+    """Distribution of latencies, for a heat map: exchanges by classes of latency, over time too.
 
-    A class has the latencies from `from_ns` on and below `to_ns`: 1, 2 and 5 of each power of ten, from 10 µs to 100 s.
-    What is below is in the class from 0; what is above has no `to_ns`.
+    A class holds latencies from `from_ns` up to, but not including, `to_ns`. The bounds are 1, 2 and 5 times each power
+    of ten, from 10 µs to 100 s. Shorter latencies are in the class from 0; the class of longer ones has no `to_ns`.
     """
     return ask(
         {"exchanges": exchanges},
@@ -59,10 +59,10 @@ def spread(exchanges: Frame, by: Sequence[str] = ("api",), every: str | None = N
 
 
 def batch_sizes(batches: Frame, exchanges: Frame, every: str | None = None, where: str | None = None) -> Frame:
-    """How many records producers put into a batch: batches by classes of records, and codec.
+    """Records per batch of producers: batches by classes of records, and codec.
 
-    A class has batches of `from_records` or more and less than `to_records`; those of one record stand alone. Null:
-    batches of magic 0 and 1 that hide their number of records.
+    A class holds batches of at least `from_records` and fewer than `to_records` records; batches of one record have a
+    class of their own. Null: batches of magic 0 and 1 that hide their number of records.
     """
     return ask(
         {"batches": batches, "exchanges": exchanges},
@@ -90,12 +90,13 @@ def behind(
     replicas: bool = False,
     where: str | None = None,
 ) -> Frame:
-    """How far clients are behind in a topic, as their fetches say: the partition that is furthest behind, over time.
+    """Lag of clients in a topic, by their fetches: the partition that is furthest behind, over time.
 
-    `lag_records` and `lag_ns` are the largest among the last ones of each partition that was fetched in the step;
-    `sum_lag_records` is of all those `partitions` together, but for `unknown_partitions`: followers answered there, and
-    no answer of the leader told before where the log ends. A partition that several clients fetch counts for each of
-    them. By broker, a partition counts for each broker that answered its fetches, with the last of these answers.
+    The last Fetch of each partition in a step counts. `lag_records` and `lag_ns` are the largest lags among the
+    `partitions`, `sum_lag_records` is the sum of their lags. `unknown_partitions` are not in the sum: a follower
+    answered there, and no earlier response of the leader showed the end of the log. A partition that several clients
+    fetch counts for each of them. By broker, a partition counts for each broker that answered its fetches, with the
+    last of these responses.
     """
     names = [each for each in by if each != "cluster"]  # each row has its cluster anyhow
     own = {each: f"`{each}`" for each in EXCHANGE_NAMES} | {"topic": TOPIC}
@@ -121,10 +122,11 @@ def behind(
 def retransmissions(
     exchanges: Frame, by: Sequence[str] = ("broker",), every: str | None = None, replicas: bool = False
 ) -> Frame:
-    """What was sent again: segments, and the exchanges that lost ones delayed, by broker, client or API, over time.
+    """TCP retransmissions: segments, and the exchanges that lost segments delayed, by broker, client or API, over time.
 
-    `with_retransmissions` are all exchanges with a segment that was sent again: most of these delay nothing, since what
-    they repeat had arrived. Only captures show it; of tables that a proxy recorded every row is null.
+    `with_retransmissions` counts all exchanges with a retransmitted segment: most of these delay nothing, since the
+    original had arrived. Only captures show retransmissions: in tables that a proxy recorded they are null in every
+    row.
     """
     return ask(
         {"exchanges": exchanges},

@@ -1,17 +1,17 @@
-"""Questions about what a cluster said of itself: groups and their rebalances, coordinators, leaders, topology, changes.
+"""Questions about the state of a cluster: groups and their rebalances, coordinators, leaders, topology, changes.
 
-They read the tables that `kproxy.insight` gives. Refuses to know files, sessions and formats of output.
+They read the tables that `kproxy.insight` fills. Refuses to know files, sessions and formats of output.
 """
 
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.pieces import GROUPS, KEYS, TOPIC, literal
 
-AWAY_NS = 60_000_000_000  # a group that asks nothing for so long has no member: request.timeout.ms is shorter
+AWAY_NS = 60_000_000_000  # a group without a request for this long has no member: request.timeout.ms is shorter
 HEARTBEAT_NS = 3_000_000_000  # heartbeat.interval.ms
-SOON_NS = 10_000_000_000  # a rebalance that begins so soon after one follows from it
+SOON_NS = 10_000_000_000  # a rebalance that begins this soon after a coordinator's refusal follows from it
 FOR_EVER = "9223372036854775807"
 LOADING = "COORDINATOR_LOAD_IN_PROGRESS"
-TROUBLES = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", LOADING)  # the first two are older names' as well
+TROUBLES = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", LOADING)  # the first two have older names too
 _TROUBLES = ", ".join(map(literal, (*TROUBLES, "NOT_COORDINATOR_FOR_GROUP", "GROUP_COORDINATOR_NOT_AVAILABLE")))
 _SAME_GROUP = "a.cluster is not distinct from b.cluster and a.group_id = b.group_id"
 _OF_TRANSACTIONS = ("AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "Produce")
@@ -25,11 +25,11 @@ _AT = "timestamp_micros(cast(floor({} / 1e3) as bigint))"
 
 
 def groups(group_events: Frame, rebalances: Frame) -> Frame:
-    """How groups fare: rebalances and the time they took, members that came, went and expired, what was refused.
+    """Consumer groups: rebalances and their duration, members that joined, left and expired, refused requests.
 
-    `rebalancing_ns` is the time from what set off each generation to its last member's assignment, all together;
-    `worst_cause` is the cause of most of them. A group that changes its protocol has a row for each. What only an
-    absence shows is inferred: `expired` members, and `never_joined` ones, that were given an id and did not come.
+    `rebalancing_ns` is the sum over all generations of the time from the cause to the assignment of the last member;
+    `worst_cause` is the cause of most of them. A group that changes its protocol has a row for each. kproxy infers from
+    silence which members `expired`, and which ones `never_joined`: these got a member id and did not join.
     """
     return ask(
         {"group_events": group_events, "rebalances": rebalances},
@@ -76,14 +76,14 @@ def groups(group_events: Frame, rebalances: Frame) -> Frame:
 
 
 def rebalances(rebalances: Frame, group_events: Frame, exchanges: Frame) -> Frame:
-    """Each rebalance: what set it off, how long it took, who was waited for, and how long consumers stood still.
+    """Each rebalance: its cause, its duration, the member that joined last, and how long consumers stopped fetching.
 
-    `forming_ns` is from what set it off until all had joined, `assigning_ns` from then until the last member had its
+    `forming_ns` runs from the cause until all had joined, `assigning_ns` from then until the last member had its
     partitions. `waited_ns`: how long all others waited for `last_to_join`. `rejoined`: members that had to join again.
-    `longest_pause_ns`: the longest time that one of its consumers did not fetch, from the last answer to a Fetch before
-    it got its partitions to the first Fetch behind; consumers that share a client id and a host count as one.
-    `coordinator_lost`: since the generation before its coordinator had refused members, or was another broker: see
-    `coordinators`.
+    `longest_pause_ns`: the longest time that one of the consumers did not fetch, from the last Fetch response before it
+    got its partitions to the first Fetch after; consumers that share a client id and a host count as one.
+    `coordinator_lost`: since the previous generation the coordinator had refused members, or had moved to another
+    broker: see `coordinators`.
     """
     return ask(
         {"rebalances": rebalances, "group_events": group_events, "exchanges": exchanges},
@@ -134,11 +134,11 @@ def rebalances(rebalances: Frame, group_events: Frame, exchanges: Frame) -> Fram
 
 
 def assignments(assignments: Frame) -> Frame:
-    """Who was given which partitions, by generation, newest first, and whether that is what the strategy computes.
+    """Partitions assigned to each member, by generation, newest first, and whether the strategy computes the same.
 
-    `agrees` is of range and round robin, computed again, and of sticky strategies, of which each partition must be at
-    one subscriber; null where neither can be said. `shared`: partitions that another member of the same generation was
-    given too. Generations of groups in ZooKeeper are counted anew in each source; those are told apart.
+    `agrees`, for range and round robin: the assignment equals the one that kproxy computes; for sticky strategies: each
+    partition is at one subscriber. Null: neither can be checked. `shared`: partitions that another member of the same
+    generation got too. Groups in ZooKeeper count their generations anew in each source, so each source is kept apart.
     """
     return ask(
         {"assignments": assignments},
@@ -161,14 +161,14 @@ def assignments(assignments: Frame) -> Frame:
 
 
 def split_brain(partitions: Frame, exchanges: Frame, group_events: Frame, assignments: Frame) -> Frame:
-    """Two members of one group that fetched one partition in the same time, as when one was paused past its session.
+    """Two members of a group that fetched one partition at the same time, as after a pause longer than the session.
 
-    `together_ns`: from the first Fetch to the last that one sent between those of the other. A Fetch that waits at the
-    broker while its partition moves is no such case. A member's fetches are known by its client id and host: those who
-    share both are one here, and one that is in two groups at once is left out. One that coordinates through ZooKeeper
-    is known by the client of its host that fetched what it owned, and little else.
+    `together_ns`: how long both fetched, from the later of their first fetches to the earlier of their last ones. A
+    Fetch that waits at the broker while its partition moves does not count. A client id and a host identify a member:
+    members that share both count as one, and a client that is in two groups at once is left out. For a member that
+    coordinates through ZooKeeper, it is the client on its host that fetched its partitions, and little else.
     """
-    apart = 3_000_000_000  # between two fetches of one that still fetches
+    apart = 3_000_000_000  # longest time between two fetches of one spell
     same_exchange = "p.source = e.source and p.connection = e.connection and p.`number` = e.`number`"
     return ask(
         {"partitions": partitions, "exchanges": exchanges, "group_events": group_events, "assignments": assignments},
@@ -245,18 +245,20 @@ def split_brain(partitions: Frame, exchanges: Frame, group_events: Frame, assign
 
 
 def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame) -> Frame:
-    """How groups got over the time in which their coordinator did not serve them, phase by phase.
+    """Coordinator outages of groups, phase by phase.
 
-    `time` is that of the last good answer to a member, or of the first refusal where there was none before.
-    `outage_ns`: from there until the next good answer, and where members had to join, until all had their partitions
-    again. A good answer ends an outage: a refusal behind it begins another. Phases lie behind each other, within it:
+    `time` is that of the last successful response to a member, or of the first refusal where there was none before.
+    `outage_ns`: from there until the next successful response, and where members had to join, until all had their
+    partitions again. A successful response ends an outage: a later refusal begins another. Phases follow each other
+    within the outage:
 
-    `silent_ns`: from the last good answer until the first refusal, or until another coordinator was found.
-    `searching_ns`: from there until FindCoordinator named one; `loading_ns`: from the first answer that it is still
-    loading to the last; `joining_ns`: from the first member's join until all had their partitions. Null: no such phase
-    was seen; without `outage_ns` the group had no coordinator before, or none behind. `former_broker` gave the last
-    good answer; `coordinator_id` the next, or is the one that was found. `moved`: they are two; otherwise the
-    coordinator stayed, and could not serve for a while (as while its log lacks replicas).
+    `silent_ns`: from the last successful response until the first refusal, or until another coordinator was found.
+    `searching_ns`: from there until FindCoordinator named one; `loading_ns`: from the first
+    COORDINATOR_LOAD_IN_PROGRESS to the last; `joining_ns`: from the first member's join until all had their partitions.
+    Null: no such phase was seen; `outage_ns` is null where the group had no coordinator before, or none after.
+    `former_broker` sent the last successful response; `coordinator_id` sent the next, or FindCoordinator named it.
+    `moved`: the two differ; otherwise the coordinator stayed, and could not serve for a while (as while its log lacks
+    replicas).
     """
     served = "('Heartbeat', 'OffsetCommit', 'SyncGroup', 'ConsumerGroupHeartbeat', 'ShareGroupHeartbeat')"
     same_loss = "l.cluster is not distinct from {0}.cluster and l.group_id = {0}.group_id and l.loss = {0}.loss"
@@ -267,7 +269,7 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame) -> Fr
             select cluster, group_id, request_start_ns as at_ns, request_start_ns - lag(request_start_ns)
                 over (partition by cluster, group_id order by request_start_ns) as since_ns
             from exchanges where group_id is not null and request_start_ns is not null""",
-        # What separates losses: a good answer, and an absence of all members, behind which nothing is known.
+        # Losses are separated by a successful response, or by an absence of all members, after which nothing is known.
         moments=f"""
             select cluster, group_id, time_ns as at_ns, 0 as separates, event, error, coordinator_id,
                 cast(null as string) as broker
@@ -312,7 +314,7 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame) -> Fr
                 and b.event in ('coordinator_found', 'coordinator_moved') and b.time_ns >= l.began_ns
                 and b.time_ns < l.until_ns
             group by l.cluster, l.group_id, l.loss""",
-        # A member that was put out meanwhile learns it by its next heartbeat.
+        # A member that was removed meanwhile learns it from its next heartbeat.
         settled=f"""
             select l.cluster, l.group_id, l.loss, min(b.ended_ns) as stable_ns,
                 min_by(b.started_ns, named_struct('t', b.ended_ns, 'n', b.started_ns)) as started_ns
@@ -342,11 +344,11 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame) -> Fr
 
 
 def leadership(leadership: Frame) -> Frame:
-    """How partitions fared: elections, replicas that fell out of sync, time without a leader, and who leads at the end.
+    """Partition leadership: elections, replicas that fell out of sync, time without a leader, the leader at the end.
 
-    `offline_ns`: from each time that a partition had no leader until it had one again; one that has none at the end
-    counts up to the last row of all. `out_of_sync`: replicas that are not in the ISR at the end. Partitions that
-    were told once and never changed are left out.
+    `offline_ns`: total time without a leader; where a partition has none at the end, up to the last row of the table.
+    `out_of_sync`: replicas that are not in the ISR at the end. Partitions that were reported once and never changed are
+    left out.
     """
     last = "named_struct('t', time_ns, 'e', coalesce(leader_epoch, -1))"
     return ask(
@@ -377,10 +379,11 @@ def leadership(leadership: Frame) -> Frame:
 
 
 def topology(topology: Frame) -> Frame:
-    """What the cluster consisted of and when that changed: brokers, controllers and topics, in the order of time.
+    """Cluster topology and its changes: brokers, controllers and topics, in the order of time.
 
-    The first row of each is when it was first told. Partitions are in `leadership`. A broker has a row `listener` for
-    the address of each further listener; `changed` is another address of the same listener, or another rack.
+    The time of the first row of each is when a message first named it. Partitions are in `leadership`. A broker has a
+    row `listener` for the address of each further listener; `changed` is another address of the same listener, or
+    another rack.
     """
     return ask(
         {"topology": topology},
@@ -392,14 +395,15 @@ def topology(topology: Frame) -> Frame:
 
 
 def transactions(exchanges: Frame, partitions: Frame, transactions: Frame) -> Frame:
-    """Each transaction, those that are open at the end first: whose, for how long, its timeout, where it wrote.
+    """Transactions, those open at the end first: client, duration, timeout, and the first offsets written.
 
-    It begins with the first request that adds to it, and ends with what `ended_by` names: EndTxn, or an InitProducerId
-    of the same transactional id, which aborts it; null: none of these was seen. `open_ns` is from the first to the
-    last, of an open one to the end of the tables. `timeout_ms` is transaction.timeout.ms of its producer, after which
-    the coordinator aborts it: of the last InitProducerId, DescribeTransactions or `__transaction_state` that somebody
-    was answered; null: none was. `start_offsets` are the first offsets that it wrote, by partition, 20 at most: for
-    `kafka-transactions.sh abort --topic TOPIC --partition N --start-offset OFFSET`.
+    A transaction begins with the first request that adds to it, and ends with the request that `ended_by` names:
+    EndTxn, or an InitProducerId of the same transactional id, which aborts it; null: neither was seen. `open_ns` runs
+    from the first to the last; for an open transaction, to the end of the tables. `timeout_ms` is the producer's
+    transaction.timeout.ms, after which the coordinator aborts the transaction. It comes from the last InitProducerId,
+    DescribeTransactions or `__transaction_state` record that a client got; null: there was none. `start_offsets` are
+    the first offsets written, by partition, 20 at most: for `kafka-transactions.sh abort --topic TOPIC --partition N
+    --start-offset OFFSET`.
     """
     keys = ", ".join(KEYS)
     same = " and ".join(f"{{0}}.{key} = p.{key}" for key in KEYS)
@@ -473,8 +477,8 @@ def transactions(exchanges: Frame, partitions: Frame, transactions: Frame) -> Fr
 def changes(changes: Frame) -> Frame:
     """Who changed what: every administrative request, a row for each resource, with its outcome.
 
-    `outcome` is `done`, an error, or `unanswered`. `detail` is what was asked, as JSON, without secrets. What a broker
-    passed on to its controller for a client is there once for each of the two, with the principal in the second.
+    `outcome` is `done`, an error, or `unanswered`. `detail` is the request as JSON, without secrets. A request that a
+    broker forwarded to its controller for a client is there twice, with the principal in the second.
     """
     return ask(
         {"changes": changes},

@@ -30,8 +30,8 @@ from kproxy.wire.events import ANSWERED
 
 AT_END = "in_flight_at_end"
 NOT_MISSED = "not_missed"
-NO_ERRORS = frozenset((AT_END, NOT_MISSED))  # rows of `errors` that are no errors
-INSIDE = "inside_answer"  # an error that no row of `partitions` has
+NO_ERRORS = frozenset((AT_END, NOT_MISSED))  # values of the column `error` that are no errors
+INSIDE = "inside_answer"  # of a response with errors, but none in `partitions`
 
 
 def throttle(
@@ -55,7 +55,7 @@ def throttle(
 
 
 def inside(exchanges: Frame, partitions: Frame) -> Frame:
-    """The last answer that `errors` calls `inside_answer`: a row with its source, connection and number, or none."""
+    """The last response that `errors` calls `inside_answer`: a row with its source, connection and number, or none."""
     keys = " and ".join(f"e.{key} = p.{key}" for key in KEYS)
     return ask(
         {"exchanges": exchanges, "partitions": partitions},
@@ -75,15 +75,15 @@ def errors(
     every: str | None = None,
     replicas: bool = False,
 ) -> Frame:
-    """What brokers refuse: by api and error, who met it, where and when.
+    """Errors and missing responses, by API and error: how many clients and brokers, the first and the last.
 
-    An answer may say NONE as a whole and have errors inside. It stands under each error of its partitions; where no
-    partition has one, as in answers about transactions and replicas, it is `inside_answer`, and `kproxy show` decodes
-    it. `codes` counts the errors of the answers, at every level. Requests that never got
-    an answer are here too: `unanswered` are those whose client missed the answer, as everywhere in an overview, and
-    `not_missed` those that ended with their connection while nobody waited, such as long polls and a client's last
-    requests. Those that waited when the capture ended, on connections that were still open, are `in_flight_at_end` and
-    come last: long polls, mostly, and no error.
+    A response may have no error at its top level and errors inside. It counts under each error of its partitions; where
+    no partition has one, as in responses about transactions and replicas, it counts as `inside_answer`, and `kproxy
+    show` decodes it. `codes` counts the errors of the responses, at every level. Requests without a response are here
+    too: `unanswered` are those whose client missed the response, by the same rule as in an overview; `not_missed` are
+    those whose connection ended while nobody waited, such as long polls and a client's last requests.
+    `in_flight_at_end` are requests that waited when the capture ended, on connections that were still open: mostly long
+    polls, and no errors. They come last.
     """
     keys = " and ".join(f"f.{key} = i.{key}" for key in KEYS)
     error = f"""case when waits then '{AT_END}' when fine then coalesce(part_error, '{INSIDE}')
@@ -124,7 +124,7 @@ def errors(
 def talkers(
     exchanges: Frame, by: Sequence[str] = ("client", "host"), every: str | None = None, replicas: bool = False
 ) -> Frame:
-    """Who talks most: requests and bytes each way, and the share of all bytes."""
+    """Top talkers: requests, bytes in each direction, and the share of all bytes."""
     return ask(
         {"exchanges": exchanges},
         counted=f"""
@@ -145,13 +145,13 @@ def talkers(
 def clients(
     exchanges: Frame, connections: Frame, kafka: str = "4.1", every: str | None = None, replicas: bool = False
 ) -> Frame:
-    """Which software talks which versions, and who breaks on a Kafka release.
+    """Client software and the API versions that it uses, and which clients break on a Kafka release.
 
-    `verdict`: `too_old` if the highest version that the client used is older than all that the release serves (4.0
+    `verdict`: `too_old` if the highest version that the client used is lower than all that the release serves (4.0
     dropped many, KIP-896), `gone` if the release has no such API, else `ok`. A client that chose an old version only
     because today's broker has no newer one is `too_old` here too: look at its software version. Versions above
-    `served_to` are `ok`: clients choose theirs by ApiVersions, which brokers answer since 0.10.0. Each line of Kafka
-    since 0.8.0 is known by its last release, which the column `kafka` names: 3.7 and 3.7.1 are judged as 3.7.2.
+    `served_to` are `ok`: clients choose theirs by ApiVersions, which brokers answer since 0.10.0. The last release
+    stands for each line of Kafka since 0.8.0, and the column `kafka` names it: 3.7 and 3.7.1 are judged as 3.7.2.
     """
     release, served = served_by(kafka)
     bounds = ", ".join(f"({key}, {first}, {last})" for key, first, last in served)
@@ -183,10 +183,10 @@ def clients(
 
 
 def served_by(kafka: str) -> tuple[str, list[tuple[int, int, int]]]:
-    """The release that stands for `kafka`, and (api key, first, last version) of what it serves.
+    """The release that stands for `kafka`, and (API key, first, last version) of each API that it serves.
 
-    One release of each line is known, the last: "3.7" and "3.7.1" are both 3.7.2, and "3" is the newest 3. Raises
-    ValueError for a line that is not known, with the list of those that are.
+    kproxy has one release of each line, the last: "3.7" and "3.7.1" are both 3.7.2, and "3" is the newest 3. Raises
+    ValueError for any other line, with the list of lines.
     """
     releases = served_versions()
     line, _, patch = kafka.rpartition(".")
@@ -212,11 +212,11 @@ def connections(
     every: str | None = None,
     replicas: bool = False,
 ) -> Frame:
-    """How connections live: churn, round-trip time, retransmissions, closed windows, resets, connects that failed.
+    """Connections: churn, lifetime, round-trip time, retransmissions, closed windows, resets, failed connects.
 
-    `per_minute` is churn: how many there were in a minute, from the first packet of all connections to the last, or
-    within a step of time; neither it nor how long they lived is known where packets have no times. The client of a
-    connection is the one that its first request names. Connections on which brokers ask each other are left out.
+    `per_minute` is churn: connections per minute, from the first packet of all connections to the last, or within a
+    step of time. Where packets have no times, both it and the lifetime are unknown. The first request of a connection
+    names its client. Connections between brokers are left out.
     """
     minutes = f"({span_us(every)} / 6e7)" if every else "max(minutes)"
     return ask(
@@ -247,9 +247,9 @@ def connections(
 
 
 def quality(quality: Frame, every: str | None = None) -> Frame:
-    """What a capture could not show, so that "slow" is not taken for "not captured".
+    """Quality of captures: gaps and other flaws, so that nobody takes "not captured" for "slow".
 
-    Over time, each kind stands at the step in which it began.
+    With --every, each kind is listed at the step in which it began.
     """
     first = "cast(floor(first_ns / 1e3) as bigint)"
     step = f"timestamp_micros({first} - {first} % {span_us(every)}) as `time`, " if every else ""

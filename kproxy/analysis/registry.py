@@ -10,8 +10,8 @@ _KINDS = (
     "'broker', 'controller', 'controller_epoch', 'partition_state', 'isr_change', 'topic', 'consumer_id', "
     "'consumer_owner', 'config', 'admin', 'acl'"
 )
-# Columns of the answer and of the table: a condition on these alone is one on the answer's rows, since a node that went
-# with its session is told by two rows of the table.
+# Columns of the answer and of the table: a condition on these alone filters rows of the answer, since a node that went
+# with its session comes from two rows of the table.
 REGISTRY_WHERE = ("cluster", "kind", "path", "session", "client_address", "zxid")
 _FOR_EVER = "9223372036854775807"
 
@@ -19,9 +19,9 @@ _FOR_EVER = "9223372036854775807"
 def registry(registry: Frame, where: str | None = None, traffic: str | None = None) -> Frame:
     """ZooKeeper's tree over time: sessions, brokers, the controller, partitions' states, consumers, configurations.
 
-    `change` is began, came_back, expired or closed for a session; created, changed or deleted for a node;
-    gone_with_session for an ephemeral node whose session was closed; lost for an owner node that another consumer has.
-    `detail` is what the node holds, of a session its timeout.
+    `change` of a session: began, came_back, expired or closed; of a node: created, changed or deleted;
+    gone_with_session: an ephemeral node whose session was closed; lost: an owner node that another consumer holds.
+    `detail` is the node's value, or the session's timeout.
     """
     return ask(
         {"registry": registry},
@@ -67,12 +67,12 @@ def registry(registry: Frame, where: str | None = None, traffic: str | None = No
 def consumers(rebalances: Frame, group_events: Frame, assignments: Frame, partitions: Frame, exchanges: Frame) -> Frame:
     """Rebalances of consumers that coordinate through ZooKeeper (Kafka 0.8): causes, herd, lost races, two owners.
 
-    `woken` counts the watches that fired, `rejoined` the members that shared out again for it: the herd; `races_lost`
-    the claims that met an owner node of another member. `stood_still_ns` is from the first partition let go to the last
-    claimed. `stale_fetches` are those of a partition's former owner after another member had claimed it, as of a
-    consumer that was paused past its session: two owners at once, up to `stale_ns` after the claim. A member is known
-    by the client that fetched most of what it owned, from the host that the member is at. `host` is that of
-    `cause_member`.
+    `woken` counts the watches that fired, `rejoined` the members that rebalanced after it: the herd effect;
+    `races_lost` counts claims that failed because another member had the owner node. `stood_still_ns` runs from the
+    first partition released to the last one claimed. `stale_fetches` counts fetches of a partition's former owner after
+    another member had claimed it, such as a consumer that was paused past its session: two owners at once, up to
+    `stale_ns` after the claim. A member's fetches are those of the client that fetched most of its partitions, from the
+    member's host. `host` is that of `cause_member`.
     """
     return ask(
         {
@@ -82,7 +82,7 @@ def consumers(rebalances: Frame, group_events: Frame, assignments: Frame, partit
             "partitions": partitions,
             "exchanges": exchanges,
         },
-        # Each `convert` counts generations anew: of several with one number each has what is said until the next one.
+        # Each `convert` counts generations anew: of several with one number, each ends as the next begins.
         rounds=f"""
             select *, case when lag(started_ns) over alike is null then 0 else started_ns end as since_ns,
                 coalesce(lead(started_ns) over alike, {_FOR_EVER}) as next_ns

@@ -22,17 +22,18 @@ from kproxy.analysis.pieces import (
     span_us,
 )
 
-WORSE = 0.01  # a share of failed requests that grew by so much comes before all times
+WORSE = 0.01  # groups whose share of failed requests grew by this much come before all others
 
 
 def latency(exchanges: Frame, by: Sequence[str] = ("api",), every: str | None = None, replicas: bool = False) -> Frame:
-    """How long answers take: percentiles by api, version, broker, client, and over time.
+    """Response latencies: percentiles by API, version, broker, client, and over time.
 
-    `latency_ns` runs from the request's last byte to the answer's first; `queue_p99_ns` is how long requests were,
-    from their first byte on, behind an earlier one of the same connection, `muted_p99_ns` how long the broker had muted
-    the connection after throttling it. A Fetch may wait for data (see `fetching`). `exchanges` and the percentiles are
-    of answers that came: `unanswered` says how many are left out, long polls that ended with their connection among
-    them, `errors` how many of the answers have one. Groups of fewer than 20 exchanges come last.
+    The percentiles are of `latency_ns`, from the request's last byte to the response's first. `queue_p99_ns` is the
+    99th percentile of the time that requests waited, from their first byte on, behind earlier requests of their
+    connection, `muted_p99_ns` of the time for which the broker had muted the connection after throttling it. A Fetch
+    may wait for data (see `fetching`). `exchanges` and the percentiles count exchanges with a response; `unanswered`
+    counts requests without one, including long polls that were open when their connection ended; `errors` counts
+    responses with an error. Groups of fewer than 20 exchanges come last.
     """
     return ask(
         {"exchanges": exchanges},
@@ -61,18 +62,18 @@ def slow(
 ) -> Frame:
     """The slowest exchanges, each explained: queue, throttle, long poll, network, sending, receiving or broker.
 
-    The total time, from the first byte of the request to the last of the answer, is cut into parts, and the largest
-    names the cause. queue: behind an earlier request of the connection, since a broker serves one at a time. throttle:
-    how long the broker delayed this answer (before KIP-219), or muted the connection after earlier ones. long_poll:
-    what a Fetch may wait (max_wait_ms), and waiting for a group's members. network: waiting for lost segments, or for a
-    reader whose window was closed. sending, receiving: between first and last byte, neither queue nor mute. broker: the
-    rest. unanswered: a request without an answer.
+    The total time, from the first byte of the request to the last of the response, is divided into parts, and the
+    largest part names the cause. queue: waiting behind earlier requests of the connection, since a broker processes one
+    at a time. throttle: the broker delayed this response (before KIP-219), or muted the connection after earlier ones.
+    long_poll: a Fetch waiting for data, up to its max_wait_ms, or a request waiting for other members of its group.
+    network: waiting for lost segments, or for a receiver whose window was closed. sending, receiving: between first and
+    last byte, without queue and mute. broker: the rest. unanswered: a request without a response.
 
-    A run of exchanges of one connection that wait for one cause is one row, that of the longest; `head` is what stood
-    before it, `exchanges` how many they are, `all_total_ns` how long they took together.
+    Successive exchanges of one connection that wait for the same cause are one row, that of the longest. `head` is the
+    exchange before them that made them wait, `exchanges` their number, `all_total_ns` the sum of their total times.
 
-    With --by, like cause,client,broker,topic: how many are slow by those, and the slowest of them. Over time: likewise
-    in each step, by cause if --by does not say otherwise.
+    With --by, like cause,client,broker,topic: the number of slow exchanges of each group, and the slowest of them. With
+    --every: the same for each step of time, by cause unless --by is given.
     """
     least = f"{float(slower_than_ms) * MS:.0f}"
     tables = {"exchanges": exchanges, "connections": connections}
@@ -130,7 +131,7 @@ def slow(
 
 
 def each(exchanges: Frame, connections: Frame) -> Frame:
-    """As `slow` explains them: every exchange that was answered or should have been, in a row of its own."""
+    """Explain every exchange that was answered or should have been, as `slow` does, each in a row of its own."""
     return ask(
         {"exchanges": exchanges, "connections": connections},
         **parts.steps("true"),
@@ -142,7 +143,7 @@ def each(exchanges: Frame, connections: Frame) -> Frame:
 
 
 _OF_ITSELF = "cause not in ('queue', 'throttle')"
-_RUN_NS = 1_000_000_000  # what begins so long after the end of the one before it still waits for the same
+_RUN_NS = 1_000_000_000  # requests that begin at most this long after the previous exchange ended are the same run
 _IN_ORDER = "(partition by source, connection order by `number`)"
 
 
@@ -190,12 +191,14 @@ def compare(
 ) -> Frame:
     """Two captures side by side: the same figures of `exchanges` and of `other` (`b_`), and how they changed.
 
-    A change is the other's figure divided by this one's: 2.0 is twice as slow in the other, 0.5 twice as fast. So the
-    later of two captures is best given as the other. Percentiles are of answers that came; `error_share` and
-    `unanswered_share` are of all requests. Groups that fail more often by one in a hundred come first.
+    A change is the other's figure divided by this one's: 2.0 means twice as slow in the other, 0.5 twice as fast. So
+    give the later capture as the other. Percentiles are of exchanges with a response; `error_share` and
+    `unanswered_share` are shares of all requests. Groups whose share of failed requests rose by 0.01 or more come
+    first.
 
-    What only one of them has comes last, and before it what one of them has fewer than 20 times. Over time, steps begin
-    at the first exchange of each, and `after_ns` is how far into both a step is.
+    Groups that only one capture has come last, after groups with fewer than 20 exchanges in either of them. With
+    --every, steps of time begin at the first exchange of each capture, and `after_ns` is the time from there to the
+    step.
     """
     measures = ("exchanges", "p50_ns", "p99_ns", "error_share", "unanswered_share", "throttle_ms", "bytes")
     step = span_us(every) if every else 0

@@ -37,17 +37,17 @@ def skew(
     where: str | None = None,
     traffic: str | None = None,
 ) -> Frame:
-    """Hot partitions: each one's part of its topic's bytes, written and read, against an even share.
+    """Hot partitions: the bytes written to and read from each, against an even share of its topic's bytes.
 
-    `partitions` is how many the topic has, as brokers say, or else at least: the highest number in any request or
-    answer, and one, but for numbers that brokers refused as unknown. `times_even` is 1 where a partition has what it
-    would have if all of those were alike; `excess_bytes` is what it has above that, the most first; `idle` is how many
-    of them got nothing: these are last. Over time each step has its own shares. A condition on partitions leaves out
-    rows of the answer; one on clients, hosts or brokers chooses the traffic that is shared out. Where there are very
-    many, those that got nothing are not listed.
+    `partitions` is the topic's number of partitions as brokers report it, or else a lower bound: the highest number in
+    any request or response, plus one, without numbers that brokers refused as unknown. `times_even` is 1 where a
+    partition has an even share of the bytes; `excess_bytes` are its bytes above that share, the largest first; `idle`
+    is the number of the topic's partitions without bytes: these come last. With --every, each step has its own shares.
+    A condition on partitions filters rows of the answer; one on clients, hosts or brokers filters the traffic before it
+    is divided. Beyond 200,000 partitions in all, idle ones are not listed.
     """
     step, also = ("`time`, ", "a.`time` = s.`time` and ") if every else ("", "")
-    # Only a condition on traffic needs to know whose it is.
+    # Only a condition on traffic needs the client, host and broker of each row.
     clients_own = "select * from moved" if replicas else without_brokers("moved")
     return ask(
         {"partitions": partitions, "exchanges": exchanges, "topology": topology},
@@ -109,12 +109,13 @@ def skew(
 
 
 def batching(batches: Frame, exchanges: Frame, every: str | None = None, where: str | None = None) -> Frame:
-    """How well producers batch: batches, records and bytes in them, and codec, by client and topic.
+    """Batching by producers: batches, their records and bytes, and codec, by client and topic.
 
-    `bytes_per_record` is as sent, compressed. `ratio` is how many times larger a record is where the same topic got
-    batches without compression; null where it got none, since only then is the size before it known. `single_share` is
-    the share of batches with one record, which cost as much as full ones: raise linger.ms and batch.size. Old batches
-    (magic 0 and 1) hide their number of records when compressed, and count neither for these nor for `records`.
+    `bytes_per_record` is the size as sent, compressed. `ratio` is how many times larger a record is in uncompressed
+    batches of the same topic; null where the topic has none, since the size before compression is then unknown.
+    `single_share` is the share of batches with one record, which cost as much as full ones: raise linger.ms and
+    batch.size. Compressed batches of magic 0 and 1 hide their number of records, and count neither for these figures
+    nor for `records`.
     """
     counted_bytes = "sum(case when records is not null then bytes end)"
     return ask(
@@ -147,10 +148,10 @@ def batching(batches: Frame, exchanges: Frame, every: str | None = None, where: 
 def fetching(
     exchanges: Frame, by: Sequence[str] = ("client", "broker"), every: str | None = None, replicas: bool = False
 ) -> Frame:
-    """How well consumers fetch: empty fetches, polls per second, and how long the broker let them wait.
+    """Fetches of consumers: the share of empty ones, fetches per second, and how long the broker let them wait.
 
-    `empty_early` are empty fetches that were answered before half of their max_wait_ms (fetch.max.wait.ms) had passed:
-    over-polling. Where bodies were not read (`records` is null) a fetch counts neither as empty nor as early.
+    `empty_early` counts empty fetches that were answered before half of their max_wait_ms (fetch.max.wait.ms) had
+    passed: over-polling. A Fetch whose body was not read (`records` is null) counts neither as empty nor as early.
     """
     return ask(
         {"exchanges": exchanges},
@@ -170,10 +171,10 @@ def fetching(
 
 
 def offsets(partitions: Frame, exchanges: Frame, every: str | None = None, where: str | None = None) -> Frame:
-    """How groups commit: rate, the longest gap between two commits, offsets that went back, refusals.
+    """Offset commits of groups: rate, the longest gap between two commits, offsets that went back, refusals.
 
-    Commits of transactions (TxnOffsetCommit) are among them. A condition leaves commits out once the gaps between all
-    of them are known.
+    Commits of transactions (TxnOffsetCommit) are included. The gaps are those between all commits: a condition is
+    applied after they are computed.
     """
     keys = " and ".join(f"a.{key} = r.{key}" for key in ("source", "connection", "number"))
     return ask(

@@ -23,26 +23,39 @@ MAX_LIMIT = 2**31 - 2  # one more is asked for, and Spark takes an int
 
 _PARAMETERS: dict[str, tuple[str, dict[str, Any]]] = {
     "by": ("--by", {"metavar": "COLUMN,...", "help": "api, version, broker, client, host, or any column."}),
-    "every": ("--every", {"metavar": "TIME", "help": "Also over time, in steps like '10 seconds' or '1 minute'."}),
+    "every": ("--every", {"metavar": "TIME", "help": "Group by time too, in steps like '10 seconds' or '1 minute'."}),
     "slower_than_ms": (
         "--slower-than-ms",
         {"type": float, "metavar": "MS", "help": "Minimum total time, first request byte to last response byte."},
     ),
-    "replicas": ("--replicas", {"is_flag": True, "help": "Also what brokers ask each other, replication above all."}),
+    "replicas": ("--replicas", {"is_flag": True, "help": "Include requests between brokers, mainly replication."}),
     "kafka": ("--kafka", {"metavar": "RELEASE", "help": "The release to be ready for: 3.7.2, or 3.7."}),
     "other": ("--with", {"metavar": "TABLES", "required": True, "help": "The other dataset."}),
 }
 PLACES = click.argument("places", nargs=-1, required=True, metavar="TABLES|CAPTURE...")
 TIMES = (
-    click.option("--from", "since", metavar="TIME", help="Not before: '2026-01-31T10:15:00' or '10:15' (UTC), '-5m'."),
-    click.option("--to", "until", metavar="TIME", help="Before: as --from; '+30s' is 30 s after the beginning."),
+    click.option(
+        "--from",
+        "since",
+        metavar="TIME",
+        help="Start: '2026-01-31T10:15:00' or '10:15' (UTC), or '-5m', before the end.",
+    ),
+    click.option(
+        "--to", "until", metavar="TIME", help="End, exclusive: as --from; '+30s' is 30 s after the beginning."
+    ),
 )
 _CHOICE = (
     *TIMES,
     click.option(
-        "--where", metavar="SQL", help="Only rows for which it holds, like \"api = 'Fetch' and client = 'app'\"."
+        "--where",
+        metavar="SQL",
+        help="Keep only rows that satisfy this condition, like \"api = 'Fetch' and client = 'app'\".",
     ),
-    click.option("--having", metavar="SQL", help='Only rows of the answer for which it holds, like "exchanges > 100".'),
+    click.option(
+        "--having",
+        metavar="SQL",
+        help='Keep only rows of the answer that satisfy this condition, like "exchanges > 100".',
+    ),
 )
 ANSWER = (
     click.option(
@@ -56,8 +69,8 @@ ANSWER = (
         "shown",
         type=click.Choice(("table", "json", "csv", "parquet")),
         default="table",
-        help="json: one object for each row, a line each (jq -s makes an array of them). Units are in cells of a "
-        "table and in names of columns (_ns, _ms, _bytes) elsewhere; times are UTC.",
+        help="json: one object per row and line (jq -s makes an array of them). The table format has units in its "
+        "cells, others in the names of columns (_ns, _ms, _bytes); times are UTC.",
     ),
     click.option("--json", "shown", flag_value="json", help="The same as --format json."),
     click.option("--out", metavar="PATH", help="File for the answer; a folder for Parquet."),
@@ -161,11 +174,11 @@ def overview_command(
     def overview(**given: Any) -> None:
         """Summarise tables or captures, and name the questions to ask next.
 
-        First a verdict in a sentence, with four figures. Then what stands out, the span of time, brokers, clients and
-        their software, APIs with failures and latencies, topics, throttles, the slowest exchanges, groups, leaders that
-        changed, ZooKeeper, and what the captures could not show.
+        First a verdict in a sentence, with four figures. Then findings, the span of time, brokers, clients and their
+        software, APIs with failures and latencies, topics, throttles, the slowest exchanges, groups, leader changes,
+        ZooKeeper, and the flaws of the captures.
 
-        --limit is of each section. csv and parquet write a file for each section into the folder --out.
+        --limit applies to each section. csv and parquet write a file for each section into the folder --out.
         """
         check_out(given["shown"], given["out"], is_folder=given["shown"] in ("csv", "parquet"))
         listed = given.pop("places")

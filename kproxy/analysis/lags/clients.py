@@ -1,8 +1,8 @@
-"""How far clients are behind: by what they fetch, and by what they commit for their groups.
+"""How far clients are behind: by their fetches, and by the offsets that they commit for their groups.
 
-A consumer that prefetches is at the end of the log by its fetches while its application is thousands of records
-behind: what a group has committed decides, as in `kafka-consumer-groups --describe`. Both stand in one answer.
-Refuses to know files, sessions and formats of output.
+By its fetches, a consumer that prefetches is at the end of the log while its application is thousands of records
+behind: the committed offset decides, as in `kafka-consumer-groups --describe`. One answer has both. Refuses to know
+files, sessions and formats of output.
 """
 
 from kproxy.analysis.engine import Frame, ask
@@ -24,13 +24,13 @@ def lag(
     replicas: bool = False,
     where: str | None = None,
 ) -> Frame:
-    """How far consumers are behind, by client, topic and partition: first, last and most, as their fetches say.
+    """Consumer lag by client, topic and partition: first, last and largest, by their fetches.
 
-    Clients that prefetch are at the end by their fetches: `committed_lag_records` is what the group has not committed
-    for which the client committed last, and `growing` is true where either of both lags grows. `last_lag_ns` is the age
-    of the newest record that the client got. A fetch that a follower answered is compared with the end that answers of
-    the leader told before; `unknown` says why a lag is null. Over time there are fetches only. `group-lag` has more of
-    groups.
+    Clients that prefetch are at the end of the log by their fetches. So `committed_lag_records` is the lag of the group
+    for which the client committed last, by its committed offset, and `growing` is true where either lag grows.
+    `last_lag_ns` is the age of the newest record that the client got. A Fetch that a follower answered is compared with
+    the end that earlier responses of the leader showed; `unknown` is the reason for a null lag. With --every there are
+    only lags of fetches. `group-lag` has more about groups.
     """
     tables = {"partitions": partitions, "exchanges": exchanges, "changes": changes, "topology": topology}
     fetched = f"""

@@ -44,29 +44,31 @@ def group_lag(
     every: str | None = None,
     where: str | None = None,
 ) -> Frame:
-    """How far groups are behind: what they committed, or were told that they had, against the end of the log.
+    """Lag of groups: the offsets that they committed, or got from OffsetFetch, against the end of the log.
 
-    The end of a log is the highest that any answer told since it was created or truncated. Where only followers told
-    it, whose high watermark may be lower, the lag is not known: `least_lag_records` is what it is at least, by the
-    highest end that anybody told. Commits count for each partition that was accepted, those of a transaction when it is
-    committed; what coordinators wrote counts too, where somebody fetched `__consumer_offsets`. What was deleted has no
-    row: a group, its offsets, a topic; of a topic that was created again only what was committed since counts.
-    `unknown` says why a lag is null, or what does not count. `uncommitted_partitions` are those of the topic in which
-    the group has committed nothing, as far as the topic's partitions are known: `kafka-consumer-groups --describe`
-    shows "-" as their lag, and no lag counts them.
+    The end of a log is the highest that any response showed since the log was created or truncated. Where only
+    followers showed it, whose high watermark may be lower, the lag is null, and `least_lag_records` is a lower bound,
+    by the highest end that any broker showed. Commits count for each partition that was accepted, those of a
+    transaction when it is committed; offsets in a fetched `__consumer_offsets` count too. Deleted groups, offsets and
+    topics have no row; for a topic that was created again only later commits count. `unknown` is the reason for a null
+    lag, or names commits that do not count. `uncommitted_partitions` is the number of known partitions of the topic in
+    which the group has committed nothing: `kafka-consumer-groups --describe` shows "-" as their lag, and no lag counts
+    them.
 
-    Over time a step has what was committed by its end, against the end of the log as it was known by then, of all
-    partitions of the group: steps in which it committed, or the end of one of its logs was told.
+    With --every, a step has the offsets committed by its end, against the end of the log known by then, for all
+    partitions of the group. Only steps in which the group committed, or in which a response showed the end of one of
+    its logs, are there.
 
     With --by group_id, or group_id,topic: sums over the `partitions` that count, all of them at one moment;
     `unknown_partitions` have a committed offset and no known lag: they count in `least_lag_records` at most.
 
-    Without steps of time the answer also has what `client`, who commits for the group, has fetched (`fetched_offset`,
-    `fetch_lag_records`); how the lag went: first, most, `growth_per_s` (records, over the later half of the time),
-    `growing`, and `catch_up_ns`, which it takes at that rate where it shrinks. `first_lag_records` is of the moment
-    `first_known`, the same for all partitions of a group: the first end of an eighth of the time by which the lags of
-    all of them were known. `behind_ns` is how old the first record that is not committed is at most, by when the log
-    ended before it, or by the timestamps of records fetched before it; null where the tables begin later.
+    Without --every the answer also has the offset that `client`, which commits for the group, has fetched
+    (`fetched_offset`, `fetch_lag_records`), and the trend of the lag: first, largest, `growth_per_s` (records per
+    second, over the later half of the time), `growing`, and `catch_up_ns`, the time to lag 0 at that rate if the lag
+    shrinks. `first_lag_records` is the lag at `first_known`, the same moment for all partitions of a group: the time is
+    divided into eighths, and it is the first end of one by which all lags of the group were known. `behind_ns` is the
+    maximum age of the first record that is not committed, by when the log ended before it, or by the timestamps of
+    records fetched before it; null where the tables begin later.
     """
     from kproxy.tables.schema import PARTITIONS  # heavy, and no help text needs it
 
