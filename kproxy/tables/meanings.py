@@ -1,12 +1,12 @@
-"""What each column of each table means, and in which unit.
+"""The meaning and the unit of each column of each table.
 
-Duty: the one place that says so. Files of tables carry it (Arrow's metadata of a field: `description`, `unit`), and
-docs/reference/columns.md is made of it. Refuses to know how columns are filled.
+Duty: the one place that defines them. Files of tables carry them (Arrow's metadata of a field: `description`, `unit`),
+and docs/reference/columns.md is made from them. Refuses to know how columns are filled.
 """
 
 from collections.abc import Mapping
 
-# How the names of moments end; all other columns in nanoseconds are durations.
+# Endings of the names of moments; all other columns in nanoseconds are durations.
 _MOMENTS = (
     *("start_ns", "end_ns", "started_ns", "ended_ns", "joined_ns", "first_ns", "last_ns", "time_ns", "since_ns"),
     "expires_ns",
@@ -19,12 +19,12 @@ _UNITS = {
 }
 _ENDINGS = {"_ns": "ns", "_ms": "ms", "_bytes": "bytes"}
 
-# What a name means in every table that has no meaning of its own for it.
+# The meaning of a name in every table that does not define its own.
 _USUAL = {
     "source": "the capture's name, or live:<listener>",
     "cluster": "the name that was given, or the cluster's id where captures show several",
     "time": "when it began, to the microsecond",
-    "time_ns": "when the message that says so was complete",
+    "time_ns": "when the message that reports it was complete",
     "connection": "the connection's id, by both ends and its first moment: the same whatever the capture is called",
     "number": "the request's place on its connection, from 0; null: only its answer was seen",
     "client_address": "the client's IP address",
@@ -32,9 +32,9 @@ _USUAL = {
     "broker_address": "the broker's IP address",
     "broker_port": "the broker's port",
     "broker_id": "the broker that advertises this address; null: no answer names it",
-    "client_id": "as the client calls itself in its requests",
+    "client_id": "the client.id in its requests",
     "group_id": "the group's name",
-    "topic": "the topic's name; filled in where any answer of the capture tells that of its id",
+    "topic": "the topic's name; filled in if any answer in the capture gives the name for its id",
     "topic_id": "the topic's id, from Kafka 2.8 on",
     "partition": "the partition's number",
     "api": "the request's API",
@@ -43,23 +43,23 @@ _USUAL = {
     "records": "how many records",
     "codec": "compression: none, gzip, snappy, lz4, zstd",
     "magic": "format: 0 or 1: message set, 2: record batch",
-    "generation": "of the classic protocol; the epoch, for the newer ones",
+    "generation": "generation of the classic protocol; epoch of the newer ones",
     "coordinator_id": "the broker that was asked",
-    "group_type": "what its members are: consumer, connect, streams, share, or as they call themselves; null: not seen",
+    "group_type": "type of its members: consumer, connect, streams, share, or a name of their own; null: not seen",
     "protocol": "classic, consumer (KIP-848), share (KIP-932), streams (KIP-1071); unknown: no member was seen yet",
     "leader": "the leader's broker id; null: there is none",
     "leader_epoch": "as the message has it",
     "isr": "broker ids of the replicas in sync",
     "replicas": "broker ids of all replicas",
-    "log_partition": "the partition of the coordinators' log that has the record",
-    "log_offset": "the record's offset in it",
-    "producer_id": "of an idempotent or transactional producer",
-    "producer_epoch": "of that producer",
-    "metadata": "what its consumer keeps beside the offset",
-    "transactional_id": "as its producer has it",
+    "log_partition": "partition of the coordinators' log that holds the record",
+    "log_offset": "the record's offset in that partition",
+    "producer_id": "id of the idempotent or transactional producer",
+    "producer_epoch": "epoch of that producer",
+    "metadata": "text that the consumer committed with the offset",
+    "transactional_id": "the producer's transactional.id",
 }
 
-_FIRST_BYTE = "the first byte of its request; of the answer, if only that was seen"
+_FIRST_BYTE = "first byte of its request, or of the answer if only that was seen"
 _BATCH = {
     "base_offset": "the batch's first offset",
     "time": _FIRST_BYTE,
@@ -67,84 +67,84 @@ _BATCH = {
 
 OF_TABLES: Mapping[str, Mapping[str, str]] = {
     "exchanges": {
-        "time": "the first byte of the request; of the answer, if only that was seen",
+        "time": "first byte of the request, or of the answer if only that was seen",
         "request_start_ns": "the request's first byte",
         "request_end_ns": "its last byte",
         "response_start_ns": "the answer's first byte",
         "response_end_ns": "its last byte",
         "latency_ns": "from the request's last byte to the answer's first",
-        "queue_ns": "behind earlier requests of the connection; a part of total_ns",
-        "muted_ns": "while an earlier throttle muted the connection (KIP-219); a part of total_ns",
-        "replica_id": "of the broker that fetches or lists offsets; null: a client, or bodies were not read",
+        "queue_ns": "waiting behind earlier requests of the connection; a part of total_ns",
+        "muted_ns": "waiting while an earlier throttle muted the connection (KIP-219); a part of total_ns",
+        "replica_id": "id of the broker that fetches or lists offsets; null: a client, or bodies were not read",
         "total_ns": "from the request's first byte to the answer's last; the sum of its parts",
         "api_key": "the API's number",
-        "api_version": "the version that the request has",
+        "api_version": "version of the request",
         "correlation_id": "as the request has it",
-        "request_bytes": "with the 4 bytes of the size",
-        "response_bytes": "with the 4 bytes of the size",
-        "outcome": "answered; answered_by_proxy: by kproxy, no broker saw it; no_answer_expected: acks=0; "
-        "unanswered: the connection ended first; request_not_seen: only the answer was; lost: in a hole of the "
-        "capture",
-        "error_code": "the answer's at its top level, else the first error in it; 0: none; null: it has no such level, "
-        "and no error in it",
+        "request_bytes": "size of the request, including the 4 bytes of its length",
+        "response_bytes": "size of the answer, including the 4 bytes of its length",
+        "outcome": "answered; answered_by_proxy: kproxy answered, no broker got it; no_answer_expected: acks=0; "
+        "unanswered: the connection ended first; request_not_seen: only the answer was seen; lost: in a gap "
+        "of the capture",
+        "error_code": "the answer's top-level code, else the first error inside; 0: none; null: no top-level code, "
+        "and no error inside",
         "error": "the name of error_code: NONE for 0",
         "errors": "how many errors the answer has at all levels",
         "throttle_ms": "as the broker reported",
-        "in_flight": "requests of the connection that waited already when this one came",
+        "in_flight": "requests already in flight on the connection when this one arrived",
         "acks": "of a Produce",
         "max_wait_ms": "of a Fetch",
         "topics": "how many topics a Produce or Fetch names",
         "partitions": "how many partitions a Produce or Fetch names",
         "records": "how many records a Produce or Fetch carries",
         "group_id": "the group that the request names",
-        "transactional_id": "that the request names",
+        "transactional_id": "the transactional id that the request names",
         "decoded": "full, header: its body was not read, failed: it cannot be, opaque: not Kafka's",
-        "retransmissions": "TCP segments of it that were sent again; null where TCP is not seen",
-        "sending_ns": "until the request was sent, without what other parts explain; a part of total_ns",
-        "broker_ns": "until the answer began, without what other parts explain; a part of total_ns",
-        "receiving_ns": "until the answer ended, without what other parts explain; a part of total_ns",
-        "loss_ns": "waiting for segments that were lost; a part of total_ns; null where TCP is not seen",
-        "closed_window_ns": "waiting for a reader whose window was closed; a part of total_ns; null where TCP is not"
-        " seen",
+        "retransmissions": "retransmitted TCP segments of it; null where TCP is not seen",
+        "sending_ns": "time until the request was sent, without the other parts; a part of total_ns",
+        "broker_ns": "time until the answer began, without the other parts; a part of total_ns",
+        "receiving_ns": "time until the answer ended, without the other parts; a part of total_ns",
+        "loss_ns": "waiting for lost segments; a part of total_ns; null where TCP is not seen",
+        "closed_window_ns": "waiting for a receiver whose window was closed; a part of total_ns; null where TCP is "
+        "not seen",
     },
     "partitions": {
         "time": _FIRST_BYTE,
-        "bytes": "of what is produced or fetched",
+        "bytes": "size of the records produced or fetched",
         "batches": "how many record batches",
         "error_code": "of this partition; 0: none; null: the answer has none for it, or there is no answer",
         "error": "the name of error_code: NONE for 0",
-        "offset": "as the message has it: to fetch from, first produced, asked for or committed",
+        "offset": "the message's offset: to fetch from, first one produced, listed, or committed",
         "high_watermark": "as the answer has it",
         "last_stable_offset": "as the answer has it",
         "log_start_offset": "as the message has it",
         "lag_records": "of a Fetch: records between it and the high watermark",
         "lag_ns": "of a Fetch: the age of the newest record that it brought",
-        "metadata": "of a committed offset: what its consumer keeps beside it",
+        "metadata": "of a committed offset: text that the consumer committed with it",
         "group_id": "of a committed offset: its group, at most 500 characters",
-        "end_offset": "where the log ends, as an answer of its leader tells; null: it does not",
+        "end_offset": "end of the log, if the answer is its leader's and reports it; else null",
     },
     "batches": {
         **_BATCH,
         "last_offset": "the batch's last offset",
         "timestamp_type": "CreateTime, LogAppendTime",
-        "base_timestamp": "of its first record",
-        "max_timestamp": "of its newest record",
-        "base_sequence": "of an idempotent producer: that of the first record",
-        "transactional": "whether it is of a transaction",
-        "control": "whether it holds markers of transactions",
-        "crc_valid": "whether its checksum fits; null: not checked (--checksums), or it is not all there",
+        "base_timestamp": "timestamp of its first record",
+        "max_timestamp": "timestamp of its newest record",
+        "base_sequence": "sequence number of the first record; idempotent producers only",
+        "transactional": "whether it belongs to a transaction",
+        "control": "whether it holds transaction markers",
+        "crc_valid": "whether its checksum is right; null: not checked (--checksums), or the batch is incomplete",
         "partial": "whether the answer ends inside it",
     },
     "records": {
         **_BATCH,
         "offset": "the record's",
         "timestamp": "the record's",
-        "bytes": "of key, value and headers, before anything was cut",
+        "bytes": "size of key, value and headers, before anything was cut",
         "key_bytes": "the key's size, before it was cut",
-        "key": "cut or hashed, as --record-values says",
+        "key": "the key, cut or hashed by --record-values",
         "value_bytes": "the value's size, before it was cut",
-        "value": "cut or hashed, as --record-values says",
-        "headers": "cut or hashed, as --record-values says",
+        "value": "the value, cut or hashed by --record-values",
+        "headers": "the headers, cut or hashed by --record-values",
     },
     "connections": {
         "time": "its first packet",
@@ -152,35 +152,35 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "end_ns": "its last packet",
         "requests": "how many the client sent",
         "answers": "how many the broker sent",
-        "client_bytes": "that the client sent",
-        "broker_bytes": "that the broker sent",
+        "client_bytes": "bytes that the client sent",
+        "broker_bytes": "bytes that the broker sent",
         "software_name": "of the client (KIP-511)",
         "software_version": "of the client (KIP-511)",
-        "sasl_mechanism": "by which the client logged in",
-        "sasl_tokens": "raw tokens, which are no requests",
+        "sasl_mechanism": "SASL mechanism of the client's login",
+        "sasl_tokens": "raw SASL tokens, which are no requests",
         "tls": "plain; tls; tls_decrypted: read with its keys, or kproxy ends the client's TLS",
-        "start_seen": "whether its begin was seen",
+        "start_seen": "whether its beginning was seen",
         "end_seen": "whether its end was seen",
         "close": "how it ended: fin, reset, idle, reused, open; or how its connect failed: refused, unanswered",
         "handshake_rtt_ns": "the round trip of the TCP handshake",
-        "retransmissions": "TCP segments that were sent again",
+        "retransmissions": "retransmitted TCP segments",
         "out_of_order": "TCP segments that came late",
         "zero_windows": "how often a reader's window closed",
-        "gaps": "holes of the capture in it",
-        "gap_bytes": "bytes that are missing there",
-        "resyncs": "how often reading began anew behind a hole",
+        "gaps": "gaps of the capture in it",
+        "gap_bytes": "bytes missing in these gaps",
+        "resyncs": "how often decoding resumed after a gap",
         "faults": "how often bytes were not Kafka's protocol",
-        "late_answers": "answers that were sent again before the client acknowledged them",
-        "late_answer_ns": "for how long the latest of them went unacknowledged",
-        "late_answer_since_ns": "since when the latest of them did",
-        "late_answer_times": "how often the latest of them was sent again",
-        "tls_failure": "why no TLS connection came about: the alert and its sender, as `unknown_ca by client`; "
-        "unanswered; answered in clear; TLS expected: the client spoke none, and was answered by an alert",
+        "late_answers": "answers that were retransmitted before the client acknowledged them",
+        "late_answer_ns": "how long the latest of them stayed unacknowledged",
+        "late_answer_since_ns": "since when the latest of them was unacknowledged",
+        "late_answer_times": "how often the latest of them was retransmitted",
+        "tls_failure": "why the TLS handshake failed: the alert and its sender, as `unknown_ca by client`; "
+        "unanswered; answered in clear; TLS expected: the client sent no TLS, and got an alert",
     },
     "quality": {
-        "kind": "the kind of flaw, or of what was counted",
+        "kind": "the kind of flaw, or of fact, that is counted",
         "count": "how many",
-        "bytes": "of what was counted",
+        "bytes": "how many bytes",
         "first_ns": "the first one",
         "last_ns": "the last one",
         "sentence": "what it means",
@@ -191,25 +191,25 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
         " assignment_differs; heartbeat_failed, commit_failed, offset_fetch_failed; offsets_committed, "
         "offsets_aborted (in a transaction that ended); leave, member_replaced; described, deleted; of the "
         "coordinator's log, where somebody fetches __consumer_offsets: stored, removed (a group or a member, at the"
-        " coordinator's time); inferred: expired (no later than its time), never_joined",
-        "member_id": "whose it is",
+        " coordinator's time); inferred: expired (at its time or before), never_joined",
+        "member_id": "the member's id",
         "group_instance_id": "of a static member",
         "client_id": "the member's",
         "client_address": "the member's",
         "error": "the answer's; null: none",
-        "reason": "what the member or the coordinator says; of a join_answered what a worker of Connect (its URL, "
-        "its config offset) or a member of Streams (process, endpoint, tasks whose state it has) says of itself",
+        "reason": "reason given by the member or the coordinator; for join_answered, data that a Connect worker (its "
+        "URL, its config offset) or a Streams member (process, endpoint, tasks whose state it has) sent",
     },
     "rebalances": {
-        "time": "when it was set off",
+        "time": "when its cause occurred",
         "strategy": "the assignor that its members agreed on",
         "cause": "member_joined, member_left, session_expired, subscription_changed, metadata_changed, "
         "leader_rejoined, coordinator_moved, member_replaced, unknown",
-        "cause_member": "who set it off",
+        "cause_member": "the member that caused it",
         "reason": "why, in words",
-        "started_ns": "when it was set off",
+        "started_ns": "when its cause occurred",
         "joined_ns": "when all had joined",
-        "ended_ns": "when the last member was assigned; null: not all were",
+        "ended_ns": "when the last member got its assignment; null: not all did",
         "members_before": "how many members the group had",
         "members_after": "how many it has then",
         "rejoined": "members that had to join again",
@@ -218,61 +218,61 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
     },
     "assignments": {
         "time": "when the assignment was sent",
-        "member_id": "who was given it",
+        "member_id": "the member that got it",
         "client_id": "the member's",
-        "topic": "the topic; of Connect the connector, of streams groups (KIP-1071) the subtopology",
-        "partition": "the partition; the task's number of Connect (-1: the connector itself) and of streams groups",
+        "topic": "the topic; for Connect the connector, for streams groups (KIP-1071) the subtopology",
+        "partition": "the partition; for Connect (-1: the connector itself) and streams groups the task's number",
         "strategy": "the assignor that its members agreed on",
         "agrees": "whether it equals what the strategy computes (range, round robin), or holds what it must (sticky:"
-        " each partition once, at a subscriber); null: neither can be said",
+        " each partition once, at a subscriber); null: neither can be checked",
     },
     "leadership": {
-        "time": "when the message that says so was complete, to the microsecond",
-        "api": "which message says so: LeaderAndIsr, StopReplica, UpdateMetadata, AlterPartition, Metadata",
-        "controller_id": "who decided, where the message has it",
+        "time": "when the message that reports it was complete, to the microsecond",
+        "api": "the message that reports it: LeaderAndIsr, StopReplica, UpdateMetadata, AlterPartition, Metadata",
+        "controller_id": "the controller that decided, where the message has it",
         "controller_epoch": "its epoch",
         "change": "created, elected, isr_shrunk (a replica left the ISR), isr_grown, offline, moved, deleted",
     },
     "topology": {
-        "time": "when the message that says so was complete, to the microsecond",
+        "time": "when the message that reports it was complete, to the microsecond",
         "kind": "broker, controller, topic, partition",
-        "broker_id": "of a broker or a controller",
-        "host": "of a broker",
-        "port": "of a broker",
-        "rack": "of a broker",
-        "change": "appeared, changed, gone; of brokers also listener (the address of another listener of it, where "
-        "changed is another address of the same one), registered, fenced, unfenced, shutting_down; of controllers "
-        "active; of topics grown, recreated, and unknown, invalid_name, unauthorized: refused to a "
-        "client that asked (its exchange has this time_ns as response_start_ns), once for each client id; of "
-        "partitions as in leadership",
-        "api": "which message says so",
+        "broker_id": "id of a broker or a controller",
+        "host": "a broker's host",
+        "port": "a broker's port",
+        "rack": "a broker's rack",
+        "change": "appeared, changed, gone; for brokers also listener (the address of another listener of it, where "
+        "changed is another address of the same one), registered, fenced, unfenced, shutting_down; for controllers "
+        "active; for topics grown, recreated, and unknown, invalid_name, unauthorized: refused to a "
+        "client that asked (its exchange has this time_ns as response_start_ns), once for each client id; "
+        "for partitions as in leadership",
+        "api": "the message that reports it",
         "partitions": "how many partitions a topic has",
     },
     "changes": {
-        "time": "when it was asked or answered, to the microsecond",
-        "api": "what was asked",
-        "resource_type": "of what: topic, group, user, broker, ...",
-        "resource_name": "of which",
-        "client_id": "who asked",
-        "client_address": "who asked",
-        "principal": "who asked, as far as the wire says",
+        "time": "when it was requested or answered, to the microsecond",
+        "api": "the requested API",
+        "resource_type": "type of the resource: topic, group, user, broker, ...",
+        "resource_name": "name of the resource",
+        "client_id": "the requesting client's id",
+        "client_address": "its IP address",
+        "principal": "its principal, as far as the traffic shows it",
         "error": "the answer's; null: it was done, if it was answered",
-        "detail": "JSON: what was asked, and what the answer adds; no secrets",
+        "detail": "JSON: the request, and the data that the answer adds; no secrets",
         "answered": "whether an answer was seen",
     },
     "registry": {
-        "time": "when it was complete, to the microsecond",
-        "session": "in hexadecimal, as ZooKeeper's log writes it; null: its begin was not seen",
+        "time": "when the operation was complete, to the microsecond",
+        "session": "session id in hexadecimal, as in ZooKeeper's log; null: its beginning was not seen",
         "xid": "the client's number of the request",
         "op": "ZooKeeper's own name of the operation; notification: a watch fired",
-        "path": "of the node",
-        "version": "of the node",
+        "path": "path of the node",
+        "version": "version of the node",
         "zxid": "ZooKeeper's number of the change",
-        "ephemeral": "whether the node goes with its session",
+        "ephemeral": "whether the node is deleted with its session",
         "error": "ZooKeeper's name of it; null: none",
         "latency_ns": "from the request to its answer",
-        "value": "what was written or read",
-        "kind": "what the node is to Kafka",
+        "value": "the value written or read",
+        "kind": "role of the node in Kafka",
         "watch": "whether a read set a watch",
         "server_address": "the server's IP address",
         "server_port": "the server's port",
@@ -281,16 +281,16 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
     "committed_offsets": {
         "time": "the coordinator's time of the record",
         "time_ns": "the coordinator's time of the record",
-        "offset": "what was committed; null: there is none any more",
-        "change": "committed; pending: in a transaction; aborted: with it; removed: expired, deleted, or the group "
-        "is. How a transaction ended is known where the log was read from its offsets to its marker, without a gap",
+        "offset": "the committed offset; null: there is none any more",
+        "change": "committed; pending: in a transaction; aborted: with it; removed: it expired, or it or its "
+        "group was deleted. A transaction's end shows only where the log was read without a gap, offsets to marker",
         "producer_id": "of the transaction",
-        "expires_ns": "as brokers before 2.1 wrote it",
-        "connection": "the first that showed the record",
+        "expires_ns": "when it expires, as brokers before 2.1 wrote it",
+        "connection": "the first connection that showed the record",
         "number": "the first exchange that showed it",
     },
     "transactions": {
-        "time": "the coordinator's time of the record; of an answer, when it came",
+        "time": "the coordinator's time of the record; for an answer, when it arrived",
         "time_ns": "the same",
         "state": "as Kafka's tools call it: Empty, Ongoing, PrepareCommit, CompleteCommit, PrepareAbort, "
         "CompleteAbort, Dead (it is gone)",
@@ -298,15 +298,15 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "started_ns": "when the transaction began",
         "partitions": 'those that it writes to: "orders-0, orders-1"',
         "partition_count": "how many these are",
-        "log_partition": "of __transaction_state; null: an answer to InitProducerId or DescribeTransactions says so",
-        "connection": "the first that showed the record",
+        "log_partition": "partition of __transaction_state; null: an InitProducerId or DescribeTransactions answer",
+        "connection": "the first connection that showed the record",
         "number": "the first exchange that showed it",
     },
 }
 
 
 def meaning(table: str, column: str) -> str | None:
-    """What a column means; None of a table or a column that is not in datasets."""
+    """The meaning of a column; None for a table or a column that is not in datasets."""
     return OF_TABLES.get(table, {}).get(column) or _USUAL.get(column)
 
 
