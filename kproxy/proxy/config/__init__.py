@@ -1,1 +1,1 @@
-"""The settings of `kproxy run`: what they are, where they are read from, what can be wrong with them."""
+"""The settings of `kproxy run`: their models, their sources, and their faults."""

@@ -32,7 +32,7 @@ def numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 @lru_cache(maxsize=4096)
 def network_of(host: str, ipv6_prefix: int = 64) -> str:
-    """What stands for a client where clients are counted by address: who has one IPv6 address has 2^64 as a rule.
+    """The network that identifies a client in limits per address: a host with one IPv6 address usually has 2^64.
 
     Addresses of IPv4, and link-local ones (a network of theirs is all machines of a link), stand for themselves.
     """

@@ -13,20 +13,20 @@ EVERYTHING = "*"
 # Logins, and the versions that a broker offers: no rule applies to them, since no client could begin without.
 ALWAYS = ("SaslHandshake", "ApiVersions", "SaslAuthenticate")
 
-# What consumers send, those of groups and of share groups included. They commit offsets, and so do not only read.
+# Requests of consumers, including members of groups and share groups. They commit offsets, and so do not only read.
 READ = (
     *("Fetch", "ListOffsets", "OffsetForLeaderEpoch", "ShareFetch", "ShareAcknowledge"),
     *("FindCoordinator", "JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "OffsetCommit", "OffsetFetch"),
     *("ConsumerGroupHeartbeat", "ShareGroupHeartbeat"),
 )
 
-# What producers send, those of transactions included; and members of Streams groups, for whom brokers create topics.
+# Requests of producers, including transactions; and of members of Streams groups, as brokers create topics for them.
 WRITE = (
     *("Produce", "InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn"),
     *("StreamsGroupHeartbeat", "StreamsGroupTopologyDescriptionUpdate"),
 )
 
-# What changes nothing and reads no record.
+# Requests that change nothing and read no record.
 DESCRIBE = (
     *("Metadata", "DescribeCluster", "DescribeTopicPartitions", "DescribeGroups", "ListGroups"),
     *("ConsumerGroupDescribe", "ShareGroupDescribe", "StreamsGroupDescribe", "DescribeShareGroupOffsets"),
@@ -36,7 +36,7 @@ DESCRIBE = (
     *("GetTelemetrySubscriptions", "PushTelemetry"),
 )
 
-# What administrators send: all that changes topics, groups, rights, settings or brokers. These are audited.
+# Requests of administrators, which change topics, groups, rights, settings or brokers. These are audited.
 ADMIN = (
     *("CreateTopics", "DeleteTopics", "CreatePartitions", "DeleteRecords", "ElectLeaders"),
     *("AlterPartitionReassignments", "AlterReplicaLogDirs", "AlterConfigs", "IncrementalAlterConfigs"),
@@ -47,7 +47,7 @@ ADMIN = (
     "WriteTxnMarkers",
 )
 
-# What brokers and controllers send each other. No client has a reason to.
+# Requests between brokers and controllers. No client has a reason to send them.
 BROKER = (
     *("LeaderAndIsr", "StopReplica", "UpdateMetadata", "ControlledShutdown", "AlterPartition", "Envelope"),
     *("Vote", "BeginQuorumEpoch", "EndQuorumEpoch", "FetchSnapshot", "UpdateRaftVoter"),
@@ -76,7 +76,7 @@ def group_keys(group: str) -> frozenset[int]:
 
 
 def api_keys(text: str) -> frozenset[int] | None:
-    """The API keys that a rule's `api` means; None: all. Raises ValueError, with a near name, for what is none."""
+    """The API keys that a rule's `api` means; None: all. Raises ValueError, with a similar name, if it is no API."""
     if text == EVERYTHING:
         return None
     if text in GROUPS and text != "always":

@@ -37,34 +37,34 @@ def _texts(value: Any) -> Any:
 
 
 class Authentication(Frozen):
-    """`[cluster.authentication]`: a client is served once its login was checked."""
+    """`[cluster.authentication]`: kproxy serves a client only after checking its login."""
 
     mechanisms: Annotated[tuple[MechanismName, ...], Field(min_length=1)]  # the SASL mechanisms that clients may use
     # the users of PLAIN and SCRAM, written by `kproxy users add`; read again when it changes
     users_file: Path | None = None
     jwks_file: Path | None = None  # OAUTHBEARER: file of the keys that sign tokens
-    # OAUTHBEARER: where these keys are fetched, by https
+    # OAUTHBEARER: URL of these keys, by https
     jwks_url: Annotated[str, BeforeValidator(_https)] | None = None
     jwks_ca_file: Path | None = None  # CAs of that URL; default: those of the system
-    jwks_refresh_s: _Seconds = 300.0  # how often the keys are fetched
+    jwks_refresh_s: _Seconds = 300.0  # seconds between two fetches of the keys
     issuer: str | None = None  # OAUTHBEARER: the issuer that tokens must name
     # OAUTHBEARER: one of these must be in the token's audience
     audience: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()
-    # OAUTHBEARER: the claim that says which client a token was issued to, as azp or client_id, where it has no audience
+    # OAUTHBEARER: claim that names the client a token was issued to, like azp or client_id, if it has no audience
     client_claim: Annotated[str, Field(min_length=1)] | None = None
     # OAUTHBEARER: client_claim must be one of these
     allowed_clients: Annotated[tuple[str, ...], BeforeValidator(_texts)] = ()
-    principal_claim: Annotated[str, Field(min_length=1)] = "sub"  # the claim of a token that says who the client is
-    # by how much clocks may differ when a token's times are checked
+    principal_claim: Annotated[str, Field(min_length=1)] = "sub"  # claim of a token that names the client
+    # accepted difference of clocks, in seconds, when a token's times are checked
     clock_skew_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 30.0
-    # as a broker's connections.max.reauth.ms; a token's expiry counts besides
+    # like a broker's connections.max.reauth.ms, in seconds; a token's expiry counts too
     session_lifetime_s: _Seconds | None = None
-    # how long the answer to a failed login waits
+    # seconds by which the answer to a failed login is delayed
     failure_delay_s: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0.1
 
 
 def authentication_faults(authentication: Authentication) -> Iterator[tuple[str, str]]:
-    """What is wrong between the settings of an authentication."""
+    """Faults between the settings of an authentication."""
     path = "authentication"
     mechanisms = set(authentication.mechanisms)
     of_users = sorted(mechanisms - {"OAUTHBEARER"})

@@ -1,7 +1,7 @@
-"""What is wrong between settings whose every single value is right, as far as can be known without a socket.
+"""Faults between settings whose single values are all valid, as far as they show without a socket.
 
 Ports that overflow or overlap, an upstream that is kproxy itself, addresses that no client could dial. Each fault is
-(the place of the setting, what is wrong and what to write). Refuses to resolve names and to open anything.
+(place of the setting, problem and remedy). Refuses to resolve names and to open anything.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from kproxy.proxy.config.settings import Cluster
 
 
 def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """What is wrong with a cluster whose every single value is right."""
+    """Faults of a cluster whose single values are all valid."""
     yield from _proxy_protocol_faults(cluster)
     yield from _sni_faults(cluster)
     if cluster.destinations and cluster.route != "transparent":
@@ -115,8 +115,8 @@ def _sni_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def shared_faults(clusters: list[Cluster], admin: Address | None) -> Iterator[tuple[str, str]]:
-    """What is wrong between clusters: names, ports, and kproxy as its own upstream."""
-    taken: dict[int, list[tuple[str, str]]] = {}  # port -> (host, whose it is)
+    """Faults between clusters: names, ports, and kproxy as its own upstream."""
+    taken: dict[int, list[tuple[str, str]]] = {}  # port -> (host, owner)
     told: set[tuple[str, str]] = set()
 
     def take(host: str, port: int, owner: str) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Opening files that settings name and that may change at any time, on the event loop too.
 
-Only regular files: to open or to read a pipe or a device could last for ever, or never end. Refuses to know contents.
+Only regular files: opening or reading a pipe or a device could block for ever. Refuses to know contents.
 """
 
 import errno
@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 
 def named(path: Path) -> str:
-    """A file as messages name it. What has no folder in it, or several lines, may be the secret instead of its file."""
+    """A file as messages name it. A text without a folder, or with several lines, may be the secret itself."""
     text = str(path)
     if path.exists() or ("/" in text and "\n" not in text and "-----" not in text):
         return text
@@ -19,7 +19,7 @@ def named(path: Path) -> str:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """The file, opened to be read; raises OSError, also for what is no regular file."""
+    """The file, opened to be read; raises OSError, also if it is no regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(descriptor).st_mode

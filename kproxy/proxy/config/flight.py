@@ -22,23 +22,24 @@ def _triggers(value: Any) -> Any:
 
 
 class Flight(Frozen):
-    """`[flight]`: what is kept in memory, of each process that relays, and when it is written."""
+    """`[flight]`: the traffic that each relaying process keeps in memory, and when it writes a dump."""
 
     folder: Path  # each dump gets a folder in it
-    minutes: Annotated[float, Field(gt=0, le=1440, allow_inf_nan=False)] = 5.0  # how far back a dump reaches
-    frame_memory: Annotated[int, Field(ge=_MIB)] = 64 * _MIB  # bytes of frames in memory; the oldest go
-    header_memory: Annotated[int, Field(ge=_MIB)] = 64 * _MIB  # bytes of rows of exchanges in memory; the oldest go
-    # what makes a dump without being asked
+    minutes: Annotated[float, Field(gt=0, le=1440, allow_inf_nan=False)] = 5.0  # minutes before a dump that it covers
+    frame_memory: Annotated[int, Field(ge=_MIB)] = 64 * _MIB  # bytes of frames in memory; the oldest are dropped
+    # bytes of rows of exchanges in memory; the oldest are dropped
+    header_memory: Annotated[int, Field(ge=_MIB)] = 64 * _MIB
+    # events that cause a dump without a request
     triggers: Annotated[tuple[_Trigger, ...], BeforeValidator(_triggers)] = ()
-    # trigger slow: an answer that takes longer; the time that a Fetch may wait is left out
+    # trigger slow: seconds after which an answer is slow; the time that a Fetch may wait is left out
     slow_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
-    # trigger findings: what is found once a minute and was not there a minute before, from this severity on
+    # trigger findings: least severity of a new finding, looked for once a minute
     findings_severity: _Severity = "critical"
-    # least time between two dumps that nobody asked for
+    # least seconds between two dumps that a trigger caused
     pause_s: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 60.0
-    keep: Annotated[int, Field(ge=1)] = 20  # dumps that stay; the oldest are removed
+    keep: Annotated[int, Field(ge=1)] = 20  # number of dumps to keep; the oldest are removed
     keep_bytes: Annotated[int, Field(ge=_MIB)] = 1 << 30  # bytes of all dumps together; the oldest are removed
-    records: bool = False  # keys and values of records are written; otherwise zeros
+    records: bool = False  # dumps contain keys and values of records; otherwise zeros
 
 
 def of_folder(value: Any) -> Any:

@@ -12,9 +12,9 @@ from kproxy.proxy.config.model import Frozen
 
 
 class Lag(Frozen):
-    """`[cluster.lag]`: what kproxy asks brokers where traffic does not show lag; `detail` must be topics or batches."""
+    """`[cluster.lag]`: kproxy's own requests for lag that traffic does not show; `detail` must be topics or batches."""
 
-    # between two rounds of ListOffsets and OffsetFetch that kproxy itself sends; 0: it asks nothing
+    # seconds between two rounds of ListOffsets and OffsetFetch that kproxy itself sends; 0: it sends none
     ask_interval_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 15.0
-    # series by partition, of ends of logs and of committed offsets, each; of a cluster with more there are none
+    # maximum number of series by partition, for log ends and committed offsets each; a cluster with more has none
     partition_series: Annotated[int, Field(ge=0, le=100_000)] = PARTITION_SERIES

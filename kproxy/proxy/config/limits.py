@@ -1,4 +1,4 @@
-"""Settings of the gate: `[cluster.limits]`, and which addresses a PROXY header is believed from.
+"""Settings of the gate: `[cluster.limits]`, and the addresses whose PROXY headers are trusted.
 
 Refuses to count connections (`admission/limits.py`).
 """
@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from kproxy.proxy.config.model import Frozen
 
 HANDSHAKE_TIMEOUT_S = 10.0
-AGE_JITTER = 0.1  # connections of one moment end over a tenth of their time, not all at once
+AGE_JITTER = 0.1  # connections opened together end spread over a tenth of their age, not all at once
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -43,28 +43,30 @@ _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Limits(Frozen):
-    """`[cluster.limits]`: what the clients of one listener may use. Without a value there is no such limit."""
+    """`[cluster.limits]`: limits for the clients of one listener. Without a value there is no such limit."""
 
     max_connections: _Count | None = None  # open connections of this cluster's ports together
     max_connections_per_address: _Count | None = None  # open connections of one client address
-    max_connection_rate: _Rate | None = None  # new connections a second; as many may come at once
-    max_connection_rate_per_address: _Rate | None = None  # new connections a second of one client address
-    unlimited_addresses: Networks = ()  # balancers and NAT gateways, which the limits per address leave out
-    ipv6_prefix: _Prefix = 64  # bits of an IPv6 address by which the limits per address count; 128: each by itself
-    handshake_timeout_s: _Seconds = HANDSHAKE_TIMEOUT_S  # for a PROXY header, TLS and a login together
-    # a connection ends that made no request for so long, and waits for no answer
+    max_connection_rate: _Rate | None = None  # new connections per second; a burst of as many is allowed
+    max_connection_rate_per_address: _Rate | None = None  # new connections per second of one client address
+    unlimited_addresses: Networks = ()  # balancers and NAT gateways, exempt from the limits per address
+    # bits of the IPv6 prefix that counts as one address in the limits per address; 128: each address alone
+    ipv6_prefix: _Prefix = 64
+    handshake_timeout_s: _Seconds = HANDSHAKE_TIMEOUT_S  # seconds for a PROXY header, TLS and a login together
+    # seconds without a request, and without an answer to wait for, after which a connection is closed
     idle_timeout_s: _Seconds | None = None
-    max_age_s: _Seconds | None = None  # a connection ends at this age, between two requests; the client makes a new one
+    # seconds after which a connection is closed, between two requests; its client reconnects
+    max_age_s: _Seconds | None = None
     max_requests_in_flight: _Count | None = None  # of one connection; further requests wait unread
 
     @property
     def ends_some(self) -> bool:
-        """Whether there is a limit for how long a connection stays."""
+        """Whether there is a limit for the duration of a connection."""
         return self.idle_timeout_s is not None or self.max_age_s is not None
 
     @property
     def admits_some(self) -> bool:
-        """Whether there is a limit for who comes in."""
+        """Whether there is a limit for new connections."""
         names = ("max_connections", "max_connections_per_address", "max_connection_rate")
         return any(getattr(self, name) is not None for name in (*names, "max_connection_rate_per_address"))
 

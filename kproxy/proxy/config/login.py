@@ -1,4 +1,4 @@
-"""`[cluster.login]`: how kproxy logs in at brokers by SASL, and as whom for which client.
+"""`[cluster.login]`: how kproxy logs in at brokers by SASL, and with which identity for which client.
 
 Secrets never stand in the configuration file, which is printed, copied and kept in version control: it names files,
 variables or a command that hold them. Refuses to open any of these.
@@ -19,10 +19,10 @@ _SECRETS = {"password": "password_file or password_env", "token": "token_file or
 
 
 class Credentials(Frozen):
-    """As whom to log in: a name and where its password is, or where a token comes from."""
+    """An identity to log in with: a name and the place of its password, or the source of a token."""
 
     username: Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")] | None = None  # the name to log in with
-    password_file: Path | None = None  # file of the password, read at each login; one line end behind it is left out
+    password_file: Path | None = None  # file of the password, read at each login; one newline at its end is ignored
     password_env: Annotated[str, Field(min_length=1)] | None = None  # the variable that holds the password
     token_file: Path | None = None  # file of an OAUTHBEARER token, read at each login
     # a command that prints an OAUTHBEARER token, as a list of words; no shell
@@ -37,7 +37,7 @@ class Credentials(Frozen):
 
 
 class ForPrincipal(Credentials):
-    """`[[cluster.login.by_principal]]`: as whom to log in for clients of that identity."""
+    """`[[cluster.login.by_principal]]`: the identity to log in with for clients of that principal."""
 
     # whose clients: a principal, or a pattern like User:app-*
     principal: Annotated[str, Field(min_length=1), AfterValidator(principal_pattern)]
@@ -45,17 +45,17 @@ class ForPrincipal(Credentials):
 
 
 class Login(Credentials):
-    """`[cluster.login]`: kproxy's own identity, with which it also asks for the brokers."""
+    """`[cluster.login]`: kproxy's own identity, also for its own requests for the brokers' addresses."""
 
     mechanism: MechanismName  # the SASL mechanism
-    by_principal: tuple[ForPrincipal, ...] = ()  # the first that fits the client
-    # what becomes of clients whom no by_principal fits: refuse them, or log in as kproxy itself
+    by_principal: tuple[ForPrincipal, ...] = ()  # the first entry that matches the client's principal
+    # action for clients that no by_principal matches: refuse them, or log in as kproxy itself
     others: Literal["refuse", "own"] = "refuse"
-    token_timeout_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 10.0  # for token_command
+    token_timeout_s: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] = 10.0  # seconds for token_command
 
 
 def login_faults(login: Login, *, knows_clients: bool) -> Iterator[tuple[str, str]]:
-    """What is wrong between the settings of a login. knows_clients: something tells who a client is."""
+    """Faults between the settings of a login. knows_clients: clients have principals."""
     yield from _credential_faults("login", login, login.mechanism)
     for number, one in enumerate(login.by_principal):
         yield from _credential_faults(f"login.by_principal[{number}]", one, one.mechanism or login.mechanism)

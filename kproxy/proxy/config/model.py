@@ -1,4 +1,4 @@
-"""What every table of the settings is made from; below the modules of the features, which `settings.py` puts together.
+"""The base of every table of settings; below the modules of the features, which `settings.py` puts together.
 
 Refuses to know any setting.
 """

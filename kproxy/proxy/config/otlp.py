@@ -47,17 +47,18 @@ class Otlp(Frozen):
     protocol: Protocol | None = None  # default: grpc at port 4317, if the endpoint has no path; else http/protobuf
     # URL of the collector; https for TLS; over HTTP without a path, /v1/metrics of it
     endpoint: Annotated[str, BeforeValidator(_endpoint)]
-    interval_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 60.0  # between two pushes
-    timeout_s: Annotated[float, Field(gt=0, le=300, allow_inf_nan=False)] = 10.0  # of a push, with all its attempts
+    interval_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 60.0  # seconds between two pushes
+    # seconds for a push, including all attempts
+    timeout_s: Annotated[float, Field(gt=0, le=300, allow_inf_nan=False)] = 10.0
     # file with a header for each line, like Authorization: Bearer ...; default: OTEL_EXPORTER_OTLP_HEADERS, as
     # OpenTelemetry defines it
     headers_file: File | None = None
-    ca: File | None = None  # file of the CAs that vouch for the collector; default: those that Python's requests has
+    ca: File | None = None  # file of the CAs that vouch for the collector; default: those of Python's requests
     certificate: File | None = None  # file of the certificate that kproxy shows to the collector
     key: File | None = None  # file of its private key; default: the file of the certificate
-    compression: Literal["gzip", "none"] = "gzip"  # of what is sent
-    service_name: Annotated[str, Field(min_length=1)] = "kproxy"  # what is pushed has it as service.name
-    # what is pushed has it as service.instance.id; default: the host's name and the port of the first cluster
+    compression: Literal["gzip", "none"] = "gzip"  # of a push
+    service_name: Annotated[str, Field(min_length=1)] = "kproxy"  # service.name of the pushed metrics
+    # service.instance.id of the pushed metrics; default: the host's name and the port of the first cluster
     instance: Annotated[str, Field(min_length=1)] | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""The settings of a policy: `[[cluster.policy]]`, one table a rule. What they mean: `filters/policy/policy.py`.
+"""The settings of a policy: `[[cluster.policy]]`, one table a rule. Their meaning: `filters/policy/policy.py`.
 
 Refuses to know requests, and which API names which resources.
 """
@@ -101,10 +101,10 @@ Principals = Annotated[Patterns, AfterValidator(lambda patterns: tuple(map(princ
 
 
 class Rule(Frozen):
-    """`[[cluster.policy]]`: who, with what, on what. What is left out matches everything."""
+    """`[[cluster.policy]]`: clients, APIs and resources. A setting that is left out matches everything."""
 
-    action: Literal["allow", "deny"]  # what becomes of a request that the rule matches
-    # names as Kafka spells them, or groups of them: read, write, describe, admin, broker
+    action: Literal["allow", "deny"]  # action for a request that the rule matches
+    # Kafka's names of APIs, or groups of APIs: read, write, describe, admin, broker
     api: Annotated[tuple[str, ...], BeforeValidator(_apis)] = ("*",)
     # versions of the API, like 0-8 or 9-
     version: Annotated[tuple[range, ...], BeforeValidator(_versions)] | None = None
@@ -117,15 +117,15 @@ class Rule(Frozen):
 
     @property
     def keys(self) -> frozenset[int] | None:
-        """The API keys that it is about; None: all."""
+        """The API keys that the rule applies to; None: all."""
         sets = [api_keys(name) for name in self.api]
         return None if None in sets else frozenset().union(*(keys for keys in sets if keys is not None))
 
 
 def default_of(rules: Iterable[Rule], chosen: str | None) -> str:
-    """What becomes of a request that no rule matches: as `policy_default` says.
+    """The action for a request that no rule matches: `policy_default` if it is set.
 
-    Without it, "deny" if some rule allows something, since whoever lists what is allowed means nothing else; else
-    "allow", since whoever lists what is denied means everything else.
+    Without it, "deny" if some rule allows something, since a list of allowed requests means nothing else; else
+    "allow", since a list of denied requests means everything else.
     """
     return chosen or ("deny" if any(rule.action == "allow" for rule in rules) else "allow")

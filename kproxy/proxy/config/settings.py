@@ -1,7 +1,7 @@
-"""The settings of `kproxy run`: frozen models, and what a single value must look like.
+"""The settings of `kproxy run`: frozen models, and the form of each single value.
 
-A value that is wrong raises ValueError with what was written and what is wanted; `load.py` adds its place. What
-belongs to one feature has a module of its own beside this one, and a field here. Refuses to resolve names, to open
+A wrong value raises ValueError with the value and the expected form; `load.py` adds its place. The settings of one
+feature have a module of their own next to this one, and a field here. Refuses to resolve names, to open
 anything, and to compare settings with each other (`checks.py`).
 """
 
@@ -80,7 +80,7 @@ def _ids(value: Any) -> range:
 
 
 def _template(value: Any) -> str:
-    """HOST:PORT in which {id}, {host} and {port} may stand; checked by filling it in once."""
+    """HOST:PORT that may contain {id}, {host} and {port}; checked by filling it in once."""
     text = str(value)
     try:
         for _, name, form, conversion in string.Formatter().parse(text):
@@ -104,7 +104,7 @@ def _upstream_template(value: Any) -> str:
 
 
 def _server_name(value: Any) -> str:
-    """A host name in which {id} stands once: its text shows which broker is meant."""
+    """A host name that contains {id} once: the id in it identifies the broker."""
     text = str(value).lower().rstrip(".")
     fields = [(name, form) for _, name, form, _ in string.Formatter().parse(text) if name is not None]
     if [name for name, _ in fields] != ["id"] or (fields[0][1] and not re.fullmatch("0[1-9]", fields[0][1])):
@@ -125,14 +125,14 @@ class BrokerPorts(Frozen):
     ids: Annotated[range, BeforeValidator(_ids)]  # node ids, like 0-9; one alone, like 1001
     # route ports: kproxy's port for the first id; further ids count up from it
     port: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
-    # what {port} of `advertise` becomes for the first id, counting up too; default: `port`
+    # value of {port} in `advertise` for the first id; further ids count up from it; default: `port`
     advertise_port: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
-    # where these brokers are, until the cluster says otherwise; {id} stands for the node id
+    # address of these brokers until the cluster reports another one; {id} stands for the node id
     upstream: Annotated[str, BeforeValidator(_upstream_template)] | None = None
 
 
 class Cluster(Frozen):
-    """`[[cluster]]`: where clients come in, where brokers are, and what clients are told."""
+    """`[[cluster]]`: the address that clients dial, the brokers, and the addresses that clients get."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] = "default"  # the label and the column `cluster`
     listen: Annotated[Address, BeforeValidator(_bound)]
@@ -149,7 +149,7 @@ class Cluster(Frozen):
     detail: Literal["headers", "topics", "batches"] = "headers"
     # a larger request is a fault, as for a broker (its socket.request.max.bytes)
     max_request_bytes: Annotated[int, Field(ge=1024, le=(1 << 31) - 1)] = MAX_REQUEST_BYTES
-    # what becomes of an answer that still names a broker's own address: log it, or close the connection
+    # action for an answer that still names a broker's own address: log it, or close the connection
     on_address_leak: Literal["log", "close"] = "log"
     brokers: tuple[BrokerPorts, ...] = ()
     login: Login | None = None
@@ -157,11 +157,11 @@ class Cluster(Frozen):
     limits: Limits = Limits()
     accept_proxy_protocol: bool = False  # every client's connection begins with a PROXY header
     trusted_proxies: Networks = ()  # the addresses that may send a PROXY header
-    destinations: Networks = ()  # route transparent: the only addresses that redirected clients get to; default: all
+    destinations: Networks = ()  # route transparent: only addresses that redirected clients may reach; default: all
     # connections to brokers begin with a PROXY header of this version
     proxy_protocol: Literal["v1", "v2"] | None = None
     policy: tuple[Rule, ...] = ()
-    # what becomes of a request that no rule matches; default: deny if some rule allows, else allow
+    # action for a request that no rule matches; default: deny if some rule allows, else allow
     policy_default: Literal["allow", "deny"] | None = None
     read_only: bool = False
     filter_lists: bool = True  # lists of topics and groups leave out what a client may not see
@@ -172,7 +172,7 @@ class Cluster(Frozen):
 
     @property
     def advertised(self) -> str:
-        """The template of the addresses that clients are told."""
+        """The template of the brokers' addresses in responses to clients."""
         if self.advertise is not None:
             return self.advertise
         if self.route == "sidecar":
@@ -185,23 +185,25 @@ class Cluster(Frozen):
 class Config(Frozen):
     """All settings of one kproxy."""
 
-    clusters: Annotated[tuple[Cluster, ...], Field(validation_alias="cluster")]  # as the file calls them, and only so
+    clusters: Annotated[
+        tuple[Cluster, ...], Field(validation_alias="cluster")
+    ]  # the file's name for them, and the only one
     admin: Annotated[Address, BeforeValidator(_admin)] | None = None  # no host: this machine alone
-    admin_token_file: Path | None = None  # who asks the admin port needs what is in it, but for /health and /ready
+    admin_token_file: Path | None = None  # requests need the token in it, except /health and /ready
     admin_tls: ClientTls | None = None  # the admin port speaks TLS
-    page: bool = True  # the admin port has a page to look at, and keeps the last hour in memory for it
-    admin_open_metrics: bool = False  # /metrics takes no token
-    # names by which browsers and others without a token ask, like kproxy.example.com
+    page: bool = True  # the admin port serves a web page, and keeps the last hour in memory for it
+    admin_open_metrics: bool = False  # /metrics needs no token
+    # host names accepted in requests of browsers and others without a token, like kproxy.example.com
     admin_hosts: Annotated[tuple[Annotated[str, AfterValidator(_host)], ...], BeforeValidator(_upstreams)] = ()
     workers: Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1  # processes that relay
     max_connections: Annotated[int, Field(ge=1)] | None = None  # 10,000, or as many as open files allow
     accept_backlog: Annotated[int, Field(ge=1, le=65535)] = 1024  # clients that wait in the listen backlog of each port
-    # for a connection to a broker, its name looked up included
+    # seconds to connect to a broker, including the lookup of its name
     connect_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
     drain_delay_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     drain_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0
     discovery_interval_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
-    # SO_MARK of connections to brokers, for rules of the kernel; needs CAP_NET_ADMIN
+    # SO_MARK of connections to brokers, for the kernel's routing and firewall rules; needs CAP_NET_ADMIN
     upstream_mark: Annotated[int, Field(ge=1, lt=1 << 32)] | None = None
     # addresses of this machine that connections to brokers come from, in turn; those of IPv4 serve brokers of IPv4,
     # those of IPv6 brokers of IPv6; default: the kernel chooses
@@ -209,8 +211,10 @@ class Config(Frozen):
         tuple[Annotated[str, AfterValidator(_source)], ...], BeforeValidator(_upstreams)
     ] = ()
     record: Path | None = None
-    record_keep_h: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # older recorded files are removed
-    record_keep_bytes: Annotated[int, Field(ge=1 << 20)] | None = None  # of all of them; the oldest are removed
+    # recorded files older than this are removed
+    record_keep_h: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    # bytes of all recorded files; the oldest are removed
+    record_keep_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
     flight: Annotated[Flight, BeforeValidator(of_folder)] | None = None  # a table, or its folder alone
     otlp: Annotated[Otlp, BeforeValidator(of_endpoint)] | None = None  # a table, or the collector's URL alone
     audit: str | None = None  # "stderr", or a file
@@ -218,7 +222,7 @@ class Config(Frozen):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     log_connections: bool = False  # a line when a connection ends
-    # bytes of answers that are buffered to be rewritten, of all connections together
+    # bytes of answers buffered for rewriting, of all connections together
     max_held_bytes: Annotated[int, Field(ge=1 << 20)] = MAX_HELD_BYTES
     zookeeper: tuple[ZooKeeper, ...] = ()
 
@@ -235,7 +239,7 @@ CLUSTER_SETTINGS = (
     "read_only",
 )
 
-# What can be a flag: plain values, and tables for which one stands.
+# Settings that can be a flag: plain values, and tables that one value can stand for.
 PROCESS_SETTINGS = tuple(
     name for name, field in Config.model_fields.items() if model_in(field.annotation) in (None, Flight, Otlp)
 )

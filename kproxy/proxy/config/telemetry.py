@@ -1,4 +1,4 @@
-"""Settings of what clients push of their own metrics (KIP-714): `[cluster.telemetry]`.
+"""Settings for metrics that clients push (KIP-714): `[cluster.telemetry]`.
 
 Refuses to know requests and answers (`filters/telemetry.py`).
 """
@@ -28,14 +28,15 @@ class Telemetry(Frozen):
 
     # missing: kproxy answers where the broker does not; always: brokers get no pushes
     answer: Literal["missing", "always"] = "missing"
-    # beginnings of the names of the metrics that clients push, like org.apache.kafka.producer.; * stands for all
+    # prefixes of the names of metrics that clients push, like org.apache.kafka.producer.; * stands for all
     metrics: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
         Field(min_length=1, max_length=_MAX_PREFIXES),
         BeforeValidator(_prefixes),
     ] = (ALL_METRICS,)
-    push_interval_s: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = 60.0  # between a client's pushes
-    # of one push, as compressed, which clients are told; 1 MiB is Kafka's own telemetry.max.bytes
+    # seconds between a client's pushes
+    push_interval_s: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = 60.0
+    # compressed bytes of one push, as announced to clients; 1 MiB is Kafka's own telemetry.max.bytes
     max_push_bytes: Annotated[int, Field(ge=1024, le=1 << 20)] = 1 << 20
-    max_clients: Annotated[int, Field(ge=1, le=10_000)] = 200  # with series of their own; the others share `other`
-    max_series_per_client: Annotated[int, Field(ge=1, le=10_000)] = 500  # what a client pushes beyond it is left out
+    max_clients: Annotated[int, Field(ge=1, le=10_000)] = 200  # clients with their own series; all others share `other`
+    max_series_per_client: Annotated[int, Field(ge=1, le=10_000)] = 500  # further series of a client are dropped

@@ -1,4 +1,4 @@
-"""`[[zookeeper]]`: a port whose clients are ZooKeeper's, and the servers that they are passed on to.
+"""`[[zookeeper]]`: a port for clients of ZooKeeper, and the servers that kproxy relays them to.
 
 Refuses to resolve names and to open anything.
 """
@@ -30,7 +30,7 @@ def _servers(value: Any) -> Any:
 
 
 class ZooKeeper(Frozen):
-    """`[[zookeeper]]`: bytes pass untouched; operations are counted, and recorded where `record` is set."""
+    """`[[zookeeper]]`: kproxy passes the bytes unchanged, counts operations, and records them if `record` is set."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] = "default"  # the label and the column `cluster`
     listen: Annotated[Address, BeforeValidator(_bound)]  # address that clients of ZooKeeper connect to
@@ -43,7 +43,7 @@ class ZooKeeper(Frozen):
 
 
 def zookeeper_faults(listeners: Sequence[ZooKeeper], taken: Sequence[Address]) -> Iterator[tuple[str, str]]:
-    """(place, what is wrong) between listeners, and with the ports that clusters and admin take."""
+    """(place, fault) between listeners, and with the ports of clusters and admin."""
     ports = list(taken)
     names: set[str] = set()
     for number, each in enumerate(listeners):
