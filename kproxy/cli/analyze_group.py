@@ -24,7 +24,7 @@ def analyze() -> None:
     """Answers from tables, in a second, on this machine.
 
     \b
-    Tables from a capture, and what is in them:
+    Make tables from a capture, and ask questions:
       kproxy convert incident.pcap --out tables
       kproxy analyze slow tables
       kproxy analyze latency tables --by api,client --every '1 minute'

@@ -1,4 +1,4 @@
-"""The options that say how captures are read and frames are shown, of every command that does, and what they mean.
+"""The options for reading captures and showing frames, shared by every command that does either.
 
 Duty: one spelling, one help text and one default for each. A connection's id depends on some of them, so that commands
 which look one up must be given what the command that named it was given. Refuses to know what is done with captures.
@@ -72,12 +72,12 @@ NAMES = ("ports", "zookeeper_ports", "cluster", "rotated", "key_log", "storage_o
 
 
 def options(function: Any) -> Any:
-    """A function with all that say how captures are read."""
+    """Add the options for reading captures to a function."""
     return _with(OPTIONS, function)
 
 
 def shown(function: Any) -> Any:
-    """A function with those that say how much of a frame is printed."""
+    """Add the options for showing frames to a function."""
     return _with(SHOWN, function)
 
 
@@ -93,7 +93,7 @@ def taken(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def settings(how: Mapping[str, Any], **more: Any) -> "Settings":
-    """What these options mean, as `taken` gives them; `more`: further fields. Raises KproxyError as `Settings` does."""
+    """Settings from these options, as `taken` gives them; `more`: more fields. Raises KproxyError like `Settings`."""
     from kproxy.capture.storage import Storage, options_of
     from kproxy.convert.job import Settings
 
@@ -103,7 +103,7 @@ def settings(how: Mapping[str, Any], **more: Any) -> "Settings":
 
 
 def records(topics: str | None, values: str) -> "Chosen | None":
-    """What `--records` and `--record-values` choose; raises KproxyError for what means nothing."""
+    """The choice of `--records` and `--record-values`; raises KproxyError for an invalid one."""
     from kproxy.tables.records import chosen
 
     if topics is None and values != VALUES:

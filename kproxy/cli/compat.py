@@ -17,9 +17,9 @@ import click
 )
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 def compat(file: str | None, bootstrap: str | None, clients: str | None, as_json: bool) -> None:
-    """Show what kproxy does with each API of a cluster: rewritten, passed, capped or hidden, and who would lose what.
+    """Show what kproxy does with each API of a cluster: rewritten, passed, capped, hidden, and what clients would lose.
 
-    It asks every broker which versions it serves. With a file TLS and login are those of its [[cluster]].
+    It asks every broker which versions it serves. A file's [[cluster]] gives TLS and login.
 
     \b
       kproxy compat --bootstrap kafka-1:9092

@@ -28,7 +28,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, as t
 
 
 class _Asking(Suggesting):
-    """Says of options that choose the kproxy, or of its address, that they stand before the command."""
+    """Reports options or addresses that choose the kproxy, and must be before the command, but are after it."""
 
     def resolve_command(
         self, context: click.Context, arguments: list[str]
@@ -55,7 +55,7 @@ class _Asking(Suggesting):
     metavar="[http[s]://][HOST:]PORT",
     default="localhost:9600",
     show_default=True,
-    help="Address of its admin port, as its --admin, reachable from here.",
+    help="Address of the admin port of that kproxy, its --admin, as seen from here.",
 )
 @admin_port.token_file
 @admin_port.ca
@@ -64,7 +64,7 @@ def ctl(context: click.Context, admin: str, token_file: Path | None, ca: Path | 
     """Ask a kproxy that runs, and change what it does.
 
     \b
-    What it is doing, and for whom:
+    Its state, its connections, and the requests in flight of one:
       kproxy ctl status
       kproxy ctl connections
       kproxy ctl requests 17
@@ -72,7 +72,7 @@ def ctl(context: click.Context, admin: str, token_file: Path | None, ca: Path | 
     The frames of one client, decoded, as they pass; secrets and records are left out:
       kproxy ctl trace --client 10.0.0.7
     \b
-    Another one than that of this machine:
+    A kproxy on another machine:
       kproxy ctl -a https://kproxy-1:9600 --token-file token --ca ca.pem status
     """
 
@@ -88,7 +88,7 @@ def ctl(context: click.Context, admin: str, token_file: Path | None, ca: Path | 
 @as_json
 @click.pass_obj
 def status(port: "Callable[[], AdminPort]", as_json: bool) -> None:
-    """Whether it is ready, how many connections it has, since when it runs.
+    """Show whether it is ready, how many connections it has, and how long it has been running.
 
     \b
       kproxy ctl status
@@ -110,8 +110,8 @@ def status(port: "Callable[[], AdminPort]", as_json: bool) -> None:
 def dump(port: "Callable[[], AdminPort]", as_json: bool) -> None:
     """Write what the flight recorder holds: the last minutes, as tables and as packets for Wireshark.
 
-    The folder is on the machine of that kproxy, in the one that its --flight names. tables_from and frames_from are
-    when the tables and the packets begin; `shorter` names the setting that made one of them begin later.
+    The folder is on the machine of that kproxy, in the folder of its --flight. tables_from and frames_from are the
+    times at which the tables and the packets begin; `shorter` names the setting that made one of them begin later.
 
     \b
       kproxy ctl dump
@@ -145,7 +145,7 @@ def dump(port: "Callable[[], AdminPort]", as_json: bool) -> None:
 def connections(
     port: "Callable[[], AdminPort]", cluster: str | None, client: str | None, zookeeper: bool, as_json: bool
 ) -> None:
-    """Open connections, the oldest first: who, since when, to which broker, how much.
+    """Open connections, the oldest first: client, age, broker, requests and bytes.
 
     \b
       kproxy ctl connections
@@ -175,11 +175,11 @@ def connections(
 @as_json
 @click.pass_obj
 def groups(port: "Callable[[], AdminPort]", cluster: str | None, group: str | None, as_json: bool) -> None:
-    """Consumer groups, as their traffic tells: state, members, the last rebalance and what set it off.
+    """Consumer groups, from their traffic: state, members, the last rebalance and its cause.
 
-    protocol: classic, consumer (KIP-848), share or streams (KIP-1071); type: what its members are, as consumer, connect
-    or streams. Of clusters whose `detail` is topics or batches, and of groups heard of since kproxy started. How far
-    they are behind: `kproxy top`, and kproxy_group_committed_offset of /metrics by partition.
+    protocol: classic, consumer (KIP-848), share or streams (KIP-1071); type: kind of its members, as consumer,
+    connect or streams. Only clusters whose `detail` is topics or batches, and groups seen since kproxy started. Their
+    lag: `kproxy top`, and kproxy_group_committed_offset of /metrics by partition.
 
     \b
       kproxy ctl groups
@@ -198,11 +198,11 @@ def groups(port: "Callable[[], AdminPort]", cluster: str | None, group: str | No
     from kproxy.views import operator as view
 
     nothing = (
-        "no groups were heard of: a group is known once a member joins through kproxy (KIP-848: heartbeats), where the "
+        "no groups were seen: a group is listed once a member joins through kproxy (KIP-848: heartbeats), where the "
         'cluster has detail = "topics" (--detail topics)'
     )
     if known:
-        nothing = f"none of the {known} groups that were heard of is chosen; `kproxy ctl groups` lists them"
+        nothing = f"none of the {known} groups that were seen is chosen; `kproxy ctl groups` lists them"
     view.show_table(view.groups(rows, time.time_ns()), (*_GROUP_COLUMNS, *_REBALANCE_COLUMNS), nothing)
 
 
@@ -218,10 +218,10 @@ def groups(port: "Callable[[], AdminPort]", cluster: str | None, group: str | No
 @as_json
 @click.pass_obj
 def findings(port: "Callable[[], AdminPort]", cluster: str | None, given: tuple[str, ...], as_json: bool) -> None:
-    """What stands out of the last quarter of an hour: evidence, why it matters, which setting to change.
+    """Findings of the last quarter of an hour: evidence, why it matters, which setting to change.
 
-    Of what metrics know: topics, groups and lag need `detail` topics or batches. `kproxy analyze findings` knows more,
-    of a capture or a recording.
+    They come from metrics: topics, groups and lag need `detail` topics or batches. `kproxy analyze findings` finds
+    more, in a capture or a recording.
 
     \b
       kproxy ctl findings
@@ -250,7 +250,7 @@ def _matches(row: dict[str, Any], cluster: str | None, client: str | None) -> bo
 @as_json
 @click.pass_obj
 def requests(port: "Callable[[], AdminPort]", connection: int, as_json: bool) -> None:
-    """The requests in flight of a connection: which API, and for how long.
+    """The requests in flight of a connection: API and age of each.
 
     \b
     CONNECTION is a number of `kproxy ctl connections`:
@@ -271,7 +271,7 @@ def requests(port: "Callable[[], AdminPort]", connection: int, as_json: bool) ->
 @as_json
 @click.pass_obj
 def close(port: "Callable[[], AdminPort]", connection: int, as_json: bool) -> None:
-    """Close a connection now, whatever is under way. `drain` lets its requests finish first.
+    """Close a connection at once, even with requests in flight. `drain` lets its requests finish first.
 
     \b
       kproxy ctl close 17
@@ -288,7 +288,7 @@ def close(port: "Callable[[], AdminPort]", connection: int, as_json: bool) -> No
 def drain(
     port: "Callable[[], AdminPort]", connection: int | None, cluster: str | None, everything: bool, as_json: bool
 ) -> None:
-    """Let connections end between two requests; their clients come back at once, as new connections.
+    """Close connections between two requests; their clients reconnect at once.
 
     \b
       kproxy ctl drain --connection 17
@@ -305,7 +305,7 @@ def drain(
 @as_json
 @click.pass_obj
 def log_level(port: "Callable[[], AdminPort]", level: str | None, as_json: bool) -> None:
-    """Show from which level on it logs, or change it until it ends.
+    """Show the log level, or change it until kproxy ends.
 
     \b
       kproxy ctl log-level
@@ -322,7 +322,7 @@ def log_level(port: "Callable[[], AdminPort]", level: str | None, as_json: bool)
 @as_json
 @click.pass_obj
 def brokers(port: "Callable[[], AdminPort]", as_json: bool) -> None:
-    """The brokers of each cluster: their ports here, and where they are.
+    """The brokers of each cluster: their ports in kproxy, and their own addresses.
 
     \b
       kproxy ctl brokers
@@ -345,7 +345,7 @@ def brokers(port: "Callable[[], AdminPort]", as_json: bool) -> None:
 @as_json
 @click.pass_obj
 def policy(port: "Callable[[], AdminPort]", as_json: bool) -> None:
-    """What decides the requests of each cluster, in that order: read_only, the rules, the default. And its limits.
+    """The policy of each cluster, in order of evaluation: read_only, the rules, the default. And its limits.
 
     \b
       kproxy ctl policy
@@ -367,7 +367,7 @@ def policy(port: "Callable[[], AdminPort]", as_json: bool) -> None:
 @as_json
 @click.pass_obj
 def reload(port: "Callable[[], AdminPort]", as_json: bool) -> None:
-    """Have it read its settings again; what is wrong changes nothing, and is told.
+    """Make kproxy read its settings again. If they have a fault, nothing changes, and the fault is printed.
 
     \b
       kproxy ctl reload
@@ -406,8 +406,8 @@ def trace(
 ) -> None:
     """Print the frames of a client as they pass, decoded as `kproxy decode` does.
 
-    SASL tokens, passwords, HMACs and records never leave kproxy. Traffic does not wait for a trace: what it cannot keep
-    up with is left out, and counted.
+    SASL tokens, passwords, HMACs and records never leave kproxy. Traffic does not wait for a trace: frames that it
+    cannot keep up with are left out, and counted.
 
     \b
       kproxy ctl trace --client 10.0.0.7
@@ -436,7 +436,7 @@ def _print(value: Any) -> None:
 
 
 def _done(answer: tuple[int, Any], as_json: bool, what: str, nothing: str) -> None:
-    """Say how many connections were meant; exit status 1 where there was none."""
+    """Print the number of connections concerned; exit status 1 if there was none."""
     status, value = answer
     if as_json:
         _print(value)

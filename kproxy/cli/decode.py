@@ -27,7 +27,7 @@ from kproxy.cli import captures
 @click.option(
     "--zookeeper",
     is_flag=True,
-    help="Decode ZooKeeper's frames: of captures, or requests as hex; --response NAME for an answer.",
+    help="Decode ZooKeeper's frames, from captures, or requests as hex; --response NAME for an answer.",
 )
 @click.option("--sized/--bare", default=None, help="Frames with or without their 4-byte sizes. Default: recognised.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as Kafka's own converters write it.")
@@ -49,10 +49,10 @@ def decode(
     show_secrets: bool,
     **how: Any,
 ) -> None:
-    """Decode a Kafka frame, or several with their sizes. They are requests, unless an option says otherwise.
+    """Decode a Kafka frame, or several with their sizes. They are requests, unless an option names another kind.
 
     \b
-    A request names its API and version; an answer does not, so say what it answers:
+    A request names its API and version; an answer does not, so name its request:
       kproxy decode 00120000000000070003666f6f
       kproxy decode --response ApiVersions:0 0000000700000000000100030000000d
       kproxy decode --file frame.bin --json

@@ -21,7 +21,7 @@ def demo(seconds: float | None, record: Path | None) -> None:
     """Kafka traffic decoded, with nothing to set up.
 
     \b
-    In a terminal, until Ctrl-C; and with tables of what passed, to try the other commands on:
+    Run in a terminal until Ctrl-C; or record tables of the traffic, to try the other commands on:
       kproxy demo
       kproxy demo --seconds 20 --record tables
 

@@ -37,7 +37,7 @@ def doctor(file: str | None, timeout_s: float, as_json: bool, verbose: bool, **f
     """Check a configuration, this host and the clusters, before traffic does.
 
     It connects to every broker as kproxy would, TLS and login included, binds the ports that kproxy would bind, and
-    says what to do about each finding. Nothing is changed. Run it where kproxy is to run, while kproxy does not.
+    prints a remedy for each finding. It changes nothing. Run it where kproxy is to run, while kproxy does not.
 
     \b
       kproxy doctor kproxy.toml

@@ -58,7 +58,7 @@ def findings_command(
 
         Batches of one record, no compression, empty fetches, quotas, old protocol versions, weak acks, hot partitions
         and brokers, connection churn, rebalance storms, growing lag, open transactions, lost segments. Each needs
-        enough traffic to say so, by thresholds that can be changed: --list shows them with their reasons.
+        enough traffic, by thresholds that you can change: --list shows them with their reasons.
         """
         from kproxy.analysis.findings.thresholds import read
         from kproxy.analysis.question import times

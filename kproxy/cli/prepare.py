@@ -10,12 +10,12 @@ import click
 def prepare() -> None:
     """Let every later start of Spark on this machine take two thirds of the time, for 190 MB in the cache folder.
 
-    What an ingest and a question load of Java is kept as an archive of the JVM, in XDG_CACHE_HOME/kproxy or
-    ~/.cache/kproxy. It belongs to one Java and one pyspark: after another one is installed, say it again. To undo it,
-    remove the file.
+    The JVM archives the Java classes that an ingest and a question load, in XDG_CACHE_HOME/kproxy or ~/.cache/kproxy.
+    The archive fits one Java and one pyspark: run the command again after installing another. Remove the file to undo
+    it.
 
     \b
-    Once, as in an image of a container:
+    Run it once, for example in an image of a container:
       kproxy spark prepare
     """
     from kproxy.cli.spark import PLANNING, require_pyspark, started

@@ -1,4 +1,4 @@
-"""`kproxy report`: what captures or tables say, as one HTML file. Logic is in `kproxy.analysis` and `kproxy.views`."""
+"""`kproxy report`: captures or tables as one HTML file. Logic is in `kproxy.analysis` and `kproxy.views`."""
 
 import os
 import tempfile
@@ -21,8 +21,8 @@ def _report(
     """Write a report of captures or tables: one HTML file that opens anywhere.
 
     Latencies by API over time, the slowest exchanges explained, load, errors, throttles, topics and lag, groups and
-    leaders, the network, and what the capture could not show; with plots. The file holds all it needs and asks nobody
-    for anything. It has names of clients, topics and groups and addresses, and no keys or values of records.
+    leaders, the network, and the flaws of the capture; with plots. The file is self-contained and loads nothing. It
+    contains addresses and names of clients, topics and groups, and no keys or values of records.
 
     \b
     Examples:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Run(Hinting):
-    """Of a file in the place where `kproxy check` takes it."""
+    """Hints at --config where a file is given as an argument, as `kproxy check` takes it."""
 
     def hint(self, arguments: list[str]) -> str:
         for before, each in zip(["", *arguments], arguments, strict=False):
@@ -51,14 +51,14 @@ class _Run(Hinting):
 @click.option(
     "--route",
     metavar="ports|sidecar|sni|transparent",
-    help="One port per broker (default), a single port for the broker beside kproxy, one over TLS for "
-    "all brokers (sni: docs/tls.md), or one to which the kernel redirects clients (docs/transparent.md).",
+    help="One port per broker (default), a single port for the broker next to kproxy, one over TLS for "
+    "all brokers (sni: docs/tls.md), or one that the kernel redirects clients to (docs/transparent.md).",
 )
 @click.option(
     "--advertise",
     metavar="HOST:PORT",
     help="Address given to clients for a broker. {port}: kproxy's port, {id}: node id, {host}: the broker's host. "
-    "Default: the host of --listen and {port}; with route sidecar {host}:{port}.",
+    "Default: the host of --listen and {port}; {host}:{port} with route sidecar.",
 )
 @click.option(
     "--broker-port-base", metavar="PORT", help="Broker N gets port PORT + N. Default: the port of --listen + 1."
@@ -74,11 +74,11 @@ class _Run(Hinting):
     metavar="stderr|FILE",
     help="Write a line of JSON for every administrative request and every refusal.",
 )
-@click.option("--config", "file", metavar="FILE.toml", help="File of settings; there can be several [[cluster]] in it.")
+@click.option("--config", "file", metavar="FILE.toml", help="File of settings, with one or more [[cluster]].")
 @click.option("--record", metavar="DIR", help="Record the traffic as the tables that kproxy convert writes.")
 @click.option("--record-keep-h", metavar="HOURS", help="Remove recorded files that are older. Default: all files stay.")
 @click.option(
-    "--record-keep-bytes", metavar="BYTES", help="Remove the oldest recorded files beyond so many bytes in all."
+    "--record-keep-bytes", metavar="BYTES", help="Remove the oldest recorded files while all together exceed this size."
 )
 @click.option(
     "--flight",
@@ -106,13 +106,13 @@ class _Run(Hinting):
 @click.option(
     "--discovery-interval-s",
     metavar="SECONDS",
-    help="Interval between two questions for the cluster's brokers. Default: 30.",
+    help="Interval between two requests for the cluster's brokers. Default: 30.",
 )
 @click.option(
     "--drain-delay-s",
     metavar="SECONDS",
-    help="Time after SIGTERM in which kproxy still accepts connections while /ready "
-    "fails, for slow load balancers. Default: 0.",
+    help="Time after SIGTERM during which /ready fails but kproxy still accepts connections, "
+    "for slow load balancers. Default: 0.",
 )
 @click.option(
     "--drain-timeout-s",
@@ -133,7 +133,7 @@ def run(file: str | None, **flags: Any) -> None:
     """Run the proxy.
 
     \b
-    In front of a cluster, with a port for each broker (9093 for broker 0, 9094 for broker 1, ...):
+    As a proxy before a cluster, with a port for each broker (9093 for broker 0, 9094 for broker 1, ...):
       kproxy run --listen localhost:9092 --bootstrap kafka-1:9092,kafka-2:9092 --admin localhost:9600
     \b
     As a gateway that clients know as kafka.example:

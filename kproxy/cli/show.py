@@ -1,4 +1,4 @@
-"""`kproxy show`: one exchange of a capture, why it took its time, and what stood before it on its connection."""
+"""`kproxy show`: one exchange of a capture, where its time went, and the exchanges before it on its connection."""
 
 import sys
 from collections.abc import Iterable

@@ -380,9 +380,7 @@ def ingest(
 @click.option(
     "--out", required=True, metavar="DIR", help="Folder of the tables; each is a folder in it, by date and hour."
 )
-@click.option(
-    "--checkpoint", metavar="DIR", help="Folder in which Spark keeps its position. Default: _follow among the tables."
-)
+@click.option("--checkpoint", metavar="DIR", help="Folder for Spark's position. Default: _follow among the tables.")
 @click.option(
     "--interval-s",
     type=click.FloatRange(0),
@@ -412,14 +410,14 @@ def follow(
 ) -> None:
     """Add each capture that appears in a folder to tables, once, until interrupted.
 
-    A file is read when it is complete, whatever its name and age, unless it is still called .part or .tmp; of a folder
-    in a storage only *.pcap, *.pcapng and *.cap, also compressed, and of a pattern such as 's3://captures/kafka/*' what
-    it matches. What was read is noted in a checkpoint, so that a run that is killed goes on where it was. With
-    --rotated the files of one look are one capture: exchanges that cross from one file into the next are whole, but for
-    those between two looks, of which the tables say that they are cut.
+    It reads a file when it is complete, whatever its name and age, unless its name ends in .part or .tmp. From a folder
+    in a storage it reads only *.pcap, *.pcapng and *.cap, also compressed; from a pattern such as
+    's3://captures/kafka/*', the files that match. A checkpoint holds the files that were read, so that a killed run
+    resumes where it was. With --rotated the files found by one look are one capture: exchanges that cross from one file
+    into the next are whole. Those that cross from one look to the next are cut, and the tables mark them so.
 
     \b
-    Of tcpdump that begins a file each minute, and of a bucket:
+    Follow tcpdump, which begins a file each minute, and follow a bucket:
       tcpdump -i any -s 0 -G 60 -w 'captures/%s.pcap' port 9092
       kproxy spark follow captures --out tables --rotated
       kproxy spark follow s3://captures/kafka --out s3a://tables/kafka

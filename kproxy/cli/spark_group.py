@@ -27,7 +27,7 @@ def spark() -> None:
     """Captures and tables of any size on Spark, from this machine's cores to a cluster.
 
     \b
-    Tables from captures, and answers from tables, whoever wrote them:
+    Make tables from captures, and answer questions from tables of any kproxy:
       kproxy spark ingest captures/*.pcap --out tables
       kproxy spark latency tables --by api,client
       kproxy spark slow tables --format json

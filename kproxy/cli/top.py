@@ -49,7 +49,7 @@ def top(
 ) -> None:
     """Show what a running kproxy does: APIs, brokers, topics, clients, groups, connections, slow exchanges, errors.
 
-    ADMIN is where it answers, as HOST:PORT: what its --admin says, from here. Default: localhost:9600.
+    ADMIN is the HOST:PORT of its admin port, its --admin, as seen from here. Default: localhost:9600.
 
     \b
     In a terminal; 1 to 9 choose a table, Enter opens a row, / filters, s sorts, p pauses, q ends:

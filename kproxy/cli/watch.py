@@ -28,8 +28,8 @@ _LEVELS = ("debug", "info", "warning", "error")
     "ports",
     metavar="PORT|any",
     multiple=True,
-    help="Port of brokers; can be given several times. any: Kafka is found by its content, on all ports. "
-    "Default: 9092. The ports that brokers' answers name are added.",
+    help="Port of brokers; can be given several times. any: Kafka is recognised by its content, on all ports. "
+    "Default: 9092. Ports advertised by brokers are added.",
 )
 @click.option(
     "--zookeeper-port",
@@ -67,35 +67,35 @@ _LEVELS = ("debug", "info", "warning", "error")
 @click.option(
     "--user",
     metavar="NAME",
-    help="Whom to become once the socket is open. Default: who called sudo; without sudo, the user stays the same. "
-    "All capabilities are given up in any case.",
+    help="User to run as once the socket is open. Default: the user who called sudo; without sudo, no change. "
+    "kproxy drops all capabilities in any case.",
 )
 @click.option(
     "--processes",
     is_flag=True,
-    help="Show in /api/connections which process and container of this host is at an end of a connection. For those of "
-    "other users CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH are kept.",
+    help="Show in /api/connections the process and container of this host at either end of a connection. kproxy keeps "
+    "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, to see those of other users.",
 )
 @click.option(
     "--log-format", metavar="FORMAT", default="text", help="text, or json (one object per line). Default: text."
 )
 @click.option("--log-level", metavar="LEVEL", default="info", help="debug, info, warning or error. Default: info.")
 def watch(log_format: str, log_level: str, **options: Any) -> None:
-    """Watch a cluster from beside: metrics and tables from packets, with nothing between clients and brokers.
+    """Watch a cluster passively: metrics and tables from packets, with nothing between clients and brokers.
 
-    It needs the right to capture (sudo, or CAP_NET_RAW), on the machine of a broker, of clients, or at a mirror port.
+    It needs the right to capture (sudo, or CAP_NET_RAW), on a machine of a broker or of clients, or at a mirror port.
 
     \b
     On a broker, with metrics at localhost:9464/metrics:
       sudo kproxy watch --interface eth0 --admin 9464
     \b
-    Brokers at other ports, all interfaces of a Kubernetes node, and also tables of what was seen:
+    With other ports of brokers, all interfaces of a Kubernetes node, and tables of the traffic:
       sudo kproxy watch --interface any --port 9092 --port 9094 --admin 9464 --record tables
     \b
     A cluster of Kafka 3.9 or older, with its registry in ZooKeeper:
       sudo kproxy watch --interface eth0 --zookeeper-port 2181 --record tables
     \b
-    Find out where Kafka is spoken at all:
+    Find all Kafka traffic, whatever its ports:
       sudo kproxy watch --interface any --port any --admin 9464
       curl -s localhost:9464/api/connections
     """
@@ -125,7 +125,7 @@ def watch(log_format: str, log_level: str, **options: Any) -> None:
 
 
 def settings_of(*, admin: str | None, interfaces: tuple[str, ...], ports: tuple[str, ...], **rest: Any) -> "Settings":
-    """What the options say; KproxyError for what they cannot."""
+    """The settings from the options; raises KproxyError for invalid ones."""
     from kproxy.errors import KproxyError
     from kproxy.proxy.config.addresses import parse_address
     from kproxy.watch.settings import PORT, Settings

@@ -114,7 +114,7 @@ def test_what_a_kproxy_is_doing(kproxy):
     assert all(text in table for text in ("orders-7", "tester 1.2", "User:ANONYMOUS", "bootstrap"))
     (row,) = json.loads(asked(*options, "connections", "--client", "orders", "--json"))
     assert asked(*options, "connections", "--client", "nobody").strip() == "no connections"
-    assert "no groups were heard of" in asked(*options, "groups")
+    assert "no groups were seen" in asked(*options, "groups")
     assert "ApiVersions" in asked(*options, "requests", str(row["number"]))
     (brokers,) = json.loads(asked(*options, "brokers", "--json"))
     assert "1" in brokers["brokers"] and HOST in asked(*options, "brokers")
@@ -230,7 +230,7 @@ def test_groups_that_are_known_are_not_denied_where_none_is_chosen():
             return [] if options["after"] else [{"cluster": "shop", "group": "billing"}]
 
     text = CliRunner().invoke(ctl.groups, ["--group", "biling"], obj=Port, catch_exceptions=False).output
-    assert text == "none of the 1 groups that were heard of is chosen; `kproxy ctl groups` lists them\n"
+    assert text == "none of the 1 groups that were seen is chosen; `kproxy ctl groups` lists them\n"
 
 
 def test_a_token_goes_to_nobody_that_an_answer_names(tmp_path):
