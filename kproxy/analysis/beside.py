@@ -1,6 +1,6 @@
 """Two datasets side by side: answers whose rows have keys that both may have, for a report that compares.
 
-Duty: which answers are compared, by which keys, and which of their numbers; pair the rows. How latencies changed is a
+Duty: the answers to compare, their keys, and their figures; pair the rows. How latencies changed is a
 job of its own (`compare`); single exchanges and moments have no counterpart. Refuses to know how pairs look.
 
 Bounds: ROWS rows of each answer are asked for; SHOWN of each dataset are paired with those of the other.
@@ -23,7 +23,7 @@ Tables = Mapping[str, Frame]
 
 @dataclass(frozen=True)
 class Compared:
-    """An answer whose rows are compared: what asks for it, what a row is of, its numbers, and the tables it reads."""
+    """An answer whose rows are compared: its query, the keys of a row, its figures, and the tables that it reads."""
 
     ask: Callable[[Tables], Frame]
     keys: tuple[str, ...]
@@ -33,9 +33,9 @@ class Compared:
 
 @dataclass(frozen=True)
 class Beside:
-    """Pairs of rows with the same keys, of this dataset and of the other; one that has no such row gives None.
+    """Pairs of rows with the same keys, of this dataset and of the other; None where one has no such row.
 
-    First what is among the first SHOWN of this dataset, in its order, then what is among those of the other.
+    First the first SHOWN rows of this dataset, in its order, then those of the other that are not among them.
     """
 
     keys: tuple[str, ...]
@@ -51,7 +51,7 @@ def _job(name: str, keys: tuple[str, ...], numbers: tuple[str, ...], **options: 
 
 
 def _kinds(tables: Tables) -> Frame:
-    """What the captures of a dataset could not show, all of them together."""
+    """The flaws of all captures of a dataset together."""
     return ask(
         {"quality": tables["quality"]},
         answer="""

@@ -1,12 +1,12 @@
-"""Tables of captures that somebody asks about: converted once, kept beside the capture.
+"""Tables for questions to captures: converted once, kept next to the capture.
 
-Duty: find the tables of captures in `.kproxy/` beside the first of them, or where that cannot be written to in the
-folder for temporary files; convert where there are none. They are known again by each capture's path, size, time of
-change and first bytes, by how it is read, and by the versions of kproxy and of the tables. They appear whole or not at
-all; damaged ones (a file is missing, or has another size) are made again, and those of an earlier state of the same
-captures go. `batches` is made only for questions that read it. Nobody may read them who may not read the captures.
+Duty: find the tables of captures in `.kproxy/` next to the first of them, or, if that is not writable, in the folder
+for temporary files; convert if there are none. Their key is each capture's path, size, time of change and first bytes,
+the way to read it, and the versions of kproxy and of the tables. They appear complete or not at all; damaged ones (a
+file is missing, or has another size) are made again, and those of an earlier state of the same captures are deleted.
+`batches` is made only for questions that read it. Only users who may read the captures may read them.
 
-Bounds: a folder for each capture, or for several that are asked about together. Refuses to know questions.
+Bounds: a folder for each capture, or for several in one question. Refuses to know questions.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ from kproxy.capture.storage import is_capture, near
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import dataset, schema
 
-# What converts is imported where there are captures: tables are asked without it.
+# Modules for converting are imported only for captures: questions to tables do without them.
 if TYPE_CHECKING:
     from kproxy.convert.job import Settings, Summary
     from kproxy.convert.workers import Progress
@@ -65,7 +65,7 @@ def tables_of(
 ) -> tuple[Path, bool]:
     """The folder with the tables of captures, and whether it is to be deleted after use (standard input has no place).
 
-    convert: what makes the tables of the captures in a folder. again: those that are there cannot be read. Raises
+    convert: makes the tables of the captures in a folder. again: the existing ones cannot be read. Raises
     CaptureError where one cannot be read, KproxyError where nothing can be written.
     """
     from kproxy.convert import job as jobs
@@ -113,7 +113,7 @@ def tables_of(
 
 
 def forget(place: Path) -> None:
-    """Delete the tables that `tables_of` said are to be deleted after use."""
+    """Delete tables, if `tables_of` returned that they are to be deleted after use."""
     shutil.rmtree(place.parent, ignore_errors=True)
 
 
@@ -127,7 +127,7 @@ def is_whole(place: Path) -> bool:
 
 
 def _made(place: Path) -> tuple[int, int] | None:
-    """What tells the tables at a place from those that were there before; None: there are none."""
+    """An identity of the tables at a place, to notice others in their stead; None: there are none."""
     try:
         stat = (place / _DONE).stat()
     except OSError:
@@ -136,7 +136,7 @@ def _made(place: Path) -> tuple[int, int] | None:
 
 
 def _draft(parent: Path, name: str) -> tuple[Path, int]:
-    """A folder to write to, locked while its process lives; those of processes that were killed go."""
+    """A folder to write to, locked while its process lives; those of killed processes are deleted."""
     for old in parent.glob("*" + _DRAFT):
         if old.name.startswith(f"{name}-"):
             with suppress(OSError):  # somebody is at it
@@ -157,7 +157,7 @@ def _draft(parent: Path, name: str) -> tuple[Path, int]:
 
 
 def _allow(folder: Path, paths: Sequence[str]) -> None:
-    """Those may read the tables who may read all of the captures."""
+    """Give read access to users who may read all of the captures."""
     stats = [os.stat(path) for path in paths]  # noqa: PTH116 - a name may be bytes
     read = 0o044
     for stat in stats:
@@ -190,7 +190,7 @@ def _complete(folder: Path) -> None:
 
 
 def _forget(parent: Path, name: str, key: str, place: Path) -> None:
-    """Tables of this capture as it was, and what is in the way."""
+    """Delete tables of earlier states of this capture, and any at this place."""
     fingerprint = key.partition("-")[0]
     for old in parent.glob("*"):
         rest = old.name.removeprefix(f"{name}-").split("-")
@@ -199,7 +199,7 @@ def _forget(parent: Path, name: str, key: str, place: Path) -> None:
 
 
 def _name(paths: Sequence[str]) -> str:
-    """What the folders of these captures begin with: the first one's name, and what says which others there are."""
+    """The beginning of the names of folders: the first capture's name, and a digest of all, if there are several."""
     name = Path(paths[0]).name
     if len(paths) == 1 and len(os.fsencode(name)) <= _MAX_NAME_BYTES:
         return name
@@ -208,7 +208,7 @@ def _name(paths: Sequence[str]) -> str:
 
 
 def _parents(path: str) -> list[Path]:
-    """Where tables of a capture may be, the best first."""
+    """Folders for tables of a capture, the best first."""
     absolute = Path(path).absolute()
     where = blake2b(os.fsencode(absolute.parent), digest_size=6).hexdigest()
     own = Path(tempfile.gettempdir()) / f"kproxy-{os.getuid()}"
@@ -250,7 +250,7 @@ def _state(path: str) -> tuple[int, int, str | None]:
 
 
 def convert_with(captures: Sequence[str], progress: "Progress | None") -> "Callable[[Path, Settings], Summary]":
-    """What `tables_of` calls to convert captures, telling `progress`, if any."""
+    """The function `convert` for `tables_of`; it reports to `progress`, if any."""
     from kproxy.convert import processes
 
     return lambda folder, settings: processes.convert(captures, folder, settings, progress=progress)

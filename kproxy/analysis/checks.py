@@ -1,8 +1,8 @@
-"""What can be wrong with a question, found before an engine starts: which takes seconds, and says it in its own words.
+"""Faults of a question, found before an engine starts: a start takes seconds, and engines report faults in other words.
 
 Duty: names of columns in groups and conditions, against the schema; spans of time; and a condition in the words of both
-engines: names in backquotes, texts as literals, so that it is one condition and nothing else. Each fault names what is
-there instead.
+engines: names in backquotes, texts as literals, so that it is one condition and nothing else. Each fault names the
+valid alternatives.
 
 Refuses to know files and engines.
 """
@@ -14,7 +14,7 @@ from kproxy.analysis.pieces import GROUP_COLUMNS, GROUPS, did_you_mean, literal,
 from kproxy.errors import KproxyError
 from kproxy.tables import schema
 
-BY_HOUR = ("date", "hour")  # of tables that Spark wrote: parts of their paths
+BY_HOUR = ("date", "hour")  # columns of tables that Spark wrote: parts of their paths
 
 _TOKEN = re.compile(
     r"""(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.)*")|`(?P<quoted>[^`]+)`|(?P<name>[A-Za-z_]\w*)|"""
@@ -30,18 +30,18 @@ _SQL = """
     timestamp timestamp_ltz timestamp_ntz tinyint to trailing trim true try_cast unbounded union unknown user using
     varchar void week weeks when where with within year years zone
 """
-_WORDS = frozenset(_SQL.split())  # that may stand in a condition and are no names
+_WORDS = frozenset(_SQL.split())  # words of conditions that are no names
 _NOT_HERE = {
     "select": "a condition has no query in it: `kproxy analyze sql` takes queries",
     "rlike": "write regexp_like(column, 'pattern')",
     "regexp": "write regexp_like(column, 'pattern')",
 }
-_COMPARED = ("=", ">", "<", "(", ",", "like", "in")  # what may stand before a text
+_COMPARED = ("=", ">", "<", "(", ",", "like", "in")  # tokens that may precede a text
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0"}
 
 
 def names_of(table: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a condition on rows of a table may name, and the text that each stands for."""
+    """Names for conditions on rows of a table, each with the text that it stands for."""
     columns = [*schema.BY_NAME[table].schema.names, *BY_HOUR]
     groups = {group: GROUPS[group] for group, needed in GROUP_COLUMNS.items() if set(needed) <= set(columns)}
     return groups | {column: name(column) for column in columns} | dict(more or {})
@@ -50,7 +50,7 @@ def names_of(table: str, more: Mapping[str, str] | None = None) -> dict[str, str
 def condition(text: str, known: Mapping[str, str], what: str, option: str = "--where") -> str:
     """A condition as people write it, as one that both engines take; `known` as of `names_of`, of `what`.
 
-    Raises KproxyError for a name that is not known, and for what is no single condition.
+    Raises KproxyError for an unknown name, and for anything but a single condition.
     """
     lower = {each.lower(): each for each in known}
     depth, found, reached = 0, [], 0
@@ -104,7 +104,7 @@ def _unescaped(token: str) -> str:
 
 
 def compared(text: str, known: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The names that a condition says are equal to a text, each with that text."""
+    """The names that a condition compares with a text by =, each with that text."""
     lower = {each.lower(): each for each in known}
     tokens = list(_TOKEN.finditer(text))
     found = []
@@ -122,7 +122,7 @@ def names_in(text: str, known: Sequence[str]) -> set[str]:
 
 
 def check_groups(by: Sequence[str], table: str, more: Sequence[str] = ()) -> None:
-    """Raise KproxyError for a group that rows of a table cannot be put in; more: those that a job finds elsewhere."""
+    """Raise KproxyError for a group that rows of a table cannot be put in; more: groups of the job's own."""
     known = [*names_of(table), *more]
     for each in by:
         if each not in known:
@@ -130,7 +130,7 @@ def check_groups(by: Sequence[str], table: str, more: Sequence[str] = ()) -> Non
 
 
 def check_span(every: str) -> None:
-    """Raise KproxyError for what is no span of time."""
+    """Raise KproxyError for an invalid span of time."""
     try:
         span_us(every)
     except ValueError as fault:

@@ -1,4 +1,4 @@
-"""Questions whose answers are drawn: how latencies and batches spread, what a network and leaders did over time.
+"""Questions whose answers are drawn: distributions of latencies and batch sizes, retransmissions, leader changes.
 
 Their steps are fixed, so that the answers of two captures can be laid side by side. Refuses to know files, sessions and
 how anything is drawn.

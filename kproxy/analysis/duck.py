@@ -3,16 +3,16 @@
     with Tables("tables") as tables:
         print(jobs.latency(tables["exchanges"], by=["client"]).arrow())
 
-Duty: views over the Parquet files of a dataset, with the columns that this kproxy knows (what a file lacks is null),
+Duty: views over the Parquet files of a dataset, with the columns that this kproxy knows (null where a file lacks them),
 and macros that give DuckDB the functions that questions use by Spark's names. Percentiles are exact here: 8 bytes of
 memory for each row and percentile.
 
 A table of at most SMALL_ROWS rows in at most SMALL_FILES files is read once, into memory: a report asks a hundred
 questions, and planning one over Parquet files takes longer than answering it from so few rows. Rows of more files are
-not counted: to open a thousand files takes half a second.
+not counted: opening a thousand files takes half a second.
 
-Bounds: DuckDB takes what memory it needs, up to 80 % of the machine's, and behind that a folder among temporary files,
-which goes with it; it reads the files of the dataset, no other, and writes none else. Refuses to know questions.
+Bounds: DuckDB takes the memory that it needs, up to 80 % of the machine's, and then a folder among temporary files,
+which is deleted with it; it reads the files of the dataset, no other, and writes none else. Refuses to know questions.
 """
 
 import os
@@ -37,7 +37,7 @@ FETCHED_ROWS = 2048  # at a time
 SMALL_ROWS = 20_000
 SMALL_FILES = 16
 
-# Spark's functions in DuckDB's words. What both have by the same name and meaning is not here.
+# Spark's functions, defined in DuckDB's SQL. Functions with the same name and meaning in both are not here.
 MACROS = {
     "try_divide(a, b)": "cast(a as double) / nullif(cast(b as double), 0)",
     "unix_micros(t)": "epoch_us(t)",
@@ -158,7 +158,7 @@ class Tables(Mapping[str, Frame]):
     """
 
     def __init__(self, folder: str | Path, others: Sequence[str | Path] = ()) -> None:
-        """others: further folders that questions are put to (`beside`)."""
+        """others: further folders for questions (`beside`)."""
         import duckdb
 
         self.folder = Path(folder)
@@ -167,18 +167,18 @@ class Tables(Mapping[str, Frame]):
             config={
                 "autoinstall_known_extensions": "false",
                 "autoload_known_extensions": "false",
-                # What is looked up stands on the right of a join. DuckDB would swap the sides by its guess of what
-                # conditions leave: brokers' own exchanges, mostly none, would be looked for in all rows of partitions.
-                # By its statistics DuckDB 2.0.1 takes a column behind a left join for one without nulls, if the rows on
-                # the right are none, and a HAVING over it for false: groups are missing from the answer.
+                # Questions put the side to look up on the right of a join. DuckDB would swap sides by its estimate of
+                # conditions: brokers' own exchanges, mostly none, would be looked for in all rows of partitions.
+                # From statistics DuckDB 2.0.1 infers that a column of a left join has no nulls, if the right side
+                # has no rows, and that a HAVING over it is false: groups are missing from the answer.
                 "disabled_optimizers": "build_side_probe_side, statistics_propagation",
             },
         )
         self._frames: dict[str, Frame] = {}
         allowed = [str(Path(place).absolute()) for place in (folder, *others)]
-        # DuckDB compares a pattern with the folders as it is written, and what it stands for as well.
+        # DuckDB compares both a pattern as it is written, and the files that it matches, with the folders.
         folders = ", ".join(map(_text, dict.fromkeys((*allowed, *map(_escaped, allowed)))))
-        # What does not fit in memory; else it would be in the current folder, which may be anybody's, or read-only.
+        # For data beyond memory; by default in the current folder, which may be anybody's, or read-only.
         spilled = Path(tempfile.gettempdir()) / f"kproxy-{os.getpid()}-{token_hex(6)}.spilled"
         for statement in (
             "set timezone = 'UTC'",
@@ -200,7 +200,7 @@ class Tables(Mapping[str, Frame]):
         self.close()
 
     def close(self) -> None:
-        """Let go of the engine: its frames are of no use any more."""
+        """Close the engine: its frames cannot be used any more."""
         self._connection.close()
 
     def __getitem__(self, name: str) -> Frame:
@@ -226,9 +226,9 @@ class Tables(Mapping[str, Frame]):
         return Frame(self._connection, text)
 
     def sql(self, text: str) -> Frame:
-        """The answer to one SELECT over all tables that are there, as somebody typed it.
+        """The answer to one SELECT over all tables that are there, as a user typed it.
 
-        Raises KproxyError for another statement, for several, and for a name that is not there: with those that are.
+        Raises KproxyError for another statement, for several, and for an unknown name, with a list of the known ones.
         """
         import duckdb
 
@@ -282,7 +282,7 @@ class Tables(Mapping[str, Frame]):
         }
 
     def statements(self, text: str) -> list[str]:
-        """The statements of a text that has several, ended by semicolons. Raises DuckDB's error for what is no SQL."""
+        """The statements of a text that has several, ended by semicolons. Raises DuckDB's error if it is no SQL."""
         return [statement.query for statement in self._connection.extract_statements(text)]
 
     def beside(self, folder: str | Path, name: str) -> Frame:
@@ -330,12 +330,12 @@ def _reading(name: str, files: Sequence[Path]) -> str:
     read = f"read_parquet([{listed}], union_by_name = true, hive_partitioning = {str(by_hour).lower()})"
     columns = ", ".join(quoted(field.name) for field in known)
     hours = ", date, hour" if by_hour else ""
-    # First all the columns in their order, none of which a file need have; those of newer files are left out.
+    # First all columns in their order, as a file may lack any; further columns of newer files are left out.
     return f"select {columns}{hours} from ({none} union all by name select * from {read})"
 
 
 def _macros() -> Iterator[tuple[str, str]]:
-    """Heads and bodies; of several by one name, which differ in their number of parameters, all together."""
+    """Heads and bodies; macros of one name, with different numbers of parameters, are one statement."""
     by_name: dict[str, list[str]] = {}
     for head, body in MACROS.items():
         name, _, parameters = head.partition("(")

@@ -89,7 +89,7 @@ def first_rows(frame: Frame, limit: int) -> Frame:
 
 
 def rows(frame: Frame) -> Iterator[tuple[Any, ...]]:
-    """The rows of an answer, in its order; times as microseconds since the epoch, whatever zone a session has."""
+    """The rows of an answer, in its order; times as microseconds since the epoch, independent of the session's zone."""
     times = [column.name for column in columns(frame) if column.kind == TIME]
     if not hasattr(frame, "sparkSession"):
         yield from frame.in_micros(times).fetched()

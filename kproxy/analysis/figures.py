@@ -1,9 +1,9 @@
-"""What a report asks of tables: the questions behind its plots and lists, each with its answer and how to ask it again.
+"""The questions of a report: those behind its plots and lists, each with its answer and how to ask it again.
 
 Duty: choose the step of time, and the few APIs, clients and topics that are worth a line in a plot; answer each
-question as `kproxy analyze` would, from the same `Question`. So a figure of a report is that of the command beside it.
+question as `kproxy analyze` would, from the same `Question`. So a figure in a report equals that of its command.
 
-Bounds: each answer has a limit of rows, names to choose by are of at most LONGEST_NAME characters. Refuses to know how
+Bounds: each answer has a limit of rows, names for conditions have at most LONGEST_NAME characters. Refuses to know how
 anything is drawn.
 """
 
@@ -43,7 +43,7 @@ SECTIONS |= {"span": 1, "apis": 20, "coordinators": 5, "leaders": 5, "zookeeper"
 MANY = 400  # rebalances in a plot
 TABLES = tuple(
     dict.fromkeys((*sections.TABLES, *findings.TABLES, *OF_VERDICT, *PAIRED))
-)  # of which sections, findings, the verdict and pairs are
+)  # tables of sections, findings, the verdict and pairs
 
 _STEPS_MS = (
     *(10**power * step for power in range(4) for step in (1, 2, 5)),
@@ -110,8 +110,8 @@ def answered(
 ) -> Figures | None:
     """All figures of tables between two moments, which are as `question.moment` reads them.
 
-    None where there is no exchange. other: TABLES of another dataset, to compare. progress gets the name of what is
-    asked next.
+    None where there is no exchange. other: TABLES of another dataset, to compare. progress gets the name of the
+    next question.
     """
     chosen = {name: chosen_by_time(name, tables, since, until) for name in TABLES}
     ((first_us, last_us, *_),) = rows(sections.span(chosen))
@@ -140,7 +140,7 @@ def _questions(
 ) -> Iterator[tuple[str, Question, int, bool]]:
     """The questions in their order, with their limits, and whether it is about the other dataset as well.
 
-    What is chosen by earlier answers is read from `found`.
+    `found` has earlier answers, from which names are chosen.
     """
 
     def asked(name: str, job: str, limit: int = MOST_ROWS, **how: Any) -> tuple[str, Question, int, bool]:
@@ -185,7 +185,7 @@ def _questions(
 
 
 def _most(answer: "pa.Table", name: str, value: str, count: int, least: int = 0) -> list[str]:
-    """The names with the largest values, the largest first; of those with less than `least` only the first."""
+    """The names with the largest values, the largest first; names below `least` only if they are the first."""
     pairs = [(row[value] or 0, row[name]) for row in answer.to_pylist() if _is_typed(row[name])]
     largest = sorted(pairs, key=lambda pair: (-pair[0], pair[1]))[:count]
     return [each for number, (amount, each) in enumerate(largest) if amount >= least or not number]

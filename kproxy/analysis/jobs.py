@@ -1,7 +1,7 @@
 """The jobs: tables -> answers to an operator's questions, each a function from frames to a frame.
 
 Duty: name them, and the tables that each reads. They read only the columns of `kproxy.tables`, so that a job runs the
-same on what `kproxy convert`, `kproxy spark ingest` and the live recorder wrote, on DuckDB or Spark, in a notebook or
+same on tables of `kproxy convert`, `kproxy spark ingest` and the live recorder, on DuckDB or Spark, in a notebook or
 from the command line:
 
     from kproxy.analysis import jobs
@@ -13,7 +13,7 @@ from the command line:
     jobs.latency(table(spark, "tables/", "exchanges"), by=["api", "client"]).show()
 
 The questions themselves: `timing`, `parties`, `topics`, `lags`, `knowledge`. Percentiles are approximate on Spark,
-exact below 10,000 rows of a group; so memory is bounded by the number of groups. On DuckDB they are exact. Refuses to
+exact below 10,000 rows of a group; thus the number of groups bounds the memory. On DuckDB they are exact. Refuses to
 know files, sessions and formats of output.
 """
 
@@ -84,13 +84,13 @@ __all__ = [
 class Job:
     """A job, the tables that it takes, in order, and options to try.
 
-    A job with a parameter `where` applies a condition itself, behind what it computes over rows that the condition
-    would leave out. names: what such a condition may name beside the first table's columns, and what each name stands
-    for there; only: it may name nothing else, and other conditions go to a parameter `traffic`. groups: what `by` may
-    name beside the first table's columns. timed: tables beside the first whose rows are chosen by time as well, since
-    they are counted for themselves.
+    A job with a parameter `where` applies a condition itself, after computing over rows that the condition would
+    leave out. names: further names for such a condition, in addition to the first table's columns, with their texts;
+    only: the only names for it, and conditions with others go to a parameter `traffic`. groups: further names for `by`,
+    in addition to the first table's columns. timed: further tables whose rows are also chosen by time, since the job
+    counts them.
 
-    Each job has the parameters `every` and `replicas`, or says why they mean nothing to it: no_steps, no_replicas.
+    Each job has the parameters `every` and `replicas`, or the reason why it has not: no_steps, no_replicas.
     """
 
     run: Callable[..., Frame]
@@ -109,7 +109,7 @@ class Job:
 
     @property
     def parameters(self) -> list[inspect.Parameter]:
-        """Those behind the tables."""
+        """The parameters after the tables."""
         return list(inspect.signature(self.run).parameters.values())[len(self.tables) :]
 
     @property

@@ -1,4 +1,4 @@
-"""Questions about who talks: clients and their software, quotas, errors, connections.
+"""Questions about clients: their software, quotas, errors, connections.
 
 Durations are columns `_ns`, as in the tables. Refuses to know files, sessions and formats of output.
 """

@@ -1,23 +1,23 @@
-"""Where the time of exchanges went: the parts of a total time, the largest of which names its cause, in words.
+"""Where the time of exchanges went: the parts of its total time; the largest names the cause, in words.
 
 Duty: one definition for `slow`, `show`, the report, overview and Spark. The parts of an exchange are its whole time,
 from the first byte of the request to the last of the answer:
 
-    sending     between its first byte and its last, while the broker would have taken them: its client's own pace
+    sending     between its first byte and its last, while the broker would have read them: its client's own pace
     queue       behind earlier requests of its connection, its sending included
     throttle    held back by a quota: the answer (before KIP-219), or the connection, muted after earlier answers
-    long_poll   what a Fetch may wait (max_wait_ms), and waiting for a group's members
-    network     waiting for lost segments, or for a reader whose window was closed; of captures only
-    round_trip  one round trip of the connection's handshake, of captures only: between client and broker, or a part of
-                it, depending on where the capture was made
+    long_poll   a Fetch waiting for data (at most its max_wait_ms), and waiting for a group's members
+    network     waiting for lost segments, or for a receiver whose window was closed; captures only
+    round_trip  one round trip of the connection's handshake, captures only: between client and broker, or a part of it,
+                depending on where the capture was made
     broker      what is left of the time until the answer begins
     receiving   between the first byte of the answer and its last
-    delivery    from the last byte of the answer until its client acknowledged what was sent again of it; of captures
-                only, of the latest answer of each connection
-    unanswered  of requests without an answer, all of their time, up to the end of their connection
+    delivery    from the last byte of the answer until its client acknowledged retransmitted bytes of it; captures only,
+                the latest answer of each connection only
+    unanswered  the whole time of a request without an answer, up to the end of its connection
 
 Tables of kproxy before schema 6 have no column `broker_ns`; their queue and mutes begin at the request's last byte.
-Refuses to know which exchanges are asked about.
+Refuses to know which exchanges a question is about.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ from kproxy.wire.events import ANSWERED, UNANSWERED
 GROUP_WAITS = ("JoinGroup", "SyncGroup")  # the broker answers when the other members have come
 _WAITS = ", ".join(map(literal, GROUP_WAITS))
 
-# The parts of a total time, and how one is called beside a larger one; of equal ones the first is the cause.
+# The parts of a total time, with the words for one that is not the largest; of equal parts the first is the cause.
 CAUSES = {
     "throttle": "throttled",
     "queue": "behind earlier requests",
@@ -44,10 +44,10 @@ CAUSES = {
 
 
 def steps(condition: str) -> dict[str, str]:
-    """Steps of a question with the tables `exchanges` and `connections`, of which `weighed` is the last.
+    """Steps of a question with the tables `exchanges` and `connections`; `weighed` is the last.
 
-    condition: on exchanges. `weighed` has a row for each that was answered, or should have been: what names it, its
-    parts, and its cause.
+    condition: on exchanges. `weighed` has a row for each that was answered, or should have been: its key,
+    its parts, and its cause.
     """
     after = version_in(lambda api: api.throttled_after_answer)
     most = _most(f"{cause}_ns" for cause in CAUSES)
@@ -120,7 +120,7 @@ def steps(condition: str) -> dict[str, str]:
     }
 
 
-# Parts beside the one that names the cause.
+# The parts without the one that names the cause.
 _LESSER = {cause: f"(case when cause = '{cause}' then 0 else {cause}_ns end)" for cause in CAUSES}
 
 

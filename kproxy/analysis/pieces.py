@@ -1,4 +1,4 @@
-"""Pieces of SQL that questions are made of: names, literals, groups, percentiles, rates, who is a replica.
+"""Pieces of SQL that questions are made of: names, literals, groups, percentiles, rates, brokers' own exchanges.
 
 Duty: text that Spark and DuckDB both take and mean the same by; one way to write a duration. Refuses to know a single
 question, and engines.
@@ -14,13 +14,13 @@ from kproxy.protocol.schema import schema
 from kproxy.proxy.config.api_groups import BROKER
 
 MS = 1_000_000
-ACCURACY = 20_000  # of approximate percentiles: exact below half as many rows of a group
-FEW = 20  # groups of fewer rows say little: they are not ranked before others
+ACCURACY = 20_000  # accuracy of approximate percentiles: exact for groups with fewer than half as many rows
+FEW = 20  # smaller groups are not representative: they are not ranked before others
 KEYS = ("source", "connection", "number")  # of an exchange
 # Client ids of brokers that replicate, of today and before 2.3, and of coordinators that end transactions.
 _CLIENT_IDS_OF_BROKERS = "^(broker-[0-9]+-(fetcher-[0-9]+|txn-marker-sender)|ReplicaFetcherThread-[0-9]+-[0-9]+)$"
 
-# What exchanges can be grouped by, beside any of their columns; and the columns that each is made of.
+# Groups of exchanges, in addition to any of their columns; and the columns that each is computed from.
 GROUPS = {
     "version": "api_version",
     "broker": "concat_ws(':', broker_address, cast(broker_port as string))",
@@ -33,10 +33,10 @@ GROUP_COLUMNS = {
     "client": ("client_id", "client_address"),
     "host": ("client_address",),
 }
-# Of the exchange that a row of `partitions` or `batches` is of, as `of_exchanges` brings them.
+# Columns of a row's exchange that `of_exchanges` adds to rows of `partitions` or `batches`.
 EXCHANGE_NAMES = ("client", "host", "broker", "client_id", "asked_group")
 
-LONGEST_US = 36_525 * 86_400_000_000  # a hundred years, of which engines can add some to any time
+LONGEST_US = 36_525 * 86_400_000_000  # a hundred years: engines can add a few of them to any time
 _UNITS_US = {
     **dict.fromkeys(("us", "microsecond", "microseconds"), 1),
     **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1000),
@@ -49,7 +49,7 @@ _UNITS_US = {
 
 
 def literal(value: str | int) -> str:
-    """A value in a text of both engines, whatever it holds: Spark gives a backslash a meaning, DuckDB none."""
+    """A value in a text of both engines: Spark interprets backslashes, DuckDB does not."""
     if isinstance(value, int):
         return str(int(value))
     parts = ["'" + part.replace("'", "''") + "'" for part in value.split("\\")]
@@ -62,7 +62,7 @@ def name(column: str) -> str:
 
 
 def span_us(text: str) -> int:
-    """The microseconds of a span of time like "10 seconds", "1 minute", "5m"; ValueError for what is none."""
+    """The microseconds of a span of time like "10 seconds", "1 minute", "5m"; raises ValueError for any other text."""
     words = text.strip().lower().removeprefix("interval ").strip()
     number = words.rstrip("abcdefghijklmnopqrstuvwxyz ")
     count = int(number) if number.isascii() and number.isdecimal() else 0
@@ -79,14 +79,14 @@ def bucket(every: str) -> str:
 
 
 def group(by: str) -> str:
-    """What one name of `by` stands for."""
+    """The text that one name of `by` stands for."""
     return GROUPS[by] if by in GROUPS else name(by)
 
 
 def groups(by: Sequence[str], every: str | None = None, own: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Columns to group by, over time too where `every` is given, like "1 minute": for `select`, with a comma behind.
+    """Columns to group by, over time too where `every` is given, like "1 minute": for `select`, with a final comma.
 
-    own: what names stand for that are a question's own.
+    own: the texts of names that only this question has.
     """
     times = f"{bucket(every)} as `time`, " if every else ""
     return times + "".join(f"{own.get(each) or group(each)} as {name(each)}, " for each in by)
@@ -104,7 +104,7 @@ def order(*columns: str, by: Sequence[str] = (), every: str | None = None) -> st
 
 
 def percentiles(column: str, prefix: str, *ranks: float, unit: str = "_ns") -> str:
-    """p50_ns, p99_ns, ... of a column, for `select`; null where all of it is."""
+    """p50_ns, p99_ns, ... of a column, for `select`; null if all its values are."""
     return ", ".join(
         f"percentile_approx({column}, {rank:g}, {ACCURACY}) as {prefix}p{f'{rank:g}'[2:].ljust(2, '0')}{unit}"
         for rank in ranks
@@ -132,34 +132,34 @@ def keyed(table: str) -> str:
             and t.broker_port = k.of_port"""
 
 
-# How connects fail (capture.flow); of anything else they are left out by CONNECTED, a condition on `connections`.
+# How connects fail (capture.flow); CONNECTED, a condition on `connections`, leaves them out everywhere else.
 FAILED_CONNECT = "close in ('refused', 'unanswered')"
 CONNECTED = f"coalesce(not {FAILED_CONNECT}, true)"
 
 ALL_BYTES = "(coalesce(request_bytes, 0) + coalesce(response_bytes, 0))"  # of an exchange, both ways
-TOPIC = "coalesce(topic, topic_id)"  # by its name, or by its id where no answer named it
+TOPIC = "coalesce(topic, topic_id)"  # the topic's name, or its id where no answer named it
 
-# By which software each connection says that it comes: the rows `software` of a question.
+# The client software that each connection reports: the rows `software` of a question.
 SOFTWARE = """
     select source, connection, max(concat_ws(' ', software_name, software_version)) as software
     from connections group by source, connection"""
-# What fetches brought, with how far they were behind: the rows `fetched` of a question.
+# Records that fetches got, with their lag: the rows `fetched` of a question.
 FETCHED = "select * from partitions where api = 'Fetch' and direction = 'response' and lag_records is not null"
 
-# How many a second, from the first of the group to its last; null for less than two.
+# Rows per second, from the first of the group to its last; null for less than two.
 RATE = "try_divide(count(*) - 1, (max(unix_micros(`time`)) - min(unix_micros(`time`))) / 1e6)"
 
 
-# Traffic with longer pauses is of several stretches, as in captures of several times: whoever is alive says something
-# more often (metadata.max.age.ms and max.poll.interval.ms are 300 s).
+# Longer pauses divide traffic into stretches, as in captures of several times: a live client sends requests more often
+# (metadata.max.age.ms and max.poll.interval.ms are 300 s).
 QUIET_S = 300
-# What `stretches` wants to be fed: groups of rows by these, and the first and the last time of each.
+# Input of `stretches`: groups of rows by STEP, with the first and the last time of each.
 STEP = f"cast(floor(unix_micros(`time`) / {QUIET_S}e6) as bigint)"
 STEP_TIMES = "min(unix_micros(`time`)) as first_us, max(unix_micros(`time`)) as last_us"
 
 
 def stretches(rows: str, keys: Sequence[str]) -> dict[str, str]:
-    """Steps of a question: from when to when there was traffic, without its pauses of more than QUIET_S.
+    """Steps of a question: the spans of time with traffic, between pauses of more than QUIET_S.
 
     rows: with `keys`, `step` (STEP) and STEP_TIMES. `stretched` has `keys`, `step` and the number of its `stretch`,
     `stretches` has `keys`, `stretch`, first_us and last_us.
@@ -189,13 +189,13 @@ def at_last(column: str, order: str = "max_by") -> str:
     return f"{order}({column}, named_struct('t', unix_micros(`time`), 'c', connection, 'n', `number`, 's', source))"
 
 
-# Whether an exchange is a broker's own, as those that replicate: by its replica id, else by its client id. Where a
-# Fetch v15 or newer was read without its body the replica id is not known.
+# Whether a broker sent the request, for replication: by its replica id, else by its client id. The replica id of a
+# Fetch v15 or newer is unknown if its body was not read.
 IS_REPLICA = (
     f"case when replica_id is not null then replica_id >= 0 "
     f"else coalesce(regexp_like(client_id, '{_CLIENT_IDS_OF_BROKERS}'), false) end"
 )
-# Whether a broker sent it to another, or to a controller: also what no client sends.
+# Whether a broker sent it to another, or to a controller: also APIs that no client uses.
 OF_BROKERS = f"(({IS_REPLICA}) or coalesce(api in ({', '.join(map(literal, BROKER))}), false))"
 
 
@@ -205,9 +205,9 @@ def of_clients(replicas: bool) -> str:
 
 
 def of_exchanges(rows: str, apis: Sequence[str], replicas: bool = True, also: Sequence[str] = ()) -> str:
-    """A SELECT: rows of `partitions` or `batches` with what EXCHANGE_NAMES has, of their exchange.
+    """A SELECT: rows of `partitions` or `batches` with the columns EXCHANGE_NAMES of their exchange.
 
-    apis: those that the rows are of; exchanges of other APIs are not read. `asked_group` is the group that its request
+    apis: the APIs of the rows; exchanges of other APIs are not read. `asked_group` is the group that its request
     names. Without `replicas` it leaves out the rows of brokers' own. also: more columns of `exchanges`.
     """
     brought = {**{each: GROUPS[each] for each in ("client", "host", "broker")}, "client_id": "client_id"}
@@ -224,25 +224,25 @@ def of_exchanges(rows: str, apis: Sequence[str], replicas: bool = True, also: Se
 def without_brokers(rows: str) -> str:
     """A SELECT: rows of `partitions` or `batches` but those of brokers' own exchanges.
 
-    These are few: so it costs much less than `of_exchanges`.
+    There are few of these, so this costs much less than `of_exchanges`.
     """
     keys = " and ".join(f"r.{key} = b.{key}" for key in KEYS)
     theirs = f"select distinct {', '.join(KEYS)}, true as is_broker from exchanges where {OF_BROKERS}"
     return f"select r.* from {rows} r left join ({theirs}) b on {keys} where b.is_broker is null"
 
 
-# Answers that wait for data or for others: where their connection ends meanwhile, nobody may miss them.
+# Requests that wait for data or for other members: if their connection ends meanwhile, nobody may miss the answer.
 LONG_POLLS = ("Fetch", "ShareFetch", "JoinGroup", "SyncGroup")
-_WENT_ON_US = 1_000_000  # a client that still asks so long after a connection's end has not ended with it
-_OVERDUE_NS = 5_000_000_000  # beyond what a Fetch allows; a wait for a group's members has no end that is known
+_WENT_ON_US = 1_000_000  # a client with a request this long after a connection's end has not ended with it
+_OVERDUE_NS = 5_000_000_000  # beyond the max_wait_ms of a Fetch; the wait for a group's members has no known limit
 _GAVE_UP_NS = 1_000_000_000
 
 
 def missed_answers() -> dict[str, str]:
     """Steps of a question over `exchanges` and `connections`: `missed`, requests whose client missed the answer.
 
-    They were not answered when their connection ended, and their client went on afterwards or had waited. So the last
-    requests of a client that ends are none, nor are long polls that end in time.
+    They were not answered when their connection ended, and their client went on afterwards or had waited. The last
+    requests of a client that ends do not count, nor do long polls that end in time.
     """
     polls = ", ".join(map(literal, LONG_POLLS))
     client, broker = GROUPS["client"], GROUPS["broker"]

@@ -1,6 +1,6 @@
-"""A question as people put it: a job, its options, and which rows it is about. The same for both engines.
+"""A question as users ask it: a job, its options, and the choice of rows. The same for both engines.
 
-Duty: say what is wrong with it before an engine starts, choose the rows (from, to, where), run the job, and choose
+Duty: report faults of it before an engine starts, choose the rows (from, to, where), run the job, and choose
 among the rows of the answer (having). Refuses to know engines, the command line, and how answers look.
 """
 
@@ -27,8 +27,8 @@ _LAST_US = {
     "connections": "cast(floor(coalesce(end_ns, start_ns) / 1e3) as bigint)",
     "quality": "cast(floor(last_ns / 1e3) as bigint)",
 }
-_VALUES = 10_000  # of a column that a text in --where is compared with
-_LISTED = 8  # of these, where none is like it
+_VALUES = 10_000  # values of a column to compare a text in --where with
+_LISTED = 8  # values to list if none is similar
 _CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d)(\.\d{1,6})?)?")
 
 
@@ -44,7 +44,7 @@ class Question:
     having: str | None = None
 
     def check(self) -> list[str]:
-        """What is to be said before the answer. Raises KproxyError for what is known to be wrong."""
+        """Return warnings to print before the answer. Raises KproxyError for faults that are already certain."""
         said = []
         if "by" in self.options:
             checks.check_groups(self.options["by"], self.job.tables[0], self.job.groups)
@@ -66,14 +66,14 @@ class Question:
         return said
 
     def answer(self, tables: Mapping[str, Frame], other: Frame | None = None) -> Frame:
-        """The answer from these tables; `other`: the first table of what is compared."""
+        """The answer from these tables; `other`: the first table of the other dataset of a comparison."""
         frames = [tables[name] for name in self.job.tables]
         options = dict(self.options)
         chosen, own, traffic = self._condition()
         conditions = [*self._times(), *([chosen] if chosen else [])]
 
         def those(frame: Frame) -> Frame:
-            """The rows that it is about; moments without a date are those of the frame's own rows."""
+            """The chosen rows; moments without a date refer to the frame's own rows."""
             text = f"select * from answered where {' and '.join(conditions)}"
             return ask({"answered": frame}, chosen=text) if conditions else frame
 
@@ -98,7 +98,7 @@ class Question:
         return ask({"answer": answer}, some=f"select * from answer where {condition}")
 
     def why_empty(self, tables: Mapping[str, Frame]) -> str:
-        """What is to be said of an answer without rows: what there is to choose from, and what chose none of it."""
+        """The message for an answer without rows: the rows of the table, and the options that choose none of them."""
         table = self.job.tables[0]
         first = f"min({_FIRST_US.get(table, 'unix_micros(`time`)')})"
         last = f"max({_LAST_US.get(table, 'unix_micros(`time`)')})"
@@ -139,7 +139,7 @@ class Question:
         return int(count)
 
     def _never(self, frame: Frame) -> str:
-        """Of texts in --where that the table has nowhere: which is nearly like it, or which there are, if few."""
+        """A message about texts in --where that the table does not have: similar values, or all values, if few."""
         if self.where is None:
             return ""
         known = checks.names_of(self.job.tables[0])
@@ -180,7 +180,7 @@ class Question:
 def times(table: str, since: str | None, until: str | None, of: str | None = None) -> list[str]:
     """Conditions on rows of a table that a step calls `answered`: not before `since`, and before `until`.
 
-    of: the table, called `first_table`, of whose rows moments without a date are; None: the table itself.
+    of: the table, called `first_table`, whose rows give moments without a date theirs; None: the table itself.
     """
     first, last = _us(table)
     step = "answered" if of is None else "first_table"
@@ -210,10 +210,10 @@ def _us(table: str) -> tuple[str, str]:
 
 
 def moment(text: str, option: str = "--from") -> Callable[[str, str], str]:
-    """A moment as people write it; returns what makes SQL of it, in microseconds, from those of the first and last row.
+    """A moment as people write it; returns a function: moments of the first and the last row -> its SQL, in us.
 
-    ISO 8601, in UTC where no zone is said: "2026-01-31T10:15:00", "2026-01-31"; a time of the day of the first row,
-    "10:15"; "-5m", before the last row; "+30s", behind the first. Raises KproxyError for what is none of these.
+    ISO 8601, in UTC if it has no zone: "2026-01-31T10:15:00", "2026-01-31"; a time of the day of the first row,
+    "10:15"; "-5m", before the last row; "+30s", after the first. Raises KproxyError for any other text.
     """
     given = text.strip()
     if given[:1] in ("-", "+"):

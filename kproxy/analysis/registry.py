@@ -1,4 +1,4 @@
-"""Questions about ZooKeeper: what changed in its tree, and how consumers of its era shared partitions out.
+"""Questions about ZooKeeper: changes of its tree, and rebalances of consumers of its era.
 
 Durations are columns `_ns`, as in the tables. Refuses to know files, sessions and formats of output.
 """

@@ -120,7 +120,7 @@ def apis(tables: Tables) -> Frame:
 def topics(tables: Tables) -> Frame:
     """Bytes and records of each topic, written and read; written are those acknowledged, or sent with acks=0.
 
-    failed_records: of Produce requests that were refused or not answered; those that came again are counted each time.
+    failed_records: records of Produce requests that were refused or not answered; retries count again.
     """
     keys = ", ".join(KEYS)
     same = " and ".join(f"o.{key} = {{0}}.{key}" for key in KEYS)
@@ -213,7 +213,7 @@ def zookeeper(tables: Tables) -> Frame:
 
 
 def quality(tables: Tables) -> Frame:
-    """Gaps and oddities of the captures that limit what tables show."""
+    """Gaps and other flaws of the captures that limit the tables."""
     return ask(
         {"quality": parties.quality(tables["quality"])},
         answer="select source, kind, `count`, bytes, sentence from quality order by source, kind",
@@ -237,7 +237,7 @@ SECTIONS: dict[str, tuple[Callable[[Tables], Frame], int]] = {  # how many rows 
 }
 
 
-# Of each section the rows that `kproxy convert` ends with.
+# The number of rows per section that `kproxy convert` prints at its end.
 BRIEF = {
     "span": 1,
     "brokers": 4,
@@ -274,7 +274,7 @@ def of_sources(tables: Tables, sources: Collection[str]) -> dict[str, Frame]:
 
 
 def next_questions(program: str, places: Sequence[str], found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """The commands to go on with, by what was found: the most telling first."""
+    """The next commands to run, by the rows of the sections: the most useful first."""
     where = shlex.join(places)
     asked = []
     if found["slowest"]:

@@ -1,4 +1,4 @@
-"""Questions about one exchange: why it took its time, and what stood before it. Refuses to know frames."""
+"""Questions about one exchange: where its time went, and the exchanges before it. Refuses to know frames."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from kproxy.analysis.pieces import literal
 
 
 def _of(connection: int, source: str | None) -> str:
-    """A condition on rows of `t`: those of a connection. source: None: of the first source that has it."""
+    """A condition on rows of `t`: those of a connection. source None: the first source that has it."""
     own = f"connection = {int(connection)}"
     one = f"(select min(source) from t where {own})" if source is None else literal(source)
     return f"{own} and source = {one}"
@@ -17,7 +17,7 @@ def _of(connection: int, source: str | None) -> str:
 def explained(tables: Mapping[str, Frame], connection: int, number: int) -> Frame:
     """The row of `slow` about an exchange, however short it was; none if its answer was lost, or none is expected.
 
-    Of several sources that have the connection, as captures that overlap, it is the first one's.
+    If several sources have the connection, as overlapping captures do, it is the first one's.
     """
     mine = {
         name: ask({"t": tables[name]}, some=f"select * from t where {_of(connection, None)}")
@@ -30,7 +30,7 @@ def explained(tables: Mapping[str, Frame], connection: int, number: int) -> Fram
 
 
 def before(tables: Mapping[str, Frame], connection: int, number: int, count: int, source: str | None = None) -> Frame:
-    """The exchanges before one on its connection, and it: what they waited for, and whether they still did."""
+    """An exchange and those before it on its connection: their causes, and whether they were still in flight."""
     return ask(
         {"t": tables["exchanges"]},
         mine=f"select * from t where {_of(connection, source)}",

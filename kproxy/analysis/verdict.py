@@ -1,8 +1,8 @@
-"""The verdict over tables: what happened, in figures, before any list of findings.
+"""The verdict over tables: figures of an incident, before any list of findings.
 
-    requests that failed, how long somebody stood still, how long answers took that came, how far a group is behind
+    failed requests, the longest standstill, latency of answers, the largest lag of a group
 
-Duty: the figures, from tables and findings, and which findings a sentence is made of. Refuses to know engines, and the
+Duty: the figures, from tables and findings, and the findings for its sentence. Refuses to know engines, and the
 words (`views.verdict`).
 """
 
@@ -18,7 +18,7 @@ from kproxy.analysis.lags import group_lag
 from kproxy.analysis.pieces import GROUPS, KEYS, LONG_POLLS, literal, missed_answers, of_clients, percentiles
 
 TABLES = tuple(dict.fromkeys(("exchanges", "connections", "partitions", "topology", *OF_LAG)))
-# Of which kinds which evidence says how long somebody stood still.
+# Kinds of findings, with the evidence that is the duration of a standstill.
 STANDSTILLS = {
     "broker_gone": "silent_ns",
     "broker_standing_still": "silent_ns",
@@ -37,31 +37,31 @@ FELT = (
     *("open_transaction", "stuck_stable_offset", "stopped_fetching", "growing_lag", "rebalance_storm"),
     *("slow_broker", "throttled"),
 )
-# Kinds whose evidence `failed` counts requests.
+# Kinds whose evidence `failed` is a number of requests.
 FAILURES = ("unanswered", "client_timeouts", *REFUSED)
 
 
 @dataclass(frozen=True)
 class Figures:
-    """None: not known, or there is none. Times in nanoseconds; requests are those of clients."""
+    """None: unknown, or there is none. Times in nanoseconds; requests are those of clients."""
 
     requests: int
-    unanswered: int  # whose client missed the answer
-    refused: int  # answered with an error that is a finding's
-    everyday: int  # answered with another one: rebalances, elections, discovery of coordinators
-    longest_ns: int | None  # that somebody stood still
+    unanswered: int  # requests whose client missed the answer
+    refused: int  # requests answered with an error that is a finding
+    everyday: int  # requests answered with another error: rebalances, elections, discovery of coordinators
+    longest_ns: int | None  # of a standstill
     longest_where: str | None
-    p99_ns: int | None  # of answers to requests that do not wait for data or members
-    answered: int  # requests that this is of
-    left_out: int  # requests like them without an answer, of which no percentile knows
+    p99_ns: int | None  # latency of requests that do not wait for data or members
+    answered: int  # number of these requests
+    left_out: int  # such requests without an answer, which no percentile includes
     behind_records: int | None
     behind_group: str | None
-    behind_uncommitted: int  # partitions of its topics in which that group has committed nothing: not counted
+    behind_uncommitted: int  # partitions of its topics without a commit of that group: not in its lag
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """findings: those that nothing explains; `total` counts them, `explained` what follows from them."""
+    """findings: those without a cause among others; `total` counts them, `explained` counts their consequences."""
 
     figures: Figures
     findings: Sequence[Finding]
@@ -75,7 +75,7 @@ class Verdict:
         return sum(len(one.consequences) for one in self.findings)
 
     def gravest(self) -> list[Finding]:
-        """What a sentence tells: what is critical, else what somebody felt."""
+        """The findings for a sentence: critical ones, else those that users felt."""
         chosen = [one for one in self.findings if one.severity == CRITICAL]
         return chosen or [one for one in self.findings if one.severity == WARNING and one.kind in FELT]
 
@@ -84,7 +84,7 @@ class Verdict:
 
 
 def verdict(tables: Mapping[str, Frame], findings: Sequence[Finding]) -> Verdict:
-    """The verdict over TABLES and what was found in them."""
+    """The verdict over TABLES and their findings."""
     (requests, answered, left_out, p99_ns), *_ = rows(_counted(tables))
     ((unanswered,),) = rows(ask(_only(tables, "exchanges", "connections"), **missed_answers(), answer=_MISSED))
     ((refused, with_errors),) = rows(_refused(tables))
@@ -152,7 +152,7 @@ def _refused(tables: Mapping[str, Frame]) -> Frame:
 
 
 def _behind(tables: Mapping[str, Frame]) -> Frame:
-    """The group that is furthest behind, by what it committed."""
+    """The group with the largest lag, by its committed offsets."""
     lag = group_lag(*(tables[name] for name in OF_LAG), by=("group_id",))
     return ask(
         {"lag": lag},

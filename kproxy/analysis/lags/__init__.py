@@ -1,6 +1,6 @@
-"""Questions about how far consumers are behind: clients by what they fetch, groups by what they commit.
+"""Questions about consumer lag: of clients by their fetches, of groups by their commits.
 
-Lag is the difference of two offsets, and both are here: the end of a log (`ends`) and what a group has committed in it
+Lag is the difference of two offsets, and both are here: the end of a log (`ends`) and a group's committed offset in it
 (`committed`). The rules are those of the live model (`kproxy.metrics.offsets`), and unknown is not zero.
 """
 

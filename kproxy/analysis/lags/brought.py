@@ -1,25 +1,25 @@
-"""What fetches brought, and how far they were behind the end that the leader of their log told.
+"""Records that fetches got, and their lag behind the end that the leader of the log reported.
 
 A follower that answers a Fetch (KIP-392) has a lower high watermark than the leader, so a consumer that reads from it
-looks as if it were at the end. Answers to requests that name a rack may be a follower's: `partitions.end_offset` is
-null there. They count as the leader's where the broker that answered led the partition, as Metadata says. All others
-are compared with the highest end that was told by then; their lag is null until an answer of the leader told one, since
-the log was created or truncated.
+seems to be at the end. Answers to requests that name a rack may be a follower's: their `partitions.end_offset` is null.
+They count as the leader's if, by Metadata, the broker that answered led the partition. All others are compared with the
+highest end reported by then; their lag is null until an answer of the leader has reported one, since the log was
+created or truncated.
 
-Tables from before schema version 7 have no `end_offset`: fetches are as far behind as they say there, unless another
-broker is known to lead. Steps of a question over TABLES. Refuses to know clients and groups.
+Tables from before schema version 7 have no `end_offset`: the lag in them counts, unless another broker is known to
+lead. Steps of a question over TABLES. Refuses to know clients and groups.
 """
 
 from kproxy.analysis.lags.ends import LOG, OF, TOLD_ENDS, lives, same, turns
 from kproxy.analysis.lags.followers import answered, same_row
 from kproxy.analysis.pieces import FETCHED, KEYS, TOPIC, name
 
-TABLES = ("partitions", "exchanges", "changes", "topology")  # that the steps are over
+TABLES = ("partitions", "exchanges", "changes", "topology")  # of the steps
 ONCE = ("turns", "answered")  # for `engine.ask`
 
 
 def brought() -> dict[str, str]:
-    """Steps up to `brought`: the rows of `pieces.FETCHED`, `lag_records` null where it is not known."""
+    """Steps up to `brought`: the rows of `pieces.FETCHED`, `lag_records` is null where it is unknown."""
     from kproxy.tables.schema import PARTITIONS  # heavy, and no help text needs it
 
     position = "f.high_watermark - f.lag_records"

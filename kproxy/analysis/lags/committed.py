@@ -1,11 +1,11 @@
-"""What groups have committed: the offset of each group, topic and partition, and what removed it.
+"""Offsets that groups have committed, by group, topic and partition, and their removals.
 
-An OffsetCommit counts for each partition that the broker accepted, an OffsetFetch as the coordinator answers it, unless
-the group committed since it was asked, and a TxnOffsetCommit where its transaction was committed: an EndTxn of the same
-transactional id behind it, answered without error, and nothing that was accepted behind it counted before. Where no
-EndTxn was seen, or not what it said, the offset does not count (`is_pending`). Where somebody fetched
-`__consumer_offsets`, what coordinators wrote there counts too. An offset is removed by OffsetDelete, DeleteGroups, a
-commit of -1, an OffsetFetch that finds none, and with its log (`ends.turns`).
+An OffsetCommit counts for each partition that the broker accepted; an OffsetFetch counts with the coordinator's answer,
+unless the group committed after the request; a TxnOffsetCommit counts if its transaction was committed: an EndTxn of
+the same transactional id after it, answered without error, and no commit accepted after it counted before. Without a
+known EndTxn and outcome the offset does not count (`is_pending`). Records of a fetched `__consumer_offsets` count too.
+OffsetDelete, DeleteGroups, a commit of -1 and an OffsetFetch that finds none remove an offset, and so does the end of
+its log (`ends.turns`).
 
 Steps of a question over `partitions`, `exchanges`, `committed_offsets`, `group_events` and `changes`. Refuses to know
 where logs end.
@@ -18,8 +18,8 @@ from kproxy.analysis.pieces import EXCHANGE_NAMES, KEYS, TOPIC, name, of_exchang
 
 COMMITTING = ("OffsetCommit", "TxnOffsetCommit")
 COMMITS = "api in ('OffsetCommit', 'TxnOffsetCommit')"
-PLACE = ("cluster", "of_group", "of_topic", "`partition`")  # of an offset
-_OWN = ("of_topic", "of_group", "is_removal", "is_pending", "written_us")  # beside what conditions may name
+PLACE = ("cluster", "of_group", "of_topic", "`partition`")  # key of an offset
+_OWN = ("of_topic", "of_group", "is_removal", "is_pending", "written_us")  # in addition to names for conditions
 
 
 def _chosen(columns: Sequence[str], row: str, **own: str) -> str:
@@ -28,11 +28,11 @@ def _chosen(columns: Sequence[str], row: str, **own: str) -> str:
 
 
 def places(columns: Sequence[str]) -> dict[str, str]:
-    """Step `said_places`: each offset that a group was said to have, in the order of `time`, when that was so.
+    """Step `said_places`: each offset that a message reports for a group, in the order of `time`, when it held.
 
-    It has `columns`, which a condition may name, of the message that said so; `of_group`, `of_topic`; `is_removal`, the
-    offset is -1; `is_pending`, it does not count since nobody knows how its transaction ended; `written_us`, when the
-    coordinator wrote it, which is before `time` where a transaction had to end first.
+    It has the message's `columns`, as names for conditions; `of_group`, `of_topic`; `is_removal`, the offset is -1;
+    `is_pending`, it does not count since the end of its transaction is unknown; `written_us`, when the coordinator
+    wrote it, which is before `time` if a transaction had to end first.
     """
     all_columns = (*columns, *_OWN)
     blank = dict.fromkeys((*columns, *EXCHANGE_NAMES), "null")
@@ -61,7 +61,7 @@ def places(columns: Sequence[str]) -> dict[str, str]:
         "is_pending": "a.is_committed is null",
         "written_us": "unix_micros(a.answered_at)",
     }
-    # Of an answer whose exchange is not there the time is its own.
+    # Without its exchange, an answer has its own time.
     asked_us = "coalesce(cast(floor(a.request_start_ns / 1e3) as bigint), unix_micros(a.`time`))"
     of_reads = {
         "time": f"timestamp_micros({asked_us})",
@@ -84,7 +84,7 @@ def places(columns: Sequence[str]) -> dict[str, str]:
                 and coalesce(q.topic, q.topic_id) = a.answered_topic
             where q.api in ('OffsetCommit', 'TxnOffsetCommit') and q.direction = 'request'""",
         "accepted": of_exchanges("accepted_rows", COMMITTING, also=("transactional_id",)),
-        # How transactions ended, by group: null where no event says it.
+        # How transactions ended, by group: null where no event reports it.
         "ended": """
             select cluster, transactional_id, source, connection, `number`, unix_micros(`time`) as us from exchanges
             where api = 'EndTxn' and outcome = 'answered' and coalesce(error_code, 0) = 0""",
@@ -106,7 +106,7 @@ def places(columns: Sequence[str]) -> dict[str, str]:
             from ended n join group_events e on {" and ".join(f"n.{key} = e.{key}" for key in KEYS)}
             where e.event in ('offsets_committed', 'offsets_aborted')
             group by n.cluster, n.transactional_id, n.us, e.group_id""",
-        # Those of transactions that were not committed are left out; is_committed is null where nobody knows.
+        # Without commits of aborted transactions; is_committed is null where the end of the transaction is unknown.
         "known_commits": f"""
             select a.*, {group} as of_group, unix_micros(coalesce(o.ended_at, a.answered_at)) as counts_us,
                 case when a.api = 'OffsetCommit' then 1 else o.is_committed end as is_committed
@@ -114,7 +114,7 @@ def places(columns: Sequence[str]) -> dict[str, str]:
             left join outcomes o on a.cluster is not distinct from o.cluster
                 and a.transactional_id = o.transactional_id and x.next_us = o.us and {group} = o.group_id
             where a.api = 'OffsetCommit' or coalesce(o.is_committed, 1) = 1""",
-        # A coordinator keeps what it wrote last, though the transaction of an earlier offset ends later.
+        # A coordinator keeps the offset that it wrote last, even if the transaction of an earlier one ends later.
         "counted": f"""
             select * from (
                 select *, min(case when is_committed = 1 then counts_us end) over (
@@ -140,9 +140,9 @@ def places(columns: Sequence[str]) -> dict[str, str]:
 
 
 def since(step: str = "") -> dict[str, str]:
-    """Step `since`: the rows of `said_places` that nothing removed, behind `turns` of `ends`.
+    """Step `since`: the rows of `said_places` that nothing removed, after `turns` of `ends`.
 
-    step: of time: what was removed in a later one is still there.
+    step: of time: offsets removed in a later step are still there.
     """
     named, by, by_then = (f", {step} as step", ", step", " order by step") if step else ("", "", "")
     until_then = " and {}.step <= s.step" if step else ""

@@ -1,10 +1,10 @@
-"""The ends of logs, and where a log ended and another began in its place.
+"""The ends of logs, and the moments at which a log was replaced by another one or truncated (turns).
 
-The end comes from answers to Produce, Fetch, ListOffsets (`partitions.end_offset`). It only rises, whoever answers: a
-follower (KIP-392) has a lower high watermark than the leader. A lower one counts behind a turn: a topic was deleted or
-created again, or the leader's log truncated. Steps of a question over `partitions`, `exchanges`, `changes` and
-`topology`; times are microseconds. Each step is named once by others where that can be: Spark computes it wherever it
-is named. Refuses to know groups.
+The end comes from answers to Produce, Fetch, ListOffsets (`partitions.end_offset`). It only rises, as a follower
+(KIP-392) answers with a lower high watermark than the leader. A lower end counts only after a turn: a topic was deleted
+or created again, or the leader's log truncated. Steps of a question over `partitions`, `exchanges`, `changes` and
+`topology`; times are microseconds. Other steps name each step once if possible: Spark computes it wherever it is named.
+Refuses to know groups.
 """
 
 from kproxy.analysis.pieces import GROUPS, KEYS, TOPIC
@@ -13,11 +13,10 @@ from kproxy.metrics.offsets import FENCED_NS
 LOG = ("cluster", "topic", "`partition`")
 OF = ", ".join(LOG)
 GONE = "(3, 100)"  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
-FAR = 2**62  # behind every time
+FAR = 2**62  # after every time
 
-# What answers tell of ends, followers' too: KEYS, time, us, cluster, topic, partition, end_offset. is_start: it may be
-# a new log, empty or a Produce wrote its beginning; is_mark: told by a high watermark or a ListOffsets; is_leaders: by
-# the leader, for certain.
+# Ends in answers, followers' too: KEYS, time, us, cluster, topic, partition, end_offset. is_start: it may be a new log,
+# empty or begun by a Produce; is_mark: a high watermark, or from ListOffsets; is_leaders: certainly the leader's.
 TOLD_ENDS = f"""
     select {", ".join(KEYS)}, `time`, unix_micros(`time`) as us, cluster, {TOPIC} as topic, `partition`,
         coalesce(end_offset, high_watermark) as end_offset,
@@ -33,10 +32,10 @@ def same(one: str, other: str) -> str:
 
 
 def turns() -> dict[str, str]:
-    """Step `turns` (cluster, topic, partition, us, is_lost), behind `told_ends`: what a log was is over.
+    """Step `turns` (cluster, topic, partition, us, is_lost), after `told_ends`: ends of a log's life.
 
-    is_lost: the log is no more, and with it the offsets that groups have committed; else it was truncated. Step
-    `current_ends`: the rows of `told_ends` but those of former leaders, told behind the truncation.
+    is_lost: the log is gone, and with it the offsets that groups have committed; else it was truncated. Step
+    `current_ends`: the rows of `told_ends` without answers of former leaders after the truncation.
     """
     return {
         **_of_topics(),
@@ -55,7 +54,7 @@ def turns() -> dict[str, str]:
 
 
 def lives() -> dict[str, str]:
-    """Steps behind `told_ends` and `turns`: `lives` of logs, from turn to turn, and `lived_ends`, each in its life.
+    """Steps after `told_ends` and `turns`: `lives` of logs, from turn to turn, and `lived_ends`, ends with their life.
 
     The life before the first turn has the number 0, and no row in `lives`.
     """
@@ -93,7 +92,7 @@ def _of_topics() -> dict[str, str]:
 def _of_unknown_partitions() -> dict[str, str]:
     """Step `partitions_gone`: the broker that led a log does not know it any more.
 
-    Others may not have heard of a new topic: so it has to be the broker that was the last one to tell the log's end.
+    Other brokers may not know a new topic yet: so it has to be the broker that reported the log's end last.
     """
     asked = "direction = 'response' and api in ('Produce', 'Fetch', 'ListOffsets')"
     broker = f"select {', '.join(KEYS)}, {GROUPS['broker']} as broker from exchanges"
@@ -121,10 +120,10 @@ def _of_unknown_partitions() -> dict[str, str]:
 
 
 def _of_new_starts() -> dict[str, str]:
-    """Step `started_again`: a log that had records begins at 0 again, the last time; `us` is just before that.
+    """Step `started_again`: a log that had records begins at 0 again, for the last time; `us` is just before that.
 
-    Of use where no deletion and no topic id was seen. None is a Produce that is answered behind a Fetch of its records,
-    a high watermark behind what was just produced, and a Produce that was repeated.
+    It serves captures without a deletion and without topic ids. These do not count: a Produce answered after a Fetch of
+    its records, a high watermark below the offset just produced, and a repeated Produce.
     """
     before = "case when us < start_us and not is_start"
     return {
@@ -149,7 +148,7 @@ def _of_new_starts() -> dict[str, str]:
 
 
 def _of_truncations() -> dict[str, str]:
-    """Step `truncated`: a leader of the newest epoch told a lower end than was known; `us` is just before that."""
+    """Step `truncated`: a leader of the newest epoch reported a lower end than before; `us` is just before that."""
     asked = "direction = 'request' and api in ('Fetch', 'ListOffsets') and leader_epoch >= 0"
     keys = " and ".join(f"q.{key} = a.{key}" for key in KEYS)
     same_row = " and ".join(f"t.{key} = f.{key}" for key in (*KEYS, "topic", "`partition`"))

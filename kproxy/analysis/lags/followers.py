@@ -1,8 +1,8 @@
-"""Which answers to Fetch may be a follower's (KIP-392), whose high watermark is lower than the end of the log.
+"""Answers to Fetch that may be a follower's (KIP-392), whose high watermark is lower than the end of the log.
 
 Brokers choose a follower for requests that name a rack: `partitions.end_offset` is null in the answers to these. An
-answer is the leader's where the broker that gave it led the partition, as Metadata says. Tables from before schema
-version 7 have no `end_offset` at all: there an answer is the leader's unless another broker is known to lead.
+answer is the leader's if, by Metadata, its broker led the partition. Tables from before schema version 7 have no
+`end_offset` at all: there an answer is the leader's unless another broker is known to lead.
 
 Steps of a question over `partitions`, `exchanges` and `topology`. Refuses to know where logs end.
 """
@@ -10,8 +10,8 @@ Steps of a question over `partitions`, `exchanges` and `topology`. Refuses to kn
 from kproxy.analysis.lags.ends import OF, same
 from kproxy.analysis.pieces import KEYS, TOPIC
 
-# Why it is not known how far a fetch or a group was behind.
-NO_LEADER = "a follower answered, and no answer of the leader told where the log ends"
+# Reason for an unknown lag of a fetch or a group.
+NO_LEADER = "a follower answered, and no answer of the leader showed the end of the log"
 
 _FETCH = "api = 'Fetch' and direction = 'response' and high_watermark >= 0"
 
@@ -19,7 +19,7 @@ _FETCH = "api = 'Fetch' and direction = 'response' and high_watermark >= 0"
 def answered() -> dict[str, str]:
     """Step `answered` (KEYS, cluster, topic, partition, us, is_followers): the answers that may be a follower's.
 
-    is_followers is null where tables do not say whose an answer is, and no Metadata does.
+    is_followers is null if neither tables nor a Metadata show whose the answer is.
     """
     led_by = "substr(leader, 21)"
     return {

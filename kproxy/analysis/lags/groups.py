@@ -1,6 +1,6 @@
-"""How far groups are behind: what they committed against the ends of logs, over time and at last.
+"""Lag of groups: committed offsets against the ends of logs, over time and at the end.
 
-Refuses to know how either is found out (`committed`, `ends`), files, sessions and formats of output.
+Refuses to know the sources of either (`committed`, `ends`), files, sessions and formats of output.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ from kproxy.analysis.pieces import (
 )
 from kproxy.protocol.apis import UNKNOWN_TOPIC_OR_PARTITION
 
-TABLES = ("partitions", "exchanges", "committed_offsets", "group_events", "changes", "topology")  # that lag is from
-_BY_LEADER = "coalesce(not is_followers, true)"  # of answers that may be a follower's
+TABLES = ("partitions", "exchanges", "committed_offsets", "group_events", "changes", "topology")  # sources of lag
+_BY_LEADER = "coalesce(not is_followers, true)"  # for answers that may be a follower's
 _BEHIND = "cast(`partition` as bigint) + 1"
-_MOMENTS = range(1, 9)  # eighths of the time that tables cover: a lag's trend is that of the later half
+_MOMENTS = range(1, 9)  # eighths of the tables' time: a lag's trend is that of the later half
 GROUPED_BY = ("cluster", "group_id", "topic")
-# Why a lag is not known, or a committed offset not counted: the column `unknown`.
-NO_END = "no answer told where the log ends"
-NO_OUTCOME = "how a transaction ended that committed offsets was not seen: they do not count"
+# Reasons for an unknown lag, or for a committed offset that does not count: the column `unknown`.
+NO_END = "no answer showed the end of the log"
+NO_OUTCOME = "the end of a transaction that committed offsets was not seen: they do not count"
 
 
 def group_lag(
@@ -72,7 +72,7 @@ def group_lag(
     """
     from kproxy.tables.schema import PARTITIONS  # heavy, and no help text needs it
 
-    columns = (*PARTITIONS.schema.names, *EXCHANGE_NAMES)  # what a condition may name
+    columns = (*PARTITIONS.schema.names, *EXCHANGE_NAMES)  # names for conditions
     frames = (partitions, exchanges, committed_offsets, group_events, changes, topology)
     steps = _stepwise(bucket(every), where) if every else _at_the_end(where)
     for each in by:
@@ -118,7 +118,7 @@ def _summed(by: Sequence[str], every: str | None) -> str:
         {order("lag_records desc nulls last", "cluster nulls first", by=names, every=every)}"""
 
 
-# How many partitions a topic has, or has at least: step `partition_counts`.
+# A topic's number of partitions, or a lower bound: step `partition_counts`.
 _PARTITION_COUNTS = {
     "seen_partitions": f"""
         select cluster, {TOPIC} as topic, `partition` from partitions
@@ -136,7 +136,7 @@ _PARTITION_COUNTS = {
 
 
 def _stepwise(step: str, where: str | None) -> dict[str, str]:
-    """Steps behind `said_places` and `turns`: each step of time, with the end of the log that was there at its end."""
+    """Steps after `said_places` and `turns`: each step of time, with the end of the log known at its end."""
     leaders = ", ".join(f"a.{key}" for key in LOG)
     return {
         **since(step),
@@ -167,7 +167,7 @@ def _stepwise(step: str, where: str | None) -> dict[str, str]:
         "first_steps": f"""
             select {_OWNER}, `partition`, min(step) as step from {_committed_places(where, True)}
             group by {_OWNER}, `partition`""",
-        # How many partitions have a commit by a step, until the next step in which another one gets its first.
+        # Number of partitions with a commit by a step, up to the next step in which another one gets its first.
         "committed_counts": f"""
             select *, lead(step) over (partition by {_OWNER} order by step) as next_step from (
                 select {_OWNER}, step, sum(count(*)) over (partition by {_OWNER} order by step)
@@ -185,7 +185,7 @@ def _stepwise(step: str, where: str | None) -> dict[str, str]:
 
 
 def _carried(step: str) -> dict[str, str]:
-    """Step `carried` behind `committed`: also in later steps in which the log's end was told, until it is removed."""
+    """Step `carried`, after `committed`: repeats offsets in later steps with a reported log end, until removed."""
     of_group = f"{OF}, group_id"
     nothing = "cast(null as bigint), cast(null as bigint), cast(null as timestamp), cast(null as boolean)"
     return {
@@ -200,11 +200,11 @@ def _carried(step: str) -> dict[str, str]:
             join logs_gone l on {same("h", "l")}""",
         "moments": f"""
             select {step} as step, {OF} from lived_ends union select {step} as step, {OF} from leaders_answers""",
-        # Whatever was told of one partition makes a step of all of its group: so a step adds up.
+        # A report about one partition makes a step for all of its group: so the sums of a step are complete.
         "group_moments": f"""
             select m.step, h.cluster, h.group_id from holders h join moments m on {same("h", "m")}
             union select step, cluster, group_id from committed""",
-        # Of a step: whether anything was said of the offset, it was removed, or has a value at its end.
+        # Of a step: whether a message reported the offset, it was removed, or it has a value at the end.
         "states": f"""
             select step, {of_group}, max(committed_offset) as committed_offset, max(commits) as commits,
                 max(last_commit) as last_commit, max(is_open) as is_open, max(is_said) as is_said,
@@ -234,7 +234,7 @@ def _carried(step: str) -> dict[str, str]:
 
 
 def _at_the_end(where: str | None) -> dict[str, str]:
-    """Steps behind `said_places` and `turns`: what holds at the end, how it went, and what was fetched beside it."""
+    """Steps after `said_places` and `turns`: the state at the end, its trend, and the offsets fetched by then."""
     held = "".join(f", {_committed_by(f'eighth <= {n}')} as held_{n}" for n in _MOMENTS)
     ended = "".join(f", max(case when m.eighth <= {n} then m.end_offset end) as end_{n}" for n in _MOMENTS)
     lags = "".join(f", {_lag_of(f'end_{n}', f'held_{n}')} as lag_{n}" for n in _MOMENTS)
@@ -291,7 +291,7 @@ def _at_the_end(where: str | None) -> dict[str, str]:
                 greatest({of_moments}, least_lag_records) as max_lag_records,
                 round(try_divide(lag_{last} - lag_{middle}, s.span_us / 2e6), 3) as growth_per_s
             from followed a join spans s on a.cluster is not distinct from s.of_cluster""",
-        # The first moment by which the lags of all partitions of a group are known.
+        # The first moment at which the lags of all partitions of a group are known.
         "in_groups": f"""
             select *, max({first_known}) over (partition by cluster, group_id) as known_from from trended""",
         "fetches": of_exchanges("fetched", ("Fetch",), False),
@@ -324,7 +324,7 @@ def _at_the_end(where: str | None) -> dict[str, str]:
 
 
 def _committed_places(where: str | None, has_steps: bool) -> str:
-    """Rows of what groups have committed, by step of time where there are some: all of it, whatever is chosen."""
+    """Rows of committed offsets, by step of time if there are steps: all of them, without the condition."""
     if where is None:
         return "(select * from committed where committed_offset is not null) p"
     columns = "cluster, of_group as group_id, of_topic as topic, `partition`"
@@ -344,7 +344,7 @@ _UNCOMMITTED = """cast(greatest(c.of_partitions - coalesce(h.committed_partition
 _WITH_COUNTS = f"""left join partition_counts c on a.cluster is not distinct from c.of_cluster and a.topic = c.of_topic
             left join committed_counts h on {_SAME_OWNER.format("a", "h")}"""
 _IS_COMMIT = "not is_pending and direction in ('request', 'log')"
-# Of the rows of a group, topic and partition: what it has committed. is_open: what it committed last may not count.
+# From the rows of a group, topic and partition: its committed offset. is_open: its last commit may not count.
 _COMMITTED = f"""cluster, of_group as group_id, of_topic as topic, `partition`,
                 {_committed_by()} as committed_offset,
                 greatest(count_if({_IS_COMMIT} and direction = 'request'),
@@ -365,7 +365,7 @@ def _lag_of(end: str, offset: str) -> str:
 
 
 def _timed(rows: str) -> str:
-    """Rows with the eighth of their cluster's time that they are in, from 1 on."""
+    """Rows with their eighth of their cluster's time, from 1 on."""
     eighth = f"cast(floor((unix_micros(`time`) - first_us) / (span_us + 1e0) * {_MOMENTS[-1]}) as int) + 1"
     return (
         f"(select r.*, {eighth} as eighth from {rows} r join spans s on r.cluster is not distinct from s.of_cluster) t"
