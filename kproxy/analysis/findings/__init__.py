@@ -1,4 +1,4 @@
-"""What stands out in a capture, in tables or in a running kproxy: ranked, with evidence, why, and what to change.
+"""Findings in a capture, in tables or in a running kproxy: ranked, with evidence, reasons, and settings to change.
 
     from kproxy.analysis.duck import Tables
     from kproxy.analysis.findings import findings
@@ -6,7 +6,7 @@
         for found in findings(tables):
             print(found.severity, found.kind, found.where, dict(found.evidence))
 
-Duty: ask every probe its question, judge the rows, fold what follows from a cause into it (`causes`), and rank.
+Duty: ask every probe its question, judge the rows, fold consequences into their cause (`causes`), and rank.
 Refuses to know engines, and how findings look (`views.findings`).
 """
 
@@ -37,7 +37,7 @@ from kproxy.errors import KproxyError
 __all__ = ["KINDS", "PROBES", "SEVERITIES", "TABLES", "THRESHOLDS", "Finding", "Kind", "Limits", "Probe", "Threshold"]
 __all__ += ["findings", "limits"]
 
-MAX_ROWS = 1000  # of one question, those that weigh most first: bounds what is judged
+MAX_ROWS = 1000  # per question, those with the most weight first: bounds the rows to judge
 
 PROBES: tuple[Probe, ...] = (
     *OUTAGES,
@@ -60,10 +60,10 @@ TABLES = tuple(dict.fromkeys(name for probe in PROBES for name in probe.tables))
 def findings(
     tables: Mapping[str, Frame], given: Limits | None = None, kinds: Sequence[str] | None = None
 ) -> list[Finding]:
-    """What stands out in these tables, the gravest first; `given`: thresholds; `kinds`: only of these.
+    """The findings in these tables, the most severe first; `given`: thresholds; `kinds`: only these kinds.
 
-    The tables are frames of one engine, by name; those in TABLES are needed, `records` is of use: some of its values
-    are compressed, where they are whole, to see whether that pays.
+    The tables are frames of one engine, by name; TABLES are required, `records` is optional: some of its whole values
+    are compressed, to find out whether compression pays.
     """
     chosen = limits() if given is None else given
     found: list[tuple[Finding, Sequence[Moment]]] = []
@@ -87,14 +87,14 @@ def findings(
 
 
 def records_of(tables: Mapping[str, Frame]) -> Frame | None:
-    """The table of records, where there is one: it is made only where it is asked for."""
+    """The table of records, if there is one: it is made only on request."""
     with suppress(KproxyError, KeyError):
         return tables["records"]
     return None
 
 
 def _compressed(one: Finding, records: Frame, limits: Limits) -> Iterator[Finding]:
-    """The finding, if compression pays as far as records are at hand, with the ratio."""
+    """The finding, with its ratio, if compression pays by the records at hand."""
     topic = dict(one.place).get("topic")
     ratio = measured(records, topic) if one.kind == "no_compression" and topic is not None else None
     if ratio is None:

@@ -58,7 +58,7 @@ def hot(tables: Tables, limits: Limits) -> Frame:
 
 
 def judge_hot(row: Hot, limits: Limits) -> Iterator[Finding]:
-    # Of two or three partitions one that has all of it is three times even at most: then all but nothing is hot.
+    # With two or three partitions, all bytes in one are three times an even share at most: require nearly all of them.
     is_hot = row.times_even >= limits.hot_partition_times or (row.partitions <= 3 and row.share >= 0.9)
     if not is_hot:
         return
@@ -83,7 +83,7 @@ def judge_hot(row: Hot, limits: Limits) -> Iterator[Finding]:
 
 
 class Broker(NamedTuple):
-    """What a broker did for clients, beside the others of its cluster."""
+    """A broker's work for clients, compared with the other brokers of its cluster."""
 
     cluster: str | None
     broker: str
@@ -98,11 +98,11 @@ class Broker(NamedTuple):
     rank: int  # by p99: 1 is the slowest of the cluster
     first_us: int
     last_us: int
-    slow: int  # Produce that took as long as makes a broker slow
+    slow: int  # Produce requests that took longer than the limit for a slow broker
 
 
 def brokers(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Broker, those with the most bytes first; brokers that hardly anybody asked are left out."""
+    """Rows of Broker, those with the most bytes first; brokers with hardly any requests are left out."""
     own = """case when api = 'Produce'
         then coalesce(broker_ns, latency_ns - coalesce(queue_ns, 0) - coalesce(muted_ns, 0)) end"""
     return ask(

@@ -1,9 +1,9 @@
-"""Which finding explains which: one entry for a cause, with what follows from it folded in.
+"""Causes of findings: one entry for a cause, with its consequences folded in.
 
-Duty: the graph as data, EDGES, and `folded`, which applies it. A finding has one cause at most, the nearest: of several
-the one that shares most with it, then one in whose time it began, then the one whose time covers most of its own. A
-finding of requests that failed is parted by time: each outage has those that failed meanwhile, the rest is a finding of
-its own. The severity of a cause is the gravest of all that follow from it; advice is the cause's alone. Refuses to know
+Duty: the graph as data, EDGES, and `folded`, which applies it. A finding has one cause at most, the nearest: the one
+that shares most with it, then one during which it began, then the one whose time covers most of its own. A finding of
+failed requests is divided by time: each outage gets those that failed during it, the rest is a finding of its own. The
+severity of a cause is the highest of it and its consequences; only the cause has advice. Refuses to know
 how anything is found.
 """
 
@@ -14,11 +14,11 @@ from kproxy.analysis.findings.finding import SEVERITIES, Finding, Moment
 from kproxy.analysis.findings.kinds import LARGEST, NAMED
 
 NS = 1_000_000_000
-# How times must lie. OVERLAPS: consequence and cause at the same time, or soon after it. BEGINS: the consequence began
+# Conditions on times. OVERLAPS: consequence and cause at the same time, or soon after it. BEGINS: the consequence began
 # meanwhile or soon after. DURING: it began meanwhile. EVER: the consequence is of a longer time, such as a percentile.
 OVERLAPS, BEGINS, EVER, DURING = "overlaps", "begins", "ever", "during"
-_STEP_NS = NS  # in which failures are counted, or longer
-_BEFORE_NS = 5 * NS  # what stands still does so from its last good answer on: a heartbeat (3 s) earlier
+_STEP_NS = NS  # the step in which failures are counted, or longer
+_BEFORE_NS = 5 * NS  # a standstill begins at the last successful answer: one heartbeat (3 s) earlier
 _AFTER_NS = {OVERLAPS: 10 * NS, BEGINS: 30 * NS, DURING: NS}  # session.timeout.ms, request.timeout.ms
 
 
@@ -41,7 +41,7 @@ def _edges(causes: Iterable[str], consequences: Iterable[str], same: tuple[str, 
 
 _DOWN = ("broker_gone", "broker_standing_still")
 EDGES: tuple[Edge, ...] = (
-    # Of a broker: what it led, coordinated and answered.
+    # Consequences of a broker: its partitions, its groups and its requests.
     *_edges(_DOWN, ("coordinator_lost", "under_replicated", "offline_partitions"), ("broker",), OVERLAPS),
     *_edges(_DOWN, ("unanswered", "client_timeouts", "reconnect_storm"), ("broker",), OVERLAPS),
     *_edges(_DOWN, ("records_lost",), ("broker",), OVERLAPS),
@@ -52,14 +52,14 @@ EDGES: tuple[Edge, ...] = (
     *_edges(_DOWN, ("slow_broker",), ("everywhere",), OVERLAPS),
     # Elsewhere in the cluster, meanwhile: elections, and leaders that wait for its replicas.
     *_edges(_DOWN, ("not_enough_replicas",), (), BEGINS),
-    *_edges(_DOWN, ("client_timeouts", "unanswered"), (), DURING),  # by brokers that wait for it to replicate
+    *_edges(_DOWN, ("client_timeouts", "unanswered"), (), DURING),  # at brokers that wait for its replication
     *_edges(_DOWN, ("no_leader", "timed_out"), (), OVERLAPS),
     *_edges(_DOWN, ("producers_standing_still",), (), BEGINS),
     *_edges(_DOWN, ("coordinator_lost", "controller_changes", "offline_partitions", "fenced"), (), BEGINS),
     # Replicas and leaders.
     *_edges(("under_replicated",), ("not_enough_replicas", "timed_out"), (), OVERLAPS),
     *_edges(("offline_partitions",), ("no_leader", "growing_lag"), ("topic",), OVERLAPS),
-    # What was not answered, or refused for a while, is sent again.
+    # Clients retry requests that were not answered, or refused for a while.
     *_edges(
         ("unanswered", "client_timeouts", "timed_out", "not_enough_replicas", "no_leader"),
         ("resent_not_idempotent", "doubtful_records"),
@@ -89,7 +89,7 @@ _BY_CONSEQUENCE: dict[str, tuple[Edge, ...]] = {
 
 
 def folded(found: Sequence[tuple[Finding, Sequence[Moment]]]) -> list[Finding]:
-    """The findings that nothing explains, each with its consequences, those of these included.
+    """The findings without a cause, each with its consequences, and theirs.
 
     Each is given with the moments at which its requests failed, where these are known.
     """
@@ -121,9 +121,9 @@ def folded(found: Sequence[tuple[Finding, Sequence[Moment]]]) -> list[Finding]:
 def _parted(
     one: Finding, moments: Sequence[Moment], outages: Mapping[str, Sequence[Finding]]
 ) -> list[tuple[Finding, Finding | None]]:
-    """What failed in the time of each outage, with that outage, and what failed at other times.
+    """Failures during each outage, with that outage, and failures at other times.
 
-    Of several outages that of the same broker is the cause, else the one that began last.
+    Among several outages, that of the same broker is the cause, else the one that began last.
     """
     edges = _BY_CONSEQUENCE.get(one.kind, ()) if moments else ()
     causes = [(edge, cause) for edge in edges for cause in outages.get(edge.cause, ())]
@@ -145,9 +145,9 @@ def _parted(
 
 
 def _part(one: Finding, moments: Sequence[Moment], every: int) -> Finding:
-    """A finding of what failed in some of its moments, `every` being what failed in all of them.
+    """A finding about the failures in some of its moments; `every`: the failures in all of them.
 
-    How many requests were `asked` meanwhile is not known of a part.
+    A part has no number of requests `asked` meanwhile.
     """
     counts: dict[str, Any] = {
         name: (max if name in LARGEST else sum)(moment.counts[name] for moment in moments) for name in moments[0].counts
@@ -182,7 +182,7 @@ def _with(root: Finding, consequences: Sequence[Finding]) -> Finding:
 
 
 def _cause(index: int, found: Sequence[Finding], by_kind: Mapping[str, Sequence[int]], is_timed: bool) -> int | None:
-    """The place in `found` of what explains one of them. is_timed: its moments have shown that no outage does."""
+    """The index in `found` of the cause of one of them. is_timed: its moments have shown that no outage does."""
     one = found[index]
     best: tuple[tuple[int, bool, int, int], int] | None = None
     for edge in _BY_CONSEQUENCE.get(one.kind, ()):

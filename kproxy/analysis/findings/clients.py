@@ -31,9 +31,9 @@ class Throttled(NamedTuple):
     throttled: int
     throttle_ms: int
     max_throttle_ms: int | None
-    first_us: int  # of those that were throttled
+    first_us: int  # of throttled answers
     last_us: int
-    span_us: int  # from first to last of that client and API, of all its connections together
+    span_us: int  # from the first to the last answer of that client and API, over all its connections
 
 
 def throttled(tables: Tables, limits: Limits) -> Frame:
@@ -86,9 +86,9 @@ def judge_throttled(row: Throttled, limits: Limits) -> Iterator[Finding]:
 
 
 class Spoken(NamedTuple):
-    """What a client speaks that the newest release does not serve.
+    """API versions of a client that the newest release does not serve.
 
-    Where nobody in the cluster was seen to speak what that release serves, brokers as old may be why: all such clients
+    If no client in the cluster used a version that the release serves, old brokers may be the reason: all such clients
     are one row.
     """
 
@@ -98,7 +98,7 @@ class Spoken(NamedTuple):
     apis: str  # "Produce v3, Fetch v4"
     requests: int
     software: str | None
-    offered: int  # APIs of these for which another client spoke a version that the release serves
+    offered: int  # those of these APIs with another client that used a version which the release serves
     hosts: int  # 0: not known
     first_us: int
     last_us: int
@@ -163,7 +163,7 @@ def judge_spoken(row: Spoken, limits: Limits) -> Iterator[Finding]:
     shown = few(row.apis.split(", "), 4)
     yield found(
         "old_versions",
-        WARNING if row.offered else NOTE,  # else brokers as old may be why
+        WARNING if row.offered else NOTE,  # else old brokers may be the reason
         row.requests / 1e5,
         row.cluster,
         at(row.client) if row.client or not row.clients else f"{row.clients} clients",
@@ -197,7 +197,7 @@ class Churning(NamedTuple):
     hosts: int
     first_us: int
     last_us: int
-    life_mean_ns: int | None = None  # where single lives are not known
+    life_mean_ns: int | None = None  # if the lifetimes of single connections are unknown
 
 
 def churning(tables: Tables, limits: Limits) -> Frame:

@@ -1,7 +1,7 @@
 """Whether compression would pay: records at hand, compressed to see.
 
-Bounds: SAMPLE records of a topic, of 1 MB together. Only whole values say anything: the table `records` has them where
-it was made with `--record-values all`. Refuses to know findings.
+Bounds: SAMPLE records of a topic, of 1 MB together. Only whole values are representative: the table `records` has them
+if it was made with `--record-values all`. Refuses to know findings.
 """
 
 import zlib
@@ -11,7 +11,7 @@ from kproxy.analysis.pieces import literal
 
 SAMPLE = 5000
 MAX_BYTES = 1_000_000
-MIN_BYTES = 10_000  # of which a ratio can be told
+MIN_BYTES = 10_000  # fewer give no reliable ratio
 BATCH_BYTES = 16_384  # batch.size
 LEVEL = 1  # of zlib: about what lz4 and snappy gain, less than zstd
 

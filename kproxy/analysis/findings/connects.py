@@ -1,9 +1,9 @@
 """Findings about connections that could not be made: refused, answered by nobody, or without a TLS handshake.
 
-A connect counts as one to Kafka where a connection to that port carried Kafka, an answer named the port, it is a usual
-port of Kafka, or nothing else was captured. What fails before the first connect to that address that works is a broker
-that starts, and no finding. A TLS handshake counts only if one was tried: by a client that speaks TLS, or at a port
-that answers with an alert. Refuses to know engines, and how findings look.
+A connect counts as one to Kafka if a connection to that port carried Kafka, an answer named the port, it is a usual
+port of Kafka, or nothing else was captured. Failures before the first successful connect to that address mean a
+broker that starts, and are no finding. A TLS handshake counts only if one was tried: the client sent TLS, or the port
+answered with an alert. Refuses to know engines, and how findings look.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from kproxy.analysis.findings.finding import NOTE, Finding, Probe, Tables, found
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import CONNECTED, FAILED_CONNECT, GROUPS, KNOWN_BROKERS, keyed
 
-_USUAL_PORTS = 9092, 9099  # of listeners in Kafka's documentation and images
+_USUAL_PORTS = 9092, 9099  # range of ports in Kafka's documentation and images
 
 
 class Unconnected(NamedTuple):
@@ -100,7 +100,7 @@ def failed_handshakes(tables: Tables, limits: Limits) -> Frame:
                 min(unix_micros(`time`)) as begin_us, max(unix_micros(`time`)) as end_us
             from connected where {CONNECTED}
             group by cluster, client_address, {GROUPS["broker"]}, tls_failure""",
-        # Of reasons that are as frequent the last by name.
+        # Among equally frequent reasons, the last by name.
         answer=f"""
             select cluster, host, broker, max(known_id) as broker_id, sum(failures) as failed, sum(handshakes) as asked,
                 max_by(tls_failure, named_struct('n', failures, 'r', tls_failure)) as reason,

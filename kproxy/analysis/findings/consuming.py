@@ -161,10 +161,10 @@ class StoppedFetching(NamedTuple):
 
 
 def stopped_fetching(tables: Tables, limits: Limits) -> Frame:
-    """Rows of StoppedFetching, those that have been silent for longest first.
+    """Rows of StoppedFetching, the longest silence first.
 
-    Not those whose partitions may have gone meanwhile: with a SyncGroup behind the last Fetch. Of a name that several
-    groups have on one host it is not known whose fetches are whose.
+    Members with a SyncGroup after their last Fetch are left out, as their partitions may have moved. So are client ids
+    that several groups have on one host, as their fetches cannot be attributed.
     """
     client = GROUPS["client"]
     return ask(
@@ -210,10 +210,10 @@ def judge_stopped_fetching(row: StoppedFetching, limits: Limits) -> Iterator[Fin
 class Lagging(NamedTuple):
     """Lag of a client or a group in a topic, all of its partitions together.
 
-    first_records: what it would have been at first, had it grown only while the client fetched. active_us: how long it
-    fetched, without pauses between captures. last_lag_ns: by client the age of the newest record that it got, by group
-    at most that of the first record which it has not committed. Where the lag of some partitions is unknown, that is
-    why, and records are those that are missing at least.
+    first_records: the lag at first, as if it had grown only while the client fetched. active_us: how long it fetched,
+    without pauses between captures. last_lag_ns: by client the age of the newest record that it got, by group the
+    maximum age of the first record that it has not committed. If the lag of some partitions is unknown, records are a
+    lower bound for that reason.
     """
 
     cluster: str | None
@@ -234,7 +234,7 @@ class Lagging(NamedTuple):
 
 
 def lagging(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Lagging, those that fell behind most first; without fetches of which it is not known how far behind."""
+    """Rows of Lagging, those that fell behind most first; without fetches of unknown lag."""
     whose = ("cluster", "client", "topic")
     same = " and ".join(f"p.{key} is not distinct from s.{key}" for key in whose)
     return ask(
@@ -278,7 +278,7 @@ def lagging(tables: Tables, limits: Limits) -> Frame:
 
 
 def lagging_groups(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Lagging by group: records between what it has committed and the end, those that lack most first."""
+    """Rows of Lagging by group: records between its committed offset and the end of the log, the largest lag first."""
     lags = group_lag(*(tables[name] for name in OF_LAG))
     return ask(
         {"lags": lags},

@@ -1,6 +1,6 @@
 """Findings about requests that failed: never answered, given up by their client, refused by kind of error.
 
-An exchange counts as unanswered where somebody missed its answer: its client went on afterwards, or had waited. Long
+An exchange counts as unanswered if its client missed the answer: it went on afterwards, or had waited. Long
 polls that end with their connection are ordinary, as are the last requests of a client that ends. Refuses to know
 engines, and how findings look.
 """
@@ -77,8 +77,8 @@ _STEPS_MAX = 2000  # of one finding: bounds what is kept of its times
 def _timed(of: str, groups: str, name: str, gave_up: str = "false", waited_ns: str = "0") -> dict[str, str]:
     """Steps of a question that end with `times`: the Moments of each group of rows of `of`, as a text.
 
-    name: the column of the API or the error. Seconds in which something failed are counted, several of them together
-    where there are more than _STEPS_MAX.
+    name: the column of the API or the error. Seconds with failures are counted, several of them together if there are
+    more than _STEPS_MAX.
     """
     step = "cast(floor(second / width) as bigint) * width * 1000000"
     texts = ", ".join(f"cast({column} as string)" for column in ("step_us", "name", *_COUNTS))
@@ -102,7 +102,7 @@ def _timed(of: str, groups: str, name: str, gave_up: str = "false", waited_ns: s
 
 
 def moments(text: str | None) -> tuple[Moment, ...]:
-    """What a text of `_timed` says, by time."""
+    """The Moments in a text of `_timed`, by time."""
     found = []
     for each in (text or "").split(",") if text else ():
         us, name, *numbers = each.split(":")
@@ -200,7 +200,7 @@ class Refused(NamedTuple):
 def topics_not_given() -> dict[str, str]:
     """Steps of a question over `exchanges` and `topology`: `not_given`, clients to which Metadata refused topics.
 
-    What Metadata says of single topics is in no row of `partitions`. A topic that appeared later was only new.
+    Errors of single topics in Metadata are in no row of `partitions`. A topic that appeared later was only new.
     """
     kind = "case when m.change = 'unauthorized' then 'refused_authorization' else 'unknown_topic' end"
     return {

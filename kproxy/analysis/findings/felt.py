@@ -1,4 +1,4 @@
-"""How grave a finding is by what users felt: requests that failed, time that stood still, records behind.
+"""The severity of a finding by its effect on users: failed requests, standstills, records behind.
 
 Duty: one rule for all findings, and its numbers from the thresholds. Refuses to know single kinds.
 """
@@ -16,12 +16,12 @@ def severity(
     behind_records: int | None = None,
     is_retried: bool = False,
 ) -> str:
-    """The severity of what was felt. asked: requests of which `failed` are.
+    """The severity of an effect on users. asked: all requests, including the `failed` ones.
 
-    is_retried: clients send these again by themselves, so that the number alone was felt by nobody.
+    is_retried: clients retry these by themselves, so that users do not feel the number alone.
 
-    Critical: many requests failed, or most of what somebody asked; somebody stood still for longer than clients wait
-    for; readers are far behind.
+    Critical: many requests failed, or most requests of a client; a standstill is longer than clients wait; readers are
+    far behind.
     """
     share = failed / asked if asked else 0.0
     is_most = share >= limits.felt_failed_share and failed >= limits.felt_failed_few

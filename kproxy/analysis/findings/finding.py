@@ -1,6 +1,6 @@
 """A finding, and a probe: the question whose rows are judged to give findings.
 
-Duty: the two types, how findings are ranked, and how many of one kind are told. Refuses to know any single kind.
+Duty: the two types, the order of findings, and the number of findings of one kind. Refuses to know any single kind.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,13 +12,13 @@ from kproxy.analysis.findings.kinds import KINDS
 from kproxy.analysis.findings.thresholds import Limits
 
 CRITICAL, WARNING, NOTE = "critical", "warning", "note"
-SEVERITIES = (CRITICAL, WARNING, NOTE)  # something stands still or is lost; it costs; it is worth knowing
+SEVERITIES = (CRITICAL, WARNING, NOTE)  # a standstill or a loss; a cost; worth knowing
 
 Tables = Mapping[str, Frame]
 
 
 class Moment(NamedTuple):
-    """What failed in a step of time: counts by the names of the evidence, of one API or of one error."""
+    """Failures in a step of time: counts by the names of the evidence, for one API or one error."""
 
     at_ns: int
     name: str  # of the API or the error
@@ -27,12 +27,12 @@ class Moment(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Something that stands out.
+    """A remarkable fact, with its place and evidence.
 
-    `place` names where by the names of conditions (client, topic, broker, ...), `where` says it in words. `evidence`
-    has numbers by name, with their units in the names as columns of tables have them. Times are nanoseconds since the
-    epoch, None where they are not known. `weight` orders findings of one severity, from 0 to 1. `more` is how many
-    further places of the same kind were left out behind this one. `consequences` are findings that this one explains:
+    `place` has the names of conditions (client, topic, broker, ...) with their values, `where` is the same in words.
+    `evidence` has numbers by name, with units in the names, like columns of tables. Times are nanoseconds since the
+    epoch, None if unknown. `weight` orders findings of one severity, from 0 to 1. `more` is the number of further
+    places of the same kind that were left out after this one. `consequences` are findings that this one explains:
     they have no advice of their own.
     """
 
@@ -47,7 +47,7 @@ class Finding(NamedTuple):
     why: str
     change: str
     settings: tuple[str, ...]
-    job: str | None  # of `kproxy analyze`, which says more
+    job: str | None  # job of `kproxy analyze` with more details
     weight: float
     more: int = 0
     consequences: "tuple[Finding, ...]" = ()
@@ -144,10 +144,10 @@ def found_between(
 class Probe:
     """A question to tables and how its rows are judged.
 
-    `ask` makes a frame whose columns are the fields of `row`, in their order, the rows that weigh most first; `judge`
-    is a function of one row and the limits, and says nothing of what is not remarkable. `shared`: frames of few rows
-    that several probes read, computed once; `ask` gets them by their names, beside the tables. `moments`: when what of
-    a row failed, so that each cause can have its part of a finding.
+    `ask` makes a frame whose columns are the fields of `row`, in their order, the rows with the most weight first;
+    `judge` is a function of one row and the limits, and yields only remarkable findings. `shared`: frames of few rows
+    that several probes read, computed once; `ask` gets them by their names, like tables. `moments`: the failures of a
+    row by time, so that each cause can have its part of a finding.
     """
 
     kinds: tuple[str, ...]
@@ -160,7 +160,7 @@ class Probe:
 
 
 def ranked(found: Sequence[Finding], limits: Limits) -> list[Finding]:
-    """Findings in order: by severity, then by weight; of each kind `places_per_kind` at most."""
+    """Findings ordered by severity, then by weight; at most `places_per_kind` of each kind."""
 
     def order(one: Finding) -> tuple[Any, ...]:
         return (SEVERITIES.index(one.severity), -one.weight, one.kind, one.cluster or "", one.where)
@@ -180,15 +180,15 @@ def ranked(found: Sequence[Finding], limits: Limits) -> list[Finding]:
 
 
 def at(client: str | None, *more: str) -> str:
-    """Where, in words: the client if it is known, and what else there is."""
+    """The place in words: the client, if known, and the other parts."""
     return ", ".join([*([f"client {client}"] if client else []), *more]) or "all clients"
 
 
 def broker_name(address: str, broker_id: int | None) -> str:
-    """A broker in words: by its id where that is known, with its address."""
+    """A broker in words: its id, if known, and its address."""
     return f"broker {address}" if broker_id is None else f"broker {broker_id} ({address})"
 
 
 def clean(text: str | None, otherwise: str = "unknown") -> str:
-    """A name from the wire, or what stands for none."""
+    """A name from the wire, or a substitute for none."""
     return otherwise if text is None or text == "" else text

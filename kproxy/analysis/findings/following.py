@@ -1,8 +1,8 @@
-"""Findings of a kproxy that runs, for its admin API: what happened in the last quarter of an hour.
+"""Findings of a running kproxy, for its admin API: about the last quarter of an hour.
 
-Duty: a copy of the cells once a minute, made on a thread, KEPT of them; a question is judged against the oldest. Before
-there is one: against the start. Who wants to be told gets the findings once a minute. Refuses to know HTTP, what is
-counted, and what becomes of findings.
+Duty: a copy of the cells once a minute, made on a thread, KEPT of them; findings compare the present with the oldest,
+or with the start before there is one. `tell` gets the findings once a minute. Refuses to know HTTP, the meaning of
+counters, and the use of findings.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ log = logging.getLogger("kproxy.findings")
 
 
 class Following:
-    """counted(): what is counted now, of all processes. tell(findings): called once a minute."""
+    """counted(): the counters now, of all processes. tell(findings): called once a minute."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Following:
             await asyncio.sleep(EVERY_S)
 
     async def _found(self, metrics: Metrics, now: live.Moment, chosen: Limits) -> tuple[live.Moment, list[Finding]]:
-        """(the moment that it is compared with, what is found)"""
+        """(the moment of the copy to compare with, the findings)"""
         before = self._kept[0] if self._kept else live.began(metrics)
         return before, await asyncio.to_thread(live.found_between, before, now, chosen)
 
@@ -57,7 +57,7 @@ class Following:
         return metrics, await asyncio.to_thread(live.taken, metrics)
 
     async def asked(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """The findings as plain values; the query's parameters are thresholds. ValueError: one that is none."""
+        """The findings as plain values; the query's parameters are thresholds. Raises ValueError for an unknown one."""
         try:
             chosen = limits(dict(query))
         except KproxyError as fault:

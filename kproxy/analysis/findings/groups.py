@@ -11,7 +11,7 @@ from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding, Probe, 
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import ACCURACY, QUIET_S, STEP, STEP_TIMES, stretches
 
-_CHANGES = {  # by what sets most rebalances off
+_CHANGES = {  # advice by the cause of most rebalances
     "session_expired": "Members are taken for dead: raise session.timeout.ms (45 s since Kafka 3.0), and look for "
     "pauses (garbage collection, CPU limits) longer than that.",
     "member_left": "Members leave and come: those whose poll() comes later than max.poll.interval.ms leave by "
@@ -31,14 +31,14 @@ _SHORT_LIVED = (
     "Keep the consumer open instead of one for each task (a short job, a health check, a loop around subscribe() and "
     "close()), or give it a group of its own or assign() without a group."
 )
-_SHORT_LIFE_NS = 30_000_000_000  # a tenth of max.poll.interval.ms by default, behind which a client leaves its group
+_SHORT_LIFE_NS = 30_000_000_000  # a tenth of the default max.poll.interval.ms, after which a client leaves its group
 
 
 class Restless(NamedTuple):
     """Rebalances of a group; `expected`: those by which its members came, a cooperative one takes two.
 
-    Those in times of which there is traffic of the group, or of its cluster where it has none of its own: its
-    coordinator's log may tell of all its life.
+    Only rebalances during traffic of the group, or of its cluster if it has none of its own: its coordinator's log may
+    cover all its life.
     """
 
     cluster: str | None
@@ -50,12 +50,12 @@ class Restless(NamedTuple):
     cause: str | None  # of most of them
     of_cause: int
     members: int | None  # at most
-    client: str | None  # whose members set most of them off
+    client: str | None  # the client whose members caused most of them
     of_client: int
-    life_ns: int | None  # of its members that left, half of them at most
+    life_ns: int | None  # maximum lifetime of half of its members that left
     first_us: int
     last_us: int
-    seen_us: int  # how long there was traffic, without pauses between captures
+    seen_us: int  # duration of its traffic, without pauses between captures
 
 
 def restless(tables: Tables, limits: Limits) -> Frame:
@@ -163,7 +163,7 @@ class Straggling(NamedTuple):
     cluster: str | None
     group_id: str
     client: str | None
-    member_id: str | None  # the one that was waited for longest
+    member_id: str | None  # the one that others waited for longest
     rebalances: int
     waited_ns: int
     longest_ns: int

@@ -1,7 +1,7 @@
-"""The kinds of findings: what each is called, how it is said, why it matters, and what to change.
+"""The kinds of findings: the title of each, its sentence, why it matters, and settings to change.
 
-Duty: the words, as data, and which thresholds and tables each kind rests on. docs/findings.md is made of this. `says`
-is one line whose names are those of the evidence, which `views` formats. Refuses to know how anything is measured.
+Duty: the words, as data, and the thresholds and tables of each kind. docs/findings.md is made from this. `says` is one
+line with names of the evidence, which `views` formats. Refuses to know how anything is measured.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class Kind(NamedTuple):
     says_live: str | None = None  # where its evidence is another one
 
 
-# What became of batches that were sent again, by the evidence that counts their records.
+# Outcomes of batches that were sent again, by the evidence that counts their records.
 _OUTCOMES = {
     "doubled_records": "in the log twice",
     "doubtful_records": "perhaps in the log twice",
@@ -40,7 +40,7 @@ NAMED = frozenset(("apis", "errors"))  # names with commas between them: of seve
 
 
 def outcome(evidence: Mapping[str, Any]) -> str:
-    """What became of records that were sent again, in words."""
+    """The outcomes of records that were sent again, in words."""
     counts = ((evidence.get(name) or 0, how) for name, how in _OUTCOMES.items())
     return ", ".join(f"{count:,} record{' is' if count == 1 else 's are'} {how}" for count, how in counts if count)
 

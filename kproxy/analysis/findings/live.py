@@ -1,8 +1,8 @@
-"""Findings of a running kproxy: the same judgements, of rows made of the metrics' cells between two moments.
+"""Findings of a running kproxy: the same rules, applied to rows made from the metrics' cells between two moments.
 
-Duty: `taken` copies what is needed of the cells (milliseconds, on any thread); `found_between` judges what happened
-from one copy to a later one. Cells know less than tables: nothing of single clients, of batches the mean of their
-records, of connections their number. Where that leaves room, the rows say the least that must be so. Refuses to know
+Duty: `taken` copies the necessary cells (milliseconds, on any thread); `found_between` judges the changes from one copy
+to a later one. Cells have less than tables: nothing about single clients, the mean number of records of batches, the
+number of connections. Where the cells are ambiguous, the rows have lower bounds. Refuses to know
 HTTP and processes.
 """
 
@@ -66,7 +66,7 @@ class Taken:
 
 @dataclass
 class Moment:
-    """What was counted until then."""
+    """The counters at that moment."""
 
     now_ns: int
     loop_lag: list[int]
@@ -80,7 +80,7 @@ def began(metrics: Metrics) -> Moment:
 
 
 def taken(metrics: Metrics) -> Moment:
-    """A copy of what findings need."""
+    """A copy of the data for findings."""
     now_ns = metrics.now_ns()
     usage = {worker: cpu_ns for worker, (cpu_ns, _) in metrics.worker_usage.copy().items()}
     return Moment(
@@ -132,7 +132,7 @@ def _broker(of: Taken, name: str, broker: BrokerCells) -> None:
 
 
 def found_between(before: Moment, now: Moment, limits: Limits) -> list[Finding]:
-    """What stands out of what happened between two moments, the gravest first."""
+    """The findings between two moments, the most severe first."""
     times = before.now_ns // 1000, now.now_ns // 1000
     span_s = max((now.now_ns - before.now_ns) / 1e9, 1e-3)
     found_all = list(_core(before, now, limits, span_s, times))
@@ -248,7 +248,7 @@ def _brokers(cluster: str, apis: Apis, limits: Limits, times: Times) -> Iterator
 
 
 def _slow_ones(apis: Apis, broker: str, others: list[int], limits: Limits) -> int:
-    """Produce that took as long as makes a broker slow, as far as buckets tell: those entirely above."""
+    """Produce requests above the limit for a slow broker: those in buckets entirely above it."""
     api = apis.get((broker, "Produce"))
     if api is None:
         return 0

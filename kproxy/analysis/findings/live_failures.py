@@ -1,7 +1,7 @@
-"""Failures that the metrics' cells of a running kproxy know of: requests refused, unanswered, brokers out of reach.
+"""Failures in the metrics' cells of a running kproxy: requests refused, unanswered, brokers out of reach.
 
-Duty: the counts of one cluster at one moment, and what is found of what was added to them since another. Cells name no
-client: an API or a broker is where something failed, and how long is not known. Refuses to know HTTP and processes.
+Duty: the counts of one cluster at one moment, and the findings from their increments since another. Cells name no
+client: the place of a failure is an API or a broker, and durations are unknown. Refuses to know HTTP and processes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ _REASONS = {
     "name": "a certificate of another name",
     "other": "another fault, which kproxy's log names",
 }
-_LOST = ("unreachable", "broker_reset", "broker_closed")  # causes of disconnects that tell of a broker
+_LOST = ("unreachable", "broker_reset", "broker_closed")  # causes of disconnects that indicate a broker's failure
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Failed:
 
 
 def counted_failures(cells: ClusterCells) -> Failed:
-    """A copy of what is counted of failures."""
+    """A copy of the counters of failures."""
     of = Failed()
     for name, broker in list(cells.brokers.items()):
         for (_, cause), count in broker.disconnects.copy().items():
@@ -79,7 +79,7 @@ def counted_failures(cells: ClusterCells) -> Failed:
 def found_since(
     cluster: str, then: Failed, now: Failed, requests: Mapping[str, int], limits: Limits, times: tuple[int, int]
 ) -> Iterator[Finding]:
-    """What failed between two moments. requests: by API, in between."""
+    """The failures between two moments. requests: by API, in between."""
     yield from _refused(cluster, then, now, requests, limits, times)
     yield from _unanswered(cluster, then, now, requests, limits, times)
     yield from _logins(cluster, then, now, limits, times)
@@ -112,7 +112,7 @@ def _refused(
 def _unanswered(
     cluster: str, then: Failed, now: Failed, requests: Mapping[str, int], limits: Limits, times: tuple[int, int]
 ) -> Iterator[Finding]:
-    """Of connections that brokers ended: a client that ends its own may leave a long poll behind."""
+    """Findings about connections that brokers ended: a client that ends its own may leave a long poll behind."""
     counts = {
         api: count - then.unanswered.get(api, 0) for api, count in now.unanswered.items() if api not in LONG_POLLS
     }
@@ -126,7 +126,7 @@ def _unanswered(
 
 
 def _logins(cluster: str, then: Failed, now: Failed, limits: Limits, times: tuple[int, int]) -> Iterator[Finding]:
-    """Of clients that kproxy itself asks who they are."""
+    """Findings about clients that kproxy itself authenticates."""
     for mechanism in sorted({name for name, _ in now.logins}):
         counts = {
             outcome: count - then.logins.get((name, outcome), 0)
@@ -148,7 +148,7 @@ def _logins(cluster: str, then: Failed, now: Failed, limits: Limits, times: tupl
 
 
 def _handshakes(cluster: str, then: Failed, now: Failed, limits: Limits, times: tuple[int, int]) -> Iterator[Finding]:
-    """Of kproxy with clients and with brokers. Clients that close say nothing of TLS: health checks do so, too."""
+    """Findings about TLS with clients and with brokers. Closes by clients do not count: health checks close, too."""
     for side, where in (("client", "TLS of clients with kproxy"), ("broker", "TLS of kproxy with brokers")):
         counts = {
             result: count - then.handshakes.get((of, result), 0)

@@ -1,9 +1,9 @@
-"""Findings about what logs hold: acknowledged records whose offsets were given to other records.
+"""Findings about lost records: acknowledged records whose offsets were given to other records.
 
-Producers are told where their batches begin. Where a log has all of its producers in the capture, these offsets follow
-each other without a gap: one that falls back tells of records that are gone, one that skips tells of records that were
-appended without an acknowledgement (`producing` uses that). Offsets that topics give anew (deleted and created again,
-a log that begins at 0 again, acknowledgements more than NEW_LOG_S apart) are of other logs. Refuses to know engines,
+A Produce response has the base offset of its batch. If a capture has all producers of a log, these offsets follow each
+other without a gap: an offset that falls back means lost records, one that skips means records that were appended
+without an acknowledgement (`producing` uses that). Offsets that a topic assigns anew (deleted and created again, a log
+that begins at 0 again, acknowledgements more than NEW_LOG_S apart) belong to other logs. Refuses to know engines,
 and how findings look.
 """
 
@@ -91,10 +91,10 @@ class Lost(NamedTuple):
 def lost(tables: Tables, limits: Limits) -> Frame:
     """Rows of Lost, by client and topic, the most records first.
 
-    The same batch acknowledged twice at one offset (a retry with the same sequence, a capture at both ends) is once
-    there; of two others at one offset that which was acknowledged first is lost. But a leader that is deposed may go on
-    to acknowledge (acks=1) behind its successor: where one of two brokers has the offsets that follow, and never gave
-    one of these twice, the log is its own, and the other's records are lost.
+    The same batch acknowledged twice at one offset (a retry with the same sequence, a capture at both ends) counts
+    once; of two different batches at one offset, the one acknowledged first is lost. But a deposed leader may still
+    acknowledge (acks=1) after its successor: if one of two brokers has the offsets that follow, and never gave one of
+    these twice, the log is its own, and the other's records are lost.
     """
     keys = ", ".join(KEYS)
     same = " and ".join(f"s.{key} = b.{key}" for key in KEYS)
@@ -129,7 +129,7 @@ def lost(tables: Tables, limits: Limits) -> Frame:
             select *, sum(case when `offset` < reached then 0 else 1 end) over ({_OF_LOG} order by place
                 rows between unbounded preceding and current row) as contest
             from reaching""",
-        # Who acknowledged the offsets behind those that were given twice, if it has not lost records there itself.
+        # The broker that acknowledged the offsets after those given twice, if it has not lost records there itself.
         ends=f"""
             select {contest}, max_by(next_broker, place) as winner from contested
             group by {contest}""",

@@ -32,10 +32,10 @@ class Path(NamedTuple):
 
 
 def paths(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Path, those that suffered most first.
+    """Rows of Path, those with the longest delays first.
 
-    A broker reads nothing of a connection that it mutes, or whose earlier requests it still works on: where requests
-    waited for that, and UNREAD times less for a reader, the windows are no slow reader's.
+    A broker does not read a connection that it mutes, or whose earlier request it still processes: if requests waited
+    for that, and UNREAD times less for a reader, a slow reader is not the cause of closed windows.
     """
     return ask(
         {"connections": tables["connections"], "exchanges": tables["exchanges"]},

@@ -1,7 +1,7 @@
-"""Findings about brokers and what hangs on them: gone or standing still, coordinators and controllers lost, partitions
+"""Findings about brokers and their dependents: gone or standing still, coordinators and controllers lost, partitions
 offline or without all replicas, clients that connect over and over.
 
-A broker is known by its id where answers name it, else by its address: its listeners are one broker. Refuses to know
+A broker is identified by its id if answers name it, else by its address: its listeners are one broker. Refuses to know
 engines, and how findings look.
 """
 
@@ -30,7 +30,7 @@ _CONTROLLED_SHUTDOWN = (
 
 
 class Silent(NamedTuple):
-    """A time in which a broker that was asked answered nobody."""
+    """A time without an answer of a broker, although it got requests."""
 
     cluster: str | None
     broker: str  # its address
@@ -45,7 +45,7 @@ class Silent(NamedTuple):
     failed: int  # requests that were never answered
     went_on: int  # clients that asked other brokers meanwhile
     is_told: bool  # whether an answer of another broker lacked it
-    reset: int  # of the connections that ended as it began
+    reset: int  # connections that ended as it began
     handed_over: int  # partitions that others led before it began
     taken: int  # until it was over
     first_us: int
@@ -155,7 +155,7 @@ def _joined(step: str, alias: str | None = None) -> str:
 
 def judge_silent(row: Silent, limits: Limits) -> Iterator[Finding]:
     ended_with_it = row.closed_soon > 0 and row.closed_soon >= row.kept + row.closed - row.closed_soon
-    # Clients that all end at once take their connections along, too: others must tell of it, or miss answers and go on.
+    # Clients that all end at once close their connections, too: require other evidence, or clients that miss answers.
     is_missed = row.went_on > 0 and row.failed >= limits.silent_requests_min
     is_gone = ended_with_it and (is_missed or (row.is_told and (row.is_back or row.went_on > 0)))
     is_standing = (
@@ -180,7 +180,7 @@ def judge_silent(row: Silent, limits: Limits) -> Iterator[Finding]:
     }
     yield found(
         "broker_gone" if is_gone else "broker_standing_still",
-        # What it led stood still with it, unless others led that before.
+        # Its partitions stood still with it, unless others had led them before.
         severity(limits, failed=row.failed, stood_still_ns=None if is_controlled else row.silent_ns),
         row.silent_ns / 60e9 + row.failed / 1e4,
         row.cluster,
@@ -212,8 +212,8 @@ class Orphaned(NamedTuple):
 def orphaned(tables: Tables, limits: Limits) -> Frame:
     """Rows of Orphaned, the longest outage first; groups that had no coordinator before are left out.
 
-    Where nobody was refused, the time between two heartbeats is none in which a group stood still. An outage that no
-    good answer ended lasts until the group's last request: behind it nobody waits for a coordinator.
+    Without a refusal, the time between two heartbeats is no standstill of a group. An outage without a successful
+    answer at its end lasts until the group's last request: after it nobody waits for a coordinator.
     """
     least_ns = f"{limits.coordinator_outage_s * 1e9:.0f}"
     lost = knowledge.coordinators(tables["group_events"], tables["rebalances"], tables["exchanges"])

@@ -15,7 +15,7 @@ from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import GROUPS, TOPIC, literal, missed_answers
 
 _SAME_CONNECTION = "{0}.source = {1}.source and {0}.connection = {1}.connection"
-# Failures behind which the broker may have appended the batch, so that a retry appends it again.
+# Failures after which the broker may have appended the batch, so that a retry appends it again.
 _APPENDED = ("unanswered", "REQUEST_TIMED_OUT", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NETWORK_EXCEPTION")
 _DISORDERED, _DISORDERED_SHARE = 20, 0.1  # batches with older timestamps than batches sent before them
 _PAUSE_US = 10_000_000
@@ -26,14 +26,14 @@ FULL_BATCH_BYTES = 16384  # batch.size
 class Produced(NamedTuple):
     """Batches of a client to a topic; `active_s`: seconds from first to last, of all connections together.
 
-    In message sets (magic 0 and 1) that are not compressed each message stands for itself: they are not `counted`.
+    In uncompressed message sets (magic 0 and 1) each message is separate: they are not `counted`.
     """
 
     cluster: str | None
     client: str | None
     topic: str | None
     batches: int
-    counted: int  # batches whose number of records is known
+    counted: int  # batches with a known number of records
     singles: int
     records: int | None
     size: int  # bytes
@@ -46,7 +46,7 @@ class Produced(NamedTuple):
 
 
 def produced(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Produced, the largest first; those that neither kind could be found in are left out."""
+    """Rows of Produced, the largest first; rows that can be of neither kind are left out."""
     counted = "(magic >= 2 or codec != 'none')"
     return ask(
         {"batches": tables["batches"], "exchanges": tables["exchanges"]},
@@ -111,7 +111,7 @@ def judge_produced(row: Produced, limits: Limits) -> Iterator[Finding]:
 
 
 class Acked(NamedTuple):
-    """Produce requests of a client to topics with several replicas, by what they want acknowledged."""
+    """Produce requests of a client to topics with several replicas, by their acks."""
 
     cluster: str | None
     client: str | None
@@ -141,7 +141,7 @@ def acked(tables: Tables, limits: Limits) -> Frame:
         replicated="""
             select cluster, topic, max(replicas) as replicas from told
             group by cluster, topic having max(replicas) > 1""",
-        # First what is replicated: a capture that tells of none costs nothing.
+        # First the replicated topics: a capture without any costs nothing.
         sent="""
             select source, connection, `number`, r.topic as topic, max(replicas) as replicas, sum(bytes) as bytes
             from partitions p join replicated r
@@ -202,13 +202,13 @@ class Resent(NamedTuple):
 
 
 def resent(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Resent, by client, topic and episode: failures more than _PAUSE_US apart have causes of their own.
+    """Rows of Resent, by client, topic and episode: failures more than _PAUSE_US apart have separate causes.
 
     A batch was sent again if a later batch of the client, after the failure, contains its first record: some clients
-    resend the same batch, others put its records into new batches. The log of a partition is known if its acknowledged
-    offsets have gaps only where batches failed, so that the capture has all of its producers, and continue after the
-    failure. Then the offsets of a gap were appended without an acknowledgement, and a failed batch for which no gap has
-    room was not appended.
+    resend the same batch, others put its records into new batches. The log of a partition is complete if its
+    acknowledged offsets have gaps only where batches failed, so that the capture has all of its producers, and continue
+    after the failure. Then the offsets of a gap were appended without an acknowledgement, and a failed batch that fits
+    into no gap was not appended.
     """
     errors = ", ".join(map(literal, RETRIED))
     unsure = ", ".join(map(literal, _APPENDED))

@@ -52,7 +52,7 @@ def needing_all_replicas(tables: Tables, limits: Limits) -> Frame:
             select e.cluster, p.topic, p.`partition`, e.source, e.connection, e.`number`, e.response_end_ns as at_ns
             from (select * from partitions where api = 'Produce' and direction = 'response' and error in ({errors})) p
             join exchanges e on {same}""",
-        # What was known of the replicas before may be old: only what is known to lack one counts.
+        # Earlier reports about replicas may be old: only partitions that certainly lack one count.
         few="""
             select r.cluster, r.topic, max(l.replicas) as replicas, count(distinct r.`partition`) as partitions,
                 count(distinct concat_ws(' ', r.source, cast(r.connection as string), cast(r.`number` as string)))
@@ -84,7 +84,7 @@ def judge_needs_all_replicas(row: NeedsAllReplicas, limits: Limits) -> Iterator[
     yield found(
         "no_broker_may_stop",
         WARNING,
-        0.9,  # what was felt is counted by outages: this is what to change, before other warnings
+        0.9,  # `outages` counts the effect on users: this is the advice, before other warnings
         row.cluster,
         f"topic {clean(row.topic)}",
         {"topic": row.topic},

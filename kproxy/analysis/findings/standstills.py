@@ -1,8 +1,8 @@
-"""Findings about producers that stood still: for a time not one of their writes was acknowledged, though they tried.
+"""Findings about producers that stood still: for a time none of their writes was acknowledged, though they tried.
 
 A client waits from its first write that is not acknowledged to the first acknowledgement after it, or to its last try.
-Clients that send nothing do not wait, nor do those that a quota holds up (`throttled`), nor those whose records are
-refused for what they are. Refuses to know engines, and how findings look.
+Clients that send nothing do not wait, nor do clients over a quota (`throttled`), nor clients whose records are
+refused as invalid. Refuses to know engines, and how findings look.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from kproxy.analysis.findings.finding import Finding, Probe, Tables, found
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import GROUPS, KEYS, literal, of_clients
 
-ACTIVE_US = 10_000_000  # who wrote so long before others stood still is counted among the producers
+ACTIVE_US = 10_000_000  # clients that wrote this long before the standstill count among the producers
 NAMED = 3  # clients that stood still, by name
 
 
@@ -66,7 +66,7 @@ def standstills(tables: Tables, limits: Limits) -> Frame:
         ended="""
             select source, connection, max(end_ns) as end_ns from connections where close != 'open'
             group by source, connection""",
-        # What failed waits until it was refused, or its connection's end.
+        # A failed write waits until its refusal, or the end of its connection.
         waits=f"""
             select w.cluster, w.client, w.us, muted_us, is_good,
                 case when not is_good and outcome = 'answered' then 1 else 0 end as is_refused,

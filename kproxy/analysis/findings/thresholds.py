@@ -1,6 +1,6 @@
-"""The thresholds of all findings: from which number on something is worth telling, why that one, and who says so.
+"""The thresholds of all findings, each with its reason and the source of that.
 
-Duty: the numbers as data, and those that somebody gives instead (NAME=VALUE, or a TOML file). Refuses to know how
+Duty: the numbers as data, and a user's own numbers (NAME=VALUE, or a TOML file). Refuses to know how
 anything is measured.
 """
 
@@ -15,7 +15,7 @@ from kproxy.errors import KproxyError
 
 
 class Threshold(NamedTuple):
-    """`unit` is what a value counts; `reason` says why it is that much, with its source."""
+    """`unit` is the unit of a value; `reason` explains the number, with its source."""
 
     name: str
     value: float
@@ -386,7 +386,7 @@ def read(texts: Sequence[str] = (), file: str | None = None) -> Limits:
 
 
 def parted(texts: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE as names and values. Raises KproxyError for what is none."""
+    """NAME=VALUE as names and values. Raises KproxyError for anything else."""
     given = {}
     for text in texts:
         name, equals, value = text.partition("=")
