@@ -18,9 +18,9 @@ MIB = 1 << 20
     "what, bound",
     [
         ("connections", f"{DEFAULT_CONNECTIONS:,}, "),
-        ("answers that are held", f"{MAX_HELD_BYTES // MIB} MiB of all"),
+        ("answers buffered for rewriting", f"{MAX_HELD_BYTES // MIB} MiB of all"),
         ("one request", f"{MAX_REQUEST_BYTES // MIB} MiB, "),
-        ("series of topics and of clients", f"{MAX_TOPICS} each of a cluster"),
+        ("series of topics and of clients", f"{MAX_TOPICS} each per cluster"),
         ("the flight recorder", f"{Flight(folder='dumps').frame_memory // MIB} MiB of frames"),
     ],
 )
