@@ -1,12 +1,12 @@
 """Capture files as packet records, in the order of the file, in bounded memory.
 
-Duty: `Capture` reads a file, or rotated files one after the other, in windows; the first bytes of a file say which
-reader is its own. Memory: one window of 512 KiB and the records in it, or one record if that is larger; plain files of
+Duty: `Capture` reads a file, or rotated files one after the other, in windows; the first bytes of a file choose
+its reader. Memory: one window of 512 KiB and the records in it, or one record if that is larger; plain files of
 classic pcap are read by column instead (columns/mapped.py).
 
-A file that ends inside a record, and a record's header that makes no sense, are flaws of the capture, not errors: they
-are counted, and reading goes on at the next place where records follow each other. Only a file that is no capture at
-all raises `CaptureError`.
+A file that ends inside a record, and an implausible header of a record, are flaws of the capture, not errors: they are
+counted, and reading resumes at the next place where records follow each other. Only a file that is no capture at all
+raises `CaptureError`.
 
 Refuses to know what is in a packet.
 """
@@ -50,7 +50,7 @@ class Capture:
 
     @property
     def consumed(self) -> int:
-        """Bytes of the files read so far, for a progress bar; of compressed files the compressed ones."""
+        """Bytes of the files read so far, for a progress bar; compressed bytes of compressed files."""
         return self._before + (self._bytes.consumed if self._bytes else 0)
 
     def windows(self) -> Generator[Window, None, None]:
@@ -70,7 +70,7 @@ class Capture:
 
 def in_time(paths: Sequence[str], storage: Storage = LOCAL) -> list[str]:
     """Files of one capture by their first packets: `tcpdump -C` numbers them without zeros before, so names mislead."""
-    # what is no file, like a pipe, can be read but once
+    # anything but a file, like a pipe, can be read only once
     if not all(map(storage.is_file, paths)):
         return list(paths)
     return sorted(paths, key=lambda path: _begin_ns(path, storage))
@@ -98,9 +98,9 @@ def _size(path: Path | str, storage: Storage) -> int:
 def windows_of(
     source: files.Source, quality: Quality, secrets: list[bytes], begin: int = HEADER_BYTES, end: int = 0
 ) -> Iterator[Window]:
-    """The records of one file, whose first bytes name its format. Raises CaptureError for what is no capture.
+    """The records of one file, whose first bytes name its format. Raises CaptureError if it is no capture.
 
-    begin, end: where to begin, and what not to read any more, in a pcap file as it is: records begin there.
+    begin, end: offsets to begin and stop reading at, in an uncompressed pcap file: records begin there.
     """
     head = _exactly(source, 4)
     if head in CLASSIC:

@@ -1,20 +1,20 @@
-"""The clock of the machine that captured, where it was set while it did: times without its steps.
+"""The capturing machine's clock, if it was set during the capture: times without its steps.
 
-Duty: a capture has the wall clock's times. Where that was set back or forth, all durations across the step would be
-wrong, and where it was set back those behind it too. So times behind a step are shifted by its size: they are those of
-the clock as it was before. A step is believed where a connection shows it:
+Duty: a capture has the wall clock's times. If that was set back or forth, all durations across the step would be
+wrong, and after a step back later ones too. So times after a step are shifted by its size: they continue the clock as
+it was before. A step counts only if a connection shows it:
 
-- back: a connection goes on, in sequence, STEP_NS or more before a packet that it had already sent. Captures that were
-  put one behind the other, and packets that overtook others, do not look so;
-- forth: the clock jumps by STEP_NS or more, and by the TCP timestamps of a connection less than half of it has passed
-  (they count 10 times a second at least);
-- and a jump back to where the clock was before a step.
+- back: a connection goes on, in sequence, STEP_NS or more before a packet that it had already sent. Concatenated
+  captures, and packets that overtook others, do not look like that;
+- forth: the clock jumps by STEP_NS or more, and the TCP timestamps of a connection show less than half of that (they
+  count 10 times a second at least);
+- and a jump back to the clock before a step.
 
-How long the two packets beside a step are apart nobody knows: a step is taken to be of whole seconds if they are then
-less than WHOLE_NS apart, else they get the same time.
+The true time between the packets before and after a step is unknown: a step is assumed to be of whole seconds if they
+are then less than WHOLE_NS apart, else they get the same time.
 
-Memory: the last BESIDE packets of a window. Work: of a jump the BESIDE packets before and behind it. Refuses to know
-what packets carry, and flows.
+Memory: the last BESIDE packets of a window. Work: for a jump the BESIDE packets before and after it. Refuses to know
+payloads and flows.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ SLOWEST_TICK_NS = 100_000_000  # of TCP timestamps: 1 ms is usual, and 10 ms of 
 
 
 class _Seen(NamedTuple):
-    """What a packet says of its connection's direction."""
+    """A packet's data about its connection's direction."""
 
     time_ns: int
     seq: int
@@ -125,7 +125,7 @@ class Clock:
 
 
 def _size(jump: int) -> int:
-    """The step of a jump: of whole seconds if the packets beside it can be so far apart."""
+    """The step of a jump: of whole seconds if the packets around it can be that far apart."""
     whole = jump // SECOND * SECOND
     return whole if jump - whole < WHOLE_NS else jump
 

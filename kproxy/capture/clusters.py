@@ -1,13 +1,14 @@
-"""Which cluster each connection belongs to, where packets show more than one, as on the host of a MirrorMaker.
+"""The cluster of each connection, if packets show more than one, as on the host of a MirrorMaker.
 
-Duty: brokers' answers about themselves (Metadata, DescribeCluster) show which addresses are of one cluster: those with
-one cluster id, and before Kafka 0.10.1, which has none, those that name each other. A connection to an address that no
-answer names, since brokers advertise names, is of the cluster that its client, by address and client id, has to do with
-elsewhere. One cluster needs no telling apart: then the column `cluster` has the name that was given.
+Duty: brokers' answers about themselves (Metadata, DescribeCluster) show which addresses belong to one cluster: those
+with one cluster id, and before Kafka 0.10.1, which has none, those that name each other. If no answer names the address
+of a connection, since brokers advertise host names, it belongs to the cluster that its client, by address and client
+id, uses in other connections. With a single cluster, the column `cluster` has the name that was given.
 
-An address is one cluster's in one capture: in another one it may be another's. One that two clusters call theirs is
-nobody's. Two sets of brokers without cluster ids are two clusters if no node id is in both: those of listeners are the
-same. Memory: `max_addresses`; a number and a name for each connection. Refuses to know where answers come from.
+An address belongs to one cluster in one capture: in another one it may belong to another. An address that two clusters
+advertise belongs to neither. Two sets of brokers without cluster ids are two clusters if no node id is in both: the
+listeners of one cluster have the same ids. Memory: `max_addresses`; a number and a name for each connection. Refuses to
+know where answers come from.
 """
 
 from collections import Counter
@@ -25,12 +26,13 @@ Labels = Mapping[int, str]  # clusters by connection, those of the name that was
 
 
 class Clusters:
-    """What answers tell of clusters and addresses."""
+    """Clusters and addresses in answers."""
 
     def __init__(self, max_addresses: int = MAX_ADDRESSES) -> None:
         self._max_addresses = max_addresses
         self._ids: dict[Address, set[str]] = {}  # cluster ids of each address
-        self._named: dict[Address, dict[Address, int]] = {}  # by who answered without a cluster id: node ids of brokers
+        # by broker that answered without a cluster id: node ids of brokers
+        self._named: dict[Address, dict[Address, int]] = {}
 
     def learn(self, at: Address, brokers: Mapping[Address, int], cluster_id: str | None) -> bool:
         """An answer of the broker at an address; returns whether it adds anything to former ones."""
@@ -69,7 +71,7 @@ class Clusters:
 
     @property
     def sources(self) -> set[str]:
-        """The captures in which answers showed a cluster's id."""
+        """The captures with a cluster id in answers."""
         return {source for source, _, _ in self._ids}
 
     def nameless(self, source: str, labels: Mapping[Address, str]) -> int:
@@ -109,7 +111,7 @@ def of_connections(
 ) -> dict[int, str]:
     """The clusters of one capture's connections.
 
-    connections: rows with the columns CONNECTED; clients: (connection, client id), read if an address tells too little.
+    connections: rows with the columns CONNECTED; clients: (connection, client id), read if an address is not enough.
     """
     found: dict[int, str] = {}
     hosts: dict[int, str] = {}  # of clients, by connection

@@ -1,8 +1,8 @@
-"""What protocol a connection speaks, by its first bytes: Kafka, TLS, ZooKeeper, HTTP, another, or not clear yet.
+"""The protocol of a connection, by its first bytes: Kafka, TLS, ZooKeeper, HTTP, another, or not clear yet.
 
 Duty: `opening` judges a stream from its very beginning; `witness` judges one segment of a stream that was joined in the
-middle. Kafka is believed only for a request whose header is plausible and whose body decodes to its end, or which was
-answered by its correlation id: a ZooKeeper connect reads as a Produce v0 with an empty client id if one is not careful.
+middle. It is Kafka only if a request has a plausible header and a body that decodes to its end, or got an answer with
+its correlation id: otherwise a ZooKeeper connect would pass for a Produce v0 with an empty client id.
 
 Refuses to know connections and ports.
 """
@@ -26,9 +26,9 @@ _FOUR_LETTERS = frozenset(
 
 
 def opening(client: bytes | bytearray, broker: bytes | bytearray, trusted: str | None) -> str | None:
-    """What the client's first bytes are, with the broker's for company; None: more of them decide.
+    """The protocol of the client's first bytes, with the broker's as a help; None: more bytes are needed.
 
-    trusted: what the user said that this port speaks; it does, if it is not plainly something else.
+    trusted: the user's protocol for this port; it holds, unless the bytes are clearly of another one.
     """
     if len(client) < 4:
         return None

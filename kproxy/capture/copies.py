@@ -1,18 +1,18 @@
 """Packets captured twice, as at both ends of a link or on a bridge and its member, apart from segments sent again.
 
-Duty: remembers the headers of the packets of the last SAME_PACKET_NS and finds a packet among them. A packet is known
-by its addresses, IP identity, payload length, TCP's header up to the window and the first OPTION_BYTES of its options,
-in which its timestamp is. A retransmission is another packet: its identity or its timestamp differs. Checksums are not
-compared: where the network card computes them, the sender's own capture has others.
+Duty: remembers the headers of the packets of the last SAME_PACKET_NS and finds a packet among them. A packet's identity
+is its addresses, IP identity, payload length, TCP's header up to the window and the first OPTION_BYTES of its options,
+which contain its timestamp. A retransmission is another packet: its IP identity or its timestamp differs. Checksums are
+not compared: if the network card computes them, the sender's own capture has others.
 
 Where a network card or the kernel joins and cuts segments (TSO, GSO, GRO), the captures at both ends have the same
-bytes in other segments. Such a segment is a copy where others of its run brought all of its bytes: segments of one
+bytes in other segments. Such a segment is a copy if others of its run had all of its bytes: segments of one
 run have the same acknowledgement, window and timestamp (cards copy them, and only such segments are joined), and
-identities that count the segments. What is sent again has a later timestamp, or in the same millisecond a later
+identities that count the segments. A retransmission has a later timestamp, or in the same millisecond a later
 identity. Without timestamps, as Windows sends by default, the identities must fit segments of one size.
 
-Where neither a timestamp nor an identity that changes from packet to packet shows which packet it is, only AT_ONCE_NS
-do: a retransmission takes a round trip at least.
+If neither a timestamp nor an identity that changes from packet to packet identifies it, a packet is a copy only within
+AT_ONCE_NS: a retransmission takes a round trip at least.
 
 Time counts from packet to packet. Where a capture goes back in time, as several that were concatenated do, what comes
 after that is far from what came before it, unless it goes back by less than SAME_PACKET_NS.
@@ -38,7 +38,7 @@ from kproxy.capture.records import Record, Window
 MAX_PACKETS = 1 << 16  # that are remembered
 MIN_PRUNED = 1 << 12  # headers read one by one that are worth a look which of them are too old
 MAX_OF_RUN = 1 << 10  # headers of one direction read one by one, the last ones, that are looked through for a run
-SEGMENT_BYTES = range(500, 9217)  # of payload, as Ethernet carries them: what offload cuts into, and joins
+SEGMENT_BYTES = range(500, 9217)  # bytes of payload in Ethernet frames: the segments that offload cuts and joins
 ETHERNET_BYTES = range(1200, 1461)  # the same, with an MTU of 1500 at most
 
 _NO_PACKETS = np.zeros(0, np.int64)
@@ -210,7 +210,7 @@ class Recent:
         return reached >= length
 
     def is_sure(self, index: int) -> bool:
-        """Whether all packets are remembered of which the `index`th in hand may be a copy."""
+        """Whether all packets that the `index`th in hand may be a copy of are remembered."""
         window = self._windows[-1]
         return bool(window.passed[index] > SAME_PACKET_NS) or window.first + index > MAX_PACKETS
 
@@ -279,7 +279,7 @@ def _fits(length: int, size: int) -> bool:
 
 
 def _row(segment: Segment) -> bytes:
-    """What a packet is known by, apart from its addresses, as `inorder.rows_of` has it."""
+    """A packet's identity without its addresses, as in `inorder.rows_of`."""
     held, key, _, _, bits, _, start, _, length = segment
     size = bits >> 12 << 2
     header = max(0, start - size)

@@ -24,7 +24,7 @@ _FIELDS = ("frame.time_epoch", "ip.src", "ipv6.src", "tcp.srcport", "ip.dst", "i
 
 
 def decrypt(flows: Flows, paths: Sequence[str | Path], key_log: str | Path | None, storage: Storage = LOCAL) -> None:
-    """Read the encrypted flows again, in clear, and end them all. tshark gets a copy of what lies in a storage."""
+    """Read the encrypted flows again, in clear, and end them all. tshark gets a copy of a capture in a storage."""
     encrypted = flows.encrypted
     by_ends: dict[tuple[str, int, str, int], list[tuple[Flow, int]]] = defaultdict(list)
     for flow in encrypted:

@@ -1,7 +1,7 @@
-"""Where a capture's bytes come from: a file, a compressed file, standard input, a file that still grows.
+"""The source of a capture's bytes: a file, a compressed file, standard input, a file that still grows.
 
-Duty: `Bytes.read` gives the plain bytes in pieces, whatever is around them, in bounded memory; `storage` says where the
-file lies. A compressed stream that ends early is cut there and says so; it never raises for that.
+Duty: `Bytes.read` returns the plain bytes in pieces, decompressed if necessary, in bounded memory; `storage` opens the
+file. A compressed stream that ends early is cut there and marked so; it never raises for that.
 
 Refuses to know what the bytes mean.
 """
@@ -28,7 +28,7 @@ class _Counted(io.RawIOBase):
         self._file = file
         self._read: Callable[[int], bytes] = getattr(
             file, "read1", file.read
-        )  # what a pipe has, without waiting for more
+        )  # the bytes in a pipe, without waiting for more
         self._head = head
         self._waiting = waiting
 
@@ -86,7 +86,7 @@ class _Counted(io.RawIOBase):
 
 
 class Source(Protocol):
-    """What the readers of captures need of a file's plain bytes."""
+    """The interface of a file's plain bytes for readers of captures."""
 
     name: str
     cut: str
@@ -224,7 +224,7 @@ class _Unpacked:
 
 
 def _decompress(head: bytes, raw: _Counted) -> _Unpacked | None:
-    """What unpacks a file that begins with `head`; None for a plain one."""
+    """The decompressor for a file that begins with `head`; None for a plain one."""
     if head[:2] == b"\x1f\x8b":
         return _Unpacked(raw, lambda: zlib.decompressobj(wbits=31), zlib.error, 1 << 14)  # 16 MiB of it at most
     if head == b"\x28\xb5\x2f\xfd" or head[1:] == b"\x2a\x4d\x18":  # pzstd begins with a frame to be skipped

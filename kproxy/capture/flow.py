@@ -1,4 +1,4 @@
-"""One connection as a capture shows it, and what takes its bytes.
+"""One connection of a capture, and the receivers of its bytes.
 
 Duty: a `Flow` holds the values of its row in `connections`. `Undecided` takes its bytes until its protocol is clear;
 then `Kafka` or `ZooKeeper` takes them, or nobody (`DEAF`).
@@ -33,7 +33,7 @@ ZooKeeperListener = Callable[[list[zookeeper.Event]], None]
 
 
 class Behind(Protocol):
-    """What of a window in hand a session has not got yet (columns/later.py)."""
+    """The bytes of the window in hand that a session has not got yet (columns/later.py)."""
 
     def then(self, action: Callable[[], None]) -> None: ...
 
@@ -48,7 +48,7 @@ _COUNTED = {
 
 
 class Flow:
-    """One connection as the capture shows it; what the `connections` table says about it is here."""
+    """One connection of the capture, with its values for the table `connections`."""
 
     __slots__ = (
         "alert",
@@ -96,13 +96,13 @@ class Flow:
         self.reset_by = -1  # the side that reset it
         self.close = "open"  # fin, reset, idle, reused, refused, unanswered, or open at the capture's end
         self.speaks: str | None = None
-        self.continues = False  # one whose beginning another reader has; whoever joins them counts its flaws
+        self.continues = False  # a flow whose beginning another reader has; the joining code counts its flaws
         self.decrypted = False  # its protocol was found in decrypted bytes
         self.sasl_tokens = 0  # known at its end
         self.payload_bytes = [0, 0]
         self.alert: tuple[int, str] | None = None  # the side that ended a TLS handshake, and its alert
-        self.is_answered_in_clear = False  # a TLS handshake, by a server that speaks something else
-        self.meets_tls = False  # its first request was answered by an alert: it does not speak TLS, the port does
+        self.is_answered_in_clear = False  # its TLS handshake got an answer that is not TLS
+        self.meets_tls = False  # its first request was answered by an alert: the port expects TLS, the client sent none
         self.info: ConnectionInfo | None = None
         self.session: CapturedSession | None = None
         self.heard_ns = time_ns  # what time it is for the listener of its events
@@ -142,9 +142,9 @@ class Flow:
 
     @property
     def snapshot(self) -> tuple[Any, ...] | None:
-        """What a Kafka connection's packets to come depend on, by value, at the border between two packets.
+        """The state that a Kafka connection's next packets depend on, by value, at the border between two packets.
 
-        None: it is nothing of every day. Flows of two readers with the same snapshot go on alike (`join`).
+        None: the state is unusual. Flows of two readers with the same snapshot continue alike (`join`).
         """
         talk, session = self.talk, self.session
         if session is None or self.speaks != content.KAFKA or not self.plain or self.decrypted or not talk.is_still:
@@ -165,7 +165,7 @@ class Flow:
         )
 
     def count_anew(self) -> None:
-        """What was counted so far is another reader's to tell."""
+        """Reset the counters: the previous reader reports the counts up to here."""
         assert self.session is not None
         self.continues = True
         self.session.count_anew()
@@ -228,7 +228,7 @@ class Flow:
 
     @property
     def _server(self) -> str:
-        """Of a flow whose client is known."""
+        """Only for a flow whose client is known."""
         return spelled(self.ends[1 - self.client])
 
     def deafen(self) -> None:
@@ -258,7 +258,7 @@ class Flow:
         return ANSWERED_IN_CLEAR if self.is_answered_in_clear else UNANSWERED
 
     def columns(self) -> dict[str, Any]:
-        """The columns of its row of `connections` that say what TCP did."""
+        """The TCP columns of its row of `connections`."""
         client = self.client
         broker = self.talk.halves[1 - client]
         late_ns, since_ns, times = broker.latest
@@ -287,7 +287,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Handlers:
-    """Callbacks of the owner of flows: those that speak Kafka or are encrypted, ZooKeeper's, and failed connects."""
+    """Callbacks of the owner of flows: for flows of Kafka or TLS, flows of ZooKeeper, and failed connects."""
 
     decided: Callable[[Flow], Listener]  # the protocol of a flow is clear; returns the listener of its events
     many: Callable[[Sequence[Flow], Bulk], None] | None  # exchanges read by column; None: all come as events
@@ -326,7 +326,7 @@ DEAF = Deaf()
 
 
 class Kafka:
-    """Takes the bytes of a Kafka connection to its session, and the session's events to whoever listens."""
+    """Passes the bytes of a Kafka connection to its session, and the session's events to the listener."""
 
     __slots__ = ("_awaits_broker", "_flow", "_quality", "flip", "listener", "openings", "session")
 
@@ -372,7 +372,7 @@ class Kafka:
 
 
 class ZooKeeper:
-    """Takes the bytes of a ZooKeeper connection to its session, and the session's events to whoever listens."""
+    """Passes the bytes of a ZooKeeper connection to its session, and the session's events to the listener."""
 
     __slots__ = ("_flip", "_listener", "_open_sides", "_quality", "_session")
 
@@ -437,7 +437,7 @@ class Undecided:
     def __init__(
         self, flow: Flow, decide: Callable[[Flow, str], Receiver], quality: Quality, trusted: str | None
     ) -> None:
-        """decide: names the receiver of a flow that speaks something. trusted: what its port was said to speak."""
+        """decide: returns the receiver of a flow with a known protocol. trusted: the user's protocol for its port."""
         self._decide = decide
         self._quality = quality
         self._flow = flow
@@ -472,7 +472,7 @@ class Undecided:
         elif self._size > 4 * content.HEAD:
             if self._whole:
                 self._settle(content.NOT_KAFKA)
-            else:  # joined in the middle of something large: what is older than its first request is of no use
+            else:  # joined in the middle of a large frame: bytes before its first request are of no use
                 _, delivery, _ = self._deliveries.popleft()
                 if isinstance(delivery, bytes):
                     self._size -= len(delivery)

@@ -1,13 +1,13 @@
-"""Connections: which segment belongs to which, what each speaks, and its two halves as one Session.
+"""Connections: the segments of each, its protocol, and its two halves as one Session.
 
 Duty: a flow begins at a SYN or in the middle, ends by FIN, reset, reuse of its ports or the capture's end, and its
-bytes go, in order, to a Session if they are Kafka's. The client is who sent the SYN; without one, who holds the port
-that the user did not name; else who sends the requests. Flows of ZooKeeper go to a session of its own, those of other
-kinds are named and counted, never taken for Kafka.
+bytes go, in order, to a Session if they are Kafka's. The client is the side that sent the SYN; without one, the side
+whose port the user did not name; else the side that sends requests. Flows of ZooKeeper go to a session of its own,
+those of other kinds are named and counted, never taken for Kafka.
 
-A flow depends on its own packets only, so that flows can be shared out among processes by `shard`.
+A flow depends on its own packets only, so that processes can divide flows by `shard`.
 
-Memory: MAX_FLOWS open flows, of which the longest idle go first, and as many ended ones remembered by their keys;
+Memory: MAX_FLOWS open flows, the longest idle are closed first, and the keys of as many ended ones;
 QUEUED_BYTES of segments out of order, ZOOKEEPER_BYTES; what flow.py and copies.py hold.
 Refuses to know files, tables and progress.
 """
@@ -38,7 +38,7 @@ from kproxy.zookeeper import session as zookeeper
 MAX_FLOWS = 1024  # per shard
 MAX_ENDED = 256
 MAX_FOREIGN = 1 << 16
-IN_FLIGHT = 4 << 20  # bytes that the other side of a connection may have sent before it hears of a reset
+IN_FLIGHT = 4 << 20  # bytes that the other side of a connection may have sent before it receives a reset
 QUEUED_BYTES = 4 << 20  # per shard
 ZOOKEEPER_BYTES = 8 << 20  # per shard, of large frames and requests without an answer
 
@@ -95,11 +95,11 @@ class Flows:
         self._ways: dict[bytes, tuple[Flow, int]] = {}
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         self._only = only
-        self._away: set[bytes] = set()  # keys of which another reader has what comes
-        self.takes = ALL  # of connections that are met from now on; others are another reader's
+        self._away: set[bytes] = set()  # keys whose next packets belong to another reader
+        self.takes = ALL  # of new connections from now on; others belong to another reader
         self._apart = apart
         self.forgotten: set[bytes] = set()  # where `apart`: keys of flows that ended and are not remembered any more
-        self.unsure: dict[Flow, None] = {}  # another reader may have had a packet of which they have a copy
+        self.unsure: dict[Flow, None] = {}  # another reader may have had a packet that they have a copy of
         self.is_crowded = False  # connections were put away while others are away: which, may depend on these
         if kept is None:
             interest = Interest(details=True, detail=detail, room=room, logs=logs)
@@ -183,7 +183,7 @@ class Flows:
         recent.let_go()
 
     def _count(self, records: Sequence[Record]) -> None:
-        """Count the packets of a window, and those that are stamped earlier than one before them."""
+        """Count the packets of a window, and those with an earlier time than one before them."""
         if not records:
             return
         times = times_of(records)
@@ -265,7 +265,7 @@ class Flows:
         return self._rest(window, taken, known, order, firsts)
 
     def _is_foreign(self, key: bytes) -> bool:
-        """Whether a key is known to be of no concern here."""
+        """Whether packets with this key can be ignored."""
         if key in self._ways:
             return False
         return key in self._foreign or key in self._away or (self._only is not None and key not in self._only)
@@ -342,7 +342,8 @@ class Flows:
             left[pair] = pauses[pair]
 
     def finish(self) -> None:
-        """The capture is over: every flow ends, in the order of their beginning. What comes next is another one."""
+        """The capture is over: end every flow, in the order of their beginning. Later packets are of another
+        capture."""
         self._dissector.finish()
         for shard in self._shards.values():
             for flow in list(shard.open):
@@ -366,7 +367,7 @@ class Flows:
         return self._ways.get(key, (None,))[0]
 
     def hand_over(self, flow: Flow) -> None:
-        """Another reader has what comes with the keys of a flow, in which nothing waits, from now on."""
+        """From now on another reader has the packets with the keys of a flow without waiting bytes."""
         self._shards[shard_of(flow.keys[0])].open.pop(flow)
         self._forget(flow)
         self._away.update(flow.keys)
@@ -376,12 +377,12 @@ class Flows:
         self._away.update(keys)
 
     def take_back(self, keys: Collection[bytes]) -> None:
-        """What comes with these keys is this reader's again."""
+        """Packets with these keys belong to this reader again."""
         self._away.difference_update(keys)
 
     @property
     def away(self) -> Collection[bytes]:
-        """The keys of which another reader has what comes."""
+        """The keys whose next packets belong to another reader."""
         return self._away
 
     @property
@@ -391,7 +392,7 @@ class Flows:
 
     @property
     def most_queued(self) -> int:
-        """Of the shard that had most: the bytes that waited at once."""
+        """The maximum of waiting bytes, in the shard with the most."""
         return QUEUED_BYTES - min(shard.budget.least for shard in self._shards.values())
 
     # --- captures without an end -------------------------------------------------------------------------------------
@@ -561,7 +562,7 @@ class Flows:
                 self.forgotten.update(old.keys)
 
     def _forget(self, flow: Flow) -> None:
-        """Let go of an ended flow: what comes with its keys begins another one."""
+        """Drop an ended flow: further packets with its keys begin another one."""
         for key in flow.keys:
             if self._ways.get(key, (None,))[0] is flow:
                 del self._ways[key]
@@ -584,7 +585,7 @@ class Flows:
         flow.talk.receiver = DEAF
 
     def decide(self, flow: Flow, speaks: str) -> Receiver:
-        """It is clear what a flow speaks, or that it never will be."""
+        """The protocol of a flow is known, or will never be."""
         flow.speaks = speaks
         if speaks not in (content.KAFKA, content.TLS, content.ZOOKEEPER):
             return DEAF

@@ -1,7 +1,7 @@
-"""Where heads of records may begin, in bytes of which that is not known.
+"""Possible beginnings of records in bytes without known borders.
 
-Duty: leaves out, by columns, the places at which a length makes no sense; who asked looks at the others one by one.
-A step of Python for each byte would take an hour for a hole of 16 GB, which is what a disk that was full leaves.
+Duty: leaves out, by columns, places with an implausible length; the caller checks the others one by one. A step of
+Python for each byte would take an hour for a hole of 16 GB, such as a full disk leaves.
 
 Memory: PIECE_BYTES places. Refuses to know formats.
 """

@@ -1,6 +1,6 @@
-"""The key of a segment: addresses and ports of its sender and receiver, as they stand in the packet.
+"""The key of a segment: addresses and ports of its sender and receiver, as bytes of the packet.
 
-Duty: what follows from a key alone. Refuses to know packets and connections.
+Duty: functions of a key alone. Refuses to know packets and connections.
 """
 
 from zlib import crc32
@@ -17,7 +17,7 @@ def back(key: bytes) -> bytes:
 
 
 def pair_of(key: bytes) -> Pair:
-    """A connection's keys, whichever of them is known."""
+    """Both keys of a connection, from either of them."""
     other = back(key)
     return (key, other) if key < other else (other, key)
 

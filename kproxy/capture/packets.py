@@ -69,7 +69,7 @@ class Dissector:
     def __init__(self, quality: Quality) -> None:
         self._quality = quality
         self._fragments: dict[bytes, _Datagram] = {}
-        self._whole: dict[bytes, _Datagram] = {}  # the last ones that are, of which fragments may be captured twice
+        self._whole: dict[bytes, _Datagram] = {}  # the last complete datagrams, whose fragments may be captured twice
         self._cut = 0  # bytes of the packet that the snap length cut
 
     def segment(
@@ -92,7 +92,7 @@ class Dissector:
                             payload = end
                     return data, key, seq, ack, bits, window, payload, stop, length
         try:
-            data = data[start:end]  # what is cut short ends in an IndexError, not in the next record
+            data = data[start:end]  # a packet that is cut short raises IndexError, and does not read the next record
             start, end = 0, end - start
             self._cut = max(0, wire_bytes - end)
             kind, position = _link_layer(link, data)
@@ -112,7 +112,7 @@ class Dissector:
         return found
 
     def finish(self) -> None:
-        """The capture is over: what is left of incomplete datagrams is counted."""
+        """The capture is over: count the incomplete datagrams that are left."""
         for datagram in self._fragments.values():
             self._incomplete(datagram)
         self._fragments.clear()
@@ -197,7 +197,7 @@ class Dissector:
     def _transport(
         self, protocol: int, addresses: bytes, data: bytes, at: int, stop: int, end: int, time_ns: int, depth: int
     ) -> Segment | str:
-        """What an IP protocol's payload from `at` to `stop` holds, of which `end` is captured."""
+        """The contents of an IP protocol's payload from `at` to `stop`, captured up to `end`."""
         if protocol == _TCP:
             if at + 16 > end:
                 return "truncated" if stop > end else "malformed"
@@ -358,7 +358,7 @@ class _Datagram:
         return self._held > _LARGEST
 
     def has(self, offset: int, part: bytes, time_ns: int) -> bool:
-        """Whether this very fragment was captured a moment ago: what is sent again has another identity."""
+        """Whether the same fragment was captured a moment ago: a retransmission has another identity."""
         return self.parts.get(offset) == part and abs(time_ns - self.time_ns) <= SAME_PACKET_NS
 
     def put(self, offset: int, part: bytes, last: bool) -> bool:

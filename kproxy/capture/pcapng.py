@@ -25,7 +25,7 @@ SECTION, INTERFACE, _OLD_PACKET, SIMPLE, STATISTICS, _ENHANCED, SECRETS = 0x0A0D
 KNOWN = frozenset((SECTION, INTERFACE, _OLD_PACKET, SIMPLE, 4, STATISTICS, _ENHANCED, 9, SECRETS, 0xBAD, 0x40000BAD))
 ORDERS = {b"\x4d\x3c\x2b\x1a": "<", b"\x1a\x2b\x3c\x4d": ">"}
 _TLS_KEY_LOG = 0x544C534B
-# Of blocks with a packet, which begins after so many bytes: interface, captured and original length behind the head.
+# Fields of blocks with a packet, after the block's head: interface, captured length, original length.
 PACKETS = {_ENHANCED: "I8xII", _OLD_PACKET: "H10xII"}
 PACKET_BYTES = 28
 LEAST_BLOCK = 12  # bytes: its kind, and its length twice
@@ -44,7 +44,7 @@ class _Interface(NamedTuple):
 
 
 class Front(NamedTuple):
-    """What a file has before its first packet."""
+    """The blocks before a file's first packet."""
 
     data: bytes
     order: str

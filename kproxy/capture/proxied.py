@@ -1,7 +1,7 @@
-"""The PROXY protocol's header, version 1 or 2, in front of a client's first bytes: its length, and who the client is.
+"""The PROXY protocol's header, version 1 or 2, before a client's first bytes: its length, and the client's address.
 
 Source: https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt, section 2. Refuses to know whether a header is to
-be trusted: a capture shows what was sent.
+be trusted: a capture shows the bytes that were sent.
 """
 
 import re

@@ -1,15 +1,15 @@
-"""What a capture does not show, counted, so that nobody takes "not captured" for "slow".
+"""Flaws of a capture, counted, so that nobody takes "not captured" for "slow".
 
-Duty: one row per kind of flaw or trait, with how often, how many bytes, when first and last, and a plain sentence.
-Every byte of a capture that does not end in a table is in one of these rows.
+Duty: one row per kind of flaw or trait, with its count, bytes, first and last time, and a plain sentence. Every
+byte of a capture that does not end in a table is in one of these rows.
 
 Address translation does not change sequence numbers. So two connections that begin with the same ones at the same time
 are one stream that was captured on both sides of a translation, and its exchanges are in the tables twice.
 
-Bounded by the kinds below, MAX_STREAMS connections whose sequence numbers are compared, and MAX_NAMES headers and
-servers that are named, of each reader.
+Bounds, for each reader: the kinds below, MAX_STREAMS connections whose sequence numbers are compared, and MAX_NAMES
+names of headers and servers.
 
-Refuses to know files, packets and sessions: whoever meets the flaw names its kind.
+Refuses to know files, packets and sessions: the code that finds a flaw names its kind.
 """
 
 from collections.abc import Iterator
@@ -137,7 +137,7 @@ class Quality:
         self._streams = self._named = 0
 
     def note_named(self, kind: str, name: str, time_ns: int, *, size: int = 0, last_ns: int = NONE) -> None:
-        """Count a kind, and what it is about, a header or a server, for the first MAX_NAMES of them."""
+        """Count a kind, and its subject, a header or a server, for the first MAX_NAMES subjects."""
         self.note(kind, time_ns, size=size, last_ns=last_ns)
         key = f"{kind} {name}"
         if key in self._rows or self._named < MAX_NAMES:
@@ -145,7 +145,7 @@ class Quality:
             self.note(key, time_ns, size=size)
 
     def _names(self, kind: str) -> str:
-        """What a kind was about most often, in brackets."""
+        """The most frequent subjects of a kind, in brackets."""
         found = sorted((-row[0], key) for key, row in self._rows.items() if key.startswith(f"{kind} "))
         named = [f"{key.removeprefix(f'{kind} ')} ×{-count:,}" for count, key in found]
         return f" ({few(named, _NAMED)})" if named else ""
@@ -164,7 +164,7 @@ class Quality:
                 yield key, first_ns, size
 
     def counts(self) -> Iterator[tuple[str, int, int, int, int]]:
-        """What `note` takes to make these counts again: kind, count, bytes, first_ns, last_ns."""
+        """Arguments of `note` that repeat these counts: kind, count, bytes, first_ns, last_ns."""
         for kind, (count, size, first_ns, last_ns) in self._rows.items():
             yield kind, count, size, first_ns, last_ns
 
@@ -194,7 +194,7 @@ class Quality:
                 yield Row(kind, row[0], row[1], row[2], row[3], sentence + names)
 
     def _derived(self, kind: str) -> Row | None:
-        """The row of a kind that nobody notes: it follows from what is noted."""
+        """The row of a kind that follows from the counts of others."""
         return self._copies() if kind == "same_stream" else self._without_times()
 
     def _without_times(self) -> Row | None:

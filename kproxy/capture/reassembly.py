@@ -1,21 +1,21 @@
 """Two half-streams of TCP, put back in order: segments in, deliveries out.
 
-Duty: sequence numbers (which wrap) become positions that only grow; what comes early is queued, what comes twice is
-dropped, and what never comes is a hole. The first bytes captured of a position win. A `Conversation` delivers to a
-`Receiver`, whose three verbs are those of a Session:
+Duty: sequence numbers (which wrap) become positions that only grow; early bytes are queued, repeated bytes are dropped,
+and bytes that never arrive are a hole. The first bytes captured of a position win. A `Conversation` delivers to a
+`Receiver`, whose three methods are those of a Session:
 
-- a segment is delivered after the bytes that it acknowledges: its sender had them. So an answer never passes its
-  request, however the capture machine shuffled them;
+- a segment is delivered after the bytes that it acknowledges: its sender had them. So an answer never overtakes its
+  request, whatever the order in the capture;
 - a hole is declared when the peer has acknowledged it and still PATIENCE segments of the connection went by without it,
-  or when more than MAX_QUEUED bytes wait behind it, or at the end; bytes cut by the snap length are a hole at once;
+  or when more than MAX_QUEUED bytes wait after it, or at the end; bytes cut by the snap length are a hole at once;
 - the time of a delivery is the latest of the segments delivered so far: the clock never goes back;
 - a segment beyond any window is a stray. Strays that follow one another and that the peer acknowledges show a hole of
   more than FURTHEST bytes, as a missing file of a rotated capture leaves: delivery goes on at them. Sequence numbers
-  wrap, so the size of such a hole is only known modulo 4 GiB. Where it is just short of a multiple of that, the bytes
-  behind it count as sent again for BEHIND bytes at most.
+  wrap, so the size of such a hole is only known modulo 4 GiB. If it is just short of a multiple of that, up to BEHIND
+  bytes after it count as retransmitted.
 
 Memory: MAX_QUEUED bytes per half-stream, in at most MAX_PIECES pieces, and the last KEPT_STRAYS strays that follow one
-another; no more in all that share a Budget than it has. KEPT_TIMES numbers, and one for each segment sent again since
+another; no more than the Budget that several share. KEPT_TIMES numbers, and one for each segment sent again since
 `keep`. Refuses to know packets, flows and Kafka.
 """
 
@@ -34,12 +34,12 @@ PATIENCE = 64
 OVERTAKEN_NS = 3_000_000
 FURTHEST = 1 << 30  # the largest window that TCP can have (RFC 7323)
 BEHIND = 16 << 20  # nothing that is so far behind is sent again; hosts have smaller buffers
-KEPT_TIMES = 256  # of segments that were sent again
+KEPT_TIMES = 256  # of retransmitted segments
 KEPT_STRAYS = 16  # also how many show a hole if the peer was not captured
 
 CAPTURED, MISSING, END = 0, 1, 2
 
-# Bytes that were sent again until the peer acknowledged them, or the connection ended: for how long, since when, how
+# Bytes that were retransmitted until the peer acknowledged them, or the connection ended: for how long, since when, how
 # often they were sent again.
 NOT_LATE = (0, -1, 0)
 
@@ -77,7 +77,7 @@ def ahead(number: int, position: int) -> int:
 
 
 class HalfStream:
-    """One direction: what was delivered up to `position`, and the pieces that wait."""
+    """One direction: bytes delivered up to `position`, and the pieces that wait."""
 
     __slots__ = (
         "ack",
@@ -122,7 +122,7 @@ class HalfStream:
         self.truncated_bytes = 0
         self.gaps = 0
         self.gap_bytes = 0
-        self.long_gaps = 0  # of them those whose size is only known modulo 4 GiB
+        self.long_gaps = 0  # of them, those with a size known only modulo 4 GiB
         self.astray: Astray | None = None
         self.unacked: list[int] | None = None  # what is sent again now: behind it, since_ns, how often
         self.late = 0  # times that bytes were sent again before the peer acknowledged them
@@ -157,7 +157,7 @@ class HalfStream:
         return fresh
 
     def keep(self) -> None:
-        """What is queued outlasts the buffers that it came in."""
+        """Copy the queued pieces: they outlive the buffers that they came in."""
         self.pieces = [
             (start, stop, kind, _lasting(data), time_ns, after)
             for start, stop, kind, data, time_ns, after in self.pieces
@@ -170,7 +170,7 @@ def _lasting(data: memoryview) -> memoryview:
 
 
 def _arrived(half: HalfStream, time_ns: int) -> None:
-    """What was sent again was acknowledged, or will not be."""
+    """The retransmitted bytes were acknowledged, or never will be."""
     assert half.unacked is not None
     _, since_ns, times = half.unacked
     half.unacked = None
@@ -262,7 +262,7 @@ class Conversation:
         return self.is_calm and not any(half.ended or half.fin >= 0 or half.astray for half in self.halves)
 
     def count_anew(self) -> None:
-        """What was counted so far is another reader's to tell."""
+        """Reset the counters: the previous reader reports the counts up to here."""
         self.strays = 0
         for half in self.halves:
             for name in COUNTERS:
@@ -347,7 +347,7 @@ class Conversation:
         return half.retransmissions > again
 
     def keep(self) -> None:
-        """What waits outlasts the buffers that it came in; of when segments were sent again the last ones are kept."""
+        """Copy the waiting pieces, which outlive their buffers; keep only the last times of retransmissions."""
         for half in self.halves:
             if half.pieces:
                 half.keep()
@@ -373,7 +373,7 @@ class Conversation:
         self._budget.left += self.halves[0].queued_bytes + self.halves[1].queued_bytes
         for half in self.halves:
             self._forget(half)
-        while self._deliver() or self._give_up():  # what waited keeps the times at which it came
+        while self._deliver() or self._give_up():  # waiting pieces keep their times of arrival
             pass
         self.clock_ns = max(self.clock_ns, time_ns)
         for half in self.halves:
@@ -401,7 +401,7 @@ class Conversation:
         if astray.is_acked or not self.halves[1 - side].seen:
             self._anchor(side)
         elif self._patience < 0:
-            self._patience = PATIENCE  # so that every acknowledgement is looked at
+            self._patience = PATIENCE  # so that every acknowledgement is examined
 
     def _anchor(self, side: int) -> None:
         """Go on behind a long hole, if enough shows that there is one."""
@@ -444,7 +444,7 @@ class Conversation:
                     self._forget(half)
 
     def _forget(self, half: HalfStream) -> None:
-        """Let go of strays that are kept."""
+        """Drop the strays that are kept."""
         if half.astray is not None:
             self._budget.left += half.astray.kept_bytes
             half.astray = None
@@ -485,7 +485,7 @@ class Conversation:
                 if not fresh:
                     self._again(half, time_ns)
                 elif not in_order and half.pieces[-1][0] > start:
-                    # Wireshark's rule: what comes late within 3 ms was overtaken, later it was sent again.
+                    # Wireshark's rule: a segment late by up to 3 ms was overtaken, a later one is a retransmission.
                     if time_ns - half.pieces[-1][4] <= OVERTAKEN_NS:
                         half.out_of_order += 1
                     else:
@@ -518,7 +518,7 @@ class Conversation:
             )
             acked = half.position < half.acked or peer.position < peer.acked
             if not crowded and (self._patience < 0 or not acked):
-                self._patience = PATIENCE  # what the peer has not acknowledged may still be sent again
+                self._patience = PATIENCE  # bytes without an acknowledgement may still be retransmitted
                 return
             if not crowded and self._patience > 0:
                 self._patience -= 1
@@ -588,7 +588,7 @@ class Conversation:
         return True
 
     def _declare(self, side: int, stop: int) -> None:
-        """What is missing up to `stop` will not come."""
+        """The bytes missing up to `stop` will not arrive."""
         half = self.halves[side]
         count = stop - half.position
         half.position = stop

@@ -1,8 +1,8 @@
 """The packet records of captures, whatever the format of the file.
 
-Duty: a `Window` is a piece of a file with the records that lie whole in it. A record is a plain tuple (time_ns, link
+Duty: a `Window` is a piece of a file with the complete records in it. A record is a plain tuple (time_ns, link
 type, start, end, original length); start and end are offsets of its captured bytes in the window's data, and
-`window.offset + start` is where they lie in the (decompressed) file. Refuses to know formats, and what is in a packet.
+`window.offset + start` is their offset in the (decompressed) file. Refuses to know formats, and contents of packets.
 """
 
 from collections.abc import Sequence

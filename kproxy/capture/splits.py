@@ -1,13 +1,13 @@
 """Captures cut into byte ranges at record boundaries, so that tasks read the parts of one large file.
 
-Duty: `ranges` cuts by size alone; `survey`, in a task, finds where the first record of a range begins, from the bytes
-around that place; `agree` makes splits of them. Nothing else of the file is read. A border is right if the reader of
-the split before it ends exactly there, which that one sees: else it notes damage, and the file is to be read in one
-piece, which is always right. So is one that is compressed, or in which nothing is found.
+Duty: `ranges` cuts by size alone; `survey`, in a task, finds the beginning of the first record of a range, from the
+bytes around it; `agree` makes splits of these. Nothing else of the file is read. A border is right if the reader of the
+split before it ends exactly there, which that reader checks: else it notes damage, and the file is to be read in one
+piece, which is always right. So are compressed files, and files without a found record.
 
-What a reader must know from the file's beginning (a pcap header; what a pcapng file has before its first packet) is
-the split's `opening`: its bytes are read before the split's own. Where blocks of a pcapng file change later on what
-packets mean, the reader of the split that has them says so (`windows`), and the file is read in one piece too.
+The data that a reader needs from the file's beginning (a pcap header; the blocks of a pcapng file before its first
+packet) is the split's `opening`: its bytes are read before the split's own. If later blocks of a pcapng file change the
+meaning of packets, the reader of their split reports it (`windows`), and the file is read in one piece too.
 
 Refuses to know Spark, flows and tables.
 """
@@ -32,8 +32,9 @@ SPLIT_BYTES = 128 << 20
 CHAIN = 8  # plausible headers in a row that make a boundary
 OVERLAP = 1 << 20  # before a split, where the first fragments of a datagram that it ends may lie
 DAY_S = 86_400
-LOOKED_AT = (512 << 10, 4 << 20)  # of a range in a storage, for its first record: so much, and where that has none
-FRONT_BYTES = (64 << 10, 1 << 20)  # of a pcapng file, for its first packet, likewise
+# Bytes of a range in a storage to look for its first record in; the larger number if the smaller has none.
+LOOKED_AT = (512 << 10, 4 << 20)
+FRONT_BYTES = (64 << 10, 1 << 20)  # the same for the first packet of a pcapng file
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,12 @@ class Range:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a look at the beginning of a range found; without `sound` the file cannot be split."""
+    """The result of a look at the beginning of a range; without `sound` the file cannot be split."""
 
     sound: bool
     first: int = 0  # of its records
     overlap: int = 0  # a record's place, OVERLAP before that
-    opening: bytes = b""  # of the file: what its first range says of all
+    opening: bytes = b""  # of the file: from its first range, for all ranges
     secrets: bool = False  # it begins with keys of TLS connections
 
 
@@ -75,7 +76,7 @@ class Split:
     end: int = 0
     opening: bytes = b""
     overlap: int = 0  # where to look for fragments of datagrams that end in this split
-    handed_on: int = 0  # from here on, fragments that are left over are the next split's
+    handed_on: int = 0  # fragments left over from here on belong to the next split
     last: bool = True  # of its file
     storage: Storage = LOCAL
 
@@ -96,7 +97,7 @@ class Split:
 
 
 def ranges(path: str, split_bytes: int = SPLIT_BYTES, storage: Storage = LOCAL) -> list[Range]:
-    """Cut a file; what cannot be opened or is not plain is one range, and its survey says why."""
+    """Cut a file; one that cannot be opened or is not plain is one range, and its survey has the reason."""
     try:
         size = storage.size(path)
         head = storage.read(path, 0, 4)
@@ -113,7 +114,7 @@ def is_plain(path: str, storage: Storage = LOCAL) -> bool:
 
 
 def survey(piece: Range) -> Survey:
-    """Look at the beginning of a range. Raises CaptureError for what is no capture, or cannot be read any more."""
+    """Look at the beginning of a range. Raises CaptureError if it is no capture, or cannot be read any more."""
     with _there(piece.path):
         return _surveyed(piece)
 
@@ -188,7 +189,7 @@ def agree(pieces: Sequence[Range], surveys: Sequence[Survey]) -> list[Split]:
 
 
 def plan(path: str, split_bytes: int = SPLIT_BYTES, storage: Storage = LOCAL) -> list[Split]:
-    """The splits of a file, all of whose surveys are made here."""
+    """The splits of a file, with all surveys made here."""
     pieces = ranges(path, split_bytes, storage)
     return agree(pieces, [survey(piece) for piece in pieces])
 
@@ -203,8 +204,8 @@ def windows(
 ) -> Iterator[Window]:
     """The records of a split, and the TLS secrets in it; offsets are those of the plain file.
 
-    changes: gets what of a pcapng file changes behind its first packet: what later splits should know, and do not.
-    stop: where the split ends, if its `end` was moved to before that, into a record, which comes whole.
+    changes: gets the changes after a pcapng file's first packet, which later splits should know, and do not. stop: the
+    end of the split, if its `end` was moved to before that, into a record, which is read whole.
     """
     secrets = [] if secrets is None else secrets
     if split.whole:
@@ -274,7 +275,7 @@ class _Records:
         self._dissect = Dissector(Quality()).segment
 
     def boundary(self, start: int, stop: int) -> int | None:
-        """The first place from `start` on with a TCP segment behind it and a chain of records after that.
+        """The first place from `start` on with a record of a TCP segment, and a chain of records after that.
 
         Plausible headers alone, even in a chain, were wrong 2 times in 1000; with lengths that must be whole or cut at
         the snap length, and a first record that is a packet, never in 12,000.
@@ -332,7 +333,7 @@ class _Blocks:
     def boundary(self, start: int, stop: int) -> int | None:
         """The first place from `start` on with a packet's block, which is a TCP segment, and known ones after that.
 
-        A block is aligned, and says its length at both ends.
+        A block is aligned, and has its length at both ends.
         """
         start, stop = start + 3 & ~3, min(stop, len(self._data) - 11)
         for position in heads.places(

@@ -1,11 +1,11 @@
-"""What TCP shows of a connection's waits: bytes that were lost on the way, and readers whose window was closed.
+"""A connection's waits in TCP: bytes lost on the way, and receivers whose window was closed.
 
-Duty: intervals, and how much of an exchange each kind explains. A retransmission explains a wait where bytes were late
-by it: a hole that it filled (LATE), or a pause without any delivery before bytes were sent again that the peer had not
-acknowledged (REPEATED). One of bytes that the peer had acknowledged is spurious and explains nothing. A closed window
-(CLOSED) is the reader's: it had no room for more.
+Duty: intervals, and how much of an exchange each kind explains. A retransmission explains a wait if it delayed bytes:
+a hole that it filled (LATE), or a pause without any delivery before unacknowledged bytes were retransmitted
+(REPEATED). A retransmission of acknowledged bytes is spurious and explains nothing. A closed window (CLOSED) is the
+receiver's: it had no room for more.
 
-Of one exchange, side by side with its queue and mutes, which come first: lost bytes of the client delay the sending,
+In one exchange, after its queue and mutes, which come first: lost bytes of the client delay the sending,
 those of the broker the answer; the broker's closed window delays the sending, the client's the answer.
 
 Memory: KEPT intervals. Refuses to know segments.
@@ -36,7 +36,7 @@ class Stalls:
         return start_ns < end_ns
 
     def window(self, side: int, is_open: bool, time_ns: int) -> None:
-        """A side says whether it has room."""
+        """A side advertised its window: open or closed."""
         since = self._closed_ns[side]
         if is_open and since >= 0:
             self._closed_ns[side] = -1
@@ -45,7 +45,7 @@ class Stalls:
             self._closed_ns[side] = time_ns
 
     def keep(self) -> None:
-        """Of many the last ones are kept."""
+        """Only the last intervals are kept."""
         if len(self.found) > KEPT:
             del self.found[:-KEPT]
 
@@ -61,19 +61,20 @@ class Stalls:
         return first, 1 << 62 if closed else max(each[1] for each in self.found)
 
     def since(self, time_ns: int) -> list[Stall]:
-        """What ended after a moment, by value."""
+        """The intervals that ended after a moment, by value."""
         return [each for each in self.found if each[1] > time_ns]
 
     def between(self, start_ns: int, end_ns: int) -> list[Stall]:
-        """What of it overlaps a span of time, windows that are closed still included."""
+        """The parts that overlap a span of time, including windows that are still closed."""
         closed = [(since, end_ns, side, CLOSED) for side, since in enumerate(self._closed_ns) if 0 <= since < end_ns]
         return [each for each in self.found if each[1] > start_ns and each[0] < end_ns] + closed
 
     def of(self, client: int, times: Sequence[int], waited_ns: int) -> tuple[int, ...]:
-        """How long it held up the request, the beginning of its answer and the rest of that: lost bytes, then windows.
+        """Delays of the request, of the beginning of its answer and of the rest of that: by lost bytes, then by
+        windows.
 
         client: the client's side. times: of the request's and the answer's first and last bytes. waited_ns: its queue
-        and mutes, from the request's first byte on, which are explained.
+        and mutes, from the request's first byte on, which need no explanation.
         """
         begun, asked, start, end = times
         found = self.between(begun, end)

@@ -1,12 +1,12 @@
-"""Where captures lie: files of this machine, or a storage that fsspec speaks to (s3, webhdfs, gs, abfs, ...).
+"""Access to captures: files of this machine, or a storage that fsspec supports (s3, webhdfs, gs, abfs, ...).
 
-Duty: what every reader of captures needs of a place: which captures a path, a folder or a pattern stands for, how large
-a file is, its first bytes, and its bytes in order. Files of this machine are opened as ever; of any other storage
-ranges of RANGE_BYTES are read, from front to end, so that a capture is read once and a request is worth its price.
+Duty: the operations of every reader of captures: the captures that a path, a folder or a pattern stands for, the size
+of a file, its first bytes, and its bytes in order. Local files are opened as usual; any other storage is read by ranges
+of RANGE_BYTES, from beginning to end, so that a capture is read once, by few requests.
 
-Memory: two ranges of each open file. Work: a request for each RANGE_BYTES. What a storage refuses or loses on the way
-is a CaptureError, a StorageError where it may pass: it is never taken for the capture's end. Refuses to know what the
-bytes mean.
+Memory: two ranges of each open file. Work: a request for each RANGE_BYTES. A storage's refusal or failure on the way is
+a CaptureError, a StorageError if it may be temporary: it never counts as the capture's end. Refuses to know the meaning
+of the bytes.
 """
 
 import io
@@ -42,11 +42,11 @@ _CAPTURE = re.compile(r"\.(?:pcap|pcapng|cap)\d*(?:\.(?:gz|zst|lz4|bz2|xz|zip))?
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 _HTTP = re.compile(r"^https?://", re.IGNORECASE)
 _WORDS = re.compile(r"key|secret|token|user|pass|account|name", re.IGNORECASE)  # options that are text, also of digits
-_HADOOP = {"s3a": "s3", "s3n": "s3", "wasbs": "abfs", "abfss": "abfs"}  # Hadoop's names of what fsspec calls otherwise
+_HADOOP = {"s3a": "s3", "s3n": "s3", "wasbs": "abfs", "abfss": "abfs"}  # Hadoop's name -> fsspec's
 
 
 def near(path: Path | str) -> str:
-    """The end of a message about a file that is not there: which one beside it is nearly called so, or nothing."""
+    """The end of a message about a missing file: a file next to it with a similar name, or nothing."""
     folder, name = os.path.split(os.fspath(path))
     try:
         with os.scandir(folder or ".") as entries:
@@ -69,7 +69,7 @@ def is_remote(path: str | Path) -> bool:
 
 
 def local_path(path: str | Path) -> str:
-    """A path of this machine without `file://`, by which some tools name it."""
+    """A local path without the `file://` that some tools put before it."""
     return re.sub(r"^file:(//)?(?=/)", "", str(path), flags=re.IGNORECASE)
 
 
@@ -94,14 +94,14 @@ def shown(path: str) -> str:
 
 @dataclass(frozen=True)
 class Storage:
-    """How storages are reached. options: of fsspec's file system (key, secret, endpoint_url, user, ...), as text."""
+    """Access to storages. options: of fsspec's file system (key, secret, endpoint_url, user, ...), as text."""
 
     options: tuple[tuple[str, str], ...] = ()
 
     def open(self, path: str | Path, stop: int = 0) -> BinaryIO:
         """A file from its front. Raises OSError of this machine's files, CaptureError of a storage.
 
-        stop: who reads a part of the file reads little behind this place: of a storage no more is asked for.
+        stop: a reader of a part of the file reads little beyond this offset: no more is requested from a storage.
         """
         if not is_remote(path):
             return Path(local_path(path)).open("rb", buffering=0)
@@ -148,13 +148,13 @@ class Storage:
     def captures(self, path: str) -> list[str]:
         """The captures that a path stands for: a file, those of a folder by their names, or those of a pattern.
 
-        A name that is there is taken as it is, whatever it holds. Raises KproxyError for a folder without captures and
-        a pattern that nothing matches.
+        An existing name is taken literally, even with characters of patterns. Raises KproxyError for a folder without
+        captures and a pattern that nothing matches.
         """
         return sorted(self.listed(path))
 
     def listed(self, path: str) -> Iterator[str]:
-        """What `captures` returns, in no order; files of this machine one by one."""
+        """The result of `captures`, unordered; local files one by one."""
         if path == STDIN:
             yield path
             return
@@ -225,7 +225,7 @@ LOCAL = Storage()
 
 
 def options_of(words: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """KEY=VALUE as a person writes them; raises KproxyError for what is none."""
+    """KEY=VALUE as users write them; raises KproxyError for anything else."""
     pairs = []
     for word in words:
         key, equals, value = word.partition("=")
@@ -301,7 +301,7 @@ class Remote(io.RawIOBase):
 
 @contextmanager
 def _told(path: str) -> Iterator[None]:
-    """What a storage's package raises, of any kind, as a CaptureError."""
+    """Any exception of a storage's package, as a CaptureError."""
     try:
         yield
     except KproxyError:
@@ -366,7 +366,7 @@ def _local(path: str) -> Iterator[str]:
 
 
 def _closed(pattern: str) -> str | None:
-    """A folder that a pattern leads through and we may not look into: of that glob() says nothing."""
+    """A folder on a pattern's way that we may not list: glob() does not report it."""
     for parent in reversed(Path(pattern).parents):
         for folder in iglob(str(parent), recursive=True):  # noqa: PTH207
             if os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):  # noqa: PTH112

@@ -1,8 +1,8 @@
 """The alert that ends a TLS handshake, as far as it is in clear (RFC 5246, RFC 8446 section 6).
 
 Duty: follows the records of both sides until they are encrypted. From TLS 1.3 on a client's alert is encrypted; its
-size tells it from all else that a client sends first. Memory: the head of a record for each side. Refuses to know what
-comes of an alert.
+size distinguishes it from all other first messages of a client. Memory: the head of a record for each side. Refuses to
+know the consequences of an alert.
 """
 
 from typing import Protocol

@@ -1,13 +1,13 @@
-"""The segments of a window that are in order and whole, found all at once.
+"""The segments of a window that are in order and complete, found all at once.
 
-Duty: of most packets there is nothing to decide: plain headers, the next sequence number of an established
-connection, nothing acknowledged that was not delivered. That is `Conversation.segment`'s common case, and here it is
-asked of all packets of a window in one go, by column. What a connection has in a window before the first packet that is
-anything else is its first stretch. That packet and those behind it are left to be taken one by one, until the
-connection is calm again: then `Order.stretch` finds the next one. A packet that is there twice, as on a bridge and its
-member, is no reason to end a stretch: `copies` finds the second ones.
+Duty: most packets need no decision: plain headers, the next sequence number of an established connection, no
+acknowledgement of undelivered bytes. That is the fast path of `Conversation.segment`, checked here for all packets of a
+window at once, by column. A connection's packets before the first unusual one in a window are its first stretch. That
+packet and the next ones are processed one by one, until the connection is calm again: then `Order.stretch` finds the
+next stretch. A packet captured twice, as on a bridge and its member, does not end a stretch: `copies` finds the second
+one.
 
-Memory: some columns of the window's packets. Refuses to know sessions, and what becomes of what is left.
+Memory: some columns of the window's packets. Refuses to know sessions, and the processing of other packets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from kproxy.capture.packets import ETHERNET, FIN, RAW, RST, SAME_PACKET_NS, SLL,
 from kproxy.capture.reassembly import HALF, MASK
 
 FEWEST = 64  # packets worth columns
-HEAD = 96  # bytes of a packet that are looked at: of SLL2, IPv6 and TCP's timestamp the most
+HEAD = 96  # bytes read of each packet: the maximum, with SLL2, IPv6 and TCP's timestamp
 AT_ONCE_NS = 1_000_000  # the same, where nothing shows which packet it is: what is sent again takes a round trip
 
 # An IP header without options or extensions, and TCP's up to the window, as packets.Dissector reads them.
@@ -58,7 +58,7 @@ _LINKS: dict[int, list[tuple[dict[int, int], int, np.dtype]]] = {
 }
 _BUCKET_BITS = 18
 OPTION_BYTES = 12  # in which a timestamp is, as all write it
-# What a packet is known by: TCP's header up to the window, options, payload's length, header's length, IPv4's identity.
+# A packet's identity: TCP's header up to the window, options, payload's length, header's length, IPv4's identity.
 ROW = Struct("<16s12s4xIHH")
 _TAIL = np.dtype([("length", "<u4"), ("size", "<u2"), ("identity", "<u2")])
 _WITHOUT_FLAGS = np.frombuffer(bytes((255, 255, 255, 255, 0, 0, 255, 255)), np.uint64)[0]  # of a row's second word
@@ -67,7 +67,7 @@ _MIXED = np.array([pow(0x9E3779B97F4A7C15, power, 1 << 64) for power in range(1,
 
 @dataclass(slots=True)
 class Heads:
-    """The packets whose headers are plain, by column: `index` says which of the window they are."""
+    """The packets with plain headers, by column: `index` is their number in the window."""
 
     index: np.ndarray
     lane: np.ndarray  # an index into `keys`
@@ -85,7 +85,7 @@ class Heads:
 
 @dataclass(slots=True)
 class Stretch:
-    """What a connection has in a window between two packets that are anything but the common case."""
+    """A connection's packets in a window between two unusual ones."""
 
     pair: int
     places: slice  # of its packets in the order
@@ -94,13 +94,13 @@ class Stretch:
     segments: Segments  # among these
     carrying: slice  # are those with payload
     copies: tuple[int, int]  # packets with payload that are there twice, of each side
-    acks: tuple[int, int]  # what each side acknowledged last; -1: it sent nothing
+    acks: tuple[int, int]  # last acknowledgement of each side; -1: it sent nothing
 
 
 def heads(link: int, start: np.ndarray, end: np.ndarray, head: np.ndarray) -> Heads | None:
     """The plain headers among packets; None if there are none, or the hashes of two keys are the same.
 
-    head: the first HEAD bytes of each, and whatever is behind those that are shorter.
+    head: the first HEAD bytes of each; after a shorter packet any bytes.
     """
     found: list[Heads] = []
     left = len(head)
@@ -196,7 +196,7 @@ def key_digest(key: bytes) -> bytes:
 
 
 def rows_of(heads: Heads, head: np.ndarray, some: np.ndarray | slice = slice(None)) -> np.ndarray:
-    """What plain packets are known by, in words: a ROW, and their key's digest. head: of all packets."""
+    """The identities of plain packets, in words: a ROW, and their key's digest. head: of all packets."""
     tcp, size = heads.tcp[some], heads.size[some]
     place = np.concatenate((np.arange(16), np.arange(20, 20 + OPTION_BYTES)))  # without checksum and urgent pointer
     columns = tcp[:, None] + place
@@ -221,7 +221,7 @@ def identities(rows: np.ndarray) -> np.ndarray:
 
 
 def run_of(rows: np.ndarray) -> np.ndarray:
-    """What rows of words have in common whose segments are of one run: the acknowledgement, the window, the options and
+    """The common words of segments of one run: the acknowledgement, the window, the options and
     the key's digest. Flags are not among them: the last segment alone has a push."""
     run = rows[:, [1, 2, 3, -1]]
     run[:, 0] &= _WITHOUT_FLAGS
@@ -247,10 +247,9 @@ def has_timestamp(row: bytes) -> bool:
 def copies(heads: Heads, head: np.ndarray, time_ns: np.ndarray) -> np.ndarray | None:
     """Plain packets which are the same as one before them in the window, if that is clear from the two alone.
 
-    A segment that was sent again differs in IPv4's identity or in its timestamp; of an acknowledgement and the first
-    data behind it all but the length may be the same. Those without a timestamp are found within AT_ONCE_NS only; of
-    the others `copies.Recent` knows. head, time_ns: of all packets. None: there are none, or the clock goes back, so
-    that nothing can be said by column.
+    A retransmission differs in IPv4's identity or in its timestamp; an acknowledgement and the first data after it may
+    differ only in length. Packets without a timestamp are found within AT_ONCE_NS only; `copies.Recent` finds the
+    others. head, time_ns: of all packets. None: there are none, or the clock goes back, so that columns cannot decide.
     """
     times = time_ns[heads.index]
     if not len(times) or (np.diff(times) < 0).any():
@@ -296,7 +295,7 @@ class Order:
     """
 
     def __init__(self, heads: Heads, lanes: Sequence[tuple[int, int]], odd: Mapping[int, int], time_ns: np.ndarray):
-        """lanes: (pair, side) of each key of `heads`; -1: of none that is wanted. odd: the pair of each packet whose
+        """lanes: (pair, side) of each key of `heads`; -1: of no wanted pair. odd: the pair of each packet whose
         headers are not plain, by its index. time_ns: of all packets of the window."""
         pairs, sides = np.array(lanes, np.int64).reshape(-1, 2).T
         pair = pairs[heads.lane]
@@ -341,7 +340,7 @@ class Order:
         self._count()
 
     def _count(self) -> None:
-        """What each packet says of where both sides stand, if all before it were in order."""
+        """Both sides' positions by each packet, if all before it were in order."""
         side = self._side
         self._length = np.where(self._again, 0, self._carried)
         from_first = np.where(side == 0, self._length, 0)
@@ -433,7 +432,7 @@ class Order:
         )
 
     def _acks(self, low: int, high: int) -> tuple[int, int]:
-        """What each side acknowledged last among some packets of one connection; -1: it sent none of them."""
+        """The last acknowledgement of each side among some packets of one connection; -1: it sent none of them."""
         first, second = (int(last[high - 1]) for last in self._last_of)
         return int(self._ack[first]) if first >= low else -1, int(self._ack[second]) if second >= low else -1
 

@@ -1,11 +1,11 @@
 """The bytes of connections by direction, and the frames in them, by column.
 
-Duty: a lane is one direction of one connection, its segments one behind the other. Positions count the bytes of all
-lanes in a row; from a position one gets to the segment, and to the bytes. Whole frames are found from lane to lane;
-what of a frame must be looked at in one piece and lies in several segments is copied.
+Duty: a lane is one direction of one connection, its segments in sequence. Positions count the bytes of all lanes in a
+row; a position leads to its segment, and to the bytes. Complete frames are found lane by lane; parts of a frame that
+must be read in one piece and are in several segments are copied.
 
-Memory: some columns of the segments, and JOINED_BYTES of copies. Refuses to know pairing, and what is in a frame
-behind its header.
+Memory: some columns of the segments, and JOINED_BYTES of copies. Refuses to know pairing, and contents of frames after
+the header.
 """
 
 from array import array
@@ -48,17 +48,17 @@ Place = tuple[int, int]  # a segment, and how far into it
 
 @dataclass(slots=True)
 class Part:
-    """What a connection has of the segments: those from `low` to `high`."""
+    """A connection's segments: those from `low` to `high`."""
 
     talk: Talk
     low: int
     high: int
-    clock_ns: int  # what time it is before them, and then after them
+    clock_ns: int  # the time before them, and then after them
 
 
 @dataclass(slots=True)
 class Segments:
-    """By column, those of a connection together and in order."""
+    """Segments by column, those of a connection together and in order."""
 
     side: np.ndarray
     start: np.ndarray
@@ -75,7 +75,7 @@ class Segments:
 class Frames:
     """Whole frames of one direction, by column: those of a part together and in order."""
 
-    begin: np.ndarray  # in a count of the bytes of all lanes, one behind the other
+    begin: np.ndarray  # in a count of the bytes of all lanes, one after the other
     size: np.ndarray  # with its four bytes
     lane: np.ndarray  # the place of its first segment among those of all lanes
     first: np.ndarray  # the segment with its first byte
@@ -176,8 +176,8 @@ class Lanes:
     def _chain(self) -> tuple["array[int]", "array[int]", "array[int]"]:
         """(places where frames seem to begin that end where the next one begins, their positions, chains' last links)
 
-        What looks like a frame inside of another one is no link. That is a guess, but a chain is none: from a place
-        where a frame begins it leads through places where frames begin.
+        A seeming frame inside another one is no link. A single link is a guess, but a chain is none: from the beginning
+        of a frame it leads through beginnings of frames.
         """
         following, count = self._following, len(self.start)
         sound = np.flatnonzero((following > 0) & (self._lane[following - 1] == self._lane))
@@ -246,7 +246,7 @@ class Lanes:
         return shift, self.end[place] - shift
 
     def join_some(self, found: Frames, which: np.ndarray) -> None:
-        """Copies of some frames, in one piece, for which there is room."""
+        """Copies of some frames, each in one piece, as far as the budget allows."""
         begins, starts, _ = self._lists
         for index, size in zip(which.tolist(), found.size[which].tolist(), strict=True):
             if len(self.joined) + size <= JOINED_BYTES:
@@ -258,7 +258,7 @@ class Lanes:
                 found.is_joined[index] = True
 
     def gather(self, found: Frames, which: np.ndarray, layout: np.dtype, offset: int = 0) -> np.ndarray:
-        """So many bytes of each of some frames; what is behind what is there is anything."""
+        """This many bytes of each of some frames; after the available bytes any others."""
         at = found.at[which] + offset
         is_joined = found.is_joined[which]
         if is_joined.all():

@@ -1,13 +1,13 @@
-"""What the connections of a window deliver, read when the window is over: by column, of all connections at once.
+"""Deliveries of the connections in a window, read at its end: by column, for all connections at once.
 
-Duty: TCP is put in order packet by packet where it has to be, but what comes out are mostly bytes of the window, one
-behind the other. `Later` stands before the receiver of a Kafka connection and notes them, with holes, ends, and bytes
-from elsewhere between them. When the window is over, `Deferred.play` reads what is between two such by column, of all
-connections together, and gives the rest to the receivers, in the order in which it came. So disorder of TCP costs no
-column, and a hole only the exchanges around it. Without a window in hand everything passes at once.
+Duty: TCP is put in order packet by packet where necessary, but most deliveries are successive bytes of the window.
+`Later` wraps the receiver of a Kafka connection and notes them, with the holes, ends, and bytes from elsewhere between
+them. When the window is over, `Deferred.play` reads the bytes between two of these by column, for all connections
+together, and passes the rest to the receivers, in order of arrival. So disorder of TCP does not stop columns, and a
+hole affects only the exchanges around it. Without a window in hand everything passes at once.
 
-Memory: a tuple for each segment that was taken by itself, some numbers for each other one, of a window.
-Refuses to know TCP, and why bytes are in order.
+Memory: for a window, a tuple for each segment processed alone, some numbers for each other one. Refuses to know TCP,
+and why bytes are in order.
 """
 
 from collections.abc import Callable, Iterator
@@ -95,11 +95,11 @@ class Later:
         self.talk.close(side, now_ns)
 
     def forget(self) -> None:
-        """What was noted will not be played."""
+        """Drop the notes without playing them."""
         self._notes.clear()
 
     def next_run(self) -> list[Segments]:
-        """What is next to be played that is bytes of the window."""
+        """The next notes to play that are bytes of the window."""
         runs = []
         for number, note in enumerate(self._notes):
             if isinstance(note, _Taken):

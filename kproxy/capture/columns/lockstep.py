@@ -1,9 +1,9 @@
-"""Many bodies of one API and version, read side by side: each field of all of them in one step.
+"""Many bodies of one API and version, read in parallel: each field of all of them in one step.
 
-Duty: what `wire.bodies` reads of a body, for thousands of bodies at once, by column. The steps are the schema's, in the
-order of the wire, each body at its own position; so bodies need not be alike in size, only in kind. What is rare is not
-read here and marked `left`: tagged fields, message sets and cut batches, errors inside a body, what does not decode,
-more than MOST elements of an array. A body whose bytes are not all available is marked `short`.
+Duty: the fields that `wire.bodies` reads of a body, for thousands of bodies at once, by column. The steps are the
+schema's, in the order of the wire, each body at its own position; so bodies may differ in size, not in kind. Rare
+bodies are not read here and marked `left`: those with tagged fields, message sets and cut batches, errors inside,
+undecodable bytes, or more than MOST elements of an array. A body whose bytes are not all available is marked `short`.
 
 The same fields, with the same meaning, as `bodies.Wanted` gives to the other readers; a property holds them together.
 Memory: a few columns of the bodies. Refuses to know frames and pairing.
@@ -54,7 +54,7 @@ class Read:
 
 @cache
 def reader(api_key: int, version: int, side: str, detail: int) -> "Lockstep | None":
-    """What reads the bodies of this API and version; None if that has to be done one by one."""
+    """The reader of bodies of this API and version; None if they have to be read one by one."""
     if api_key == API_VERSIONS:  # whose answers may be of another version
         return None
     if api_key == LIST_OFFSETS and side == "request" and detail:  # what each asks for is in no column
@@ -96,7 +96,7 @@ class Lockstep:
 
 @dataclass(slots=True)
 class _Cursor:
-    """Where some of the bodies stand, and what was read around that place, by name."""
+    """The positions in some of the bodies, and the fields read around them, by name."""
 
     who: np.ndarray  # which of the bodies
     pos: np.ndarray
@@ -444,7 +444,7 @@ class _Reading:
             self._rows.append((cursor.who, cursor.around))
 
     def _records(self, cursor: _Cursor, size: np.ndarray) -> None:
-        """Record batches, of which only headers are looked at."""
+        """Record batches: only their headers are read."""
         around = cursor.around
         self._alive(cursor, size)
         stop = cursor.pos + size

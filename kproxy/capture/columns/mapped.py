@@ -1,17 +1,16 @@
 """Classic captures in plain files: records as columns of numbers.
 
-Duty: the sound records of a file, many at a time. Small ones are read into one and the same buffer, since a page of the
-file that is mapped costs more than its copy; of large ones, which stay in the file and are mapped, nothing but the
-heads is touched. From the first place on that is not sound (damage, or the end inside a record) the ordinary reader
-takes over, so that what is counted there is counted in one place. Nothing of a file in a storage can be mapped: of such
-ones large records are copied too.
+Duty: the sound records of a file, many at a time. Small ones are read into one reused buffer, since mapping a page of
+the file costs more than copying it; large ones stay in the file and are mapped, and only their heads are read. From the
+first unsound place on (damage, or the end inside a record) the ordinary reader takes over, so that one place counts
+flaws. A file in a storage cannot be mapped: there large records are copied too.
 
 Memory: the buffer, BUFFER_BYTES, and columns of RECORDS records. The mapped pages of a window, LARGE_WINDOW_BYTES at
-most, are the file's own in the page cache, and are let go before the next one. A file with large records must not
-shrink meanwhile, as one of a ring that tcpdump overwrites does: the kernel would end the process. That is looked for
-before each window.
+most, are the file's own in the page cache, and are unmapped before the next one. A file with large records must not
+shrink meanwhile, as a ring file that tcpdump overwrites does: the kernel would end the process. Each window checks for
+that first.
 
-Refuses to know what is in a packet.
+Refuses to know contents of packets.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,10 +27,10 @@ from kproxy.capture.pcap import HEADER_BYTES, Classic
 from kproxy.capture.quality import NONE, Quality
 from kproxy.capture.records import SECOND, Record, Window, most_captured
 
-HEAD = 16 + inorder.HEAD  # bytes of a record that say what it is
-PEEK = 3 * HEAD  # read at a time: an acknowledgement, and the head of what comes behind it
+HEAD = 16 + inorder.HEAD  # bytes of a record that identify it
+PEEK = 3 * HEAD  # bytes read at once: an acknowledgement, and the head of the next record
 HUGE = 14  # MADV_HUGEPAGE of Linux
-LARGE = 1 << 13  # bytes of a record on average: to read its head and map what is looked at is cheaper than to copy it
+LARGE = 1 << 13  # mean bytes of a record from which on reading its head and mapping it is cheaper than a copy
 RECORDS = 1 << 15
 FIRST_RECORDS = 1 << 10  # of the first window: connections that are new in it are taken segment by segment
 PIECE_BYTES = 1 << 18  # are read at a time, and walked over while they are near
@@ -60,12 +59,12 @@ class Columns(Sequence[Record]):
         self.start = start
         self.end = end
         self.original = original
-        self.head = head  # the first bytes of each packet, and what is behind it where it has fewer
+        self.head = head  # the first bytes of each packet; if it has fewer, the bytes after it
         self._heads: tuple[inorder.Heads | None] | None = None
 
     @property
     def heads(self) -> "inorder.Heads | None":
-        """What the packets' headers say; None where that is not to be had by column."""
+        """The fields of the packets' headers; None if columns cannot have them."""
         if self._heads is None:  # looked at once, however many ask
             self._heads = (inorder.heads(self.link, self.start, self.end, self.head),)
         return self._heads[0]
@@ -107,7 +106,7 @@ class Columns(Sequence[Record]):
 
 
 def kept(window: Window, first: int) -> Window:
-    """What of a window outlasts it: all of it, or a copy of its packets from one on, the last KEPT_BYTES at most."""
+    """The part of a window that outlives it: all of it, or a copy of its last packets, KEPT_BYTES at most."""
     data, offset, records, is_lasting = window
     if is_lasting or not isinstance(records, Columns):
         return window
@@ -150,7 +149,7 @@ class Mapped:
             self._buffer.madvise(HUGE)
 
     def windows(self, position: int = HEADER_BYTES) -> Iterator[Window]:
-        """From a place on where a record begins."""
+        """Records from an offset on at which a record begins."""
         last_ns = NONE
         count, mean = FIRST_RECORDS, 0
         sound = True

@@ -1,13 +1,13 @@
 """Exchanges of many connections, found all at once in segments that are in order.
 
-Duty: of most bytes there is nothing to decide: whole requests that begin as an earlier one of the connection did, and
-whole answers to them, in turn. Both are cut, paired and read by column. What a connection has before them (the rest of
-frames, answers to requests of before) and the first thing behind them that is anything else go to its session; so the
-session alone decides, and the exchanges do not depend on who read the bytes. Behind an exchange of its own kind it
-goes on by column, else what is left is the session's. A test holds the two against each other.
+Duty: most bytes need no decision: complete requests with the same prefix as an earlier one of the connection, and
+complete answers to them, in turn. Both are cut, paired and read by column. A connection's bytes before them (rests of
+frames, answers to earlier requests) and the first unusual bytes after them go to its session; so the session alone
+decides, and the exchanges do not depend on the reader. After an exchange of its own, columns resume; else the session
+gets the remaining bytes. A test compares the two.
 
 Memory: some columns of the segments, and JOINED_BYTES of copies of frames that lie in several segments and must be
-looked at across them. Refuses to know TCP, and why the segments are in order.
+read across them. Refuses to know TCP, and why the segments are in order.
 """
 
 from array import array
@@ -232,7 +232,7 @@ class _Reading:
         return asked, told
 
     def _drop(self, part: Part, until: tuple[Place, Place]) -> None:
-        """What is before some places was read."""
+        """The bytes before some places were read."""
         segments = self._segments
         mine = slice(part.low, part.high)
         side, index = segments.side[mine] ^ part.talk.flip, np.arange(part.low, part.high)
@@ -336,7 +336,7 @@ class _Reading:
     ) -> None:
         """Write queue_ns and muted_ns of connections that were throttled, pair by pair, as their sessions do.
 
-        `mute_ns`: how long each answer mutes its connection. The sessions know of the intervals afterwards.
+        `mute_ns`: how long each answer mutes its connection. The sessions have the intervals afterwards.
         """
         throttled = set(self._part[mute_ns > 0].tolist())
         for number in np.flatnonzero(self._taken).tolist():
@@ -352,7 +352,7 @@ class _Reading:
                     mutes.mute(end, int(mute_ns[pair]))
 
     def _lead_up(self) -> None:
-        """What is in front of the pairs that are taken goes to the sessions."""
+        """Pass the bytes before the taken pairs to the sessions."""
         for number in np.flatnonzero(self._taken).tolist():
             part, first = self._parts[number], int(self._first[number])
             asked, answered = (
@@ -364,7 +364,7 @@ class _Reading:
     # --- for the groups ----------------------------------------------------------------------------------------------
 
     def openings(self, key_version: int, which: np.ndarray) -> tuple[dict[int, Usual], np.ndarray]:
-        """How requests of a kind begin, and which part goes by which; those of -1 by none."""
+        """The prefixes of requests of a kind, by number, and the number for each of these requests; -1: none."""
         of_part = np.full(len(self._parts), -1)
         found: dict[int, Usual] = {}
         places: dict[bytes, int] = {}
@@ -377,7 +377,7 @@ class _Reading:
         return found, of_part[self._part[which]]
 
     def begins(self, which: np.ndarray, opening: Usual) -> np.ndarray:
-        """Which of some requests begin so."""
+        """Which of some requests begin with this prefix."""
         _, size, _, prefix, _, _ = opening
         lanes, requests = self._lanes, self._requests
         if not prefix:
@@ -390,7 +390,7 @@ class _Reading:
     def bodies(
         self, side: int, which: np.ndarray, plan: ApiPlan, detail: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, Bodies | None] | None:
-        """(those that are not read, throttle_ms, error_code, replica_id, has_rack, the rest) of the frames of a kind.
+        """(unread frames, throttle_ms, error_code, replica_id, has_rack, the rest) of the frames of a kind.
 
         None: they have to be read one by one.
         """
