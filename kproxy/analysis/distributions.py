@@ -125,8 +125,7 @@ def retransmissions(
     """TCP retransmissions: segments, and the exchanges that lost segments delayed, by broker, client or API, over time.
 
     `with_retransmissions` counts all exchanges with a retransmitted segment: most of these delay nothing, since the
-    original had arrived. Only captures show retransmissions: in tables that a proxy recorded they are null in every
-    row.
+    original had arrived. Only captures show retransmissions: tables that a proxy recorded have null for them.
     """
     return ask(
         {"exchanges": exchanges},

@@ -161,7 +161,7 @@ def assignments(assignments: Frame) -> Frame:
 
 
 def split_brain(partitions: Frame, exchanges: Frame, group_events: Frame, assignments: Frame) -> Frame:
-    """Two members of a group that fetched one partition at the same time, as after a pause longer than the session.
+    """Two members of a group that fetched one partition at the same time, as after a pause beyond its session timeout.
 
     `together_ns`: how long both fetched, from the later of their first fetches to the earlier of their last ones. A
     Fetch that waits at the broker while its partition moves does not count. A client id and a host identify a member:

@@ -70,9 +70,9 @@ def consumers(rebalances: Frame, group_events: Frame, assignments: Frame, partit
     `woken` counts the watches that fired, `rejoined` the members that rebalanced after it: the herd effect;
     `races_lost` counts claims that failed because another member had the owner node. `stood_still_ns` runs from the
     first partition released to the last one claimed. `stale_fetches` counts fetches of a partition's former owner after
-    another member had claimed it, such as a consumer that was paused past its session: two owners at once, up to
-    `stale_ns` after the claim. A member's fetches are those of the client that fetched most of its partitions, from the
-    member's host. `host` is that of `cause_member`.
+    another member had claimed it, such as a consumer that was paused beyond its session timeout: two owners at once, up
+    to `stale_ns` after the claim. A member's fetches are those of the client that fetched most of its partitions, from
+    the member's host. `host` is that of `cause_member`.
     """
     return ask(
         {

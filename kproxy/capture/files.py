@@ -26,9 +26,8 @@ class _Counted(io.RawIOBase):
     def __init__(self, file: BinaryIO, head: bytes, waiting: Callable[[], bool] | None) -> None:
         self.consumed = 0
         self._file = file
-        self._read: Callable[[int], bytes] = getattr(
-            file, "read1", file.read
-        )  # the bytes in a pipe, without waiting for more
+        # read1: the bytes in a pipe, without waiting for more
+        self._read: Callable[[int], bytes] = getattr(file, "read1", file.read)
         self._head = head
         self._waiting = waiting
 

@@ -37,7 +37,7 @@ _MODULE_OF = {
 
 
 class Suggesting(click.Group):
-    """Says of a command that is not there which one is nearly called so."""
+    """Names commands with a similar name for an unknown one."""
 
     def resolve_command(
         self, context: click.Context, arguments: list[str]
@@ -48,7 +48,7 @@ class Suggesting(click.Group):
             if os.path.exists(arguments[0]):  # noqa: PTH110 - whatever the text is, it raises nothing
                 raise click.UsageError(self._file_first(context, arguments), context) from None
             near = difflib.get_close_matches(arguments[0], self.list_commands(context), 1)
-            if not near or "Did you mean" in fault.format_message():  # newer versions of click say it
+            if not near or "Did you mean" in fault.format_message():  # newer versions of click add it
                 raise
             raise click.UsageError(f"{fault.format_message()} Did you mean {near[0]!r}?", context) from None
 
@@ -63,7 +63,7 @@ class Suggesting(click.Group):
 
 
 class Hinting(click.Command):
-    """Adds to what click says of a wrong command line what a newcomer to this command meant, if `hint` knows it."""
+    """Adds to click's message about a wrong command line the option that the user probably meant, if `hint` has one."""
 
     def hint(self, arguments: list[str]) -> str:
         """A sentence with the fix; empty: none is known."""
@@ -144,7 +144,7 @@ def main() -> None:
 
 
 def _told(fault: OSError) -> str:
-    """What the system says, and of which file."""
+    """The system's message, and the file concerned."""
     return f"{fault.filename}: {fault.strerror}" if fault.strerror and fault.filename is not None else str(fault)
 
 

@@ -1,4 +1,4 @@
-"""The options of the commands that ask the admin port of a running kproxy: what it wants, and who vouches for it."""
+"""The options of the commands that ask the admin port of a running kproxy: its token, and the CA of its certificate."""
 
 from pathlib import Path
 

@@ -58,7 +58,7 @@ def _words_of(fault: Exception, what: str = "the query", example: str = "") -> s
 
 
 def plain(text: str) -> str:
-    """What DuckDB says, without the name of the error's class and without the statement."""
+    """DuckDB's message, without the name of the error's class and without the statement."""
     lines = [line.strip() for line in text.split("\nLINE ")[0].strip().splitlines() if line.strip()]
     return " ".join([lines[0].partition(" Error: ")[2] or lines[0], *lines[1:]]) if lines else "DuckDB failed"
 
@@ -154,7 +154,7 @@ def answer(asked: Asked, **how: Any) -> None:
 
 
 def _show_one(row: dict[str, Any], places: Sequence[str], settings: "Settings", what: str = "The first whole") -> None:
-    """The command that shows an exchange whole; of tables, the capture is named as they know it."""
+    """Print the command that shows a whole exchange; for tables, with their name of the capture."""
     from kproxy.analysis import cached
 
     is_dataset = len(places) == 1 and cached.is_dataset(places[0])
@@ -168,7 +168,7 @@ def _show_one(row: dict[str, Any], places: Sequence[str], settings: "Settings", 
 
 
 def _say_what_lacks(tables: "Tables", places: Sequence[str]) -> None:
-    """Say that the captures do not show everything, as `convert` does at its end."""
+    """Print that the captures are incomplete, as `convert` does at its end."""
     from kproxy.analysis import engine
     from kproxy.views.summary import lacking
 

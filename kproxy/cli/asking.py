@@ -1,7 +1,7 @@
-"""What the commands of `kproxy analyze` and `kproxy spark` share: a command for each job, made from its function.
+"""The common part of `kproxy analyze` and `kproxy spark`: a command for each job, made from its function.
 
-Duty: options are the function's parameters and those of every question; help is the docstring. What is wrong is said
-before an engine starts, in the same words for both. Refuses to know engines.
+Duty: options are the function's parameters and those of every question; help is the docstring. Faults are
+reported before an engine starts, in the same words for both. Refuses to know engines.
 """
 
 import inspect
@@ -80,7 +80,7 @@ ANSWER = (
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked on the command line: of which tables, and how the answer is to be shown."""
+    """A question on the command line: the job, its tables, and the form of the answer."""
 
     job: "Job"
     places: tuple[str, ...]
@@ -124,7 +124,7 @@ def command(
 
     run = with_options((*_CHOICE, *ANSWER, *more), run)
     for parameter in reversed(job.parameters):
-        if parameter.name in ("where", "traffic"):  # what the option --where becomes, which every job has
+        if parameter.name in ("where", "traffic"):  # values of the option --where, which every job has
             continue
         flag, settings = _PARAMETERS[parameter.name]
         default = parameter.default
@@ -233,7 +233,7 @@ def show_overview(
 
 
 def check_tables(folders: Sequence[str], tables: Sequence[str], quiet: bool = False) -> None:
-    """Raise KproxyError for a folder that is no dataset, or lacks a table; says which tables it is too old to have."""
+    """Raise KproxyError for a folder that is no dataset, or lacks a table; print those that it is too old for."""
     from kproxy.tables import dataset
 
     for folder in folders:

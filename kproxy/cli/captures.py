@@ -67,7 +67,7 @@ SHOWN: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option("--show-secrets", is_flag=True, help="Show SASL tokens, HMACs, SCRAM credentials and passwords."),
 )
-VALUES = "64"  # what is shown of a record, where nothing else is said
+VALUES = "64"  # the default of --record-values
 NAMES = ("ports", "zookeeper_ports", "cluster", "rotated", "key_log", "storage_options")  # the parameters
 
 

@@ -47,7 +47,8 @@ def check(file: str, as_json: bool, request: str | None, cluster: str | None, **
       kproxy check kproxy.toml && kill -HUP "$(pidof kproxy)"
       kproxy check kproxy.toml --request Produce --topic orders --principal User:alice
     """
-    logging.basicConfig(format="warning: %(message)s")  # what a start would log, an expired certificate say
+    # messages that a start would log, such as an expired certificate
+    logging.basicConfig(format="warning: %(message)s")
     from kproxy.checks.check import check as checked
     from kproxy.checks.check import summary
     from kproxy.views.check import faults, runs, warnings

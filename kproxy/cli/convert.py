@@ -109,7 +109,7 @@ def convert(
 
 
 def _first_sight(summary: "Summary", settings: "Settings") -> tuple[list[str], list[str]]:
-    """What the tables of these captures say, in some ten lines, and the commands to go on with."""
+    """A summary of the tables of these captures, in some ten lines, and the next commands to run."""
     if not any(summary.rows.values()):
         return [], []
 

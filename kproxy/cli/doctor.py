@@ -43,7 +43,8 @@ def doctor(file: str | None, timeout_s: float, as_json: bool, verbose: bool, **f
       kproxy doctor kproxy.toml
       kproxy doctor --listen :9092 --bootstrap kafka-1:9092 --advertise 'kafka.example:{port}'
     """
-    logging.getLogger("kproxy").addHandler(logging.NullHandler())  # what a start would log is among the findings
+    # the findings include messages that a start would log
+    logging.getLogger("kproxy").addHandler(logging.NullHandler())
     from rich.console import Console
 
     from kproxy.checks.doctor import examine

@@ -121,7 +121,7 @@ def _options(how: dict[str, Any]) -> list[str]:
 
 
 def _why(tables: Any, how: dict[str, Any]) -> str:
-    """What the quality of captures says of a lack of exchanges."""
+    """The reason for missing exchanges in the quality of captures."""
     from kproxy.analysis.jobs import quality
     from kproxy.capture.quality import Quality
     from kproxy.views import summary

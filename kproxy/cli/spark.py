@@ -1,7 +1,8 @@
 """`kproxy spark JOB` and `kproxy spark ingest`: their options, and one call.
 
-Duty: the questions of `kproxy analyze` for what outgrows one machine. Help needs no pyspark. Spark's own words are kept
-from the terminal: its log goes to a file that is shown when it fails, and its errors are said in plain words.
+Duty: the questions of `kproxy analyze` for captures that outgrow one machine. Help needs no pyspark. Spark's own words
+are kept from the terminal: its log goes to a file that is shown when it fails, and its errors are printed in plain
+words.
 """
 
 import errno
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from kproxy.convert.job import Settings, Summary
 
-# The driver of `ingest` plans, and on one machine moves few and large rows: to optimize that costs more than it saves.
+# The driver of `ingest` plans, and on one machine moves few and large rows: optimizing that costs more than it saves.
 PLANNING = (
     "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.adaptive.enabled=false",
@@ -40,7 +41,7 @@ PLANNING = (
     "spark.sql.codegen.factoryMode=NO_CODEGEN",
 )
 
-# To these pyspark logs the whole Java stack of a mistake, as one line of JSON, before it raises what we say in words.
+# pyspark logs the whole Java stack of an error to these, as one line of JSON, before it raises the error that we print.
 _LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
 # How the JVM notices that a process of Python's ended.
@@ -71,7 +72,7 @@ def started(master: str | None, config: tuple[str, ...], *, with_source: bool = 
 
     for name in _LOGGERS:
         PySparkLogger.getLogger(name).disabled = True
-    # py4j has the root logger tell of each interrupt, by two stacks: pyspark asks for the end of all jobs meanwhile.
+    # py4j logs two stacks for each interrupt, by the root logger: pyspark ends all jobs meanwhile.
     logging.getLogger().addFilter(lambda record: Path(record.pathname).parent.name != "py4j")
     if wrong := [setting for setting in config if not re.match("[^=]+=", setting)]:
         raise KproxyError(f"--conf {wrong[0]}: KEY=VALUE is needed, like spark.driver.memory=4g")
@@ -89,7 +90,7 @@ def started(master: str | None, config: tuple[str, ...], *, with_source: bool = 
 
 
 def _require_java() -> None:
-    """Raise KproxyError where Spark's own script would find no Java: it looks where JAVA_HOME says, and there alone."""
+    """Raise KproxyError where Spark's own script would find no Java: if JAVA_HOME is set, it looks only there."""
     home = os.environ.get("JAVA_HOME")
     if home and not Path(home, "bin", "java").is_file():
         raise KproxyError(f"JAVA_HOME is {home}, which has no bin/java: set it to where Java 17 or newer is")
@@ -118,10 +119,10 @@ def _log_kept() -> Iterator[None]:
 
 
 def _why_not_started(said: str, log: str) -> str:
-    """What the JVM's log says of a start that failed, in one line; else what pyspark says, and the log's last lines."""
+    """The reason of a failed start in the JVM's log, in one line; else pyspark's message, and the log's last lines."""
     if "UnsupportedClassVersionError" in log:
         return "Spark needs Java 17 or newer, and this one is older: set JAVA_HOME to where a newer one is"
-    has_no_word = re.search(r'^Exception in thread "main" *$', log, re.MULTILINE)  # for which there was no room
+    has_no_word = re.search(r'^Exception in thread "main" *$', log, re.MULTILINE)  # no message, for lack of memory
     if has_no_word or "OutOfMemoryError" in log:
         return "Spark does not start: its memory is too small: give it more, as by --conf spark.driver.memory=1g"
     found = re.search(r"^(?:Exception in thread .*? [\w.$]+(?:Exception|Error)|Error): (.+)", log, re.MULTILINE)
@@ -234,7 +235,7 @@ def _said_plainly() -> Iterator[None]:
 
 
 def _in_words(fault: "PySparkException") -> str:
-    """What Spark says, without the names of its error classes, and in one line."""
+    """Spark's message in one line, without the names of its error classes."""
     condition, said = fault.getCondition() or "", fault.getMessageParameters() or {}
     if condition.startswith("UNRESOLVED_COLUMN"):
         near = re.findall(r"`(\w+)`", said.get("proposal", ""))
@@ -248,7 +249,7 @@ def _in_words(fault: "PySparkException") -> str:
 
 
 def _plain(text: str) -> str:
-    """What an error of Spark says first, without its class, its code, and advice about Spark's settings."""
+    """The first sentence of a Spark error, without its class, its code, and advice about Spark's settings."""
     first, *more = [line.strip() for line in text.strip().splitlines() if line.strip()] or [""]
     while first.endswith(":") and more:  # as where Python does not start on an executor
         first = f"{first} {more.pop(0)}"
@@ -256,7 +257,7 @@ def _plain(text: str) -> str:
     return re.sub(r" Use `try_\w+` .*", "", re.sub(r"^\[[A-Z_.]+\] ", "", first))
 
 
-# Of both commands that make tables.
+# Settings of both commands that make tables.
 _TABLES = (
     captures.options,
     click.option("--detail", type=click.Choice(("headers", "topics", "batches")), default="batches", show_default=True),

@@ -1,4 +1,4 @@
-"""Addresses as people write them, HOST:PORT, and what is known of one without a resolver. Refuses to resolve names."""
+"""Addresses as users write them, HOST:PORT, and their properties without a resolver. Refuses to resolve names."""
 
 import ipaddress
 import re
@@ -56,7 +56,7 @@ def parse_address(text: str, *, lowest_port: int = 1) -> Address:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether it means all addresses of a machine, in whatever spelling."""
+    """Whether it means all addresses of a machine, in any spelling."""
     address = numeric(host)
     return host in WILDCARDS or (address is not None and address.is_unspecified)
 

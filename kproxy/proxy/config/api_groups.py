@@ -58,7 +58,7 @@ BROKER = (
 
 GROUPS = {"always": ALWAYS, "read": READ, "write": WRITE, "describe": DESCRIBE, "admin": ADMIN, "broker": BROKER}
 
-# What a read-only listener passes, besides ALWAYS.
+# APIs that a read-only listener passes, besides ALWAYS.
 READ_ONLY = ("read", "describe")
 
 

@@ -31,7 +31,7 @@ _TOML_HINTS = {  # what tomllib says, and what was probably meant
     "Cannot overwrite": "it stands twice",
     "Expected '=' after a key": "write NAME = VALUE, and tables as [NAME]",
 }
-_SINGLE_TABLE = re.compile(r"^[ \t]*\[[ \t]*cluster[ \t]*\]", re.MULTILINE)  # what [[cluster]] is taken for
+_SINGLE_TABLE = re.compile(r"^[ \t]*\[[ \t]*cluster[ \t]*\]", re.MULTILINE)  # a common mistake for [[cluster]]
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -79,7 +79,7 @@ def load(
     sound: list[Cluster] = []
     misplaced = document.keys() & set(CLUSTER_SETTINGS)
     if any(_near(name, ["cluster"]) for name in document):
-        misplaced |= set(CLUSTER_SETTINGS)  # the table that they are in has another name, which is told
+        misplaced |= set(CLUSTER_SETTINGS)  # their table has another name, which has a fault of its own
     for number, table in enumerate(tables):
         paths = _Paths(f"{where}cluster[{number}]." if file else "", origins if len(tables) == 1 else {})
         cluster = _validated(Cluster, table, paths, faults, misplaced)
@@ -182,7 +182,7 @@ def _validated(
 
 
 def _is_mistyped(model: type[BaseModel], location: tuple[str | int, ...], errors: list[ErrorDetails]) -> bool:
-    """Whether a key that is missing stands beside with another spelling, which is told."""
+    """Whether a missing key is in the same table with another spelling, which has a fault of its own."""
     names = [*_model_at(model, location[:-1]).model_fields]
     return any(
         error["type"] == "extra_forbidden"
@@ -234,7 +234,7 @@ def _near(name: str, names: Sequence[str], likeness: float = 0.6) -> str | None:
 
 
 def _no_such_setting(model: type[BaseModel], location: tuple[str | int, ...]) -> str:
-    """What to write in place of a key of the file that is none."""
+    """The remedy for an unknown key of the file."""
     name, table = str(location[-1]), _model_at(model, location[:-1])
     elsewhere = [(header, one) for header, one in _tables(Config, "") if name in one.model_fields and one is not table]
     if table is Config and name in Cluster.model_fields:
@@ -259,7 +259,7 @@ def _no_such_setting(model: type[BaseModel], location: tuple[str | int, ...]) ->
 
 
 def _in_our_words(error: ErrorDetails) -> str:
-    """What pydantic found, with the value that it found it in; nothing where that has been told of its parts."""
+    """The text of a fault that pydantic found, with its value; empty if its parts have faults of their own."""
     value, kind = error["input"], error["type"]
     if kind == "value_error":
         return error["msg"].removeprefix("Value error, ")
