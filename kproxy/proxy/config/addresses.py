@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 MAX_PORT = 65535
 _IPV6_BITS = 128
+# IPv4 addresses behind a translator (RFC 6052, RFC 7915): one /64 of these is the whole of IPv4.
+_TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "::ffff:0:0:0/96")))
 WILDCARDS = frozenset(("", "0.0.0.0", "::"))
 
 
@@ -34,10 +36,13 @@ def numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def network_of(host: str, ipv6_prefix: int = 64) -> str:
     """The network that identifies a client in limits per address: a host with one IPv6 address usually has 2^64.
 
-    Addresses of IPv4, and link-local ones (a network of theirs is all machines of a link), stand for themselves.
+    Addresses of IPv4, also translated ones, and link-local ones (a network of theirs is all machines of a link) stand
+    for themselves.
     """
     address = numeric(host) if ":" in host else None
     if not isinstance(address, ipaddress.IPv6Address) or address.is_link_local or ipv6_prefix >= _IPV6_BITS:
+        return host
+    if any(address in network for network in _TRANSLATED):
         return host
     return f"{ipaddress.IPv6Address(int(address) >> (spare := _IPV6_BITS - ipv6_prefix) << spare)}/{ipv6_prefix}"
 

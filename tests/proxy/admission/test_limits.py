@@ -78,6 +78,7 @@ def test_addresses_that_many_share_are_not_limited():
         (128, ["2001:db8::1", "2001:db8::2", "2001:db8::1"], 2),
         (64, ["fe80::1%eth0", "fe80::2%eth0", "fe80::1%eth1"], 3),  # link-local: each its own machine
         (64, ["10.0.0.1", "10.0.0.2", "::ffff:10.0.0.3"], 3),
+        (64, ["64:ff9b::10.0.0.1", "64:ff9b::10.0.0.2", "::ffff:0:10.0.0.1", "::1"], 4),  # IPv4 behind a translator
     ],
 )
 def test_whoever_has_a_network_of_ipv6_counts_as_one_address(prefix, hosts, let_in):
