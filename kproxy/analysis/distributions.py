@@ -130,10 +130,12 @@ def retransmissions(
     return ask(
         {"exchanges": exchanges},
         answer=f"""
-            select {groups(by, every)} count(*) as exchanges, count_if(loss_ns > 0) as delayed,
+            select {groups(by, every)} count(*) as exchanges,
+                sum(case when loss_ns > 0 then 1 when retransmissions is not null then 0 end) as delayed,
                 sum(retransmissions) as retransmissions,
-                avg(case when loss_ns > 0 then 1e0 else 0e0 end) as delayed_share,
-                count_if(retransmissions > 0) as with_retransmissions
+                avg(case when loss_ns > 0 then 1e0 when retransmissions is not null then 0e0 end) as delayed_share,
+                sum(case when retransmissions > 0 then 1 when retransmissions is not null then 0 end)
+                    as with_retransmissions
             from exchanges where {of_clients(replicas)}
             group by all
             {order("retransmissions desc nulls last", by=by, every=every)}""",

@@ -128,7 +128,7 @@ def command(
             continue
         flag, settings = _PARAMETERS[parameter.name]
         default = parameter.default
-        if default not in (inspect.Parameter.empty, None, False):
+        if default not in (inspect.Parameter.empty, None, False, ()):
             said = ",".join(default) if isinstance(default, tuple) else default
             settings = {**settings, "help": f"{settings['help']} Default: {said}."}
         run = click.option(flag, parameter.name, **settings)(run)

@@ -7,6 +7,7 @@ import pytest
 from kproxy.analysis import distributions, jobs
 from kproxy.analysis.distributions import LATENCIES_NS, RECORDS
 from kproxy.analysis.duck import Tables
+from kproxy.analysis.engine import ask
 from kproxy.analysis.lags import TABLES as OF_LAG
 from kproxy.analysis.lags.brought import TABLES as OF_FETCHES
 from kproxy.convert.processes import convert
@@ -105,6 +106,15 @@ def test_segments_sent_again_are_those_of_the_exchanges(tables):
         assert row["with_retransmissions"] == sum(1 for each in mine if each) >= row["delayed"]
         assert row["delayed"] == sum(1 for each in exchanges if each["loss_ns"])
     assert sum(row["retransmissions"] for row in answer) > 10
+    names = [name for name in tables["exchanges"].arrow().schema.names if name not in ("retransmissions", "loss_ns")]
+    live = ask(
+        {"exchanges": tables["exchanges"]},
+        answer=f"select {', '.join(f'`{name}`' for name in names)}, cast(null as int) as retransmissions, "
+        "cast(null as bigint) as loss_ns from exchanges",
+    )
+    for row in jobs.retransmissions(live).arrow().to_pylist():
+        unknown = ("retransmissions", "delayed", "delayed_share", "with_retransmissions")
+        assert row["exchanges"] and all(row[name] is None for name in unknown), "a proxy sees no segments"
 
 
 def test_changes_of_leaders_are_counted_by_kind(tables):
