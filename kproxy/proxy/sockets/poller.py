@@ -29,8 +29,8 @@ case, so that those of every day are known.
 What an event costs is the thread's CPU time: on a busy machine the kernel runs somebody else in the middle of many
 events, most of all where a send wakes them. The kind of a socket follows from the mean of its events, of which the last
 counts an eighth, and at most MOST_NS: one event that took long by chance, as for a collection of garbage, does not make
-a socket costly, and cheap events between costly ones do not make it cheap. All events of a socket may still turn
-costly at once: then others of its kind wait for one event of it.
+a socket costly. A second one within AGAIN_NS does, however many cheap events were between them. All events of a socket
+may still turn costly at once: then others of its kind wait for one event of it.
 
 All times are nanoseconds of the monotonic clock. The interface is the loop's. Refuses to know what the sockets are.
 """
@@ -57,6 +57,7 @@ _COSTLY = len(CHEAP_NS)  # the kind behind those of CHEAP_NS
 _NEW = _COSTLY + 1  # no event of it has been measured yet
 _UNKNOWN = -1
 MOST_NS = 1_000_000  # that one event counts
+AGAIN_NS = 8_000_000_000  # within which a second event above CHEAP_NS makes a socket costly for as long
 
 Callback = Callable[..., None]
 
@@ -65,6 +66,7 @@ class Poller:
     __slots__ = (
         "_again",
         "_costs",
+        "_dear",
         "_emptied",
         "_ends",
         "_epoll",
@@ -93,6 +95,8 @@ class Poller:
         self._later: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._is_scheduled = False
         self._costs: list[int] = []  # by file descriptor: the mean of what events of its socket cost
+        # By file descriptor: when the last event above CHEAP_NS was; where it was the second, until when that counts.
+        self._dear: dict[int, tuple[int, int]] = {}
         self._look_ns = 0  # when the time of events is looked at again
         # By kind: events that were reported and wait, by file descriptor; the first for longest.
         self._queues: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(_NEW + 1)]
@@ -170,6 +174,7 @@ class Poller:
         """A new socket has that number: what the events of the one before cost says nothing about its own."""
         if fd < len(self._costs):
             self._costs[fd] = _UNKNOWN
+            self._dear.pop(fd, None)
 
     def _reads(self, fd: int) -> bool:
         return fd < len(self._readers) and (self._readers[fd] is not None or fd in self._ends)
@@ -257,7 +262,7 @@ class Poller:
 
     def _in_turn(self, ready: list[tuple[int, int]], until_ns: int) -> bool:
         """Handle events until then, the cheap ones first. True: none queues, and there is time left."""
-        queues, readers, costs = self._queues, self._readers, self._costs
+        queues, readers, costs, dear = self._queues, self._readers, self._costs, self._dear
         now_ns = self.now_ns
         soon_ns = until_ns - LONG_TURN_NS // 4
         early_ns = soon_ns - LONG_TURN_NS // 2  # until then they are handled in the order in which they are reported
@@ -266,6 +271,8 @@ class Poller:
         for fd, events in ready:
             cost = costs[fd]
             kind = _NEW if cost == _UNKNOWN else bisect_left(CHEAP_NS, cost)
+            if fd in dear and dear[fd][1] > now_ns:
+                kind = _COSTLY
             if queued or kind == _COSTLY or now_ns > (early_ns if kind == _NEW else soon_ns):
                 self.is_in_order = False
                 if self._is_known(fd) and fd not in self.queuing:  # unless an earlier event of this turn closed it
@@ -280,8 +287,8 @@ class Poller:
             elif reader is not None:
                 reader()
             begun_ns, cpu_ns = cpu_ns, thread_time_ns()
-            costs[fd] = _mean(cost, cpu_ns - begun_ns)
             self.now_ns = now_ns = monotonic_ns()
+            self._measured(fd, cpu_ns - begun_ns)
         if queued:
             self._share(soon_ns)
             while queues[_NEW] or queues[_COSTLY]:
@@ -314,8 +321,18 @@ class Poller:
         del self.queuing[fd]
         self._epoll.register(fd, self._wanted(fd))
         self._call_back(fd, events)
-        self._costs[fd] = _mean(self._costs[fd], thread_time_ns() - begun_ns)
+        took = thread_time_ns() - begun_ns
         self.now_ns = monotonic_ns()
+        self._measured(fd, took)
+
+    def _measured(self, fd: int, took: int) -> None:
+        """Note what an event of a socket cost, which was done just now."""
+        cost = self._costs[fd]
+        self._costs[fd] = _mean(cost, took)
+        if took > CHEAP_NS[-1] and cost != _UNKNOWN:
+            last_ns, until_ns = self._dear.get(fd, (-AGAIN_NS, 0))
+            is_again = self.now_ns - last_ns < AGAIN_NS
+            self._dear[fd] = self.now_ns, self.now_ns + AGAIN_NS if is_again else until_ns
 
     def _call_back(self, fd: int, events: int) -> None:
         """Call back who waits for this. An error and a hang-up are for both: who reads or writes then meets them."""
