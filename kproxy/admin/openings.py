@@ -2,7 +2,8 @@
 
 One begins every EVERY_S at most, for addresses in turn: so a flood of them takes a part of a core, and keeps an
 address that has few waiting no longer than one round. Bounded by the connections of the port: where more than `most`
-wait, the newest of the address with the most of them is refused, unless each has one. Refuses to know sockets.
+wait, the newest of the address with the most of them is refused. Where each has one, none is: whoever comes again at
+once would take its place, and `waiting` tells the port to let nobody else in. Refuses to know sockets.
 """
 
 import asyncio
@@ -24,9 +25,9 @@ class Openings:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def are_wanted(self) -> bool:
-        """Whether somebody waits: a turn comes within EVERY_S."""
-        return bool(self._waiting)
+    def waiting(self) -> int:
+        """How many wait: where any do, a turn comes within EVERY_S."""
+        return self._count
 
     async def turn(self, host: str) -> None:
         """Wait for a turn. Raises ConnectionAbortedError where too many wait."""

@@ -7,7 +7,8 @@ slices between which the relay has its turn; everything else is small, and made 
 Bounded: at most `max_connections` connections, each with REQUEST_S for its request, as long again for its body, and
 IDLE_S between two of them. The last one that fits replaces the one that has been silent for longest. If none is silent,
 accepting pauses, and every connection closes after its current answer, which its client takes within FULL_S. So neither
-silent nor busy connections lock others out for longer than the requests that are under way take. A large answer is
+silent nor busy connections lock others out for longer than the requests that are under way take, and no connection that
+comes ends one that has just shaken hands. A large answer is
 written in pieces, so that one that is not read is held once, and no transport holds copies of it; together they may be
 MAX_UNTAKEN bytes, beyond which the client that has had most time for its answer is closed. A stream ends once
 nobody has taken its lines for TAKEN_S. A TLS handshake has its turn (`openings.py`) once its first record is here. A
@@ -58,6 +59,10 @@ REQUEST_S = 10.0  # from the accept to the end of the request's headers
 IDLE_S = 30.0  # for an answer to be taken, and the next request to come
 TAKEN_S = 10.0  # for a line of a stream to be taken; as long as a trace is kept for who does not read it
 FULL_S = 1.0  # for an answer to be taken while all connections are in use
+STALLED_S = (
+    0.25  # without a word of the client in a TLS handshake: longer than a round trip to the other side of the earth
+)
+KEPT_S = 1.0  # for the first request behind a handshake, or the next, whoever else wants the place
 MAX_CONNECTIONS = 32
 READ_BYTES = 16 * 1024  # in the kernel: in chunks of one byte, which are the dearest, they take 2 ms to parse
 _FAULT_CHARS = 300  # of what is wrong with bad HTTP: aiohttp repeats all of it, escaped
@@ -151,7 +156,7 @@ class Admin:
         self._runner: web.AppRunner | None = None
         self._listener: Listener | None = None
         self.gate = Gate(max_connections, name=f"admin {Address(host, port)}")
-        self._idle: dict[_Connection, None] = {}  # those without a request under way, silent for longest first
+        self._idle: dict[_Connection, float] = {}  # those without a request under way, and since when, longest first
         self._tasks = Tasks("admin")
         self._openings = Openings(max(1, max_connections // 2))
         self._readers = Readers()
@@ -256,17 +261,19 @@ class Admin:
     def _make_room(self, connection: "_Connection") -> None:
         """Where all places are taken, the connection that was silent for longest goes, so that the next can come in.
 
-        Those that have not begun a handshake go first. While some wait for theirs, no other goes but for one of them:
-        else whoever connects often would end those that have just shaken hands.
+        Those that have not begun a handshake go first, then those that stall in it, then those that have had KEPT_S.
+        While some wait for their handshake, no other goes but for one of them, and none while more wait than have had
+        their turn: so however many addresses there are, half of the places have it, each until as many turns have come.
         """
         if self.gate.is_open:
             return
         others = [other for other in self._idle if other is not connection]
-        longest = next((other for other in others if other.is_opening), None)
-        if longest is None and others and (not connection.is_opening or not self._openings.are_wanted):
-            longest = others[0]
-        if longest is not None:
-            longest.give_up()
+        waiting = self._openings.waiting
+        if waiting and (connection.is_opening or waiting > sum(not other.is_opening for other in others)):
+            others = [other for other in others if other.is_opening]
+        if others:
+            now = asyncio.get_running_loop().time()
+            min(others, key=lambda other: _rank(other, now - self._idle[other])).give_up()
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -424,7 +431,7 @@ class _Connection(RequestHandler):
         self,
         server: web.Server,
         loop: asyncio.AbstractEventLoop,
-        idle: "dict[_Connection, None]",
+        idle: "dict[_Connection, float]",
         is_full: Callable[[], bool],
         left: Callable[[], None],
     ) -> None:
@@ -450,7 +457,7 @@ class _Connection(RequestHandler):
     def waits(self, seconds: float) -> None:
         """No request is under way: it has so long to send one, and to take the answer before it."""
         self.works()
-        self._silent[self] = None
+        self._silent[self] = self._loop.time()
         self._patience = self._loop.call_later(seconds, self.give_up)
 
     def works(self) -> None:
@@ -480,6 +487,8 @@ class _Connection(RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.opening = None
+        if self._silent.pop(self, None) is not None:  # its handshake was no silence; its patience is not renewed
+            self._silent[self] = self._loop.time()
         super().connection_made(transport)
         if self._is_given_up:
             self.give_up()
@@ -500,6 +509,15 @@ class _Connection(RequestHandler):
         answer = super().handle_error(request, status, exc, message and message[:_FAULT_CHARS])
         answer.headers.update(_COMMON_HEADERS)
         return answer
+
+
+def _rank(idle: _Connection, silent_s: float) -> int:
+    """Who goes first where places are wanted. Of one rank: whoever has been silent for longest."""
+    if idle.is_opening:
+        return 0
+    if idle.opening is not None and silent_s >= STALLED_S:
+        return 1
+    return 2 if idle.opening is None and silent_s >= KEPT_S else 3
 
 
 @web.middleware

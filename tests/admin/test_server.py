@@ -285,6 +285,98 @@ def test_connections_without_a_handshake_keep_nobody_out(tmp_path, monkeypatch):
         gc.enable()
 
 
+def test_others_that_begin_handshakes_leave_one_that_is_far_away_the_time_for_its_own(tmp_path, monkeypatch):
+    """Each of them has an address of its own, so none is refused its turn; turns are given by hand here."""
+    monkeypatch.setattr("kproxy.admin.openings.EVERY_S", 3600.0)
+    authority = Authority(tmp_path)
+    settings = ClientTls(**authority.server().settings())
+    tls = contexts.Reloading("admin", lambda: contexts.for_clients(settings, None, "admin_tls"))
+    trusts = ssl.create_default_context(cafile=authority.bundle)
+
+    def begins(port, address):
+        sock = socket.create_connection(("127.0.0.1", port), source_address=(address, 0))
+        sock.sendall(hello(trusts))
+        return sock
+
+    async def main():
+        admin = Admin("127.0.0.1", 0, scrape=lambda _: (b"", ""), not_ready=tuple, api={}, tls=tls, max_connections=8)
+        await admin.start()
+        theirs, ours = ssl.MemoryBIO(), ssl.MemoryBIO()
+        far = trusts.wrap_bio(theirs, ours, server_hostname="localhost")
+        with suppress(ssl.SSLWantReadError):
+            far.do_handshake()
+        async with asyncio.timeout(60):
+            wire = await Wire.dial(admin.address[1])
+            await wire.send(ours.read())
+            theirs.write(await wire.loop.sock_recv(wire.sock, 1 << 16))  # it has had its turn
+            others = [begins(admin.address[1], f"127.0.5.{number}") for number in range(1, 16)]
+            while admin._openings._count < 7:  # noqa: ASYNC110 - the others are in the backlog
+                await asyncio.sleep(0.005)
+            for _ in range(3):  # as long as more wait than have had their turn
+                admin._openings._grant()
+                for _ in range(20):
+                    await asyncio.sleep(0)
+            far.do_handshake()
+            far.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await wire.send(ours.read())
+            theirs.write(await wire.rest())
+            assert far.read(1 << 16).startswith(b"HTTP/1.1 200")
+        for sock in (wire, *others):
+            sock.close()
+        await admin.stop()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("idle", "waiting", "comes", "goes"),
+    [
+        # Whoever has not begun goes first, whatever the others did.
+        ("shaken 9, stalls 8, opening 1, opening 0", 2, "opening", "opening 1"),
+        ("shaken 9, stalls 8, opening 0", 9, "begins", "opening 0"),
+        # Nobody goes for one that is going to wait, or while more wait than have had their turn.
+        ("shaken 9, stalls 8", 1, "opening", None),
+        ("shaken 9, stalls 8", 3, "begins", None),
+        # Handshakes that stall, then those that have had their time.
+        ("shaken 9, stalls 8, stalls 7", 3, "begins", "stalls 8"),
+        ("shaken 9, stalls 8, stalls 7", 0, "opening", "stalls 8"),
+        ("shaken 0.9, stalls 0.3, shaken 0.1", 0, "begins", "stalls 0.3"),
+        ("shaken 9, shaken 8, stalls 0.2", 0, "begins", "shaken 9"),
+        # All are new: no kind of them is spared.
+        ("shaken 0.2, stalls 0.1, shaken 0", 0, "begins", "shaken 0.2"),
+        ("stalls 0.2, shaken 0.1, stalls 0", 0, "begins", "stalls 0.2"),
+        ("", 0, "begins", None),
+    ],
+)
+def test_who_goes_where_all_places_are_taken(idle, waiting, comes, goes):
+    class Other:
+        def __init__(self, name):
+            kind, _, self.silent_s = name.partition(" ")
+            self.name, self.is_opening, self.opening = name, kind == "opening", None if kind == "shaken" else object()
+
+        def give_up(self):
+            gone.append(self.name)
+
+    gone = []
+
+    async def main():
+        admin = Admin("127.0.0.1", 0, scrape=lambda _: (b"", ""), not_ready=tuple, api={}, max_connections=1)
+        admin.gate.enter()
+        others = [Other(name) for name in idle.split(", ") if name]
+        now = asyncio.get_running_loop().time()
+        admin._idle = {other: now - float(other.silent_s) for other in others}
+        admin._openings._count = waiting
+        newest = Other(comes)
+        admin._idle[newest] = now
+        admin._make_room(newest)
+        admin.gate.leave()
+        admin._make_room(newest)  # nobody goes where a place is free
+        await admin.stop()
+
+    run(main())
+    assert gone == ([] if goes is None else [goes])
+
+
 @pytest.mark.parametrize("path", ["metrics", "nothing-here"])
 def test_busy_connections_keep_nobody_out(path, monkeypatch):
     """All connections are busy when the last one comes; they go on to ask, more often than silence would end them."""
