@@ -203,8 +203,11 @@ def _is_same(name: str, cause: Finding, of_cause: Mapping[str, Any], one: Findin
             return ids[0] == ids[1]
         return of_cause.get("broker") is not None and of_cause.get("broker") == of_one.get("broker")
     if name == "machine":
-        host, other = (place["broker"].rpartition(":")[0] for place in (of_cause, of_one))
-        return host == other or _is_same("broker", cause, of_cause, one, of_one)
+        mine, its = of_cause.get("broker"), of_one.get("broker")
+        if mine is None or its is None:  # handshakes of all brokers are counted together, for example
+            return False
+        host = mine.rpartition(":")[0]
+        return (host != "" and host == its.rpartition(":")[0]) or _is_same("broker", cause, of_cause, one, of_one)
     if name == "everywhere":
         return of_one.get("broker") is None and of_one.get("broker_id") is None
     if name == "held_back":

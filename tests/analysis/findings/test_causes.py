@@ -46,6 +46,16 @@ def test_an_edge_holds_where_and_when_it_says(edge):
     assert fold([cause._replace(cluster="another"), consequence])[0].consequences == ()
 
 
+def test_of_a_finding_without_a_broker_nobody_knows_the_machine():
+    """A running kproxy counts handshakes of all brokers together."""
+    gone = one("broker_gone", 1000, 1020)
+    for place in ({}, {"broker": None}):
+        assert len(fold([gone, one("tls_failed", 1005, 1030, place)])) == 2
+        assert len(fold([one("broker_gone", 1000, 1020, place), one("tls_failed", 1005, 1030)])) == 2
+    ids = ({"broker": name, "broker_id": int(name)} for name in ("1", "2"))  # which are no addresses
+    assert len(fold([one("broker_gone", 1000, 1020, next(ids)), one("tls_failed", 1005, 1030, next(ids))])) == 2
+
+
 def test_edges_are_of_kinds_and_make_no_circle():
     assert {kind for edge in EDGES for kind in edge[:2]} <= set(KINDS)
     explained: dict[str, set[str]] = {}
