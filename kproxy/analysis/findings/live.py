@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from kproxy.analysis.findings import balance, clients, consuming, groups, producing
 from kproxy.analysis.findings.causes import folded
 from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding, found, ranked
-from kproxy.analysis.findings.live_failures import Failed, counted_failures, found_since
+from kproxy.analysis.findings.live_failures import Failed, counted_failures, found_since, gained, gained_each
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.parties import served_by
 from kproxy.analysis.pieces import MS
@@ -40,12 +40,12 @@ class Api:
 
     def since(self, before: "Api") -> "Api":
         return Api(
-            self.requests - before.requests,
-            self.size - before.size,
-            self.throttled - before.throttled,
-            self.throttle_ns - before.throttle_ns,
-            [now - then for now, then in zip(self.duration, before.duration, strict=True)],
-            {name: count - before.versions.get(name, 0) for name, count in self.versions.items()},
+            gained(self.requests, before.requests),
+            gained(self.size, before.size),
+            gained(self.throttled, before.throttled),
+            gained(self.throttle_ns, before.throttle_ns),
+            list(map(gained, self.duration, before.duration)),
+            gained_each(self.versions, before.versions),
         )
 
 
@@ -159,10 +159,10 @@ Apis = dict[tuple[str, str], Api]
 
 def _core(before: Moment, now: Moment, limits: Limits, span_s: float, times: Times) -> Iterator[Finding]:
     """Whether kproxy itself is why clients wait."""
-    lag = [one - then for one, then in zip(now.loop_lag, before.loop_lag, strict=True)]
+    lag = list(map(gained, now.loop_lag, before.loop_lag))
     lag_ns = quantile(PROXY_NS, lag, 0.99)
     share = max(
-        ((cpu - before.cpu_ns[each]) / 1e9 / span_s for each, cpu in now.cpu_ns.items() if each in before.cpu_ns),
+        (gained(cpu, before.cpu_ns[each]) / 1e9 / span_s for each, cpu in now.cpu_ns.items() if each in before.cpu_ns),
         default=0.0,
     )
     waits = lag_ns is not None and lag_ns >= limits.loop_lag_ms * MS
@@ -181,7 +181,8 @@ def _throttled(cluster: str, apis: Apis, limits: Limits, times: Times, connectio
         into.throttle_ns += api.throttle_ns
     for name, api in sums.items():
         if api.throttled:
-            counts = api.requests, api.throttled, api.throttle_ns // MS
+            # Not all of them began anew at one moment, perhaps: at least so many answers there were.
+            counts = max(api.requests, api.throttled), api.throttled, api.throttle_ns // MS
             open_us = (times[1] - times[0]) * max(connections, 1)
             row = clients.Throttled(cluster, None, name, *counts, None, *times, open_us)
             yield from clients.judge_throttled(row, limits)
@@ -260,9 +261,9 @@ def _slow_ones(apis: Apis, broker: str, others: list[int], limits: Limits) -> in
 
 def _topics(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times) -> Iterator[Finding]:
     active_s = (times[1] - times[0]) / 1e6
-    for topic, (batches, plain, records, size) in now.topics.items():
-        old = then.topics.get(topic, (0, 0, 0, 0))
-        batches, plain, records, size = batches - old[0], plain - old[1], records - old[2], size - old[3]
+    for topic, counts in now.topics.items():
+        batches, plain, records, size = map(gained, counts, then.topics.get(topic, (0, 0, 0, 0)))
+        plain = min(plain, batches)  # not all of them began anew at one moment, perhaps
         if batches <= 0:
             continue
         row = producing.Produced(
@@ -284,8 +285,8 @@ def _topics(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times)
 
 
 def _connections(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times) -> Iterator[Finding]:
-    count = now.accepted - then.accepted
-    if count < limits.connections_min:
+    count = gained(now.accepted, then.accepted)
+    if count < max(1, limits.connections_min):
         return
     # Little's law: as many are open as come in the time that one lives.
     life_ns = round((now.open + then.open) / 2 * (times[1] - times[0]) * 1000 / count)
@@ -294,11 +295,11 @@ def _connections(cluster: str, then: Taken, now: Taken, limits: Limits, times: T
 
 
 def _groups(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times) -> Iterator[Finding]:
-    causes = {cause: count - then.causes.get(cause, 0) for cause, count in now.causes.items()}
+    causes = gained_each(now.causes, then.causes)
     cause = max(causes, key=causes.__getitem__, default=None)
     for group, (rebalances, took_ns, members, protocol) in now.groups.items():
         old = then.groups.get(group, (0, 0, 0, None))
-        count = rebalances - old[0]
+        count = gained(rebalances, old[0])
         if count > 0:
             row = groups.Restless(
                 cluster,
@@ -306,7 +307,7 @@ def _groups(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times)
                 protocol,
                 count,
                 2 * max(0, members - old[2]),
-                took_ns - old[1],
+                gained(took_ns, old[1]),
                 cause,
                 causes.get(cause or "", 0),
                 members,
@@ -322,7 +323,9 @@ def _groups(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times)
 def _lags(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times) -> Iterator[Finding]:
     for (kind, name, topic), records in now.lags.items():
         first = then.lags.get((kind, name, topic))
-        if first is None or records - first < limits.lag_records_min:
+        if (
+            first is None or records - first < limits.lag_records_min or times[1] == times[0]
+        ):  # nothing grows in no time
             continue
         by = "group" if kind == "group" else "client"
         row = consuming.Lagging(

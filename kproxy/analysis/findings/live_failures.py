@@ -4,8 +4,9 @@ Duty: the counts of one cluster at one moment, and the findings from their incre
 client: the place of a failure is an API or a broker, and durations are unknown. Refuses to know HTTP and processes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from kproxy.analysis.findings import failures
 from kproxy.analysis.findings.felt import severity
@@ -16,6 +17,7 @@ from kproxy.metrics.cells import ClusterCells
 from kproxy.protocol.error_codes import error_name
 
 Counts = dict[str, int]
+Key = TypeVar("Key", bound=Hashable)
 # Why a TLS handshake failed, by the result that is counted.
 _REASONS = {
     "plaintext": "no TLS but Kafka in clear",
@@ -76,6 +78,16 @@ def counted_failures(cells: ClusterCells) -> Failed:
     return of
 
 
+def gained(now: int, then: int) -> int:
+    """What a counter grew by; one that fell began anew at 0 in between: a cluster was removed, and added again."""
+    return now - then if now >= then else now
+
+
+def gained_each(now: Mapping[Key, int], then: Mapping[Key, int]) -> dict[Key, int]:
+    """The same of each that there is now."""
+    return {name: gained(count, then.get(name, 0)) for name, count in now.items()}
+
+
 def found_since(
     cluster: str, then: Failed, now: Failed, requests: Mapping[str, int], limits: Limits, times: tuple[int, int]
 ) -> Iterator[Finding]:
@@ -85,7 +97,7 @@ def found_since(
     yield from _logins(cluster, then, now, limits, times)
     yield from _handshakes(cluster, then, now, limits, times)
     for broker in sorted({name for name, _ in now.lost}):
-        count = now.lost.get((broker, "unreachable"), 0) - then.lost.get((broker, "unreachable"), 0)
+        count = gained(now.lost.get((broker, "unreachable"), 0), then.lost.get((broker, "unreachable"), 0))
         if count >= limits.unanswered_min and broker != "bootstrap":
             evidence = {"unreachable": count}
             place = {"broker": broker, "broker_id": int(broker) if broker.isdecimal() else None}
@@ -100,8 +112,7 @@ def found_since(
 def _refused(
     cluster: str, then: Failed, now: Failed, requests: Mapping[str, int], limits: Limits, times: tuple[int, int]
 ) -> Iterator[Finding]:
-    for (api, kind), count in sorted(now.errors.items()):
-        failed = count - then.errors.get((api, kind), 0)
+    for (api, kind), failed in sorted(gained_each(now.errors, then.errors).items()):
         if failed >= limits.refused_min:
             asked = max(requests.get(api, 0), failed)  # an answer may have several errors
             names = ", ".join(sorted(now.names[api, kind]))
@@ -114,7 +125,7 @@ def _unanswered(
 ) -> Iterator[Finding]:
     """Findings about connections that brokers ended: a client that ends its own may leave a long poll behind."""
     counts = {
-        api: count - then.unanswered.get(api, 0) for api, count in now.unanswered.items() if api not in LONG_POLLS
+        api: count for api, count in gained_each(now.unanswered, then.unanswered).items() if api not in LONG_POLLS
     }
     failed = sum(counts.values())
     if failed >= limits.unanswered_min:
@@ -127,12 +138,9 @@ def _unanswered(
 
 def _logins(cluster: str, then: Failed, now: Failed, limits: Limits, times: tuple[int, int]) -> Iterator[Finding]:
     """Findings about clients that kproxy itself authenticates."""
-    for mechanism in sorted({name for name, _ in now.logins}):
-        counts = {
-            outcome: count - then.logins.get((name, outcome), 0)
-            for (name, outcome), count in now.logins.items()
-            if name == mechanism
-        }
+    logins = gained_each(now.logins, then.logins)
+    for mechanism in sorted({name for name, _ in logins}):
+        counts = {outcome: count for (name, outcome), count in logins.items() if name == mechanism}
         failed = {
             outcome: count for outcome, count in counts.items() if count and outcome not in ("success", "renewed")
         }
@@ -149,15 +157,16 @@ def _logins(cluster: str, then: Failed, now: Failed, limits: Limits, times: tupl
 
 def _handshakes(cluster: str, then: Failed, now: Failed, limits: Limits, times: tuple[int, int]) -> Iterator[Finding]:
     """Findings about TLS with clients and with brokers. Closes by clients do not count: health checks close, too."""
+    handshakes = gained_each(now.handshakes, then.handshakes)
     for side, where in (("client", "TLS of clients with kproxy"), ("broker", "TLS of kproxy with brokers")):
         counts = {
-            result: count - then.handshakes.get((of, result), 0)
-            for (of, result), count in now.handshakes.items()
+            result: count
+            for (of, result), count in handshakes.items()
             if of == side and (result != "closed" or side == "broker")
         }
         failed = {result: count for result, count in counts.items() if count and result != "ok"}
         count, asked = sum(failed.values()), sum(counts.values())
-        if count >= limits.tls_failed_min:
+        if failed and count >= limits.tls_failed_min:
             most = max(failed, key=lambda result: (failed[result], result))
             reason = _REASONS.get(most, "closed by the peer")
             is_rare = count < limits.unanswered_min and count < asked

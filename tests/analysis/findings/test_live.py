@@ -2,10 +2,14 @@
 
 from uuid import UUID
 
-from kproxy.analysis.findings import limits, live, live_failures
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kproxy.analysis.findings import failures, limits, live, live_failures
 from kproxy.analysis.findings.following import Following
+from kproxy.analysis.findings.thresholds import THRESHOLDS
 from kproxy.metrics import Metrics
-from kproxy.metrics.bounds import PROXY_NS
+from kproxy.metrics.bounds import DURATION_NS, PROXY_NS
 from kproxy.metrics.groups import InsightCells
 from kproxy.metrics.passive import PassiveCells
 from kproxy.metrics.tls import BROKER_RESULTS, CLIENT_RESULTS, TlsSide
@@ -158,6 +162,99 @@ def test_tls_handshakes_that_fail_are_told_by_side():
     assert {one.kind for one in answer.values()} == {"tls_failed"}
     assert not found(running.moment(70), running.moment(130))
     assert set(CLIENT_RESULTS) | set(BROKER_RESULTS) == {*live_failures._REASONS, "ok", "closed"}
+
+
+def test_handshakes_that_fail_while_a_broker_is_away_are_a_finding_of_their_own():
+    """They are counted of all brokers together: no place says that they were with that one."""
+    before, now = (live.Moment(at_s * SECOND, [0] * (len(PROXY_NS) + 1), {}, {}) for at_s in (0, 60))
+    taken = live.Taken()
+    taken.failed.lost["1", "unreachable"] = 5
+    taken.failed.handshakes["client", "http"] = 1
+    now.clusters["main"] = taken
+    assert set(found(before, now)) == {("broker_gone", "broker 1"), ("tls_failed", "TLS of clients with kproxy")}
+
+
+def test_counters_that_began_anew_count_from_0():
+    """A cluster was removed between two moments, and added again."""
+
+    def taken(requests, failed):
+        of = live.Taken(open=1, accepted=requests, causes={"member_left": failed})
+        of.apis["1", "Produce"] = live.Api(requests, 100 * requests, failed, failed * 1000 * MS)
+        of.groups["g"] = failed, failed * SECOND, 2, "classic"
+        of.failed.errors["Produce", "refused_authorization"] = failed
+        of.failed.names["Produce", "refused_authorization"] = {"TOPIC_AUTHORIZATION_FAILED"}
+        of.failed.unanswered["Produce"] = failed
+        of.failed.logins = {("PLAIN", "success"): requests - failed, ("PLAIN", "failed"): failed}
+        of.failed.handshakes = {("broker", "ok"): requests - failed, ("broker", "other"): failed}
+        of.failed.lost["2", "unreachable"] = failed
+        return of
+
+    empty = [0] * (len(PROXY_NS) + 1)
+    now = live.Moment(600 * SECOND, empty, {}, {"main": taken(50, 40)})
+    new, old = (live.Moment(0, empty, {}, clusters) for clusters in ({}, {"main": taken(1000, 500)}))
+    given = {"throttled_min": 3, "rebalances_min": 3}
+    kinds = {kind for kind, _ in found(new, now, **given)}
+    assert {"throttled", "rebalance_storm", "refused_authorization", "login_failed", "tls_failed"} <= kinds
+    assert found(old, now, **given) == found(new, now, **given)
+
+
+COUNTS = st.sampled_from((0, 0, 1, 3, 50, 10_000, 10**7))
+
+
+def counted(*keys, values=COUNTS):
+    return st.dictionaries(st.sampled_from(keys), values, max_size=3)
+
+
+def cells(bounds):
+    return st.lists(COUNTS, min_size=3, max_size=3).map(lambda some: [*[0] * (len(bounds) - 2), *some])
+
+
+def pairs(some, others):
+    return [(one, other) for one in some for other in others]
+
+
+BROKERS, APIS = ("bootstrap", "1", "2", "3"), ("Produce", "Fetch", "Metadata", "Unheard")
+KINDS_OF_ERRORS = pairs(APIS, sorted(set(failures.KIND_OF.values())))
+FAILED = st.builds(
+    live_failures.Failed,
+    errors=counted(*KINDS_OF_ERRORS),
+    names=st.just({each: {"SOME_ERROR"} for each in KINDS_OF_ERRORS}),
+    unanswered=counted(*APIS),
+    logins=counted(*pairs(("PLAIN", "OAUTHBEARER"), ("success", "renewed", "failed"))),
+    handshakes=counted(*pairs(("client",), CLIENT_RESULTS), *pairs(("broker",), BROKER_RESULTS)),
+    lost=counted(*pairs(BROKERS, ("unreachable", "broker_reset"))),
+    offline=COUNTS,
+    shrunk=COUNTS,
+)
+APIS_OF_BROKERS = st.builds(
+    live.Api, COUNTS, COUNTS, COUNTS, COUNTS.map(lambda count: count * MS), cells(DURATION_NS), counted("0", "3", "9")
+)
+TAKEN = st.builds(
+    live.Taken,
+    apis=counted(*pairs(BROKERS, APIS), values=APIS_OF_BROKERS),
+    open=COUNTS,
+    accepted=COUNTS,
+    topics=counted("orders", "events", values=st.tuples(COUNTS, COUNTS, COUNTS, COUNTS)),
+    groups=counted("g", "h", values=st.tuples(COUNTS, COUNTS, COUNTS, st.sampled_from((None, "classic", "consumer")))),
+    causes=counted("member_left", "session_expired"),
+    lags=counted(("group", "g", "orders"), ("client", "app", "events")),
+    failed=FAILED,
+)
+LEAST = dict.fromkeys(THRESHOLDS, 0) | {"places_per_kind": 1}
+MOMENTS = st.builds(
+    live.Moment, st.just(0), cells(PROXY_NS), counted("1", "2"), st.dictionaries(st.just("main"), TAKEN)
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(MOMENTS, MOMENTS, st.sampled_from((0, 1, 60, 3600)), st.booleans())
+def test_whatever_was_counted_there_are_findings_and_no_negative_evidence(before, now, seconds, tells_all):
+    now.now_ns = before.now_ns + seconds * SECOND
+    for one in live.found_between(before, now, limits(LEAST if tells_all else {})):
+        for each in (one, *one.consequences):
+            numbers = [value for _, value in each.evidence if isinstance(value, int | float)]
+            assert all(number >= 0 for number in numbers), each
+            assert each.weight >= 0
 
 
 def test_partitions_without_leader_or_replicas_are_told_as_long_as_they_are():
