@@ -62,16 +62,16 @@ ACCOUNTS: tuple[Account, ...] = (
     Account(
         "pending_requests",
         "requests that wait for brokers, some 400 bytes each",
-        f"{pressure.FREE_REQUESTS}, and what is lent",
-        f"{pressure.MOST_REQUESTS:,} are lent: 50 MiB",
+        f"{pressure.FREE_REQUESTS}, and more on loan",
+        f"{pressure.MOST_REQUESTS:,} on loan: 50 MiB",
         f"a connection with {pressure.FREE_REQUESTS} is not read until one is answered (`pending_requests`)",
         pressure.MOST_REQUESTS,
         lambda worker: worker.pressure.lent,
     ),
     Account(
         "said",
-        "what these say: ids, with `detail` above `headers` topics; copies of requests in parts, first fields of "
-        f"{size(MAX_PREFIX)} and bodies of as much; for the policy denied names and lines of the audit",
+        "contents of these requests: ids, with `detail` above `headers` topics; copies of requests in parts, first fields of "
+        f"{size(MAX_PREFIX)} and bodies of as much; with a policy, denied names and lines of the audit",
         f"{NOTED_LEAST} bytes of each request, {size(NOTE_STEP)} of one whose end is not here; of the policy's "
         f"{size(MAX_KEPT_BYTES)} and what one request names",
         size(MAX_NOTED_TOGETHER),
@@ -136,7 +136,7 @@ ACCOUNTS: tuple[Account, ...] = (
         f"clients that ended while {pressure.FREE_REQUESTS} or more of their requests wait",
         "1",
         f"{pressure.MOST_ENDED}",
-        "who has waited for longest is closed (`ended_clients`)",
+        "the one that has waited for longest is closed (`ended_clients`)",
         pressure.MOST_ENDED,
         lambda worker: worker.pressure.ended,
     ),
@@ -151,7 +151,7 @@ ACCOUNTS: tuple[Account, ...] = (
     ),
     Account(
         "logins",
-        "logins at kproxy that are under way",
+        "logins at kproxy that are in progress",
         f"{size(authentication.SMALL_FRAME)} that are not counted, {size(MAX_LOGIN_FRAME)} of a frame",
         f"{size(authentication.MAX_HELD_TOGETHER)} of a cluster",
         "the client of the request that has been incomplete for longest, and for a second, is refused; if there is "
@@ -160,7 +160,7 @@ ACCOUNTS: tuple[Account, ...] = (
     ),
     Account(
         "headers",
-        "PROXY headers that are not whole; TLS handshakes",
+        "incomplete PROXY headers; TLS handshakes",
         f"{size(proxy_header.MAX_BYTES)}; 90 KiB of buffers of a busy connection",
         f"{handshakes.AT_ONCE:,} handshakes at once",
         "`handshake_timeout_s` ends the connection; further handshakes wait",
@@ -168,12 +168,12 @@ ACCOUNTS: tuple[Account, ...] = (
     ),
     Account(
         "policy",
-        "what a policy remembers of names, patterns and rules",
+        "a policy's caches of names, patterns and rules",
         f"{policy.MAX_CLIENT_IDS} client ids of {policy.MAX_NAME} characters, {authorizer.MAX_TREATMENTS} APIs, "
         f"{SHARE_SESSIONS} share sessions",
         f"of a cluster {size(policy.MAX_REMEMBERED_BYTES)} of names, 3 times {size(GLOB_BYTES)} of patterns, "
         f"{policy.MAX_API_RULES:,} rules by identity and API",
-        "it is forgotten, and found anew",
+        "entries are dropped, and computed again",
         policy.MAX_REMEMBERED_BYTES,
     ),
     Account(
@@ -197,7 +197,7 @@ ACCOUNTS: tuple[Account, ...] = (
     ),
     Account(
         "metrics",
-        "names in metrics, and how far consumers are",
+        "names in metrics, and positions of consumers",
         f"{lag.MAX_POSITIONS:,} partitions",
         f"of a cluster {named.MAX_TOPICS} topics and as many clients with series, {lag.MAX_ALL_POSITIONS:,} partitions "
         f"of all connections, {offsets.MAX_LOGS:,} ends of logs of {16 * 2 * marks.MAX_POINTS:,} bytes, "
@@ -249,7 +249,7 @@ ACCOUNTS: tuple[Account, ...] = (
 def table(accounts: Iterable[Account] = ACCOUNTS) -> str:
     """The accounts as a table in Markdown."""
     rows = [(each.what, each.of_one, each.of_all, each.then) for each in accounts]
-    head = ("what", "of one connection", "of all together", "what then")
+    head = ("what", "per connection", "all together", "beyond it")
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * 4, *rows)) + "\n"
 
 
