@@ -70,7 +70,7 @@ class _Process:
         self._at_once = asyncio.Event()
         self._beginning: Beginning
         self._serving: Serving | None = None
-        self._early: list[Known] = []  # that came before it serves
+        self._early: dict[str, Known] = {}  # the last of each cluster by these settings, that came before it serves
         self._stream: socket.socket | None = None  # as well
 
     async def run(self) -> None:
@@ -95,17 +95,11 @@ class _Process:
         if not self._begun.is_set():
             return
         try:
-            serving = Serving(self._beginning, channel)
-            serving.start()
+            serving = self._serve()
         except (KproxyError, OSError) as fault:
             channel.send("failed", str(fault))
             await self._flushed()
             sys.exit(1)
-        self._serving = serving
-        for known in self._early:
-            serving.take(known)
-        if self._stream is not None:
-            serving.feed_into(self._stream)
         channel.send("ready")
         collections = Collections(lambda: serving.objects)
         collections.start()
@@ -120,6 +114,18 @@ class _Process:
         channel.send("drained", *drained)
         await self._flushed()
         channel.close()
+
+    def _serve(self) -> "Serving":
+        """Serve by the settings that it has now, and by what has come meanwhile. Raises KproxyError, OSError."""
+        serving = Serving(self._beginning, self._channel)
+        serving.start()
+        self._serving = serving
+        for known in self._early.values():
+            serving.take(known)
+        self._early.clear()
+        if self._stream is not None:
+            serving.feed_into(self._stream)
+        return serving
 
     async def _flushed(self) -> None:
         loop = asyncio.get_running_loop()
@@ -141,7 +147,7 @@ class _Process:
 
     def _known(self, known: Known) -> None:
         if self._serving is None:
-            self._early.append(known)
+            self._early[known.name] = known
         else:
             self._serving.take(known)
 
@@ -155,6 +161,9 @@ class _Process:
                 os._exit(1)  # the parent starts another one, with these settings
         else:
             self._beginning.config = new
+            self._early.clear()  # ports and brokers by the former settings; the parent sends those of all clusters anew
+            if "log_level" in differing.process:
+                log_lines.set_level(new.log_level)
 
     def _client(
         self, number: int, name: str, node_id: int | None, peer: tuple[str, int], files: Iterable[int] = ()

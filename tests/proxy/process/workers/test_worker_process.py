@@ -1,0 +1,85 @@
+"""What a worker does with its parent's messages while the settings change."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.load import load
+from kproxy.proxy.config.settings import Config
+from kproxy.proxy.process.changing.changes import Changes, changes
+from kproxy.proxy.process.cluster import Known
+from kproxy.proxy.process.workers.worker_process import Beginning, Serving, _Process
+from kproxy.proxy.sockets.channel import Channel
+from tests.proxy.live import HOST, live
+
+BEFORE, AFTER = 19092, 29092  # where clients bootstrap; nobody listens there
+FORMER, LATTER = Address("former", 9092), Address("latter", 9092)
+
+
+def settings(*clusters: tuple[str, int, Address]) -> Config:
+    tables = [{"name": name, "listen": f"{HOST}:{port}", "bootstrap": [str(at)]} for name, port, at in clusters]
+    return load(given={"workers": 2, "cluster": tables})
+
+
+def known(name: str, port: int, upstream: Address = FORMER) -> Known:
+    ports = (port, (HOST,)), (port + 2, (HOST,))
+    return Known(name, port, {1: upstream}, {1: upstream}, frozenset((1,)), ports=ports)
+
+
+def beginning(config: Config) -> Beginning:
+    return Beginning(config, 1, "token", 100, 0, 0)
+
+
+@contextmanager
+def channel() -> Iterator[Channel]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel = Channel(ours, {}, lambda: None)
+    yield channel
+    channel.close()
+    theirs.close()
+
+
+def test_what_a_beginning_worker_heard_before_a_reload_is_not_taken_for_the_new_settings():
+    """It told clients ports that are closed, and dialled brokers of the cluster before, until the next reload."""
+
+    async def test():
+        old, new = settings(("one", BEFORE, FORMER)), settings(("one", AFTER, LATTER))
+        with channel() as to_parent:
+            process = _Process(socket.socket())
+            process._channel = to_parent
+            process._beginning = beginning(old)
+            process._known(known("one", BEFORE))
+            process._reconfigure(new, changes(old, new))
+            serving = process._serve()
+            (proxy,) = serving._relays.clusters
+            assert proxy.cluster.listen.port == AFTER
+            assert not proxy.has_routes  # its clients wait for what holds now
+            process._known(known("one", AFTER, LATTER))
+            assert proxy.routes.advertised(1, "any").port == AFTER + 2
+            assert proxy.routes.upstreams == {1: LATTER}
+            await serving._relays.close()
+            process._sock.close()
+
+    live(test())
+
+
+def test_what_a_beginning_worker_heard_since_the_reload_is_taken():
+    async def test():
+        old, new = settings(("one", BEFORE, FORMER)), settings(("one", AFTER, LATTER))
+        with channel() as to_parent:
+            process = _Process(socket.socket())
+            process._channel = to_parent
+            process._beginning = beginning(old)
+            process._reconfigure(new, changes(old, new))
+            process._known(known("one", AFTER, FORMER))
+            process._known(known("one", AFTER, LATTER))
+            serving = process._serve()
+            (proxy,) = serving._relays.clusters
+            assert proxy.routes.advertised(1, "any").port == AFTER + 2
+            assert proxy.routes.upstreams == {1: LATTER}
+            await serving._relays.close()
+            process._sock.close()
+
+    live(test())
