@@ -243,6 +243,7 @@ class Serving:
         self._number = number
         self._channel = channel
         self._draining = False
+        self._elsewhere: dict[str, set[PortElsewhere]] = {}  # the parent's ports, by cluster
         self._at_once = asyncio.Event()
         self._tasks = Tasks("worker")
         shares = descriptors.reserve(config.max_connections, warns=False)
@@ -292,6 +293,8 @@ class Serving:
         self._relays.replace_clusters(new, differing)
         self._relays.set_limits(new, differing)
         self._worker.gate.max_connections = max(limit, self._worker.gate.max_connections)
+        for name in differing.removed:
+            self._listens(name, ())
         for name in differing.drained:
             self._tasks.spawn(self._relays.drain_cluster(name, self._at_once))
 
@@ -303,9 +306,16 @@ class Serving:
         cluster = self._named(known.name)
         if cluster is not None:
             cluster.take(known)
-            gate = self._worker.gate
-            here = {(listener.port, tuple(listener.hosts)) for listener in gate.listeners}
-            gate.listeners |= {PortElsewhere(hosts, port) for port, hosts in known.ports if (port, hosts) not in here}
+            self._listens(known.name, known.ports)
+
+    def _listens(self, name: str, ports: Iterable[tuple[int, tuple[str, ...]]]) -> None:
+        """Take the ports of a cluster for kproxy's own from now on, and those that it had before no longer."""
+        listeners = self._worker.gate.listeners
+        listeners -= self._elsewhere.pop(name, set())
+        now = {PortElsewhere(hosts, port) for port, hosts in ports}
+        if now:
+            self._elsewhere[name] = now
+            listeners |= now
 
     def connect(self, name: str, client: Incoming) -> bool:
         """Serve a client; False: it is not to be served any more."""

@@ -1,6 +1,5 @@
 """What a worker does with its parent's messages while the settings change."""
 
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.settings import Config
-from kproxy.proxy.process.changing.changes import Changes, changes
+from kproxy.proxy.process.changing.changes import changes
 from kproxy.proxy.process.cluster import Known
 from kproxy.proxy.process.workers.worker_process import Beginning, Serving, _Process
 from kproxy.proxy.sockets.channel import Channel
@@ -81,5 +80,29 @@ def test_what_a_beginning_worker_heard_since_the_reload_is_taken():
             assert proxy.routes.upstreams == {1: LATTER}
             await serving._relays.close()
             process._sock.close()
+
+    live(test())
+
+
+def test_a_port_that_a_reload_gave_up_is_somebody_elses():
+    """Workers took it for kproxy's own, and so refused to dial a broker there while kproxy was ready."""
+
+    async def test():
+        old = settings(("one", BEFORE, FORMER), ("two", 39092, FORMER))
+        new = settings(("one", AFTER, FORMER))
+        with channel() as to_parent:
+            serving = Serving(beginning(old), to_parent)
+            serving.start()
+            gate = serving._worker.gate
+            serving.take(known("one", BEFORE))
+            serving.take(known("two", 39092))
+            assert all(gate.is_ours(HOST, port) for port in (BEFORE, BEFORE + 2, 39092, 39094))
+            serving.reconfigure(new, changes(old, new))
+            assert not any(gate.is_ours(HOST, port) for port in (39092, 39094))
+            serving.take(known("one", AFTER))
+            assert all(gate.is_ours(HOST, port) for port in (AFTER, AFTER + 2))
+            assert not any(gate.is_ours(HOST, port) for port in (BEFORE, BEFORE + 2))
+            await serving._tasks.cancel()
+            await serving._relays.close()
 
     live(test())
