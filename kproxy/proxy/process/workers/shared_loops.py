@@ -67,6 +67,7 @@ class PortElsewhere(Listener):
     def __init__(self, hosts: Sequence[str], port: int) -> None:
         self.port = port
         self._addresses = [numeric(host) for host in hosts]
+        self._sockets = []  # the parent has them
 
     def accept(self, wanted: bool) -> None:
         """The parent does."""

@@ -106,3 +106,20 @@ def test_a_port_that_a_reload_gave_up_is_somebody_elses():
             await serving._relays.close()
 
     live(test())
+
+
+def test_a_broker_elsewhere_may_have_the_port_that_kproxy_listens_on():
+    """Where kproxy listens on one address alone, each worker's dial to such a broker ended in a defect."""
+
+    async def test():
+        config = settings(("one", BEFORE, FORMER))
+        with channel() as to_parent:
+            serving = Serving(beginning(config), to_parent)
+            serving.start()
+            serving.take(known("one", BEFORE))
+            gate = serving._worker.gate
+            assert gate.is_ours(HOST, BEFORE)
+            assert not gate.is_ours("192.0.2.1", BEFORE)
+            await serving._relays.close()
+
+    live(test())
