@@ -2,8 +2,8 @@
 
 Slices are small, and the event loop runs between two of them, so that traffic does not wait for counting. A unit is
 compared with its last sent version. Topics and clients are sent as `top` shows them, one unit each; consumers and ends
-of logs only on request, since only a scrape needs them. Bound: a digest of each unit that was sent. Refuses to know
-processes and messages.
+of logs only on request, since only a scrape needs them. Bound: a digest of each unit that was sent. A cluster whose
+cells have gone is sent a last time, and then withdrawn. Refuses to know processes and messages.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kproxy.metrics.cells import ApiCells
+from kproxy.metrics.cells import ApiCells, ClusterCells
 from kproxy.metrics.offsets import Key, Log
 from kproxy.metrics.process import Metrics
-from kproxy.metrics.units import API, BROKER, CLUSTER, UPSTREAM, Place, units
+from kproxy.metrics.units import CLUSTER, METRICS, Place, attributes, called, units
 
 TOPIC, CLIENT, LOG, FETCHING, COMMITTED, NAMES, PROCESS, SLOW, PUSHED = (
     *("topic", "client", "log", "fetching", "committed", "names", "process", "slow", "pushed"),
@@ -27,9 +27,8 @@ REMOVED = "removed"  # removals of groups, topics and offsets: see Offsets.remov
 SEEN = "seen"  # groups to ask for: see Offsets.seen
 PER_SLICE = 32  # units, of some 10 us each
 
-OF_CLUSTER = frozenset((CLUSTER, UPSTREAM, BROKER, API))  # removed with their cluster
-
-Change = tuple[Place, bytes | None]  # a unit's current value, pickled; None: it was removed
+# A unit's current value, pickled; None: it was removed. Of a cluster None withdraws all that was sent of it.
+Change = tuple[Place, bytes | None]
 
 
 class Published:
@@ -37,6 +36,7 @@ class Published:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._clusters: dict[str, ClusterCells] = {}  # of which something was sent
         self._sent: dict[Place, int] = {}
         self._counts: dict[Place, int] = {}  # last counts of units whose change shows without pickling
         self._logs: dict[str, dict[Key, int]] = {}  # digests of the ends of logs sent, by cluster
@@ -61,53 +61,72 @@ class Published:
         """Yield for each unit its change, or None if it has not changed."""
         metrics = self._metrics
         now_ns = metrics.now_ns()
-        for path, unit in units(metrics):
-            if isinstance(unit, ApiCells):
-                yield self._if_counted(path, unit, unit.request_bytes + unit.response_bytes)
-            else:
-                yield self._if_changed(path, unit)
+        clusters = metrics.clusters.copy()  # some may go, or be made anew, between two slices
+        for name, cells in list(self._clusters.items()):
+            if clusters.get(name) is not cells:
+                yield from self._withdrawn(cells, now_ns)
+        yield self._if_changed((METRICS,), attributes(metrics) | called(metrics))
         yield self._if_changed((PROCESS,), (time.process_time_ns(), _resident_bytes()))
         yield self._if_changed((SLOW,), list(metrics.slow.rows))
         seen: set[Place] = set()
-        for cluster in list(metrics.clusters.values()):
-            name = cluster.cluster
-            for client, each in list(cluster.clients.top.shown(now_ns)):
-                path = (CLIENT, name, client)
-                seen.add(path)
-                yield self._if_changed(path, (each.open, each.left_ns))
-            if cluster.pushes is not None:
-                for instance, pushing in cluster.pushes.shown(now_ns):
-                    path = (PUSHED, name, instance)
-                    seen.add(path)
-                    if instance is None:
-                        yield self._if_changed(path, pushing.sums)
-                    else:
-                        yield self._if_counted(path, pushing, pushing.pushed_ns)
-            if cluster.topics is not None:
-                for topic, cells in list(cluster.topics.top.shown(now_ns)):
-                    path = (TOPIC, name, topic)
-                    seen.add(path)
-                    yield self._if_counted(path, cells, cells.request.bytes + cells.response.bytes)
-                names = cluster.topics.names
-                if len(names) != self._named.get(name):
-                    self._named[name] = len(names)
-                    yield (NAMES, name), pickle.dumps(names.copy())
+        for name, cluster in clusters.items():
+            self._clusters[name] = cluster
+            yield from self._cluster(cluster, now_ns, seen)
             if with_lags and cluster.lags is not None:
                 yield from self._lags(name, cluster.lags, seen)
         gone = [path for path in self._sent if path[0] in (TOPIC, CLIENT, PUSHED) and path not in seen]
         if with_lags:
             gone += [path for path in self._sent if path[0] == FETCHING and path not in seen]
-        clusters = metrics.clusters.keys()
-        gone += [path for path in self._sent if path[0] in OF_CLUSTER and path[1] not in clusters]
-        for name in self._named.keys() - clusters:
-            del self._named[name]
-        for name in self._logs.keys() - clusters:
-            del self._logs[name]
-            self._learned.pop(name, None)
         for path in gone:
-            del self._sent[path]
-            self._counts.pop(path, None)
+            self._forget(path)
             yield path, None
+
+    def _cluster(self, cluster: ClusterCells, now_ns: int, seen: set[Place]) -> Iterator[Change | None]:
+        """All of a cluster but its consumers and ends of logs. seen: gets the units that may go by themselves."""
+        name = cluster.cluster
+        for path, unit in _units(cluster):
+            if isinstance(unit, ApiCells):
+                yield self._if_counted(path, unit, unit.request_bytes + unit.response_bytes)
+            else:
+                yield self._if_changed(path, unit)
+        for client, each in list(cluster.clients.top.shown(now_ns)):
+            path = (CLIENT, name, client)
+            seen.add(path)
+            yield self._if_changed(path, (each.open, each.left_ns))
+        if cluster.pushes is not None:
+            for instance, pushing in cluster.pushes.shown(now_ns):
+                path = (PUSHED, name, instance)
+                seen.add(path)
+                if instance is None:
+                    yield self._if_changed(path, pushing.sums)
+                else:
+                    yield self._if_counted(path, pushing, pushing.pushed_ns)
+        if cluster.topics is not None:
+            for topic, cells in list(cluster.topics.top.shown(now_ns)):
+                path = (TOPIC, name, topic)
+                seen.add(path)
+                yield self._if_counted(path, cells, cells.request.bytes + cells.response.bytes)
+            names = cluster.topics.names
+            if len(names) != self._named.get(name):
+                self._named[name] = len(names)
+                yield (NAMES, name), pickle.dumps(names.copy())
+
+    def _withdrawn(self, cluster: ClusterCells, now_ns: int) -> Iterator[Change | None]:
+        """A cluster that has gone: what it had counted in the end, and that it has gone.
+
+        The other process keeps the counts while another worker has the cluster, so it needs the last of them.
+        """
+        name = cluster.cluster
+        yield from self._cluster(cluster, now_ns, set())
+        for path in [path for path in self._sent if len(path) > 1 and path[1] == name]:
+            self._forget(path)
+        for of_cluster in (self._clusters, self._named, self._logs, self._learned):
+            of_cluster.pop(name, None)
+        yield (CLUSTER, name), None
+
+    def _forget(self, path: Place) -> None:
+        self._sent.pop(path, None)
+        self._counts.pop(path, None)
 
     def _lags(self, name: str, lags: Any, seen: set[Place]) -> Iterator[Change | None]:
         """Yield the changes of consumers, commits and ends of logs since the last call."""
@@ -148,6 +167,13 @@ class Published:
             return None
         self._sent[path] = digest
         return path, data
+
+
+def _units(cluster: ClusterCells) -> Iterator[tuple[Place, Any]]:
+    """Those of a single cluster, which need not be among those of the process any more."""
+    alone = Metrics()
+    alone.clusters[cluster.cluster] = cluster
+    return islice(units(alone), 1, None)  # the first is that of the process
 
 
 def _digest(log: Log) -> int:

@@ -1,10 +1,10 @@
 """The merged cells of several processes: live workers, ended workers, and the parent itself.
 
 Counters of an ended worker are kept, so that none decreases; its gauges end with it, and its open connections count as
-ended by `worker_lost`. Each worker reports its largest topics, and MAX_TOPICS of all of them are shown. A topic with a
-series keeps it as long as a worker reports the topic, or until it has been idle for long. A topic without a series
-counts in `other`, and that part stays there when it gets a series. The latest end of a log counts for all consumers,
-from any worker.
+ended by `worker_lost`. So are those of a removed cluster that one worker has drained, while another still has it. Each
+worker reports its largest topics, and MAX_TOPICS of all of them are shown. A topic with a series keeps it as long as a
+worker reports the topic, or until it has been idle for long. A topic without a series counts in `other`, and that part
+stays there when it gets a series. The latest end of a log counts for all consumers, from any worker.
 
 The event loop's thread takes messages; `merged` runs on a scrape's thread, which copies first. Bounds: those of one
 process, times the workers. Refuses to know processes.
@@ -72,19 +72,23 @@ class Shared:
         self.restarts = 0
         self._own = own
         self._living: dict[int, dict[Place, Any]] = {}  # by worker
-        self._gone: dict[Place, Any] = {}  # sums of ended workers
+        self._owned = set(own.clusters)  # the names of the parent's clusters, as of the last look for removed ones
+        # Sums of ended workers, and of clusters that workers no longer have.
+        self._gone: dict[Place, Any] = {}
         self._latest: dict[Place, Any] = {}
         self._topics: dict[str, _Shown] = {}  # by cluster
         self._ended: dict[str, Ended] = {}  # since `take_ended`, by cluster
 
     def take(self, worker: int, changes: Iterable[Change]) -> None:
         """Apply the changes that a worker sent."""
+        if self._own.clusters.keys() != self._owned:
+            self._forget_removed()
         units_of = self._living.setdefault(worker, {})
         for path, data in changes:
             if data is None:
-                units_of.pop(path, None)
                 if path[0] == CLUSTER:
-                    self._forget_removed()
+                    self._withdrawn(units_of, path[1])
+                units_of.pop(path, None)
                 continue
             value = pickle.loads(data)
             if path[0] in _LATEST:
@@ -95,21 +99,31 @@ class Shared:
     def gone(self, worker: int) -> None:
         """Keep the counters of a worker that has ended, and drop its gauges."""
         for path, value in self._living.pop(worker, {}).items():
-            kind = path[0]
-            if kind == BROKER:
-                value = _closed(value)
-            elif kind == PROCESS:
-                path, value = (PROCESS, worker), value[0]
-            elif kind not in _SUMS and kind != TOPIC and not (kind == PUSHED and path[2] is None):
-                continue
-            self._gone[path] = add(self._gone[path], value) if path in self._gone else value
+            if path[0] == PROCESS:
+                self._keep((PROCESS, worker), value[0])
+            else:
+                self._keep_counts(path, value)
         self._forget_removed()
+
+    def _withdrawn(self, units_of: dict[Place, Any], cluster: str) -> None:
+        """A worker has a cluster no longer: its counters stay while another one has it, or the settings."""
+        for path in [path for path in units_of if len(path) > 1 and path[1] == cluster]:
+            self._keep_counts(path, units_of.pop(path))
+        self._forget_removed()
+
+    def _keep_counts(self, path: Place, value: Any) -> None:
+        """Keep a unit that nobody counts on, if it has counters."""
+        kind = path[0]
+        if kind in _SUMS or kind == TOPIC or (kind == PUSHED and path[2] is None):
+            self._keep(path, _closed(value) if kind == BROKER else value)
+
+    def _keep(self, path: Place, value: Any) -> None:
+        self._gone[path] = add(self._gone[path], value) if path in self._gone else value
 
     def _forget_removed(self) -> None:
         """Drop the series of clusters that neither the settings nor a worker has."""
-        known = self._own.clusters.keys() | {
-            path[1] for units_of in self._living.values() for path in units_of if path[0] == CLUSTER
-        }
+        self._owned = set(self._own.clusters)
+        known = self._owned | {path[1] for units_of in self._living.values() for path in units_of if path[0] == CLUSTER}
         for units_of in (self._gone, self._latest):
             for path in [path for path in units_of if len(path) > 1 and path[0] != PROCESS and path[1] not in known]:
                 del units_of[path]

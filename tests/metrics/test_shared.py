@@ -81,6 +81,70 @@ def test_two_workers_add_up_and_the_counters_of_one_that_is_gone_stay():
     assert lost == sum(one[each] for each in open_now)
 
 
+def counters(metrics):
+    shown = samples(metrics)
+    return {each: value for each, value in shown.items() if each.startswith(("kproxy_requests_total", "kproxy_topic_"))}
+
+
+def test_counters_of_a_removed_cluster_do_not_fall_while_one_worker_still_drains_it():
+    shared = Shared(Metrics())
+    workers = Metrics(), Metrics()
+    first = workers[0]
+    published = [Published(each) for each in workers]
+    for number, worker in enumerate(workers):
+        produced(worker, ["topic"])
+        shared.take(number, told(published[number]))
+    before = counters(shared.merged())
+    assert sum(before.values()) > 0
+    last = produced(first, ["topic"])  # since it was last asked
+    last.closed("client_eof")
+    del first.clusters["default"]
+    shared.take(0, told(published[0]))
+    after = counters(shared.merged())
+    assert {each: (value, after.get(each)) for each, value in before.items() if after.get(each, 0) < value} == {}
+    (requests,) = (each for each in before if each.startswith("kproxy_requests_total"))
+    assert after[requests] == before[requests] + 1
+    produced(first, ["topic"])  # it has been added again meanwhile
+    shared.take(0, told(published[0]))
+    assert counters(shared.merged())[requests] == before[requests] + 2
+    for number, worker in enumerate(workers):
+        del worker.clusters["default"]
+        shared.take(number, told(published[number]))
+    assert not counters(shared.merged())
+    produced(first, ["topic"])  # what had been counted until then does not come back
+    shared.take(0, told(published[0]))
+    assert counters(shared.merged())[requests] == 1
+
+
+def test_counters_of_a_cluster_that_is_made_anew_between_two_reports_do_not_fall():
+    shared = Shared(Metrics())
+    worker = Metrics()
+    published = Published(worker)
+    shared._own.cluster("default")  # the settings have it, or have it again
+    produced(worker, ["topic"])
+    shared.take(1, told(published))
+    before = counters(shared.merged())
+    (requests,) = (each for each in before if each.startswith("kproxy_requests_total"))
+    del worker.clusters["default"]
+    produced(worker, ["topic"])
+    shared.take(1, told(published))
+    assert counters(shared.merged())[requests] == before[requests] + 1
+
+
+def test_a_cluster_that_the_parent_is_the_last_to_forget_leaves_nothing():
+    own, worker = Metrics(), Metrics()
+    shared, published = Shared(own), Published(worker)
+    own.cluster("default")
+    produced(worker, ["topic"])
+    shared.take(1, told(published))
+    del worker.clusters["default"]
+    shared.take(1, told(published))
+    assert counters(shared.merged())
+    del own.clusters["default"]
+    shared.take(1, told(published))
+    assert not shared.merged().clusters
+
+
 def test_only_what_has_changed_is_sent():
     metrics = busy_metrics()
     published = Published(metrics)
