@@ -26,6 +26,7 @@ from kproxy.proxy.sockets import descriptors
 from kproxy.proxy.sockets.listeners import Gate
 from kproxy.proxy.sockets.poller import Poller
 from kproxy.proxy.sockets.sockets import READ_BYTES
+from kproxy.proxy.tasks import waited
 from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
 from kproxy.wire.connection import Sink
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _ROWS_PER_SLICE = 50  # of about 3 us each
 _MAKING_S = 0.02
+_LEAVING_S = 0.1
 
 log = logging.getLogger("kproxy.server")
 
@@ -57,6 +59,7 @@ class Relays:
         self.clusters: list[ClusterProxy] = []
         self.zookeeper: list[ZooKeeperProxy] = []
         self.flight: FlightRecorder | None = None
+        self._former: list[ClusterProxy] = []  # retired by the last reload, or still with clients on their way in
         self._metrics = metrics
         self._build = build
         self._recorder: Recorder | None = None
@@ -167,6 +170,8 @@ class Relays:
                 proxy.follow(former[name], same_upstream=same, ends=name in differing.drained)
         for name in differing.removed:
             former[name].retire(None, ends=True)
+        self._former = [proxy for proxy in self._former if proxy.making]
+        self._former += [former[name] for name in (*differing.changed, *differing.removed)]
         worker.gate.given.close()
         self.clusters[:] = [built.get(cluster.name) or former[cluster.name] for cluster in new.clusters]
         self.config = new
@@ -190,8 +195,21 @@ class Relays:
         relays = [relay for relay in self.worker.relays.values() if relay.info.cluster == name]
         drained = await drain(relays, self.config.drain_timeout_s, at_once, f"cluster {name}")
         log.info("cluster=%s: %d connections drained, %d closed before their requests were answered", name, *drained)
-        if all(proxy.cluster.name != name for proxy in self.clusters):
+        while self._is_leaving(name) and not at_once.is_set():  # connections that were being made; each ends in time
+            await waited(at_once, _LEAVING_S)
+        if not self._serves(name):
             self._metrics.clusters.pop(name, None)  # its series end with its last connection
+
+    def _serves(self, name: str) -> bool:
+        return any(proxy.cluster.name == name for proxy in self.clusters)
+
+    def _is_leaving(self, name: str) -> bool:
+        """Whether a cluster that is removed has clients still, whose ends are counted."""
+        if self._serves(name):
+            return False
+        if any(proxy.making for proxy in self._former if proxy.cluster.name == name):
+            return True
+        return any(relay.info.cluster == name for relay in self.worker.relays.values())
 
     # --- stopping ----------------------------------------------------------------------------------------------------
 
