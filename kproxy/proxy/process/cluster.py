@@ -345,11 +345,15 @@ class ClusterProxy:
     def retire(self, successor: "ClusterProxy | None", *, ends: bool) -> None:
         """Close every port and ask no more; open connections go on, and unless `ends` those being made."""
         self._successor = successor
-        self._connections.ends = ends
         if ends:
-            self._connections.admission.hurry()
+            self.end_new()
         self.close()
         self._tasks.stop()
+
+    def end_new(self) -> None:
+        """From now on bring connections that are being made to their ends as soon as they are."""
+        self._connections.ends = True
+        self._connections.admission.hurry()
 
     @property
     def making(self) -> int:

@@ -171,6 +171,9 @@ class Relays:
         for name in differing.removed:
             former[name].retire(None, ends=True)
         self._former = [proxy for proxy in self._former if proxy.making]
+        for proxy in self._former:
+            if proxy.cluster.name in differing.drained:
+                proxy.end_new()
         self._former += [former[name] for name in (*differing.changed, *differing.removed)]
         worker.gate.given.close()
         self.clusters[:] = [built.get(cluster.name) or former[cluster.name] for cluster in new.clusters]

@@ -6,12 +6,14 @@ from ipaddress import ip_network
 from kproxy.proxy.process.changing.changes import Changes
 from tests.proxy.live import HOST, Wire, kproxy, live
 
+TAKES_HEADERS = {"accept_proxy_protocol": True, "trusted_proxies": (ip_network(HOST),)}
+
 
 def test_the_series_of_a_removed_cluster_do_not_come_back_with_a_client_that_was_on_its_way_in():
     """It was counted when it was refused, after the cluster's cells had gone: that made them anew, for good."""
 
     async def test():
-        async with kproxy(cluster={"accept_proxy_protocol": True, "trusted_proxies": (ip_network(HOST),)}) as here:
+        async with kproxy(cluster=TAKES_HEADERS) as here:
             relays, (proxy,) = here.server.relays, here.server.clusters
             client = await Wire.dial(here.port)
             await here.until(lambda: proxy.making)
@@ -25,3 +27,27 @@ def test_the_series_of_a_removed_cluster_do_not_come_back_with_a_client_that_was
             assert not here.server.metrics.clusters
 
     live(test())
+
+
+def test_a_client_that_was_on_its_way_in_over_two_reloads_leaves_with_its_cluster():
+    """The first reload let it come in by its settings; the second did not know of it, so it stayed for good."""
+
+    async def test():
+        async with kproxy(cluster=TAKES_HEADERS) as here:
+            relays, (proxy,) = here.server.relays, here.server.clusters
+            client = await Wire.dial(here.port)
+            await here.until(lambda: proxy.making)
+            name, config = proxy.cluster.name, relays.config
+            other = proxy.cluster.model_copy(update={"detail": "headers"})
+            relays.replace_clusters(
+                config.model_copy(update={"clusters": (other,)}), Changes(changed={name: ("detail",)})
+            )
+            none = config.model_copy(update={"clusters": ()})
+            relays.replace_clusters(none, Changes(removed=(name,), drained=(name,)))
+            draining = asyncio.create_task(relays.drain_cluster(name, asyncio.Event()))
+            await client.send(b"PROXY TCP4 192.0.2.1 127.0.0.1 40000 9092\r\n")
+            assert await client.rest() == b""
+            await draining
+            assert not here.server.metrics.clusters
+
+    live(test(), 20)
