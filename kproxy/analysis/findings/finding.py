@@ -165,7 +165,7 @@ def ranked(found: Sequence[Finding], limits: Limits) -> list[Finding]:
     def order(one: Finding) -> tuple[Any, ...]:
         return (SEVERITIES.index(one.severity), -one.weight, one.kind, one.cluster or "", one.where)
 
-    most = int(limits.places_per_kind)
+    most = max(1, int(limits.places_per_kind))
     kept: dict[str, list[Finding]] = {}
     left: dict[str, int] = {}
     for one in sorted(found, key=order):

@@ -70,8 +70,8 @@ ACCOUNTS: tuple[Account, ...] = (
     ),
     Account(
         "said",
-        "contents of these requests: ids, with `detail` above `headers` topics; copies of requests in parts, first fields of "
-        f"{size(MAX_PREFIX)} and bodies of as much; with a policy, denied names and lines of the audit",
+        "contents of these requests: ids, with `detail` above `headers` topics; copies of requests in parts, first "
+        f"fields of {size(MAX_PREFIX)} and bodies of as much; with a policy, denied names and lines of the audit",
         f"{NOTED_LEAST} bytes of each request, {size(NOTE_STEP)} of one whose end is not here; of the policy's "
         f"{size(MAX_KEPT_BYTES)} and what one request names",
         size(MAX_NOTED_TOGETHER),

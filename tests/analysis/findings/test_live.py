@@ -240,7 +240,7 @@ TAKEN = st.builds(
     lags=counted(("group", "g", "orders"), ("client", "app", "events")),
     failed=FAILED,
 )
-LEAST = dict.fromkeys(THRESHOLDS, 0) | {"places_per_kind": 1}
+LEAST = dict.fromkeys(THRESHOLDS, 0)
 MOMENTS = st.builds(
     live.Moment, st.just(0), cells(PROXY_NS), counted("1", "2"), st.dictionaries(st.just("main"), TAKEN)
 )
