@@ -74,6 +74,7 @@ class Poller:
         "_later",
         "_look_ns",
         "_loop",
+        "_parked",
         "_queues",
         "_readers",
         "_writers",
@@ -101,6 +102,7 @@ class Poller:
         # By kind: events that were reported and wait, by file descriptor; the first for longest.
         self._queues: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(_NEW + 1)]
         self.queuing: dict[int, int] = {}  # the kind of each file descriptor that is in a queue: empty, nobody waits
+        self._parked: set[int] = set()  # those of them that are not in the epoll: they queue since an earlier turn
         self._again: Handle | None = None  # the next turn: epoll does not wake the loop for those that queue
         self.turn_ns = self.now_ns = monotonic_ns()
         self.is_late = False
@@ -189,9 +191,11 @@ class Poller:
     def _apply(self, fd: int, known: bool) -> None:
         """A socket that is neither read nor written is not watched: its end is always reported, and would spin us."""
         events = self._wanted(fd)
-        if fd in self.queuing:
-            if not events:  # the number may soon be that of another socket
-                del self._queues[self.queuing.pop(fd)][fd]
+        if not events and fd in self.queuing:  # the number may soon be that of another socket
+            del self._queues[self.queuing.pop(fd)][fd]
+        if fd in self._parked:
+            if not events:
+                self._parked.remove(fd)
         elif not events:
             self._epoll.unregister(fd)
         elif known:
@@ -276,7 +280,6 @@ class Poller:
             if queued or kind == _COSTLY or now_ns > (early_ns if kind == _NEW else soon_ns):
                 self.is_in_order = False
                 if self._is_known(fd) and fd not in self.queuing:  # unless an earlier event of this turn closed it
-                    self._epoll.unregister(fd)
                     queues[kind][fd] = events
                     self.queuing[fd] = kind
                     queued = True
@@ -299,8 +302,13 @@ class Poller:
                     break
         now_ns = self.now_ns
         self._look_ns = now_ns if now_ns - self.turn_ns > SHORT_NS else now_ns + LOOK_NS
-        if self.queuing and self._again is None:
-            self._again = self._loop.call_soon(self._go_on)
+        if self.queuing:
+            for fd, _ in ready:
+                if fd in self.queuing and fd not in self._parked:
+                    self._epoll.unregister(fd)
+                    self._parked.add(fd)
+            if self._again is None:
+                self._again = self._loop.call_soon(self._go_on)
         return not self.queuing and now_ns <= until_ns
 
     def _share(self, until_ns: int) -> None:
@@ -319,7 +327,9 @@ class Poller:
         """Handle one event that queued, and note when it was done and what it cost."""
         begun_ns = thread_time_ns()
         del self.queuing[fd]
-        self._epoll.register(fd, self._wanted(fd))
+        if fd in self._parked:
+            self._parked.remove(fd)
+            self._epoll.register(fd, self._wanted(fd))
         self._call_back(fd, events)
         took = thread_time_ns() - begun_ns
         self.now_ns = monotonic_ns()
