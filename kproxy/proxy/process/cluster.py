@@ -173,6 +173,7 @@ class ClusterProxy:
         self._ports: BrokerPorts | None = None
         self._stopped = False
         self._successor: ClusterProxy | None = None  # runs by newer settings, and gets what open connections learn
+        self._same_upstream = True  # as the successor: else nothing learnt here is true there
         self._tasks = Tasks(f"cluster={cluster.name}")
         self._limiter = LogLimiter(log)
 
@@ -324,6 +325,7 @@ class ClusterProxy:
         """The cluster that has replaced this one, or this one."""
         latest = self
         while latest._successor is not None:
+            self._same_upstream = self._same_upstream and latest._same_upstream
             latest = latest._successor
         if latest is not self:
             self._successor = latest  # those between are kept no longer
@@ -339,6 +341,7 @@ class ClusterProxy:
             self.learn_all(former.routes.upstreams)
             self._discovery.not_ready = former._discovery.not_ready
         self.show_state()
+        former._same_upstream = same_upstream
         self._connections.follow(former._connections)
         former.retire(self, ends=ends)
 
@@ -523,6 +526,9 @@ class ClusterProxy:
         """Return (the address that clients get for a broker which advertises host:port, whether that port is open)."""
         latest = self._latest
         # A worker's next cluster has no routes before its parent's state comes; until then these are the ones in force.
+        if latest is not self and not self._same_upstream:  # the ports in force, but nothing of those brokers
+            self._known.learn(node_id, Address(host, port))
+            return (latest if latest.has_routes else self).routes.advertised(node_id, host), True
         if latest is not self and latest.has_routes:
             return latest._advertise(node_id, host, port)
         is_bound = self.learn_broker(node_id, host, port)

@@ -3,8 +3,10 @@
 import asyncio
 from ipaddress import ip_network
 
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.process.changing.changes import Changes
-from tests.proxy.live import HOST, Wire, kproxy, live
+from tests.proxy.live import HOST, Broker, Wire, kproxy, live
+from tests.proxy.process.test_cluster import node, told
 
 TAKES_HEADERS = {"accept_proxy_protocol": True, "trusted_proxies": (ip_network(HOST),)}
 
@@ -49,5 +51,33 @@ def test_a_client_that_was_on_its_way_in_over_two_reloads_leaves_with_its_cluste
             assert await client.rest() == b""
             await draining
             assert not here.server.metrics.clusters
+
+    live(test(), 20)
+
+
+def test_connections_to_a_former_cluster_do_not_tell_where_brokers_of_the_next_one_are():
+    """Its clients were dialled through to the former cluster, until the next one was asked again."""
+
+    async def test():
+        latter = Broker(1)
+        async with kproxy(drain_timeout_s=30) as here:
+            client, broker = await here.connect()
+            relays, (proxy,) = here.server.relays, here.server.clusters
+            name, config = proxy.cluster.name, relays.config
+            other = proxy.cluster.model_copy(update={"bootstrap": (Address(HOST, latter.port),)})
+            new = config.model_copy(update={"clusters": (other,)})
+            relays.replace_clusters(new, Changes(changed={name: ("bootstrap",)}, drained=(name,)))
+            (following,) = relays.clusters
+            nodes = [node(1, here.broker.port), node(2, here.broker.port)]
+            addresses = await told(client, broker, nodes)
+            assert addresses == {1: (HOST, here.port + 2), 2: (HOST, here.port + 3)}
+            assert following.routes.upstreams == {}
+            await latter.answer_kproxy()
+            await here.until(lambda: following.routes.upstreams)
+            assert await told(client, broker, nodes) == addresses
+            assert following.routes.upstreams == {1: Address(HOST, latter.port)}
+            client.close()
+            broker.close()
+        latter.close()
 
     live(test(), 20)
