@@ -79,10 +79,17 @@ def test_a_file_that_cannot_be_read_in_splits_is_told(tmp_path):
     assert sum(batch.num_rows for part in whole.partitions() for batch in whole.read(part)) > 1000
 
 
+def converted(path, folder):
+    """The exchanges of a capture, by `convert`."""
+    convert([path], folder, processes=1)
+    (file,) = (folder / "exchanges").iterdir()
+    return pq.read_table(file).to_pylist()
+
+
 @pytest.mark.ring2
-def test_options(spark, converted):
+def test_options(spark, tmp_path):
     path = capture("k41_BASE")
-    all_rows = [row for row in converted["exchanges"].to_pylist() if row["source"] == path.name]
+    all_rows = converted(path, tmp_path)
     times = sorted(row["time"] for row in all_rows)
     since, until = times[100], times[200]
     some = load(
@@ -289,9 +296,9 @@ def test_a_file_that_is_under_way_in_hdfs_waits(monkeypatch):
 
 
 @pytest.mark.ring2
-def test_a_stream_says_what_it_cut(spark, tmp_path, converted):
+def test_a_stream_says_what_it_cut(spark, tmp_path):
     """An exchange between two batches is unanswered, and `connections` and `quality` say why."""
-    uncut = [row for row in converted["exchanges"].to_pylist() if row["source"] == "k41_BASE.pcap"]
+    uncut = converted(capture("k41_BASE"), tmp_path / "uncut")
     folder = tmp_path / "in"
     folder.mkdir()
     data = capture("k41_BASE").read_bytes()
