@@ -16,7 +16,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path
 # Imports point from a later line to an earlier one, never within a line. The rooms of the proxy, and `admin`, which is
 # one of them though it stands beside, have their own order.
 LAYERS = (
-    {"errors", "interrupts", "wording"},
+    {"addresses", "errors", "interrupts", "wording"},
     {"protocol", "zookeeper"},
     {"wire"},
     {"insight", "metrics", "tables", "capture"},

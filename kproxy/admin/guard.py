@@ -24,9 +24,9 @@ from typing import Any
 
 from aiohttp import web
 
+from kproxy.addresses import numeric
 from kproxy.admin.asking import NO_PAGE, token_in
 from kproxy.errors import ConfigError
-from kproxy.proxy.config.addresses import numeric
 from kproxy.proxy.config.files import named, open_regular
 from kproxy.proxy.log_limiter import LogLimiter
 

@@ -8,14 +8,14 @@ import re
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import NamedTuple
 
+from kproxy.addresses import numeric
+
 _SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 _FIXED = 16  # bytes of version 2 before addresses
 _LONGEST_LINE = 107  # of version 1, its end included
 _MOST_ADDRESSES = 4096  # bytes of addresses and TLVs of version 2 that are believed
 _LINE = re.compile(rb"PROXY (?:UNKNOWN[^\r\n]*|TCP[46] ([0-9a-fA-F:.]+) [0-9a-fA-F:.]+ (\d{1,5}) \d{1,5})\r\n")
 _FAMILIES = {0x11: (AF_INET, 4), 0x21: (AF_INET6, 16)}  # TCP over IPv4, over IPv6
-
-_MAPPED = "::ffff:"
 
 PENDING = -1
 
@@ -43,7 +43,7 @@ def _version_1(head: bytes) -> Header:
     found = _LINE.match(head)
     if found is None:
         return Header(PENDING) if b"\n" not in head and len(head) < _LONGEST_LINE else NONE
-    client = None if found[1] is None else (_unmapped(found[1].decode()), int(found[2]))
+    client = None if found[1] is None else (_one_form(found[1].decode()), int(found[2]))
     return Header(found.end(), client)
 
 
@@ -59,9 +59,9 @@ def _version_2(head: bytes) -> Header:
     if command == 0x20 or kind is None or size < 2 * width + 4:
         return Header(_FIXED + size)
     port = int.from_bytes(head[_FIXED + 2 * width :][:2])
-    return Header(_FIXED + size, (_unmapped(inet_ntop(kind, head[_FIXED:][:width])), port))
+    return Header(_FIXED + size, (_one_form(inet_ntop(kind, head[_FIXED:][:width])), port))
 
 
-def _unmapped(host: str) -> str:
-    """An address of IPv4 that is mapped into IPv6 as one of IPv4, as a running kproxy has it."""
-    return host[len(_MAPPED) :] if host[: len(_MAPPED)].lower() == _MAPPED and "." in host else host
+def _one_form(host: str) -> str:
+    """An address as a running kproxy has it; what is none stays as it is."""
+    return str(numeric(host) or host)

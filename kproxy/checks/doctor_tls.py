@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from kproxy.addresses import numeric
 from kproxy.checks.findings import Report
 from kproxy.errors import Malformed
-from kproxy.proxy.config.addresses import numeric
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.tls.certificates import Certificate, is_for, read, read_pem
 

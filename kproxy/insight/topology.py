@@ -207,7 +207,7 @@ class Cluster:
         rows = [
             row
             for each in listeners
-            for row in self._broker(spoken.response_start, api, self._named(each, "name", node, request["rack"]))
+            for row in self._broker(spoken.response_start, api, self._endpoint(each, "name", node, request["rack"]))
         ]
         if node in self._brokers:
             broker = self._brokers[node]
@@ -216,7 +216,7 @@ class Cluster:
             yield first._replace(change="registered", rack=broker.rack)
             yield from rows[1:]
 
-    def _named(self, endpoint: Body, name: str, node: int, rack: str | None) -> _LiveBroker:
+    def _endpoint(self, endpoint: Body, name: str, node: int, rack: str | None) -> _LiveBroker:
         """Return a broker at an endpoint whose listener has a name, as controllers send it."""
         host, port = endpoint["host"], endpoint["port"]
         address = None if host is None else (host, port)
@@ -331,7 +331,7 @@ class Cluster:
         for each in request.get("liveBrokers") or ():
             endpoints = each.get("endpoints") or [{"host": each.get("v0Host"), "port": each.get("v0Port")}]
             for one in endpoints[:MAX_ADDRESSES]:
-                live.append(self._named(one, "listener", each["id"], each.get("rack")))
+                live.append(self._endpoint(one, "listener", each["id"], each.get("rack")))
         yield from self._broker_list(at, api, live)
         highest: dict[str, tuple[int, Any]] = {}
         for part in request.get("ungroupedPartitionStates") or ():

@@ -43,8 +43,7 @@ def sentence(finding: Finding) -> str:
     evidence = dict(finding.evidence)
     words = []
     kind = KINDS[finding.kind]
-    # What failed in the time of one cause is a part of a finding, and has no `asked`.
-    says = kind.says if "asked" in evidence else kind.says.replace(" of {asked}", "")
+    says = kind.says if "asked" in evidence else kind.says_part
     has_all = all(name in evidence for _, name, _, _ in Formatter().parse(says) if name is not None)
     for text, name, _, _ in Formatter().parse(says if has_all or kind.says_live is None else kind.says_live):
         words.append(text)

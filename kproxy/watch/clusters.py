@@ -10,8 +10,8 @@ tables and packets.
 
 from collections.abc import Iterable, Mapping
 
+from kproxy.addresses import numeric
 from kproxy.capture.clusters import Address, Clusters, of_connections
-from kproxy.proxy.config.addresses import numeric
 from kproxy.wire.connection import ConnectionInfo
 
 MAX_ADDRESSES = 4096  # of brokers

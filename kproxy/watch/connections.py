@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kproxy.addresses import numeric
 from kproxy.capture import content
 from kproxy.capture.flow import Flow
 from kproxy.insight.knowledge import APIS, ONLY_FAILED
@@ -17,7 +18,7 @@ from kproxy.metrics.columns import count
 from kproxy.metrics.counting import ConnectionMetrics
 from kproxy.protocol.apis import FETCH
 from kproxy.proxy.cluster.destinations import MAX_BROKERS, Destinations
-from kproxy.proxy.config.addresses import Address, numeric
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.filters.feed import Feed
 from kproxy.proxy.sockets.listeners import normal
 from kproxy.watch.clusters import MAX_ID, LiveClusters

@@ -26,6 +26,7 @@ HEADERS = {
     "v2 IPv6": (version_2(0x21, V6 + PORTS), ("2001:db8::7", 5555)),
     "v2 IPv4 mapped into IPv6": (version_2(0x21, MAPPED + PORTS), ("192.0.2.7", 5555)),
     "v1 IPv4 mapped into IPv6": (b"PROXY TCP6 ::FFFF:192.0.2.7 ::1 5555 9092\r\n", ("192.0.2.7", 5555)),
+    "v1 mapped, in hexadecimal": (b"PROXY TCP6 0:0:0:0:0:ffff:C000:207 ::1 5555 9092\r\n", ("192.0.2.7", 5555)),
     "v2 local": (version_2(0, b"", command=0x20), None),
     "v2 of a Unix socket": (version_2(0x31, bytes(216)), None),
 }

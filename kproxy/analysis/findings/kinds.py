@@ -21,6 +21,11 @@ class Kind(NamedTuple):
     is_live: bool = False  # a running kproxy finds it, too
     says_live: str | None = None  # where its evidence is another one
 
+    @property
+    def says_part(self) -> str:
+        """The sentence for some of its failures: it is not known how many requests were `asked` meanwhile."""
+        return self.says.replace(" of {asked}", "")
+
 
 # Outcomes of batches that were sent again, by the evidence that counts their records.
 _OUTCOMES = {
@@ -61,8 +66,7 @@ KINDS = {
             ("controlled.shutdown.enable", "min.insync.replicas", "default.replication.factor"),
             ("silent_s", "silent_answers_min", "felt_stood_still_s"),
             "answers of the broker and ends of its connections, beside those of the other brokers; live connections "
-            "that could not be "
-            "made",
+            "that could not be made",
             "connections",
             True,
             "{unreachable} connections to it could not be made",

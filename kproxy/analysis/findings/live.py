@@ -323,9 +323,7 @@ def _groups(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times)
 def _lags(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times) -> Iterator[Finding]:
     for (kind, name, topic), records in now.lags.items():
         first = then.lags.get((kind, name, topic))
-        if (
-            first is None or records - first < limits.lag_records_min or times[1] == times[0]
-        ):  # nothing grows in no time
+        if first is None or records - first < limits.lag_records_min or times[0] == times[1]:
             continue
         by = "group" if kind == "group" else "client"
         row = consuming.Lagging(

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from kproxy.addresses import numeric
 from kproxy.errors import LOGIN_CAUSES, ConfigError, UpstreamError, of_extras
 from kproxy.metrics.cells import ClusterCells
 from kproxy.proxy.admission.failed_logins import FailedLogins
 from kproxy.proxy.admission.renewals import Renewals
-from kproxy.proxy.config.addresses import Address, numeric
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.authentication import Authentication as Settings
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.filters.relogin import AnswerLogins, RenewLogins

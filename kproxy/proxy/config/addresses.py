@@ -5,6 +5,8 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
+from kproxy.addresses import numeric
+
 MAX_PORT = 65535
 _IPV6_BITS = 128
 # IPv4 addresses behind a translator (RFC 6052, RFC 7915): one /64 of these is the whole of IPv4.
@@ -20,16 +22,6 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-@lru_cache(maxsize=4096)
-def numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """A numeric address in its one form: IPv4 mapped into IPv6 becomes IPv4, a scope is left out; None: a name."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address
 
 
 @lru_cache(maxsize=4096)

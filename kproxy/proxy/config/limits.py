@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from kproxy.addresses import numeric
 from kproxy.proxy.config.model import Frozen
 
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -73,9 +74,7 @@ class Limits(Frozen):
 
 def is_in(host: str, networks: Networks) -> bool:
     """Whether a numeric address is in one of these networks. A name is in none."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    address = getattr(address, "ipv4_mapped", None) or address
-    return any(address.version == network.version and address in network for network in networks)
+    address = numeric(host)
+    return address is not None and any(
+        address.version == network.version and address in network for network in networks
+    )

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from kproxy.proxy.config.addresses import MAX_PORT, WILDCARDS, Address, is_wildcard, numeric, parse_address
+from kproxy.addresses import numeric
+from kproxy.proxy.config.addresses import MAX_PORT, WILDCARDS, Address, is_wildcard, parse_address
 from kproxy.proxy.config.authentication import Authentication
 from kproxy.proxy.config.flight import Flight, of_folder
 from kproxy.proxy.config.lag import Lag

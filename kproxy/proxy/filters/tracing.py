@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Any, NamedTuple
 
+from kproxy.addresses import numeric
 from kproxy.errors import ProtocolError
 from kproxy.flight.cutting import Cutter
 from kproxy.flight.frames import Chunk, Watch
@@ -29,7 +30,7 @@ from kproxy.protocol.compression import codec_name
 from kproxy.protocol.records import iterate_headers
 from kproxy.protocol.schema import Field, api_name
 from kproxy.protocol.secrets import CONTENT
-from kproxy.proxy.config.addresses import Address, numeric
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.relay.relay import Relay
 from kproxy.wire.events import CLIENT, SIDES
 from kproxy.wire.watched import unwatch, watch

@@ -9,7 +9,8 @@ import socket
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kproxy.proxy.config.addresses import Address, numeric
+from kproxy.addresses import numeric
+from kproxy.proxy.config.addresses import Address
 
 
 class Given(NamedTuple):

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from kproxy.proxy.config.addresses import Address, numeric
+from kproxy.addresses import numeric, unmapped
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.sockets.given import GivenSockets, takes_both_families
 from kproxy.proxy.sockets.redirected import take_any_destination
@@ -39,7 +40,6 @@ _HELD = {
     "connection": f"an outgoing connection of this machine has that port (ss -tnp): {_RESERVE}",
     "": "another program has it, or an outgoing connection of this machine (ss -tanp): stop it, or take another port",
 }
-_MAPPED = "::ffff:"  # an IPv4 client of an IPv6 socket
 
 Accepted = Callable[[socket.socket, Address], None]
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -242,8 +242,7 @@ class Listener:
         except OSError:
             client.close()
             return True
-        host = peer[0].removeprefix(_MAPPED) if peer[0].startswith(_MAPPED) and "." in peer[0] else peer[0]
-        self._accepted(client, Address(host, peer[1]))
+        self._accepted(client, Address(unmapped(peer[0]), peer[1]))
         return True
 
     def _ready(self, sock: socket.socket) -> None:

@@ -15,9 +15,10 @@ import re
 import struct
 from typing import NamedTuple
 
+from kproxy.addresses import numeric
 from kproxy.errors import Malformed
 from kproxy.protocol.records import crc32c
-from kproxy.proxy.config.addresses import Address, numeric
+from kproxy.proxy.config.addresses import Address
 
 V1 = "v1"
 V2 = "v2"

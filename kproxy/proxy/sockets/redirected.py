@@ -10,14 +10,14 @@ import socket
 import struct
 from collections.abc import Iterable
 
-from kproxy.proxy.config.addresses import Address, numeric
+from kproxy.addresses import numeric, unmapped
+from kproxy.proxy.config.addresses import Address
 
 SO_ORIGINAL_DST = 80  # for IPv4 at SOL_IP, for IPv6 at SOL_IPV6 (IP6T_SO_ORIGINAL_DST); not in the socket module
 IP_TRANSPARENT = 19  # linux/in.h
 IPV6_TRANSPARENT = 75  # linux/in6.h
 SO_MARK = 36  # asm-generic/socket.h
 
-_MAPPED = "::ffff:"  # an IPv4 client of a socket of both families, as systemd may give one
 _SOCKADDR_IN = struct.Struct("!2xH4s8x")
 _SOCKADDR_IN6 = struct.Struct("!2xH4x16s4x")
 
@@ -27,9 +27,10 @@ def original_destination(client: socket.socket) -> Address:
 
     For a connection that nothing has redirected it is the listener's own address.
     """
-    own = Address(*client.getsockname()[:2])
+    host, port = client.getsockname()[:2]
+    own = Address(unmapped(host), port)
     try:
-        if client.family == socket.AF_INET6 and not own.host.startswith(_MAPPED):
+        if client.family == socket.AF_INET6 and ":" in own.host:
             port, packed = _SOCKADDR_IN6.unpack(
                 client.getsockopt(socket.IPPROTO_IPV6, SO_ORIGINAL_DST, _SOCKADDR_IN6.size)
             )
@@ -39,8 +40,7 @@ def original_destination(client: socket.socket) -> Address:
             family = socket.AF_INET
     except OSError:  # connection tracking does not know it, or is not there at all
         return own
-    host = numeric(socket.inet_ntop(family, packed))
-    return Address(str(host), port)
+    return Address(str(numeric(socket.inet_ntop(family, packed))), port)
 
 
 def take_any_destination(listening: Iterable[socket.socket]) -> bool:

@@ -30,9 +30,9 @@ from functools import cache, cached_property, lru_cache
 from sys import getsizeof
 from typing import NamedTuple
 
+from kproxy.addresses import numeric
 from kproxy.protocol.apis import DESCRIBE_GROUPS, DESCRIBE_TRANSACTIONS, ENVELOPE, METADATA
 from kproxy.protocol.schema import api_name, schema
-from kproxy.proxy.config.addresses import numeric
 from kproxy.proxy.config.api_groups import ALWAYS, READ_ONLY, group_keys, keys_of_names
 from kproxy.proxy.config.policy import Rule, default_of
 from kproxy.proxy.config.settings import Cluster

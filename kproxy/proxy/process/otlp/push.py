@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from kproxy import __version__
+from kproxy.addresses import numeric
 from kproxy.errors import ConfigError, install_command
 from kproxy.metrics import Metrics
-from kproxy.proxy.config.addresses import numeric
 from kproxy.proxy.config.files import open_regular
 from kproxy.proxy.config.otlp import Otlp
 from kproxy.proxy.tasks import Tasks

@@ -9,7 +9,8 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 
-from kproxy.proxy.config.addresses import Address, numeric
+from kproxy.addresses import numeric
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.sockets.listeners import Listener
 from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
 
