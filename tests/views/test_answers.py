@@ -152,9 +152,9 @@ def test_a_date_that_all_share_and_the_middle_of_ids_give_way():
 
 
 def test_lines_fit_into_a_terminal_and_stay_whole_elsewhere(monkeypatch, tmp_path):
-    line = "warning   Protocol versions that a newer Kafka drops: client console-consumer-90373"
+    line = "warning   Protocol versions that newer brokers dropped: client console-consumer-90373"
     with (tmp_path / "out").open("w") as file:
         assert answers.wrapped(line, file, 10) == [line]
     monkeypatch.setattr(answers, "width_of", lambda file: 80)
-    first = "warning   Protocol versions that a newer Kafka drops: client"
+    first = "warning   Protocol versions that newer brokers dropped: client"
     assert answers.wrapped(line, sys.stdout, 10) == [first, f"{' ' * 10}console-consumer-90373"]

@@ -56,17 +56,15 @@ KINDS = {
         Kind(
             "broker_gone",
             "A broker gone",
-            "no answer for {silent_ns}: {connections} connections ended with it, {failed} of its requests never "
-            "answered",
-            "Partitions that it led stand still until others lead them, groups that it coordinated until they find "
-            "another coordinator; clients send again what was not answered.",
-            "Look at its log and its host for why it stopped: a crash, the out-of-memory killer, a deployment. A "
-            "controlled shutdown (SIGTERM) hands leaders over first; replication factor 3 with min.insync.replicas=2 "
-            "lets writers go on.",
+            "no answer for {silent_ns}: {connections} connections ended, {failed} of its requests were never answered",
+            "Partitions that it led stand still until they have another leader, and its groups until they have "
+            "another coordinator; clients retry unanswered requests.",
+            "Find out from its log and its host why it stopped: a crash, the out-of-memory killer, a deployment. A "
+            "controlled shutdown (SIGTERM) moves leadership away first; with replication factor 3 and "
+            "min.insync.replicas=2 writers continue.",
             ("controlled.shutdown.enable", "min.insync.replicas", "default.replication.factor"),
             ("silent_s", "silent_answers_min", "felt_stood_still_s"),
-            "answers of the broker and ends of its connections, beside those of the other brokers; live connections "
-            "that could not be made",
+            "answers and connection ends of this broker, compared with the other brokers; live: failed connects",
             "connections",
             True,
             "{unreachable} connections to it could not be made",
@@ -74,83 +72,84 @@ KINDS = {
         Kind(
             "broker_standing_still",
             "A broker that stood still",
-            "no answer for {silent_ns}, connections stayed: {held} requests waited until it went on, {failed} never "
-            "answered",
-            "All that it leads and coordinates waits; after broker.session.timeout.ms (9 s) the controller takes its "
-            "leaders away, after their request.timeout.ms clients give up.",
-            "Look at its garbage collection log, its disks (iostat), and a host that froze or swapped at that time.",
+            "no answer for {silent_ns} on connections that stayed open: {held} requests waited until it continued, "
+            "{failed} were never answered",
+            "Its partitions and groups wait. After broker.session.timeout.ms (9 s) the controller elects other "
+            "leaders; after request.timeout.ms clients give up.",
+            "Look at its garbage collection log and its disks (iostat), and whether the host froze or swapped at that "
+            "time.",
             ("broker.session.timeout.ms", "request.timeout.ms"),
             ("silent_s", "silent_answers_min", "silent_requests_min"),
-            "requests that were answered only after a time in which the broker answered nobody",
+            "requests that were pending while the broker answered no client",
             "slow",
         ),
         Kind(
             "connects_failed",
             "Connections that could not be made",
             "{failed} of {asked} connects failed: {refused} refused, {unanswered} not answered",
-            "A client that reaches no broker does nothing; one that reaches some of them lacks the partitions that the "
-            "others lead.",
-            "Refused: nothing listens at that address; look whether the broker runs, and whether advertised.listeners "
-            "names an address and port where it listens. Not answered: a firewall or security group drops packets, the "
-            "host is down, or the advertised address is of a network that the client is not in.",
+            "A client that reaches no broker can do nothing; one that reaches only some brokers lacks the partitions "
+            "of the others.",
+            "Refused: no process listens at that address; check that the broker runs, and that advertised.listeners "
+            "names an address and port where it listens. Not answered: a firewall or security group drops packets, "
+            "the host is down, or the client cannot route to the advertised address.",
             ("advertised.listeners", "bootstrap.servers", "socket.connection.setup.timeout.ms"),
             ("connects_failed_min", "unanswered_min", "felt_failed", "felt_failed_share", "felt_failed_few"),
-            "connections of one packet or two: a SYN that was answered by a reset, or sent again and again",
+            "TCP of the capture: SYNs answered by a reset, or retransmitted without an answer",
             "connections",
         ),
         Kind(
             "tls_failed",
             "TLS handshakes that fail",
-            "{failed} of {asked} connections without a TLS handshake, most of them for: {reason}",
-            "A client without a handshake sends no request, and tries again and again.",
+            "{failed} of {asked} TLS handshakes failed, most often: {reason}",
+            "The client cannot send a request, and reconnects again and again.",
             "An alert by the client (unknown_ca, certificate_unknown, bad_certificate): it does not trust the "
-            "broker's certificate, or that does not name the host which was dialled; look at ssl.truststore.location"
-            " and at the certificate's names and dates. An alert by the broker: certificate_required or "
-            "bad_certificate, the client needs a certificate (ssl.keystore.location); handshake_failure or "
-            "protocol_version, both have no TLS version or cipher suite in common (ssl.enabled.protocols). Answered "
-            "in clear, or unanswered: the port speaks no TLS, most often. TLS expected: the client's "
-            "security.protocol is without SSL, the port's is with it.",
+            "broker's certificate, or the certificate does not name the host that the client dialled; look at "
+            "ssl.truststore.location and at the certificate's names and dates. An alert by the broker: "
+            "certificate_required or bad_certificate: the client needs a valid certificate (ssl.keystore.location); "
+            "handshake_failure or protocol_version: they have no TLS version or cipher suite in common "
+            "(ssl.enabled.protocols). Answered in clear, or unanswered: most often the port has no TLS. TLS expected: "
+            "the client's security.protocol is without SSL, the listener's has it.",
             ("security.protocol", "ssl.truststore.location", "ssl.keystore.location", "ssl.enabled.protocols"),
             ("tls_failed_min", "unanswered_min", "felt_failed", "felt_failed_share", "felt_failed_few"),
-            "the alert that ends the handshake, which is in clear up to TLS 1.2 and for most servers in 1.3; live "
-            "kproxy's own handshakes with clients and brokers",
+            "the alert that ends the handshake, readable up to TLS 1.2 and for most servers in 1.3; live: kproxy's "
+            "own handshakes with clients and brokers",
             "connections",
             True,
         ),
         Kind(
             "late_answers",
             "Answers that reached their client late",
-            "answers sent again until the client acknowledged them: {answers}; one for {longest_ns}, sent again "
-            "{times} times",
-            "The broker answered in time, the client waited on: its time runs until the bytes arrive.",
-            "Captured at the broker, packets towards that host are lost: an MTU that a tunnel or VPN makes smaller "
-            "(large answers vanish, small ones pass: compare `ping -M do -s 1472`), a firewall that lost the "
-            "connection, a host that is gone.",
+            "answers retransmitted until the client acknowledged them: {answers}; one for {longest_ns}, {times} times",
+            "The broker answered in time, but the answer reached the client late: its request.timeout.ms runs until "
+            "the bytes arrive.",
+            "If captured at the broker, packets towards that host are lost: a tunnel or VPN with a smaller MTU (large "
+            "answers vanish, small ones arrive: compare `ping -M do -s 1472`), a firewall that dropped its state of "
+            "the connection, a host that is down.",
             ("request.timeout.ms",),
             ("late_answer_s", "felt_stood_still_s"),
-            "segments of answers that were sent again while the client had not acknowledged them",
+            "retransmitted segments of answers that the client had not acknowledged",
             "slow",
         ),
         Kind(
             "coordinator_lost",
             "A group without its coordinator",
             "stood still for {outage_ns}; refused {refusals} times",
-            "Without a coordinator members neither join nor commit: after it they join again, and read again what was "
-            "not committed.",
-            "Look at the broker that coordinated it, and at the leaders of __consumer_offsets: a coordinator that "
-            "stays and refuses (moved: no) waits for other brokers to replicate it.",
+            "Without a coordinator members can neither join nor commit. Afterwards they join again, and read "
+            "uncommitted records a second time.",
+            "Look at the former coordinator's broker, and at the leaders of __consumer_offsets: a coordinator that "
+            "stays and refuses (moved: no) waits for in-sync replicas.",
             ("session.timeout.ms", "offsets.topic.replication.factor"),
             ("coordinator_outage_s",),
-            "last good answer to a member before its coordinator refused it or was lost, and the first one after it, "
-            "or the end of the join behind that; where none came, the group's last request (is back: no)",
+            "time from the last successful answer before the coordinator refused or was lost to the first one "
+            "afterwards, or to the end of the next join; without one, to the group's last request (is back: no)",
             "coordinators",
         ),
         Kind(
             "controller_changes",
             "A cluster that changes its controller",
             "{elections} elections among {controllers} controllers",
-            "Each election stops topics, leaders and replicas from changing until the new controller has read all of "
-            "it.",
+            "During an election no topic, leader or replica can change, until the new controller has loaded the "
+            "metadata.",
             "Look at ZooKeeper's sessions (zookeeper.session.timeout.ms), and at pauses of the controllers.",
             ("zookeeper.session.timeout.ms", "controller.quorum.election.timeout.ms"),
             ("controller_changes_min",),
@@ -160,9 +159,9 @@ KINDS = {
         Kind(
             "offline_partitions",
             "Partitions without a leader",
-            "partitions: {partitions}, for {longest_ns} at most; {at_end} when last told",
-            "Nobody can write to them or read from them: all of their in-sync replicas are gone.",
-            "Bring the brokers of their replicas back; give the topic a replication factor of 3.",
+            "partitions: {partitions}, for {longest_ns} at most; {at_end} at the end",
+            "No client can write to them or read from them: all their in-sync replicas are down.",
+            "Restart the brokers of their replicas; give the topic a replication factor of 3.",
             ("default.replication.factor", "unclean.leader.election.enable"),
             ("replicas_s",),
             "the table leadership: changes to offline",
@@ -172,28 +171,27 @@ KINDS = {
         ),
         Kind(
             "no_broker_may_stop",
-            "A topic that no broker may stop of",
-            "{replicas} of {replicas} replicas must be in sync to write to it: writers stand still while one broker "
-            "is away",
-            "min.insync.replicas is the replication factor, or there is one replica: each restart of a broker stops "
-            "the topic's writers with acks=all, whatever else the cluster does right.",
+            "A topic whose brokers may not restart",
+            "writes need {replicas} of {replicas} replicas in sync: producers stand still while one broker is away",
+            "min.insync.replicas equals the replication factor, or there is one replica: each restart of a broker "
+            "stops producers with acks=all.",
             "Set min.insync.replicas one below the replication factor (2 of 3): kafka-configs --alter --entity-type "
             "topics --entity-name TOPIC --add-config min.insync.replicas=2.",
             ("min.insync.replicas", "default.replication.factor"),
             ("refused_min", "replicas_s"),
-            "writes that were refused with NOT_ENOUGH_REPLICAS while the table leadership has all replicas but one in "
-            "the ISR; topics of one replica that were offline",
+            "Produce answers NOT_ENOUGH_REPLICAS while the table leadership has all replicas but one in the ISR; "
+            "offline topics of one replica",
             "leadership",
         ),
         Kind(
             "under_replicated",
             "Partitions without all their replicas",
-            "{partitions} partitions lacked it in their ISR, for {longest_ns} at most; {at_end} when last told",
-            "One more broker that fails loses records or availability; writers with acks=all may be refused.",
-            "Look at the broker that is missing: is it there, and does it keep up (num.replica.fetchers, its disks)?",
+            "{partitions} partitions lacked it in their ISR, for {longest_ns} at most; {at_end} at the end",
+            "The failure of one more broker can lose records or availability; writes with acks=all may be refused.",
+            "Look at the missing broker: does it run, and does it keep up (num.replica.fetchers, its disks)?",
             ("replica.lag.time.max.ms", "num.replica.fetchers"),
             ("out_of_sync_s",),
-            "the table leadership: replicas that the ISR lacks",
+            "the table leadership: replicas missing from the ISR",
             "leadership",
             True,
             "partitions: {partitions} at this moment",
@@ -202,12 +200,12 @@ KINDS = {
             "unanswered",
             "Requests without an answer",
             "{failed} of {asked} requests were not answered before their connection ended ({apis})",
-            "The client does not know whether they were done: it sends them again, or reports an error.",
-            "Look at who ended the connections: a broker that stopped, a middlebox with an idle timeout, a limit of "
-            "connections.",
+            "The client does not know whether they were executed: it retries, or reports an error.",
+            "Find out which side closed the connections: a broker that stopped, a middlebox with an idle timeout, a "
+            "connection limit.",
             ("connections.max.idle.ms", "retries"),
             ("unanswered_min", "felt_failed", "felt_failed_share", "felt_failed_few"),
-            "requests whose connection ended before the answer, of clients that went on",
+            "requests whose connection ended before the answer, of clients that continued",
             "errors",
             True,
             "{failed} of {asked} requests were not answered before their connection ended",
@@ -216,22 +214,20 @@ KINDS = {
             "client_timeouts",
             "A client that gives up waiting",
             "{failed} of {asked} requests given up, the longest after {longest_wait_ns} ({apis})",
-            "A request that its client gives up may still be done by the broker: it is sent again beside the first.",
-            "Look at why the broker did not answer in time; a request.timeout.ms below the broker's slowest answers "
-            "makes "
-            "a slow broker slower.",
+            "The broker may still execute a request that its client gave up, and receive the retry as well.",
+            "Find out why the broker did not answer in time; a request.timeout.ms below the broker's slowest answers "
+            "makes a slow broker slower.",
             ("request.timeout.ms", "delivery.timeout.ms", "socket.timeout.ms"),
             ("unanswered_min", "gave_up_s"),
-            "requests that had waited when their client ended the connection",
+            "pending requests when their client closed the connection",
             "errors",
         ),
         Kind(
             "timed_out",
-            "Requests that brokers gave up",
-            "{failed} of {asked} {api} requests were refused after their time: {errors}",
-            "Replicas did not confirm in time what the client asked to be confirmed: it may be done, and is sent "
-            "again.",
-            "Look at followers that lag or are gone; raise request.timeout.ms of the producer above the replicas' "
+            "Requests that timed out in the broker",
+            "{failed} of {asked} {api} requests timed out in the broker: {errors}",
+            "Replicas did not confirm the request in time: it may have been executed, and the client retries.",
+            "Look at followers that lag or are down; raise the producer's request.timeout.ms above the replicas' "
             "pauses.",
             ("request.timeout.ms", "replica.lag.time.max.ms"),
             ("refused_min", "retried_min"),
@@ -243,8 +239,8 @@ KINDS = {
             "no_leader",
             "Requests to brokers that do not lead",
             "{failed} of {asked} {api} requests were refused: {errors}",
-            "Leaders moved: the client asks for Metadata again, and sends again.",
-            "Nothing, if a broker was restarted. Else look at why leaders move: brokers that come and go, "
+            "Leaders moved: the client refreshes its Metadata, and retries.",
+            "Nothing, if a broker was restarted. Otherwise find out why leaders move: brokers that restart, "
             "auto.leader.rebalance.enable.",
             ("auto.leader.rebalance.enable", "metadata.max.age.ms"),
             ("refused_min", "retried_min"),
@@ -257,9 +253,8 @@ KINDS = {
             "Writes refused for lack of replicas",
             "{failed} of {asked} {api} requests were refused: {errors}",
             "Fewer replicas are in sync than min.insync.replicas: producers with acks=all stand still.",
-            "Bring the missing broker back; min.insync.replicas equal to the replication factor lets no broker stop: "
-            "set "
-            "it one lower.",
+            "Restart the missing broker. If min.insync.replicas equals the replication factor, set it one lower: "
+            "otherwise each restart of a broker stops producers.",
             ("min.insync.replicas",),
             ("refused_min",),
             "errors of partitions in answers to Produce",
@@ -268,10 +263,10 @@ KINDS = {
         ),
         Kind(
             "refused_authorization",
-            "Requests refused for lack of rights",
+            "Requests refused by authorization",
             "{failed} of {asked} {api} requests were refused: {errors}",
-            "The principal has no right to what it asks: no retry helps.",
-            "Give the principal the right (kafka-acls --add), or have the client ask for its own topics and groups.",
+            "The principal lacks an ACL for the operation: retries cannot succeed.",
+            "Grant the ACL (kafka-acls --add), or restrict the client to its own topics and groups.",
             ("kafka-acls",),
             ("refused_min",),
             "authorization errors in answers",
@@ -282,8 +277,9 @@ KINDS = {
             "login_failed",
             "Logins that fail",
             "{failed} of {asked} {api} failed: {errors}",
-            "The client does not get in: a wrong password, an expired token, or somebody who tries.",
-            "Correct the client's credentials (sasl.jaas.config, sasl.username); look at who tries from that address.",
+            "The client cannot connect: a wrong password, an expired token, or an attempt to break in.",
+            "Correct the client's credentials (sasl.jaas.config, sasl.username); find out which program runs at that "
+            "address.",
             ("sasl.jaas.config", "sasl.mechanism"),
             ("refused_min",),
             "errors of SaslHandshake and SaslAuthenticate; connections that ended after a raw token",
@@ -294,9 +290,9 @@ KINDS = {
             "refused_too_large",
             "Records too large",
             "{failed} of {asked} {api} requests were refused: {errors}",
-            "The batch is larger than the topic or the broker takes: no retry helps, the records are lost.",
-            "Raise max.message.bytes of the topic with replica.fetch.max.bytes, or have the producer send less "
-            "(max.request.size, compression.type).",
+            "The batch exceeds the limit of the topic or broker: retries cannot succeed, the records are lost.",
+            "Raise the topic's max.message.bytes together with replica.fetch.max.bytes, or make the producer's "
+            "batches smaller (max.request.size, compression.type).",
             ("max.message.bytes", "message.max.bytes", "max.request.size"),
             ("refused_min",),
             "errors of partitions in answers to Produce",
@@ -306,9 +302,9 @@ KINDS = {
         Kind(
             "unknown_topic",
             "Topics that do not exist",
-            "{failed} of {asked} {api} requests name a topic that is not there: {errors}",
-            "A mistyped or deleted topic: the client asks again and again, and its records time out.",
-            "Correct the name at the client, or create the topic (kafka-topics --create).",
+            "{failed} of {asked} {api} requests name a topic that does not exist: {errors}",
+            "The topic's name is mistyped, or the topic was deleted: the client retries, and its records time out.",
+            "Correct the name in the client, or create the topic (kafka-topics --create).",
             ("auto.create.topics.enable", "allow.auto.create.topics"),
             ("refused_min",),
             "errors of topics and partitions in answers",
@@ -317,11 +313,12 @@ KINDS = {
         ),
         Kind(
             "fenced",
-            "Clients put out by another",
+            "Clients fenced by another",
             "{failed} of {asked} {api} requests were refused: {errors}",
-            "A newer producer or member has the same id, or the state of its producer id is gone: it must stop.",
-            "Give each process its own transactional.id or group.instance.id; look for one that lives on after it was "
-            "replaced, and for transaction.timeout.ms that is too short.",
+            "A newer producer or member has the same id, or the broker dropped the state of its producer id: the "
+            "client must stop.",
+            "Give each process its own transactional.id or group.instance.id; look for a process that still runs "
+            "after its replacement started, and for a transaction.timeout.ms that is too short.",
             ("transactional.id", "group.instance.id", "transaction.timeout.ms"),
             ("refused_min",),
             "fencing errors in answers",
@@ -330,12 +327,11 @@ KINDS = {
         ),
         Kind(
             "refused_records",
-            "Records or requests that brokers do not take",
+            "Invalid records or requests",
             "{failed} of {asked} {api} requests were refused: {errors}",
-            "The broker takes what was sent for broken or against a rule of the topic: no retry helps.",
-            "Look at the topic's settings (cleanup.policy=compact wants keys, message.timestamp.*) and the error's "
-            "message "
-            "in the client's log.",
+            "The request is malformed, or violates a setting of the topic: retries cannot succeed.",
+            "Look at the topic's settings (cleanup.policy=compact requires keys, message.timestamp.*) and at the "
+            "error in the client's log.",
             ("cleanup.policy", "message.timestamp.type"),
             ("refused_min",),
             "errors of partitions and requests in answers",
@@ -344,15 +340,14 @@ KINDS = {
         ),
         Kind(
             "reconnect_storm",
-            "Connections that serve nothing, over and over",
-            "{connections} connections ended before a request was served, {worst} of them in ten seconds",
-            "Each attempt costs the broker a thread's time, TLS and a login; a fleet of such clients keeps a broker "
-            "that "
-            "comes back from getting up.",
-            "Raise reconnect.backoff.ms and reconnect.backoff.max.ms; look at why the connections end.",
+            "Reconnecting again and again without success",
+            "{connections} connections ended before a request succeeded, {worst} of them within ten seconds",
+            "Each attempt costs the broker CPU for TLS and login; a fleet of such clients can overload a broker that "
+            "restarts.",
+            "Raise reconnect.backoff.ms and reconnect.backoff.max.ms; find out why the connections end.",
             ("reconnect.backoff.ms", "reconnect.backoff.max.ms"),
             ("storm_connections",),
-            "connections that ended after handshakes at most, by client and broker",
+            "connections that ended during or right after their handshakes, by client and broker",
             "connections",
         ),
         Kind(
@@ -360,55 +355,52 @@ KINDS = {
             "Producers that stood still",
             "{clients} of {producers} producers had no write acknowledged for {shortest_ns} or more, {longest} for "
             "{longest_ns}",
-            "Nothing that they send is written meanwhile: records wait in their memory (buffer.memory), and are given "
-            "up after delivery.timeout.ms; what calls send() waits, or loses them.",
-            "Look at what they waited for: a broker that does not answer, partitions without a leader, fewer in-sync "
-            "replicas than min.insync.replicas. Java and librdkafka hold records for 2 and 5 minutes: a "
-            "delivery.timeout.ms above the longest standstill loses none.",
+            "None of their records are written meanwhile: records wait in the producer's buffer (buffer.memory), and "
+            "expire after delivery.timeout.ms; when the buffer is full, send() blocks or fails.",
+            "Find out what they waited for: a broker that does not answer, partitions without a leader, fewer in-sync "
+            "replicas than min.insync.replicas. Java keeps records for 2 minutes, librdkafka for 5: with "
+            "delivery.timeout.ms above the longest standstill no record expires.",
             ("delivery.timeout.ms", "buffer.memory", "broker.session.timeout.ms"),
             ("writers_still_s", "felt_stood_still_s"),
-            "Produce requests: from the first that is not acknowledged to the client's next acknowledgement, whatever "
-            "broker and topic it is of",
+            "Produce requests: time from a client's first unacknowledged request to its next acknowledgement, from "
+            "any broker and topic",
             "slow",
             says_live="{clients} of {producers} producers had no write acknowledged for {longest_ns}",
         ),
         Kind(
             "records_lost",
             "Acknowledged records lost",
-            "{records} records, acknowledged by {by} (acks={acks}), are gone: their offsets were acknowledged again, "
-            "for other records (partition and offsets {offsets})",
-            "The producer took them for written. A leader that was deposed, or failed before its followers had the "
-            "records, acknowledged them; the next leader's log is without them.",
+            "{records} records, acknowledged by {by} (acks={acks}), are lost: the same offsets were acknowledged "
+            "again for other records (partition and offsets {offsets})",
+            "The producer considers them written. Their leader acknowledged them, and was replaced before a follower "
+            "had copied them; the next leader's log does not have them.",
             "Set acks=all and enable.idempotence=true at the producer, min.insync.replicas=2 at the topic, and leave "
-            "unclean.leader.election.enable=false: then only what all in-sync replicas have is acknowledged. Produce "
-            "these records again, where their source still has them.",
+            "unclean.leader.election.enable=false: then a record is acknowledged only when all in-sync replicas have "
+            "it. Produce these records again if their source still has them.",
             ("acks", "min.insync.replicas", "unclean.leader.election.enable"),
             (),
             "offsets of a partition in answers to Produce: the same ones twice, for different batches",
         ),
         Kind(
             "doubtful_records",
-            "Records doubled or lost, perhaps",
-            "{doubtful_records} records in {failed} batches without an answer, without a producer id; {resent} batches "
-            "sent again",
-            "Without a producer id the broker cannot know a batch that it has already: what was not answered and is "
-            "sent "
-            "again may be there twice, what is not sent again may be lost.",
+            "Records possibly duplicated or lost",
+            "{doubtful_records} records in {failed} unanswered batches without a producer id; {resent} batches retried",
+            "Without a producer id the broker cannot detect a duplicate: an unanswered batch may be in the log twice "
+            "if it was retried, and may be lost if not.",
             "Set enable.idempotence=true (the default of Java since 3.0), acks=all.",
             ("enable.idempotence", "acks"),
             ("doubtful_records_min",),
-            "batches of Produce requests that were not answered, and later batches of the client with records of the "
-            "same "
-            "time",
+            "batches of unanswered Produce requests, and the client's later batches with records of the same "
+            "timestamps",
         ),
         Kind(
             "single_record_batches",
             "Batches of one record",
             "{single_share} of {batches} batches have one record, {rate_per_s} a second on each connection",
-            "Each batch costs a request's share of broker and network, 60 to 90 bytes of headers, and an entry in "
-            "every replica's log; full ones cost hardly more, and compress.",
-            "Raise linger.ms to 5-50 and leave batch.size at 16384 or more; with confluent-kafka do not flush() after "
-            "each produce(), with Java do not get() each future.",
+            "Each batch costs the broker a share of a request, 60 to 90 bytes of headers, and an append on every "
+            "replica. A full batch costs hardly more, and compresses better.",
+            "Raise linger.ms to 5-50 and leave batch.size at 16384 or more; do not call flush() after each produce() "
+            "(confluent-kafka), or get() on each future (Java).",
             ("linger.ms", "batch.size"),
             ("batches_min", "single_record_share", "single_record_rate"),
             "Produce requests: record batches with one record, by client and topic",
@@ -418,41 +410,41 @@ KINDS = {
         Kind(
             "no_compression",
             "No compression",
-            "{plain_bytes} in {batches} batches without compression, {bytes_per_batch} each; a sample of records "
-            "became "
-            "{measured_ratio} times smaller",
-            "Records in one batch resemble each other: text and JSON shrink to a half or a fifth on the network, on "
-            "every replica's disk, and for every consumer.",
-            "Set compression.type to zstd or lz4 at the producer. Values that are compressed or encrypted already gain "
-            "nothing: `kproxy convert --records TOPIC --record-values all` has some at hand to be measured.",
+            "{plain_bytes} in {batches} uncompressed batches, {bytes_per_batch} each; a sample of records shrank by a "
+            "factor of {measured_ratio}",
+            "Records of one batch are similar: text and JSON shrink to a half or a fifth on the network, on every "
+            "replica's disk, and for every consumer.",
+            "Set compression.type to zstd or lz4 at the producer. Values that are already compressed or encrypted do "
+            "not shrink: `kproxy convert --records TOPIC --record-values all` keeps values, so that this finding can "
+            "measure it.",
             ("compression.type",),
             ("uncompressed_bytes_min", "uncompressed_rate", "uncompressed_batch_bytes", "compression_ratio"),
-            "Produce requests: batches with codec none, by client and topic; where the table records has whole values, "
-            "some are compressed to see",
+            "Produce requests: batches with codec none, by client and topic; if the table records has whole values, "
+            "kproxy compresses a sample",
             "batching",
             True,
-            "{plain_bytes} in {batches} batches without compression, {bytes_per_batch} each; whether they would shrink "
-            "was not measured",
+            "{plain_bytes} in {batches} uncompressed batches, {bytes_per_batch} each; whether they would shrink was "
+            "not measured",
         ),
         Kind(
             "empty_fetches",
-            "Fetches that come back empty",
-            "{empty_share} of {fetches} fetches came back empty, {rate_per_s} a second on each connection",
-            "A fetch that is answered with nothing at once costs broker and client as much as one that brings records.",
-            "Raise fetch.max.wait.ms to 500 or more (the broker then waits for data); look for a poll loop around a "
-            "consumer without it, such as max wait 0.",
+            "Empty fetches",
+            "{empty_share} of {fetches} fetches were empty, {rate_per_s} a second on each connection",
+            "An immediate empty answer costs broker and client as much as one with records.",
+            "Raise fetch.max.wait.ms to 500 or more, so that the broker waits for data; look for a client that polls "
+            "with a maximum wait of 0.",
             ("fetch.max.wait.ms", "fetch.min.bytes"),
             ("fetches_min", "empty_share", "empty_rate"),
-            "Fetch answers without records, by client; those of a session that waited its time are few a second",
+            "Fetch answers without records, by client, above the rate that long polls explain",
             "fetching",
         ),
         Kind(
             "tiny_fetches",
-            "Fetches that bring next to nothing",
-            "{bytes_per_fetch} in a fetch, {rate_per_s} fetches a second while a connection is open",
-            "Each fetch costs about the same up to some 100 kB: many small ones load broker and consumer for nothing.",
-            "Raise fetch.min.bytes (1 by default) to 10000 or more: the broker collects so much, for fetch.max.wait.ms "
-            "at most.",
+            "Tiny fetches",
+            "{bytes_per_fetch} per fetch, {rate_per_s} fetches a second on each open connection",
+            "Every fetch up to about 100 kB costs the same: many small ones waste CPU of broker and consumer.",
+            "Raise fetch.min.bytes (1 by default) to 10000 or more: the broker then answers when it has that many "
+            "bytes, or after fetch.max.wait.ms.",
             ("fetch.min.bytes", "fetch.max.wait.ms"),
             ("fetches_min", "tiny_fetch_bytes", "tiny_fetch_rate"),
             "Fetch answers with records, by client",
@@ -461,11 +453,11 @@ KINDS = {
         Kind(
             "throttled",
             "Throttled by a quota",
-            "{throttled} of {answers} answers throttled, {throttle_ms} in all",
-            "The broker makes this client wait since it is over a quota: it is slower than it could be.",
+            "{throttled} of {answers} answers throttled, {throttle_ms} in total",
+            "The client exceeds a quota: the broker slows it down.",
             "Raise the quota with kafka-configs --alter (--entity-type users or clients): producer_byte_rate for "
             "Produce, consumer_byte_rate for Fetch, request_percentage for any, controller_mutation_rate for topics; "
-            "or have the client send less (compression.type, batch.size).",
+            "or reduce the client's traffic (compression.type, batch.size).",
             ("producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate"),
             ("throttled_min", "throttled_share", "throttled_time_share"),
             "throttle_time_ms above 0 in answers, by client and API",
@@ -474,15 +466,15 @@ KINDS = {
         ),
         Kind(
             "old_versions",
-            "Protocol versions that a newer Kafka drops",
-            "{apis} in {requests} requests: Kafka {kafka} has no such versions",
-            "Kafka 4.0 dropped what clients before 2.1 speak (KIP-896), and other releases dropped APIs: after the "
-            "upgrade of the brokers this client does not connect, or fails.",
-            "Upgrade the client library (Java 2.1, librdkafka 2.0, or newer) before the brokers; `kproxy compat` says "
-            "what a release serves.",
+            "Protocol versions that newer brokers dropped",
+            "{apis} in {requests} requests: Kafka {kafka} does not support these versions",
+            "Kafka 4.0 removed the protocol versions of clients before 2.1 (KIP-896), and other releases removed "
+            "APIs: after an upgrade of the brokers this client cannot connect, or fails.",
+            "Upgrade the client library (Java 2.1, librdkafka 2.0, or newer) before the brokers; `kproxy compat` "
+            "lists the versions that a release supports.",
             ("the client's version",),
             (),
-            "API versions of requests against those that the newest release serves, by kproxy's data of releases",
+            "API versions of requests, compared with those of the newest release that kproxy knows",
             "clients",
             True,
         ),
@@ -490,8 +482,8 @@ KINDS = {
             "weak_acks",
             "acks=0 or 1 on replicated topics",
             "acks={acks} for {requests} requests to topics with {replicas} replicas",
-            "With 1 the leader answers before a follower has the records, with 0 nobody answers: if the leader fails, "
-            "records are gone that the producer took for written, though replicas exist.",
+            "With acks=1 the leader acknowledges before a follower has the records; with acks=0 nobody acknowledges. "
+            "If the leader fails, acknowledged records are lost although replicas exist.",
             "Set acks=all (the default since Kafka 3.0) and min.insync.replicas=2 at the topic.",
             ("acks", "min.insync.replicas"),
             ("acks_requests_min",),
@@ -501,54 +493,53 @@ KINDS = {
         Kind(
             "resent_not_idempotent",
             "Retries without idempotence",
-            "{outcome}: batches that failed were sent again without a producer id, {resent} of which it was not known "
-            "whether they had been written",
-            "A batch whose answer was an error or was lost may be in the log already: sent again without a producer "
-            "id it is there twice, and with several requests in flight behind later ones.",
+            "{outcome}: failed batches were retried without a producer id, {resent} of them without knowing whether "
+            "the first attempt was written",
+            "A batch whose answer was an error or got lost may already be in the log. Retried without a producer id "
+            "it is there twice; with several requests in flight it is appended after later batches.",
             "Set enable.idempotence=true (the default since Kafka 3.0; it needs acks=all, retries above 0 and at most "
             "5 of max.in.flight.requests.per.connection).",
             ("enable.idempotence", "max.in.flight.requests.per.connection"),
             ("resent_batches",),
-            "batches without a producer id whose first request failed or was not answered, and that came once more; "
-            "offsets in answers, which skip records that were written and not acknowledged",
+            "batches without a producer id that were retried after an error or without an answer; gaps of offsets in "
+            "answers, left by records that were written and not acknowledged",
             "errors",
         ),
         Kind(
             "hot_partition",
             "A hot partition",
             "{share} of the topic's bytes, {times_even} times an even share of {partitions} partitions",
-            "One broker and one consumer carry what many were meant for: the partition's lag and latency are the "
-            "topic's.",
-            "Look at the keys: one that is very frequent, null keys with a custom partitioner, or a producer that "
-            "names its partition. Add to the key, or leave partitioner.class at its default.",
+            "One broker and one consumer carry most of the load: the partition's lag and latency limit the topic.",
+            "Look at the keys: a very frequent key, null keys with a custom partitioner, or a producer that sets the "
+            "partition itself. Make the key more specific, or leave partitioner.class at its default.",
             ("partitioner.class", "the records' keys"),
             ("hot_bytes_min", "hot_partition_times", "hot_partition_batches"),
-            "bytes of Produce requests (or of Fetch answers, of topics that nobody wrote to) by partition",
+            "bytes of Produce requests by partition; of Fetch answers for topics without Produce requests",
             "skew",
         ),
         Kind(
             "hot_broker",
             "A hot broker",
             "{share} of all bytes, {times_even} times an even share of {brokers} brokers",
-            "Its network, disks and threads are full while others idle.",
+            "Its network, disks and threads are busy while other brokers idle.",
             "Move leaders: kafka-leader-election --election-type preferred, then kafka-reassign-partitions; "
             "auto.leader.rebalance.enable=true keeps preferred leaders.",
             ("auto.leader.rebalance.enable",),
             ("hot_broker_times", "broker_requests_min"),
-            "bytes of clients' requests and answers by broker",
+            "bytes of client requests and answers by broker",
             "talkers",
             True,
         ),
         Kind(
             "slow_broker",
             "A slow broker",
-            "Produce takes {p99_ns} at p99, the other brokers {others_p99_ns}",
-            "Each partition that it leads is as slow, and those that it follows wait for it with acks=all.",
+            "Produce takes {p99_ns} at p99, {others_p99_ns} on the other brokers",
+            "Every partition that it leads is slow; partitions that it follows wait for it with acks=all.",
             "Look at its disks, its page cache and garbage collection, and at followers that lag "
             "(num.replica.fetchers, replica.lag.time.max.ms).",
             ("num.replica.fetchers", "num.io.threads"),
             ("produces_min", "slow_broker_times", "slow_produce_ms", "very_slow_produce_ms", "slow_produces_min"),
-            "latency of Produce without queue and throttle, by broker",
+            "latency of Produce by broker, without waiting in the connection's queue and throttling",
             "latency",
             True,
             "Produce takes {p99_ns} at p99 ({produces} requests)",
@@ -556,52 +547,52 @@ KINDS = {
         Kind(
             "connection_churn",
             "Connections that come and go",
-            "{connections} connections, {per_minute} a minute, half of them shorter than {life_p50_ns}",
-            "Each one costs threads, a TLS handshake or a login, and Metadata; brokers limit them "
+            "{connections} connections, {per_minute} a minute, half of them open for less than {life_p50_ns}",
+            "Each connection costs a TLS handshake or login, and Metadata; brokers limit their rate "
             "(max.connection.creation.rate).",
-            "Keep one producer or consumer for the life of the process instead of one per message or per request; look "
-            "for a client that crashes, or a probe.",
+            "Keep one producer or consumer for the life of the process instead of one per message or per request; "
+            "look for a client that crashes, or a health check.",
             ("connections.max.idle.ms", "max.connection.creation.rate"),
             ("connections_min", "connections_per_minute", "short_connection_s"),
-            "connections that begin in the capture, by client; live how many are open at a time, and how many begin",
+            "connections that begin in the capture, by client; live: open and new connections",
             "connections",
             True,
             "{connections} connections, {per_minute} a minute, open for {life_mean_ns} on average",
         ),
         Kind(
             "rebalance_storm",
-            "A group that does not come to rest",
-            "{rebalances} rebalances in {span_ns}, {rebalancing_ns} of it rebalancing, most often {cause}; {of_client} "
-            "set off by members of client {client}",
-            "While a group rebalances its members do not work, or not all of them; records are read twice behind it.",
+            "A group that rebalances again and again",
+            "{rebalances} rebalances in {span_ns}, {rebalancing_ns} spent rebalancing, most often: {cause}; "
+            "{of_client} caused by members of client {client}",
+            "During a rebalance some or all members stop consuming; afterwards uncommitted records are read again.",
             "Give members a group.instance.id, use CooperativeStickyAssignor (partition.assignment.strategy) or "
             "group.protocol=consumer (KIP-848).",
             ("session.timeout.ms", "max.poll.interval.ms", "group.instance.id", "partition.assignment.strategy"),
             ("rebalances_min", "rebalances_per_hour", "rebalancing_share"),
-            "the table rebalances, by group, while there is traffic: pauses of more than 5 minutes do not count",
+            "the table rebalances, by group; gaps of more than 5 minutes without traffic do not count",
             "rebalances",
             True,
-            "{rebalances} rebalances in {span_ns}, {rebalancing_ns} of it rebalancing, most often {cause}",
+            "{rebalances} rebalances in {span_ns}, {rebalancing_ns} spent rebalancing, most often: {cause}",
         ),
         Kind(
             "straggler",
             "A member that the others wait for",
-            "all others waited {waited_ns} for it in {rebalances} rebalances, {longest_ns} at most",
-            "A rebalance ends when the last member has joined again: it joins with its next poll().",
-            "Make the time between two polls shorter: lower max.poll.records, work on another thread; lower "
-            "max.poll.interval.ms so that it is put out earlier.",
+            "all other members waited {waited_ns} for it in {rebalances} rebalances, {longest_ns} at most",
+            "A rebalance ends when the last member has joined again, which it does in its next poll().",
+            "Shorten the time between two polls: lower max.poll.records, or process records in another thread; lower "
+            "max.poll.interval.ms so that the group removes a slow member earlier.",
             ("max.poll.records", "max.poll.interval.ms"),
             ("straggler_wait_s",),
-            "the table rebalances: who joined last, and how long all others had waited",
+            "the table rebalances: the last member to join, and how long all others had waited",
             "rebalances",
         ),
         Kind(
             "commit_storm",
             "Commits for every record",
             "{commits} commits, {rate_per_s} a second on each connection",
-            "Each commit is a write to __consumer_offsets with acks=all, and a round trip of the consumer.",
+            "Each commit is a write to __consumer_offsets with acks=all, and a round trip for the consumer.",
             "Commit once per poll or per second: enable.auto.commit with auto.commit.interval.ms=5000, or "
-            "commitAsync() behind the loop over a poll's records.",
+            "commitAsync() after the loop over the records of a poll.",
             ("auto.commit.interval.ms", "enable.auto.commit"),
             ("commits_min", "commit_rate"),
             "OffsetCommit requests by group",
@@ -610,26 +601,26 @@ KINDS = {
         Kind(
             "stopped_fetching",
             "A consumer that no longer fetches",
-            "it has fetched nothing for {silent_ns}, and sent {heartbeats} heartbeats meanwhile",
-            "Its poll loop hangs, waits for something else or is paused. Heartbeats come from a thread of their own: "
-            "the group leaves it its partitions until max.poll.interval.ms has passed, and nobody reads them.",
-            "Look at what the consumer does between two polls (a thread dump), and what it waits for: more members do "
-            "not help. Processing that takes this long belongs behind pause(), or needs a lower max.poll.records.",
+            "no Fetch for {silent_ns}, {heartbeats} heartbeats meanwhile",
+            "Its poll loop hangs, waits or is paused. Heartbeats come from another thread: the member keeps its "
+            "partitions until max.poll.interval.ms has passed, and nobody reads them.",
+            "Take a thread dump to see where the consumer waits between two polls: more members do not help. For long "
+            "processing call pause(), or lower max.poll.records.",
             ("max.poll.interval.ms", "max.poll.records"),
             ("stopped_fetching_s",),
-            "heartbeats of a member behind its last Fetch, without a SyncGroup between them",
+            "heartbeats of a member after its last Fetch, without a SyncGroup between them",
             "groups",
         ),
         Kind(
             "growing_lag",
             "Lag that grows",
             "lag grew from {first_lag_records} to {last_lag_records} records in {span_ns}",
-            "The consumer is slower than its producers: it falls behind until retention deletes what it has not read.",
+            "The consumer is slower than the producers: it falls behind until retention deletes unread records.",
             "Add members up to the number of partitions, or partitions; raise max.poll.records, "
-            "max.partition.fetch.bytes and fetch.min.bytes; look at what the consumer does with a record.",
+            "max.partition.fetch.bytes and fetch.min.bytes; measure how long the consumer processes a record.",
             ("max.poll.records", "max.partition.fetch.bytes", "retention.ms"),
             ("lag_records_min", "lag_growth", "lag_growth_per_s", "lag_span_s"),
-            "lag by fetches of each client and topic, by commits of each group and topic: growth and height",
+            "lag of each client and topic by its fetches, of each group and topic by its commits: size and growth",
             "lag",
             True,
         ),
@@ -637,23 +628,23 @@ KINDS = {
             "open_transaction",
             "A transaction left open",
             "open for {open_ns} when the capture ended",
-            "Readers with isolation.level=read_committed get nothing behind it, and compaction stops, in every "
-            "partition that it wrote to.",
+            "In every partition that it wrote to, consumers with isolation.level=read_committed get no records after "
+            "it, and compaction stops.",
             "The coordinator aborts it when the producer's transaction.timeout.ms has passed. `kproxy analyze "
-            "transactions` has that timeout, the partitions and their start offsets. Where nobody commits it, end it "
-            "now: kafka-transactions.sh abort --topic TOPIC --partition N --start-offset OFFSET, for each partition. "
-            "Then look for what the producer does between send and commit.",
+            "transactions` lists that timeout, the partitions and their start offsets. To end it now: "
+            "kafka-transactions.sh abort --topic TOPIC --partition N --start-offset OFFSET, for each partition. Then "
+            "find out what the producer does between send and commit.",
             ("transaction.timeout.ms", "isolation.level"),
             ("open_transaction_s", "hung_transaction_s"),
-            "requests of a transactional id without an EndTxn behind them, at the end",
+            "requests of a transactional id without a later EndTxn",
             "transactions",
         ),
         Kind(
             "stuck_stable_offset",
-            "Readers of committed data stand still",
+            "Consumers of committed records stand still",
             "the last stable offset stood at {last_stable_offset} for {stuck_ns} while the log grew by {records}",
-            "A transaction is open in this partition: readers with read_committed get nothing behind it.",
-            "kafka-transactions.sh find-hanging names its producer; abort ends it. Lower transaction.timeout.ms.",
+            "A transaction is open in this partition: consumers with read_committed get no records after it.",
+            "kafka-transactions.sh find-hanging lists its producer; abort ends it. Lower transaction.timeout.ms.",
             ("transaction.timeout.ms", "isolation.level"),
             ("open_transaction_s", "hung_transaction_s", "lag_records_min", "felt_behind_records"),
             "last stable offset and high watermark of Fetch answers, by partition",
@@ -662,35 +653,35 @@ KINDS = {
         Kind(
             "retransmissions",
             "The network loses segments",
-            "{retransmissions} segments sent again, {segment_share} of all",
-            "Each loss stops its connection for 200 ms or more, and halves its throughput.",
-            "Look at interfaces, duplex, MTU and full links between the two; more in flight hides it "
+            "{retransmissions} segments retransmitted, {segment_share} of all",
+            "Each lost segment stops its connection for 200 ms or more, and halves its throughput.",
+            "Look at interfaces, duplex, MTU and saturated links between the two; larger buffers reduce the effect "
             "(socket.send.buffer.bytes, socket.receive.buffer.bytes).",
             ("socket.send.buffer.bytes", "socket.receive.buffer.bytes"),
             ("retransmissions_min", "retransmission_share"),
-            "TCP of the capture: segments that came again, by client's host and broker",
+            "TCP of the capture: retransmitted segments, by client host and broker",
             "connections",
         ),
         Kind(
             "zero_windows",
             "A receiver that reads too slowly",
             "a receive window was closed {zero_windows} times; connections: {connections}",
-            "Client or broker does not read what it was sent: its peer stands still meanwhile.",
-            "Of a consumer: its process is short of CPU, or stops (garbage collection, swap); raise "
-            "receive.buffer.bytes. Of a broker: socket.receive.buffer.bytes, num.network.threads.",
+            "Client or broker does not read its socket: its peer cannot send meanwhile.",
+            "If it is a consumer: its process lacks CPU, or pauses (garbage collection, swap); raise "
+            "receive.buffer.bytes. If it is a broker: raise socket.receive.buffer.bytes and num.network.threads.",
             ("receive.buffer.bytes", "socket.receive.buffer.bytes"),
             ("zero_windows_min",),
-            "TCP of the capture: windows of 0, by client's host and broker",
+            "TCP of the capture: windows of 0, by client host and broker",
             "connections",
         ),
         Kind(
             "core_full",
             "Bytes wait for kproxy",
             "bytes wait {loop_lag_ns} for kproxy at p99; its process uses {core_share} of a core",
-            "What clients take for the brokers' latency is kproxy's own: its core is full, or, where its process uses "
-            "much less than a core, other processes or a CPU limit keep the core from it.",
-            "Of a full core: give it more processes with --workers, or more cores; lower detail to headers. Otherwise: "
-            "raise the container's CPU limit, or move what else runs on the machine.",
+            "Clients measure kproxy's own delay as latency of the brokers: its core is full or, if its process uses "
+            "much less than a core, other processes or a CPU limit slow it down.",
+            "If the core is full: start more processes with --workers, or set detail to headers. Otherwise: raise the "
+            "container's CPU limit, or move other processes off the machine.",
             ("workers", "detail"),
             ("loop_lag_ms", "core_share"),
             "the running process: kproxy_loop_lag_seconds and its CPU time",

@@ -26,17 +26,17 @@ class Threshold(NamedTuple):
 THRESHOLDS = {
     each.name: each
     for each in (
-        Threshold("places_per_kind", 5, "findings", "More places of one kind say nothing new: they are counted."),
+        Threshold("places_per_kind", 5, "findings", "Further places of one kind are only counted."),
         # what users of the cluster feel
         Threshold("felt_failed", 100, "requests", "Critical from here on: no retry loop hides a hundred of them."),
         Threshold(
             "felt_failed_share",
             0.5,
             "share of requests",
-            "Critical from here on: who fails more often than not does not work at all.",
+            "Critical from here on: a client whose requests mostly fail does not work.",
         ),
         Threshold(
-            "felt_failed_few", 10, "requests", "Half of fewer than ten requests may be one attempt with retries."
+            "felt_failed_few", 10, "requests", "Below ten requests half of them may be one attempt with its retries."
         ),
         Threshold(
             "felt_stood_still_s",
@@ -51,79 +51,80 @@ THRESHOLDS = {
             "Critical from here on: 200 polls of max.poll.records (500) only to catch up.",
         ),
         # failures
-        Threshold("late_answer_s", 1, "s", "TCP sends again after 0.2 and 0.6 s at first: everyday loss."),
-        Threshold("connects_failed_min", 1, "connects", "Connects do not fail where everything works."),
-        Threshold("tls_failed_min", 1, "handshakes", "Handshakes do not fail where everything works."),
+        Threshold("late_answer_s", 1, "s", "TCP retransmits after 0.2 and 0.6 s at first: everyday loss."),
+        Threshold("connects_failed_min", 1, "connects", "In a healthy network no connect fails."),
+        Threshold("tls_failed_min", 1, "handshakes", "With correct settings no handshake fails."),
         Threshold("unanswered_min", 3, "requests", "One or two requests are lost by any restart of a client."),
         Threshold(
             "gave_up_s",
             3,
             "s",
-            "Who waited this long before the connection ended gave up; request.timeout.ms is 30 s, and less where set.",
+            "A client that waited this long and then closed the connection gave up; request.timeout.ms is 30 s by "
+            "default.",
         ),
         Threshold(
-            "refused_min", 3, "requests", "A client that meets an error once or twice looks for leaders and topics."
+            "refused_min", 3, "requests", "One or two errors are normal while a client discovers leaders and topics."
         ),
         Threshold(
             "retried_min",
             10,
             "requests",
-            "A leader that moves refuses a few requests of each client, once; so many are two.",
+            "When leadership moves, each client gets a few errors once; this many are more than one move.",
         ),
         Threshold(
             "silent_s",
             3,
             "s",
-            "Answers come every fetch.max.wait.ms (500) at least; after heartbeat.interval.ms (3 s) every group feels "
-            "it.",
+            "A broker answers fetches at least every fetch.max.wait.ms (500); after heartbeat.interval.ms (3 s) every "
+            "group is affected.",
         ),
         Threshold(
             "silent_answers_min",
             5,
             "answers in 5 s",
-            "A broker that nobody asks much is silent without being ill: so many answers just before.",
+            "A broker with few requests is silent without a fault: it must have answered this many just before.",
         ),
         Threshold("silent_requests_min", 3, "requests", "One or two requests may be slow by themselves."),
         Threshold(
             "coordinator_outage_s",
             2,
             "s",
-            "A coordinator that moves is found again by the next heartbeat, every 3 s at most; quicker is not felt.",
+            "Clients find a moved coordinator with their next heartbeat (3 s); a shorter outage has no effect.",
         ),
-        Threshold("controller_changes_min", 3, "elections", "A controller that is restarted makes one or two."),
+        Threshold("controller_changes_min", 3, "elections", "The restart of a controller causes one or two."),
         Threshold(
             "replicas_s",
             2,
             "s",
-            "A leader that moves leaves its partition without one for less: metadata of clients tell of it later.",
+            "When leadership moves, a partition has no leader for a shorter time.",
         ),
         Threshold(
             "out_of_sync_s",
             10,
             "s",
-            "A broker that is restarted in order lacks for a few seconds; replica.lag.time.max.ms is 30 s.",
+            "A broker that restarts is out of the ISR for a few seconds; replica.lag.time.max.ms is 30 s.",
         ),
         Threshold(
             "storm_connections",
             20,
             "connections in 10 s",
-            "reconnect.backoff.max.ms is 1 s: one client that follows it makes ten.",
+            "reconnect.backoff.max.ms is 1 s: one client that honours it makes ten.",
         ),
         Threshold(
             "doubtful_records_min",
             10,
             "records",
-            "Fewer than ten records are of a request or two, which the connections' end explains.",
+            "Fewer records belong to one or two requests that were in flight when their connection ended.",
         ),
         Threshold(
             "writers_still_s",
             3,
             "s",
-            "Leaders that are handed over move within a second; a broker that fails is noticed after 6 to 9 s.",
+            "A controlled shutdown moves leadership within a second; a failed broker is detected after 6 to 9 s.",
         ),
         # producing
         Threshold(
-            "batches_min", 200, "batches", "Fewer batches of a client to a topic cost nothing, whatever is in them."
+            "batches_min", 200, "batches", "Fewer batches of a client to a topic cost nothing, whatever their size."
         ),
         Threshold(
             "single_record_share",
@@ -142,7 +143,7 @@ THRESHOLDS = {
             "uncompressed_bytes_min",
             1_000_000,
             "bytes",
-            "Below 1 MB of batches there is nothing to save that anybody would notice.",
+            "Below 1 MB the saving is not noticeable.",
         ),
         Threshold(
             "uncompressed_rate",
@@ -154,39 +155,40 @@ THRESHOLDS = {
             "uncompressed_batch_bytes",
             1000,
             "bytes per batch",
-            "A batch is compressed as a whole: one of less than 1 kB has too little in common with itself.",
+            "A batch is compressed as a whole: below 1 kB it repeats too little.",
         ),
         Threshold(
             "compression_ratio",
             1.3,
             "times",
-            "Measured with zlib at level 1 on batches of 16 kB (batch.size): below 1.3 the CPU is better spent.",
+            "Measured with zlib at level 1 on batches of 16 kB (batch.size): below 1.3 compression is not worth its "
+            "CPU.",
         ),
         Threshold(
             "acks_requests_min",
             20,
             "requests",
-            "A few requests are somebody's test: acks of 0 or 1 matters for what is produced all the time.",
+            "A few requests may be a test: acks of 0 or 1 matters for producers that run all the time.",
         ),
         Threshold(
             "resent_batches",
             3,
             "batches",
-            "Each batch that is sent again without a producer id may be there twice; one or two are chance.",
+            "One or two retried batches are chance; each may be in the log twice.",
         ),
         # consuming
-        Threshold("fetches_min", 100, "fetches", "Fewer say nothing about how a consumer polls."),
+        Threshold("fetches_min", 100, "fetches", "Fewer fetches do not show how a consumer polls."),
         Threshold(
             "empty_share",
             0.5,
             "share",
-            "Half of the fetches bring nothing: an idle consumer waits fetch.max.wait.ms (500) at the broker instead.",
+            "An idle consumer should wait fetch.max.wait.ms (500) in the broker rather than fetch again.",
         ),
         Threshold(
             "empty_rate",
             10,
             "fetches/s per connection",
-            "With the default fetch.max.wait.ms of 500 an idle connection has 2 a second; 10 is five times that.",
+            "An idle connection with the default fetch.max.wait.ms (500) sends 2 a second; 10 is five times that.",
         ),
         Threshold(
             "tiny_fetch_bytes",
@@ -198,16 +200,21 @@ THRESHOLDS = {
             "tiny_fetch_rate",
             50,
             "fetches/s per connection",
-            "At 50 a second waiting 100 ms more makes one fetch of five.",
+            "At 50 a second, waiting 100 ms longer makes one fetch out of five.",
         ),
         # clients
-        Threshold("throttled_min", 3, "answers", "One throttled answer may be a burst that a quota is there for."),
-        Threshold("throttled_share", 0.01, "share", "Less than 1 % of the answers is what quotas smooth without harm."),
+        Threshold(
+            "throttled_min",
+            3,
+            "answers",
+            "One throttled answer may be a short burst, which quotas are meant to smooth.",
+        ),
+        Threshold("throttled_share", 0.01, "share", "Below 1 % of the answers quotas smooth bursts without harm."),
         Threshold(
             "throttled_time_share",
             0.1,
             "share of the time",
-            "Told of as a warning from here on: a tenth of the client's time is spent waiting for its quota.",
+            "Warning from here on: the client spends a tenth of its time waiting for its quota.",
         ),
         Threshold(
             "connections_min",
@@ -219,11 +226,11 @@ THRESHOLDS = {
             "connections_per_minute",
             30,
             "connections/min",
-            "Clients keep connections open for connections.max.idle.ms (9 minutes); one every two seconds is no client "
-            "that lives.",
+            "Clients keep connections open for connections.max.idle.ms (9 minutes); one every two seconds is not a "
+            "long-lived client.",
         ),
         Threshold(
-            "short_connection_s", 10, "s", "Connections whose median life is shorter are made for one request or two."
+            "short_connection_s", 10, "s", "Connections with a shorter median lifetime serve one or two requests each."
         ),
         Threshold("commits_min", 100, "commits", "Fewer commits cost nothing."),
         Threshold(
@@ -233,15 +240,15 @@ THRESHOLDS = {
             "auto.commit.interval.ms is 5000: 0.2 a second; ten a second is a commit for every poll or record.",
         ),
         # balance
-        Threshold("hot_bytes_min", 1_000_000, "bytes", "With less in a topic the luck of a few batches decides."),
+        Threshold("hot_bytes_min", 1_000_000, "bytes", "In a smaller topic a few batches decide by chance."),
         Threshold(
-            "hot_partition_times", 3, "times an even share", "Keys that are spread well stay below twice an even share."
+            "hot_partition_times", 3, "times an even share", "Well-distributed keys stay below twice an even share."
         ),
-        Threshold("hot_partition_batches", 100, "requests", "Fewer requests to a topic are too few to be spread."),
+        Threshold("hot_partition_batches", 100, "requests", "Fewer requests to a topic cannot be evenly distributed."),
         Threshold(
-            "hot_broker_times", 2, "times an even share", "Leaders that are balanced differ by less than a quarter."
+            "hot_broker_times", 2, "times an even share", "Brokers with balanced leaders differ by less than a quarter."
         ),
-        Threshold("broker_requests_min", 500, "requests", "Fewer requests of clients say nothing about a broker."),
+        Threshold("broker_requests_min", 500, "requests", "Fewer client requests do not show a broker's load."),
         Threshold(
             "slow_broker_times",
             3,
@@ -252,53 +259,57 @@ THRESHOLDS = {
             "slow_produce_ms",
             50,
             "ms",
-            "Below 50 ms at p99 nobody suffers, however much faster others are.",
+            "Below 50 ms at p99 clients are not affected, even if other brokers are faster.",
         ),
         Threshold(
             "very_slow_produce_ms",
             1000,
             "ms",
-            "A second at p99 is slow for a broker that stands alone, too; request.timeout.ms is 30 s.",
+            "A second at p99 is slow even without other brokers to compare; request.timeout.ms is 30 s.",
         ),
         Threshold(
-            "slow_produces_min", 3, "requests", "A p99 of 133 requests is the second slowest: so many make no chance."
+            "slow_produces_min",
+            3,
+            "requests",
+            "With 133 requests p99 is the second slowest: this many are no coincidence.",
         ),
-        Threshold("produces_min", 100, "requests", "Below 100 requests a p99 is the slowest of them, by luck."),
+        Threshold("produces_min", 100, "requests", "Below 100 requests p99 is the slowest single request."),
         # groups
         Threshold(
             "rebalances_min",
             5,
             "rebalances",
-            "Beyond those by which its members came, one each (two where cooperative): a deployment makes a few more.",
+            "Not counting those of members that first join, one each (two if cooperative): a deployment causes a few "
+            "more.",
         ),
         Threshold(
             "rebalances_per_hour",
             12,
             "rebalances/h",
-            "One in five minutes (max.poll.interval.ms): the group does not come to rest.",
+            "One every five minutes (max.poll.interval.ms): the group is never stable for long.",
         ),
         Threshold(
             "rebalancing_share",
             0.1,
             "share of the time",
-            "Told of as critical from here on: in a tenth of its time the group does not work.",
+            "Critical from here on: the group spends a tenth of its time rebalancing.",
         ),
         Threshold(
             "straggler_wait_s",
             5,
             "s",
-            "Members hear of a rebalance by the next heartbeat, within heartbeat.interval.ms (3 s): who takes longer "
-            "was busy between two polls.",
+            "Members learn of a rebalance from their next heartbeat, within heartbeat.interval.ms (3 s): a slower "
+            "member was busy between two polls.",
         ),
-        Threshold("lag_records_min", 1000, "records", "Two max.poll.records (500): less is on its way."),
-        Threshold("lag_growth", 1.5, "times", "Lag swings with the batches; half as much again is more than that."),
+        Threshold("lag_records_min", 1000, "records", "Twice max.poll.records (500): less is in flight."),
+        Threshold("lag_growth", 1.5, "times", "Lag varies with the batches; growth by half is more than that."),
         Threshold(
             "lag_growth_per_s",
             100,
             "records/s",
-            "A large lag grows by a small factor; this is max.poll.records in 5 s.",
+            "A large lag grows by a small factor; this is max.poll.records (500) every 5 s.",
         ),
-        Threshold("lag_span_s", 10, "s", "Over less time a growing lag is a burst."),
+        Threshold("lag_span_s", 10, "s", "Growth over a shorter time is a burst."),
         Threshold(
             "stopped_fetching_s",
             60,
@@ -310,13 +321,13 @@ THRESHOLDS = {
             "open_transaction_s",
             10,
             "s",
-            "transaction.timeout.ms is 60 s, Streams commits every 100 ms: readers of committed data wait this long.",
+            "transaction.timeout.ms is 60 s, Streams commits every 100 ms: read_committed consumers wait this long.",
         ),
         Threshold(
             "hung_transaction_s",
             60,
             "s",
-            "Told of as critical from here on: transaction.timeout.ms is over, the coordinator should have aborted it.",
+            "Critical from here on: transaction.timeout.ms (60 s) has passed, the coordinator should have aborted it.",
         ),
         # network
         Threshold("retransmissions_min", 50, "segments", "A few are normal on every network."),
@@ -324,18 +335,19 @@ THRESHOLDS = {
             "retransmission_share",
             0.01,
             "share of segments",
-            "TCP's throughput falls with the root of the loss: 1 % is where a Kafka connection feels it. Segments are "
-            "counted as 1448 bytes.",
+            "TCP's throughput falls with the square root of the loss rate: from 1 % a Kafka connection is slower. "
+            "Segments count as 1448 bytes.",
         ),
-        Threshold("zero_windows_min", 10, "times", "A window that closes now and then is back-pressure at work."),
+        Threshold("zero_windows_min", 10, "times", "A window that closes now and then is normal back-pressure."),
         # kproxy
         Threshold(
             "loop_lag_ms",
             10,
             "ms",
-            "Above 10 ms at p99 bytes wait for kproxy, not the broker: its core is full or taken (docs/metrics.md).",
+            "Above 10 ms at p99 bytes wait for kproxy, not the broker: its core is full, or used by other processes "
+            "(docs/metrics.md).",
         ),
-        Threshold("core_share", 0.9, "share of a core", "One process of kproxy relays on one core."),
+        Threshold("core_share", 0.9, "share of a core", "One kproxy process uses one core."),
     )
 }
 

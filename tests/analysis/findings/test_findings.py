@@ -46,7 +46,7 @@ def test_a_client_that_is_over_its_quotas_is_throttled(found):
     produce = answer["throttled", "client thr, Produce"]
     assert dict(produce.evidence) | {"throttled": 15, "answers": 102} == dict(produce.evidence)
     assert produce.severity == "warning" and "producer_byte_rate" in produce.change
-    assert sentence(produce) == "15 of 102 answers throttled, 12.3 s in all"
+    assert sentence(produce) == "15 of 102 answers throttled, 12.3 s in total"
     assert next(iter(answer.values())).kind == "throttled"  # before what is merely worth knowing
 
 
@@ -248,7 +248,7 @@ def test_who_comes_and_goes_is_named_and_is_no_slow_poll_where_it_left_too_soon(
     evidence = dict(storm.evidence)
     assert evidence["rebalancing_ns"] == group["rebalancing_ns"] == 30 * 10**9
     assert (evidence["client"], evidence["of_client"], evidence["life_ns"]) == ("flapper", 20, life_s * 10**9)
-    assert sentence(storm).endswith("most often member_left; 20 set off by members of client flapper")
+    assert sentence(storm).endswith("most often: member_left; 20 caused by members of client flapper")
     assert ("Keep the consumer open" in storm.change) == is_short == ("lower max.poll.records" not in storm.change)
 
 
@@ -309,7 +309,7 @@ def test_records_whose_offsets_are_acknowledged_again_are_lost(made_up):
     with Tables(made_up) as tables:
         (lost,) = findings(tables, kinds=["records_lost"])
     assert lost.severity == "critical"
-    said = "acknowledged by broker 1 (acks=1), are gone: their offsets were acknowledged again, for other records"
+    said = "acknowledged by broker 1 (acks=1), are lost: the same offsets were acknowledged again for other records"
     assert sentence(lost) == f"7 records, {said} (partition and offsets 0: 100 to 104, 1: 42 to 43)"
 
 

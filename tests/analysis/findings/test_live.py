@@ -151,12 +151,12 @@ def test_tls_handshakes_that_fail_are_told_by_side():
     assert says == {
         "TLS of clients with kproxy": (
             "note",
-            "2 of 3 connections without a TLS handshake, most of them for: "
+            "2 of 3 TLS handshakes failed, most often: "
             "an alert: kproxy's certificate is not accepted",
         ),
         "TLS of kproxy with brokers": (
             "critical",
-            "40 of 40 connections without a TLS handshake, most of them for: closed by the peer",
+            "40 of 40 TLS handshakes failed, most often: closed by the peer",
         ),
     }
     assert {one.kind for one in answer.values()} == {"tls_failed"}

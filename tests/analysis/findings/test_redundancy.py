@@ -45,7 +45,7 @@ def test_a_topic_whose_writers_need_all_replicas_is_told_beside_why_one_was_away
     assert len(rigid) == (replicas is not None) and ("acks=all fail to topic strict." in text) == bool(rigid)
     for one in rigid:
         assert dict(one.evidence) == {"replicas": replicas, "partitions": 1, "failed": 10} and one.change
-        assert sentence(one).startswith(f"{replicas} of {replicas} replicas must be in sync")
+        assert sentence(one).startswith(f"writes need {replicas} of {replicas} replicas in sync")
 
 
 def test_other_errors_say_nothing_of_replicas(tmp_path):
