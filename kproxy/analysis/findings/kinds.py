@@ -627,7 +627,7 @@ KINDS = {
         Kind(
             "open_transaction",
             "A transaction left open",
-            "open for {open_ns} when the capture ended",
+            "open for {open_ns} when the capture ended; transaction.timeout.ms is {timeout_ms}",
             "In every partition that it wrote to, consumers with isolation.level=read_committed get no records after "
             "it, and compaction stops.",
             "The coordinator aborts it when the producer's transaction.timeout.ms has passed. `kproxy analyze "

@@ -1,4 +1,4 @@
-"""Findings about transactions: left open, or holding readers of committed data up.
+"""Findings about transactions: left open, or blocking read_committed consumers.
 
 Refuses to know engines, and how findings look.
 """
@@ -26,20 +26,22 @@ class Open(NamedTuple):
     last_us: int  # its last request
     end_us: int  # of the capture
     topics: str | None  # that it wrote to, one in a line
+    timeout_ms: int | None  # transaction.timeout.ms of its producer, by the coordinator's last answer
 
 
 def left_open(tables: Tables, limits: Limits) -> Frame:
     """Rows of Open, the longest first."""
     return ask(
-        {"exchanges": tables["exchanges"], "partitions": tables["partitions"]},
+        {name: tables[name] for name in ("exchanges", "partitions", "transactions")},
         seen="select cluster as of_cluster, max(unix_micros(`time`)) as end_us from exchanges group by cluster",
         said=f"""
             select source, connection, `number`, cluster, transactional_id, api, {GROUPS["client"]} as client,
-                unix_micros(`time`) as us
+                unix_micros(`time`) as us,
+                api in ('EndTxn', 'InitProducerId') and coalesce(errors, 0) = 0 as is_end
             from exchanges
             where transactional_id is not null and (api in {_BEGINS} or api in ('EndTxn', 'InitProducerId'))""",
         ended="""
-            select cluster, transactional_id, max(case when api in ('EndTxn', 'InitProducerId') then us end) as ended_us
+            select cluster, transactional_id, max(case when is_end then us end) as ended_us
             from said group by cluster, transactional_id""",
         behind=f"""
             select s.* from said s join ended e
@@ -58,10 +60,17 @@ def left_open(tables: Tables, limits: Limits) -> Frame:
         named="""
             select cluster, transactional_id, array_join(array_sort(collect_list(topic)), chr(10)) as topics
             from written group by cluster, transactional_id""",
+        limited="""
+            select cluster, transactional_id,
+                max_by(timeout_ms, named_struct('t', time_ns, 'n', timeout_ms)) as timeout_ms
+            from transactions where timeout_ms is not null group by cluster, transactional_id""",
         answer="""
-            select o.cluster, o.transactional_id, o.client, o.requests, o.began_us, o.last_us, o.end_us, n.topics
+            select o.cluster, o.transactional_id, o.client, o.requests, o.began_us, o.last_us, o.end_us, n.topics,
+                l.timeout_ms
             from open_for o left join named n
                 on o.cluster is not distinct from n.cluster and o.transactional_id = n.transactional_id
+            left join limited l
+                on o.cluster is not distinct from l.cluster and o.transactional_id = l.transactional_id
             order by began_us, o.cluster nulls first, o.transactional_id""",
     )
 
@@ -86,6 +95,7 @@ def judge_open(row: Open, limits: Limits) -> Iterator[Finding]:
             "open_ns": open_us * 1000,
             "requests": row.requests,
             "silent_ns": (row.end_us - row.last_us) * 1000,
+            "timeout_ms": row.timeout_ms,
         },
     )
 
@@ -149,6 +159,6 @@ def judge_stuck(row: Stuck, limits: Limits) -> Iterator[Finding]:
 
 
 PROBES = (
-    Probe(("open_transaction",), ("exchanges", "partitions"), left_open, Open, judge_open),
+    Probe(("open_transaction",), ("exchanges", "partitions", "transactions"), left_open, Open, judge_open),
     Probe(("stuck_stable_offset",), ("partitions",), stuck, Stuck, judge_stuck),
 )

@@ -164,6 +164,8 @@ def transactions(made: Made) -> None:
     for name in ("hung", "ends"):
         made.exchange(name, "AddPartitionsToTxn", 5, transactional_id=f"{name}-tx")
         made.exchange(name, "Produce", 5.1, transactional_id=f"{name}-tx", acks=-1)
+        made.add("transactions", 4, transactional_id=f"{name}-tx", timeout_ms=900_000, time_ns=START_NS + 4 * 10**9)
+    made.exchange("hung", "EndTxn", 5.2, transactional_id="hung-tx", errors=1)  # refused: it stays open
     made.exchange("ends", "EndTxn", 5.2, transactional_id="ends-tx")
     for number in range(80):
         key = made.exchange("reader", "Fetch", number, records=0, max_wait_ms=500, latency_ns=500 * MS)

@@ -257,6 +257,18 @@ def made_up(tmp_path_factory):
     return made.dataset(tmp_path_factory.mktemp("made") / "tables")
 
 
+def test_a_transaction_stays_open_behind_a_refused_end_and_its_timeout_is_said(made_up):
+    """The questions `transactions` and `findings` agree on it."""
+    with Tables(made_up) as tables:
+        (opened,) = findings(tables, kinds=["open_transaction"])
+        frames = (tables[name] for name in ("exchanges", "partitions", "transactions"))
+        (first, *others) = dicts(knowledge.transactions(*frames))
+    assert sentence(opened).endswith("when the capture ended; transaction.timeout.ms is 15.0 min")
+    assert (first["transactional_id"], first["ended_by"], first["timeout_ms"]) == ("hung-tx", None, 900_000)
+    assert first["open_ns"] == dict(opened.evidence)["open_ns"]
+    assert [other["ended_by"] for other in others] == ["EndTxn"]
+
+
 def test_each_kind_is_found_where_it_is_and_not_beside_it(made_up):
     with Tables(made_up) as tables:
         answer = findings(tables)

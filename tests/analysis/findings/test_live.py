@@ -151,8 +151,7 @@ def test_tls_handshakes_that_fail_are_told_by_side():
     assert says == {
         "TLS of clients with kproxy": (
             "note",
-            "2 of 3 TLS handshakes failed, most often: "
-            "an alert: kproxy's certificate is not accepted",
+            "2 of 3 TLS handshakes failed, most often: an alert: kproxy's certificate is not accepted",
         ),
         "TLS of kproxy with brokers": (
             "critical",
