@@ -4,7 +4,7 @@ They read the tables that `kproxy.insight` fills. Refuses to know files, session
 """
 
 from kproxy.analysis.engine import Frame, ask
-from kproxy.analysis.pieces import GROUPS, KEYS, TOPIC, literal
+from kproxy.analysis.pieces import GROUPS, KEYS, STABLE_OFFSETS, TOPIC, literal
 
 AWAY_NS = 60_000_000_000  # a group without a request for this long has no member: request.timeout.ms is shorter
 HEARTBEAT_NS = 3_000_000_000  # heartbeat.interval.ms
@@ -398,8 +398,10 @@ def transactions(exchanges: Frame, partitions: Frame, transactions: Frame) -> Fr
     """Transactions, those open at the end first: client, duration, timeout, and the first offsets written.
 
     A transaction begins with the first request that adds to it, and ends with the request that `ended_by` names:
-    EndTxn, or an InitProducerId of the same transactional id, which aborts it; null: neither was seen. `open_ns` runs
-    from the first to the last; for an open transaction, to the end of the tables. `timeout_ms` is the producer's
+    EndTxn, or an InitProducerId of the same transactional id, which aborts it. `coordinator`: neither was seen, but a
+    read_committed consumer got a last stable offset above the transaction's first offset: the coordinator aborted it
+    after its timeout. null: still open. `open_ns` runs from the first request to that end; for an open transaction, to
+    the end of the tables. `timeout_ms` is the producer's
     transaction.timeout.ms, after which the coordinator aborts the transaction. It comes from the last InitProducerId,
     DescribeTransactions or `__transaction_state` record that a client got; null: there was none. `start_offsets` are
     the first offsets written, by partition, 20 at most: for `kafka-transactions.sh abort --topic TOPIC --partition N
@@ -453,6 +455,14 @@ def transactions(exchanges: Frame, partitions: Frame, transactions: Frame) -> Fr
             from asked p left join answered a on {same.format("a")} and a.topic = p.topic
                 and a.`partition` = p.`partition`
             group by p.cluster, p.transactional_id, p.nth, p.topic, p.`partition`""",
+        stable=STABLE_OFFSETS,
+        aborted="""
+            select w.cluster, w.transactional_id, w.nth, min(b.us) as aborted_us
+            from wrote w join spans s on s.ended_us is null and s.cluster is not distinct from w.cluster
+                and s.transactional_id = w.transactional_id and s.nth = w.nth
+            join stable b on w.cluster is not distinct from b.of_cluster and w.topic = b.of_topic
+                and w.`partition` = b.of_partition and b.last_stable_offset > w.`offset` and b.us > s.began_us
+            group by w.cluster, w.transactional_id, w.nth""",
         placed="""
             select *, row_number() over (partition by cluster, transactional_id, nth
                 order by topic, `partition`) as place from wrote""",
@@ -464,13 +474,16 @@ def transactions(exchanges: Frame, partitions: Frame, transactions: Frame) -> Fr
             from placed group by cluster, transactional_id, nth""",
         answer=f"""
             select {_AT.format("s.began_us * 1e3")} as `time`, s.cluster, s.transactional_id, s.client,
-                (coalesce(s.ended_us, e.end_us) - s.began_us) * 1000 as open_ns, t.timeout_ms, s.ended_by, s.requests,
+                (coalesce(s.ended_us, a.aborted_us, e.end_us) - s.began_us) * 1000 as open_ns, t.timeout_ms,
+                coalesce(s.ended_by, case when a.aborted_us is not null then 'coordinator' end) as ended_by, s.requests,
                 coalesce(l.partitions, 0) as partitions, nullif(l.start_offsets, '') as start_offsets,
                 {_AT.format("s.last_us * 1e3")} as last, t.producer_id
             from spans s join seen e on s.cluster is not distinct from e.of_cluster
             left join timeouts t on {_SAME_TRANSACTION.format("t")}
             left join listed l on {_SAME_TRANSACTION.format("l")}
-            order by s.ended_by is not null, open_ns desc, `time`, s.cluster nulls first, s.transactional_id""",
+            left join aborted a on {_SAME_TRANSACTION.format("a")}
+            order by s.ended_by is not null or a.aborted_us is not null, open_ns desc, `time`, s.cluster nulls first,
+                s.transactional_id""",
     )
 
 

@@ -139,6 +139,12 @@ CONNECTED = f"coalesce(not {FAILED_CONNECT}, true)"
 ALL_BYTES = "(coalesce(request_bytes, 0) + coalesce(response_bytes, 0))"  # of an exchange, both ways
 TOPIC = "coalesce(topic, topic_id)"  # the topic's name, or its id where no answer named it
 
+# Where read_committed consumers may read to: rows of a question about transactions.
+STABLE_OFFSETS = f"""
+    select cluster as of_cluster, {TOPIC} as of_topic, `partition` as of_partition, last_stable_offset,
+        unix_micros(`time`) as us
+    from partitions where api = 'Fetch' and direction = 'response' and last_stable_offset > 0"""
+
 # The client software that each connection reports: the rows `software` of a question.
 SOFTWARE = """
     select source, connection, max(concat_ws(' ', software_name, software_version)) as software

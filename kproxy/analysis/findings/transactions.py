@@ -10,7 +10,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding, Probe, Tables, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import GROUPS, TOPIC
+from kproxy.analysis.pieces import GROUPS, STABLE_OFFSETS, TOPIC
 
 _BEGINS = "('AddPartitionsToTxn', 'AddOffsetsToTxn', 'TxnOffsetCommit', 'Produce')"
 
@@ -30,7 +30,11 @@ class Open(NamedTuple):
 
 
 def left_open(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Open, the longest first."""
+    """Rows of Open, the longest first.
+
+    The coordinator aborts a transaction after its timeout. It did if a last stable offset is above the transaction's
+    first offset in that partition.
+    """
     return ask(
         {name: tables[name] for name in ("exchanges", "partitions", "transactions")},
         seen="select cluster as of_cluster, max(unix_micros(`time`)) as end_us from exchanges group by cluster",
@@ -47,6 +51,18 @@ def left_open(tables: Tables, limits: Limits) -> Frame:
             select s.* from said s join ended e
                 on s.cluster is not distinct from e.cluster and s.transactional_id = e.transactional_id
             where s.api in {_BEGINS} and (e.ended_us is null or s.us > e.ended_us)""",
+        first_offsets=f"""
+            select b.cluster, b.transactional_id, {TOPIC} as topic, p.`partition`, min(p.`offset`) as `offset`,
+                min(b.us) as us
+            from behind b join partitions p
+                on b.source = p.source and b.connection = p.connection and b.`number` = p.`number`
+            where b.api = 'Produce' and p.direction = 'response' and coalesce(p.error_code, 0) = 0 and p.`offset` >= 0
+            group by b.cluster, b.transactional_id, {TOPIC}, p.`partition`""",
+        stable=STABLE_OFFSETS,
+        aborted="""
+            select distinct f.cluster, f.transactional_id from first_offsets f join stable s
+                on f.cluster is not distinct from s.of_cluster and f.topic = s.of_topic
+                and f.`partition` = s.of_partition and s.last_stable_offset > f.`offset` and s.us > f.us""",
         open_for=f"""
             select cluster, transactional_id, max(client) as client, count(*) as requests, min(us) as began_us,
                 max(us) as last_us, max(end_us) as end_us
@@ -67,10 +83,13 @@ def left_open(tables: Tables, limits: Limits) -> Frame:
         answer="""
             select o.cluster, o.transactional_id, o.client, o.requests, o.began_us, o.last_us, o.end_us, n.topics,
                 l.timeout_ms
-            from open_for o left join named n
+            from open_for o left join aborted a
+                on o.cluster is not distinct from a.cluster and o.transactional_id = a.transactional_id
+            left join named n
                 on o.cluster is not distinct from n.cluster and o.transactional_id = n.transactional_id
             left join limited l
                 on o.cluster is not distinct from l.cluster and o.transactional_id = l.transactional_id
+            where a.transactional_id is null
             order by began_us, o.cluster nulls first, o.transactional_id""",
     )
 

@@ -160,10 +160,12 @@ def lags(made: Made) -> None:
 
 
 def transactions(made: Made) -> None:
-    """`hung` never ends, `ends` does; `stuck` cannot be read behind offset 500."""
-    for name in ("hung", "ends"):
+    """`hung` never ends, `ends` does, the coordinator aborts `late`; `stuck` cannot be read behind offset 500."""
+    for name, topic in (("hung", "held"), ("ends", "held"), ("late", "flowing")):
         made.exchange(name, "AddPartitionsToTxn", 5, transactional_id=f"{name}-tx")
-        made.exchange(name, "Produce", 5.1, transactional_id=f"{name}-tx", acks=-1)
+        key = made.exchange(name, "Produce", 5.1, transactional_id=f"{name}-tx", acks=-1)
+        made.partition(key, "request", topic)
+        made.partition(key, "response", topic, offset=500)
         made.add("transactions", 4, transactional_id=f"{name}-tx", timeout_ms=900_000, time_ns=START_NS + 4 * 10**9)
     made.exchange("hung", "EndTxn", 5.2, transactional_id="hung-tx", errors=1)  # refused: it stays open
     made.exchange("ends", "EndTxn", 5.2, transactional_id="ends-tx")

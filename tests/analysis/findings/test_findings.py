@@ -266,7 +266,8 @@ def test_a_transaction_stays_open_behind_a_refused_end_and_its_timeout_is_said(m
     assert sentence(opened).endswith("when the capture ended; transaction.timeout.ms is 15.0 min")
     assert (first["transactional_id"], first["ended_by"], first["timeout_ms"]) == ("hung-tx", None, 900_000)
     assert first["open_ns"] == dict(opened.evidence)["open_ns"]
-    assert [other["ended_by"] for other in others] == ["EndTxn"]
+    ends = {other["transactional_id"]: (other["ended_by"], other["open_ns"] // 10**9) for other in others}
+    assert ends == {"ends-tx": ("EndTxn", 0), "late-tx": ("coordinator", 1)}
 
 
 def test_each_kind_is_found_where_it_is_and_not_beside_it(made_up):
