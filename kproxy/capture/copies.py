@@ -9,7 +9,8 @@ Where a network card or the kernel joins and cuts segments (TSO, GSO, GRO), the 
 bytes in other segments. Such a segment is a copy if others of its run had all of its bytes: segments of one
 run have the same acknowledgement, window and timestamp (cards copy them, and only such segments are joined), and
 identities that count the segments. A retransmission has a later timestamp, or in the same millisecond a later
-identity. Without timestamps, as Windows sends by default, the identities must fit segments of one size.
+identity. With timestamps, all may have one identity (Linux's SKB_GSO_TCP_FIXEDID). Without them, as Windows sends by
+default, the identities must fit segments of one size.
 
 If neither a timestamp nor an identity that changes from packet to packet identifies it, a packet is a copy only within
 AT_ONCE_NS: a retransmission takes a round trip at least.
@@ -38,7 +39,7 @@ from kproxy.capture.records import Record, Window
 MAX_PACKETS = 1 << 16  # that are remembered
 MIN_PRUNED = 1 << 12  # headers read one by one that are worth a look which of them are too old
 MAX_OF_RUN = 1 << 10  # headers of one direction read one by one, the last ones, that are looked through for a run
-SEGMENT_BYTES = range(500, 9217)  # bytes of payload in Ethernet frames: the segments that offload cuts and joins
+SEGMENT_BYTES = range(244, 9217)  # of payload in segments of offload: Linux's min_adv_mss less timestamps, to jumbo
 ETHERNET_BYTES = range(1200, 1461)  # the same, with an MTU of 1500 at most
 
 _NO_PACKETS = np.zeros(0, np.int64)
@@ -263,7 +264,7 @@ def _span(row: bytes, other: bytes) -> tuple[int, int]:
         return span if has_stamp else (0, 0)
     segments = (other_identity - identity if shift > 0 else identity - other_identity) & 0xFFFF
     if not segments:
-        return span if not shift else (0, 0)
+        return span if not shift or has_stamp else (0, 0)
     size, rest = divmod(abs(shift), segments)
     is_one_run = not rest and size in SEGMENT_BYTES and (has_stamp or _fits(min(length, other_length), size))
     return span if is_one_run else (0, 0)

@@ -193,15 +193,16 @@ def test_a_packet_seen_at_both_ends_is_one(tmp_path, change, way_ns, stamps, ide
     assert not any(twice.stalled(each) for _, each in both.exchanges)
 
 
-def recut(time_ns, data, sizes, identities):
-    """A segment of Ethernet and IPv4 as offload cuts it, into segments of these sizes at most, 1 us apart."""
+def recut(time_ns, data, sizes, mss):
+    """A segment of Ethernet and IPv4 as offload cuts it, into segments of these sizes at most, 1 us apart; identities
+    count segments of `mss` bytes, or are those of the whole if that is None."""
     before = 34 + (data[46] >> 4) * 4  # bytes of headers
     payload, identity = data[before:], unpack_from(">H", data, 18)[0]
     start = number = 0
     while start < len(payload):
         part = payload[start : start + sizes[number % len(sizes)]]
         head = bytearray(data[:before])
-        step = start // MSS if identities else 0
+        step = start // mss if mss else 0
         pack_into(">HH", head, 16, before - 14 + len(part), (identity + step) & 0xFFFF)
         pack_into(">I", head, 38, (unpack_from(">I", data, 38)[0] + start) & 0xFFFFFFFF)
         yield time_ns + 1000 * number, bytes(head) + part
@@ -235,7 +236,7 @@ def test_segments_that_offload_cut_or_joined_are_those_of_the_other_end(
         stamp = time_ns // 1_000_000 & 0xFFFF_FFFF
         whole = large(payload, seq, stamp, identity)
         here += [(time_ns, whole)]
-        there += recut(time_ns + 2_000_000, whole, sizes, identities)
+        there += recut(time_ns + 2_000_000, whole, sizes, MSS if identities else None)
         if number == 2:  # its tenth segment is sent again at once, if identities tell, and the last one a second later
             following = identity + -(-len(payload) // MSS)
             if identities:
@@ -255,6 +256,34 @@ def test_segments_that_offload_cut_or_joined_are_those_of_the_other_end(
     assert flow.total("retransmissions") == 1 + identities
     assert sum(flow.payload_bytes) == sum(map(len, LARGE)) + MSS * (1 + identities)
     assert not flow.total("gaps")
+
+
+@pytest.mark.parametrize("identity", ("counts", "zero", "fixed", "fixed without timestamps"))
+@pytest.mark.parametrize("mss", (400, 536, MSS))
+def test_offload_of_small_segments_and_with_one_identity_for_all(tmp_path, mss, identity):
+    """As where an MSS is clamped, and where the card copies the identity to each segment that it cuts."""
+    stamps, counts = "without" not in identity, identity == "counts"
+    here, there, time_ns, seq, number = [], [], 1_700_000_000_000_000_000, 1, 0x1234
+    syn = packet.ethernet(packet.ipv4(packet.tcp(seq=0, flags=SYN), identity=number - 1))
+    for payload in LARGE:
+        for again in (False, True):
+            part = payload[-mss:] if again else payload
+            stamp = b"\1\1\x08\x0a" + (time_ns // 1_000_000 & 0xFFFF_FFFF).to_bytes(4) + bytes(4) if stamps else b""
+            tcp = packet.tcp(part, seq=seq + len(payload) - len(part), options=stamp)
+            whole = packet.ethernet(packet.ipv4(tcp, identity=0 if identity == "zero" else number))
+            here.append((time_ns, whole))
+            there += recut(time_ns + 2_000_000, whole, (mss,), mss if counts else None)
+            number += -(-len(part) // mss) if counts else 0
+            time_ns += 250_000_000
+        seq += len(payload)
+    found = {}
+    for name, packets in (("here", here), ("there", there), ("both", here + there)):
+        whole = packet.pcap(sorted([(here[0][0] - 3000, syn), *packets], key=lambda each: each[0]))
+        (flow,) = seen_by(tmp_path / f"{name}.pcap", whole).flows
+        found[name] = flow.total("retransmissions"), sum(flow.payload_bytes), flow.total("gaps")
+    sent = sum(len(payload) + len(payload[-mss:]) for payload in LARGE)
+    assert found["here"] == found["there"] == (len(LARGE), sent, 0)
+    assert (found["both"] == found["here"]) == stamps  # nothing tells those without from segments sent again
 
 
 def test_where_nothing_tells_packets_apart_they_were_sent_again(tmp_path):
