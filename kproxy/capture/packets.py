@@ -38,7 +38,7 @@ _NSH_KINDS = {1: _IPV4, 2: _IPV6, 3: _TEB, 4: _NSH, 5: 0x8847}  # of VXLAN-GPE t
 _SNAP = b"\xaa\xaa\x03\0\0\0"
 _NFLOG_PAYLOAD = 9
 
-_TCP, _UDP, _GRE, _IPIP, _IP6IP, _MPLS_IN_IP = 6, 17, 47, 4, 41, 137
+_TCP, _UDP, _GRE, _IPIP, _IP6IP, _ETHERIP, _MPLS_IN_IP = 6, 17, 47, 4, 41, 97, 137
 _PROTOCOLS_WITHOUT_TCP = frozenset((1, 2, 17, 58, 59, 88, 89, 103, 112, 132))  # ICMP, IGMP, UDP, OSPF, VRRP, SCTP ...
 _HOP_BY_HOP, _ROUTING, _FRAGMENT, _AUTH, _DESTINATION, _MOBILITY = 0, 43, 44, 51, 60, 135
 _VXLAN_PORTS = frozenset((4789, 8472))
@@ -47,6 +47,7 @@ _GENEVE_PORT = 6081
 _GTP_PORT = 2152  # GTP-U: 3GPP TS 29.281
 _G_PDU = 0xFF
 _MPLS_PORT = 6635
+_UNREAD_PORTS = frozenset((1701, 4500, 51820))  # of L2TP, IPsec and WireGuard
 _VXLAN_FLAG = b"\x08\0\0\0"
 
 SAME_PACKET_NS = 999_999_999  # between two captures of one packet, at the ends of a long way; a SYN is sent again later
@@ -219,6 +220,11 @@ class Dissector:
             return self._network(_IPV6, data, at, end, time_ns, depth)
         if protocol == _MPLS_IN_IP:
             return self._network(0x8847, data, at, end, time_ns, depth)
+        if protocol == _ETHERIP:  # RFC 3378
+            return self._network(_TEB, data, at + 2, end, time_ns, depth)
+        if protocol == _AUTH and depth < _DEEPEST:
+            at, protocol = at + 8 + data[at + 1] * 4, data[at]
+            return self._transport(protocol, addresses, data, at, stop, end, time_ns, depth + 1)
         return "not_tcp" if protocol in _PROTOCOLS_WITHOUT_TCP else f"unread IP protocol {protocol}"
 
     def _udp(self, data: bytes, at: int, end: int, time_ns: int, depth: int) -> Segment | str:
@@ -233,6 +239,9 @@ class Dissector:
             return self._network(0x8847, data, at + 8, end, time_ns, depth)
         if port == _GTP_PORT:
             return self._gtp(data, at + 8, end, time_ns, depth)
+        for either in (port, _SHORT(data, at)[0]):
+            if either in _UNREAD_PORTS:
+                return f"unread UDP port {either}"
         if end < at + 50:  # no room for a tunnel's header, IP and TCP
             return "not_tcp"
         is_vxlan = data[at + 8 : at + 12] == _VXLAN_FLAG and not data[at + 15]

@@ -119,6 +119,9 @@ LAYERS = {
         ethernet(ipv4(pack(">HH", 0xB000, BRIDGED) + bytes(12) + ethernet(ipv4(SEGMENT)), protocol=47)),
         KEY,
     ),
+    "authentication": (1, ethernet(ipv4(bytes((6, 4)) + bytes(22) + SEGMENT, protocol=51)), KEY),
+    "authentication of ip in ip": (1, ethernet(ipv4(bytes((4, 4)) + bytes(22) + ipv4(SEGMENT), protocol=51)), KEY),
+    "etherip": (1, ethernet(ipv4(b"\x30\0" + ethernet(tag(V6, ipv6(SEGMENT)), DOT1Q), protocol=97)), KEY6),
     "ip in ip": (1, ethernet(ipv4(ipv4(SEGMENT), protocol=4)), KEY),
     "6in4": (1, ethernet(ipv4(ipv6(SEGMENT), protocol=41)), KEY6),
     "erspan 1": (1, ethernet(gre(0x88BE, ethernet(ipv4(SEGMENT)))), KEY),
@@ -344,6 +347,9 @@ def test_what_holds_no_segment_is_counted_by_kind(link, data, kind):
         (1, ethernet(tag(0x88E5, bytes(60)), DOT1Q), "unread", "Ethernet type 0x88e5"),
         (1, ethernet(ipv4(bytes(60), protocol=50)), "unread", "IP protocol 50"),
         (1, ethernet(gre(V4, ipv4(SEGMENT), 0x4000)), "unread", "GRE with source routing"),
+        (1, ethernet(ipv4(bytes((51, 0)) * 400, protocol=51)), "unread", "IP protocol 51"),  # nothing but these
+        (1, ethernet(ipv4(udp(4500, bytes(80)), protocol=17)), "unread", "UDP port 4500"),
+        (1, ethernet(ipv6(pack(">HH", 51820, 9) + udp(9, bytes(80))[4:], protocol=17), V6), "unread", "UDP port 51820"),
     ],
 )
 def test_headers_that_are_not_read_are_named(link, data, kind, named):
