@@ -46,7 +46,7 @@ class Decoded:
 
 _HEX = re.compile(rb"\s*(?:0x)?[0-9A-Fa-f\s:]*")
 _NOT_HEX = re.compile(rb"^\s*0x|[\s:]+")
-_HEAD = Struct(">ihhi")  # size, API key, version and correlation id of a request
+_HEAD = Struct(">hhi")  # API key, version and correlation id of a request
 _LEAST_FRAME_BYTES = 4  # an answer without a body
 _SHOWN_CHARS = 40
 _PCAPNG = (b"\n\r\r\n",)
@@ -142,25 +142,51 @@ def decoded(
     try:
         return frames(given, sized, request)
     except ProtocolError as fault:
-        if sized is not False and (cut := _cut_request(given)) is not None:
-            raise Malformed(cut) from None
+        if sized is not False and (misfit := _misfit(given)) is not None:
+            raise Malformed(misfit) from None
         raise type(fault)(f"as a request: {fault}; an answer needs --response API:VERSION") from None
 
 
-def _cut_request(given: Buffer) -> str | None:
-    """What is here of a request whose end is missing, in words; None if it is no such thing."""
-    head = bytes(given[: _HEAD.size])
-    if len(head) < _HEAD.size:
+def _misfit(given: Buffer) -> str | None:
+    """Which request does not have the size that it says, in words; None if the bytes do not begin with a size."""
+    pos, number, where = 0, 1, ""
+    while True:
+        of_sized = _looks_like_request(given[pos + 4 :])
+        size, here = int.from_bytes(given[pos : pos + 4], "big", signed=True), len(given) - pos - 4
+        if not of_sized or size < 0 or (number == 1 and of_sized < _looks_like_request(given)):
+            whole = f"{number - 1} whole request{'s' * (number > 2)}"
+            behind = f"too long: what follows {whole}, {count_bytes(here + 4)}, is no request with its size"
+            return None if number == 1 else behind
+        if size > here:
+            break
+        try:
+            request(given[pos + 4 : pos + 4 + size])
+        except ProtocolError:
+            break
+        pos, number = pos + 4 + size, number + 1
+        where = f"request {number}: "
+        if pos == len(given):
+            return None
+    key, version, correlation_id = _HEAD.unpack(bytes(given[pos + 4 : pos + 12]).ljust(_HEAD.size, b"\0"))
+    if size == here:
         return None
-    size, key, version, correlation_id = _HEAD.unpack(head)
-    here = len(given) - 4
-    known = schema().apis.get(key)
-    if size <= here or known is None or version not in known.request.versions:
-        return None
+    told = f", correlation id {correlation_id}" if here >= _HEAD.size else ""
     return (
-        f"cut short: the size says {count_bytes(size)}, {here:,} follow it: {api_name(key)} request v{version}, "
-        f"correlation id {correlation_id}"
+        f"{where}{'cut short' if size > here else 'too long'}: the size says {count_bytes(size)}, {here:,} "
+        f"follow{'s' * (here == 1)} it: {api_name(key)} request v{version}{told}"
     )
+
+
+def _looks_like_request(frame: Buffer) -> int:
+    """0: it has no known API and version; 2: and a client id that is whole; 1: one that is cut."""
+    if len(frame) < 4:
+        return 0
+    key, version, _ = _HEAD.unpack(bytes(frame[: _HEAD.size]).ljust(_HEAD.size, b"\0"))
+    known = schema().apis.get(key)
+    if known is None or version not in known.request.versions:
+        return 0
+    client_id_bytes = int.from_bytes(frame[8:10], "big", signed=True)
+    return 2 if len(frame) >= 10 and -1 <= client_id_bytes <= len(frame) - 10 else 1
 
 
 def api_and_version(text: str) -> tuple[int, int]:

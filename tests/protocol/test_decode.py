@@ -284,3 +284,20 @@ def test_a_request_that_is_cut_is_told_with_what_is_here(here):
         decode.decoded(whole[:here])
     (message,) = decode.decoded(whole)
     assert message.body["topics"] == [{"name": "orders"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("{0:.20}", "cut short: the size says 25 bytes, 6 follow it: Metadata request v2"),
+        ("{0}00", "too long: what follows 1 whole request, 1 byte, is no request with its size"),
+        ("00000008{1}", "too long: the size says 8 bytes, 25 follow it: Metadata request v2, correlation id 5"),
+        ("{0}{0:.40}", "request 2: cut short: the size says 25 bytes, 16 follow it: Metadata request v2"),
+        ("{0}{0}0000", "too long: what follows 2 whole requests, 2 bytes, is no request with its size"),
+        ("{1:.36}", "as a request: MetadataRequest v2: cut short"),  # 0x00030002 is no size of it
+    ],
+)
+def test_requests_that_do_not_have_the_size_that_they_say_are_named(given, said):
+    whole = "00000019000300020000000500036170700000000100066f7264657273"
+    with pytest.raises(Malformed, match=f"^{said}"):
+        decode.decoded(bytes.fromhex(given.format(whole, whole[8:])))
