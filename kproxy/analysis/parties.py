@@ -82,11 +82,11 @@ def errors(
     show` decodes it. `codes` counts the errors of the responses, at every level. Requests without a response are here
     too: `unanswered` are those whose client missed the response, by the same rule as in an overview; `not_missed` are
     those whose connection ended while nobody waited, such as long polls and a client's last requests.
-    `in_flight_at_end` are requests that waited when the capture ended, on connections that were still open: mostly long
-    polls, and no errors. They come last.
+    `in_flight_at_end` are requests that waited when the capture ended, on connections that were still open, less than 5
+    seconds longer than they may: mostly long polls, and no errors. They come last.
     """
     keys = " and ".join(f"f.{key} = i.{key}" for key in KEYS)
-    error = f"""case when waits then '{AT_END}' when fine then coalesce(part_error, '{INSIDE}')
+    error = f"""case when waits and is_missed is null then '{AT_END}' when fine then coalesce(part_error, '{INSIDE}')
         when outcome = '{ANSWERED}' then error
         when outcome = 'unanswered' and is_missed is null and {of_clients(False)} then '{NOT_MISSED}'
         else outcome end"""
@@ -111,7 +111,7 @@ def errors(
                 count(distinct {GROUPS["client"]}) as clients, count(distinct {GROUPS["broker"]}) as brokers,
                 min(`time`) as first, max(`time`) as last,
                 {at_last(GROUPS["client"])} as last_client,
-                min(case when waits then 1 else 0 end) as only_waits
+                min(case when waits and is_missed is null then 1 else 0 end) as only_waits
             from told group by all""",
         answer=f"""
             select {grouped(by, every)}

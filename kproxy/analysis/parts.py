@@ -14,7 +14,8 @@ from the first byte of the request to the last of the answer:
     receiving   between the first byte of the answer and its last
     delivery    from the last byte of the answer until its client acknowledged retransmitted bytes of it; captures only,
                 the latest answer of each connection only
-    unanswered  the whole time of a request without an answer, up to the end of its connection
+    unanswered  the whole time of a request without an answer, up to the end of its connection, or of the capture where
+                it was overdue then: a long poll may wait
 
 Tables of kproxy before schema 6 have no column `broker_ns`; their queue and mutes begin at the request's last byte.
 Refuses to know which exchanges a question is about.
@@ -22,7 +23,7 @@ Refuses to know which exchanges a question is about.
 
 from collections.abc import Iterable
 
-from kproxy.analysis.pieces import GROUPS, duration_of, literal, ns, version_in
+from kproxy.analysis.pieces import GROUPS, OVERDUE_NS, duration_of, literal, ns, version_in
 from kproxy.wire.events import ANSWERED, UNANSWERED
 
 GROUP_WAITS = ("JoinGroup", "SyncGroup")  # the broker answers when the other members have come
@@ -64,8 +65,11 @@ def steps(condition: str) -> dict[str, str]:
             where t.since_ns is not null
             group by e.source, e.connection""",
         "ends": """
-            select source, max(coalesce(response_end_ns, request_end_ns, request_start_ns)) as last_ns
-            from exchanges group by source""",
+            select source, max(last_ns) as last_ns from (
+                select source, max(coalesce(response_end_ns, request_end_ns, request_start_ns)) as last_ns
+                from exchanges group by source
+                union all select source, max(end_ns) from connections group by source) of_both
+            group by source""",
         "measured": f"""
             select e.*, t.round_trip_ns, t.close,
                 case when e.response_end_ns = d.sent_ns then t.late_ns else 0 end as late_ns,
@@ -81,6 +85,8 @@ def steps(condition: str) -> dict[str, str]:
                 coalesce({ns("e.throttle_ms")}, 0) as penalty_ns,
                 {after} as answers_first,
                 case when e.outcome = '{ANSWERED}' then e.total_ns
+                    when t.close = 'open' and e.api not in ({_WAITS}) and l.last_ns - e.request_end_ns
+                        >= coalesce({ns("e.max_wait_ms")}, 0) + {OVERDUE_NS} then l.last_ns - e.request_start_ns
                     else greatest(0, coalesce(t.ended_ns, l.last_ns) - e.request_start_ns) end as whole_ns
             from exchanges e left join trips t on e.source = t.source and e.connection = t.connection
                 left join ends l on e.source = l.source

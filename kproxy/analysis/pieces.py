@@ -240,7 +240,7 @@ def without_brokers(rows: str) -> str:
 # Requests that wait for data or for other members: if their connection ends meanwhile, nobody may miss the answer.
 LONG_POLLS = ("Fetch", "ShareFetch", "JoinGroup", "SyncGroup")
 _WENT_ON_US = 1_000_000  # a client with a request this long after a connection's end has not ended with it
-_OVERDUE_NS = 5_000_000_000  # beyond the max_wait_ms of a Fetch; the wait for a group's members has no known limit
+OVERDUE_NS = 5_000_000_000  # beyond the max_wait_ms of a Fetch; the wait for a group's members has no known limit
 _GAVE_UP_NS = 1_000_000_000
 
 
@@ -248,7 +248,8 @@ def missed_answers() -> dict[str, str]:
     """Steps of a question over `exchanges` and `connections`: `missed`, requests whose client missed the answer.
 
     They were not answered when their connection ended, and their client went on afterwards or had waited. The last
-    requests of a client that ends do not count, nor do long polls that end in time.
+    requests of a client that ends do not count, nor do long polls that end in time. On a connection that was open at
+    the capture's end, where `is_open`, they had waited for OVERDUE_NS by then.
     """
     polls = ", ".join(map(literal, LONG_POLLS))
     client, broker = GROUPS["client"], GROUPS["broker"]
@@ -261,17 +262,23 @@ def missed_answers() -> dict[str, str]:
                 {broker} as broker, broker_id, api, unix_micros(`time`) as us, request_end_ns,
                 coalesce({ns("max_wait_ms")}, 0) as allowed_ns
             from exchanges where outcome = 'unanswered' and {of_clients(False)}""",
+        "captured": "select source, max(end_ns) as end_ns from connections group by source",
         "ended": """
-            select source, connection, max(end_ns) as end_ns from connections where close != 'open'
-            group by source, connection""",
+            select source, connection, max(end_ns) as end_ns, false as is_open from connections where close != 'open'
+            group by source, connection
+            union all
+            select o.source, o.connection, max(c.end_ns), true
+            from connections o join captured c on o.source = c.source where o.close = 'open'
+            group by o.source, o.connection""",
         "missed": f"""
-            select u.*, n.end_ns, greatest(n.end_ns - u.request_end_ns, 0) as waited_ns
+            select u.*, n.end_ns, n.is_open, greatest(n.end_ns - u.request_end_ns, 0) as waited_ns
             from cut_off u join ended n on u.source = n.source and u.connection = n.connection
             left join last_asked l on u.cluster is not distinct from l.cluster and u.client = l.client
                 and u.host = l.host
             where case when u.api = 'Fetch' or u.api = 'ShareFetch'
-                then n.end_ns - u.request_end_ns >= u.allowed_ns + {_OVERDUE_NS}
+                then n.end_ns - u.request_end_ns >= u.allowed_ns + {OVERDUE_NS}
                 when u.api in ({polls}) then false
+                when n.is_open then n.end_ns - u.request_end_ns >= {OVERDUE_NS}
                 else l.last_us >= n.end_ns / 1e3 + {_WENT_ON_US} or n.end_ns - u.request_end_ns >= {_GAVE_UP_NS} end""",
     }
 

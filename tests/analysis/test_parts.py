@@ -67,6 +67,23 @@ def test_a_run_of_waits_is_one_row_with_what_stood_at_its_head(frame):
         timing.slow(table, ends, by=["topic"])
 
 
+def test_what_waits_when_the_capture_ends_is_slow_if_it_is_overdue(frame):
+    """The capture ends with its last packet of any connection; a long poll may wait."""
+    waits = {"outcome": "unanswered", "total_ns": None, "latency_ns": None, "request_start_ns": 0, "request_end_ns": 0}
+    asked = (
+        {},
+        {"request_start_ns": 26_000 * MS, "request_end_ns": 26_000 * MS},
+        {"api": "Fetch", "max_wait_ms": 500},
+        {"api": "Fetch", "max_wait_ms": 29_000},
+        {"api": "JoinGroup"},
+    )
+    table = frame(EXCHANGES, [exchange(n, latency=1, **waits | of) for n, of in enumerate(asked)])
+    ends = [{"source": "a.pcap", "connection": n, "end_ns": 30_000 * MS * (n - 1), "close": "open"} for n in (1, 2)]
+    answer = timing.slow(table, frame(CONNECTIONS, ends))
+    said = "no answer within 30.0 s, when the capture ended"
+    assert dict(rows(answer, "number", "explanation")) == {0: said, 2: said}
+
+
 def test_lost_segments_are_the_cause_only_where_they_delayed_something(frame):
     lost = {"retransmissions": 1, "closed_window_ns": 0, "loss_ns": 300 * MS, "broker_ns": 20 * MS}
     spurious = lost | {"loss_ns": 0, "broker_ns": 320 * MS}

@@ -111,13 +111,17 @@ def test_requests_are_counted_to_an_outage_while_it_lasts(tmp_path):
 
 
 def test_the_same_words_count_the_same_everywhere(tmp_path):
-    """A client that goes on misses its answers, one that ends does not; what Metadata refuses is refused."""
+    """A client that goes on misses its answers, one that ends does not, one that waits at the capture's end does if it
+    is overdue; what Metadata refuses is refused."""
 
     def also(table):
         lost = {"outcome": "unanswered", "latency_ns": None}
         key = table.exchange("ending", "Metadata", 39, request_end_ns=made.START_NS + 39 * NS, **lost)
         ends = {"start_ns": made.START_NS, "end_ns": made.START_NS + 39 * NS, "close": "fin"}
         table.add("connections", 0, connection=key["connection"], client_address="10.0.0.1", **ends)
+        for at_s in (20, 38):
+            key = table.exchange("waiting", "Heartbeat", at_s, request_end_ns=made.START_NS + at_s * NS, **lost)
+            table.add("connections", 0, connection=key["connection"], client_address="10.0.0.1", close="open")
         for number in range(5):
             at_ns = made.START_NS + number * NS
             table.exchange("typo", "Metadata", number, errors=1, response_start_ns=at_ns)
@@ -128,13 +132,14 @@ def test_the_same_words_count_the_same_everywhere(tmp_path):
         said = verdict(tables, findings(tables))
         refused = list(dicts(jobs.errors(tables["exchanges"], tables["partitions"], tables["connections"])))
     of = said.figures
-    assert (of.unanswered, of.left_out, of.refused, of.everyday) == (10, 11, 5, 1)
+    assert (of.unanswered, of.left_out, of.refused, of.everyday) == (11, 13, 5, 1)
     (typo,) = [one for one in said.findings if one.kind == "unknown_topic"]
     assert dict(typo.evidence)["failed"] == 5
     counts = {(row["api"], row["error"]): row["exchanges"] for row in refused}
     assert (counts["Produce", "unanswered"], counts["Metadata", "not_missed"]) == (10, 1)
+    assert counts["Heartbeat", "unanswered"] == counts["Heartbeat", "in_flight_at_end"] == 1
     parts = next(figures(said))[2]
-    assert parts == "10 unanswered, 5 refused; 1 answer with errors of rebalances and elections apart"
+    assert parts == "11 unanswered, 5 refused; 1 answer with errors of rebalances and elections apart"
 
 
 def test_an_overview_says_what_was_not_answered_and_how_many_findings_there_are(tmp_path, capsys):

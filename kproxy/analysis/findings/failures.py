@@ -118,8 +118,9 @@ class Unanswered(NamedTuple):
     client: str | None
     broker: str
     broker_id: int | None
-    failed: int  # the connection ended first
+    failed: int  # the connection ended first, or the capture
     gave_up: int  # of these: after the client had waited
+    still_wait: int  # of these: when the capture ended
     writes: int  # Produce
     longest_ns: int | None
     waited_ns: int | None  # of those that gave up, together
@@ -132,7 +133,7 @@ class Unanswered(NamedTuple):
 
 def unanswered(tables: Tables, limits: Limits) -> Frame:
     """Rows of Unanswered, by client and broker, those with the most first."""
-    gave_up = f"waited_ns >= {limits.gave_up_s * 1e9:.0f}"
+    gave_up = f"not is_open and waited_ns >= {limits.gave_up_s * 1e9:.0f}"
     return ask(
         {"exchanges": tables["exchanges"], "connections": tables["connections"]},
         **missed_answers(),
@@ -142,20 +143,23 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
             group by cluster, {GROUPS["client"]}, {GROUPS["broker"]}""",
         counted=f"""
             select cluster, client, broker, max(broker_id) as broker_id, api, count(*) as failed,
-                count_if({gave_up}) as gave_up, count_if(api = 'Produce') as writes, max(waited_ns) as longest_ns,
+                count_if({gave_up}) as gave_up, count_if(is_open) as still_wait,
+                count_if(api = 'Produce') as writes, max(waited_ns) as longest_ns,
                 sum(case when {gave_up} then waited_ns end) as waited_ns, min(us) as first_us, max(us) as last_us
             from missed group by cluster, client, broker, api""",
         **_timed("missed", "cluster, client, broker", "api", gave_up, "waited_ns"),
         answer=f"""
             select c.cluster, c.client, c.broker, max(broker_id) as broker_id, sum(failed) as failed,
-                sum(gave_up) as gave_up, sum(writes) as writes, max(longest_ns) as longest_ns,
-                sum(waited_ns) as waited_ns, array_join(array_sort(collect_list(api)), ', ') as apis,
+                sum(gave_up) as gave_up, sum(still_wait) as still_wait, sum(writes) as writes,
+                max(longest_ns) as longest_ns, sum(waited_ns) as waited_ns,
+                array_join(array_sort(collect_list(api)), ', ') as apis,
                 max(a.asked) as asked, min(first_us) as first_us, max(last_us) as last_us, max(t.moments) as moments
             from counted c left join asked a on c.cluster is not distinct from a.cluster
                 and c.client is not distinct from a.client and c.broker = a.broker
             left join times t on c.cluster is not distinct from t.cluster
                 and c.client is not distinct from t.client and c.broker = t.broker
-            group by c.cluster, c.client, c.broker having sum(failed) >= {limits.unanswered_min} or sum(gave_up) > 0
+            group by c.cluster, c.client, c.broker
+            having sum(failed) >= {limits.unanswered_min} or sum(gave_up) > 0 or sum(still_wait) > 0
             order by failed desc, c.cluster nulls first, c.client nulls first, c.broker""",
     )
 
@@ -168,11 +172,13 @@ def judge_unanswered(row: Unanswered, limits: Limits) -> Iterator[Finding]:
         "asked": row.asked,
         "writes": row.writes or None,
         "gave_up": row.gave_up or None,
+        "still_wait": row.still_wait or None,
         "longest_wait_ns": row.longest_ns,
         "apis": row.apis,
     }
     name = broker_name(row.broker, row.broker_id)
-    felt = severity(limits, failed=row.failed, asked=row.asked, stood_still_ns=row.longest_ns if row.gave_up else None)
+    stood_still_ns = row.longest_ns if row.gave_up or row.still_wait else None
+    felt = severity(limits, failed=row.failed, asked=row.asked, stood_still_ns=stood_still_ns)
     times = row.first_us, row.last_us
     yield found(kind, felt, row.failed / 1e4, row.cluster, at(row.client, name), place, times, evidence)
 

@@ -199,13 +199,14 @@ KINDS = {
         Kind(
             "unanswered",
             "Requests without an answer",
-            "{failed} of {asked} requests were not answered before their connection ended ({apis})",
+            "{failed} of {asked} requests were not answered before their connection or the capture ended ({apis})",
             "The client does not know whether they were executed: it retries, or reports an error.",
             "Find out which side closed the connections: a broker that stopped, a middlebox with an idle timeout, a "
-            "connection limit.",
+            "connection limit; and why the broker let requests wait.",
             ("connections.max.idle.ms", "retries"),
             ("unanswered_min", "felt_failed", "felt_failed_share", "felt_failed_few"),
-            "requests whose connection ended before the answer, of clients that continued",
+            "requests whose connection ended before the answer, of clients that continued; requests that were pending "
+            "when the capture ended",
             "errors",
             True,
             "{failed} of {asked} requests were not answered before their connection ended",

@@ -246,6 +246,10 @@ def connects(made: Made) -> None:
     lost = {"outcome": "unanswered", "latency_ns": None, "request_end_ns": START_NS + 100 * 10**9, "broker": 1}
     key = made.exchange("waiting", "Metadata", 100, **lost)
     _connection(made, key["connection"], "10.0.0.1", 100.0, 30.0)
+    # Or for which one waits when the capture ends; a long poll does not count.
+    for client, api in (("stalled", "Metadata"), ("polling", "SyncGroup")):
+        key = made.exchange(client, api, 100, **lost)
+        _connection(made, key["connection"], "10.0.0.1", 100.0, 0.0, close="open")
 
 
 def refusals(made: Made) -> None:
@@ -462,6 +466,7 @@ PROVOKED = {
     ("timed_out", "client late, Produce, topic of-late"),
     ("no_leader", "client stray, Produce, topic of-stray"),
     ("unanswered", "client cutter, broker 1 (10.0.1.1:9092)"),
+    ("unanswered", "client stalled, broker 1 (10.0.1.1:9092)"),
     ("client_timeouts", "client waiting, broker 1 (10.0.1.1:9092)"),
     ("connects_failed", "host 10.9.0.8, broker 1 (10.0.1.1:9092)"),
     ("connects_failed", "host 10.9.0.10, broker 1 (10.0.1.1:9092)"),
