@@ -294,7 +294,8 @@ def next_questions(program: str, places: Sequence[str], found: Mapping[str, Sequ
         if any(str(row["kind"]).startswith("consumer") for row in found["zookeeper"]):
             asked.append(f"consumers {where}")
     names = {row["api"] for row in found["apis"]}
-    asked.append(f"latency {where} --by api,broker")
+    if any(row["max_ns"] is not None for row in found["apis"]):
+        asked.append(f"latency {where} --by api,broker")
     if "OffsetCommit" in names:
         asked.append(f"group-lag {where}")
     if "Produce" in names:

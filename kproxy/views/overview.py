@@ -120,10 +120,16 @@ def brief(found: Mapping[str, tuple[Rows, int]]) -> list[str]:
     ]
 
 
+_NO_TIME = "1970-01-01 00:00:00.000"  # of packets that have none
+
+
 def _span(span: Mapping[str, Any]) -> str:
     first, last = (str(span[name]).replace("T", " ").removesuffix("Z")[:23] for name in ("first", "last"))
+    when = f"{first} to {last} UTC, {units.duration(span['lasted_ns'])}"
+    if last == _NO_TIME:
+        when = "At times that are not known"
     return (
-        f"{first} to {last} UTC, {units.duration(span['lasted_ns'])}: {span['exchanges']:,} exchanges, "
+        f"{when}: {span['exchanges']:,} exchanges, "
         f"{units.size(span['bytes'])}, {_count(span, 'connections')}, {_count(span, 'sources')}"
     )
 

@@ -123,6 +123,10 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
             return "No payload in it: its packets were cut behind their headers. Capture again with -s 0."
         if quality.count("unread") or quality.count("unknown_link"):
             return "No Kafka in it that kproxy can read: see above which headers its packets are under."
+        if quality.count("http"):
+            return "No Kafka in it: its connections speak HTTP. Was the right interface, host or port captured?"
+        if quality.count("not_tcp") == quality.count("packets"):
+            return "No Kafka in it, and no TCP. Was the right interface captured?"
         return "No Kafka in it: no connection carried a byte. Was the right interface captured?"
     lost = losses(quality, key_log)
     is_twice = quality.count("same_stream") or quality.count("in_two_captures")
@@ -133,8 +137,8 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
 
 
 def _failed(quality: Quality) -> str:
-    """Why nothing was said on connections that were tried; "" where other connections had something to say."""
-    if any(quality.count(kind) for kind in ("not_kafka", "undecided", "http", "zookeeper")):
+    """Why nothing was said on connections that were tried; "" where others may have had something to say."""
+    if any(quality.count(kind) for kind in ("not_kafka", "undecided", "zookeeper")):
         return ""
     kinds = {"connect_refused", "connect_unanswered", "tls_alert", "tls_unanswered"}
     return "; ".join(f"{row.count:,} {row.sentence}" for row in quality if row.kind in kinds)

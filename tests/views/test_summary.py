@@ -17,6 +17,7 @@ from kproxy.errors import CaptureError, KproxyError
 from kproxy.views import units
 from kproxy.views.summary import show, verdict
 from tests import captures
+from tests.capture import packet
 from tests.capture.test_flows import Wire
 
 
@@ -99,6 +100,19 @@ def test_what_is_no_capture_has_no_rows_to_tell_of_and_zookeeper_alone_has_quest
     assert f"  kproxy analyze overview {tmp_path}/out" in lines
 
 
+def test_what_has_no_times_is_of_no_year_and_has_no_latency_to_ask_for(tmp_path):
+    packets = Wire().shake().ask(1, 2).packets
+    for name, step_ns in (("timeless", 0), ("timed", 1_000_000)):
+        (tmp_path / f"{name}.pcap").write_bytes(
+            packet.pcap([(number * step_ns, data) for number, data in enumerate(packets)])
+        )
+        _, lines = converted(tmp_path / name, tmp_path / f"{name}.pcap")
+        is_timed = name == "timed"
+        assert any(line.startswith("At times that are not known: 2 exchanges") for line in lines) != is_timed
+        assert any(line.startswith("1970-01-01 00:00:00.003 to ") for line in lines) == is_timed
+        assert any("analyze latency" in line for line in lines) == is_timed
+
+
 def test_groups_are_mentioned_if_anything_happened(tmp_path):
     _, lines = converted(tmp_path, captures.capture("k41_librdkafka"))
     (line,) = (line for line in lines if line.startswith("groups "))
@@ -177,6 +191,9 @@ def _of_no_kafka():
     yield "TLS unanswered", Wire().shake().send(0, hello).send(1, flags=FIN | ACK).send(0, flags=FIN | ACK).send(1)
     yield "TLS", Wire().shake().send(0, hello).send(1, hello).send(0, flags=FIN | ACK).send(1, flags=FIN | ACK)
     yield "HTTP", Wire().shake().send(0, b"GET / HTTP/1.1\r\n\r\n").send(1, b"HTTP/1.1 200 OK\r\n\r\n")
+    other = Wire().shake().send(0, b"GET / HTTP/1.1\r\n\r\n").send(1, b"HTTP/1.1 200 OK\r\n\r\n")
+    other.packets += Wire(client=(packet.CLIENT[0], 50001)).send(0, flags=SYN).send(1, flags=RST | ACK).packets
+    yield "refused beside HTTP", other
     yield "another protocol", Wire().shake().send(0, bytes(range(200, 250)) * 3).send(1, bytes(range(200, 250)) * 3)
     yield "too few bytes", Wire().send(0, bytes(range(200, 210)))
     headers = Wire().shake().send(0, bytes(100)).send(1, bytes(100))
@@ -191,6 +208,8 @@ def test_no_option_is_advised_that_would_not_change_the_result(tmp_path, name, w
     advice = verdict(told)
     assert ("--port" in advice) == (name in ("another protocol", "too few bytes"))
     assert ("--key-log" in advice) == (name == "TLS") and "--zookeeper-port" not in advice
+    assert ("speak HTTP" in advice) == (name == "HTTP") and ("carried a byte" in advice) == (name == "no byte")
+    assert ("were refused" in advice) == (name in ("refused", "refused beside HTTP"))
     if "--port" in advice:
         followed = wire.seen(tmp_path, ports=(9092,)).quality
         assert verdict(followed) != advice and followed.count("kafka") == 1
@@ -202,6 +221,7 @@ def test_no_option_is_advised_that_would_not_change_the_result(tmp_path, name, w
         ((), "no packet"),
         (("cut_file",), "no packet"),
         (("packets",), "No Kafka in it"),
+        (("packets", "not_tcp"), "No Kafka in it, and no TCP"),
         (("packets", "tls"), "with --key-log FILE"),
         (("packets", "kafka", "retransmissions", "duplicate_packets", "open", "not_tcp"), "Complete"),
         (("packets", "kafka", "gap", "tls"), "Not complete: there are holes, some connections are encrypted"),
