@@ -23,8 +23,9 @@ first looked for in them, so a clean capture costs nothing. Refuses to know conn
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 
 import numpy as np
@@ -189,12 +190,13 @@ class Recent:
         since_ns, since = int(window.passed[index]) - SAME_PACKET_NS, number - MAX_PACKETS
         whole = np.frombuffer(row + inorder.key_digest(key), np.uint64)[None]
         run = inorder.run_of(whole)
+        has_one_identity = cache(lambda: self._has_one_identity(key, row, since_ns, since, number))
         spans = []
         for other, (passed_ns, at) in islice(reversed(self._noted.get(key, {}).items()), MAX_OF_RUN):
             if passed_ns < since_ns:
                 break
             if other[8:12] == row[8:12] and other[14:28] == row[14:28] and since <= at < number:
-                spans.append(_span(row, other))
+                spans.append(_span(row, other, has_one_identity))
         mixed = inorder.hashes(run)[0]
         for each in self._windows_since(since_ns):
             hashes, places, rows = each.runs()
@@ -202,7 +204,8 @@ class Recent:
             of_run = (inorder.run_of(rows[low:high]) == run).all(axis=1) & (each.passed[places[low:high]] >= since_ns)
             numbers = places[low:high] + each.first
             of_run &= (numbers < number) & (numbers >= since)
-            spans += [_span(row, other.tobytes()[: inorder.ROW.size]) for other in rows[low:high][of_run]]
+            others = (other.tobytes()[: inorder.ROW.size] for other in rows[low:high][of_run])
+            spans += [_span(row, other, has_one_identity) for other in others]
         reached = 0
         for first, following in sorted(span for span in spans if span != (0, length)):  # else `has` compared it
             if first > reached:
@@ -239,6 +242,22 @@ class Recent:
             found |= bool(len(mine))
         return found
 
+    def _has_one_identity(self, key: bytes, row: bytes, since_ns: int, since: int, number: int) -> bool:
+        """Whether all segments of that direction that are remembered have the identity of this one."""
+        identity = inorder.identity_of(row)
+        for other, at in self._noted.get(key, {}).items():
+            is_segment = at[0] >= since_ns and at[1] >= since and inorder.seq_and_length(other)[1]
+            if is_segment and inorder.identity_of(other) != identity:
+                return False
+        whole = np.frombuffer(row + inorder.key_digest(key), np.uint64)
+        for each in self._windows_since(since_ns):
+            _, places, rows, keys = each.index()
+            mine = (keys == whole[-1]) & (each.passed[places] >= since_ns) & (places + each.first < number)
+            mine &= (places + each.first >= since) & (inorder.lengths(rows) > 0)
+            if (inorder.identities(rows[mine]) != identity).any():
+                return False
+        return True
+
     def _windows_since(self, since_ns: int) -> Iterator[Headers]:
         """Windows whose packets in order are known by columns, the last first, that have packets of that time."""
         for each in reversed(self._windows):
@@ -248,7 +267,7 @@ class Recent:
                 yield each
 
 
-def _span(row: bytes, other: bytes) -> tuple[int, int]:
+def _span(row: bytes, other: bytes, has_one_identity: Callable[[], bool]) -> tuple[int, int]:
     """Where the bytes of `other` begin and end, from the first of `row` on, if both may be of one run; else (0, 0).
 
     Segments of one run take identities in turn: those between the two are as many as the segments between them. All
@@ -264,7 +283,7 @@ def _span(row: bytes, other: bytes) -> tuple[int, int]:
         return span if has_stamp else (0, 0)
     segments = (other_identity - identity if shift > 0 else identity - other_identity) & 0xFFFF
     if not segments:
-        return span if not shift or has_stamp else (0, 0)
+        return span if not shift or (has_stamp and has_one_identity()) else (0, 0)
     size, rest = divmod(abs(shift), segments)
     is_one_run = not rest and size in SEGMENT_BYTES and (has_stamp or _fits(min(length, other_length), size))
     return span if is_one_run else (0, 0)

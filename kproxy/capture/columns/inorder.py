@@ -220,6 +220,11 @@ def identities(rows: np.ndarray) -> np.ndarray:
     return rows[:, ROW.size // 8 - 1] >> np.uint64(48)
 
 
+def lengths(rows: np.ndarray) -> np.ndarray:
+    """The lengths of the payload in rows of words."""
+    return rows[:, ROW.size // 8 - 1] & np.uint64(0xFFFF_FFFF)
+
+
 def run_of(rows: np.ndarray) -> np.ndarray:
     """The common words of segments of one run: the acknowledgement, the window, the options and
     the key's digest. Flags are not among them: the last segment alone has a push."""
