@@ -208,7 +208,7 @@ class Flow:
                 quality.note(close, last)
             numbers = [self.talk.halves[side].first & MASK for side in (self.client, 1 - self.client)]
             name = " to ".join(spelled(self.ends[side]) for side in (self.client, 1 - self.client))
-            quality.stream((numbers[0], numbers[1]), name, first, sum(self.payload_bytes))
+            quality.stream((numbers[0], numbers[1]), name, first, last, sum(self.payload_bytes))
             if self.meets_tls:
                 quality.note_named("tls_expected", self._server, first, size=sum(self.payload_bytes), last_ns=last)
             if self.sasl_tokens:

@@ -12,9 +12,11 @@ names of headers and servers.
 Refuses to know files, packets and sessions: the code that finds a flaw names its kind.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from kproxy.wording import few
 
@@ -23,6 +25,8 @@ NONE = -1
 MAX_STREAMS = 1 << 16
 SAME_STREAM_NS = 1_000_000_000  # between the first packets of two captures of one stream
 _STREAM = "stream "  # begins the keys of rows that only `_copies` reads
+NAME_AT = len(_STREAM) + 17  # where the ends of a connection are in such a key, behind two sequence numbers
+_SAME_ENDS = 64  # connections with the same ends, the last ones, that a further one is compared with
 _NAMED = 3  # copies, headers or servers named in a sentence
 _WITH_NAMES = frozenset(
     ("unknown_link", "unread", "connect_refused", "connect_unanswered", "tls_alert", "tls_expected", "tls_unanswered")
@@ -109,6 +113,47 @@ class Row:
     sentence: str
 
 
+class Stream(NamedTuple):
+    """A Kafka connection in a capture."""
+
+    key: str  # the sequence numbers of client and broker at its first packet, and its ends
+    first_ns: int
+    last_ns: int
+    size: int  # its bytes
+
+    @property
+    def name(self) -> str:
+        """Its ends."""
+        return self.key[NAME_AT:]
+
+    def is_part_of(self, other: "Stream") -> bool:
+        """Whether its first packets are among the bytes of `other`, one with the same ends at the same time."""
+        ahead = [
+            (int(self.key[at : at + 8], 16) - int(other.key[at : at + 8], 16)) & 0xFFFF_FFFF
+            for at in (len(_STREAM), len(_STREAM) + 8)
+        ]
+        return other.first_ns <= self.last_ns and self.first_ns < other.last_ns and sum(ahead) <= other.size
+
+
+class Twice:
+    """Finds connections that several captures hold, wherever in them each capture begins."""
+
+    def __init__(self) -> None:
+        self._keys: set[str] = set()
+        self._named: dict[str, deque[Stream]] = {}
+
+    def add(self, streams: Iterable[Stream]) -> Iterator[Stream]:
+        """Those of one more capture that a capture added before it holds too."""
+        mine = list(streams)
+        for stream in mine:
+            others = self._named.get(stream.name, ())
+            if stream.key in self._keys or any(stream.is_part_of(each) or each.is_part_of(stream) for each in others):
+                yield stream
+        for stream in mine:
+            self._keys.add(stream.key)
+            self._named.setdefault(stream.name, deque(maxlen=_SAME_ENDS)).append(stream)
+
+
 class Quality:
     """The counts of one source; two of them, of two shards, can be added."""
 
@@ -150,18 +195,18 @@ class Quality:
         named = [f"{key.removeprefix(f'{kind} ')} ×{-count:,}" for count, key in found]
         return f" ({few(named, _NAMED)})" if named else ""
 
-    def stream(self, numbers: tuple[int, int], name: str, time_ns: int, size: int) -> None:
+    def stream(self, numbers: tuple[int, int], name: str, time_ns: int, last_ns: int, size: int) -> None:
         """A Kafka connection: the sequence numbers of client and broker at its first packet, and its bytes."""
         key = f"{_STREAM}{numbers[0]:08x}{numbers[1]:08x} {name}"
         if self._streams < MAX_STREAMS:
             self._streams += key not in self._rows
-            self.note(key, time_ns, size=size)
+            self.note(key, time_ns, size=size, last_ns=last_ns)
 
-    def streams(self) -> Iterator[tuple[str, int, int]]:
-        """Its Kafka connections: each by sequence numbers and ends, the time of its first packet, its bytes."""
-        for key, (_, size, first_ns, _) in self._rows.items():
+    def streams(self) -> Iterator[Stream]:
+        """Its Kafka connections."""
+        for key, (_, size, first_ns, last_ns) in self._rows.items():
             if key.startswith(_STREAM):
-                yield key, first_ns, size
+                yield Stream(key, first_ns, last_ns, size)
 
     def counts(self) -> Iterator[tuple[str, int, int, int, int]]:
         """Arguments of `note` that repeat these counts: kind, count, bytes, first_ns, last_ns."""

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from kproxy.capture.clusters import Labels, note
 from kproxy.capture.keys import SHARDS
-from kproxy.capture.quality import Quality
+from kproxy.capture.quality import Quality, Twice
 from kproxy.capture.storage import is_remote
 from kproxy.convert import clusters, machine
 from kproxy.convert.job import (
@@ -139,13 +139,10 @@ def convert(
 
 def _count_twice(qualities: Mapping[str, Quality]) -> None:
     """Count in each capture the connections that one before it holds too."""
-    seen: set[str] = set()
+    twice = Twice()
     for quality in qualities.values():
-        mine = list(quality.streams())
-        for stream, first_ns, size in mine:
-            if stream in seen:
-                quality.note("in_two_captures", first_ns, size=size)
-        seen.update(stream for stream, _, _ in mine)
+        for stream in list(twice.add(quality.streams())):
+            quality.note("in_two_captures", stream.first_ns, size=stream.size)
 
 
 def _told_apart(said: _Said, summary: Summary, places: Mapping[str, Path]) -> dict[str, Labels]:

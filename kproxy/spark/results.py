@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from kproxy.capture.quality import Quality
+from kproxy.capture.quality import NAME_AT, Quality, Stream, Twice
 from kproxy.convert.parts import clocks
 from kproxy.convert.parts.clocks import Times
 from kproxy.convert.parts.reader import Part
@@ -66,6 +66,7 @@ def counted(counts: "DataFrame", captures: int) -> "DataFrame":
 def in_several(counts: "DataFrame", jobs: Callable[[], Sequence[str]]) -> dict[str, Quality]:
     """Counts of connections that a capture before theirs holds too, by source. counts: the data of pieces; jobs: all
     sources in their order."""
+    from pyspark.sql import Window
     from pyspark.sql import functions as F
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -74,29 +75,35 @@ def in_several(counts: "DataFrame", jobs: Callable[[], Sequence[str]]) -> dict[s
                 source, some = json.loads(data)
                 quality = Quality()
                 noted(quality, some)
-                found = [(stream, source, first_ns, size) for stream, first_ns, size in quality.streams()]
+                found = [(each.key, source, each.first_ns, each.last_ns, each.size) for each in quality.streams()]
                 if found:
                     yield pa.RecordBatch.from_arrays(list(map(pa.array, zip(*found, strict=True))), _STREAM_COLUMNS)
 
-    kinds = "stream string, source string, first_ns bigint, bytes bigint"
+    kinds = "stream string, source string, first_ns bigint, last_ns bigint, bytes bigint"
     each_one = counts.select("data").mapInArrow(run, kinds).groupBy("stream", "source")
-    streams = each_one.agg(F.min("first_ns").alias("first_ns"), F.sum("bytes").alias("bytes"))
-    several = streams.groupBy("stream").count().where("count > 1").select("stream")
-    rows = streams.join(several, "stream").collect()
+    streams = each_one.agg(
+        F.min("first_ns").alias("first_ns"), F.max("last_ns").alias("last_ns"), F.sum("bytes").alias("bytes")
+    ).withColumn("name", F.expr(f"substring(stream, {NAME_AT + 1})"))
+    before = Window.partitionBy("name").orderBy("first_ns", "source").rowsBetween(Window.unboundedPreceding, -1)
+    overlapping = streams.withColumn("before_ns", F.max("last_ns").over(before)).where("before_ns >= first_ns")
+    equal = streams.groupBy("name", "stream").count().where("count > 1")
+    names = overlapping.select("name").union(equal.select("name")).distinct()
+    rows = streams.join(names, "name").collect()
     if not rows:
         return {}
-    order = {source: number for number, source in enumerate(jobs())}
-    seen: set[str] = set()
+    found: dict[str, list[Stream]] = {source: [] for source in jobs()}
+    for row in rows:
+        found[row["source"]].append(Stream(row["stream"], row["first_ns"], row["last_ns"], row["bytes"]))
+    twice = Twice()
     qualities: dict[str, Quality] = {}
-    for row in sorted(rows, key=lambda row: order[row["source"]]):
-        if row["stream"] in seen:
-            quality = qualities.setdefault(row["source"], Quality())
-            quality.note("in_two_captures", row["first_ns"], size=row["bytes"])
-        seen.add(row["stream"])
+    for source, mine in found.items():
+        for stream in twice.add(mine):
+            quality = qualities.setdefault(source, Quality())
+            quality.note("in_two_captures", stream.first_ns, size=stream.size)
     return qualities
 
 
-_STREAM_COLUMNS = ["stream", "source", "first_ns", "bytes"]
+_STREAM_COLUMNS = ["stream", "source", "first_ns", "last_ns", "bytes"]
 
 
 def of_splits(spark: "SparkSession", parts: Parts, reports: Sequence[Mapping[str, Any]]) -> dict[int, Quality]:

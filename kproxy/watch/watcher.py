@@ -85,7 +85,7 @@ log = logging.getLogger("kproxy.watch")
 class _Found(Quality):
     """Findings of a capture without an end: connections that are copies are known as they begin (copies.Twins)."""
 
-    def stream(self, numbers: tuple[int, int], name: str, time_ns: int, size: int) -> None:
+    def stream(self, numbers: tuple[int, int], name: str, time_ns: int, last_ns: int, size: int) -> None:
         pass
 
 

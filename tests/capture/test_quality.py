@@ -54,7 +54,7 @@ def test_packets_that_all_have_one_time_have_none():
 def streams(*found):
     made = Quality()
     for numbers, name, time_ns, size in found:
-        made.stream(numbers, name, time_ns, size)
+        made.stream(numbers, name, time_ns, time_ns, size)
     return made
 
 
@@ -74,7 +74,7 @@ def test_of_connections_with_the_same_numbers_at_the_same_time_all_but_the_first
     sentence = f"{KINDS['same_stream']} (h to x is g to x; b to x is a to x; c to x is b to x)"
     assert row == Row("same_stream", 3, 20 + 200 + 300, 2, first + SAME_STREAM_NS, sentence)
     assert made.count("same_stream") == 3
-    made.stream((7, 8), "i to x", 3, 1)
+    made.stream((7, 8), "i to x", 3, 3, 1)
     (row,) = made
     assert row.sentence == f"{KINDS['same_stream']} (h to x is g to x; i to x is h to x; b to x is a to x and 1 more)"
     assert not list(streams(((1, 2), "a to x", 0, 1), ((1, 2), "b to x", SAME_STREAM_NS + 1, 1)))
@@ -86,7 +86,7 @@ def test_a_bounded_number_of_streams_is_compared_and_forgetting_begins_again(mon
     assert made.count("same_stream") == 1
     made.forget()
     for name in "abc":
-        made.stream((1, 2), name, 0, 1)
+        made.stream((1, 2), name, 0, 0, 1)
     assert made.count("same_stream") == 1
 
 

@@ -183,3 +183,21 @@ def test_a_connection_in_two_captures_is_said_to_be_there_twice(tmp_path):
         "broker.pcap": 1,
         "later.pcap": None,
     }
+
+
+def test_a_connection_in_two_captures_is_so_wherever_each_begins(tmp_path):
+    """Files of one capture that follow each other hold it one after the other."""
+    talk = Talk(1, "10.0.1.1")
+    for number in range(20):
+        talk.versions(number)
+    packets = [(number * 1_000_000, data) for number, data in enumerate(talk.packets)]
+    cuts = {"whole": slice(None), "late": slice(20, None), "early": slice(0, 25), "first": slice(0, 20)}
+    for name, cut in cuts.items():
+        (tmp_path / f"{name}.pcap").write_bytes(packet.pcap(packets[cut]))
+    for number, (names, counted) in enumerate(
+        ((("whole", "late"), 1), (("late", "early"), 1), (("early", "late"), 1), (("first", "late"), 0))
+    ):
+        paths = [tmp_path / f"{name}.pcap" for name in names]
+        summary = convert(paths, tmp_path / f"tables{number}", job.Settings())
+        first, second = (summary.quality[path.name] for path in paths)
+        assert (first.count("in_two_captures"), second.count("in_two_captures")) == (0, counted), names
