@@ -27,6 +27,7 @@ MAX_WALKED = 64 * 1024 * 1024
 SLICE = 4 * 1024  # 0.2 to 0.4 ms of a walk
 
 _INT32 = Struct(">i")
+_HTTP = int.from_bytes(b"HTTP")
 _TLS_ALERT = 0x1503  # where a size should stand: a Java broker's answer to what is no TLS
 
 
@@ -109,7 +110,8 @@ async def _answer(
         text = f"{address} speaks TLS: it answers a request in plaintext with an alert; give [cluster.upstream_tls]"
         raise UpstreamError(text, "tls")
     if not 4 <= size <= most:
-        raise UpstreamError(f"{address} does not speak the Kafka protocol here: an answer of {size} bytes")
+        how = "it answers in HTTP" if size == _HTTP else f"an answer of {size} bytes"
+        raise UpstreamError(f"{address} does not speak the Kafka protocol here: {how}")
     if await receive_exactly(sock, 4) != _INT32.pack(api_key):
         raise UpstreamError(f"{address} answers what was not asked")
     return size - 4

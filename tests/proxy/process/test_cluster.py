@@ -339,7 +339,8 @@ def test_an_old_broker_without_api_versions_is_asked_all_the_same():
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak the Kafka protocol"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak the Kafka protocol here: it answers in HTTP"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "does not speak the Kafka protocol here: an answer of 1397966893 bytes"),
         (response(API_VERSIONS, 0, 1), "answers what was not asked"),
         (response(API_VERSIONS, 0, API_VERSIONS, {"errorCode": 58}), "SASL_AUTHENTICATION_FAILED"),
         (response(API_VERSIONS, 0, API_VERSIONS), "it is a controller"),
