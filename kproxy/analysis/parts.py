@@ -121,7 +121,7 @@ def steps(condition: str) -> dict[str, str]:
                 max_wait_ms, loss_ns, closed_window_ns, throttle_ms, outcome, close, request_start_ns,
                 request_start_ns + whole_ns
             from travelled where outcome = '{UNANSWERED}'""",
-        "caused": f"select *, case {causes} end as cause from parts",
+        "caused": f"select *, case when outcome = '{UNANSWERED}' then 'unanswered' {causes} end as cause from parts",
         "weighed": f"select *, {_most(_LESSER.values())} as second_ns from caused",
     }
 

@@ -19,12 +19,9 @@ def explained(tables: Mapping[str, Frame], connection: int, number: int) -> Fram
 
     If several sources have the connection, as overlapping captures do, it is the first one's.
     """
-    mine = {
-        name: ask({"t": tables[name]}, some=f"select * from t where {_of(connection, None)}")
-        for name in ("exchanges", "connections")
-    }
+    mine = ask({"t": tables["exchanges"]}, some=f"select * from t where {_of(connection, None)}")
     return ask(
-        {"answer": timing.each(mine["exchanges"], mine["connections"])},
+        {"answer": timing.each(mine, tables["connections"])},  # the last packet of any connection ends the capture
         one=f"select * from answer where `number` = {int(number)}",
     )
 

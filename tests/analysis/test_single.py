@@ -4,9 +4,12 @@ import pytest
 
 from kproxy.analysis import jobs, single
 from kproxy.analysis.duck import Tables
+from kproxy.analysis.engine import ask
 from kproxy.convert.processes import convert
 from kproxy.views.answers import dicts
 from tests.analysis.lagging import LATEST, Traffic
+from tests.capture import packet
+from tests.capture.test_flows import Wire, request
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +39,19 @@ def test_an_exchange_is_explained_by_one_source(twice):
 def test_each_source_has_its_connection(twice):
     (found,) = dicts(jobs.talkers(twice["exchanges"], by=["client"]))
     assert (found["exchanges"], found["connections"]) == (10, 2)
+
+
+@pytest.mark.parametrize("others", (0, 20))
+def test_a_request_that_nobody_answers_waits_until_the_last_connection_ends(tmp_path, others):
+    """And its wait is not that of another cause where the capture ends with it."""
+    waiting, busy = Wire().shake().ask(1).send(0, request(2)), Wire(client=(packet.CLIENT[0], 50000)).shake()
+    waiting.packets += busy.ask(*range(others)).packets
+    step_ns = 1_000_000_000
+    path = tmp_path / "one.pcap"
+    path.write_bytes(packet.pcap([(number * step_ns, data) for number, data in enumerate(waiting.packets)]))
+    convert([path], tmp_path / "tables")
+    with Tables(tmp_path / "tables") as tables:
+        (row,) = dicts(ask({"t": tables["exchanges"]}, some="select * from t where outcome = 'unanswered'"))
+        (explained,) = dicts(single.explained(tables, row["connection"], row["number"]))
+    waited_ns = (3 + 2 * others) * step_ns  # the other handshake too
+    assert (explained["cause"], explained["total_ns"]) == ("unanswered", waited_ns if others else 0)
