@@ -65,8 +65,8 @@ Callback = Callable[..., None]
 class Poller:
     __slots__ = (
         "_again",
+        "_costly",
         "_costs",
-        "_dear",
         "_emptied",
         "_ends",
         "_epoll",
@@ -97,7 +97,7 @@ class Poller:
         self._is_scheduled = False
         self._costs: list[int] = []  # by file descriptor: the mean of what events of its socket cost
         # By file descriptor: when the last event above CHEAP_NS was; where it was the second, until when that counts.
-        self._dear: dict[int, tuple[int, int]] = {}
+        self._costly: dict[int, tuple[int, int]] = {}
         self._look_ns = 0  # when the time of events is looked at again
         # By kind: events that were reported and wait, by file descriptor; the first for longest.
         self._queues: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(_NEW + 1)]
@@ -176,7 +176,7 @@ class Poller:
         """A new socket has that number: what the events of the one before cost says nothing about its own."""
         if fd < len(self._costs):
             self._costs[fd] = _UNKNOWN
-            self._dear.pop(fd, None)
+            self._costly.pop(fd, None)
 
     def _reads(self, fd: int) -> bool:
         return fd < len(self._readers) and (self._readers[fd] is not None or fd in self._ends)
@@ -266,7 +266,16 @@ class Poller:
 
     def _in_turn(self, ready: list[tuple[int, int]], until_ns: int) -> bool:
         """Handle events until then, the cheap ones first. True: none queues, and there is time left."""
-        queues, readers, costs, dear = self._queues, self._readers, self._costs, self._dear
+        try:
+            self._handle_in_turn(ready, until_ns)
+        finally:  # a callback that raises does not take the turn of those that queue
+            self._park(ready)
+        now_ns = self.now_ns
+        self._look_ns = now_ns if now_ns - self.turn_ns > SHORT_NS else now_ns + LOOK_NS
+        return not self.queuing and now_ns <= until_ns
+
+    def _handle_in_turn(self, ready: list[tuple[int, int]], until_ns: int) -> None:
+        queues, readers, costs, costly = self._queues, self._readers, self._costs, self._costly
         now_ns = self.now_ns
         soon_ns = until_ns - LONG_TURN_NS // 4
         early_ns = soon_ns - LONG_TURN_NS // 2  # until then they are handled in the order in which they are reported
@@ -275,7 +284,7 @@ class Poller:
         for fd, events in ready:
             cost = costs[fd]
             kind = _NEW if cost == _UNKNOWN else bisect_left(CHEAP_NS, cost)
-            if fd in dear and dear[fd][1] > now_ns:
+            if fd in costly and costly[fd][1] > now_ns:
                 kind = _COSTLY
             if queued or kind == _COSTLY or now_ns > (early_ns if kind == _NEW else soon_ns):
                 self.is_in_order = False
@@ -300,16 +309,17 @@ class Poller:
                         self._handle(*queues[kind].popitem(last=False))
                 if self.now_ns > until_ns:
                     break
-        now_ns = self.now_ns
-        self._look_ns = now_ns if now_ns - self.turn_ns > SHORT_NS else now_ns + LOOK_NS
-        if self.queuing:
-            for fd, _ in ready:
-                if fd in self.queuing and fd not in self._parked:
-                    self._epoll.unregister(fd)
-                    self._parked.add(fd)
-            if self._again is None:
-                self._again = self._loop.call_soon(self._go_on)
-        return not self.queuing and now_ns <= until_ns
+
+    def _park(self, ready: list[tuple[int, int]]) -> None:
+        """Take sockets that still queue after their turn out of the epoll, and ask the loop for the next turn."""
+        if not self.queuing:
+            return
+        for fd, _ in ready:
+            if fd in self.queuing and fd not in self._parked:
+                self._epoll.unregister(fd)
+                self._parked.add(fd)
+        if self._again is None:
+            self._again = self._loop.call_soon(self._go_on)
 
     def _share(self, until_ns: int) -> None:
         """Handle cheap events that queue until then: next is always the kind that had the least of this time."""
@@ -340,9 +350,9 @@ class Poller:
         cost = self._costs[fd]
         self._costs[fd] = _mean(cost, took)
         if took > CHEAP_NS[-1] and cost != _UNKNOWN:
-            last_ns, until_ns = self._dear.get(fd, (-AGAIN_NS, 0))
+            last_ns, until_ns = self._costly.get(fd, (-AGAIN_NS, 0))
             is_again = self.now_ns - last_ns < AGAIN_NS
-            self._dear[fd] = self.now_ns, self.now_ns + AGAIN_NS if is_again else until_ns
+            self._costly[fd] = self.now_ns, self.now_ns + AGAIN_NS if is_again else until_ns
 
     def _call_back(self, fd: int, events: int) -> None:
         """Call back who waits for this. An error and a hang-up are for both: who reads or writes then meets them."""

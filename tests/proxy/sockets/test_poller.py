@@ -503,6 +503,41 @@ def test_who_raises_takes_no_turn_of_others():
     live(test())
 
 
+def test_who_raises_does_not_keep_those_that_queue_from_their_turn(monkeypatch):
+    """Nothing else happens then: those that queue are not in the epoll, and only the next turn wakes the loop."""
+    now_ns = time.monotonic_ns()
+    monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(poller_module, "thread_time_ns", lambda: now_ns)
+
+    async def test():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)
+        poller = Poller(loop)
+        pairs = [await pair() for _ in range(30)]
+        heard: list[int] = []
+
+        def read(number: int, ours: socket.socket) -> None:
+            nonlocal now_ns
+            now_ns += 2_000_000
+            heard.append(number)
+            ours.recv(9)
+            if number > 9:  # the others queue by then
+                raise ArithmeticError
+
+        for number, (ours, theirs) in enumerate(pairs):
+            theirs.send(b"x")
+            poller.add_reader(ours.fileno(), partial(read, number, ours))
+        await until(lambda: len(heard) == len(pairs))
+        assert sorted(heard) == list(range(len(pairs))) and not poller.queuing
+        for ours, theirs in pairs:
+            poller.remove_reader(ours.fileno())
+            ours.close()
+            theirs.close()
+        poller.close()
+
+    live(test())
+
+
 def test_an_end_is_noticed_whatever_is_unread():
     async def test():
         poller = Poller(asyncio.get_running_loop())
