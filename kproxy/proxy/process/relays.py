@@ -159,7 +159,7 @@ class Relays:
                 proxy.retire(None, ends=True)
                 if name in former:
                     former[name].show_state()
-                else:
+                elif not self._is_leaving(name):  # else `drain_cluster` ends its series
                     self._metrics.clusters.pop(name, None)
             if isinstance(fault, OSError):
                 raise ConfigError([("", f"no sockets for what is new: {fault.strerror or fault}")]) from None

@@ -1,8 +1,12 @@
 """What is left of a cluster that a reload removes."""
 
 import asyncio
+import socket
 from ipaddress import ip_network
 
+import pytest
+
+from kproxy.errors import ConfigError
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.process.changing.changes import Changes
 from tests.proxy.live import HOST, Broker, Wire, kproxy, live
@@ -79,5 +83,29 @@ def test_connections_to_a_former_cluster_do_not_tell_where_brokers_of_the_next_o
             client.close()
             broker.close()
         latter.close()
+
+    live(test(), 20)
+
+
+def test_a_failed_reload_that_adds_a_cluster_back_leaves_the_counters_of_its_connections_that_drain():
+    """They fell to nothing, and what these connections did from then on was counted by nobody."""
+
+    async def test():
+        async with kproxy(drain_timeout_s=30) as here:
+            client, broker = await here.connect()
+            relays, (proxy,), clusters = here.server.relays, here.server.clusters, here.server.metrics.clusters
+            name, config, cells = proxy.cluster.name, relays.config, clusters[proxy.cluster.name]
+            none = config.model_copy(update={"clusters": ()})
+            relays.replace_clusters(none, Changes(removed=(name,), drained=(name,)))
+            with socket.create_server((HOST, config.clusters[0].listen.port)), pytest.raises(ConfigError):
+                relays.replace_clusters(config, Changes(added=(name,)))
+            assert clusters.get(name) is cells
+            client.close()
+            broker.close()
+            await relays.drain_cluster(name, asyncio.Event())
+            assert not clusters
+            with socket.create_server((HOST, config.clusters[0].listen.port)), pytest.raises(ConfigError):
+                relays.replace_clusters(config, Changes(added=(name,)))
+            assert not clusters
 
     live(test(), 20)
