@@ -9,7 +9,7 @@ Refuses to know sockets and how a treatment is done.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
@@ -113,7 +113,14 @@ def _certificates(cluster: Cluster) -> tuple[Any, ...]:
     return tls.client_certificates, tls.ca, tls.principal_mapping_rules
 
 
-def same_upstream(old: Cluster, new: Cluster) -> bool:
+class Upstream(NamedTuple):
+    """The settings of a cluster that decide which brokers it has."""
+
+    route: str
+    bootstrap: tuple[Address, ...]
+
+
+def same_upstream(old: Cluster | Upstream, new: Cluster) -> bool:
     """Whether what was learnt of the brokers of one is true of the other."""
     return old.route == new.route and bool(set(old.bootstrap) & set(new.bootstrap))
 

@@ -4,7 +4,8 @@ The parent is the one source of what is known of brokers. It sends the whole of 
 what a worker learns from an answer goes to the parent first, and from there to the others. A worker that meets a broker
 without a port asks the parent to open it and waits for the reply, since the answer that names the broker must not
 leave before. Bounded: ASK_S for such a wait, WAIT_S of waits in any second; beyond, the answer leaves, and the broker
-counts as one without a port. A client whose address only a PROXY header tells waits COUNT_S at most for the parent to
+counts as one without a port. What a worker sends of a broker names the settings by which it was learnt: those of the
+parent may be others by then. A client whose address only a PROXY header tells waits COUNT_S at most for the parent to
 count it. Refuses to know metrics, and how messages travel.
 """
 
@@ -17,6 +18,7 @@ from kproxy.errors import RefusedClient
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.connection.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
+from kproxy.proxy.process.changing.changes import Upstream
 from kproxy.proxy.process.cluster import ClusterProxy, Known
 from kproxy.proxy.process.workers.crew import Crew
 from kproxy.proxy.relay.ends import Incoming
@@ -72,6 +74,7 @@ class PortsOfParent:
         self._worker = worker
         self._channel = channel
         self._name = cluster.name
+        self._upstream = Upstream(cluster.route, cluster.bootstrap)
         self._all_open = cluster.route == "sidecar"
         self._open: set[int] = set()
         self._early: list[Incoming] = []  # clients that came before what the parent knows
@@ -110,7 +113,7 @@ class PortsOfParent:
         if not self._all_open and node_id not in self._open:
             return self._ask_for_port(node_id, host, port)
         if is_news:
-            self._channel.send("learned", self._name, node_id, host, port)
+            self._channel.send("bind", self._name, self._upstream, node_id, host, port)
         return True
 
     def _ask_for_port(self, node_id: int, host: str, port: int) -> bool:
@@ -119,10 +122,11 @@ class PortsOfParent:
         if int(now) != self._second:
             self._second, self._waited_s = int(now), 0.0
         if self._waited_s > WAIT_S or self.proxy.has_stopped or self._refused.get(node_id, 0.0) > now:
-            self._channel.send("learned", self._name, node_id, host, port)
+            self._channel.send("bind", self._name, self._upstream, node_id, host, port)
             return False
         try:
-            is_open = bool(self._channel.ask_now("bind", self._name, node_id, host, port, timeout_s=ASK_S))
+            question = "bind", self._name, self._upstream, node_id, host, port
+            is_open = bool(self._channel.ask_now(*question, timeout_s=ASK_S))
         except Gone as fault:
             text = "cluster=%s: an answer that names broker %d leaves before its port is known to be open: %s"
             self._limits.log(logging.WARNING, "bind", text, self._name, node_id, fault)

@@ -20,7 +20,7 @@ from kproxy.proxy import log_lines
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.filters.flight import make_folder
-from kproxy.proxy.process.changing.changes import Changes
+from kproxy.proxy.process.changing.changes import Changes, Upstream, same_upstream
 from kproxy.proxy.process.cluster import ClusterProxy, Known
 from kproxy.proxy.process.relays import Relays
 from kproxy.proxy.process.team import Owner, Render
@@ -160,9 +160,13 @@ class Parent:
     # --- what workers say --------------------------------------------------------------------------------------------
 
     def _handlers(self, member: Member) -> Mapping[str, Handler]:
-        def bind(name: str, node_id: int, host: str, port: int) -> bool:
+        def bind(name: str, upstream: Upstream, node_id: int, host: str, port: int) -> bool:
             cluster = self._named(name)
-            return cluster is not None and cluster.learn_broker(node_id, host, port)
+            if cluster is None:
+                return False
+            if not same_upstream(upstream, cluster.cluster):  # a reload has given the cluster other brokers meanwhile
+                return node_id in cluster.brokers
+            return cluster.learn_broker(node_id, host, port)
 
         def lost(name: str) -> None:
             cluster = self._named(name)
@@ -176,7 +180,6 @@ class Parent:
         return {
             "bind": bind,
             "count": count,
-            "learned": bind,
             "lost": lost,
             "dialled": lambda own, upstream: self._dialled(own, upstream),
             "undialled": self._loops.closed,

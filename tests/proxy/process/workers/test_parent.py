@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pyarrow.parquet
 import pytest
@@ -21,8 +22,15 @@ import pytest
 from kproxy.errors import ConfigError
 from kproxy.protocol import codec
 from kproxy.protocol.apis import FETCH, HEARTBEAT, LIST_OFFSETS, METADATA
+from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.load import load
+from kproxy.proxy.config.settings import Config
+from kproxy.proxy.process.changing.changes import Upstream, changes
 from kproxy.proxy.process.embedded import Proxy
-from kproxy.proxy.process.workers.crew import LATE_S
+from kproxy.proxy.process.server import Server
+from kproxy.proxy.process.workers.crew import LATE_S, Member
+from kproxy.proxy.process.workers.parent import Parent
+from kproxy.proxy.process.workers.template import Template
 from tests.certificates import Authority
 from tests.ports import free_ports
 from tests.proxy.live import HOST, Broker, Wire, live, request, response
@@ -830,6 +838,47 @@ def test_all_workers_count_the_addresses_that_proxy_headers_tell(tmp_path):
             await total_open(3 + await alive(*other))
             assert await is_closed(await connected("203.0.113.7"))
             assert 0 < sum(lost) < 3, (lost, other)
+
+    live(test(), PATIENCE_S)
+
+
+def test_what_a_worker_has_learnt_of_a_former_clusters_brokers_is_not_taken_for_the_next_ones():
+    """A message was under way while a reload gave the cluster other brokers: its clients were dialled to the former."""
+
+    class Untold(Parent):
+        async def start(self) -> None:
+            """Workers are what this test says."""
+
+    class NoTemplate:
+        async def close(self) -> None:
+            """There is none."""
+
+    async def test():
+        former, latter = Address(HOST, 19092), Address(HOST, 29092)  # nobody listens there
+        port = free_ports(4)
+
+        def settings(*bootstrap: Address) -> Config:
+            flags = {"listen": f"{HOST}:{port}", "bootstrap": ",".join(map(str, bootstrap))}
+            return load(flags={**flags, "workers": 2, "drain_timeout_s": 0.1})
+
+        parent = Untold(2, cast(Template, NoTemplate()))
+        server = Server(settings(former), team=parent)
+        await server.start()
+        try:
+            bind = parent._handlers(Member(1))["bind"]
+            route = server.config.clusters[0].route
+            assert bind("default", Upstream(route, (former,)), 1, HOST, 19093)
+            assert server.clusters[0].routes.upstreams == {1: Address(HOST, 19093)}
+            for new in (settings(latter, former), settings(latter)):
+                await server.reconfigure(new, changes(server.config, new))
+            assert not bind("default", Upstream(route, (former,)), 9, HOST, 19094)
+            assert bind("default", Upstream(route, (former,)), 1, HOST, 19095)  # its port is open
+            assert server.clusters[0].routes.upstreams == {1: Address(HOST, 19093)}  # as both have a broker in common
+            assert bind("default", Upstream(route, (latter,)), 1, HOST, 29093)
+            assert server.clusters[0].routes.upstreams == {1: Address(HOST, 29093)}
+            assert not bind("removed", Upstream(route, (former,)), 1, HOST, 19093)
+        finally:
+            await server.stop()
 
     live(test(), PATIENCE_S)
 
