@@ -9,8 +9,9 @@ from kproxy.addresses import numeric
 
 MAX_PORT = 65535
 _IPV6_BITS = 128
-# IPv4 addresses behind a translator (RFC 6052, RFC 7915): one /64 of these is the whole of IPv4.
-_TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "::ffff:0:0:0/96")))
+_6TO4_BITS = 48  # RFC 3056: one IPv4 address has a /48, and so 2^16 networks
+# IPv4 addresses behind a translator (RFC 6052, RFC 8215, RFC 7915): one /64 of these can be the whole of IPv4.
+_TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96")))
 WILDCARDS = frozenset(("", "0.0.0.0", "::"))
 
 
@@ -29,13 +30,19 @@ def network_of(host: str, ipv6_prefix: int = 64) -> str:
     """The network that identifies a client in limits per address: a host with one IPv6 address usually has 2^64.
 
     Addresses of IPv4, also translated ones, and link-local ones (a network of theirs is all machines of a link) stand
-    for themselves.
+    for themselves. Tunnels give one IPv4 address many networks of IPv6: one of 6to4 (2002::/16) stands for its /48, one
+    of Teredo (2001::/32, RFC 4380), whose network is that of the server that the client chose, for the client's IPv4.
     """
     address = numeric(host) if ":" in host else None
     if not isinstance(address, ipaddress.IPv6Address) or address.is_link_local or ipv6_prefix >= _IPV6_BITS:
         return host
     if any(address in network for network in _TRANSLATED):
         return host
+    if address.teredo is not None:
+        _, client = address.teredo
+        return str(client)
+    if address.sixtofour is not None:
+        ipv6_prefix = min(ipv6_prefix, _6TO4_BITS)
     return f"{ipaddress.IPv6Address(int(address) >> (spare := _IPV6_BITS - ipv6_prefix) << spare)}/{ipv6_prefix}"
 
 

@@ -79,6 +79,18 @@ def test_addresses_that_many_share_are_not_limited():
         (64, ["fe80::1%eth0", "fe80::2%eth0", "fe80::1%eth1"], 3),  # link-local: each its own machine
         (64, ["10.0.0.1", "10.0.0.2", "::ffff:10.0.0.3"], 3),
         (64, ["64:ff9b::10.0.0.1", "64:ff9b::10.0.0.2", "::ffff:0:10.0.0.1", "::1"], 4),  # IPv4 behind a translator
+        (64, ["64:ff9b:1::10.0.0.1", "64:ff9b:1::10.0.0.2", "64:ff9b:1:a00:0:300::"], 3),
+        # 6to4: 192.0.2.4 with some of its networks, and 192.0.2.5
+        (64, ["2002:c000:204::1", "2002:c000:204:1::1", "2002:c000:204:ffff::", "2002:c000:205::1"], 2),
+        (32, ["2002:c000:204::1", "2002:c000:205::1", "2002:c001::1"], 2),
+        (128, ["2002:c000:204::1", "2002:c000:204:1::1"], 2),
+        # Teredo: 192.0.2.4 by two servers and from two ports, itself, and 192.0.2.5
+        (
+            64,
+            ["2001:0:a00:1:8000:1:3fff:fdfb", "2001:0:a00:2::2:3fff:fdfb", "192.0.2.4", "2001:0:a00:1::1:3fff:fdfa"],
+            2,
+        ),
+        (128, ["2001:0:a00:1:8000:1:3fff:fdfb", "2001:0:a00:2::2:3fff:fdfb"], 2),
     ],
 )
 def test_whoever_has_a_network_of_ipv6_counts_as_one_address(prefix, hosts, let_in):
