@@ -5,15 +5,15 @@ Duty: answer questions about this process without disturbing it. A scrape is ren
 slices between which the relay has its turn; everything else is small, and made for one client at a time (`turns.py`).
 
 Bounded: at most `max_connections` connections, each with REQUEST_S for its request, as long again for its body, and
-IDLE_S between two of them. The last one that fits replaces the one that has been silent for longest. If none is silent,
-accepting pauses, and every connection closes after its current answer, which its client takes within FULL_S. So neither
-silent nor busy connections lock others out for longer than the requests that are under way take, and no connection that
-comes ends one that has just shaken hands. A large answer is
-written in pieces, so that one that is not read is held once, and no transport holds copies of it; together they may be
-MAX_UNTAKEN bytes, beyond which the client that has had most time for its answer is closed. A stream ends once
-nobody has taken its lines for TAKEN_S. A TLS handshake has its turn (`openings.py`) once its first record is here. A
-turn of the loop reads READ_BYTES of a connection, over TLS (`transport.py`) of one connection in all; nothing is read
-behind bad HTTP, and of a body that its handler has left.
+IDLE_S between two of them. The last one that fits replaces the one that has been silent for longest, of the network
+with most of them; a client that takes its answer goes last. If none is silent, accepting pauses, and every connection
+closes after its current answer, of which its client takes a piece within FULL_S. So neither silent nor busy connections
+lock others out for longer than the requests that are under way take, and no connection that comes ends one that has
+just shaken hands. A large answer is written in pieces, so that one that is not read is held once, and no transport
+holds copies of it; together they may be MAX_UNTAKEN bytes, beyond which the client that has taken nothing for longest
+is closed. A stream ends once nobody has taken its lines for TAKEN_S. A TLS handshake has its turn (`openings.py`) once
+its first record is here. A turn of the loop reads READ_BYTES of a connection, over TLS (`transport.py`) of one
+connection in all; nothing is read behind bad HTTP, and of a body that its handler has left.
 
 Invariants: a GET changes nothing; no answer was made before its request came (no cache, here or on the way); one scrape
 is rendered at a time. Refuses to know metrics, sessions and sockets of Kafka: it is given callables. Who may ask what:
@@ -28,6 +28,7 @@ import re
 import socket
 import sys
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -44,7 +45,7 @@ from kproxy.admin.parameters import Noting, NotNow
 from kproxy.admin.scrapes import Scrape, Scrapes
 from kproxy.admin.transport import Readers, TlsTransport
 from kproxy.admin.turns import Turns
-from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.addresses import Address, network_of
 from kproxy.proxy.sockets.listeners import Gate, Listener, resolve
 from kproxy.proxy.tasks import Tasks
 from kproxy.proxy.tls.contexts import CHECK_S, Reloading
@@ -56,13 +57,14 @@ from kproxy.proxy.tls.tls_socket import TlsSocket
 _TURN_S = 0.0002
 
 REQUEST_S = 10.0  # from the accept to the end of the request's headers
-IDLE_S = 30.0  # for an answer to be taken, and the next request to come
+IDLE_S = 30.0  # for an answer, or a piece of a large one, to be taken, and the next request to come
 TAKEN_S = 10.0  # for a line of a stream to be taken; as long as a trace is kept for who does not read it
-FULL_S = 1.0  # for an answer to be taken while all connections are in use
+FULL_S = 1.0  # for an answer, or a piece of a large one, to be taken while all connections are in use
 STALLED_S = (
     0.25  # without a word of the client in a TLS handshake: longer than a round trip to the other side of the earth
 )
 KEPT_S = 1.0  # for the first request behind a handshake, or the next, whoever else wants the place
+_NEW, _TAKING = 3, 4  # the last ranks of `_rank`
 MAX_CONNECTIONS = 32
 READ_BYTES = 16 * 1024  # in the kernel: in chunks of one byte, which are the dearest, they take 2 ms to parse
 _FAULT_CHARS = 300  # of what is wrong with bad HTTP: aiohttp repeats all of it, escaped
@@ -157,6 +159,7 @@ class Admin:
         self._listener: Listener | None = None
         self.gate = Gate(max_connections, name=f"admin {Address(host, port)}")
         self._idle: dict[_Connection, float] = {}  # those without a request under way, and since when, longest first
+        self._networks: Counter[str] = Counter()  # connections by the network of their clients
         self._tasks = Tasks("admin")
         self._openings = Openings(max(1, max_connections // 2))
         self._readers = Readers()
@@ -224,16 +227,30 @@ class Admin:
     # --- connections -------------------------------------------------------------------------------------------------
 
     def _accepted(self, client: socket.socket, peer: Address) -> None:
-        self.gate.enter()
-        self._tasks.spawn(self._serve(client, peer))
-
-    async def _serve(self, client: socket.socket, peer: Address) -> None:
         assert self._runner is not None and self._runner.server is not None
+        network = network_of(peer.host)
+
+        def left() -> None:
+            self._networks[network] -= 1
+            self._networks += Counter()  # without those that have none
+            self.gate.leave()
+
         loop = asyncio.get_running_loop()
-        connection = _Connection(self._runner.server, loop, self._idle, lambda: not self.gate.is_open, self.gate.leave)
-        if self._tls is not None:
-            connection.opening, connection.is_opening = asyncio.current_task(), True
+        connection = _Connection(self._runner.server, loop, network, self._idle, lambda: not self.gate.is_open, left)
+        connection.is_opening = self._tls is not None
+        self.gate.enter()
+        self._networks[network] += 1
         self._make_room(connection)
+        self._tasks.spawn(self._serve(client, peer, connection))
+
+    async def _serve(self, client: socket.socket, peer: Address, connection: "_Connection") -> None:
+        loop = asyncio.get_running_loop()
+        if connection.is_given_up:
+            client.close()
+            connection.left()
+            return
+        if self._tls is not None:
+            connection.opening = asyncio.current_task()
         try:
             if self._tls is None:
                 await loop.connect_accepted_socket(lambda: connection, client)
@@ -261,9 +278,11 @@ class Admin:
     def _make_room(self, connection: "_Connection") -> None:
         """Where all places are taken, the connection that was silent for longest goes, so that the next can come in.
 
-        Those that have not begun a handshake go first, then those that stall in it, then those that have had KEPT_S.
-        While some wait for their handshake, no other goes but for one of them, and none while more wait than have had
-        their turn: so however many addresses there are, half of the places have it, each until as many turns have come.
+        Those that have not begun a handshake go first, then those that stall in it, then those that have had KEPT_S. Of
+        the rest, to which the new one belongs, one of the network that has most places goes, and last those that take
+        an answer. While some wait for their handshake, no other goes but for one of them, and none while more wait than
+        have had their turn: so however many addresses there are, half of the places have it, each until as many turns
+        have come.
         """
         if self.gate.is_open:
             return
@@ -273,7 +292,12 @@ class Admin:
             others = [other for other in others if other.is_opening]
         if others:
             now = asyncio.get_running_loop().time()
-            min(others, key=lambda other: _rank(other, now - self._idle[other])).give_up()
+            ranks = {other: _rank(other, now - self._idle[other]) for other in others} | {connection: _NEW}
+
+            def order(other: _Connection) -> tuple[int, int, int]:
+                return min(ranks[other], _NEW), -self._networks[other.network], ranks[other]
+
+            min(ranks, key=order).give_up()
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -381,12 +405,15 @@ class Admin:
         _close_if_full(connection, answer)
         self._make_room_for(len(body))
         connection.untaken = len(body)
-        connection.waits(FULL_S if connection.is_full() else IDLE_S)
+        patience_s = FULL_S if connection.is_full() else IDLE_S
+        connection.waits(patience_s)
         view = memoryview(body)
         try:
             await answer.prepare(request)
             for start in range(0, len(body), _PIECE):
                 await answer.write(view[start : start + _PIECE])
+                if connection.transport is not None:  # it has taken most of what is written
+                    connection.waits(patience_s)
             await answer.write_eof()
         except ConnectionError:  # nobody reads it any more
             if request.transport is not None:
@@ -396,7 +423,7 @@ class Admin:
         return answer
 
     def _make_room_for(self, count: int) -> None:
-        """Close the clients that have had most time for their answers, until that many bytes more may be held."""
+        """Close the clients that have taken nothing for longest, until that many bytes more may be held."""
         slow = [connection for connection in self._idle if connection.untaken]
         count += sum(connection.untaken for connection in slow)
         for connection in slow:
@@ -431,6 +458,7 @@ class _Connection(RequestHandler):
         self,
         server: web.Server,
         loop: asyncio.AbstractEventLoop,
+        network: str,
         idle: "dict[_Connection, float]",
         is_full: Callable[[], bool],
         left: Callable[[], None],
@@ -443,6 +471,7 @@ class _Connection(RequestHandler):
             max_line_size=MAX_LINE,
             lingering_time=0,  # else a body that nobody wants is parsed for 10 s
         )
+        self.network = network  # of its client
         self._silent = idle
         self.is_full = is_full
         self.untaken = 0  # bytes of an answer that is being written in pieces
@@ -451,7 +480,7 @@ class _Connection(RequestHandler):
         self.is_opening = False  # its TLS handshake has not begun
         self._on_left: Callable[[], None] | None = left
         self._patience: asyncio.TimerHandle | None = None
-        self._is_given_up = False
+        self.is_given_up = False
         self.waits(REQUEST_S)
 
     def waits(self, seconds: float) -> None:
@@ -470,7 +499,7 @@ class _Connection(RequestHandler):
     def give_up(self) -> None:
         """Close it without a word; one that has no transport yet is closed as soon as it has."""
         self.works()
-        self._is_given_up = True
+        self.is_given_up = True
         if self.transport is not None:  # uvloop's own class, which is no asyncio.Transport
             self.transport.abort()
         elif self.opening is not None:
@@ -490,7 +519,7 @@ class _Connection(RequestHandler):
         if self._silent.pop(self, None) is not None:  # its handshake was no silence; its patience is not renewed
             self._silent[self] = self._loop.time()
         super().connection_made(transport)
-        if self._is_given_up:
+        if self.is_given_up:
             self.give_up()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -517,7 +546,9 @@ def _rank(idle: _Connection, silent_s: float) -> int:
         return 0
     if idle.opening is not None and silent_s >= STALLED_S:
         return 1
-    return 2 if idle.opening is None and silent_s >= KEPT_S else 3
+    if idle.opening is None and silent_s >= KEPT_S:
+        return 2
+    return _TAKING if idle.untaken else _NEW
 
 
 @web.middleware

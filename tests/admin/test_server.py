@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import quote
 
@@ -346,13 +347,27 @@ def test_others_that_begin_handshakes_leave_one_that_is_far_away_the_time_for_it
         ("shaken 0.2, stalls 0.1, shaken 0", 0, "begins", "shaken 0.2"),
         ("stalls 0.2, shaken 0.1, stalls 0", 0, "begins", "stalls 0.2"),
         ("", 0, "begins", None),
+        # Who takes an answer goes last; one that has stopped taking is like any other.
+        ("takes 0.2, shaken 0.1", 0, "begins", "shaken 0.1"),
+        ("takes 9, shaken 0.1", 0, "begins", "takes 9"),
+        # Of one kind, one of the network that has most: not one that came alone.
+        ("shaken 0.3, shaken@b 0.2, shaken@b 0.1", 0, "begins", "shaken@b 0.2"),
+        ("takes 0.3, takes@b 0.2, takes@b 0.1", 0, "begins", "takes@b 0.2"),
+        ("takes@b 0.3, takes@b 0.2, shaken 0.1", 0, "begins", "takes@b 0.3"),
+        ("shaken 9, shaken@b 0.2, shaken@b 0.1", 0, "begins", "shaken 9"),
+        # The new one itself, where others of its network have requests under way.
+        ("shaken 0.1", 0, "begins@busy", "begins@busy"),
+        ("shaken 9", 0, "begins@busy", "shaken 9"),
+        ("opening 0", 1, "opening@busy", "opening 0"),
     ],
 )
 def test_who_goes_where_all_places_are_taken(idle, waiting, comes, goes):
     class Other:
         def __init__(self, name):
             kind, _, self.silent_s = name.partition(" ")
-            self.name, self.is_opening, self.opening = name, kind == "opening", None if kind == "shaken" else object()
+            kind, _, self.network = kind.partition("@")
+            self.name, self.is_opening, self.untaken = name, kind == "opening", int(kind == "takes")
+            self.opening = None if kind in ("shaken", "takes") else object()
 
         def give_up(self):
             gone.append(self.name)
@@ -363,10 +378,11 @@ def test_who_goes_where_all_places_are_taken(idle, waiting, comes, goes):
         admin = Admin("127.0.0.1", 0, scrape=lambda _: (b"", ""), not_ready=tuple, api={}, max_connections=1)
         admin.gate.enter()
         others = [Other(name) for name in idle.split(", ") if name]
+        admin._networks = Counter(other.network for other in others) + Counter(newest=1, busy=9)
         now = asyncio.get_running_loop().time()
         admin._idle = {other: now - float(other.silent_s) for other in others}
         admin._openings._count = waiting
-        newest = Other(comes)
+        newest = Other(comes if "@" in comes else f"{comes}@newest")
         admin._idle[newest] = now
         admin._make_room(newest)
         admin.gate.leave()
@@ -634,6 +650,40 @@ def test_of_large_answers_that_are_not_read_the_oldest_make_room(monkeypatch):
         assert [await whole(client) for client in clients] == [False, True, True]
         for client in clients:
             client.close()
+        await admin.stop()
+
+    run(main())
+
+
+def test_strangers_do_not_cut_a_large_answer_that_its_client_takes(monkeypatch):
+    """It counted as silent from its first byte on, all connections that came since were newer, and while all places
+    were taken it had a second for the whole of it."""
+    monkeypatch.setattr("kproxy.admin.server.FULL_S", 600.0)
+    monkeypatch.setattr("kproxy.admin.server.KEPT_S", 600.0)
+
+    async def main():
+        admin = Admin(
+            "127.0.0.1", 0, scrape=lambda _: (LARGE, "text/plain"), not_ready=tuple, api={}, max_connections=4
+        )
+        await admin.start()
+        client = await Wire.dial(admin.address[1])
+        await client.send(ASKS)
+        await client.read(1)
+        (connection,) = admin._idle
+        others = []
+        for _ in range(3):
+            ends = connection._patience.when()
+            await client.read(4 << 20)
+            async with asyncio.timeout(60):
+                while connection._patience.when() <= ends:  # noqa: ASYNC110 - it has no event for it
+                    await asyncio.sleep(0.005)
+            others += [await Wire.dial(admin.address[1]) for _ in range(8)]
+            for gone in others[:-4]:
+                assert await gone.rest() == b""
+        assert connection in admin._idle
+        assert len(await client.rest()) > 3 << 20
+        for sock in (client, *others):
+            sock.close()
         await admin.stop()
 
     run(main())
