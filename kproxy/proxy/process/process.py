@@ -87,6 +87,7 @@ class Process:
         self._upgrading: asyncio.Task[None] | None = None
         self._successor: subprocess.Popen[bytes] | None = None  # that has taken over
         self._ours: socket.socket | None = None  # our end towards those who follow, where this process stands in
+        self._current = 0  # the process that runs now, as far as this one has heard
         self._tasks = Tasks("process")
         server.given = inheritance.given
         server.reloader.reads(load)
@@ -102,7 +103,7 @@ class Process:
         if self._successor is not None and self._ours is not None:
             self._ours.set_inheritable(True)
             logging.shutdown()
-            command = stand_in.command(self._successor.pid, self._ours.fileno())
+            command = stand_in.command(self._current, self._ours.fileno())
             signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)  # what comes now waits for the program that stands in
             os.execv(command[0], command)
 
@@ -219,10 +220,11 @@ class Process:
         self._asked.set()
 
     def _pass_on(self, number: int) -> None:
-        """To the kproxy that follows, where this process stands in for it."""
+        """To the kproxy that runs now, where this process stands in: while it drains, a third one may follow."""
         if self._successor is not None and self._ours is not None:
+            self._current = stand_in.follower(self._ours.fileno(), self._current)
             with suppress(ProcessLookupError):
-                os.kill(self._successor.pid, number)
+                os.kill(self._current, number)
 
     def _passed_on(self, number: int, _: object) -> None:
         """A signal between the end of the loop and the program that stands in."""
@@ -264,12 +266,11 @@ class Process:
         link = upgrade.Link(ours)
         keeper_ours, keeper = self._keeper_for_child()
         try:
+            await self._server.reloader.settled()  # it may open ports that the new one reads in its settings
             child = await asyncio.to_thread(self._start_child, theirs, keeper)
             theirs.close()
             await self._unless_it_ends(self._hand_over(link, child))
         except (KproxyError, OSError) as fault:
-            goes_on = "drains" if self._asked.is_set() else "goes on"
-            log.error("%s: the new kproxy has not taken over, this one %s: %s", asker, goes_on, fault)
             self._server.hold(False)
             self._server.metrics.upgrades["failed"] += 1
             if child is not None:
@@ -280,13 +281,15 @@ class Process:
             link.close()
             if keeper_ours is not None:
                 keeper_ours.close()
+            goes_on = "drains" if self._asked.is_set() else "goes on"  # and takes the next upgrade
+            log.error("%s: the new kproxy has not taken over, this one %s: %s", asker, goes_on, fault)
             return
         finally:
             theirs.close()
             if keeper is not None and keeper is not self._keeper:
                 keeper.close()
         self._successor = child
-        self._ours = keeper_ours
+        self._ours, self._current = keeper_ours, child.pid
         if self._ends:  # asked in the moment of the change
             child.terminate()
         log.info("process %d has taken over, this one drains", child.pid)
@@ -311,7 +314,9 @@ class Process:
         if self._keeper is not None:
             return None, self._keeper
         stand_in.adopt_orphans()
-        return socket.socketpair()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        return ours, theirs
 
     def _start_child(self, link: socket.socket, keeper: socket.socket | None) -> "subprocess.Popen[bytes]":
         environment = upgrade.for_child(self._environment, link.fileno())

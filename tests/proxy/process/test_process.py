@@ -12,8 +12,13 @@ import pyarrow.parquet
 import pytest
 import uvloop
 
+from kproxy.metrics import Metrics
+from kproxy.protocol.apis import HEARTBEAT
+from kproxy.proxy.config.load import load
+from kproxy.proxy.process.changing.reload import Reloader
+from kproxy.proxy.process.process import Inheritance, Process
 from tests.ports import free_ports
-from tests.proxy.live import HOST, Wire
+from tests.proxy.live import HOST, Wire, request
 from tests.proxy.load import (
     PATIENCE_S,
     Brokers,
@@ -307,6 +312,51 @@ def test_a_new_version_that_fails_leaves_the_old_one_serving(settings):
     live(test())
 
 
+def test_an_upgrade_begins_behind_the_reload_under_way(settings, caplog):
+    """The new kproxy found ports in use that the reload had opened, and which nobody had given it."""
+
+    class Unhurried:
+        """A server that is being reconfigured when the upgrade is asked for."""
+
+        def __init__(self, config):
+            self.config, self.metrics, self.reloader = config, Metrics(), Reloader(self)
+            self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
+
+        async def reconfigure(self, new, differing):
+            self.begun.set()
+            await self.goes_on.wait()
+            self.config = new
+
+        def hold(self, held):
+            """It has no ports."""
+
+    async def test():
+        config = load(flags={"listen": f"{HOST}:1", "bootstrap": f"{HOST}:2"})
+        new = load(flags={"listen": f"{HOST}:3", "bootstrap": f"{HOST}:2"})
+        server, ran_by = Unhurried(config), []
+        ours, theirs = socket.socketpair()  # somebody stands in already
+        process = Process(server, Inheritance(keeper=ours), {}, lambda: new)
+
+        def start_child(link, keeper):
+            ran_by.append(server.config)
+            raise OSError("this test starts none")
+
+        process._start_child = start_child
+        reload = asyncio.create_task(server.reloader.reload("the test"))
+        await server.begun.wait()
+        upgrade = asyncio.create_task(process._upgrade("the test"))
+        await until(lambda: "a new kproxy is started" in caplog.text)
+        server.goes_on.set()
+        assert (await reload).outcome == "applied"
+        await upgrade
+        assert ran_by == [new]
+        ours.close()
+        theirs.close()
+
+    caplog.set_level("INFO")
+    live(test())
+
+
 def test_whoever_ends_it_in_the_middle_of_an_upgrade_ends_both(settings):
     async def test():
         first, second = Brokers(1), Brokers(1)
@@ -322,6 +372,38 @@ def test_whoever_ends_it_in_the_middle_of_an_upgrade_ends_both(settings):
             kproxy.signal(signal.SIGTERM)
             async with asyncio.timeout(PATIENCE_S):
                 assert await kproxy.process.wait() == 0
+
+    live(test())
+
+
+def test_signals_reach_the_third_kproxy_while_the_first_still_drains(settings):
+    """They went to the second, which had ended or drained: whoever knows the first one's id could end none."""
+
+    class Mute(Brokers):
+        def _answer(self, api, version, correlation):
+            return b"" if api == HEARTBEAT else super()._answer(api, version, correlation)
+
+    async def test():
+        first, second = Mute(1), Brokers(1)
+        config = settings(first, second)
+        config.process["drain_timeout_s"] = 600
+        config.write()
+        async with kproxy_process(config.file, config.admin) as kproxy:
+            client = await Wire.dial(config.one)
+            await client.send(request(HEARTBEAT, 4, 7))
+            await until(lambda: 7 in Brokers.seen)
+            for generation in (2, 3):
+                kproxy.signal(signal.SIGUSR2)
+                await kproxy.says(f"generation {generation}")
+            since = len(kproxy.lines)
+            kproxy.signal(signal.SIGHUP)
+            await kproxy.says("reload by SIGHUP: the settings are those that run", since)
+            kproxy.signal(signal.SIGTERM)
+            await kproxy.says("stopped in", since)
+            kproxy.signal(signal.SIGTERM)
+            async with asyncio.timeout(PATIENCE_S):
+                assert await kproxy.process.wait() == 0
+            client.close()
 
     live(test())
 

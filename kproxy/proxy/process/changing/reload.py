@@ -59,6 +59,11 @@ class Reloader:
         """Refuse reloads, for that reason; "": no longer."""
         self._closed = reason
 
+    async def settled(self) -> None:
+        """Return when the reload under way has ended, if there is one."""
+        async with self._one:
+            return
+
     async def reload(self, asker: str) -> Outcome:
         """Read the settings and run by them. Raises nothing that a configuration can cause."""
         async with self._one:

@@ -43,23 +43,23 @@ def stand_in(pid: int, fd: int) -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # those that came before this program ran come now
     watched = [wake_read, fd]
     while True:
-        current = _follower(fd, current)
+        current = follower(fd, current)
         status = _ended(current)
         if status is not None:
-            ended, current = current, _follower(fd, current)
+            ended, current = current, follower(fd, current)
             if current == ended:
                 return status
             continue
         select.select(watched, [], [], 5.0)
         for caught in _caught(wake_read):
-            current = _follower(fd, current)
+            current = follower(fd, current)
             if caught in FORWARDED:
                 with suppress(ProcessLookupError):
                     os.kill(current, caught)
 
 
-def _follower(fd: int, current: int) -> int:
-    """The process that runs now."""
+def follower(fd: int, current: int) -> int:
+    """The process that runs now. fd: reading from it does not block."""
     with suppress(BlockingIOError, ConnectionError):
         while text := os.read(fd, 4096):
             current = int(text.split()[-1])
