@@ -96,6 +96,10 @@ class Shared:
             else:
                 units_of[path] = value
 
+    def has(self, cluster: str) -> bool:
+        """Whether a live worker has reported a cluster, and not yet that it has it no longer."""
+        return any((CLUSTER, cluster) in units_of for units_of in self._living.values())
+
     def gone(self, worker: int) -> None:
         """Keep the counters of a worker that has ended, and drop its gauges."""
         for path, value in self._living.pop(worker, {}).items():

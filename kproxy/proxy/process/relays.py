@@ -53,8 +53,12 @@ class Relays:
         *,
         guard: Callable[[IsOurs], LoopGuard] = LoopGuard,
         build: Callable[[Worker, Cluster], ClusterProxy] = ClusterProxy,
+        counts_elsewhere: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        """build: makes each cluster; guard: finds connections that lead back here."""
+        """build: makes each cluster; guard: finds connections that lead back here.
+
+        counts_elsewhere: whether another process counts what connections of a cluster do, by its name.
+        """
         self.config = config
         self.clusters: list[ClusterProxy] = []
         self.zookeeper: list[ZooKeeperProxy] = []
@@ -62,6 +66,7 @@ class Relays:
         self._former: list[ClusterProxy] = []  # retired by the last reload, or still with clients on their way in
         self._metrics = metrics
         self._build = build
+        self._counts_elsewhere = counts_elsewhere
         self._recorder: Recorder | None = None
         metrics.connection_limit = shares.connections
         metrics.log_lines_dropped = log_lines.dropped
@@ -210,7 +215,7 @@ class Relays:
         """Whether a cluster that is removed has clients still, whose ends are counted."""
         if self._serves(name):
             return False
-        if any(proxy.making for proxy in self._former if proxy.cluster.name == name):
+        if self._counts_elsewhere(name) or any(p.making for p in self._former if p.cluster.name == name):
             return True
         return any(relay.info.cluster == name for relay in self.worker.relays.values())
 

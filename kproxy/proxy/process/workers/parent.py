@@ -73,6 +73,7 @@ class Parent:
             shares,
             guard=lambda is_ours: SharedLoops(is_ours, self._token, 0, self._found),
             build=lambda worker, cluster: self._hand_over.serves(worker, cluster, self._changed),
+            counts_elsewhere=self._shared.has,
         )
         self._relays.worker.lags = self
         return self._relays

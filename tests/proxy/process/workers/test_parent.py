@@ -915,6 +915,46 @@ def test_the_series_of_a_cluster_end_when_it_is_removed(tmp_path):
     live(test(), PATIENCE_S)
 
 
+def test_what_the_parent_counts_of_a_removed_cluster_does_not_fall_while_a_worker_drains_it(tmp_path):
+    """Clients that a limit keeps out are counted where they are accepted; the parent has no connections to drain."""
+
+    async def test():
+        broker, other, port = Broker(), Broker(), free_ports(20)
+        second = f'name = "default"\n[[cluster]]\nname = "two"\nlisten = "{HOST}:{port + 10}"\n'
+        second += f'bootstrap = ["{HOST}:{other.port}"]\nlimits = {{ max_connections_per_address = 1 }}\n'
+
+        def write(more: str) -> Path:
+            file = written(tmp_path, port, broker, more)
+            file.write_text(file.read_text().replace("drain_timeout_s = 2", "drain_timeout_s = 600"))
+            return file
+
+        async with from_file(write(second), port, broker) as here:
+            await other.answer_kproxy()
+            client = await Wire.dial(port + 10)
+            wire = await other.accept()
+            asked = request(HEARTBEAT, 4, 7)
+            await client.send(asked)
+            assert await wire.frame() == asked
+            assert await is_closed(await Wire.dial(port + 10))
+
+            async def kept_out() -> float:
+                return total(await here.scrape(), "kproxy_disconnects_total", cluster="two", cause="limit")
+
+            assert await kept_out() == 1
+            write('name = "default"\n')
+            here.process.send_signal(signal.SIGHUP)
+            await here.said(" kproxy.server cluster=two: 0 connections drained")
+            assert await kept_out() == 1
+            await wire.send(response(HEARTBEAT, 4, 7))
+
+            async def ended() -> bool:
+                return 'cluster="two"' not in await here.get("/metrics")
+
+            await here.until(ended)
+
+    live(test(), PATIENCE_S)
+
+
 def test_a_policy_holds_in_every_worker_and_ends_with_a_reload(tmp_path):
     """Refusals are summed up; connections that a rule was about are drained, since what they may do has changed."""
 
