@@ -279,10 +279,9 @@ class Admin:
         """Where all places are taken, the connection that was silent for longest goes, so that the next can come in.
 
         Those that have not begun a handshake go first, then those that stall in it, then those that have had KEPT_S. Of
-        the rest, to which the new one belongs, one of the network that has most places goes, and last those that take
-        an answer. While some wait for their handshake, no other goes but for one of them, and none while more wait than
-        have had their turn: so however many addresses there are, half of the places have it, each until as many turns
-        have come.
+        the rest one of the network that has most places goes, last those that take an answer, and the new one. While
+        some wait for their handshake, no other goes but for one of them, and none while more wait than have had their
+        turn: so however many addresses there are, half of the places have it, each until as many turns have come.
         """
         if self.gate.is_open:
             return
@@ -292,7 +291,7 @@ class Admin:
             others = [other for other in others if other.is_opening]
         if others:
             now = asyncio.get_running_loop().time()
-            ranks = {other: _rank(other, now - self._idle[other]) for other in others} | {connection: _NEW}
+            ranks = {other: _rank(other, now - self._idle[other]) for other in others} | {connection: _TAKING}
 
             def order(other: _Connection) -> tuple[int, int, int]:
                 return min(ranks[other], _NEW), -self._networks[other.network], ranks[other]
@@ -483,6 +482,11 @@ class _Connection(RequestHandler):
         self.is_given_up = False
         self.waits(REQUEST_S)
 
+    @property
+    def takes(self) -> bool:
+        """Whether an answer is on its way to the client, up to what the kernel has."""
+        return bool(self.untaken or (self.transport is not None and self.transport.get_write_buffer_size()))
+
     def waits(self, seconds: float) -> None:
         """No request is under way: it has so long to send one, and to take the answer before it."""
         self.works()
@@ -548,7 +552,7 @@ def _rank(idle: _Connection, silent_s: float) -> int:
         return 1
     if idle.opening is None and silent_s >= KEPT_S:
         return 2
-    return _TAKING if idle.untaken else _NEW
+    return _TAKING if idle.takes else _NEW
 
 
 @web.middleware
