@@ -240,7 +240,8 @@ ACCOUNTS: tuple[Account, ...] = (
         f"a request of {size(admin.MAX_LINE)} and as much of headers, a body of {size(admin.MAX_BODY)}; one "
         f"answer that is not taken, for {admin.IDLE_S:g} s",
         f"{admin.MAX_CONNECTIONS}; {size(admin.MAX_UNTAKEN)} of answers, or one that is larger",
-        "the one that has been silent, or had time for its answer, for longest is closed",
+        "the one that has been silent, or has taken nothing of its answer, for longest is closed; of those that have "
+        "just come, one of the network with most of them",
         admin.MAX_CONNECTIONS,
     ),
 )
