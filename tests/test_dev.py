@@ -47,7 +47,59 @@ def test_a_command_that_is_none_is_named(project):
     )
     for asked in ("help", "--help"):
         done = subprocess.run([project / "dev", asked], capture_output=True, text=True)
-        assert done.returncode == 0 and done.stderr.startswith("./dev demo | test | lint | land")
+        assert done.returncode == 0 and done.stdout.startswith("./dev demo | test | lint | land")
+
+
+def test_each_command_explains_itself_and_sets_nothing_up(project):
+    """`./dev land --help` landed, which takes half an hour."""
+    usage = subprocess.run([project / "dev", "help"], capture_output=True, text=True, check=True).stdout
+    commands = usage.partition(":")[0].removeprefix("./dev ").split(" | ")
+    assert {"demo", "test", "land"} <= {*commands}
+    for command in commands:
+        done = subprocess.run([project / "dev", command, "--help"], capture_output=True, text=True, check=True)
+        assert done.stdout.startswith(f"  {command}  ") and done.stderr == ""
+        assert not any(done.stdout.count(f"\n  {other}  ") for other in commands)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("land", "now"), "land takes no arguments: now"),
+        (("screenshots", "--all"), "screenshots takes no arguments: --all"),
+        (("lint", "kproxy"), "lint takes --fix alone: kproxy"),
+        (("test", "wire"), "there is no test in wire"),
+        (("test", "-x", "tests/wire/test_none.py::test_it"), "there is no test in tests/wire/test_none.py"),
+    ],
+)
+def test_an_argument_that_means_nothing_is_refused_before_anything_is_done(project, arguments, said):
+    done = subprocess.run([project / "dev", *arguments], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith(f"dev: {said}\n") and done.stdout == ""
+
+
+def test_what_is_set_up_and_run_for_arguments_of_test(project):
+    """What Chromium and HDFS are for is rare: who names other tests does not wait for them."""
+    first = "command=${1:-help}\n"
+    before, _, after = (project / "dev").read_text().partition(first)
+    stubs = "set_up_test() { echo few; }\nset_up_all_tests() { echo all; }\n"
+    (project / "dev").write_text(before + stubs + first + after)
+    python = project / ".venv/bin/python"
+    python.write_text('#!/bin/sh\necho "$*"\n')
+    python.chmod(0o755)
+    (project / "bench").mkdir()
+    (project / "tests/test_wire.py").touch()
+    (project / "tests/test_page.py").write_text("from tests import chromium\n")
+    for arguments, expected in (
+        ("", "few -m pytest -n 3 --ring 1"),
+        ("-k bench", "few -m pytest -n 3 --ring 1 -k bench"),
+        ("tests/test_wire.py -x", "few -m pytest -n 3 tests/test_wire.py -x"),
+        ("tests/test_wire.py::test[a::b]", "few -m pytest tests/test_wire.py::test[a::b]"),
+        ("tests/test_page.py", "all -m pytest -n 3 tests/test_page.py"),
+        ("tests", "all -m pytest -n 3 tests"),
+        ("all", "all -m pytest -n 3"),
+        ("all --shard 2/6", "all -m pytest -n 3 --ring 2 --reruns 2 --shard 2/6"),
+    ):
+        done = subprocess.run([project / "dev", "test", *arguments.split()], capture_output=True, text=True, check=True)
+        assert " ".join(done.stdout.split()) == expected
 
 
 def test_a_second_setup_waits_for_the_first(project):
