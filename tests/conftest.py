@@ -8,12 +8,14 @@ process that a test starts. A test about any of these sets it.
 import argparse
 import logging
 import os
+import shlex
 import signal
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,6 +147,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     )
 
 
+# Tests, of any ring, that ask for a fixture that is not there: a run of ring 1 would not see those of ring 2 fail.
+WITHOUT_FIXTURES = pytest.StashKey[list[str]]()
+_NO_CASE = SimpleNamespace(params={})
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    without = item.config.stash.setdefault(WITHOUT_FIXTURES, [])
+    if isinstance(item, pytest.Function):
+        there = {"request", *item._fixtureinfo.name2fixturedefs, *getattr(item, "callspec", _NO_CASE).params}
+        without.extend(f"{item.nodeid}: {name}" for name in item.fixturenames if name not in there)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Who only collects is told; in other runs such a test fails when it begins."""
+    without = session.config.stash.get(WITHOUT_FIXTURES, [])
+    if without and session.config.option.collectonly:
+        raise pytest.UsageError("\n".join(["no such fixture:", *without]))
+
+
 def is_in_shard(file: str, number: int, count: int) -> bool:
     """Whether a file's tests are in shard `number` of `count`: whole files, so that fixtures are made once."""
     return zlib.crc32(file.encode()) % count == number - 1
@@ -164,9 +185,16 @@ def _is_in_ring_2(item: pytest.Item, cases: Counter[str]) -> bool:
     return any(place == path or place.startswith(f"{path}/") for path in RING_2)
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """List the tests that were run again, each with what it failed of the first time; only ring 2 tries again."""
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """How to run each failure alone, or that nothing ran; and the tests that were run again, only ring 2 does.
+
+    Of these each is listed with what it failed of the first time.
+    """
     stats = terminalreporter.stats
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        ring = config.getoption("ring")
+        which = f" of ring {ring}; `./dev test all` and `./dev test PATH` look in both" if ring else ""
+        terminalreporter.write_line(f"none was chosen by: {shlex.join(config.invocation_params.args)}{which}")
     failed = {report.nodeid for outcome in ("failed", "error") for report in stats.get(outcome, ())}
     first: dict[str, Any] = {}
     for report in stats.get("rerun", ()):
@@ -175,6 +203,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         crash = getattr(report.longrepr, "reprcrash", None)
         mark = "at first" if name in failed else "flaky"
         terminalreporter.write_line(f"{mark}: {name}, {crash.message.splitlines()[0] if crash else 'cause unknown'}")
+    for name in sorted(failed)[:MOST_ALONE]:
+        terminalreporter.write_line(f"alone: ./dev test {shlex.quote(name)}")
+
+
+MOST_ALONE = 10  # more fail of one cause
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,12 +1,14 @@
 """The rings and shards of tests/conftest.py: each test is in one ring, and each of ring 2 in one shard."""
 
+import subprocess
+import sys
 from argparse import ArgumentTypeError
 from itertools import chain
 from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import RING_2, is_in_shard, pytest_collection_modifyitems, shard
+from tests.conftest import RING_2, WITHOUT_FIXTURES, is_in_shard, pytest_collection_modifyitems, shard
 from tests.project import ROOT
 
 SHARDS = 6
@@ -67,3 +69,26 @@ def test_shards_share_out_ring_2():
 def test_what_is_no_shard_is_refused(text):
     with pytest.raises(ArgumentTypeError, match="I/N is needed"):
         shard(text)
+
+
+def test_the_fixtures_of_all_tests_are_there(request):
+    """One went with the test that had made it, and two shards of ring 2 were red, which nobody saw.
+
+    This run has collected the files of ring 1, with their tests of ring 2; another one collects the files of ring 2.
+    """
+    assert request.config.stash[WITHOUT_FIXTURES] == []
+    collects = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    done = subprocess.run([*collects, *RING_2], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_a_fixture_that_is_not_there_is_named_by_who_collects(tmp_path):
+    conftest = "from tests.conftest import *\n"
+    test = "import pytest\n@pytest.mark.parametrize('a', [1])\ndef test_it(a, tmp_path, gone, request): pass\n"
+    (tmp_path / "conftest.py").write_text(conftest)
+    (tmp_path / "test_it.py").write_text(test)
+    collects = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    command = [*collects, f"--rootdir={tmp_path}", "-c", str(ROOT / "pyproject.toml"), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "test_it.py::test_it[1]: gone\n" in done.stderr and "tmp_path" not in done.stderr.partition("fixture:")[2]
