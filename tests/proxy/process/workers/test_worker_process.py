@@ -4,6 +4,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.settings import Config
@@ -40,7 +42,12 @@ def channel() -> Iterator[Channel]:
     theirs.close()
 
 
-def test_what_a_beginning_worker_heard_before_a_reload_is_not_taken_for_the_new_settings():
+@pytest.mark.parametrize(
+    ("before", "since"),
+    [([FORMER], []), ([], [FORMER]), ([FORMER], [FORMER])],
+    ids=["before the reload", "since", "before and since"],
+)
+def test_what_a_beginning_worker_heard_before_a_reload_is_not_taken_for_the_new_settings(before, since):
     """It told clients ports that are closed, and dialled brokers of the cluster before, until the next reload."""
 
     async def test():
@@ -49,33 +56,17 @@ def test_what_a_beginning_worker_heard_before_a_reload_is_not_taken_for_the_new_
             process = _Process(socket.socket())
             process._channel = to_parent
             process._beginning = beginning(old)
-            process._known(known("one", BEFORE))
+            for upstream in before:
+                process._known(known("one", BEFORE, upstream))
             process._reconfigure(new, changes(old, new))
+            for upstream in since:
+                process._known(known("one", AFTER, upstream))
             serving = process._serve()
             (proxy,) = serving._relays.clusters
             assert proxy.cluster.listen.port == AFTER
-            assert not proxy.has_routes  # its clients wait for what holds now
+            assert proxy.has_routes == bool(since)  # else its clients wait for what holds now
+            assert not since or proxy.routes.upstreams == {1: since[-1]}
             process._known(known("one", AFTER, LATTER))
-            assert proxy.routes.advertised(1, "any").port == AFTER + 2
-            assert proxy.routes.upstreams == {1: LATTER}
-            await serving._relays.close()
-            process._sock.close()
-
-    live(test())
-
-
-def test_what_a_beginning_worker_heard_since_the_reload_is_taken():
-    async def test():
-        old, new = settings(("one", BEFORE, FORMER)), settings(("one", AFTER, LATTER))
-        with channel() as to_parent:
-            process = _Process(socket.socket())
-            process._channel = to_parent
-            process._beginning = beginning(old)
-            process._reconfigure(new, changes(old, new))
-            process._known(known("one", AFTER, FORMER))
-            process._known(known("one", AFTER, LATTER))
-            serving = process._serve()
-            (proxy,) = serving._relays.clusters
             assert proxy.routes.advertised(1, "any").port == AFTER + 2
             assert proxy.routes.upstreams == {1: LATTER}
             await serving._relays.close()
