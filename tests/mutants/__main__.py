@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 
 from tests.mutants.mutate import Mutant, mutants
+from tests.mutants.mutate import count as mutants_of
 from tests.project import ROOT
 
 FOLDERS = (
@@ -34,8 +35,13 @@ def sample(count: int, seed: int, only: str | None) -> list[tuple[Path, Mutant]]
     """Mutants of the modules, chosen at random, the same for a seed."""
     places = [ROOT / only] if only else [ROOT / folder for folder in FOLDERS]
     modules = sorted(path for place in places for path in (place.rglob("*.py") if place.is_dir() else [place]))
-    every = [(module.relative_to(ROOT), mutant) for module in modules for mutant in mutants(module.read_text())]
-    return random.Random(seed).sample(every, min(count, len(every)))
+    every = [(module, each) for module in modules for each in range(mutants_of(module.read_text()))]
+    chosen = random.Random(seed).sample(every, min(count, len(every)))
+    return [
+        (module.relative_to(ROOT), mutant)
+        for module, number in chosen
+        for mutant in mutants(module.read_text(), {number})
+    ]
 
 
 def tests_of(module: Path, clone: Path) -> str:
@@ -91,7 +97,7 @@ def judged(chosen: list[tuple[Path, Mutant]], ring: str) -> Iterator[tuple[Path,
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--count", type=click.IntRange(1), default=40, show_default=True, help="Mutants to try.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Chooses the mutants.")
-@click.option("--module", metavar="PATH", help="A file or folder of the package, in place of the five folders.")
+@click.option("--module", metavar="PATH", help="A file or folder of the package, in place of the six folders.")
 @click.option("--ring-2", is_flag=True, help="Run the ring 2 tests of the folder against the survivors of ring 1.")
 def main(count: int, seed: int, module: str | None, ring_2: bool) -> None:
     """Change one operator, bound or constant at a time, and list what no test notices."""

@@ -2,7 +2,7 @@
 
 import ast
 
-from tests.mutants.mutate import mutants
+from tests.mutants.mutate import count, mutants
 
 MODULE = '''"""Its duty: 1 < 2."""
 
@@ -32,6 +32,8 @@ def test_each_is_one_change_of_what_is_computed():
         ("7", "8"),
         ("True", "False"),
     ]
+    assert count(MODULE) == len(found)
+    assert [(mutant.before, mutant.after) for mutant in mutants(MODULE, {2, 8})] == [found[2], found[8]]
     before = ast.unparse(ast.parse(MODULE))
     sources = [mutant.source for mutant in mutants(MODULE)]
     assert len({*sources, before}) == len(sources) + 1
