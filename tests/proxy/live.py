@@ -332,7 +332,12 @@ async def kproxy(
     cluster: dict[str, Any] | None = None,
     **flags: Any,
 ) -> AsyncIterator[Live]:
-    """A kproxy before that broker, on ports of its own, and ready. cluster: settings that are tables, as models."""
+    """A kproxy before that broker, on ports of its own, and ready. cluster: settings that are tables, as models.
+
+    Where a test says nothing of discovery, kproxy does not ask again after the loss of a broker: half a second to two
+    seconds later its question would come among the connections that the test awaits at the broker.
+    """
+    asks_again = "discovery_interval_s" in flags
     broker = broker or Broker()
     port = flags.pop("port", None) or free_ports(6)
     flags = {"listen": f"{HOST}:{port}", "bootstrap": f"{HOST}:{broker.port}", "drain_timeout_s": 0.2} | flags
@@ -347,6 +352,9 @@ async def kproxy(
         if wait:
             await broker.answer_kproxy()
             await here.until(lambda: not server.not_ready())
+        if wait and not asks_again:
+            for each in server.clusters:
+                each._discovery.broker_lost = lambda: None
         yield here
     finally:
         await server.stop()

@@ -47,10 +47,8 @@ def test_a_reader_that_stops_costs_lines_that_are_counted_and_nothing_else(tmp_p
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     audit = Audit(str(path))
     line = {"text": "x" * 1000}
-    begin = time.monotonic()
     for _ in range(MAX_WAITING + 3000):
-        audit.add(line)
-    assert time.monotonic() - begin < 20
+        audit.add(line)  # one that waited for the reader would wait for ever
     assert audit.dropped > 1000
     found = bytearray()
 
