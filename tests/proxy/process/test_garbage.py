@@ -202,12 +202,18 @@ def test_cycles_that_a_young_collection_met_are_freed_while_few_are_left(collect
 
 def test_what_clients_of_zookeeper_have_pending_is_no_more_than_a_collection_walks():
     """Each operation without an answer is an object, and all of them are young while clients go on asking."""
+
+    def operations() -> int:
+        return sum(isinstance(each, Operation) for each in gc.get_objects())
+
+    gc.collect()
+    before = operations()  # of tests that ran earlier in this process
     room = Room(zookeeper.ROOM_BYTES, zookeeper.ROOM_OPERATIONS)
     sessions = [Session(resync=False, values=False, room=room) for _ in range(4)]
     asked = struct.pack(">iii", 8, 1, layouts()["operations"]["ping"])
     for session in sessions:
         session.receive(CLIENT, asked * 4096, 0)
         session.events.clear()  # as who counts them does
-    alive = sum(isinstance(each, Operation) for each in gc.get_objects())
+    alive = operations() - before
     assert sum(session.unanswered for session in sessions) <= room.lent + len(sessions) * FREE_PENDING
     assert room.lent <= alive <= garbage.MANY
