@@ -3,15 +3,18 @@
 import asyncio
 import socket
 import struct
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from kproxy.errors import ConfigError
 from kproxy.metrics.collector import registry_of
+from kproxy.metrics.upstream import ClusterState
 from kproxy.protocol import codec
 from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.proxy.cluster import broker_ports
+from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.load import load
 from kproxy.proxy.connection import worker
 from kproxy.proxy.process.server import Server
@@ -612,5 +615,32 @@ def test_names_are_resolved_without_stopping_the_others(monkeypatch):
                 await told(client, broker, [nonsense])
                 assert await (await Wire.dial(here.port + 3)).rest() == b""
             assert here.counted.disconnects["unreachable"] == 5
+
+    live(test())
+
+
+def test_a_cluster_that_has_closed_is_neither_ready_nor_accepts():
+    async def test():
+        async with kproxy() as here:
+            (cluster,) = here.server.clusters
+            assert not cluster.has_stopped and cluster._state().ready and cluster._state().listeners > 0
+            cluster.close()
+            assert cluster.has_stopped and cluster._state() == ClusterState(ready=False, accepting=False, listeners=0)
+
+    live(test())
+
+
+def test_connections_to_an_upstream_that_leads_back_to_kproxy_are_closed():
+    """Whoever saw it, another worker too, tells the cluster."""
+
+    async def test():
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            (cluster,) = here.server.clusters
+            cluster.loop_found(Address(HOST, here.broker.port), "a test")
+            with suppress(ConnectionResetError):
+                assert await client.rest() == b""
+            assert await (await Wire.dial(here.port)).rest() == b"", "none is dialled there any more"
+            broker.close()
 
     live(test())
