@@ -51,7 +51,7 @@ from typing import Any
 from kproxy.wire import frames
 from kproxy.wire.broker_side import BrokerSide
 from kproxy.wire.events import BROKER, CLIENT, SIDES, Closed
-from kproxy.wire.state import FRAMES_IN_A_CROWD, Piece, Transform
+from kproxy.wire.state import FRAMES_WHILE_OTHERS_WAIT, Piece, Transform
 
 __all__ = ["Piece", "Session", "Transform"]
 
@@ -92,9 +92,9 @@ class Session(BrokerSide):
         self._is_odd = False
         return pieces
 
-    def take_few(self) -> None:
-        """Handle few frames in the next call, since other connections already wait for their turn."""
-        self._frames_left = FRAMES_IN_A_CROWD
+    def limit_next_call(self) -> None:
+        """Handle at most FRAMES_WHILE_OTHERS_WAIT frames in the next call: other connections already wait."""
+        self._frames_left = FRAMES_WHILE_OTHERS_WAIT
         self._is_odd = True
 
     def resume(self, side: int, now_ns: int) -> list[Piece]:

@@ -55,7 +55,7 @@ NO_ROOM = "all pending requests together name as much as may be kept"
 
 # The work of one call of `receive`, some tenths of a millisecond: all other connections wait for it.
 FRAMES_PER_CALL = 64
-FRAMES_IN_A_CROWD = 8  # where other connections already wait for their turn
+FRAMES_WHILE_OTHERS_WAIT = 8  # if other connections already wait for their turn
 LOOKED_SHIFT = 8  # 1 << 8 bytes read of a prefix or a small body count as one frame of work
 LOOKED_LEAST = 2 * 1024  # bytes of a small body: a smaller one adds no work to its frame
 WALKED_PER_CALL = 32 * 1024  # bytes read of walked bodies, without skipped payloads

@@ -26,7 +26,7 @@ from kproxy.wire.interest import HeldBudget, Interest
 from kproxy.wire.pairing import LIMIT
 from kproxy.wire.raw_sasl import MAX_TOKENS
 from kproxy.wire.session import Session
-from kproxy.wire.state import FRAMES_IN_A_CROWD, FRAMES_PER_CALL, WALK_SLICE, WALKED_PER_CALL, named_count
+from kproxy.wire.state import FRAMES_PER_CALL, FRAMES_WHILE_OTHERS_WAIT, WALK_SLICE, WALKED_PER_CALL, named_count
 from tests.wire.playbook import Dialogue, foreign_request, request, response, sized
 from tests.wire.test_authorizer import Scripted
 
@@ -85,7 +85,7 @@ def test_in_a_crowd_a_call_handles_few_frames(kind: str) -> None:
     seen = [0]
     for turn in range(400):
         if turn % 2 == 0:
-            talk.take_few()
+            talk.limit_next_call()
         if turn:
             talk.resume(CLIENT, turn)
         else:
@@ -94,7 +94,7 @@ def test_in_a_crowd_a_call_handles_few_frames(kind: str) -> None:
         if talk.backlog[CLIENT] is None:
             break
     handled = [now - then for then, now in pairwise(seen)]
-    assert sum(handled) == 200 and max(handled[::2]) <= FRAMES_IN_A_CROWD < max(handled[1::2]) <= FRAMES_PER_CALL
+    assert sum(handled) == 200 and max(handled[::2]) <= FRAMES_WHILE_OTHERS_WAIT < max(handled[1::2]) <= FRAMES_PER_CALL
 
 
 def test_a_call_compiles_one_plan_at_most() -> None:

@@ -208,7 +208,7 @@ class Relay(InFlightLimit, Draining):
                 self._session_ns = now
                 session_ns = now + self._clock_offset_ns
                 if poller.queuing:
-                    session.take_few()
+                    session.limit_next_call()
                 if resumes:
                     pieces = session.resume(side, session_ns)
                 else:
