@@ -336,10 +336,16 @@ class Poller:
     def _handle(self, fd: int, events: int) -> None:
         """Handle one event that queued, and note when it was done and what it cost."""
         begun_ns = thread_time_ns()
-        del self.queuing[fd]
         if fd in self._parked:
+            try:
+                self._epoll.register(fd, self._wanted(fd))
+            except OSError:  # ENOMEM; ENOSPC: fs.epoll.max_user_watches. Nothing else would wake it: it queues again
+                self.now_ns = monotonic_ns()
+                self._queues[_COSTLY][fd] = events
+                self.queuing[fd] = _COSTLY
+                return
             self._parked.remove(fd)
-            self._epoll.register(fd, self._wanted(fd))
+        del self.queuing[fd]
         self._call_back(fd, events)
         took = thread_time_ns() - begun_ns
         self.now_ns = monotonic_ns()

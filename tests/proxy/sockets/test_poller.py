@@ -1,11 +1,13 @@
 """Readiness as epoll tells it, errors included, until someone takes note."""
 
 import asyncio
+import errno
 import socket
 import struct
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -529,6 +531,57 @@ def test_who_raises_does_not_keep_those_that_queue_from_their_turn(monkeypatch):
             poller.add_reader(ours.fileno(), partial(read, number, ours))
         await until(lambda: len(heard) == len(pairs))
         assert sorted(heard) == list(range(len(pairs))) and not poller.queuing
+        for ours, theirs in pairs:
+            poller.remove_reader(ours.fileno())
+            ours.close()
+            theirs.close()
+        poller.close()
+
+    live(test())
+
+
+class Exhausted:
+    """An epoll that has no room for a socket, a few times."""
+
+    def __init__(self, epoll: Any, times: int) -> None:
+        self.epoll, self.times = epoll, times
+
+    def register(self, fd: int, events: int) -> None:
+        if self.times:
+            self.times -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.epoll.register(fd, events)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.epoll, name)
+
+
+def test_a_socket_that_epoll_has_no_room_for_keeps_its_turn(monkeypatch):
+    """Those that queue leave the epoll, and other processes of the user may take their place meanwhile."""
+    now_ns = time.monotonic_ns()
+    monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(poller_module, "thread_time_ns", lambda: now_ns)
+
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        pairs = [await pair() for _ in range(30)]
+        heard: list[int] = []
+
+        def read(number: int, ours: socket.socket) -> None:
+            nonlocal now_ns
+            now_ns += 2_000_000
+            heard.append(number)
+            ours.recv(9)
+
+        for number, (ours, theirs) in enumerate(pairs):
+            theirs.send(b"x")
+            poller.add_reader(ours.fileno(), partial(read, number, ours))
+        poller._epoll = Exhausted(poller._epoll, 20)
+        await until(lambda: len(heard) == len(pairs))
+        assert sorted(heard) == list(range(len(pairs))) and not poller.queuing and not poller._epoll.times
+        for _, theirs in pairs:
+            theirs.send(b"y")
+        await until(lambda: len(heard) == 2 * len(pairs))  # they are watched again
         for ours, theirs in pairs:
             poller.remove_reader(ours.fileno())
             ours.close()
