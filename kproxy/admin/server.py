@@ -60,9 +60,7 @@ REQUEST_S = 10.0  # from the accept to the end of the request's headers
 IDLE_S = 30.0  # for an answer, or a piece of a large one, to be taken, and the next request to come
 TAKEN_S = 10.0  # for a line of a stream to be taken; as long as a trace is kept for who does not read it
 FULL_S = 1.0  # for an answer, or a piece of a large one, to be taken while all connections are in use
-STALLED_S = (
-    0.25  # without a word of the client in a TLS handshake: longer than a round trip to the other side of the earth
-)
+STALLED_S = 0.25  # without a byte of the client in a TLS handshake: longer than any round trip on earth
 KEPT_S = 1.0  # for the first request behind a handshake, or the next, whoever else wants the place
 _NEW, _TAKING = 3, 4  # the last ranks of `_rank`
 MAX_CONNECTIONS = 32
