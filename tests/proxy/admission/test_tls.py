@@ -130,7 +130,7 @@ def test_towards_clients_alone_and_each_mistake_is_named(authority, caplog):
             metrics = here.server.metrics
             (one,) = found_between(began(metrics), taken(metrics), limits({}))
             assert (one.kind, one.where) == ("tls_failed", "TLS of clients with kproxy")
-            assert sentence(one).startswith("7 of 8 connections without a TLS handshake"), "health checks close"
+            assert sentence(one).startswith("7 of 8 TLS handshakes failed"), "health checks close"
 
     live(test())
     for text in (
