@@ -1,1 +1,1 @@
-"""What an operator sees and does while kproxy runs: the admin port, traces, the other side of `kproxy ctl`."""
+"""Operating a running kproxy: the admin port, traces, and the client of `kproxy ctl` and `kproxy top`."""

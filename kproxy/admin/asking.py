@@ -1,7 +1,7 @@
-"""Asks the admin port of a kproxy that runs: the other side of `admin.py`, on the standard library alone.
+"""The client of the admin port of a running kproxy (`server.py`), on the standard library alone.
 
-A fault is a KproxyError that says what can be done: nobody listens, a token is missing, TLS is spoken there. Bounded:
-an answer of MAX_ANSWER bytes, TIMEOUT_S without a byte. Refuses to know what is asked, and how answers look.
+A failure is a KproxyError with its remedy: connection refused, a missing token, TLS. Bounded: an answer of MAX_ANSWER
+bytes, TIMEOUT_S without a byte. Refuses to know the meaning of requests, and how answers look.
 """
 
 import http
@@ -23,13 +23,13 @@ MAX_TOKEN = 4096
 MAX_ANSWER = 256 * 1024 * 1024
 MAX_LINE = 16 * 1024 * 1024
 TIMEOUT_S = 30.0
-# A name with Sec- is one that browsers let no script set (https://fetch.spec.whatwg.org/#forbidden-request-header): who
-# sends it is no web page.
+# Browsers forbid scripts to set a header with Sec- (https://fetch.spec.whatwg.org/#forbidden-request-header): a request
+# with it comes from no web page.
 NO_PAGE = "Sec-Kproxy"
 
 
 def token_in(file: BinaryIO) -> bytes:
-    """The token in an open file; ValueError, without what is in it, where that is not one word of visible ASCII."""
+    """The token in an open file. Raises ValueError, without the content, unless it is one word of visible ASCII."""
     token = file.read(MAX_TOKEN + 1).strip()
     if not 0 < len(token) <= MAX_TOKEN or not all(0x21 <= byte <= 0x7E for byte in token):
         raise ValueError(f"it should be one word of at most {MAX_TOKEN} ASCII characters")
@@ -37,7 +37,7 @@ def token_in(file: BinaryIO) -> bytes:
 
 
 class AdminPort:
-    """address: [http[s]://]HOST:PORT, or a port of this machine. token: what a token file holds. ca: implies TLS."""
+    """An admin port at [http[s]://]HOST:PORT, or at a port of this machine. ca: certificates of a CA; implies TLS."""
 
     def __init__(
         self, address: str, token_file: Path | None = None, ca: Path | None = None, timeout_s: float = TIMEOUT_S
@@ -51,7 +51,7 @@ class AdminPort:
         try:
             parts = urllib.parse.urlsplit(address)
             sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-            sound = sound and "@" not in parts.netloc  # a password, which the admin port would not take
+            sound = sound and "@" not in parts.netloc  # a password, which the admin port does not accept
         except ValueError:  # a port above 65535, a bracket that is not closed
             sound = False
         if not sound:
@@ -80,13 +80,13 @@ class AdminPort:
         self._opener = urllib.request.build_opener(*handlers)
 
     def get(self, path: str, **parameters: Any) -> Any:
-        """What GET answers, as JSON. Raises KproxyError."""
+        """The JSON value that GET returns. Raises KproxyError."""
         query = urllib.parse.urlencode({name: value for name, value in parameters.items() if value is not None})
         with self._open("GET", f"{path}?{query}" if query else path) as answer:
             return self._json(answer)
 
     def post(self, path: str, *, timeout_s: float = TIMEOUT_S, **parameters: Any) -> tuple[int, Any]:
-        """(HTTP status, what POST answers as JSON); the parameters that are None are left out. Raises KproxyError."""
+        """POST parameters that are not None; return (HTTP status, JSON value). Raises KproxyError."""
         try:
             with self._open("POST", path, parameters, timeout_s) as answer:
                 return answer.status, self._json(answer)
@@ -94,7 +94,7 @@ class AdminPort:
             return refusal.status, refusal.value
 
     def stream(self, path: str, **parameters: Any) -> Iterator[Any]:
-        """The lines that POST answers with, each as it comes; empty ones left out. Raises KproxyError."""
+        """Yield the JSON lines of the response to a POST as they arrive, without empty ones. Raises KproxyError."""
         with self._open("POST", path, parameters) as answer:
             try:
                 while line := answer.readline(MAX_LINE):
@@ -153,14 +153,14 @@ class AdminPort:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The token goes to who was named, and to nobody that an answer names."""
+    """Follows no redirect: the token goes only to the host that the user named."""
 
     def redirect_request(self, *_: Any) -> None:
-        """None: the redirect itself is the answer."""
+        """Return None: the redirect itself is the answer."""
 
 
 class _Answered(KproxyError):
-    """A refusal that says more than a line."""
+    """A refusal with a JSON value."""
 
     def __init__(self, status: int, value: Any) -> None:
         self.status = status

@@ -1,7 +1,7 @@
-"""A trace as a stream of lines: asks the processes that watch, decodes on a thread, ends by time, number or bytes.
+"""A trace as a stream of JSON lines: collects frames from all processes, and decodes them on a thread.
 
-Bounded: MAX_SECONDS, MAX_FRAMES and MAX_BYTES of frames, less if the reader wants less. Refuses to know relays, and how
-many processes there are: it is given what runs an operation in each of them.
+A trace ends after a time, a number of frames, or a number of bytes: MAX_SECONDS, MAX_FRAMES and MAX_BYTES at most.
+Refuses to know relays and the number of processes: `operate` runs an operation in each of them.
 """
 
 import asyncio
@@ -16,21 +16,19 @@ from kproxy.proxy.connection.operating import shown
 
 MAX_SECONDS = 3600
 MAX_FRAMES = 1_000_000
-MAX_BYTES = 1 << 30  # of frames, as they were on the wire
-SECONDS, FRAMES, BYTES = 60, 1000, 16 * 1024 * 1024  # unless the reader says otherwise
+MAX_BYTES = 1 << 30  # of frames, as on the wire
+SECONDS, FRAMES, BYTES = 60, 1000, 16 * 1024 * 1024  # defaults
 _POLL_S = 0.1
-_TIME = (
-    0  # of a frame, which a process may send as a plain tuple; those of one time stay in the order in which they passed
-)
-_BATCH = 32  # frames that are decoded in one go
+_TIME = 0  # the index in a frame, which may be a plain tuple. The sort is stable: frames of one time keep their order
+_BATCH = 32  # frames decoded in one call
 
 Operate = Callable[..., Awaitable[list[Any]]]
 
 
 async def follow(query: Mapping[str, str], operate: Operate) -> AsyncIterator[dict[str, Any] | None]:
-    """Lines: what is watched, each frame, and at last why it ended; None: nothing for now. ValueError: bad parameters.
+    """Yield the traced connections, each frame, and the reason of the end; None while there is no frame.
 
-    query: connection=NUMBER or client=ADDRESS; seconds, frames, bytes.
+    query: connection=NUMBER or client=ADDRESS; seconds, frames, bytes. Raises ValueError for other parameters.
     """
     unknown = query.keys() - {"connection", "client", "seconds", "frames", "bytes"}
     if unknown or ("connection" in query) == ("client" in query):

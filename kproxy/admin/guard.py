@@ -1,17 +1,17 @@
-"""Who may ask the admin port what: by a token, or by being on this machine, and never by way of a foreign web page.
+"""Authorization of requests to the admin port: by a token or from this machine, and never through a foreign web page.
 
-- With a token file, everything but /health and /ready (and /metrics, if so configured) takes `Authorization: Bearer`.
-  The file is read again when it changes; one that cannot be read any more leaves the last token in force.
-- Without one, what changes something is for those on this machine alone.
-- A browser on this machine is on this machine. So a POST takes a header that a foreign page cannot send.
-- A page may come from a foreign name that leads here afterwards (DNS rebinding), and is then of the same origin. So who
-  has no token must have asked by a number, by a name of this machine, or by one that is listed (`admin_hosts`). Over
-  loopback this holds for all; from elsewhere not for what is scraped and probed, nor for names that no public server of
-  names can give: those without a dot, and of `.svc`, `.local`, `.internal`. Whoever could make up such a name is on the
-  network already, and can ask directly.
-- `kproxy ctl` and `top` come by any name: they send a header that browsers let no page send.
+- With a token file, every path except /health and /ready (and /metrics, if configured) requires `Authorization:
+  Bearer`. kproxy reads the file again when it changes; while it cannot be read, the last token stays valid.
+- Without a token, only clients on this machine may send requests that change something.
+- A browser on this machine is such a client. A POST therefore requires a header that a foreign page cannot send.
+- DNS rebinding: a page can be loaded from a foreign name that then resolves to this machine, and has the same origin.
+  A request without a token must therefore have as its host a number, a name of this machine, or a name in
+  `admin_hosts`. This holds for all paths over loopback. From other machines, metrics and probes are exempt, and so are
+  names that no public DNS server can resolve: names without a dot, and those below `.svc`, `.local` and `.internal`.
+  An attacker who controls such a name is in the network already and needs no browser.
+- `kproxy ctl` and `top` may use any name: they send a header that browsers forbid pages to send.
 
-Refuses to know what is asked. Bounded: a token of 4096 bytes.
+Refuses to know the meaning of requests. Bounded: a token of 4096 bytes.
 """
 
 import hmac
@@ -42,7 +42,7 @@ log = logging.getLogger("kproxy.admin")
 
 
 class Token:
-    """The token in a file; ConfigError where there is none at the start."""
+    """The token in a file. Raises ConfigError if the file has none at the start."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -65,7 +65,7 @@ class Token:
             self._token = token_in(file)
 
     def accepts(self, authorization: str) -> bool:
-        """Whether that Authorization header has the token, as the file holds it now."""
+        """Whether an Authorization header has the token that the file holds now."""
         try:
             self._read()
         except (OSError, ValueError) as fault:
@@ -77,10 +77,10 @@ class Token:
 
 
 class Guard:
-    """token: None where the port has none; open_metrics: /metrics takes no token.
+    """Checks requests. token: None if the port requires none; open_metrics: /metrics requires none.
 
-    open_page: the page takes none, which is files without data: it asks for the token, and sends it to /api/.
-    hosts: further names by which this machine is asked.
+    open_page: the page requires none. It has no data: it prompts for the token, and sends it to /api/.
+    hosts: further names of this machine.
     """
 
     def __init__(
@@ -100,14 +100,14 @@ class Guard:
         return path in self._open or (self._open_page and (path == "/" or path.startswith("/page/")))
 
     def _is_known(self, asked: str, path: str, is_local: bool) -> bool:
-        """Whether a Host header may stand in a question without a token."""
+        """Whether a request without a token may have that Host header."""
         if _is_ours(asked) or _name_in(asked) in self._hosts:
             return True
         return not is_local and (path in _SCRAPED or _is_private(_name_in(asked)))
 
     @property
     def middleware(self) -> Any:
-        """What answers in a handler's place what may not be asked."""
+        """A middleware that refuses unauthorized requests."""
 
         @web.middleware
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -117,12 +117,12 @@ class Guard:
         return guarded
 
     def _check(self, request: web.Request) -> None:
-        """Raises web.HTTPException with what the asker can do about it."""
+        """Raise web.HTTPException, with the remedy, if the request is not authorized."""
         has_token = self._token is not None and self._token.accepts(request.headers.get("Authorization", ""))
         if has_token:
             return
         is_local = _is_loopback(_peer(request))
-        asked = request.headers.get("Host")  # not request.host, which looks a name up where there is none
+        asked = request.headers.get("Host")  # request.host would resolve a name if there is no header
         if asked is not None and NO_PAGE not in request.headers and not self._is_known(asked, request.path, is_local):
             name, here = asked[:100], "localhost, or its address" if is_local else "the address"
             raise web.HTTPForbidden(
@@ -160,18 +160,18 @@ def _plain(name: str) -> str:
 
 
 def _name_in(host: str) -> str:
-    """The name or number in a Host header, without its port."""
+    """The name or address in a Host header, without the port."""
     return _plain(host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host)
 
 
 def _is_private(name: str) -> bool:
-    """Whether no public server of names can say where that is."""
+    """Whether no public DNS server can resolve that name."""
     rest, _, last = name.rpartition(".")
     return bool(name) and (not rest or last in _PRIVATE)
 
 
 def _is_ours(host: str) -> bool:
-    """Whether a Host header names this machine in a way that no foreign server of names can make up."""
+    """Whether a Host header names this machine in a way that no foreign DNS server can produce."""
     name = _name_in(host)
     try:
         ipaddress.ip_address(name.partition("%")[0])

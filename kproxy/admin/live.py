@@ -1,12 +1,12 @@
-"""GET /api/live: what a running kproxy does, for the page and for `kproxy top`; docs/admin.md has the format.
+"""GET /api/live: the current figures of a running kproxy, for the page and `kproxy top`; docs/admin.md has the format.
 
-Duty: take a sample for the history each STEP_S, and answer with what has changed since the asker's last question. What
-many askers have in common is made once; walks over cells are made in turns, between which traffic goes on. Nobody can
-ask for more than a hundredth of a core: the longer an answer takes to make, the longer it is given again
-(`interval_s`), and steps of the history grow likewise.
+Duty: take a sample for the history every STEP_S, and answer with the changes since the client's last request. The part
+that all clients share is computed once. Walks over cells are split into turns, between which the relays run. All
+clients together use at most a hundredth of a core: an answer is reused for a time in proportion to its cost
+(`interval_s`), and so the steps of the history grow.
 
-Bounded: rows of each kind (MAX_*), the history (`kproxy.metrics.live`). Refuses to know HTTP, and how many processes
-count: it is given what gathers their cells.
+Bounded: rows of each kind (MAX_*), the history (`kproxy.metrics.live`). Refuses to know HTTP and the number of
+processes: `gather` collects their cells.
 """
 
 import asyncio
@@ -21,26 +21,26 @@ from kproxy.admin import parameters
 from kproxy.metrics import Metrics, live
 
 MAX_TOTALS = 200
-MAX_ROWS = 100  # of errors, topics, clients, groups, lags each
+MAX_ROWS = 100  # for each of errors, topics, clients, groups and lags
 LEAST_S = 1.0
-SHARE = 100  # an answer is given for so many times as long as it took to make
+SHARE = 100  # an answer is reused for this many times the CPU time that it took
 LONGEST_S = 30.0
-LAG_S = 5.0  # consumers are compared with the ends of logs less often: it takes longest
+LAG_S = 5.0  # lag is computed less often, since it costs most
 
 _SUMS = {"apis": live.by_api, "of_brokers": live.by_broker}
 
 log = logging.getLogger("kproxy.admin")
 
 Value = TypeVar("Value")
-Gather = Callable[[bool], Awaitable[Metrics]]  # with the consumers too?
+Gather = Callable[[bool], Awaitable[Metrics]]  # the argument: with consumers
 
 
 class Encoded(str):
-    """JSON text that is sent as it is."""
+    """Text that is JSON already."""
 
 
 class Live:
-    """gather: the cells of all processes, as they are now. state(): what of the process is shown beside them."""
+    """Answers for all clients. gather: returns the current cells of all processes. state: further fields of `state`."""
 
     def __init__(self, gather: Gather, state: Callable[[], Mapping[str, Any]], *, with_history: bool) -> None:
         self._gather = gather
@@ -56,7 +56,7 @@ class Live:
 
     @property
     def interval_s(self) -> float:
-        """For how long an answer is given again."""
+        """Seconds for which an answer is reused."""
         return min(LONGEST_S, max(LEAST_S, SHARE * self._cost_s))
 
     async def run(self) -> None:
@@ -70,15 +70,15 @@ class Live:
                     totals = await cost.in_turns(live.totals(metrics))
                     self._history.close(metrics, totals, metrics.now_ns())
                     cost.stop()
-            except Exception:  # a defect must not end the history; what it missed is in the next sample
+            except Exception:  # a defect must not end the history; the next sample has the missing counts
                 log.exception("no sample for the history")
             await asyncio.sleep(max(live.STEP_S, SHARE * cost.seconds))
 
     async def answer(self, query: Mapping[str, str]) -> Encoded:
-        """The answer to /api/live. ValueError: bad parameters.
+        """The answer to /api/live. Raises ValueError for bad parameters.
 
-        after, series, groups: how many samples and names the asker has already; slow_after: the time of the last slow
-        exchange that it knows, in microseconds.
+        after, series, groups: the number of samples and names that the client has; slow_after: the time of its last
+        slow exchange, in microseconds.
         """
         after = parameters.number(query, "after", 0, parameters.HIGHEST)
         series = parameters.number(query, "series", 0, live.MAX_NAMES)
@@ -93,7 +93,7 @@ class Live:
         history = self._history
         if history is not None:
             if after > history.last:
-                after = series = groups = 0  # this process is younger than what the asker knows
+                after = series = groups = 0  # the client has samples of an earlier process
             parts["samples"] = f"[{','.join(text for number, text in history.samples if number > after)}]"
             parts["series"] = json.dumps(history.series.names[series:])
             parts["group_names"] = json.dumps(history.groups.names[groups:])
@@ -117,7 +117,7 @@ class Live:
             },
             "totals": [[*key, *total.row()] for key, total in largest],
         }
-        if len(totals) > MAX_TOTALS:  # so that sums are right all the same
+        if len(totals) > MAX_TOTALS:  # send the sums, since the rows are incomplete
             for name, key in _SUMS.items():
                 sums = sorted(
                     (await cost.in_turns(live.summed(totals, key))).items(), key=lambda item: -item[1].requests

@@ -1,9 +1,10 @@
-"""Turns for TLS handshakes with the admin port, each of which takes 1 to 3 ms of a core.
+"""A queue for TLS handshakes with the admin port. A handshake takes 1 to 3 ms of a core.
 
-One begins every EVERY_S at most, for addresses in turn: so a flood of them takes a part of a core, and keeps an
-address that has few waiting no longer than one round. Bounded by the connections of the port: where more than `most`
-wait, the newest of the address with the most of them is refused. Where each has one, none is: whoever comes again at
-once would take its place, and `waiting` tells the port to let nobody else in. Refuses to know sockets.
+A handshake begins every EVERY_S at most, and client networks take turns. A flood of handshakes therefore uses only a
+part of a core, and delays a network with few connections by one round at most. Bounded: beyond `most` queued
+handshakes, the newest of the network with the most of them is refused. If every network has one, none is refused,
+since an attacker that reconnects would take the place; the port then stops accepting (`waiting`). Refuses to know
+sockets.
 """
 
 import asyncio
@@ -15,22 +16,22 @@ EVERY_S = 0.02
 
 
 class Openings:
-    """The turns of one loop."""
+    """The queue of one loop."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._waiting: dict[str, deque[asyncio.Future[bool]]] = {}  # by address, the one whose turn is next first
+        self._waiting: dict[str, deque[asyncio.Future[bool]]] = {}  # by network; the first one is next
         self._count = 0
         self._free_at = 0.0  # the loop's time
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def waiting(self) -> int:
-        """How many wait: where any do, a turn comes within EVERY_S."""
+        """The number of queued handshakes; if there are any, one begins within EVERY_S."""
         return self._count
 
     async def turn(self, host: str) -> None:
-        """Wait for a turn. Raises ConnectionAbortedError where too many wait."""
+        """Wait for a turn. Raises ConnectionAbortedError if the queue is full."""
         host = network_of(host)
         loop = asyncio.get_running_loop()
         if not self._waiting and loop.time() >= self._free_at:
@@ -44,14 +45,14 @@ class Openings:
         if self._timer is None:
             self._timer = loop.call_at(self._free_at, self._grant)
         try:
-            is_granted = await granted  # no exception: with its traceback it would hold this frame, and the frame it
+            is_granted = await granted  # an exception would keep this frame alive through its traceback
         finally:
             self._forget(host, granted)
         if not is_granted:
             raise ConnectionAbortedError("too many wait for their handshakes")
 
     def _forget(self, host: str, granted: "asyncio.Future[bool]") -> None:
-        """One that was given up while it waited waits no longer."""
+        """Remove a handshake from the queue, if it was cancelled there."""
         turns = self._waiting.get(host)
         if turns is not None and granted in turns:
             turns.remove(granted)
@@ -69,7 +70,7 @@ class Openings:
             newest.set_result(False)
 
     def _grant(self) -> None:
-        """The next address has a turn, and then waits behind all others."""
+        """Grant a turn to the next network, which then queues behind all others."""
         self._timer = None
         loop = asyncio.get_running_loop()
         while self._waiting:

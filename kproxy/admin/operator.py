@@ -1,8 +1,8 @@
-"""The operator's side of the admin API: what is asked about a running kproxy, and what is done to it.
+"""The operator's part of the admin API: questions about a running kproxy, and actions.
 
-Every question goes to the server's own methods, and what is about connections through `operate`, which runs an
-operation (`operating.py`) in each process that serves some: so this is the same with one process and with several.
-Each change leaves a line in the log. Refuses to know HTTP, and who may ask (`guard.py`).
+They call methods of the server. Those about connections go through `operate`, which runs an operation (`operating.py`)
+in each process that has connections, so the code is the same for one process and for several. Each action logs a line.
+Refuses to know HTTP and authorization (`guard.py`).
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from kproxy.proxy.filters.policy.audit import timestamp
 
 Query = Mapping[str, str]
 Json = dict[str, Any]
-Answer = tuple[int, Any]  # HTTP status, and what is sent as JSON
+Answer = tuple[int, Any]  # HTTP status, and the value to send as JSON
 
 _DUMP_POLL_S = 0.05
 _SAME_WINDOW_NS = 6 * 10**9  # rows of exchanges are forgotten in portions of 5 s, frames one by one
@@ -37,7 +37,7 @@ log = logging.getLogger("kproxy.operator")
 
 
 class Kproxy(Protocol):
-    """What is asked of a server."""
+    """The part of a server that the operator uses."""
 
     config: Config
     metrics: Metrics
@@ -57,7 +57,7 @@ class Operator:
 
     def __init__(self, kproxy: Kproxy) -> None:
         self._kproxy = kproxy
-        self._shown: tuple[Config, Encoded] | None = None  # the answer to /api/policy, and what it was made from
+        self._shown: tuple[Config, Encoded] | None = None  # the answer to /api/policy, and its configuration
         self.reads: Mapping[str, Callable[[Query], Any]] = {
             "status": self._status,
             "policy": self._policy,
@@ -92,9 +92,9 @@ class Operator:
         }
 
     def _policy(self, _: Query) -> Encoded:
-        """What decides the requests of each cluster, in that order, and its limits, as they are in force.
+        """The rules in force of each cluster, in the order of evaluation, and its limits.
 
-        Made once for each configuration: a thousand rules take 8 ms.
+        Computed once for each configuration: a thousand rules take 8 ms.
         """
         config = self._kproxy.config
         if self._shown is None or self._shown[0] is not config:
@@ -145,9 +145,9 @@ class Operator:
         return (200 if drained or number is None else 404), {"draining": drained}
 
     async def _dump(self, _: Query) -> Answer:
-        """Have what the flight recorder holds written; answers when it is.
+        """Write the content of the flight recorder, and answer when that is done.
 
-        A process that is writing a dump of its own, for a trigger, follows when that is done.
+        A process that is writing a dump for a trigger joins after it.
         """
         kproxy = self._kproxy
         if kproxy.config.flight is None:
@@ -157,7 +157,7 @@ class Operator:
         if not any(begun):
             return 409, {"error": "a dump is being written: try again when it is done"}
         log.warning("operator dump=%s", name)
-        silent = 0  # questions to which nobody has said that it still writes
+        silent = 0  # polls without a process that still writes
         while silent < _DUMP_SILENT:
             await asyncio.sleep(_DUMP_POLL_S)
             if not all(begun):
@@ -189,9 +189,9 @@ class Operator:
 
 
 def _windows(told: Sequence[Json], settings: Flight) -> dict[str, str]:
-    """From when on the tables of a dump, and its frames, are of every process; and which full memory made it later.
+    """The times from which the tables and the frames of a dump are complete, and the memory that limits them.
 
-    What has no exchange, like bytes that are not Kafka's, has frames all the same: with room left, all is there.
+    Bytes without an exchange, such as other protocols, have frames too. While no memory is full, a dump is complete.
     """
     begins = {
         name: max((one[f"{name}_from_ns"] for one in told if one.get(f"{name}_from_ns")), default=None)

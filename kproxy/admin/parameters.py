@@ -1,4 +1,4 @@
-"""Parameters of the admin API, as text, to values. Raises ValueError with what was written and what is wanted."""
+"""Parameters of the admin API, from text to values. A ValueError names the given text and the accepted values."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,7 +8,7 @@ HIGHEST = 1 << 62
 
 
 class Noting(Mapping[str, str]):
-    """Parameters that note which names somebody looked for, whether they are there or not."""
+    """Parameters that record which names the handler looked up, present or not."""
 
     def __init__(self, parameters: Mapping[str, str]) -> None:
         self._parameters = parameters
@@ -26,18 +26,18 @@ class Noting(Mapping[str, str]):
         return len(self._parameters)
 
     def check(self) -> None:
-        """Raises ValueError for a name that nobody looked for: a filter that is not there must not seem to work."""
+        """Raise ValueError for a name that the handler never looked up: a mistyped filter must not seem to work."""
         for name in self._parameters.keys() - self._known:
             there_are = f"there are {', '.join(sorted(self._known))}" if self._known else "there is none"
             raise ValueError(f"{name[:40]!r} is no parameter here: {there_are}")
 
 
 class NotNow(KproxyError):
-    """What is asked for cannot be said yet: answered with 503 and Retry-After."""
+    """The answer is not available yet: 503 with Retry-After."""
 
 
 def number(query: Mapping[str, str], name: str, default: int, highest: int) -> int:
-    """A whole number from 0 to `highest`; `default` where the parameter is not there."""
+    """A whole number from 0 to `highest`; `default` if the parameter is missing."""
     text = query.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= highest):
         raise ValueError(f"{name}={text[:40]!r} is not a number from 0 to {highest}")
@@ -45,7 +45,7 @@ def number(query: Mapping[str, str], name: str, default: int, highest: int) -> i
 
 
 def needed_number(query: Mapping[str, str], name: str) -> int:
-    """The same, of a parameter that must be there."""
+    """A whole number from 0 to HIGHEST. Raises ValueError if the parameter is missing."""
     if name not in query:
         raise ValueError(f"{name}=NUMBER is missing")
     return number(query, name, 0, HIGHEST)

@@ -1,22 +1,23 @@
 """The operator's HTTP: /metrics, /health, /ready, live state as JSON under /api/, and the page that shows it.
 
-Duty: answer questions about this process without disturbing it. A scrape is rendered on a thread of its own
-(`scrapes.py`) and takes the interpreter in short turns, so that the relay goes on in between; long lists are built in
-slices between which the relay has its turn; everything else is small, and made for one client at a time (`turns.py`).
+Duty: answer requests about this process without disturbing it. A scrape is rendered on a thread, a list of rows in
+slices between which the relays run; all other answers are small, and computed one at a time (`turns.py`).
 
-Bounded: at most `max_connections` connections, each with REQUEST_S for its request, as long again for its body, and
-IDLE_S between two of them. The last one that fits replaces the one that has been silent for longest, of the network
-with most of them; a client that takes its answer goes last. If none is silent, accepting pauses, and every connection
-closes after its current answer, of which its client takes a piece within FULL_S. So neither silent nor busy connections
-lock others out for longer than the requests that are under way take, and no connection that comes ends one that has
-just shaken hands. A large answer is written in pieces, so that one that is not read is held once, and no transport
-holds copies of it; together they may be MAX_UNTAKEN bytes, beyond which the client that has taken nothing for longest
-is closed. A stream ends once nobody has taken its lines for TAKEN_S. A TLS handshake has its turn (`openings.py`) once
-its first record is here. A turn of the loop reads READ_BYTES of a connection, over TLS (`transport.py`) of one
-connection in all; nothing is read behind bad HTTP, and of a body that its handler has left.
+Connections: at most `max_connections`, each with REQUEST_S for the headers of a request, as long again for its body,
+and IDLE_S between two requests. A new connection that takes the last place displaces the one that has been silent for
+longest, from the network with the most connections; a client that is reading its answer goes last. If none is silent,
+accepting pauses, and every connection closes after its current answer, of which the client must take a piece within
+FULL_S. So neither silent nor busy connections lock out others for longer than the current requests take, and a new
+connection never displaces one that has just completed its handshake.
 
-Invariants: a GET changes nothing; no answer was made before its request came (no cache, here or on the way); one scrape
-is rendered at a time. Refuses to know metrics, sessions and sockets of Kafka: it is given callables. Who may ask what:
+Answers: a large answer is written in pieces, so kproxy holds it once, without copies in transports. All of them
+together have MAX_UNTAKEN bytes; beyond that, kproxy closes the client that has taken nothing for longest. A stream ends
+if its client has taken no line for TAKEN_S. A TLS handshake is queued (`openings.py`) once its first record has
+arrived. A turn of the loop reads READ_BYTES of a connection, and with TLS (`transport.py`) of one connection in total.
+kproxy reads nothing after malformed HTTP, nor the rest of a body that its handler does not want.
+
+Invariants: a GET changes nothing; an answer is never older than its request (no cache, here or in between); one scrape
+is rendered at a time. Refuses to know metrics, sessions and sockets of Kafka: it is given callables. Authorization:
 `guard.py`.
 """
 
@@ -52,50 +53,50 @@ from kproxy.proxy.tls.contexts import CHECK_S, Reloading
 from kproxy.proxy.tls.handshakes import Handshakes, first_record
 from kproxy.proxy.tls.tls_socket import TlsSocket
 
-# While two threads want the interpreter, one gets it back after this long. Python's 5 ms, times the system calls of the
-# relay, would stop the traffic for as long as a scrape lasts; measured with 7,500 samples: p99.9 5.1 ms, so 0.6 ms.
+# The time after which a thread that waits for the interpreter gets it. With Python's default of 5 ms, each system call
+# of a relay during a scrape could cost 5 ms: p99.9 5.1 ms measured with 7,500 samples, 0.6 ms with this value.
 _TURN_S = 0.0002
 
 REQUEST_S = 10.0  # from the accept to the end of the request's headers
-IDLE_S = 30.0  # for an answer, or a piece of a large one, to be taken, and the next request to come
-TAKEN_S = 10.0  # for a line of a stream to be taken; as long as a trace is kept for who does not read it
-FULL_S = 1.0  # for an answer, or a piece of a large one, to be taken while all connections are in use
+IDLE_S = 30.0  # for the client to take an answer, or a piece of a large one, and to send the next request
+TAKEN_S = 10.0  # for the client to take a line of a stream; also the time that a trace is kept for a slow reader
+FULL_S = 1.0  # for the client to take an answer, or a piece of a large one, while all connections are in use
 STALLED_S = 0.25  # without a byte of the client in a TLS handshake: longer than any round trip on earth
-KEPT_S = 1.0  # for the first request behind a handshake, or the next, whoever else wants the place
+KEPT_S = 1.0  # for the first request after a handshake, or the next one, before the connection may be displaced
 _NEW, _TAKING = 3, 4  # the last ranks of `_rank`
 MAX_CONNECTIONS = 32
-READ_BYTES = 16 * 1024  # in the kernel: in chunks of one byte, which are the dearest, they take 2 ms to parse
-_FAULT_CHARS = 300  # of what is wrong with bad HTTP: aiohttp repeats all of it, escaped
-_THREAD_BYTES = 64 * 1024  # of an answer; more is compressed on a thread (this much takes 0.4 ms)
-_PIECE = 64 * 1024  # of an answer that is written in pieces; a smaller one is written at once
+READ_BYTES = 16 * 1024  # in the kernel; as chunks of one byte, the most expensive case, they take 2 ms to parse
+_FAULT_CHARS = 300  # of the error about malformed HTTP: aiohttp quotes all of it, escaped
+_THREAD_BYTES = 64 * 1024  # larger answers are compressed on a thread (this size takes 0.4 ms)
+_PIECE = 64 * 1024  # a larger answer is written in pieces of this size
 MAX_UNTAKEN = 64 * 1024 * 1024  # bytes of all answers that are written in pieces
 MAX_BODY = 64 * 1024  # of a request
-MAX_LINE = 128 * 1024  # its first: /api/groups is asked for what is behind a group, whose id may have 32 KiB
-RETRY_AFTER_S = "1"  # of what cannot be said yet
-_NEVER = re.compile(r"\s*q=0(\.0*)?\s*").fullmatch  # the weight of a coding that a client does not take
+MAX_LINE = 128 * 1024  # the request line: /api/groups takes the id of a group, which may have 32 KiB
+RETRY_AFTER_S = "1"  # for answers that are not available yet
+_NEVER = re.compile(r"\s*q=0(\.0*)?\s*").fullmatch  # the weight of a coding that the client refuses
 _BACKLOG = 128
-_SHUTDOWN_S = 1.0  # answers under way when the process ends
+_SHUTDOWN_S = 1.0  # for pending answers when the process ends
 _COMMON_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 Query = Mapping[str, str]
-Action = Callable[[Query], Awaitable[tuple[int, Any]]]  # returns (HTTP status, what is sent as JSON)
+Action = Callable[[Query], Awaitable[tuple[int, Any]]]  # returns (HTTP status, the value to send as JSON)
 
 
 class Question(Protocol):
-    """A read of the admin API, about what is counted."""
+    """A read of the admin API, from counters."""
 
     async def follow(self) -> None:
-        """Runs as long as kproxy does."""
+        """Run until kproxy ends."""
 
     async def asked(self, query: Query) -> Any:
-        """What is sent as JSON. ValueError: a bad query."""
+        """The value to send as JSON. Raises ValueError for a bad query."""
 
 
 Slices = AsyncIterator[Sequence[Any]]
-Lines = AsyncIterator[Mapping[str, Any] | None]  # None: nothing for now
+Lines = AsyncIterator[Mapping[str, Any] | None]  # None: no line yet
 
 log = logging.getLogger("kproxy.admin")
-# Who speaks bad HTTP gets an answer that says so; a stack for each would let anybody fill the log.
+# Malformed HTTP is answered with an error; a stack trace for each would let any client fill the log.
 log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
 _PAGE = """<!doctype html>
@@ -116,16 +117,16 @@ _PAGE = """<!doctype html>
 class Admin:
     """The HTTP server.
 
-    scrape(accept) -> (body, content type): the metrics in the format that an Accept header names; called on a thread.
-    not_ready() -> why traffic should not be sent here yet; nothing: ready.
-    api: name -> callable that gets the query's parameters and returns what is sent as JSON from /api/<name>: a value,
-    one to be awaited, or slices of a list, between which the loop has its turn. Called on the loop, so quick.
-    ValueError: a bad query; NotNow: what is asked for cannot be said yet.
-    actions: name -> what POST /api/<name> does, with the query's parameters and those of a JSON object in the body; the
-    only requests that change something. ValueError: bad parameters.
-    streams: the same, for what is sent as JSON lines until it ends or nobody reads it.
-    page: what is served under /page/, and at / (its index.html); None: / is a list of links.
-    guard: who may ask. tls: the context of new connections, followed while this runs; None: plain HTTP.
+    scrape(accept) -> (body, content type): the metrics in the format of an Accept header; called on a thread.
+    not_ready() -> the reasons why clients should not connect yet; empty: ready.
+    api: name -> a callable that gets the parameters of the query and returns the value of GET /api/<name>: a value, an
+    awaitable, or slices of a list, between which the relays run. It is called on the loop, and so must be quick. It
+    raises ValueError for a bad query, NotNow if the answer is not available yet.
+    actions: name -> the handler of POST /api/<name>, which gets the parameters of the query and of a JSON object in the
+    body. Only these requests change something. It raises ValueError for bad parameters.
+    streams: like actions; their JSON lines are sent until they end or the client is gone.
+    page: the files under /page/, and at / (its index.html); None: / is a list of links.
+    guard: authorization. tls: the context of new connections, reloaded when its files change; None: plain HTTP.
     """
 
     def __init__(
@@ -156,7 +157,9 @@ class Admin:
         self._runner: web.AppRunner | None = None
         self._listener: Listener | None = None
         self.gate = Gate(max_connections, name=f"admin {Address(host, port)}")
-        self._idle: dict[_Connection, float] = {}  # those without a request under way, and since when, longest first
+        self._idle: dict[
+            _Connection, float
+        ] = {}  # connections without a pending request, by the loop time since when, longest first
         self._networks: Counter[str] = Counter()  # connections by the network of their clients
         self._tasks = Tasks("admin")
         self._openings = Openings(max(1, max_connections // 2))
@@ -164,7 +167,7 @@ class Admin:
         self._turns = Turns()
 
     async def start(self) -> None:
-        """Bind and serve; OSError where the address cannot be bound."""
+        """Bind and serve. Raises OSError if the address cannot be bound."""
         app = web.Application(middlewares=[_timed, self._guard.middleware], client_max_size=MAX_BODY)
         app.on_response_prepare.append(_common)
         app.router.add_get("/", self._index if self._page is None else self._asset)
@@ -186,7 +189,7 @@ class Admin:
         except OSError:
             await self.stop()
             raise
-        for sock in self._listener.sockets:  # which those that are accepted inherit
+        for sock in self._listener.sockets:  # accepted sockets inherit the options
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READ_BYTES)
         if self._tls is not None:
             self._tasks.spawn(self._follow_files(self._tls[0]))
@@ -207,7 +210,7 @@ class Admin:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens, the port it was given included."""
+        """The address, with the port that the kernel chose."""
         if self._listener is None:
             raise RuntimeError("the admin server has not been started")
         return self._listener.address
@@ -218,7 +221,7 @@ class Admin:
 
     @property
     def offers(self) -> str:
-        """Where it listens and what is there, for the log."""
+        """The address and its URLs, for the log."""
         page = "" if self._page is None else f", a page for browsers at {self.url}/"
         return f"admin at {self.url}: /metrics /health /ready{page}"
 
@@ -230,7 +233,7 @@ class Admin:
 
         def left() -> None:
             self._networks[network] -= 1
-            self._networks += Counter()  # without those that have none
+            self._networks += Counter()  # drop zero counts
             self.gate.leave()
 
         loop = asyncio.get_running_loop()
@@ -253,8 +256,8 @@ class Admin:
             if self._tls is None:
                 await loop.connect_accepted_socket(lambda: connection, client)
             else:
-                if await first_record(client):  # else it is over at once, and TLS says why
-                    connection.works()  # it is kproxy that it waits for
+                if await first_record(client):  # otherwise the handshake fails at once, with the reason
+                    connection.works()  # from here on the client waits for kproxy
                     await self._openings.turn(peer.host)
                     connection.waits(REQUEST_S)
                 connection.is_opening = False
@@ -265,7 +268,7 @@ class Admin:
                 async with asyncio.timeout(REQUEST_S):
                     await handshakes.run(tls)
                 TlsTransport(loop, tls, connection, context, self._readers)
-        except (OSError, EOFError):  # it has gone already, or speaks no TLS
+        except (OSError, EOFError):  # the client closed the connection, or speaks no TLS
             client.close()
             connection.left()
         except asyncio.CancelledError:
@@ -274,12 +277,13 @@ class Admin:
             raise
 
     def _make_room(self, connection: "_Connection") -> None:
-        """Where all places are taken, the connection that was silent for longest goes, so that the next can come in.
+        """If all places are taken, displace the connection that has been silent for longest.
 
-        Those that have not begun a handshake go first, then those that stall in it, then those that have had KEPT_S. Of
-        the rest one of the network that has most places goes, last those that take an answer, and the new one. While
-        some wait for their handshake, no other goes but for one of them, and none while more wait than have had their
-        turn: so however many addresses there are, half of the places have it, each until as many turns have come.
+        Connections that have not begun their handshake go first, then those that stall in it, then those that have had
+        KEPT_S. Among the others one of the network with the most places goes; those that are reading an answer, and the
+        new one, go last. While handshakes are queued, only queued connections are displaced, and none while more are
+        queued than have had their turn. So half of the places have a handshake, whatever the number of addresses, and
+        each keeps its place until as many turns have passed.
         """
         if self.gate.is_open:
             return
@@ -366,13 +370,13 @@ class Admin:
     async def _stream(self, request: web.Request, lines: Lines) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         try:
-            first = await anext(lines, None)  # a fault in the parameters comes before the first byte
+            first = await anext(lines, None)  # an error in the parameters is raised before the first byte
             await response.prepare(request)
             await _taken(response.write(_line(first)))
             async for line in lines:
                 await _taken(response.write(_line(line)))
             await _taken(response.write_eof())
-        except ConnectionError:  # nobody reads it any more
+        except ConnectionError:  # the client is gone
             if request.transport is not None:
                 request.transport.abort()
         finally:
@@ -389,9 +393,9 @@ class Admin:
         return await self._sent(request, body, headers)
 
     async def _sent(self, request: web.Request, body: bytes, headers: dict[str, str]) -> web.StreamResponse:
-        """The answer with that body; a large one has been written when this returns.
+        """The answer with that body. A large one has been written when this returns.
 
-        aiohttp gives the transport a copy of a whole body, and TLS two more, which a client that does not read keeps.
+        Not by aiohttp: it gives the transport a copy of the whole body, and TLS makes two more, until the client reads.
         """
         if len(body) <= _PIECE or request.method == "HEAD":
             return web.Response(body=body, headers=headers)
@@ -409,10 +413,10 @@ class Admin:
             await answer.prepare(request)
             for start in range(0, len(body), _PIECE):
                 await answer.write(view[start : start + _PIECE])
-                if connection.transport is not None:  # it has taken most of what is written
+                if connection.transport is not None:  # the client has taken most of the written bytes
                     connection.waits(patience_s)
             await answer.write_eof()
-        except ConnectionError:  # nobody reads it any more
+        except ConnectionError:  # the client is gone
             if request.transport is not None:
                 request.transport.abort()
         finally:
@@ -420,7 +424,7 @@ class Admin:
         return answer
 
     def _make_room_for(self, count: int) -> None:
-        """Close the clients that have taken nothing for longest, until that many bytes more may be held."""
+        """Close the clients that have taken nothing for longest, until there is memory for `count` more bytes."""
         slow = [connection for connection in self._idle if connection.untaken]
         count += sum(connection.untaken for connection in slow)
         for connection in slow:
@@ -446,10 +450,7 @@ class Admin:
 
 
 class _Connection(RequestHandler):
-    """One connection of the admin port: aiohttp's, with an end to its patience.
-
-    aiohttp itself waits for the headers of a first request for ever.
-    """
+    """A connection of aiohttp with a timer: aiohttp alone waits for the headers of a first request for ever."""
 
     def __init__(
         self,
@@ -466,13 +467,13 @@ class _Connection(RequestHandler):
             access_log=None,  # type: ignore[arg-type]
             logger=log,
             max_line_size=MAX_LINE,
-            lingering_time=0,  # else a body that nobody wants is parsed for 10 s
+            lingering_time=0,  # otherwise aiohttp parses an unwanted body for 10 s
         )
         self.network = network  # of its client
         self._silent = idle
         self.is_full = is_full
         self.untaken = 0  # bytes of an answer that is being written in pieces
-        # Until there is a transport: it waits for what the client says, or for its turn.
+        # Until there is a transport: waiting for bytes of the client, or in the queue of handshakes.
         self.opening: asyncio.Task[None] | None = None
         self.is_opening = False  # its TLS handshake has not begun
         self._on_left: Callable[[], None] | None = left
@@ -482,43 +483,43 @@ class _Connection(RequestHandler):
 
     @property
     def takes(self) -> bool:
-        """Whether an answer is on its way to the client, up to what the kernel has."""
+        """Whether the client has not taken all of its answer, apart from bytes in the kernel."""
         return bool(self.untaken or (self.transport is not None and self.transport.get_write_buffer_size()))
 
     def waits(self, seconds: float) -> None:
-        """No request is under way: it has so long to send one, and to take the answer before it."""
+        """Start the timer: no request is pending, and the client has `seconds` to take its answer and send one."""
         self.works()
         self._silent[self] = self._loop.time()
         self._patience = self._loop.call_later(seconds, self.give_up)
 
     def works(self) -> None:
-        """A request is under way, which ends by itself."""
+        """Stop the timer: a request is pending."""
         self._silent.pop(self, None)
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
 
     def give_up(self) -> None:
-        """Close it without a word; one that has no transport yet is closed as soon as it has."""
+        """Close the connection without an answer; if it has no transport yet, as soon as it has one."""
         self.works()
         self.is_given_up = True
-        if self.transport is not None:  # uvloop's own class, which is no asyncio.Transport
+        if self.transport is not None:  # a class of uvloop, not an asyncio.Transport
             self.transport.abort()
         elif self.opening is not None:
             self.opening.cancel()
 
     def left(self) -> None:
-        """It is gone, once. Cycles of aiohttp and of ours end here: they would fill the old generation."""
+        """Release the place, once. Break reference cycles, which would otherwise fill the old generation."""
         self.works()
         self.opening = None
-        super().connection_lost(None)  # nothing, if it was called before
+        super().connection_lost(None)  # does nothing the second time
         on_left, self._on_left = self._on_left, None
         if on_left is not None:
             on_left()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.opening = None
-        if self._silent.pop(self, None) is not None:  # its handshake was no silence; its patience is not renewed
+        if self._silent.pop(self, None) is not None:  # its handshake was no silence; the timer is not restarted
             self._silent[self] = self._loop.time()
         super().connection_made(transport)
         if self.is_given_up:
@@ -535,7 +536,7 @@ class _Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What aiohttp answers to bad HTTP, without asking the application; nothing is read behind it."""
+        """Answer malformed HTTP without the application, and read nothing after it."""
         self.close()
         answer = super().handle_error(request, status, exc, message and message[:_FAULT_CHARS])
         answer.headers.update(_COMMON_HEADERS)
@@ -543,7 +544,7 @@ class _Connection(RequestHandler):
 
 
 def _rank(idle: _Connection, silent_s: float) -> int:
-    """Who goes first where places are wanted. Of one rank: whoever has been silent for longest."""
+    """The order of displacement, lowest first; within a rank the longest silence goes first."""
     if idle.is_opening:
         return 0
     if idle.opening is not None and silent_s >= STALLED_S:
@@ -557,7 +558,7 @@ def _rank(idle: _Connection, silent_s: float) -> int:
 async def _timed(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Stop the connection's clock while a request is under way, and close after it if all connections are in use."""
+    """Stop the connection's timer while a request is pending, and close after it if all connections are in use."""
     connection = request.protocol
     assert isinstance(connection, _Connection)
     connection.works()
@@ -575,17 +576,17 @@ async def _timed(
 
 def _close_if_full(connection: _Connection, answer: web.StreamResponse) -> None:
     if connection.is_full():
-        answer.force_close()  # others wait
+        answer.force_close()  # other clients wait
 
 
 async def _parameters(request: web.Request) -> dict[str, str]:
-    """The parameters in a body: a JSON object of plain values. Raises ValueError, and what a body is refused with."""
+    """The parameters in a body: a JSON object of plain values. Raises ValueError, or an HTTP error for the body."""
     try:
         async with asyncio.timeout(REQUEST_S):
             body = await request.read()
     except TimeoutError:
         raise web.HTTPRequestTimeout(text=f"the body did not come within {REQUEST_S:g} s\n") from None
-    except ConnectionError:  # nobody reads the answer
+    except ConnectionError:  # the client is gone
         raise web.HTTPBadRequest from None
     if not body.strip():
         return {}
@@ -599,7 +600,7 @@ async def _parameters(request: web.Request) -> dict[str, str]:
 
 
 async def _taken(written: Awaitable[None]) -> None:
-    """Raises ConnectionError where nobody takes what was written: a connection may not be held for ever."""
+    """Wait until the client has taken the written bytes. Raises ConnectionError after TAKEN_S."""
     try:
         async with asyncio.timeout(TAKEN_S):
             await written
@@ -608,17 +609,17 @@ async def _taken(written: Awaitable[None]) -> None:
 
 
 def _line(value: Any) -> bytes:
-    """A line of a stream; an empty one shows whether the reader is still there."""
+    """A line of a stream; an empty line detects a client that is gone."""
     return b"\n" if value is None else json.dumps(value).encode() + b"\n"
 
 
 async def _common(_: web.Request, response: web.StreamResponse) -> None:
-    """What all answers have in common, refusals included."""
+    """Set the headers of every answer, refusals included."""
     response.headers.update(_COMMON_HEADERS)
 
 
 async def _json_of_slices(slices: Slices) -> str:
-    """A JSON list, encoded slice by slice: the relay has its turn between two of them."""
+    """A JSON list, encoded in slices between which the relays run."""
     parts = []
     async for rows in slices:
         if rows:
@@ -628,9 +629,9 @@ async def _json_of_slices(slices: Slices) -> str:
 
 
 async def _packed(request: web.Request, body: bytes, headers: dict[str, str]) -> tuple[bytes, dict[str, str]]:
-    """(the body, compressed where the client takes gzip; the headers of the answer)
+    """(the body, compressed if the client accepts gzip; the headers of the answer)
 
-    By hand: aiohttp has no say in the level, and its own takes four times as long as this for a tenth fewer bytes.
+    Not by aiohttp: its fixed level takes four times as long, for a tenth fewer bytes.
     """
     if _takes_gzip(request.headers.get("Accept-Encoding", "")):
         many = len(body) > _THREAD_BYTES
@@ -640,7 +641,7 @@ async def _packed(request: web.Request, body: bytes, headers: dict[str, str]) ->
 
 
 def _takes_gzip(accepted: str) -> bool:
-    """Whether an Accept-Encoding header names gzip, and not with a weight of 0 (RFC 9110, 12.5.3)."""
+    """Whether an Accept-Encoding header accepts gzip: with a weight above 0 (RFC 9110, 12.5.3)."""
     return any(
         name.strip() == "gzip" and not _NEVER(weight)
         for name, _, weight in (coding.partition(";") for coding in accepted.lower().split(","))

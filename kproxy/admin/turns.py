@@ -1,7 +1,7 @@
-"""Turns for answers that are made on the event loop: one at a time, with a rest of as long as it took behind each.
+"""A queue for answers that are computed on the event loop: one at a time, each followed by a pause of the same length.
 
-All connections of the admin port may ask at once, on and on: what each answer takes would add up within one turn of the
-loop, in which the traffic waits. Refuses to know what is made.
+All connections of the admin port may send requests at once. Without the queue, the time of all answers would add up
+within one turn of the loop, during which the relays wait. Refuses to know the answers.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 
 class Turns:
-    """Those of one loop."""
+    """The queue of one loop."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Turns:
         self._rests_until = 0.0
 
     async def make(self, make: Callable[[], Value]) -> Value:
-        """What `make` returns, called on the loop when it is its turn. Raises what it raises."""
+        """Call `make` on the loop when it is its turn; return its value, or raise its exception."""
         async with self._one:
             rest_s = self._rests_until - self._clock()
             if rest_s > 0:
@@ -38,4 +38,4 @@ class Turns:
             finally:
                 ended = self._clock()
                 self._rests_until = ended + (ended - begun)
-                await self._sleep(0)  # the next one is made in another turn of the loop, even if its rest is over
+                await self._sleep(0)  # compute the next answer in another turn of the loop, even if the pause is over
