@@ -1,38 +1,38 @@
-"""Which sockets of the relays can be read or written, and when that was: one epoll of ours, inside the event loop.
+"""Readiness of the relays' sockets, with times: an epoll of our own, inside the event loop.
 
-The loop's own add_reader would do, were it not for resets: libuv stops watching a socket for good once epoll reports an
-error on it, after one last call of the reader (uv__poll_io). A relay reads once per event; it would get the bytes that
-came before the reset, and never hear of the reset. Here an error is reported like anything else, until it is read.
+Why not add_reader of the loop: libuv stops watching a socket for good once epoll reports an error on it, after one last
+call of the reader (uv__poll_io). A relay reads once per event. It would get the bytes before a reset, and never the
+reset. This poller reports an error like any other event, until it is read.
 
-The poller is the relays' clock. `turn_ns` is when epoll last returned: what it reported was there by then. `now_ns` is
-when the event before the current one was done; whoever handles an event sets it, else the poller does. If epoll was not
-asked for longer than LATE_NS, `is_late` says that `turn_ns` may be far from when bytes arrived: the loop was idle, or
-it was busy, and nobody in this process knows which. A reader then asks the kernel (`sockets.receive_timed`), whose
-clock is the time of day: `wall_offset_ns` converts it. A turn in which that clock was found set anew is not late: times
-of before and after are not comparable. `lag_bucket` is the relays' too: the bucket of their histogram for
-`now_ns - turn_ns`.
+Clock. The poller is the clock of the relays. `turn_ns` is the time when epoll last returned: the reported bytes had
+arrived by then. `now_ns` is the time when the previous event was done; the reader sets it, otherwise the poller does.
+`is_late`: epoll was not called for longer than LATE_NS, because the loop was idle or busy, so bytes may have arrived
+long before `turn_ns`. A reader then uses the kernel's receive timestamp (`sockets.receive_timed`). That is wall-clock
+time, which `wall_offset_ns` converts. A turn in which the wall clock was set is not late, since the times before and
+after are not comparable. `lag_bucket` is the bucket of `now_ns - turn_ns` in the relays' histogram.
 
-Where `is_in_order`, epoll reports sockets in the order in which they became ready: it was asked until it had none.
-Then the first read that turns out to be recent ends the lateness of the turn, and a wake-up costs one such read.
+Order. `is_in_order`: the previous call of epoll left no ready socket, so this one reports sockets in the order in which
+they became ready. Then the first read with a recent timestamp ends the lateness of the turn, and a wake-up costs one
+such read.
 
-A turn is bounded by the time that it takes. While the events that epoll reported at once took at most SHORT_NS, they
-are handled in that order. Beyond that the rest, and the events reported next, are handled by their cost, which is
-measured then. The bounds of CHEAP_NS make three kinds of sockets whose events cost little: they have three quarters of
-the turn, and each kind has as much of that as the others. Then come alternately those of unknown cost and all others,
-one of each at least. After LONG_TURN_NS the rest queues, and is `queuing`: relays then take less of each read, so that
-each connection's turn comes soon. A socket that queues is not in the epoll: else each turn would cost time for all that
-wait, however many there are. So a client whose events cost little waits for few of those that cost more, however many
-there are, a new one for those that are as new, and all of a kind have their turn equally often. A socket is new once
-(`meet`), and not each time it is watched again after its peer took nothing. Every LOOK_NS events are measured in any
-case, so that those of every day are known.
+Fairness. A turn is bounded in time. The poller handles the events of one epoll call in order while they take at most
+SHORT_NS. Beyond that, it measures events, and handles the rest by the cost of their sockets. CHEAP_NS divides cheap
+sockets into three kinds, which share three quarters of the turn equally. In the last quarter, sockets of unknown cost
+and costly ones alternate, at least one of each. After LONG_TURN_NS the remaining events queue (`queuing`), and relays
+take less from each read, so that every connection has its turn soon. Queued sockets leave the epoll: otherwise each
+turn would cost time for all of them. So a client with cheap events waits for few costly ones, whatever their number; a
+new client waits for other new ones; and sockets of one kind have equally many turns. A socket is new once (`meet`), and
+not each time that it is watched again after back-pressure. Events are also measured every LOOK_NS, so that costs are
+known before a burst.
 
-What an event costs is the thread's CPU time: on a busy machine the kernel runs somebody else in the middle of many
-events, most of all where a send wakes them. The kind of a socket follows from the mean of its events, of which the last
-counts an eighth, and at most MOST_NS: one event that took long by chance, as for a collection of garbage, does not make
-a socket costly. A second one within AGAIN_NS does, however many cheap events were between them. All events of a socket
-may still turn costly at once: then others of its kind wait for one event of it.
+Cost. The cost of an event is CPU time of the thread: on a busy machine the kernel often runs other threads in the
+middle of an event, above all if a send wakes them. The kind of a socket follows from the mean cost of its events. The
+last event counts an eighth, and MOST_NS at most, so one long event, such as a garbage collection, does not make a
+socket costly. A second one within AGAIN_NS does, whatever the number of cheap events in between. If all events of a
+socket turn costly at once, others of its kind wait for one of them.
 
-All times are nanoseconds of the monotonic clock. The interface is the loop's. Refuses to know what the sockets are.
+All times are nanoseconds of the monotonic clock. The interface is the loop's. Refuses to know the protocol of the
+sockets.
 """
 
 import select
@@ -43,21 +43,21 @@ from collections.abc import Callable
 from time import monotonic_ns, thread_time_ns, time_ns
 from typing import Any
 
-LATE_NS = 1_000_000  # what is booked wrongly is at most so much
+LATE_NS = 1_000_000  # also the largest error of a time
 _IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
-_EVENTS = 256  # in one turn; then the rest of the loop has its own
-_QUEUED_EVENTS = 4096  # in one turn while some queue, where the others come to; each takes about 2 us
-_STEP_NS = 10_000_000  # of the time of day against ours: less is between the two calls that ask for them
-SHORT_NS = 1_000_000  # of what was reported at once
-LONG_TURN_NS = 4_000_000  # of one turn; with one event more, that is how long who costs little waits
-# Of one event: a small request takes some 30 us, to read and send 512 KiB of a large body some 500 us.
+_EVENTS = 256  # in one turn; then the rest of the loop runs
+_QUEUED_EVENTS = 4096  # in one turn while sockets queue; to queue one takes about 2 us
+_STEP_NS = 10_000_000  # of the wall clock against the monotonic one; less may pass between the two calls
+SHORT_NS = 1_000_000  # for the events of one epoll call
+LONG_TURN_NS = 4_000_000  # for one turn; a cheap socket waits this long, and one event more
+# Bounds for one event: a small request takes about 30 us, 512 KiB of a large body about 500 us.
 CHEAP_NS = (50_000, 100_000, 200_000)
 LOOK_NS = 10_000_000  # from one measured turn to the next
-_COSTLY = len(CHEAP_NS)  # the kind behind those of CHEAP_NS
-_NEW = _COSTLY + 1  # no event of it has been measured yet
+_COSTLY = len(CHEAP_NS)  # the kind after those of CHEAP_NS
+_NEW = _COSTLY + 1  # sockets without a measured event
 _UNKNOWN = -1
-MOST_NS = 1_000_000  # that one event counts
-AGAIN_NS = 8_000_000_000  # within which a second event above CHEAP_NS makes a socket costly for as long
+MOST_NS = 1_000_000  # the most that one event counts
+AGAIN_NS = 8_000_000_000  # a second event above CHEAP_NS within this time makes a socket costly for as long
 
 Callback = Callable[..., None]
 
@@ -91,25 +91,25 @@ class Poller:
         self._loop = loop
         self._epoll = select.epoll()
         self._readers: list[Callback | None] = []  # by file descriptor: as long as the highest of them
-        self._ends: dict[int, Callback] = {}  # of those that wait for nothing but the end
+        self._ends: dict[int, Callback] = {}  # of sockets that wait for the end alone
         self._writers: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
         self._later: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._is_scheduled = False
-        self._costs: list[int] = []  # by file descriptor: the mean of what events of its socket cost
-        # By file descriptor: when the last event above CHEAP_NS was; where it was the second, until when that counts.
+        self._costs: list[int] = []  # by file descriptor: the mean cost of its events
+        # By file descriptor: time of the last event above CHEAP_NS, and until when the socket is costly after a second one.
         self._costly: dict[int, tuple[int, int]] = {}
-        self._look_ns = 0  # when the time of events is looked at again
-        # By kind: events that were reported and wait, by file descriptor; the first for longest.
+        self._look_ns = 0  # when events are measured next
+        # By kind: queued events by file descriptor, the oldest first.
         self._queues: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(_NEW + 1)]
-        self.queuing: dict[int, int] = {}  # the kind of each file descriptor that is in a queue: empty, nobody waits
-        self._parked: set[int] = set()  # those of them that are not in the epoll: they queue since an earlier turn
-        self._again: Handle | None = None  # the next turn: epoll does not wake the loop for those that queue
+        self.queuing: dict[int, int] = {}  # the kind of each queued file descriptor
+        self._parked: set[int] = set()  # queued since an earlier turn, and so not in the epoll
+        self._again: Handle | None = None  # the next turn: epoll does not wake the loop for queued sockets
         self.turn_ns = self.now_ns = monotonic_ns()
         self.is_late = False
         self.is_in_order = False
-        self._emptied = True  # the last call left nothing ready
+        self._emptied = True  # the last call left no ready socket
         self.lag_bucket = 0
-        # The time of day less `turn_ns`, of a late turn: steps of that clock are followed.
+        # Wall-clock time minus `turn_ns`, at a late turn; steps of the wall clock change it.
         self.wall_offset_ns = time_ns() - self.turn_ns
         loop.add_reader(self._epoll.fileno(), self._readable)
 
@@ -123,25 +123,25 @@ class Poller:
         self._later.clear()
 
     def later(self, callback: Callback, *args: Any) -> None:
-        """Call back once, in a later turn: one of those who wait so, after the sockets that are ready then."""
+        """Call back once, in a later turn: one such callback per turn, after the sockets that are ready then."""
         self._later.append((callback, args))
         self._schedule()
 
     def _schedule(self) -> None:
-        """One call of `_next` per turn: a callback that asks for its next turn must not ask for two."""
+        """Schedule `_next` once per turn, whatever callbacks add meanwhile."""
         if self._later and not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._next)
 
     def _next(self) -> None:
-        """Call back one of those who wait for a later turn; before the next one the loop gives the sockets theirs."""
+        """Run one callback of `later`; the sockets have their turn before the next one."""
         self._is_scheduled = False
         if self._epoll.closed:
             return
         try:
             callback, args = self._later.popleft()
             callback(*args)
-        finally:  # a callback that raises does not take the turn of the others
+        finally:  # a callback that raises must not stop the others
             self._schedule()
 
     def add_reader(self, fd: int, callback: Callback) -> None:
@@ -151,7 +151,7 @@ class Poller:
         self._apply(fd, known)
 
     def add_end_reader(self, fd: int, callback: Callback) -> None:
-        """Call back when the peer ends or resets, whatever is unread; again and again, until the reader is removed."""
+        """Call back when the peer ends or resets, even if bytes are unread; again until the reader is removed."""
         known = self._is_known(fd)
         self._readers[fd] = None
         self._ends[fd] = callback
@@ -173,7 +173,7 @@ class Poller:
             self._apply(fd, True)
 
     def meet(self, fd: int) -> None:
-        """A new socket has that number: what the events of the one before cost says nothing about its own."""
+        """Forget the cost of a file descriptor that a new socket has."""
         if fd < len(self._costs):
             self._costs[fd] = _UNKNOWN
             self._costly.pop(fd, None)
@@ -182,16 +182,16 @@ class Poller:
         return fd < len(self._readers) and (self._readers[fd] is not None or fd in self._ends)
 
     def _is_known(self, fd: int) -> bool:
-        """Whether a socket is watched; makes room for its reader."""
+        """Whether a socket is watched; extends the lists for its number."""
         if fd >= len(self._readers):
             self._readers += [None] * (fd + 1 - len(self._readers))
             self._costs.extend([_UNKNOWN] * (fd + 1 - len(self._costs)))
         return self._reads(fd) or fd in self._writers
 
     def _apply(self, fd: int, known: bool) -> None:
-        """A socket that is neither read nor written is not watched: its end is always reported, and would spin us."""
+        """Update the epoll. A socket without events leaves it: epoll always reports its end, and the loop would spin."""
         events = self._wanted(fd)
-        if not events and fd in self.queuing:  # the number may soon be that of another socket
+        if not events and fd in self.queuing:  # another socket may soon have the number
             del self._queues[self.queuing.pop(fd)][fd]
         if fd in self._parked:
             if not events:
@@ -204,14 +204,14 @@ class Poller:
             self._epoll.register(fd, events)
 
     def _wanted(self, fd: int) -> int:
-        """The events that somebody waits for."""
+        """The events with a callback."""
         events = _OUT if fd in self._writers else 0
         if self._reads(fd):
             events |= _END if fd in self._ends else _IN
         return events
 
     def _readable(self) -> None:
-        if self._again is None:  # else that is the turn: two in a row would keep the rest of the loop waiting
+        if self._again is None:  # otherwise that is the next turn: two in a row would delay the rest of the loop
             self._ready()
 
     def _go_on(self) -> None:
@@ -225,7 +225,7 @@ class Poller:
         queued = bool(self.queuing)
         most = left = _QUEUED_EVENTS if queued else _EVENTS
         until_ns = 0
-        while left and ((ready := poll(0, left)) or queued):  # to come back for them would cost two calls more
+        while left and ((ready := poll(0, left)) or queued):  # to return for more would cost two further calls
             turn_ns = monotonic_ns()
             count = len(ready)
             if turn_ns - self.turn_ns > LATE_NS or queued:
@@ -265,10 +265,10 @@ class Poller:
         self._emptied = left > 0
 
     def _in_turn(self, ready: list[tuple[int, int]], until_ns: int) -> bool:
-        """Handle events until then, the cheap ones first. True: none queues, and there is time left."""
+        """Handle events until `until_ns`, cheap ones first. True: none is queued, and there is time left."""
         try:
             self._handle_in_turn(ready, until_ns)
-        finally:  # a callback that raises does not take the turn of those that queue
+        finally:  # a callback that raises must not stop queued sockets
             self._park(ready)
         now_ns = self.now_ns
         self._look_ns = now_ns if now_ns - self.turn_ns > SHORT_NS else now_ns + LOOK_NS
@@ -278,7 +278,7 @@ class Poller:
         queues, readers, costs, costly = self._queues, self._readers, self._costs, self._costly
         now_ns = self.now_ns
         soon_ns = until_ns - LONG_TURN_NS // 4
-        early_ns = soon_ns - LONG_TURN_NS // 2  # until then they are handled in the order in which they are reported
+        early_ns = soon_ns - LONG_TURN_NS // 2  # until then events are handled in the order of epoll
         queued = any(queues)
         cpu_ns = thread_time_ns()
         for fd, events in ready:
@@ -311,7 +311,7 @@ class Poller:
                     break
 
     def _park(self, ready: list[tuple[int, int]]) -> None:
-        """Take sockets that still queue after their turn out of the epoll, and ask the loop for the next turn."""
+        """Remove sockets that are still queued from the epoll, and schedule the next turn."""
         if not self.queuing:
             return
         for fd, _ in ready:
@@ -322,7 +322,7 @@ class Poller:
             self._again = self._loop.call_soon(self._go_on)
 
     def _share(self, until_ns: int) -> None:
-        """Handle cheap events that queue until then: next is always the kind that had the least of this time."""
+        """Handle queued cheap events until `until_ns`; next is always the kind that has had the least time."""
         cheap = self._queues[:_COSTLY]
         had_ns = [0] * _COSTLY
         now_ns = self.now_ns
@@ -334,12 +334,14 @@ class Poller:
             had_ns[kind] += now_ns - begun_ns
 
     def _handle(self, fd: int, events: int) -> None:
-        """Handle one event that queued, and note when it was done and what it cost."""
+        """Handle one queued event; record when it was done, and its cost."""
         begun_ns = thread_time_ns()
         if fd in self._parked:
             try:
                 self._epoll.register(fd, self._wanted(fd))
-            except OSError:  # ENOMEM; ENOSPC: fs.epoll.max_user_watches. Nothing else would wake it: it queues again
+            except (
+                OSError
+            ):  # ENOMEM, or ENOSPC (fs.epoll.max_user_watches): queue it again, since nothing else would wake it
                 self.now_ns = monotonic_ns()
                 self._queues[_COSTLY][fd] = events
                 self.queuing[fd] = _COSTLY
@@ -352,7 +354,7 @@ class Poller:
         self._measured(fd, took)
 
     def _measured(self, fd: int, took: int) -> None:
-        """Note what an event of a socket cost, which was done just now."""
+        """Record the cost of an event that was done just now."""
         cost = self._costs[fd]
         self._costs[fd] = _mean(cost, took)
         if took > CHEAP_NS[-1] and cost != _UNKNOWN:
@@ -361,7 +363,7 @@ class Poller:
             self._costly[fd] = self.now_ns, self.now_ns + AGAIN_NS if is_again else until_ns
 
     def _call_back(self, fd: int, events: int) -> None:
-        """Call back who waits for this. An error and a hang-up are for both: who reads or writes then meets them."""
+        """Run the callbacks of an event. An error or hang-up is an event for both: reading or writing then raises it."""
         if events != _OUT:
             reader = self._readers[fd]
             if reader is not None:  # unless an earlier event of this turn closed it
@@ -372,12 +374,12 @@ class Poller:
             callback(*args)
 
     def _tell_end(self, fd: int, events: int) -> None:
-        """Call back who waits for an end, unless the event is older than that: bytes to be read."""
+        """Run the end reader, unless the event is older than it and reports bytes only."""
         if fd in self._ends and events & ~(_IN | _OUT):
             self._ends[fd]()
 
 
 def _mean(cost: int, took: int) -> int:
-    """The mean cost of a socket's events with one more."""
+    """The mean cost after one more event."""
     took = min(took, MOST_NS)
     return took if cost == _UNKNOWN else cost + (took - cost) // 8
