@@ -1,20 +1,21 @@
 """Two sockets and one Session: read, forward, and nothing else.
 
-Raw non-blocking sockets and readiness callbacks; `recv_into` one buffer that all connections of a worker
-share, and `send` of views of that same buffer at once. Nothing may await between a read and the last use of its view.
-What a send did not take is copied and kept, and reading of the side it came from stops until it has gone
-(back-pressure). One read per readiness event, and of what was read one call's share of work: the session puts the rest
-back, which has its turn when other connections had theirs. So no connection starves another.
+Raw non-blocking sockets and readiness callbacks: `recv_into` one buffer that all connections of a worker share, then
+`send` views of that buffer at once. Nothing may await between a read and the last use of its view. The relay copies
+bytes that the socket did not accept, and stops reading the side that sent them until they are sent (back-pressure). It
+reads once per readiness event, and gives the session a bounded share of work per call. The session puts the rest back,
+for a turn after other connections had theirs. So no connection starves another.
 
-Memory per connection: one read (512 KiB) unsent per direction, one read put back per side, what its session holds, and
-at most pairing.LIMIT pending requests; together what `pressure.py` allows. Idle, it owns nothing but its sockets.
+Memory per connection: one read (512 KiB) unsent per direction, one read put back per side, the buffers of its session,
+and at most pairing.LIMIT pending requests; `pressure.py` bounds the sum. An idle relay has nothing but its sockets.
 
-Ends: an end of a side is passed on as an end once everything before it is delivered, a reset as a reset. A side that
-hangs is given up, since one that is not read tells of no end: else those who try again would use up all connections.
-Refuses to know names, routes, rewriting and metrics' meaning: it is given connected sockets and callables.
+Ends: a relay passes on an end as an end, after everything before it is delivered, and a reset as a reset. It closes a
+side that takes nothing for too long: while that side is not read, its end goes unnoticed, and clients that reconnect
+would use up all connections. Refuses to know names, routes, rewriting and metrics' meaning: it is given connected
+sockets and callables.
 """
 
-from __future__ import annotations  # else each reader would have objects of its own for the types of its parameters
+from __future__ import annotations  # otherwise each closure of `reader` has its own annotation objects
 
 import logging
 import socket
@@ -39,20 +40,20 @@ from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, SIDES, Desync, Event, Exchange
 from kproxy.wire.session import Session
 
-FIRST_BYTES = 256  # of a client, for the check that admits it
-# How long a side may leave unsent bytes untaken: a client as long as brokers allow it to be idle, a broker until every
-# client has given up. And how long a side may stay open once the other has ended.
+FIRST_BYTES = 256  # the first bytes of a client, for the admission check
+# By side, how long unsent bytes may wait: for a client, connections.max.idle.ms of brokers; for a broker, until every
+# client has timed out. Then, how long a side may stay open after the other has ended.
 STALLED_S = (600.0, 120.0)
 HALF_CLOSED_S = 60.0
-HANDSHAKE_S = 5.0  # how long an end waits for the answer to a SaslHandshake: a broker gives it at once
+HANDSHAKE_S = 5.0  # how long an end waits for the answer to a SaslHandshake, which brokers send at once
 
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: close() sends a reset
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER with a timeout of 0: close() sends a reset
 
 log = logging.getLogger("kproxy.relay")
 
 
 class Relay(InFlightLimit, Draining):
-    """One client connection with its broker connection, from both being connected to both being closed."""
+    """A client connection and its broker connection, until both are closed."""
 
     def __init__(
         self,
@@ -70,12 +71,12 @@ class Relay(InFlightLimit, Draining):
         on_closed: Callable[[Relay, str], None],
         lanes: SlowLanes | None = None,
     ) -> None:
-        """lanes: where the session's slow work is done; None: in turns of its own, as all that it puts back."""
+        """lanes: run the session's slow work; None: the relay runs it, in turns like all work that is put back."""
         self.info = info
-        self.number = 0  # among the connections of its owner
-        self.principal = ANONYMOUS  # who the client is
-        self.listener = ""  # the label
-        self.tls_version: str | None = None  # of the client's side; None: it speaks none
+        self.number = 0  # unique among the connections of its owner
+        self.principal = ANONYMOUS  # the client's
+        self.listener = ""  # a label of metrics
+        self.tls_version: str | None = None  # of the client's side; None: no TLS
         self.session = session
         self._loop = loop
         self._poller = poller
@@ -87,19 +88,19 @@ class Relay(InFlightLimit, Draining):
         self._on_fault = on_fault
         self._on_closed = on_closed
         self._lanes = lanes
-        self._session_ns = 0  # the time that the session was last given: it never goes back
-        self._faults = 0  # of the session, handled so far
+        self._session_ns = 0  # the last time passed to the session: it never decreases
+        self._faults = 0  # faults of the session that have been handled
         session.max_in_flight = min(session.most_in_flight, FREE_REQUESTS)  # the rest is lent
         self._in_flight_state = FEW
-        self._silent: TimerHandle | None = None  # the client has ended while FULL
+        self._silent: TimerHandle | None = None  # runs while the client has ended and the in-flight limit is FULL
         self._first_end = CLIENT
-        self._between: Callable[[], None] | None = None  # what is to be done between two frames
+        self._between: Callable[[], None] | None = None  # called between two frames
         self._pause: Callable[[], None] | None = None
         self._draining = False
-        self._finishing = False  # draining, and new requests are still served
-        self._drained_as = "drained"  # the cause of the end
+        self._finishing = False  # draining, while new requests are still served
+        self._drained_as = "drained"  # the cause of closing
         self._lingering: TimerHandle | None = None
-        self._unheard: TimerHandle | None = None  # the client has ended: who draws this out is given up
+        self._unheard: TimerHandle | None = None  # runs after the client has ended, and closes the connection at last
         self.closed = False
 
     def start(self, admits: Callable[[bytes], bool] | None = None) -> None:
@@ -117,7 +118,7 @@ class Relay(InFlightLimit, Draining):
             self._resume(side)
 
     def _first_read(self, admits: Callable[[bytes], bool], readable: Callable[[], None]) -> Callable[[], None]:
-        """Return what runs once, when a client's first bytes are there; from then on `readable` does."""
+        """Return the callback for a client's first bytes; it is replaced by `readable`."""
         client = self._peers[CLIENT]
 
         def first() -> None:
@@ -144,7 +145,7 @@ class Relay(InFlightLimit, Draining):
     # --- the hot path ------------------------------------------------------------------------------------------------
 
     def _reader(self, side: int, recv_into: Callable[[memoryview], int]) -> Callable[[], None]:
-        """Return what runs when a side has something to read; what it needs at each event is bound once, here.
+        """Return the callback for a readable side. It binds all values that each event needs.
 
         It is bound as defaults of parameters that nobody gives. In a closure each name would have a cell of its own:
         40 bytes of every connection, where a default takes 8.
@@ -157,7 +158,7 @@ class Relay(InFlightLimit, Draining):
             recv_into: Callable[[memoryview], int] = recv_into,
             peers: tuple[Peer, Peer] = self._peers,
             peer: Peer = self._peers[side],
-            target: Peer = self._peers[1 - side],  # of nearly all pieces
+            target: Peer = self._peers[1 - side],  # the target of nearly all pieces
             pressure: Pressure = self._pressure,
             session: Session = session,
             backlog: list[memoryview | None] = session.backlog,
@@ -183,7 +184,7 @@ class Relay(InFlightLimit, Draining):
                         if wall_ns is not None:
                             arrived = min(wall_ns - poller.wall_offset_ns, start)
                             if poller.is_in_order and poller.turn_ns - arrived <= LATE_NS:
-                                poller.is_late = False  # what became ready after this is as recent
+                                poller.is_late = False  # sockets that became ready later are as recent
                         poller.lag_bucket = bisect_left(lag.bounds, start - arrived)
                     else:
                         count = recv_into(buffer)
@@ -198,10 +199,10 @@ class Relay(InFlightLimit, Draining):
                 if not resumes:
                     lag.counts[poller.lag_bucket] += 1
                     lag.total_ns += start - arrived
-                # The broker's time lasts from when its request is handled here to when its answer arrived here.
+                # The broker's time begins when kproxy handles the request, and ends when the answer arrives.
                 if side == CLIENT:
                     now = start
-                elif arrived < self._session_ns:  # it was read with what had arrived before, or had waited
+                elif arrived < self._session_ns:  # it arrived with earlier bytes, or was put back
                     now = self._session_ns
                 else:
                     now = arrived
@@ -229,7 +230,7 @@ class Relay(InFlightLimit, Draining):
                     self._keep(side, to, piece, arrived)
                 poller.now_ns = done = monotonic_ns()
                 took = done - arrived
-                # Unless the turn is late, the next event has waited for as long as this one took from the turn's begin.
+                # Unless the turn is late, the next event has waited since the begin of the turn.
                 poller.lag_bucket = bucket = bisect_left(inside.bounds, took)
                 frames = completed[side] - peer.seen
                 if frames:
@@ -259,10 +260,10 @@ class Relay(InFlightLimit, Draining):
 
         return readable
 
-    # --- what was not taken ------------------------------------------------------------------------------------------
+    # --- unsent bytes ------------------------------------------------------------------------------------------------
 
     def _keep(self, side: int, to: int, rest: Any, since: int) -> None:
-        """Bytes that `to` did not take yet: copy them, and do not read the side that they came from."""
+        """Copy bytes that `to` did not accept, and stop reading the side that sent them."""
         peer = self._peers[to]
         if peer.unsent is None:
             peer.since = since
@@ -279,14 +280,14 @@ class Relay(InFlightLimit, Draining):
         self._unread(side, counted=True)
 
     def _count_tls(self, peer: Peer) -> None:
-        """Count what TLS holds itself; not at each send and read, but wherever one stops."""
+        """Count the bytes that TLS buffers; only when a send or read stops, not at each one."""
         if peer.tls is not None and not self.closed:
             held_bytes = peer.tls.held_bytes
             self._keep_bytes(held_bytes - peer.tls_bytes)
             peer.tls_bytes = held_bytes
 
     def _keep_large(self, to: int, count: int) -> bool:
-        """Count a piece that is no read; False: there is no room, and the connection is closed."""
+        """Count a piece that is larger than a read. False: there is no memory, and the connection is closed."""
         peer = self._peers[to]
         peer.large_bytes += count
         if not self._pressure.keep_large(count, self._takes_none, monotonic_ns()):
@@ -294,7 +295,7 @@ class Relay(InFlightLimit, Draining):
         return not self.closed
 
     def _takes_none(self) -> None:
-        """One side leaves a large frame untaken, and others need its room."""
+        """Close the connection: one side does not take a large frame, and others need the memory."""
         self._counting.limit_reached("unsent_frames")
         self.close(f"{SIDES[CLIENT if self._peers[CLIENT].large_bytes else BROKER]}_stalled", reset=True)
 
@@ -304,7 +305,7 @@ class Relay(InFlightLimit, Draining):
             peer.large_bytes = 0
 
     def _wait_for_room(self, to: int) -> None:
-        """Call `_writable` when a side takes bytes again: of ours, or of its TLS itself."""
+        """Call `_writable` when a side accepts bytes again, from the relay or from its TLS."""
         peer = self._peers[to]
         if peer.unsent is None and not self.closed:
             peer.unsent = bytearray()
@@ -331,7 +332,7 @@ class Relay(InFlightLimit, Draining):
             self._crashed()
 
     def _flushed(self, to: int) -> None:
-        """All unsent bytes of a side are sent: count them, pass on an end, read the sides that were paused for it."""
+        """Count the bytes as sent, pass on an end, and read the sides that were paused."""
         peer = self._peers[to]
         peer.unsent = None
         self._pressure.keep(-peer.kept_bytes)
@@ -359,8 +360,8 @@ class Relay(InFlightLimit, Draining):
             self._drain_on()
 
     def _put_back(self, side: int, arrived: int) -> None:
-        """The session has done its share of work: what it has put back waits for a later turn of the loop."""
-        if self.closed:  # by a fault of this very call
+        """Schedule the bytes that the session has put back for a later turn of the loop."""
+        if self.closed:  # by a fault in this call
             return
         self._peers[side].arrived_ns = arrived
         for each, peer in enumerate(self._peers):
@@ -379,7 +380,7 @@ class Relay(InFlightLimit, Draining):
             self._resume(each)
 
     def _go_on(self, side: int) -> None:
-        """Another turn of the loop: go on with what the session has put back."""
+        """Continue with the bytes that the session has put back."""
         peer = self._peers[side]
         peer.resuming = False
         if not self._waits(side):
@@ -417,14 +418,14 @@ class Relay(InFlightLimit, Draining):
         self._read_leftover(peer, side)
 
     def _read_leftover(self, peer: Peer, side: int) -> None:
-        """Read what TLS has taken from the kernel already, of which epoll tells nothing, in a later turn."""
+        """In a later turn, read bytes that TLS has already taken from the kernel: epoll does not report them."""
         if peer.tls is not None and peer.tls.leftover and not peer.resuming:
             self._count_tls(peer)
             peer.resuming = True
             self._poller.later(self._go_on, side)
 
     def _waits(self, side: int) -> bool:
-        """Whether nothing is to be read of a side for now."""
+        """Whether a side must not be read for now."""
         if self.closed or self._peers[side].ended or any(side in other.feeders for other in self._peers):
             return True
         stops = (self._pause is not None or (self._draining and not self._finishing)) and side == CLIENT
@@ -433,12 +434,12 @@ class Relay(InFlightLimit, Draining):
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def _ended(self, side: int) -> None:
-        """A side sends no more: pass its end on once everything before it is sent."""
+        """A side has ended: pass the end on once everything before it is sent."""
         if self._unheard is not None and not self._draining:
             self._unheard.cancel()
             self._unheard = None
         if side == CLIENT and self.session.holds_back:
-            # Nothing of it leaves before the broker's next answer: its end is read again after that.
+            # Its bytes wait for the broker's next answer; the end is read again after that.
             self._unread(CLIENT)
             self._in_flight_state = FULL
             if self._unheard is None:
@@ -458,20 +459,20 @@ class Relay(InFlightLimit, Draining):
         other.stops = True
         if other.unsent is None:
             self._stop(1 - side)
-        if side == BROKER and self._in_flight_state == FULL:  # nothing is pending any more
+        if side == BROKER and self._in_flight_state == FULL:  # no request is pending any more
             self._unfill()
         if self._draining:
             self._drain_on()
 
     def _stop(self, to: int) -> None:
-        """Everything from the ended side is sent: shut down writing to the other; close if both have ended."""
+        """All bytes of the ended side are sent: shut down writing to the other; close if both have ended."""
         one, other = self._peers
         if one.ended and other.ended and one.unsent is None and other.unsent is None:
             self.close(f"{SIDES[self._first_end]}_closed")
             return
         try:
             self._peers[to].sock.shutdown(socket.SHUT_WR)
-        except BlockingIOError:  # of TLS, which has an end of its own to send; then it is tried again
+        except BlockingIOError:  # TLS cannot send its close_notify yet: try again when writable
             self._wait_for_room(to)
             return
         except OSError:
@@ -480,12 +481,12 @@ class Relay(InFlightLimit, Draining):
         self._peers[to].patience = self._loop.call_later(HALF_CLOSED_S, self.close, f"{SIDES[1 - to]}_closed")
 
     def _broken(self, side: int, fault: OSError) -> None:
-        """A side was reset or is no longer reachable: reset the other."""
+        """A side was reset or is unreachable: reset the other."""
         log.debug("%s side of %s broke: %s", SIDES[side], self.info.client_address, fault)
         self.close(f"{SIDES[side]}_reset", reset=True)
 
     def _unwritable(self, to: int) -> None:
-        """A side takes no more bytes. What it sent before is read first; its reader then meets its end or its reset."""
+        """A side accepts no more bytes. Read its pending bytes first; the reader then finds its end or reset."""
         peer = self._peers[to]
         if peer.ended:
             self.close(f"{SIDES[to]}_reset", reset=True)
@@ -497,13 +498,13 @@ class Relay(InFlightLimit, Draining):
             self._flushed(to)
 
     def _crashed(self) -> None:
-        """A defect of ours must not take the other connections along."""
+        """Close this connection after a defect of kproxy, so that others continue."""
         log.exception("a defect of kproxy closed the connection of %s", self.info.client_address)
-        self.session.events.clear()  # sinks have taken them, or raised: they get nothing twice
+        self.session.events.clear()  # sinks have taken them, or raised: none gets an event twice
         self.close("defect", reset=True)
 
     def close(self, cause: str, *, reset: bool = False) -> None:
-        """Close both sides now, whatever is unsent. `cause` is a label: one of few."""
+        """Close both sides now, even with unsent bytes. `cause` is a label with few values."""
         if self.closed:
             return
         self.closed = True
@@ -538,7 +539,7 @@ class Relay(InFlightLimit, Draining):
                 with suppress(OSError):
                     peer.tls.shutdown(socket.SHUT_WR)
             peer.sock.close()
-            peer.send = discard_bytes  # for pieces of the read that is being handled
+            peer.send = discard_bytes  # for further pieces of the current read
             peer.readable = (
                 ignore_readiness  # the reader refers to this relay: without the cycle, memory is freed at once
             )
@@ -547,7 +548,7 @@ class Relay(InFlightLimit, Draining):
         self._on_closed(self, cause)
 
     def give_up_held(self) -> None:
-        """End a client whose request is held without becoming whole, since others need its room. Raises nothing."""
+        """Close a client whose incomplete request is held, since others need the memory. Raises nothing."""
         try:
             self.session.give_up_held(self._now_ns())
             self._emit()
@@ -557,14 +558,14 @@ class Relay(InFlightLimit, Draining):
     # --- events ------------------------------------------------------------------------------------------------------
 
     def _emit(self) -> None:
-        """Hand the events to the sinks, faults to `on_fault`; a fatal fault closes both sides."""
+        """Pass events to the sinks, and faults to `on_fault`; a fatal fault closes both sides."""
         events = self.session.events
         for sink in self._sinks:
             sink(events)
         self._report_faults()
 
     def _emit_last(self) -> None:
-        """Hand the events of a close to the sinks: to each of them, whichever raises. Raises nothing."""
+        """Pass the events of a close to each sink, even if another raises. Raises nothing."""
         events = self.session.events
         for sink in self._sinks:
             try:

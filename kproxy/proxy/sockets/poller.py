@@ -96,7 +96,7 @@ class Poller:
         self._later: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._is_scheduled = False
         self._costs: list[int] = []  # by file descriptor: the mean cost of its events
-        # By file descriptor: time of the last event above CHEAP_NS, and until when the socket is costly after a second one.
+        # By file descriptor: time of the last event above CHEAP_NS; end of being costly, after a second one.
         self._costly: dict[int, tuple[int, int]] = {}
         self._look_ns = 0  # when events are measured next
         # By kind: queued events by file descriptor, the oldest first.
@@ -189,7 +189,7 @@ class Poller:
         return self._reads(fd) or fd in self._writers
 
     def _apply(self, fd: int, known: bool) -> None:
-        """Update the epoll. A socket without events leaves it: epoll always reports its end, and the loop would spin."""
+        """Update the epoll. A socket without events leaves it: epoll always reports an end, and the loop would spin."""
         events = self._wanted(fd)
         if not events and fd in self.queuing:  # another socket may soon have the number
             del self._queues[self.queuing.pop(fd)][fd]
@@ -339,9 +339,7 @@ class Poller:
         if fd in self._parked:
             try:
                 self._epoll.register(fd, self._wanted(fd))
-            except (
-                OSError
-            ):  # ENOMEM, or ENOSPC (fs.epoll.max_user_watches): queue it again, since nothing else would wake it
+            except OSError:  # ENOMEM; ENOSPC: fs.epoll.max_user_watches. Nothing else would wake it
                 self.now_ns = monotonic_ns()
                 self._queues[_COSTLY][fd] = events
                 self.queuing[fd] = _COSTLY
@@ -363,7 +361,7 @@ class Poller:
             self._costly[fd] = self.now_ns, self.now_ns + AGAIN_NS if is_again else until_ns
 
     def _call_back(self, fd: int, events: int) -> None:
-        """Run the callbacks of an event. An error or hang-up is an event for both: reading or writing then raises it."""
+        """Run the callbacks of an event. An error or hang-up is for both: reading or writing then raises it."""
         if events != _OUT:
             reader = self._readers[fd]
             if reader is not None:  # unless an earlier event of this turn closed it
