@@ -1,7 +1,7 @@
-"""The end of a relay between two requests: answers that are due are delivered, then both sides close.
+"""Closing a relay between two requests: pending answers are delivered, then both sides close.
 
-Two ways: `finish` serves on until nothing is unanswered, `drain` reads no new request. Bounded by who asks for it, who
-closes relays that take too long; a client has LINGER_S to see our end. Refuses to know why a relay is to end.
+Two ways: `finish` serves requests until none is pending, `drain` reads no new request. The caller bounds the time, and
+closes relays that take longer; a client has LINGER_S to notice the end. Refuses to know the reason.
 """
 
 import socket
@@ -14,31 +14,31 @@ from kproxy.proxy.sockets.poller import Poller
 from kproxy.proxy.sockets.sockets import flush_small_sends, has_unread
 from kproxy.wire.events import BROKER, CLIENT
 
-QUIET_S = 0.25  # how long an idle client is waited for, so that its end comes with an answer: then it knows in time
-LINGER_S = 1.0  # how long a drained client has to see our end and to close
+QUIET_S = 0.25  # how long `finish` waits for a request of an idle client: an end with an answer is noticed at once
+LINGER_S = 1.0  # how long a drained client has to notice the end and to close
 
 
 class Draining(Pausing):
-    """The part of a relay that ends it in order."""
+    """The part of a relay that closes it in order."""
 
     _loop: AbstractEventLoop
     _poller: Poller
     _pressure: Pressure
-    _drained_as: str  # the cause of the end
+    _drained_as: str  # the cause of closing
     _lingering: TimerHandle | None
-    _unheard: TimerHandle | None  # the client has ended: who draws this out is given up
+    _unheard: TimerHandle | None  # runs after the client has ended, and closes the connection at last
 
     def finish(self, cause: str = "drained") -> None:
-        """Serve on until no request of the client is unanswered, then close: our end leaves with the last answer."""
+        """Serve until no request of the client is pending, then close: the end leaves with the last answer."""
         if not self._draining:
             self._draining = self._finishing = True
             self._drained_as = cause
             self._between = self._step
             flush_small_sends(self._peers[CLIENT].sock)
-            self._loop.call_later(QUIET_S, self._drain_on)  # if it asks nothing before, it ends without an answer
+            self._loop.call_later(QUIET_S, self._drain_on)  # without a request until then, close without an answer
 
     def drain(self, cause: str | None = None) -> None:
-        """Finish the request in transit, read no new one, deliver the answers due, then close between two frames."""
+        """Read the request in transit to its end and no new one, deliver pending answers, close between two frames."""
         if self._draining and not self._finishing:
             return
         self._draining = True
@@ -49,7 +49,7 @@ class Draining(Pausing):
         self._drain_on()
 
     def _recv_to_boundary(self, buffer: memoryview) -> int:
-        """Read what is missing of the request in transit and no byte of the next."""
+        """Read the rest of the request in transit, and no byte of the next."""
         missing = self.session.missing(CLIENT)
         return self._peers[CLIENT].sock.recv_into(buffer, min(missing, len(buffer)))
 
@@ -71,7 +71,7 @@ class Draining(Pausing):
                     self._read_leftover(client, CLIENT)
                 return
             self._unread(CLIENT)
-        elif self._unheard is None:  # a client that has gone looks like one that still listens: no answer may ever come
+        elif self._unheard is None:  # a client that closed may look like one that still reads
             self._unheard = self._loop.call_later(LINGER_S, self.close, self._drained_as)
         if session.pending or not (broker.ended or session.at_boundary(BROKER)):
             return
@@ -79,9 +79,9 @@ class Draining(Pausing):
             self._linger()
 
     def _linger(self) -> None:
-        """All is delivered: send our end, and wait a moment for the client's.
+        """All is delivered: shut down writing, and wait a moment for the client's end.
 
-        To close with a request unread would send a reset, and the reset could overtake the last answers.
+        Closing with an unread request would send a reset, which could overtake the last answers.
         """
         client, broker = self._peers
         self._unread(BROKER)

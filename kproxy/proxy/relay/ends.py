@@ -1,8 +1,8 @@
 """The two ends of a connection before a relay joins them, each with its socket.
 
 A client is Incoming while it is admitted, then Admitted; a broker is Outgoing while it is dialled, then Dialled. Steps
-(a PROXY header, TLS, a login) run on an end one after the other, and may replace its socket by one that wraps it;
-whoever runs the steps closes the end's socket when one of them fails. Refuses to know what steps do.
+(a PROXY header, TLS, a login) run on an end one after the other, and may replace its socket by a wrapper. The caller of
+the steps closes the end's socket if one of them fails. Refuses to know the steps.
 """
 
 import socket
@@ -13,29 +13,29 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.sasl.clients import Session
 from kproxy.proxy.sasl.login import LoggedIn
 
-ANONYMOUS = "User:ANONYMOUS"  # as brokers call a client that did not say who it is
+ANONYMOUS = "User:ANONYMOUS"  # the brokers' name for a client without a login
 
 
 class PortCheck(ConnectionResetError):
-    """A connection that ended before it said anything, where a balancer looks whether the port is open: no client."""
+    """A connection that ended before its first byte: the health check of a load balancer, not a client."""
 
 
 @dataclass(slots=True)
 class Incoming:
-    """An accepted client; the steps of its admission fill in what they learn of it."""
+    """An accepted client; the steps of its admission fill in the fields."""
 
     sock: socket.socket
-    peer: Address  # the client's address; what a trusted PROXY header says replaces it
-    node_id: int | None  # whose port it came to, or whom its server name means; None: it bootstraps
+    peer: Address  # the client's address; a trusted PROXY header replaces it
+    node_id: int | None  # the broker of its port or server name; None: it bootstraps
     opened_ns: int  # nanoseconds since the epoch
     principal: str = ANONYMOUS
-    server_name: str | None = None  # SNI, as the client wrote it
-    session: Session | None = None  # of a client whose login kproxy has checked
-    broker_takes_telemetry: bool = False  # as its broker said before the client's login
-    number: int = 0  # of the connection, where another process has given it one
-    destination: Address | None = None  # numeric, what it dialled before the kernel redirected it; None: our port
-    server: Address | None = None  # where a PROXY header says that it connected to; None: where its socket says
-    ticket: tuple[str | None] | None = None  # what limits have counted it for (`admission/admission.py`)
+    server_name: str | None = None  # SNI, as the client sent it
+    session: Session | None = None  # if kproxy has checked the client's login
+    broker_takes_telemetry: bool = False  # by the broker's ApiVersions before the client's login
+    number: int = 0  # of the connection, if another process has assigned one
+    destination: Address | None = None  # numeric: the dialled address before redirection by the kernel; None: our port
+    server: Address | None = None  # the destination in a PROXY header; None: the socket's own address
+    ticket: tuple[str | None] | None = None  # the counters of limits that include it (`admission/admission.py`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,13 @@ def admitted(client: Incoming) -> Admitted:
 
 @dataclass(slots=True)
 class Outgoing:
-    """A dialled broker; the steps of the way to it run on its socket."""
+    """A dialled broker; PROXY header, TLS and login follow on its socket."""
 
     sock: socket.socket
-    address: Address  # as configured, or as the cluster names it
-    upstream: Address = field(init=False)  # numeric: where the dial went
-    client: Admitted | None = None  # that the connection is for; None: kproxy itself asks
-    login: LoggedIn | None = None  # of kproxy for this client, where it has to be renewed
+    address: Address  # as configured, or as in Metadata
+    upstream: Address = field(init=False)  # numeric: the dialled address
+    client: Admitted | None = None  # the client of the connection; None: for kproxy's own questions
+    login: LoggedIn | None = None  # kproxy's own login for this client, if it must be renewed
 
     def __post_init__(self) -> None:
         self.upstream = Address(*self.sock.getpeername()[:2])
@@ -91,4 +91,4 @@ class Dialled(NamedTuple):
 
     sock: socket.socket
     upstream: Address  # numeric
-    login: LoggedIn | None = None  # of kproxy for this client, where it has to be renewed
+    login: LoggedIn | None = None  # kproxy's own login for this client, if it must be renewed

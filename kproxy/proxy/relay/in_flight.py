@@ -1,8 +1,8 @@
-"""How many requests of a client may wait for its broker, and what becomes of a client that has sent more.
+"""The in-flight limit: the number of pending requests of a client.
 
-A connection may have FREE_REQUESTS pending, more where `Pressure` lends them, at most what the session was given. A
-client with as many is not read, and only its end is noticed; then it waits for answers as long as `Pressure` lets it.
-Refuses to know what the requests are.
+A connection may have FREE_REQUESTS pending, and more while `Pressure` lends them, up to the session's maximum. Beyond
+that the client is not read, and only its end is noticed; it then waits for answers as long as `Pressure` permits.
+Refuses to know the requests.
 """
 
 import os
@@ -16,17 +16,17 @@ from kproxy.wire import pairing
 from kproxy.wire.events import CLIENT, SIDES
 from kproxy.wire.session import Session
 
-# How long a client's end may wait behind bytes that are not read, as long as the broker answers nothing. No client of
-# Kafka closes half of a connection and waits: it has gone.
+# How long a client's end may wait behind unread bytes while the broker answers nothing. Kafka clients never half-close
+# a connection and wait: the client is gone.
 GONE_S = 5.0
 
-# How many requests are pending: few, or so many that some are lent, or as many as may be; then, and while an end waits,
-# of the client only its end is read.
+# The number of pending requests: within FREE_REQUESTS, beyond it with a loan, or at the limit. At the limit, and while
+# an end waits, only the client's end is read.
 FEW, LENT, FULL = range(3)
 
 
 class InFlightLimit:
-    """The part of a relay that stops reading a client, and goes on."""
+    """The part of a relay that pauses reading a client at the limit."""
 
     session: Session
     _loop: AbstractEventLoop
@@ -35,17 +35,17 @@ class InFlightLimit:
     _counting: Counting
     _pressure: Pressure
     _in_flight_state: int  # FEW, LENT or FULL
-    _silent: TimerHandle | None  # the client has ended while FULL
+    _silent: TimerHandle | None  # runs while the client has ended and the state is FULL
 
     def _keep_bytes(self, count: int) -> None:
         if self._pressure.keep(count):
             self._counting.limit_reached("kept_bytes")
 
     def _limit_in_flight(self) -> None:
-        """So many requests are pending that more must be lent, or wait: then of the client only its end is noticed."""
+        """Lend more requests, or stop reading the client: only its end is noticed then."""
         session = self.session
         if session.in_transit or session.owes:
-            return  # the rest of its newest request must be read: it may be the only one that is pending
+            return  # the rest of the newest request must be read: it may be the only pending one
         if len(session.pending) >= session.max_in_flight:
             more = min(session.max_in_flight, session.most_in_flight - session.max_in_flight)
             if not more or not self._pressure.lend(more):
@@ -57,7 +57,7 @@ class InFlightLimit:
         self._in_flight_state = LENT
 
     def _thin_out(self) -> None:
-        """Few requests are pending again: give back what was lent."""
+        """Give back the loan: few requests are pending again."""
         if self.session.owes:
             return
         self._give_back()

@@ -1,7 +1,7 @@
-"""Pauses of a relay between two requests of its client, in which kproxy itself asks the broker something (KIP-368).
+"""Pauses of a relay between two requests of its client, for requests of kproxy itself (renewal of a login, KIP-368).
 
-A request in transit is read to its end first, and no byte of the next one; what the client sends meanwhile waits in the
-kernel. Bounded by who pauses, and must let the relay go on. Refuses to know what is asked.
+The relay first reads the request in transit to its end, and no byte of the next one, which waits in the kernel. The
+caller bounds the pause, and must call `go_on`. Refuses to know kproxy's requests.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ class Pausing:
     session: Session
     closed: bool
     _peers: tuple[Peer, Peer]
-    _between: Callable[[], None] | None  # is called after each read, to look whether both sides are between two frames
-    _pause: Callable[[], None] | None  # is called once the client's request in transit is whole
+    _between: Callable[[], None] | None  # called after each read, to check whether both sides are between two frames
+    _pause: Callable[[], None] | None  # called once the client's request in transit is complete
     _draining: bool
     _finishing: bool
 

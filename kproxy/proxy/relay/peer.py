@@ -1,6 +1,6 @@
-"""What a relay holds of each of its two sockets, and what it reports its counts and durations to.
+"""The state of each of a relay's two sockets, and the interface to which a relay reports counts and durations.
 
-Refuses to know what is read, and when. Bounded: `unsent` by one read of the relay, the rest is a few numbers.
+Refuses to know the contents and the time of reads. Bounded: `unsent` by one read of the relay; the rest are numbers.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class Durations(Protocol):
     total_ns: int
 
     @property
-    def bounds(self) -> Sequence[int]: ...  # ns; a duration belongs to the first that is not below it
+    def bounds(self) -> Sequence[int]: ...  # ns; a duration counts at the first bound that is not below it
 
 
 class Counting(Protocol):
-    """What a relay reports about itself; `kproxy.metrics.ConnectionMetrics` is one."""
+    """The counters of a relay; `kproxy.metrics.ConnectionMetrics` implements it."""
 
     @property
     def inside(self) -> tuple[Durations, Durations]:
-        """By the side they come from: from the arrival of frames to their send."""
+        """Durations from the arrival of frames to their send, by the sending side."""
 
     @property
     def lag(self) -> Durations:
-        """From the arrival of bytes to the read of them."""
+        """Durations from the arrival of bytes to their read."""
 
     @property
     def errors(self) -> int: ...
@@ -43,7 +43,7 @@ class Counting(Protocol):
 
 
 class Peer:
-    """One of the two sockets: what is unsent to it, and which sides are not read meanwhile."""
+    """One of the two sockets: its unsent bytes, and the sides that are paused until these are sent."""
 
     __slots__ = (
         "arrived_ns",
@@ -76,21 +76,21 @@ class Peer:
         self.send: Callable[[Any], int] = sock.send
         self.readable: Callable[[], None]
         self.reading = False
-        self.resuming = False  # what the session has put back has its turn soon
-        self.arrived_ns = 0  # when that was read
+        self.resuming = False  # a turn is scheduled for the bytes that the session has put back
+        self.arrived_ns = 0  # when these bytes were read
         self.unsent: bytearray | None = None
-        self.kept_bytes = 0  # counted for it
-        self.large_bytes = 0  # of these, those of pieces that are larger than a read
-        self.tls_bytes = 0  # counted for what its TLS holds
-        self.put_back_bytes = 0  # of what it sent, counted for what the session has put back
-        self.feeders: tuple[int, ...] = ()  # the sides that are not read until `unsent` has gone
-        self.seen = 0  # frames that it sent and that are counted
-        self.frames = 0  # completed by bytes in `unsent`, counted as forwarded when it has gone
-        self.since = 0  # when the oldest of them arrived
-        self.ended = False  # it sends no more
-        self.stops = False  # nothing more is to be sent to it
+        self.kept_bytes = 0  # counted for `unsent`
+        self.large_bytes = 0  # the part of it from pieces larger than a read
+        self.tls_bytes = 0  # counted for the buffers of its TLS
+        self.put_back_bytes = 0  # counted for its bytes that the session has put back
+        self.feeders: tuple[int, ...] = ()  # the sides that are not read until `unsent` is sent
+        self.seen = 0  # frames from this side that are counted
+        self.frames = 0  # completed by bytes in `unsent`; counted as forwarded when these are sent
+        self.since = 0  # when the oldest of these frames arrived
+        self.ended = False  # this side sends no more
+        self.stops = False  # nothing more is sent to this side
         self.patience: TimerHandle | None = None  # when it fires, the relay is closed
-        self.dead = False  # it takes no more; bytes that it sent before may still be unread
+        self.dead = False  # this side accepts no more bytes; earlier bytes from it may be unread
 
 
 def ignore_readiness() -> None:
@@ -98,5 +98,5 @@ def ignore_readiness() -> None:
 
 
 def discard_bytes(piece: Any) -> int:
-    """Replaces `send` of a peer that takes no more: as many bytes as given are taken, and dropped."""
+    """Replaces `send` of a peer that accepts no more bytes: drop them, and report them as sent."""
     return len(piece)

@@ -1,24 +1,23 @@
-"""What all relays of a loop hold together, and how each is kept short when that is much.
+"""Memory that all relays of a loop have together, and its bounds.
 
-Things that peers decide the amount of: requests that wait for a broker, some 400 bytes each; bytes that were read and
-cannot go on, since the other side takes none or the session has done its share of work; and what clients that have
-ended leave unread in the kernel. Each connection has a little of the first two whatever the others have, so one that
-holds few never notices those that hold many:
+Peers determine its amount: pending requests, about 400 bytes each; bytes that were read and cannot be forwarded, since
+the other side accepts none or the session has done its share of work; and unread bytes in the kernel of clients that
+have ended. Every connection has a small share of the first two, so connections with many never affect one with few:
 
-- FREE_REQUESTS may be pending on any connection. More are lent out of MOST_REQUESTS for all; who gets none is not read
-  until some of its own are answered.
+- Every connection may have FREE_REQUESTS pending. More are lent, up to MOST_REQUESTS in total; a connection that gets
+  none is not read until some of its requests are answered.
 - While more than MANY_BYTES are kept, every read takes FEW_BYTES at most.
-- Of the clients that ended while they were not read MOST_ENDED wait for answers; one more, and the one that has waited
-  for longest goes. The kernel holds what they sent, and when connections hold more than net.ipv4.tcp_mem it drops
-  segments of everybody: healthy connections then wait for retransmissions, 0.2 to 2 s. An end behind more than the
-  kernel takes is not seen; such a client is one that is not read, of which only limits of connections bound the number.
-- A piece that is larger than a read is a frame that was held, or an answer of kproxy's own. While its receiver does not
-  take it, it counts besides: MOST_LARGE_BYTES of all. Beyond it the connection that has waited for longest, and for
-  PATIENCE_NS at least, is closed; if there is none, the one that makes it more.
+- MOST_ENDED clients that ended while they were not read may wait for answers; beyond that, the one that has waited for
+  longest is closed. The kernel keeps their bytes, and when all sockets have more than net.ipv4.tcp_mem, it drops
+  segments of every connection: healthy ones then wait for retransmissions, 0.2 to 2 s. An end behind more bytes than
+  the kernel buffers goes unnoticed; only limits of connections bound the number of such clients.
+- A piece larger than a read is a held frame, or an answer of kproxy. While its receiver does not take it, it counts
+  towards MOST_LARGE_BYTES as well. Beyond that, the connection that has waited for longest, and at least PATIENCE_NS,
+  is closed; if there is none, the connection that adds the piece.
 
-So the bounds are MOST_REQUESTS and FREE_REQUESTS per connection, MANY_BYTES, MOST_LARGE_BYTES and FEW_BYTES per side of
-a connection. What TLS has encrypted and not sent, or not decrypted, is kept like any other byte.
-Refuses to know sockets, sessions and what is in the bytes.
+So the bounds are MOST_REQUESTS in total and FREE_REQUESTS per connection; MANY_BYTES and MOST_LARGE_BYTES in total, and
+FEW_BYTES per side of a connection. Bytes in the buffers of TLS count like any other. Refuses to know sockets, sessions
+and the contents of bytes.
 """
 
 from collections.abc import Callable
@@ -33,7 +32,7 @@ MOST_ENDED = 64
 
 
 class Pressure:
-    """Shared by all relays of a loop. `buffer` is what the next read may fill; `whole` is all of it."""
+    """Shared by all relays of a loop. `buffer` is the part of `whole` that the next read may fill."""
 
     __slots__ = ("_ended", "_few", "_large", "buffer", "kept_bytes", "large_bytes", "lent", "whole")
 
@@ -41,13 +40,15 @@ class Pressure:
         self.buffer = self.whole = buffer
         self._few = buffer[:FEW_BYTES]
         self.kept_bytes = 0
-        self.large_bytes = 0  # of those
-        self._large: dict[Callable[[], None], int] = {}  # what closes each, and since when it waits, the oldest first
-        self.lent = 0  # requests
-        self._ended: dict[Callable[[], None], None] = {}  # what closes each, the one that has waited for longest first
+        self.large_bytes = 0  # the part of them in large pieces
+        self._large: dict[
+            Callable[[], None], int
+        ] = {}  # by the callback that closes the connection: since when it waits, the oldest first
+        self.lent = 0  # requests, in total
+        self._ended: dict[Callable[[], None], None] = {}  # callbacks that close the connection, the longest wait first
 
     def lend(self, requests: int) -> bool:
-        """Whether so many more requests may be pending on one connection, until they are given back."""
+        """Whether a connection may have so many more pending requests, until `give_back`."""
         if self.lent + requests > MOST_REQUESTS:
             return False
         self.lent += requests
@@ -57,14 +58,14 @@ class Pressure:
         self.lent -= requests
 
     def keep(self, change: int) -> bool:
-        """So many more bytes are kept, or less than 0: fewer. Whether reads became short by it."""
+        """Change the number of kept bytes. Returns whether reads became short by this change."""
         was_long = self.buffer is self.whole
         self.kept_bytes += change
         self.buffer = self._few if self.kept_bytes > MANY_BYTES else self.whole
         return was_long and self.buffer is self._few
 
     def keep_large(self, count: int, close: Callable[[], None], now_ns: int) -> bool:
-        """So many bytes of a piece larger than a read are kept, too; False: there is no room, close that connection."""
+        """Add bytes of a piece larger than a read. False: there is no memory, so close that connection."""
         self.large_bytes += count
         self._large.setdefault(close, now_ns)
         while self.large_bytes > MOST_LARGE_BYTES:
@@ -75,12 +76,12 @@ class Pressure:
         return True
 
     def drop_large(self, count: int, close: Callable[[], None]) -> None:
-        """So many fewer are kept; that connection keeps none any more, or `keep_large` comes again."""
+        """Subtract the bytes of large pieces of a connection, which has none any more."""
         self.large_bytes -= count
         self._large.pop(close, None)
 
     def add_ended(self, close: Callable[[], None]) -> None:
-        """A client ended while it is not read; it waits for answers, unless more than MOST_ENDED do."""
+        """Let a client that ended while it is not read wait for answers; close the oldest beyond MOST_ENDED."""
         self._ended[close] = None
         if len(self._ended) > MOST_ENDED:
             oldest = next(iter(self._ended))
@@ -89,9 +90,9 @@ class Pressure:
 
     @property
     def ended(self) -> int:
-        """Clients that ended and wait."""
+        """The number of clients that have ended and wait."""
         return len(self._ended)
 
     def remove_ended(self, close: Callable[[], None]) -> None:
-        """That client is closed, or read again."""
+        """Remove a client that is closed, or read again."""
         self._ended.pop(close, None)

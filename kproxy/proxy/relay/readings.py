@@ -1,7 +1,7 @@
-"""What is read beside relaying, of all connections of a loop: TURN_NS of each turn, one small read after another.
+"""Reading apart from relaying, for all connections of a loop: TURN_NS of each turn, in small pieces.
 
-Two kinds have their turn alternately: connections whose bytes are read along, and slow work of sessions
-(`slow_lanes.py`), so that many of the one do not hold up the other. Refuses to know what is read.
+Two kinds alternate: connections whose copied bytes are read, and slow work of sessions (`slow_lanes.py`), so that many
+of one kind do not delay the other. Refuses to know the bytes.
 """
 
 import asyncio
@@ -14,27 +14,27 @@ TURN_NS = 2_000_000
 
 class Reading(Protocol):
     def read(self) -> bool:
-        """Read a little; whether there is more."""
+        """Read a small piece; return whether there is more."""
         ...
 
 
 class Readings:
-    """Those that have something to read, and the time that they share."""
+    """The queue of readings, which share the time."""
 
     def __init__(self) -> None:
         self._waiting: deque[Reading] = deque()
         self._slow: deque[Reading] = deque()
         self._next: asyncio.Handle | None = None
-        self.waiting_bytes = 0  # that connections have to read
-        self.closed_bytes = 0  # of them, of connections that have ended
+        self.waiting_bytes = 0  # queued by all connections
+        self.closed_bytes = 0  # the part of closed connections
 
     def add(self, reading: Reading) -> None:
-        """Have it read in this turn or a later one, until it has nothing more."""
+        """Read from it in this turn and later ones, until there is nothing more."""
         self._waiting.append(reading)
         self._schedule()
 
     def add_slow(self, reading: Reading) -> None:
-        """As `add`, for slow work."""
+        """Do slow work in this turn and later ones, until there is none."""
         self._slow.append(reading)
         self._schedule()
 

@@ -1,10 +1,10 @@
-"""Work that sessions do in slices (`wire/slow_work.py`), of all connections of a loop: who has the next slice.
+"""The order of work that sessions do in slices (`wire/slow_work.py`), for all connections of a loop.
 
-Two lanes, whose slices alternate; in each of them one work is done at a time, in the order in which it came. All begins
-in the first lane. What is not done after FIRST_STEPS slices gives back what it has made and begins again in the second,
-so that a request of some hundred names does not wait for those of tens of thousands, however many there are. Bound: of
-two works there are results at a time; of all others there is the frame, which counts in the budget of held bytes.
-Refuses to know what the work is, and whose.
+The slices of two lanes alternate; each lane does one piece of work at a time, in order of arrival. All work begins in
+the first lane. After FIRST_STEPS slices, unfinished work drops its partial result and begins again in the second lane,
+so that requests with some hundred names never wait for those with tens of thousands. Bound: two pieces of work have
+partial results; all others have only their frame, which counts in the budget of held bytes. Refuses to know the work
+and its connection.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from kproxy.proxy.relay.readings import Readings
 from kproxy.wire.slow_work import SlowWork
 
-FIRST_STEPS = 48  # some 15 ms
+FIRST_STEPS = 48  # about 15 ms
 
 Done = Callable[[], None]
 
@@ -25,18 +25,18 @@ class SlowLanes:
         self._readings = readings
         self._first: deque[tuple[SlowWork, Done]] = deque()
         self._second: deque[tuple[SlowWork, Done]] = deque()
-        self._steps = 0  # of the head of the first lane
-        self._is_reading = False  # it is among the readings
+        self._steps = 0  # slices of the head of the first lane
+        self._is_reading = False  # it is in `readings`
 
     def add(self, work: SlowWork, done: Done) -> None:
-        """Do the work, in this turn and later ones, then call `done`, which raises nothing; also if it is dropped."""
+        """Do the work, in this turn and later ones; then call `done`, also for dropped work. `done` raises nothing."""
         self._first.append((work, done))
         if not self._is_reading:
             self._is_reading = True
             self._readings.add_slow(self)
 
     def read(self) -> bool:
-        """Do a slice of each lane; whether there is more."""
+        """Do a slice of each lane; return whether there is more work."""
         if self._first:
             work, done = self._first[0]
             self._steps += 1

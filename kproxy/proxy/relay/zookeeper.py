@@ -1,17 +1,17 @@
-"""One ZooKeeper client with its server: bytes pass untouched, and a session reads along.
+"""A ZooKeeper client and its server: bytes pass unchanged, and a session reads a copy.
 
-What arrives is written to the other side at once, as it came. Then the session reads it, SLICE bytes at a time. All
-connections together take turns at that (`readings.py`), so that neither a frame nor many connections hold it, nor what
-those that end leave unanswered; what is not read yet waits in order, and while that is more than QUEUE_BYTES neither
-side is read. A session that gives up (bytes of no frame, a command of four letters) costs nothing
-more, and the connection goes on. So does one with more than FREE_BYTES to read, if all together have WAITING_BYTES.
+Bytes are written to the other side at once. Then the session reads them, SLICE bytes at a time, in turns with all other
+connections (`readings.py`), so that neither a large frame nor many connections delay the loop. Unread bytes queue in
+order; while a connection has more than QUEUE_BYTES of them, neither side is read. A session that gives up (bytes that
+are no frame, a four-letter command) costs nothing more, and the connection continues. So does a connection with more
+than FREE_BYTES queued, once all together have WAITING_BYTES.
 
-Ends: an end is passed on as an end, since `echo ruok | nc` waits for its answer behind one; a reset as a reset. A side
-that takes nothing for STALLED_S, or stays open HALF_CLOSED_S after the other has ended, is given up.
+Ends: an end is passed on as an end, since `echo ruok | nc` waits for its answer after one; a reset as a reset. A
+connection is closed if a side accepts nothing for STALLED_S, or stays open HALF_CLOSED_S after the other has ended.
 
-Memory: QUEUE_BYTES and one write buffer per direction, of all together FREE_BYTES each and WAITING_BYTES to be read, of
-which CLOSED_BYTES of connections that have ended before all was read; what sessions hold is their room's. Refuses to
-know servers, settings, metrics and rows: it is given sockets and callables.
+Memory: QUEUE_BYTES and one write buffer per direction. All connections together: FREE_BYTES each and WAITING_BYTES
+queued, including CLOSED_BYTES of closed connections; `Room` bounds the sessions. Refuses to know servers, settings,
+metrics and rows: it is given sockets and callables.
 """
 
 from __future__ import annotations
@@ -32,23 +32,22 @@ QUEUE_BYTES = 512 * 1024
 FREE_BYTES = 16 * 1024
 WAITING_BYTES = 64 * 1024 * 1024
 CLOSED_BYTES = 16 * 1024 * 1024
-CLOSED_OPERATIONS = 50  # without an answer that one turn reports at most, of a connection that has ended
+CLOSED_OPERATIONS = 50  # of a closed connection: unanswered operations reported per turn
 WRITE_BYTES = 512 * 1024
 STALLED_S = 120.0
 HALF_CLOSED_S = 60.0
-KEEP = 64 * 1024  # of a frame
-WHOLE = 16 * 1024  # of a body
+KEEP = 64 * 1024  # bytes kept of a frame
+WHOLE = 16 * 1024  # bytes of a body that is read whole
 _QUEUE, _WRITE, _EARLY = 1, 2, 4  # why a side is not read
 
 log = logging.getLogger("kproxy.zookeeper")
 
 
 class ZooKeeperRelay:
-    """Made with both sockets connected; `start` it once.
+    """Relays between two connected sockets, from `start` on.
 
-    events: is given what the session says, with the relay. ended: is called once, when both sides are closed.
-    total: bytes of clients and of servers are added to it.
-    values: bodies are read, for who records them.
+    events: called with the relay and events of the session. ended: called once, when both sides are closed. total: the
+    relay adds the bytes of the client and of the server. values: read bodies, for recording.
     """
 
     def __init__(
@@ -75,28 +74,28 @@ class ZooKeeperRelay:
         self._queue: deque[tuple[int, memoryview, int]] = deque()
         self._queued = 0
         self._readings = readings
-        self._is_reading = False  # it is among `readings`: bytes wait, or the end has to be told
+        self._is_reading = False  # it is in `readings`: bytes are queued, or the end must be reported
         self._draining = False
         self._silent: set[int] = set()  # sides that have ended
-        self._lost: dict[int, Exception | None] = {}  # sides that are closed, and why
-        self._early = bytearray()  # of the server, before the client's side can be written to: one read
+        self._lost: dict[int, Exception | None] = {}  # closed sides, with the reason
+        self._early = bytearray()  # bytes of the server before the client's side is writable: one read
         self._timers: dict[object, asyncio.TimerHandle] = {}
         self._open_sides = 2
 
     async def start(self) -> None:
-        """The server's side first: the client's bytes have somewhere to go."""
+        """Connect the transports, the server's first, so that the client's bytes can be written."""
         for side in (SERVER, CLIENT):
             end = self._ends[side]
             await self._loop.create_connection(partial(_itself, end), sock=self._sockets[side])
 
     def finish(self) -> None:
-        """End as soon as nothing waits for an answer."""
+        """Close as soon as no operation is pending."""
         self._draining = True
         if not self.session.unanswered:
             self.abort()
 
     def abort(self) -> None:
-        """End now."""
+        """Close now."""
         for end in self._ends:
             if end.transport is not None:
                 end.transport.abort()
@@ -104,7 +103,7 @@ class ZooKeeperRelay:
     # --- called by the ends ------------------------------------------------------------------------------------------
 
     def made(self, side: int) -> None:
-        """A side can be written to: what the other one did before is passed on."""
+        """A side is writable: pass on earlier bytes and the end of the other side."""
         early, self._early = self._early, bytearray()
         if early:
             self.take(1 - side, bytes(early))
@@ -225,7 +224,7 @@ class ZooKeeperRelay:
         return self._is_reading
 
     def _give_up(self) -> None:
-        """Read nothing more of it: too much waits of all connections, or of those that have ended."""
+        """Stop reading this connection: too many bytes are queued, of all connections or of closed ones."""
         self.session.give_up()
         self._clear()
 
