@@ -1,4 +1,4 @@
-"""Captures at any size on Spark: source.py reads them, pipeline.py makes tables of them, jobs.py asks the tables.
+"""Captures of any size on Spark: source.py reads them, pipeline.py writes tables, analysis/jobs.py queries the tables.
 
     from kproxy.analysis import jobs
     from kproxy.spark import session, table
@@ -10,7 +10,7 @@
         tables["exchanges"].groupBy("api").count().show()
     jobs.latency(table(spark, "tables/", "exchanges"), by=["api", "client"]).show()
 
-Heavy imports wait until something is called.
+pyspark and py4j are imported when a function is called, not with this module.
 """
 
 import os
@@ -35,10 +35,10 @@ _LOCAL = {
     "spark.log.level": "ERROR",
 }
 
-ANSWER_S = 20.0  # a master of Spark, or a server of Spark Connect, has for a connection
+ANSWER_S = 20.0  # timeout of a connection to a Spark master or a Spark Connect server
 
-# Of sessions that are ours: times in SQL mean UTC, as the tables have them, and Arrow batches stay small, since one row
-# of `ingest` may hold some megabytes of packets.
+# Settings of sessions that kproxy starts: SQL reads times as UTC, which the tables use. Arrow batches stay small, since
+# one row of an ingest may hold some megabytes of packets.
 _OURS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
@@ -48,12 +48,12 @@ _OURS = {
 def session(
     master: str | None = None, config: Mapping[str, str] = MappingProxyType({}), *, with_source: bool = True
 ) -> "SparkSession":
-    """A session that knows the format `kafka-pcap`, unless `with_source` is False, which saves two seconds of CPU.
+    """Return a Spark session with the format `kafka-pcap` registered.
 
-    The session that runs is returned with its settings as they are, but for those of `config`. Otherwise one is
-    started, as `spark-submit`, SPARK_REMOTE or `master` says (sc://HOST:PORT is a server of Spark Connect), and by
-    default on all cores of this machine with every port on loopback; `config` has more of Spark's settings. Raises
-    KproxyError where Spark does not start.
+    with_source: False leaves the format out, which saves two seconds of CPU. An active session is returned; only the
+    settings in `config` change. Otherwise a session is started by the settings of `spark-submit`, by SPARK_REMOTE or by
+    `master` (sc://HOST:PORT is a Spark Connect server). The default is all cores of this machine, with every port on
+    loopback. config: further settings of Spark. Raises KproxyError if Spark does not start.
     """
     import os
     import sys
@@ -74,15 +74,15 @@ def session(
             config = {name: value for name, value in config.items() if not name.startswith("spark.driver.")}
         else:
             _check_user()
-        if not remote and master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # which spark-submit sets
+        if not remote and master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit sets it
             master = "local[*]"
-        if not remote and "PYSPARK_GATEWAY_PORT" not in os.environ:  # the JVM is ours
+        if not remote and "PYSPARK_GATEWAY_PORT" not in os.environ:  # kproxy starts the JVM
             config = used(config)
         if not remote and master is not None:
             builder = builder.master(master)
             if master.startswith("local"):
                 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-                python = os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers know what we know
+                python = os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers need kproxy's packages
                 if python == sys.executable:
                     settings["spark.python.daemon.module"] = "kproxy.spark.daemon"
                 settings |= _LOCAL
@@ -93,7 +93,7 @@ def session(
         if running is None:
             _require_answer(os.environ["SPARK_REMOTE"] if master is None and remote else master or "")
         if running is None or config:
-            with ComesLater():  # else a JVM stays that nobody knows, and that never ends
+            with ComesLater():  # an interrupt here would leave a JVM that nothing ends
                 spark = builder.getOrCreate()
         else:
             spark = running
@@ -107,7 +107,7 @@ def session(
                 "the server kproxy in its Python"
             ) from fault
         raise KproxyError(f"Spark does not start: {fault}; it needs Java 17 or newer, found by JAVA_HOME") from fault
-    except Py4JJavaError as fault:  # of the JVM, and pyspark has no word for it
+    except Py4JJavaError as fault:  # an exception of the JVM that pyspark does not translate
         said = " ".join(str(fault.java_exception.getMessage()).split())
         said = re.sub(r"^\[[A-Z_.]+\] | SQLSTATE: \w+", "", said)
         raise KproxyError(f"Spark does not start: {said}") from fault
@@ -115,13 +115,13 @@ def session(
 
 
 def _require_answer(url: str) -> None:
-    """Raise KproxyError where nobody listens: Spark would ask a master for a minute, and a server for ten."""
+    """Raise KproxyError if nothing listens at `url`: Spark would retry a master for one minute, a server for ten."""
     if url.startswith("spark://"):
         faults = []
         for place in url.removeprefix("spark://").split(","):
             host, _, port = place.rpartition(":")
             if not host or not port.isdecimal():
-                return  # Spark says how it is written
+                return  # Spark reports the syntax error
             try:
                 socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
             except OSError as fault:
@@ -133,7 +133,7 @@ def _require_answer(url: str) -> None:
         try:
             import grpc
             from pyspark.sql.connect.client import DefaultChannelBuilder
-        except ImportError:  # Spark says what is missing
+        except ImportError:  # Spark reports the missing package
             return
         channel = DefaultChannelBuilder(url).toChannel()
         try:
@@ -148,17 +148,17 @@ def _require_answer(url: str) -> None:
 
 
 def is_remote(master: str | None) -> bool:
-    """Whether a session is to be one of a Spark Connect server."""
+    """Return whether a session for `master` would be one of a Spark Connect server."""
     return master.startswith("sc://") if master is not None else "SPARK_REMOTE" in os.environ
 
 
 def is_connect(spark: "SparkSession") -> bool:
-    """Whether a session is one of a Spark Connect server: its driver, and the JVM, are elsewhere."""
+    """Return whether a session belongs to a Spark Connect server, where its driver and the JVM run."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def _check_user() -> None:
-    """Hadoop, which is in Spark, asks the system for the name of its user and takes no number for it."""
+    """Raise KproxyError if the user has no name: Hadoop, a part of Spark, requires one and takes no number for it."""
     import os
     import pwd
 
@@ -170,18 +170,18 @@ def _check_user() -> None:
 
 
 def register(spark: "SparkSession") -> None:
-    """Make the format `kafka-pcap` known to a session."""
+    """Register the format `kafka-pcap` with a session."""
     from kproxy.spark.source import CaptureSource
 
     spark.dataSource.register(CaptureSource)
 
 
 def table(spark: "SparkSession", folder: str, name: str) -> "DataFrame":
-    """A table of a dataset that `kproxy convert`, `kproxy spark ingest` or a recorder wrote.
+    """Return a table of a dataset that `kproxy convert`, `kproxy spark ingest` or a recorder wrote.
 
-    Its columns are those that this kproxy knows, whichever kproxy wrote the files: what a file lacks is null. Tables by
-    date and hour have the columns `date` and `hour` too. Raises KproxyError where the folder has no such table, or a
-    newer kproxy wrote it.
+    The columns are those of this kproxy's schema, whichever version wrote the files; a column that a file lacks is
+    null. Tables partitioned by date and hour also have the columns `date` and `hour`. Raises KproxyError if the folder
+    has no such table, or if a newer kproxy wrote it.
     """
     from kproxy.spark.source import spark_schema
     from kproxy.tables import dataset, schema
@@ -193,9 +193,9 @@ def table(spark: "SparkSession", folder: str, name: str) -> "DataFrame":
 
 
 def views(spark: "SparkSession", folder: str) -> list[str]:
-    """Make temporary views of the tables that are there, and of `kproxy.tables.views`; returns their names.
+    """Create temporary views of the tables in a folder, and of `kproxy.tables.views`; return the names of the views.
 
-    So that `spark.sql("select * from partitions_full")` asks them. Raises KproxyError as `table` does for `exchanges`.
+    `spark.sql("select * from partitions_full")` then queries them. Raises KproxyError as `table` does for `exchanges`.
     """
     from kproxy.tables import schema
     from kproxy.tables.views import NEEDED, VIEWS
@@ -214,7 +214,7 @@ def views(spark: "SparkSession", folder: str) -> list[str]:
 
 
 def _place(folder: str) -> str:
-    """A folder as Spark takes it literally: a path of its own may hold a colon, or what would be a glob."""
+    """Return a folder as a URL that Spark takes literally: a path may hold a colon, or characters of a glob."""
     if "://" in folder:
         return folder.rstrip("/")
     return "file:" + re.sub(r"([][{}*?\\])", r"\\\1", os.path.abspath(folder))  # noqa: PTH100 - links stay

@@ -1,12 +1,12 @@
-"""The captures of an ingest, in a file of the driver: its memory is the same for a hundred and for a hundred thousand.
+"""The captures of an ingest, in a file of the driver: its memory does not grow with the number of captures.
 
-Duty: lists what paths stand for, numbers it in the order of the paths, keeps what was seen of each capture, and finds
-those that tables hold already. Whoever asks gets one capture after the other.
+Duty: lists the captures that paths match, numbers them in the order of the paths, keeps the size and the fingerprint of
+each, and finds those that the tables hold already. Iteration yields one capture at a time.
 
-Memory: SQLite's cache, 2 MB. Of the disk some 300 bytes for each capture, in a temporary file. Rotated files are one
-capture, whose paths are held; and a storage's package holds its list of names while it lists.
+Memory: SQLite's cache, 2 MB. Disk: some 300 bytes for each capture, in a temporary file. Rotated files are one
+capture, whose paths are held in memory; a storage's package holds its list of names while it lists.
 
-Refuses to know Spark, and how captures are read.
+Does not use Spark, and does not read packets.
 """
 
 import json
@@ -33,10 +33,10 @@ CREATE TABLE known (source TEXT PRIMARY KEY, files TEXT, content TEXT) WITHOUT R
 
 
 class Catalogue:
-    """The captures that paths stand for, as `convert.job.captures_of` has them, and its errors."""
+    """The captures that paths match, as `convert.job.captures_of` returns them; raises the errors of that function."""
 
     def __init__(self, paths: Sequence[Path | str], settings: Settings) -> None:
-        (self.like,) = captures_of([STDIN], replace(settings, rotated=False))  # what all have in common
+        (self.like,) = captures_of([STDIN], replace(settings, rotated=False))  # the settings that all share
         self._db = sqlite3.connect("", isolation_level=None)
         self._db.executescript(_TABLES)
         if settings.rotated and paths:
@@ -63,33 +63,33 @@ class Catalogue:
         return int(count)
 
     def job(self, number: int) -> Job:
-        """One capture."""
+        """Return the capture of a number."""
         source, paths = self._db.execute("SELECT source, paths FROM captures WHERE number = ?", (number,)).fetchone()
         return replace(self.like, source=source, paths=tuple(json.loads(paths)))
 
     def size(self, number: int) -> int:
-        """Bytes of one, as far as they were seen."""
+        """Return the bytes of a capture; 0 before `note` recorded them."""
         return int(self._db.execute("SELECT size FROM captures WHERE number = ?", (number,)).fetchone()[0])
 
     def every(self) -> Iterator[tuple[int, Job, int]]:
-        """Each capture: its number, itself, and its bytes."""
+        """Yield (number, capture, bytes) of each capture."""
         for number, source, paths, size in self._db.execute("SELECT number, source, paths, size FROM captures"):
             yield number, replace(self.like, source=source, paths=tuple(json.loads(paths))), size
 
     def note(self, seen: Iterable[tuple[int, int, int, str | None]]) -> None:
-        """What was seen of captures: number, bytes, those of the largest file, and a fingerprint or None."""
+        """Record captures as (number, bytes, bytes of the largest file, fingerprint or None)."""
         change = "UPDATE captures SET size = ?2, largest = ?3, content = ?4 WHERE number = ?1"
         self._db.executemany(change, seen)
 
     def large(self, file_bytes: int, bytes_: int) -> list[int]:
-        """The numbers of those with a file of more than `file_bytes`, or with more than `bytes_`."""
+        """Return the numbers of captures larger than `bytes_`, or with a file larger than `file_bytes`."""
         found = "SELECT number FROM captures WHERE largest > ? OR size > ? ORDER BY number"
         return [number for (number,) in self._db.execute(found, (file_bytes, bytes_))]
 
     def leave_known(self, lines: Iterable[str], folder: str) -> list[CaptureError]:
-        """Leave out what the tables in `folder` hold. lines: as `lines` gave them, of earlier runs.
+        """Drop the captures that the tables in `folder` hold. lines: the output of `lines` in earlier runs.
 
-        Returns why others, of a name that is known, are not to be added; they are left out too.
+        Returns an error for each capture whose name the tables hold with other contents; these are dropped too.
         """
         told = (json.loads(line) for line in lines)
         rows = ((each["source"], json.dumps(each["files"]), each["content"]) for each in told)
@@ -111,7 +111,7 @@ class Catalogue:
         return refused
 
     def lines(self, failed: Collection[int]) -> Iterator[str]:
-        """What tables say of the captures that are in them, a line for each; not of those that failed."""
+        """Yield the lines that tables store about their captures: JSON, one line per capture that did not fail."""
         for number, source, paths, content in self._db.execute("SELECT number, source, paths, content FROM captures"):
             if number not in failed:
                 files = [name_of(path) for path in json.loads(paths)]
@@ -119,5 +119,5 @@ class Catalogue:
 
 
 def _row(paths: Sequence[str]) -> tuple[str, str]:
-    """Source and paths as the file has them: JSON takes names that are no text."""
+    """Return source and paths as the database stores them: JSON also takes names that are not valid UTF-8."""
     return name_of(paths[0]), json.dumps(paths)

@@ -1,11 +1,11 @@
-"""The classes of Spark in a file from which the JVM takes them ready to use: Spark starts in two thirds of the time.
+"""An archive of Spark's classes, ready for the JVM (class data sharing): Spark starts in two thirds of the time.
 
-Duty: where the archive of this Java and this pyspark is, how a JVM is told of it, and one that makes it while work is
-done. The JVM looks itself whether Java and the jars are those of the archive, and reads the classes from the jars where
-they are not (https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html). The archive, 190 MB, lies in the
-user's cache folder (XDG_CACHE_HOME), is made on request only, and has its size in its name.
+Duty: finds the archive of this Java and this pyspark, passes it to a JVM, and has a JVM create it during other work.
+The JVM itself checks that Java and the jars match the archive, and reads the classes from the jars if they do not
+(https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html). The archive has 190 MB, lies in the user's cache
+folder (XDG_CACHE_HOME), is created on request only, and has its size in its name.
 
-Refuses to know which work is worth its classes.
+The caller chooses the work whose classes are archived.
 """
 
 import os
@@ -23,23 +23,23 @@ from kproxy.errors import KproxyError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-OPTIONS = "spark.driver.defaultJavaOptions"  # which stand before those that a user gives
+OPTIONS = "spark.driver.defaultJavaOptions"  # Spark puts them in front of the user's extraJavaOptions
 _SUFFIX = ".jsa"
-_ENDS_S = 120.0  # the JVM writes the archive when it ends, in some ten seconds
+_ENDS_S = 120.0  # timeout; the JVM writes the archive at its end, in some ten seconds
 
 
 def archive() -> Path | None:
-    """The archive of this Java, this pyspark and the place of its jars, if there is a whole one."""
+    """Return the path of the complete archive of this Java, this pyspark and its jars' folder; None without one."""
     stem = _stem()
     for path in stem.parent.glob(f"{stem.name}.*{_SUFFIX}"):
-        with suppress(OSError):  # it goes as another one is made
-            if path.name == f"{stem.name}.{path.stat().st_size}{_SUFFIX}":  # of one that is cut a JVM dies
+        with suppress(OSError):  # another process may replace it meanwhile
+            if path.name == f"{stem.name}.{path.stat().st_size}{_SUFFIX}":  # a truncated archive crashes the JVM
                 return path
     return None
 
 
 def _stem() -> Path:
-    """What the archive is called, but for its size and suffix."""
+    """Return the path of the archive without size and suffix."""
     import pyspark
 
     java = Path(os.environ["JAVA_HOME"], "bin", "java") if "JAVA_HOME" in os.environ else shutil.which("java")
@@ -50,7 +50,10 @@ def _stem() -> Path:
 
 
 def used(config: Mapping[str, str]) -> Mapping[str, str]:
-    """Settings of Spark, with the archive if there is one and they name none. What does not fit is said to nobody."""
+    """Return settings of Spark with the archive added, if one exists and `config` names none.
+
+    The JVM ignores an archive that does not match, without a message.
+    """
     if any("Archive" in config.get(name, "") for name in (OPTIONS, "spark.driver.extraJavaOptions")):
         return config
     place = archive()
@@ -62,9 +65,9 @@ def used(config: Mapping[str, str]) -> Mapping[str, str]:
 
 @contextmanager
 def made() -> Iterator[str]:
-    """An option (OPTIONS) of a JVM that keeps the classes it loads, and that is to have ended at the end of this.
+    """Yield a value of OPTIONS that makes a JVM archive its loaded classes; the JVM must end within the context.
 
-    Raises KproxyError where no file can be written, that Java keeps none, or the JVM is not to be one of ours.
+    Raises KproxyError if the folder cannot be written to, if Java wrote no archive, or if spark-submit started the JVM.
     """
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         raise KproxyError("spark-submit started this JVM: run kproxy itself, whose sessions take what is kept")
@@ -92,7 +95,7 @@ def end(spark: "SparkSession") -> None:
 
     jvm = SparkContext._gateway.proc  # type: ignore[union-attr]
     spark.stop()
-    jvm.stdin.close()  # by which it ends
+    jvm.stdin.close()  # the JVM ends at the end of its input
     try:
         jvm.wait(_ENDS_S)
     except TimeoutExpired:

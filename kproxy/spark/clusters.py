@@ -1,8 +1,8 @@
-"""Which cluster each connection belongs to, where captures of an ingest show several: `capture.clusters`, on Spark.
+"""The cluster of each connection, if the captures of an ingest show several clusters: `capture.clusters`, on Spark.
 
-Duty: tasks read what brokers answer of themselves, and the driver joins it, as `kproxy convert` does. Where there is
-one cluster, that is all. Memory of the driver: MAX_ADDRESSES, and where there are several clusters a number and a name
-for each connection. Refuses to know how connections are decoded, and where tables go.
+Duty: tasks read the brokers' responses that name brokers and the cluster id, and the driver joins them, as `kproxy
+convert` does. A single cluster needs no further step. Memory of the driver: MAX_ADDRESSES addresses, and with several
+clusters a number and a name for each connection. Does not decode connections, and does not write tables.
 """
 
 import json
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 def told_apart(
     pieces: "DataFrame", rows: "Callable[[Table], DataFrame]"
 ) -> tuple[dict[str, Labels], dict[str, Quality]]:
-    """(clusters of connections, counts for `quality`), both by source; nothing where there is one cluster.
+    """Return (clusters of connections, counts for `quality`), both by source; no clusters if there is only one.
 
-    pieces: those of an ingest; rows: the rows of a table of them.
+    pieces: the pieces of an ingest. rows: returns the rows of a table in those pieces.
     """
     heard = _heard(pieces)
     of_addresses = heard.labels()
@@ -50,7 +50,7 @@ def told_apart(
 
 
 def _heard(pieces: "DataFrame") -> Clusters:
-    """What the exchanges of all captures tell."""
+    """Return the clusters that the responses of all captures name."""
     from pyspark.sql import functions as F
 
     clusters = Clusters()

@@ -1,13 +1,13 @@
-"""What starts Python's workers of a local session: pyspark's own, from the packages of this Python.
+"""The daemon that starts the Python workers of a local session: pyspark's daemon, imported from this Python's packages.
 
-Spark puts the zip of pyspark that it ships with before them. A zip has no bytecode, so each worker compiled what it
-imported: 0.8 s of CPU time where the package takes 0.2. Both are of one version: the zip is in the package. Refuses to
-know what the workers do.
+Spark puts its own zip of pyspark first in sys.path. A zip has no bytecode, so each worker would compile its imports:
+0.8 s of CPU time instead of 0.2 s with the installed package. Both have the same version, since the zip is part of the
+package.
 """
 
 import sys
 
-sys.path.sort(key=lambda place: place.endswith(".zip"))  # stable: what else there is keeps its order
+sys.path.sort(key=lambda place: place.endswith(".zip"))  # sort is stable: other entries keep their order
 
 from pyspark.daemon import manager
 

@@ -1,11 +1,11 @@
-"""Captures and packets of whole connections -> rows of the tables, as pieces: what a task of the decoding does.
+"""The decoding task: captures, or the packets of whole connections -> rows of the tables, as pieces.
 
-Duty: `whole` reads some captures from front to end, each once; nothing of them crosses a border, so that their rows are
-finished. `decode` takes rows of `places`, sorted by capture and connection and in the capture's order, which
-`convert.deferred` reads.
+Duty: `whole` reads some captures from front to end, each once. No connection of them continues in another task, so
+their rows are final. `decode` takes rows of `places`, sorted by capture, by connection and by their order in the
+capture; `convert.parts.deferred` decodes them.
 
-Memory: one capture's open connections, or what `deferred` has; RUN_ROWS rows per table. Refuses to know how captures
-and connections are shared out among tasks.
+Memory: one capture's open connections, or the memory of `deferred`; RUN_ROWS rows per table. `pipeline` assigns
+captures and connections to tasks.
 """
 
 import pickle
@@ -31,7 +31,7 @@ from kproxy.tables import arrays, schema
 
 
 def whole(unit: Sequence[tuple[int, Job]]) -> Iterator[pa.RecordBatch]:
-    """The pieces of some captures. One that cannot be read leaves no rows, but what it failed of."""
+    """Yield the pieces of some captures. An unreadable capture yields its error and no rows."""
     machine.retain()
     with TemporaryDirectory(prefix="kproxy-") as place, machine.seldom_collected():
         folder = Path(place)
@@ -63,7 +63,7 @@ def whole(unit: Sequence[tuple[int, Job]]) -> Iterator[pa.RecordBatch]:
 
 
 def decode(jobs: Mapping[int, Job]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Takes the rows of `places`; `jobs`: the captures that are shared out, by their numbers."""
+    """Return a function from rows of `places` to pieces. jobs: the captures that several tasks read, by number."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         machine.retain()
@@ -77,7 +77,7 @@ def decode(jobs: Mapping[int, Job]) -> Callable[[Iterator[pa.RecordBatch]], Iter
 
 
 class _Decoder:
-    """Takes packets sorted by capture and connection, in the capture's order; one connection is decoded at a time."""
+    """Decodes one connection at a time. The packets are sorted by capture, connection and order in the capture."""
 
     def __init__(self, jobs: Mapping[int, Job], folder: Path) -> None:
         self._jobs = jobs
@@ -104,7 +104,7 @@ class _Decoder:
                 deferred.take(part // 2, part % 2, file, places, inline.as_py())
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """The last connection has ended: the rows, and the counts of the connections."""
+        """End the last connection; yield all rows, and the counts of the connections."""
         self._finish()
         for capture, deferred in self._deferred.items():
             yield pieces.words(capture, pieces.READ, deferred.read_bytes)
@@ -126,7 +126,7 @@ class _Decoder:
         yield from self._sorters.pieces()
 
     def _finish(self) -> None:
-        """The last connection of a capture was taken."""
+        """End the last connection of the current capture."""
         if self._capture in self._deferred:
             deferred = self._deferred[self._capture]
             deferred.finish()

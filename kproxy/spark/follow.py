@@ -1,14 +1,15 @@
 """A folder into which captures rotate -> tables, file by file: `kproxy spark follow`.
 
-Duty: a stream of Spark's names the files that are complete, and a checkpoint holds which ones it has named; each batch
-of them is ingested, in the way of `kproxy spark ingest --append`. A batch that is run again, after a crash, adds
-nothing that the tables have already: so each capture is in them once. A file that cannot be taken, such as one that has
-the name of an earlier one, is told and does not stop the others: its batch would fail again after each start. One that
-a storage does not give is asked for again; in the end the batch fails, and whoever starts again takes it up.
+Duty: a Spark stream lists the files that are complete, and a checkpoint holds the files already listed. Each batch of
+files is ingested as by `kproxy spark ingest --append`. A batch that runs again after a crash adds nothing that the
+tables hold already, so each capture is in the tables once. A file that cannot be ingested, such as one with the name of
+an earlier file, is reported and does not stop the others: otherwise its batch would fail again after each start. A file
+that a storage fails to deliver is requested again (AGAIN_S). After the last attempt the batch fails, and the next start
+repeats it.
 
-With `rotated` the files of a batch are one capture, and exchanges that cross from one into the next are whole; between
-two batches they are cut, and the tables say so (`unanswered`, `midstream`, `open`). Without it each file is a capture
-of its own. Refuses to know how captures are read.
+With `rotated` the files of a batch are one capture, and exchanges that span two of these files are complete. Exchanges
+that span two batches are cut, and the tables show it (`unanswered`, `midstream`, `open`). Without `rotated` each file
+is a capture of its own.
 """
 
 import logging
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 60.0
 QUIET_S = 60.0
-AGAIN_S = (1.0, 5.0, 30.0)  # before each further look at files that a storage did not give
+AGAIN_S = (1.0, 5.0, 30.0)  # pauses before each retry of files that a storage failed to deliver
 log = logging.getLogger("kproxy.spark")
 
 
 def check(folder: str, out: str, settings: Settings) -> str:
-    """Where the tables go. Raises what `follow` raises, as far as that can be known without Spark."""
+    """Return the folder of the tables. Raises the errors of `follow` that need no Spark session."""
     place = local_path(folder)
     if not (is_remote(folder) or has_magic(place) or Path(place).exists()):
         raise KproxyError(f"{folder}: there is no such folder{near(place)}; make it, or name another")
@@ -55,11 +56,12 @@ def follow(
     quiet_s: float = QUIET_S,
     form: str = "parquet",
 ) -> "StreamingQuery":
-    """Begin to follow a folder; the query runs until it is stopped.
+    """Start to follow a folder; returns the streaming query, which runs until it is stopped.
 
-    told: called with what became of each batch, in another thread. checkpoint: a folder for Spark's notes; by default
-    `_follow` among the tables. A file is complete when it has not changed for `quiet_s`. Raises KproxyError where the
-    tables are of a newer kproxy, or were written without a checkpoint.
+    told: called with the summary of each batch, in another thread. checkpoint: the folder of Spark's checkpoint, by
+    default `_follow` in the folder of the tables. A file is complete when it has not changed for `quiet_s` seconds.
+    Raises KproxyError over Spark Connect, with `settings.overwrite`, if `folder` does not exist, and if a newer kproxy
+    wrote the tables.
     """
     if is_connect(spark):
         raise KproxyError("follow has work for the driver, which is elsewhere over Spark Connect: use spark-submit")
@@ -91,7 +93,7 @@ def follow(
 
     def take(files: Sequence[str]) -> Summary:
         summary = Summary(Path(out))
-        paths: dict[str, str] = {}  # by the names that tables call them by
+        paths: dict[str, str] = {}  # by the column `source` of the tables
         for path in files:
             name = path if settings.rotated else name_of(path)
             fault = pipeline.why_unread([path], settings.storage)

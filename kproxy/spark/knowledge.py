@@ -1,9 +1,9 @@
-"""What captures of one cluster say together, on Spark: one task reads it all in the order of time.
+"""State of a cluster (groups, leaders, topics) from all its captures, on Spark: one task reads in the order of time.
 
-Duty: the tasks of the decoding hand on pieces of what insight is fed; a task merges them and feeds one `Knowledge`, as
-`kproxy convert` does; its tables are pieces too. One task, since a group's coordinator, its members and
-the leaders of its topics are seen on any connection; what it reads is a small part of a capture (no record, no answer
-of a heartbeat that went well). Its memory: see `convert.knowledge`. Refuses to know how connections are decoded.
+Duty: the decoding tasks emit the input of `insight` as pieces. One task merges them and feeds one `Knowledge`, as
+`kproxy convert` does; its tables are pieces too. It is one task, since any connection may show a group's coordinator,
+its members and the leaders of its topics. Its input is a small part of a capture: no records, and no responses of
+heartbeats without errors. Its memory: see `convert.knowledge`.
 """
 
 import json
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def pieces_of(
     spoken: "DataFrame", cluster: str, corrections: Mapping[str, Sequence[Correction]], clusters: Mapping[str, Labels]
 ) -> "DataFrame":
-    """The pieces of insight's tables, and counts of what they lack. corrections, clusters: by source."""
+    """Return the pieces of insight's tables, and counts of omitted input. corrections, clusters: by source."""
     from pyspark.sql import functions as F
 
     kind = F.col("kind")
@@ -98,7 +98,7 @@ def _known(
 
 
 def rows_of(jobs: Sequence[Job], table: Table) -> Iterator[pa.RecordBatch]:
-    """The rows of one of insight's tables, of captures that one task reads."""
+    """Yield the rows of one of insight's tables, from captures that one task reads."""
     with TemporaryDirectory(prefix="kproxy-") as place:
         folder = Path(place)
         sorters = {each.name: writer.Sorter(each, folder) for each in (SPOKEN, schema.REGISTRY)}

@@ -1,7 +1,7 @@
-"""How large captures are, and what they are known again by: `look`.
+"""Sizes and fingerprints of captures: `look`.
 
-Duty: a few requests for each file, by the driver for few files, by tasks for many. Memory: NEAR files. Refuses to know
-how captures are read.
+Duty: a few requests for each file, made by the driver for up to NEAR files, by tasks for more. Memory: NEAR files. Does
+not read packets.
 """
 
 import json
@@ -21,15 +21,15 @@ from kproxy.spark.pieces import PIECES, each
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NEAR = 32  # files that the driver looks at itself
-LEAD_BYTES = 64 << 10  # that a capture is known again by, at its beginning and at its end
+NEAR = 32  # at most so many files are read by the driver itself
+LEAD_BYTES = 64 << 10  # the fingerprint covers so many bytes at the beginning and at the end of each file
 
 
 def look(spark: "SparkSession", catalogue: Catalogue) -> dict[int, CaptureError]:
-    """Note of each capture its bytes, a fingerprint, and the bytes of its largest file.
+    """Record each capture's bytes, its fingerprint, and the bytes of its largest file in the catalogue.
 
-    Returns of which ones a storage failed to show that, and why; else what cannot be read has 0 bytes, and whoever
-    reads it says why.
+    Returns the errors of storages, by capture number. Any other unreadable file counts 0 bytes; the task that reads
+    the capture later reports why.
     """
     if len(catalogue) <= NEAR and sum(len(job.paths) for _, job, _ in catalogue.every()) <= NEAR:
         return _noted(catalogue, [_seen(number, job) for number, job, _ in catalogue.every()])

@@ -1,12 +1,11 @@
-"""What the tasks of an ingest hand on: sorted rows of one table and hour as bytes, and words about captures.
+"""Pieces, the output of an ingest's tasks: sorted rows of one table and hour as bytes, and JSON about captures.
 
-Duty: a piece is a row of PIECES. Its `kind` is a table, and then `data` holds rows in their order, as a Parquet file,
-which is a fifth of what compressed Arrow takes, and costs half; or it is one of the other kinds, and `data` is JSON
-about a capture. So all tables travel in one DataFrame, compressed,
-which Spark keeps, moves and makes again by its own means; `store` makes tables of it. `each` runs a function over
-pieces of work, one task for each.
+Duty: a piece is a row of PIECES. If its `kind` is a table, `data` holds sorted rows as a Parquet file, which takes a
+fifth of the space of compressed Arrow, and half of the CPU. For the other kinds `data` is JSON about a capture. So all
+tables are in one compressed DataFrame, which Spark persists, shuffles and recomputes by its own means; `store` makes
+tables of it. `each` runs a function over pieces of work, one task for each.
 
-Memory: PIECE_ROWS rows. Refuses to know how captures are read, and where tables go.
+Memory: PIECE_ROWS rows.
 """
 
 import json
@@ -32,14 +31,14 @@ if TYPE_CHECKING:
 PIECES = "capture int, kind string, hour bigint, count bigint, size bigint, data binary"
 PIECE_ROWS = 64 * 1024
 PIECE_BYTES = 16 << 20
-FEW = 1000  # pieces of work that travel with the function, and their bytes; more travel as rows
+FEW = 1000  # up to so many pieces of work, and bytes of them, are pickled with the function; more become rows
 FEW_BYTES = 256 << 10
 
-# Kinds that are no tables: what the scan of a split found; names that answers told; counts of flaws; a capture that
-# cannot be read. What insight is to be fed is of the kind SAID and the name of its table.
+# Kinds other than tables: the report of a split's scan; names of topics from responses; counts of `quality`; the error
+# of an unreadable capture. Input of insight has the kind SAID plus the name of its table.
 REPORT, NAMES, COUNTS, FAILED, SAID = "report", "names", "counts", "failed", "said "
-# And of captures that are read in parts: why one cannot be, or some of its connections, what rows of a connection lack,
-# topics that are logs, and bytes that were read once more.
+# Kinds of captures that are read in parts: why a capture is unsplittable, or which of its connections conflict;
+# corrections of rows of a connection; topics that are coordinators' logs; bytes that were read a second time.
 UNSPLITTABLE, CONFLICTING, CORRECTIONS, LOGS, READ = "unsplittable", "conflicting", "corrections", "logs", "read"
 NO_HOUR = -1
 _SCHEMA = pa.schema(
@@ -58,7 +57,7 @@ _HOUR_US = 3_600_000_000
 def each(
     spark: "SparkSession", work: Iterable[Any], run: Callable[[Any], Iterator[pa.RecordBatch]], schema: str
 ) -> "DataFrame":
-    """The rows that `run` makes of each piece of work, in a task of its own; pieces are taken one by one."""
+    """Return the rows that `run` makes of each piece of work, one task per piece; `work` is consumed one by one."""
     packed = map(pickle.dumps, work)
     few, size = list[bytes](), 0
     while len(few) <= FEW and size <= FEW_BYTES:
@@ -91,7 +90,7 @@ def _near(
 
 @contextmanager
 def spooled(pieces: Iterable[bytes]) -> Iterator[pa.Table]:
-    """Pieces with their numbers, as a table whose bytes are in a file."""
+    """Yield pieces with their numbers, as a table in a memory-mapped file; it is deleted at the end of the context."""
     schema = pa.schema([("number", pa.int32()), ("piece", pa.binary())])
     with NamedTemporaryFile(prefix="kproxy-") as file:
         with pa.OSFile(file.name, "w") as sink, pa.ipc.new_stream(sink, schema) as stream:
@@ -115,7 +114,7 @@ def _batches(numbered: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, 
 
 
 def frame(spark: "SparkSession", rows: Sequence[Sequence[Any]], columns: str) -> "DataFrame":
-    """Rows of the driver. By Arrow: a list would go through processes of Python first."""
+    """Return rows of the driver as a DataFrame, through Arrow: Spark would pass a list through Python workers first."""
     names, kinds = zip(*(column.split() for column in columns.split(", ")), strict=True)
     types = {"int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary(), "string": pa.string()}
     values = zip(*rows, strict=True) if rows else [()] * len(names)
@@ -124,24 +123,24 @@ def frame(spark: "SparkSession", rows: Sequence[Sequence[Any]], columns: str) ->
 
 
 def words(capture: int, kind: str, said: Any) -> pa.RecordBatch:
-    """A piece that is JSON."""
+    """Return a piece whose data is JSON."""
     return _piece(capture, kind, NO_HOUR, 0, json.dumps(said).encode())
 
 
 def failed(capture: int, fault: CaptureError) -> pa.RecordBatch:
-    """A piece that says why a capture cannot be read."""
+    """Return a piece with the error of an unreadable capture."""
     said = str(fault).removeprefix(f"{fault.name}: ")
     return words(capture, FAILED, (fault.name, said, isinstance(fault, StorageError)))
 
 
 def fault_of(data: bytes) -> CaptureError:
-    """What `failed` said."""
+    """Return the error in the data of a piece that `failed` made."""
     name, said, may_pass = json.loads(data)
     return (StorageError if may_pass else CaptureError)(name, said)
 
 
 def rows(table: Table, parts: Iterable[pa.Table], kind: str | None = None) -> Iterator[pa.RecordBatch]:
-    """Pieces of sorted rows, each of one hour where the table has times."""
+    """Yield pieces of sorted rows, each of one hour if the table has the column `time`."""
     for hour, of_hour in hours(parts) if "time" in table.schema.names else [(NO_HOUR, parts)]:
         waiting: list[pa.Table] = []
         count = size = 0
@@ -158,7 +157,7 @@ def rows(table: Table, parts: Iterable[pa.Table], kind: str | None = None) -> It
 
 
 def hours(parts: Iterable[pa.Table]) -> Iterator[tuple[int, Iterator[pa.Table]]]:
-    """Rows in the order of time, by the hour since the epoch. One's rows are to be read before the next's."""
+    """Group rows in the order of time by the hour since the epoch. Read the rows of an hour before the next hour."""
     for hour, group in groupby(_by_hour(parts), key=lambda entry: entry[0]):
         yield hour, (part for _, part in group)
 
@@ -173,7 +172,7 @@ def _by_hour(parts: Iterable[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
 
 
 def adopt(sorter: writer.Sorter, data: bytes | None, corrections: Sequence[Correction]) -> None:
-    """Take over the rows of a piece, whose connections have their ids and numbers by then."""
+    """Add the rows of a piece to a sorter, with the final ids and numbers of their connections."""
     if data:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
             for batch in file.iter_batches(PIECE_ROWS):

@@ -1,25 +1,25 @@
 """Captures -> tables at any size: `kproxy spark ingest`.
 
-Duty: the same rows as `kproxy convert`, by as many tasks as there is work for:
+Duty: the same rows as `kproxy convert`, with as many tasks as the size of the captures needs:
 
-1. look: how large each file is, and how it begins. Nothing else of a capture is known before its task.
-2. Captures of a split's size or less, and those whose TLS is to be decrypted, are read whole, once, from front to end,
-   several to a task (`decode.whole`). Larger ones are shared out:
+1. look: reads the size and the fingerprint of each file (see `looking`). The rest of a file is read by its task.
+2. Captures of a split's size or less, and captures whose TLS is decrypted, are read whole, once, from front to end,
+   several per task (`decode.whole`). Larger captures are shared out:
    survey: a task per split finds its first record (see `splits`);
-   scan: a task per split emits of each TCP packet its time and place, not the payload (see `places`);
-   decode: packets are brought together by connection, in the order of the capture. The rows of the scan are kept on the
-   disks, so that the size of every connection is known before: one larger than a task's share has a task of its own.
-3. All tasks hand on their rows as pieces of one table and hour (see `pieces`), which Spark keeps on its disks.
-4. know: one task reads what groups, controllers and administrators said, in the order of time (see `knowledge`).
-5. store: pieces become files, which Spark writes (see `store`), and which are published together (see `target`).
+   scan: a task per split emits the time and the place of each TCP packet, without the payload (see `places`);
+   decode: packets are grouped by connection, in the order of the capture. Spark persists the rows of the scan, so the
+   size of every connection is known before: a connection larger than a task's share has a task of its own.
+3. All tasks emit their rows as pieces of one table and hour (see `pieces`), which Spark persists on its disks.
+4. know: one task reads the messages of groups, controllers and administrators, in the order of time (see `knowledge`).
+5. store: Spark writes pieces as files (see `store`), which are published together (see `target`).
 
-The driver holds nothing for each capture (see `catalogue`), a few numbers for each split of those that are shared out,
-and of connections only those that are larger than a share. A capture of many splits that turns out to be damaged, or to
-hold keys of TLS, is read again in one piece, it alone.
+The driver holds nothing per capture (see `catalogue`), a few numbers per split of captures that are shared out, and
+only the connections that are larger than a share. A capture of many splits that turns out to be damaged, or to hold TLS
+keys, is read again in one piece; other captures are not.
 
-Captures may lie in any storage (see `capture.storage`), tables in any file system that Spark knows. Different from
-`convert`: of captures that are shared out no connection is put away because too many are open, since one is decoded
-after the other. Memory of a task: see `places` and `decode`.
+Captures may lie in any storage (see `capture.storage`), tables in any file system of Spark. One difference from
+`convert`: captures that are shared out have no limit of open connections, since connections are decoded one after the
+other. Memory of a task: see `places` and `decode`.
 """
 
 import json
@@ -60,13 +60,13 @@ from kproxy.tables.schema import Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TASK_BYTES = 64 << 20  # of packets, to be decoded by one task
-MERGED_BYTES = 64 << 20  # of pieces, to be looked through by one task
-PARTS = 32  # of a capture, at most; but more of one that is larger than so many of MOST_PART_BYTES
+TASK_BYTES = 64 << 20  # packets that one task decodes
+MERGED_BYTES = 64 << 20  # pieces that one task reads
+PARTS = 32  # per capture, at most, unless parts would be larger than MOST_PART_BYTES
 MOST_PART_BYTES = 512 << 20
-UNIT_BYTES = 32 << 20  # of captures that one task reads whole
-UNIT_CAPTURES = 1000  # likewise
-SURVEYS = 16  # of parts, by one task: each takes some milliseconds
+UNIT_BYTES = 32 << 20  # captures that one task reads whole
+UNIT_CAPTURES = 1000  # captures that one task reads whole
+SURVEYS = 16  # parts that one task surveys: each takes some milliseconds
 _DEFAULT = Settings()
 log = logging.getLogger("kproxy.spark")
 
@@ -84,23 +84,25 @@ def ingest(
     goes_on: bool = False,
     progress: Callable[[str], object] | None = None,
 ) -> Summary:
-    """Write the tables of captures into the folder `out`, by date and hour.
+    """Write the tables of captures into the folder `out`, by date and hour; returns a summary.
 
-    captures: paths of files that every executor can read, folders, patterns, or URLs of storages; or what `check`
-        made of them.
+    captures: paths of files that every executor can read, folders, patterns, or URLs of storages; or the catalogue that
+        `check` returned.
     out: a folder, or a URL that Spark can write to.
-    settings: as for `convert`; checksums are not taken.
-    append: add to the tables that are there. A capture that is in them already, by its name, size and first and last
-        bytes, adds nothing.
-    form: a format that the session can write: parquet, or a table format such as delta, whose own commits then count.
-    split_bytes: a larger file is shared out among tasks, about so many bytes to each.
-    tasks: of the decoding; 0: one per 64 MiB of packets, so that the files do not depend on the number of cores.
-    goes_on: a capture of the same name as another one in the tables is in `Summary.failed` too.
-    progress: called with what is done next.
+    settings: as for `convert`; checksums are not verified.
+    append: add to existing tables. A capture that they hold already, by its name, size and first and last bytes, adds
+        nothing.
+    form: a format that the session can write: parquet, or a table format such as delta, which commits each table
+    itself.
+    split_bytes: a larger file is shared out among tasks, about so many bytes per task.
+    tasks: number of decoding tasks; 0: one per 64 MiB of packets, so that the files do not depend on the number of
+        cores.
+    goes_on: a capture with the name of another capture in the tables is in `Summary.failed`, instead of an error.
+    progress: called with the name of each step before it starts.
 
-    A capture that cannot be read is in `Summary.failed` and does not stop the others. Raises KproxyError before
-    anything is read if the folder holds tables and neither `append` nor `settings.overwrite` is set, if two captures
-    have one name, or if the tables hold another capture of that name.
+    An unreadable capture is in `Summary.failed` and does not stop the others. Raises KproxyError before anything is
+    read if the folder holds tables and neither `append` nor `settings.overwrite` is set, if two captures have one name,
+    or if the tables hold another capture of that name.
     """
     says = progress or (lambda _: None)
     folder, catalogue = check(captures, out, settings, append=append)
@@ -111,7 +113,7 @@ def ingest(
     summary = Summary(Path(out), {}, {}, [], catalogue.like.key_log, settings.records)
     try:
         target.begin()
-        known = target.refuse(append=append, overwrite=settings.overwrite)  # with what an earlier run had left to do
+        known = target.refuse(append=append, overwrite=settings.overwrite)  # after `begin` finished an earlier run
         unseen = look(spark, catalogue)
         if append:
             if known and (there := known.get("format", PARQUET)) != form:
@@ -151,9 +153,9 @@ def ingest(
 def check(
     captures: Sequence[Path | str] | Catalogue, out: Path | str, settings: Settings, *, append: bool = False
 ) -> tuple[str, Catalogue]:
-    """The folder and the captures of `ingest`, by paths that do not depend on the working directory.
+    """Return the folder and the captures of `ingest`, by paths that do not depend on the working directory.
 
-    It raises what `ingest` raises before anything is read, as far as that can be known without Spark.
+    Raises the errors of `ingest` that need no Spark session.
     """
     refuse_no_name(out)
     folder = str(out).rstrip("/") if is_remote(out) else os.path.abspath(local_path(out))  # noqa: PTH100 - links stay
@@ -167,14 +169,14 @@ def check(
 
 
 def catalogue_of(captures: Sequence[Path | str], settings: Settings) -> Catalogue:
-    """Captures by paths that do not depend on the working directory."""
+    """Return the catalogue of captures, by paths that do not depend on the working directory."""
     paths = [str(path) if is_remote(path) else os.path.abspath(path) for path in captures]  # noqa: PTH100 - links stay
     keys = settings.key_log and os.path.abspath(settings.key_log)  # noqa: PTH100
     return Catalogue(paths, replace(settings, key_log=keys, checksums=False))
 
 
 def unreadable(catalogue: Catalogue) -> list[CaptureError]:
-    """Why no capture can be read, of each; nothing where one can, or where there are more than NEAR."""
+    """Return an error for each capture if none is readable; nothing if one is, or if there are more than NEAR."""
     faults = []
     for _, job, _ in catalogue.every() if len(catalogue) <= NEAR else ():
         fault = why_unread(job.paths, job.storage)
@@ -185,7 +187,7 @@ def unreadable(catalogue: Catalogue) -> list[CaptureError]:
 
 
 def why_unread(paths: Sequence[str], storage: Storage) -> CaptureError | None:
-    """Why files are no capture; None if they are one, as far as its first packets say."""
+    """Return the error of reading the first packets of files; None if they are readable."""
     windows = Capture(paths, Quality(), storage=storage).windows()
     try:
         next(windows, None)
@@ -204,14 +206,14 @@ def _counted(catalogue: Catalogue) -> str:
 
 
 def _check_format(spark: "SparkSession", folder: str, form: str) -> None:
-    """Raise KproxyError for a format that the session does not know: else hours of work end there."""
+    """Raise KproxyError if the session lacks a format: otherwise the ingest would fail after hours, at the write."""
     if form == PARQUET:
         return
     if form in ("csv", "text"):
         raise KproxyError(f"--format {form}: it has no lists, and tables have: name parquet, orc, json or delta")
     try:
         spark.read.format(form).load(folder)
-    except Exception as fault:  # of several kinds: there may be nothing to read yet
+    except Exception as fault:  # other errors are no concern here: there may be nothing to read yet
         if "[DATA_SOURCE_NOT_FOUND]" in str(fault):
             raise KproxyError(
                 f"--format {form}: the session knows no such format: name parquet, or give the package that has it by "
@@ -220,7 +222,7 @@ def _check_format(spark: "SparkSession", folder: str, form: str) -> None:
 
 
 def _manifest(run: "Run", summary: Summary, known: dict[str, Any], form: str) -> dict[str, Any]:
-    """What the tables say of themselves: no clock, host or absolute path. Of their captures: `Catalogue.lines`."""
+    """Return the manifest, without clock, host or absolute path. `Catalogue.lines` lists the captures."""
     job = run.catalogue.like
     chosen = {} if job.records is None else {"records": list(job.records.topics)}
     counts = known.get("rows", {})
@@ -239,7 +241,7 @@ def _manifest(run: "Run", summary: Summary, known: dict[str, Any], form: str) ->
 
 
 class Run:
-    """One ingest: what it has decoded so far."""
+    """The state of one ingest."""
 
     def __init__(
         self,
@@ -254,15 +256,15 @@ class Run:
         self.failed = dict(failed)
         self._split_bytes = split_bytes
         self._tasks = tasks
-        self._kept: list[DataFrame] = []  # in Spark's store
+        self._kept: list[DataFrame] = []  # persisted by Spark
         self._pieces: DataFrame | None = None
-        self._counted: DataFrame | None = None  # those of `quality`
+        self._counted: DataFrame | None = None  # pieces of `quality`
         self.unsplittable: dict[str, str] = {}  # captures that could not be read in parts, and why
-        self.conflicting: dict[str, list[Pair]] = {}  # connections that were read by themselves, of captures that were
-        self.read_bytes = 0  # of those that were
-        self._corrections: dict[str, list[Correction]] = {}  # what rows of captures that were shared out lack
-        self._names: dict[str, Names] = {}  # of captures that were shared out
-        self._counts: dict[int, Quality] = {}  # likewise
+        self.conflicting: dict[str, list[Pair]] = {}  # by source: connections of captures in parts with their own task
+        self.read_bytes = 0  # of captures that were read in parts
+        self._corrections: dict[str, list[Correction]] = {}  # of rows of captures that were read in parts
+        self._names: dict[str, Names] = {}  # of captures that were read in parts
+        self._counts: dict[int, Quality] = {}  # of captures that were read in parts, by number
         self._clusters: dict[str, Labels] = {}  # of connections, by source; empty: there is one cluster
         self._told_apart: dict[str, Quality] = {}  # counts for `quality`, by source
         self._sizes: dict[tuple[str, int], int] = {}  # bytes of pieces by kind and hour
@@ -278,7 +280,7 @@ class Run:
             frame.unpersist()
 
     def decode(self) -> None:
-        """All captures become pieces; those that cannot be shared out after all, once more."""
+        """Read all captures into pieces; captures that turn out to be unsplittable are read a second time."""
         from pyspark.sql import functions as F
 
         like = self.catalogue.like
@@ -296,7 +298,7 @@ class Run:
         for frame in frames[1:]:
             together = together.union(frame)
         self._count(together)
-        # All that is left to do is to look through what is kept: a task for so many bytes, however many made it.
+        # Later steps only read the persisted pieces: one task per MERGED_BYTES, whatever number of tasks made them.
         self._pieces = together = together.coalesce(max(1, sum(self._sizes.values()) // MERGED_BYTES))
         if (pieces.FAILED, pieces.NO_HOUR) in self._sizes:
             for row in together.where(F.col("kind") == pieces.FAILED).select("capture", "data").collect():
@@ -308,7 +310,7 @@ class Run:
             self._pieces = together.union(insight)
 
     def _count(self, frame: "DataFrame") -> None:
-        """Have tasks make pieces that are kept; note how many bytes and rows they have."""
+        """Compute the pieces of a persisted frame; record their bytes and rows."""
         from pyspark.sql import functions as F
 
         sums = frame.groupBy("kind", "hour").agg(F.sum("size").alias("size"), F.sum("count").alias("rows"))
@@ -318,9 +320,9 @@ class Run:
             self._rows[row["kind"]] = self._rows.get(row["kind"], 0) + int(row["rows"])
 
     def _decode_shared(self, parts: Sequence[tuple[int, Part]], *, again: bool = True) -> "list[DataFrame]":
-        """The pieces of captures that are read in parts; of those that cannot be after all, read whole.
+        """Return the pieces of captures that are read in parts; unsplittable captures are read whole.
 
-        again: where connections turn out to conflict, the parts of their captures are read once more.
+        again: if connections turn out to conflict, the parts of their captures are read a second time.
         """
         from pyspark.sql import functions as F
 
@@ -333,7 +335,7 @@ class Run:
         found = self._keep(each(self.spark, list(enumerate(parts)), scan, PACKET_SCHEMA))
         said = found.where(F.col("file") == places.REPORT).select("capture", "packets").collect()
         reports = [(row["capture"], json.loads(row["packets"])) for row in said]
-        # damaged in a way that only its packets show, or with keys of TLS
+        # captures with damage that only the packets show, or with TLS keys
         unsplittable = results.apart(parts, [report for _, report in reports])
         unsplittable |= {number: report["unsplittable"] for number, report in reports if report["unsplittable"]}
         conflicting: dict[int, dict[Pair, str]] = {}  # connections, by capture
@@ -399,7 +401,7 @@ class Run:
         return frames
 
     def _clashing(self, reports: Sequence[tuple[int, Any]], words: Sequence[tuple[int, str, Any]]) -> dict[int, str]:
-        """Captures of which two readers took a topic for a coordinators' log and for none."""
+        """Return captures whose readers disagree whether a topic is a coordinators' log, with the reason."""
         told: dict[int, list[tuple[dict[int, bool], set[int]]]] = {}
         for number, (decided, doubted) in (
             *((number, report["logs"]) for number, report in reports),
@@ -409,7 +411,7 @@ class Run:
         return {number: "logs" for number, logs in told.items() if clash(logs)}
 
     def store(self, folder: str, form: str, mode: str) -> list[str]:
-        """Pieces become tables; the names of those that have rows."""
+        """Write pieces as tables; returns the names of tables with rows."""
         every = self.finished()
         if every is None:
             return []
@@ -419,7 +421,7 @@ class Run:
         return any(name == table.name for name, _ in self._sizes)
 
     def rows(self, every: "DataFrame", table: Table) -> "DataFrame":
-        """The rows of a table, of pieces that are `finished`."""
+        """Return the rows of a table from the pieces that `finished` returned."""
         hours = store.hours_of(table, self._sizes)
         return store.rows(every, table, hours, self._learnt())
 
@@ -427,7 +429,7 @@ class Run:
         return Learnt(self._names, self._corrections, self._clusters, self.catalogue.like.records)
 
     def finished(self) -> "DataFrame | None":
-        """All pieces, those of `quality` too; None: there are none."""
+        """Return all pieces, including `quality`; None if there are none."""
         if self._pieces is None or not self.done:
             return None
         from pyspark.sql import functions as F
@@ -452,7 +454,7 @@ class Run:
         return counts.union(more)
 
     def tell(self, summary: Summary, folder: str, form: str) -> None:
-        """What came of it, for whoever asked."""
+        """Fill the summary of the ingest."""
         from pyspark.sql import functions as F
 
         summary.failed += [self.failed[number] for number in sorted(self.failed)]
@@ -468,7 +470,7 @@ class Run:
         summary.quality = dict(sorted(summary.quality.items()))
         if like.records is not None:
             records, read = schema.RECORDS.name, self.spark.read.format(form)
-            if self._rows.get(records):  # of captures that were shared out also those of topics that nobody chose
+            if self._rows.get(records):  # captures in parts count topics that were not chosen
                 summary.rows[records] = read.load(store.place_of(folder, schema.RECORDS, form)).count()
             if not summary.rows[records] and self._rows.get(schema.BATCHES.name):
                 topic = F.coalesce("topic", "topic_id").alias("topic")
@@ -479,7 +481,7 @@ class Run:
     # --- captures that one task reads ---
 
     def _whole(self, captures: Iterable[tuple[int, Job, int]]) -> "DataFrame":
-        """Several to a task, by bytes."""
+        """Return the pieces of captures that are read whole, several per task, by bytes."""
 
         def units() -> Iterator[list[tuple[int, Job]]]:
             unit: list[tuple[int, Job]] = []
@@ -503,13 +505,13 @@ class Run:
     # --- captures that are shared out ---
 
     def _part_bytes(self, capture: int) -> int:
-        """A part costs its reader 0.13 s of CPU beside its bytes, and an executor that dies loses the parts it has."""
+        """Return the bytes of a part: each part costs 0.13 s of CPU, and a dead executor loses all its parts."""
         return max(self._split_bytes, min(self.catalogue.size(capture) // PARTS, MOST_PART_BYTES))
 
     def _plan(self, jobs: Mapping[int, Job]) -> list[tuple[int, Part]]:
-        """The parts of captures that are worth several tasks.
+        """Return the parts of captures that are worth several tasks.
 
-        What is no capture is noted, what cannot be shared out left out.
+        Unreadable captures are recorded as failed; captures that cannot be shared out are left out.
         """
         cut = [
             (number, file, piece)
@@ -565,9 +567,9 @@ def _note_conflicting(conflicting: dict[int, dict[Pair, str]], capture: int, tol
 
 
 def _shared_out(packets: "DataFrame", size: int, tasks: int) -> "DataFrame":
-    """The rows of the scan by task: a connection larger than an even share is alone, in a task that starts early.
+    """Partition the rows of the scan: a connection larger than an even share has its own task, which starts early.
 
-    All sizes are of packets as they were captured, whether or not the files are compressed.
+    All sizes are captured bytes of packets, whether or not the files are compressed.
     """
     from pyspark.sql import functions as F
 

@@ -1,12 +1,12 @@
-"""A part of a capture, and what its task hands on: rows, and of connections that it does not have the packets' places.
+"""The scan task of a part of a capture: emits rows of tables, and the places of packets of deferred connections.
 
-Duty: a task of the scan reads a part (see `convert.parts.reader`) from front to end, and emits four kinds of rows:
-pieces of tables; a report; its excerpts of the connections that it claimed, that ended, or that were handed over; and
-of each deferred connection, per some MEASURE packets, the time and the place of each packet, 28 bytes. Packets of
-compressed files, and of files in a storage, where each place would cost a request, are emitted with their bytes. A part
-alone cannot know whether a packet is stamped earlier than those of the parts before it: its `Clock` leaves that open.
+Duty: the task reads a part (see `convert.parts.reader`) from front to end, and emits four kinds of rows: pieces of
+tables; a report; excerpts of the connections that the part claimed, that ended, or that were handed over; and for each
+deferred connection the time and the place of each packet, 28 bytes, some MEASURE packets per row. Packets of compressed
+files are emitted with their bytes. So are packets of files in a storage, where each place would cost a request. A part
+alone cannot decide whether a packet has an earlier time than packets of the parts before it; `results` does.
 
-Memory: places of a part's packets. Refuses to know sessions and tables.
+Memory: places of a part's packets.
 """
 
 import json
@@ -40,32 +40,32 @@ from kproxy.tables.names import Names
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# What the scan emits: rows of packets of one connection, in their order; in place of a file's number one of these, and
-# then `packets` is a report as JSON, a piece's data (`pieces_of`), or a pickled list of `Excerpt`.
+# The scan emits rows with packets of one connection, in their order. The column `file` holds a file's number, or one of
+# these values; then `packets` is a report as JSON, a piece's data (`pieces_of`), or a pickled list of `Excerpt`.
 REPORT, PIECE, STINTS = -1, -2, -3
 _PACKETS = (
     ("capture", "int"),
-    ("connection", "bigint"),  # a hash of its ends; two of one hash are not read in parts
-    ("part", "int"),  # twice the part's number, and 1 behind its warm-up
+    ("connection", "bigint"),  # a hash of its addresses and ports; connections of one hash are not read in parts
+    ("part", "int"),  # twice the part's number, plus 1 after its warm-up
     ("file", "int"),
     ("offset", "bigint"),  # of the last packet
     ("size", "bigint"),  # of the packets, as captured
     ("packets", "binary"),  # PLACE of each
-    ("bytes", "binary"),  # the packets, of a file in which nobody can go to a place
+    ("bytes", "binary"),  # the packets themselves, of a file without random access
     ("kind", "string"),  # of a piece, whose hour is in `offset`
-    ("count", "bigint"),  # likewise
+    ("count", "bigint"),  # of a piece
 )
-TOLD_AT_ONCE = 1000  # connections: a batch of one row costs 0.4 ms
+TOLD_AT_ONCE = 1000  # connections per batch: a batch of one row costs 0.4 ms
 PACKET_SCHEMA = ", ".join(f"{name} {kind}" for name, kind in _PACKETS)
 _TYPES = {"int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary(), "string": pa.string()}
 _ROW = pa.schema([(name, _TYPES[kind]) for name, kind in _PACKETS])
 
 
 def packets(number: int, capture: int, part: Part, job: Job) -> Iterator[pa.RecordBatch]:
-    """number: of the task, for its report."""
+    """Yield the rows (PACKET_SCHEMA) of a part. number: the task's number, for its report."""
     try:
         yield from _packets(number, capture, part, job)
-    except CaptureError as fault:  # the capture is not the only one: who reads it in one piece says why it fails
+    except CaptureError as fault:  # other captures go on; the task that reads this one in one piece reports the error
         yield _report(number, capture, {"unsplittable": str(fault)})
 
 
@@ -100,7 +100,7 @@ def _pieces(capture: int, some: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def pieces_of(rows: "DataFrame") -> "DataFrame":
-    """The pieces that the scan emitted."""
+    """Return the pieces (PIECES) that the scan emitted."""
     from pyspark.sql import functions as F
 
     hour, data = F.col("offset").alias("hour"), F.col("packets").alias("data")
@@ -130,7 +130,7 @@ def _told(number: int, capture: int, found: reader.Found) -> Iterator[pa.RecordB
 
 
 def _report(split: int, capture: int, told: Mapping[str, Any]) -> pa.RecordBatch:
-    """What a task says of a split; of one that cannot be read, nothing but why."""
+    """Return the report of a split; a report of an unreadable split holds only the reason."""
     nothing = {
         "conflicting": [],
         "quality": [],
@@ -145,12 +145,12 @@ def _report(split: int, capture: int, told: Mapping[str, Any]) -> pa.RecordBatch
 
 
 def named_conflicting(conflicting: Mapping[Pair, str]) -> list[list[str]]:
-    """Connections that conflict, in terms of JSON: not all of too many."""
+    """Return conflicting connections as JSON values; at most MAX_CONFLICTING + 1 of them."""
     return [[pair[0].hex(), why] for pair, why in islice(sorted(conflicting.items()), reader.MAX_CONFLICTING + 1)]
 
 
 def _named(pair: Pair) -> int:
-    """64 bits: of 32, any two of 100,000 connections would be likely to share a hash."""
+    """Return a hash of 64 bits: with 32 bits, some two of 100,000 connections would probably share a hash."""
     return int.from_bytes(blake2b(pair[0], digest_size=8).digest(), signed=True)
 
 
@@ -164,7 +164,7 @@ def _by_hash(said: list[reader.Excerpt]) -> dict[int, list[reader.Excerpt]]:
 def _deferred(
     capture: int, number: int, found: reader.Found, spool: "np.memmap[Any, Any] | None"
 ) -> Iterator[pa.RecordBatch]:
-    """The packets of connections that are deferred, brought together by connection."""
+    """Yield the packets of deferred connections, grouped by connection."""
     hashes = np.array(list(map(_named, found.packets.pairs)), np.int64)
     for group in grouped(found.packets, found.deferred, MEASURE_BYTES if spool is not None else 1 << 62):
         yield _rows(capture, 2 * number + group.phase, group, hashes, spool)
@@ -184,7 +184,7 @@ def _listed(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
 def _rows(
     capture: int, part: int, group: Group, hashes: np.ndarray, spool: "np.memmap[Any, Any] | None"
 ) -> pa.RecordBatch:
-    """Packets of connections, a row of each."""
+    """Return packets of connections, one row per connection."""
     starts, stops, table = group.edges[:-1], group.edges[1:], group.places
     packets = (group.edges * PLACE.itemsize).astype(np.int32)
     bodies: list[bytes | None] = [None] * len(starts)
@@ -217,5 +217,5 @@ def _rows(
 
 
 def listed(quality: Quality) -> list[tuple[str, int, int, int, int]]:
-    """The counts of a quality, in terms of JSON."""
+    """Return the counts of a quality as JSON values."""
     return list(quality.counts())

@@ -1,10 +1,10 @@
 """Captures as DataFrames, shared out over tasks: `kproxy.spark.reading.read`.
 
-Duty: captures become pieces as in an ingest (see `pipeline`), which Spark keeps on its disks; a table is what tasks
-make of its pieces, and nothing is written. The Data Source (see `source`) cannot share a capture out: its tasks hear
-nothing of each other, and its planning has no session.
+Duty: captures become pieces as in an ingest (see `pipeline`), which Spark persists on its disks. Tasks make a table
+from its pieces when it is read; no table is written. The data source (see `source`) cannot share a capture out: its
+tasks cannot exchange data, and its planning has no session.
 
-Memory: as an ingest has it. Refuses to know how captures are cut and joined.
+Memory: as for an ingest.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,10 +25,10 @@ _DEFAULT = Settings()
 
 
 class Reading(Mapping[str, "DataFrame"]):
-    """The tables of captures by their names; a context, at whose end Spark keeps nothing of them any more.
+    """The tables of captures by their names; a context manager, at whose end Spark's persisted data is released.
 
-    failed: captures that cannot be read. unsplittable: why a capture that is large was read by one task, by its source.
-    read_bytes: of captures that were shared out.
+    failed: the errors of unreadable captures. unsplittable: why one task read a large capture, by its source.
+    read_bytes: bytes read of captures that were shared out.
     """
 
     def __init__(self, spark: "SparkSession", run: pipeline.Run) -> None:
@@ -63,7 +63,7 @@ class Reading(Mapping[str, "DataFrame"]):
         self.release()
 
     def release(self) -> None:
-        """Spark keeps nothing of the captures any more; the tables are not to be used."""
+        """Release Spark's persisted data; do not use the tables afterwards."""
         self._run.release()
 
 
@@ -75,7 +75,7 @@ def read(
     split_bytes: int = SPLIT_BYTES,
     tasks: int = 0,
 ) -> Reading:
-    """The tables of captures, read now, once. Parameters and errors are those of `pipeline.ingest`."""
+    """Read captures once, now, and return their tables. Parameters and errors are those of `pipeline.ingest`."""
     paths = [captures] if isinstance(captures, str | Path) else captures
     catalogue = pipeline.catalogue_of(paths, settings)
     unseen = look(spark, catalogue)

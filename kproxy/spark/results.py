@@ -1,10 +1,9 @@
-"""What tasks report of captures -> the counts of `quality`.
+"""Reports of tasks about captures -> the counts of `quality`.
 
-Duty: the counts of all tasks are added up by capture, in tasks; and for captures that were shared out, packets stamped
-too early are counted again where a split began before an earlier one ended.
+Duty: tasks add up all counts by capture. In captures that were shared out, packets whose time goes back are counted
+again in each split with a packet time before the latest time of the earlier splits.
 
-Memory: of the driver a report for each split, and the counts of SHOWN captures. Refuses to know how connections are
-decoded.
+Memory of the driver: a report for each split, and the counts of SHOWN captures.
 """
 
 import json
@@ -26,7 +25,7 @@ from kproxy.tables import schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SHOWN = 200  # captures whose counts are told one by one; of more they are told together
+SHOWN = 200  # up to so many captures are reported one by one; more are reported as one sum
 COUNTED = "counted"  # the kind of a piece: all counts of a capture, or of many
 TOGETHER = 500  # captures whose counts one task adds up
 
@@ -34,7 +33,10 @@ Parts = Sequence[tuple[int, Part]]  # with the numbers of their captures
 
 
 def counted(counts: "DataFrame", captures: int) -> "DataFrame":
-    """Pieces of `quality`, and the counts themselves. counts: the data of pieces; captures: how many there are."""
+    """Return pieces of `quality`, and of the counts themselves (COUNTED).
+
+    counts: the data of pieces. captures: the number of captures.
+    """
     from pyspark.sql import functions as F
 
     tasks = max(1, captures // TOGETHER)
@@ -53,7 +55,7 @@ def counted(counts: "DataFrame", captures: int) -> "DataFrame":
         for source, quality in qualities.items():
             if alone:
                 yield pieces.words(-1, COUNTED, [source, listed(quality)])
-            else:  # without the connections that are looked for twice, which are of one capture
+            else:  # without the fingerprints of connections, which are per capture
                 for row in quality:
                     whole.note(row.kind, row.first_ns, count=row.count, size=row.bytes, last_ns=row.last_ns)
         if not alone:
@@ -64,8 +66,10 @@ def counted(counts: "DataFrame", captures: int) -> "DataFrame":
 
 
 def in_several(counts: "DataFrame", jobs: Callable[[], Sequence[str]]) -> dict[str, Quality]:
-    """Counts of connections that a capture before theirs holds too, by source. counts: the data of pieces; jobs: all
-    sources in their order."""
+    """Return counts of connections that an earlier capture holds too, by source.
+
+    counts: the data of pieces. jobs: returns all sources in their order.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -107,12 +111,12 @@ _STREAM_COLUMNS = ["stream", "source", "first_ns", "last_ns", "bytes"]
 
 
 def of_splits(spark: "SparkSession", parts: Parts, reports: Sequence[Mapping[str, Any]]) -> dict[int, Quality]:
-    """The counts that the scans of splits reported, by capture."""
+    """Return the counts that the scans of splits reported, by capture number."""
     qualities: dict[int, Quality] = {}
     of_captures: dict[int, list[Mapping[str, Any]]] = {}
     for report in sorted(reports, key=lambda report: report["split"]):
         of_captures.setdefault(parts[report["split"]][0], []).append(report)
-    again: list[tuple[int, Times, int]] = []  # splits that begin earlier than one before them ended
+    again: list[tuple[int, Times, int]] = []  # splits with a packet time before the latest time of earlier splits
     for capture, told in of_captures.items():
         quality = qualities[capture] = Quality()
         times = [Times(*report["clock"]["times"]) for report in told]
@@ -130,7 +134,7 @@ def of_splits(spark: "SparkSession", parts: Parts, reports: Sequence[Mapping[str
 
 
 def apart(parts: Parts, reports: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Captures of which a reader ended its part where the next one did not begin."""
+    """Return captures in which the end of a part is not the beginning of the next part, with the reason."""
     found = {}
     for one, other in pairwise(sorted(reports, key=lambda report: report["split"])):
         capture, following = (parts[report["split"]][0] for report in (one, other))
@@ -140,7 +144,7 @@ def apart(parts: Parts, reports: Sequence[Mapping[str, Any]]) -> dict[int, str]:
 
 
 def _again(parts: Parts) -> Callable[[tuple[int, Times, int]], Iterator[pa.RecordBatch]]:
-    """Count packets stamped too early in parts, knowing the latest time before each."""
+    """Count packets whose time goes back, given the latest time before each part."""
 
     def run(late: tuple[int, Times, int]) -> Iterator[pa.RecordBatch]:
         split, times, before_ns = late

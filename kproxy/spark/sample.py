@@ -1,7 +1,4 @@
-"""A small capture, made up: enough for an ingest to run all that it runs on a large one.
-
-Refuses to know what it is read by.
-"""
+"""A small synthetic capture, with which an ingest runs every step that it runs on a large capture."""
 
 from pathlib import Path
 
@@ -12,13 +9,13 @@ from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT
 
 EXCHANGES = 200
-SPLIT_BYTES = 8 << 10  # by which it has some splits
+SPLIT_BYTES = 8 << 10  # small enough to divide the sample into several splits
 _VERSION = 3
 _BEGIN_NS, _STEP_NS = 1_700_000_000_000_000_000, 1_000_000
 
 
 def write(path: Path) -> None:
-    """One connection that asks EXCHANGES times which versions a broker speaks."""
+    """Write a capture of one connection with EXCHANGES ApiVersions requests."""
     info = ConnectionInfo("default", path.name, "127.0.0.2", 40_000, "127.0.0.1", 9092, None, _BEGIN_NS)
     request = {"clientSoftwareName": "kproxy", "clientSoftwareVersion": "1"}
     answer = {"apiKeys": [{"apiKey": API_VERSIONS, "minVersion": 0, "maxVersion": _VERSION}]}

@@ -1,9 +1,9 @@
-"""The TCP segments of a split, and the packet records of each: what a task reads first.
+"""The TCP segments of a split, each with its packet records.
 
-Duty: dissect a split's packets, with the fragments of datagrams that began before it; a segment put together from
-fragments comes with the records of all of them. Memory: one window, and the fragments that `capture.packets` keeps.
+Duty: dissects a split's packets, including fragments of datagrams that began before it. A segment that is reassembled
+from IP fragments comes with the records of all of them. Memory: one window, and the fragments of `capture.packets`.
 
-Refuses to know connections and tables.
+Does not group segments by connection.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from kproxy.capture.records import Record, Window
 from kproxy.capture.splits import Split, windows
 from kproxy.errors import CaptureError
 
-# A record in the file, and its bytes: (time_ns, link type, offset, captured bytes, original length)
+# A packet record of a file: (time_ns, link type, offset, captured bytes, original length)
 Packet = tuple[int, int, int, bytes, int]
 
 _NONE: tuple[Packet, ...] = ()
@@ -24,9 +24,9 @@ _NONE: tuple[Packet, ...] = ()
 def segments(
     split: Split, quality: Quality, secrets: list[bytes] | None = None
 ) -> Iterator[tuple[Window, list[tuple[Record, Segment, tuple[Packet, ...]]]]]:
-    """For each window its segments: the record that brought it, and the records of its earlier fragments.
+    """Yield each window with its segments: (record, segment, records of its earlier fragments).
 
-    Raises CaptureError of a pcapng file that cannot be read in splits.
+    Raises CaptureError for a pcapng file that cannot be read in splits.
     """
     changes = set[str]()
     dissector = _Dissector(Quality())
@@ -65,7 +65,7 @@ def _dissect(dissector: "_Dissector", window: Window) -> list[tuple[Record, Segm
 
 
 class _Dissector(Dissector):
-    """Keeps, beside the fragments of a datagram, the records that brought them."""
+    """Keeps the packet records of a datagram's fragments, in addition to the fragments."""
 
     def __init__(self, quality: Quality) -> None:
         super().__init__(quality)
@@ -80,18 +80,18 @@ class _Dissector(Dissector):
         return super()._fragment(name, *rest)
 
     def follow(self, packet: Packet, segment: Segment | None) -> tuple[Packet, ...]:
-        """The record of a fragment; if it made a segment whole, the records of the others."""
+        """Keep the record of a fragment; if it completed a segment, return the records of the earlier fragments."""
         name, self.name = self.name, None
         assert name is not None
         earlier = self._records.pop(name, [])
         if name in self._fragments:
             self._records[name] = [*earlier, packet]
-        if len(self._records) > len(self._fragments):  # some were given up
+        if len(self._records) > len(self._fragments):  # the dissector dropped some
             self._records = {name: kept for name, kept in self._records.items() if name in self._fragments}
         return tuple(earlier) if segment is not None else _NONE
 
     def hand_on(self, offset: int) -> None:
-        """Leave datagrams that began from `offset` on to the next split."""
+        """Drop datagrams that began at `offset` or later: the next split reads them."""
         for name, packets in self._records.items():
             if packets[0][2] >= offset:
                 del self._fragments[name]

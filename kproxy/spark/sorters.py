@@ -1,6 +1,6 @@
 """The rows of a task's tables, sorted, until they become pieces.
 
-Memory: RUN_BYTES of each table; more are on the task's disk. Refuses to know where rows come from.
+Memory: RUN_BYTES per table; further rows are on the task's disk.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,11 +14,11 @@ from kproxy.spark.pieces import SAID, rows
 from kproxy.tables import schema, writer
 from kproxy.tables.schema import Table
 
-RUN_ROWS, RUN_BYTES = 256 * 1024, 32 << 20  # as many as most tasks have: then nothing goes to the disk
+RUN_ROWS, RUN_BYTES = 256 * 1024, 32 << 20  # enough for most tasks to use no disk
 
 
 class Sorters:
-    """The rows of a task's tables, sorted; apart from them what insight is fed."""
+    """The rows of a task's tables, sorted, and separately the input of insight."""
 
     def __init__(self, job: Job, folder: Path, prefix: str) -> None:
         def sorter(table: Table, kind: str) -> writer.Sorter:
@@ -31,19 +31,19 @@ class Sorters:
         (self._fed.get(table.name) or self._tables[table.name]).add(batch)
 
     def tables(self) -> Iterator[tuple[Table, Iterator[pa.Table]]]:
-        """Each table with its rows."""
+        """Yield each table with its sorted rows."""
         for name, sorter in self._tables.items():
             yield schema.BY_NAME[name], sorter.in_order()
 
     def feed(self, other: "Sorters") -> None:
-        """Add what insight is fed of another one."""
+        """Add the input of insight from another `Sorters`."""
         for name, sorter in other._fed.items():
             for part in sorter.in_order():
                 for batch in part.to_batches():
                     self._fed[name].add(batch)
 
     def pieces(self, keep: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None) -> Iterator[pa.RecordBatch]:
-        """keep: what of rows is to be told."""
+        """Yield all rows as pieces. keep: returns the rows of a batch to be emitted."""
         for table, parts in self.tables():
             yield from rows(table, _kept(parts, keep))
         for name, sorter in self._fed.items():

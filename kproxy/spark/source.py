@@ -7,31 +7,30 @@ Options, beside the paths (files, patterns or folders):
 - `table`: exchanges (default) or any other; segments: a row per TCP segment with its place in the file and without its
   payload; files: the files themselves, for whoever reads them.
 - `from`, `to`: ISO 8601; rows whose `time` lies in between, `to` not included. `apis`: names of exchanges' APIs.
-- `records` (of that table): topics whose records are told, as `kproxy convert --records` has them, and `recordValues`.
-- `ports`: brokers' ports; by default Kafka is found by content.
-  `zookeeperPorts`: ZooKeeper's, likewise. `cluster`: the column `cluster`, also where captures
-  show several clusters, which only `reading` and an ingest tell apart.
+- `records` (of that table): topics whose records are rows, as in `kproxy convert --records`, and `recordValues`.
+- `ports`: brokers' ports; by default Kafka is detected by content.
+  `zookeeperPorts`: ZooKeeper's ports; by default detected by content. `cluster`: the value of the column `cluster`,
+  also if captures show several clusters; only `reading` and an ingest separate clusters.
 - `rotated`: true: the files are one capture, in the order of their packets.
-- `storage.NAME`: the option NAME of the storage that paths like s3://bucket/*.pcap are in; names lose their capitals.
+- `storage.NAME`: the option NAME of the storage of paths like s3://bucket/*.pcap; Spark turns names into lower case.
 - `splitBytes` (segments): a larger file is shared out among tasks; 128 MiB by default, 0 never.
 - `quietSeconds` (streams): a file is complete when it has not changed for so long; 60.
 
-A task reads segments of a part of a file, and of the other tables one capture, whose connections it decodes; of those
-that say what is known of a cluster all captures, since they are one knowledge. A large capture is one task's too: the
-id of a connection and the number of an exchange depend on all that came before, and tasks of a source hear nothing of
-each other; nor has its planning a session, whose tasks could read first. `reading` shares large captures out.
+A task of `segments` reads a part of a file. A task of another table decodes the connections of one capture. The tables
+of a cluster's state (schema.KNOWLEDGE) need one task for all captures, since the state spans them. One task reads a
+large capture too: the id of a connection and the number of an exchange depend on all earlier packets, tasks of a source
+cannot exchange data, and its planning has no session whose tasks could read first. `reading` shares large captures out.
 
-As a stream the source follows a folder into which captures rotate, and reads each file once, when it is complete, by
-whatever name (of a folder in a storage: *.pcap, *.pcapng and *.cap) and time of change it arrives; but not one that is
-called .part or .tmp, nor one that was read before it was compressed. A stream's offset
-names the files that the folder holds and that were read:
-move them elsewhere, or delete them, before they are too many. The files of a micro-batch are one capture, and an
-exchange is a row once; but one whose answer lies in a file of the next batch is cut, and that is said: it is
-`unanswered`, its connection is `open` in one batch and without `start_seen` in the next, where the rest of it is
-`request_not_seen` or skipped, and `quality` has `open`, `midstream` and `resync`. Who needs it whole reads the files
-again, `rotated`.
+As a stream the source follows a folder into which captures rotate, and reads each file once, when it is complete,
+whatever its name and time of change (in a storage's folder only *.pcap, *.pcapng and *.cap). It skips files called
+.part or .tmp, and compressed copies of files that it has read. A stream's offset lists the files that the folder holds
+and that were read: move them elsewhere, or delete them, before they are too many. The files of a micro-batch are one
+capture, and an exchange is one row. An exchange whose response lies in a file of the next batch is cut, and the tables
+show it: it is `unanswered`; its connection is `open` in one batch and without `start_seen` in the next, where the rest
+of it is `request_not_seen` or skipped; `quality` has `open`, `midstream` and `resync`. To get such exchanges complete,
+read the files again with `rotated`.
 
-Refuses to know sessions of Spark: everything here runs in workers.
+Does not use a Spark session: everything here runs in workers.
 """
 
 import json
@@ -71,7 +70,7 @@ SEGMENTS = Table(
         [
             ("source", TEXT),
             ("file", TEXT),
-            ("offset", I64),  # of the packet in the plain file; null for one put together from fragments
+            ("offset", I64),  # of the packet in the uncompressed file; null for a segment reassembled from fragments
             ("captured", I32),
             ("time", TIME),
             ("time_ns", I64),
@@ -88,15 +87,15 @@ SEGMENTS = Table(
     ),
     ("time",),
 )
-_ANY = pa.list_(schema.HEADERS.value_type)  # a source of Spark's cannot say that elements are never null
+_ANY = pa.list_(schema.HEADERS.value_type)  # a Spark data source cannot declare elements non-null
 _RECORDS = pa.schema(
     [field.with_type(_ANY) if field.type == schema.HEADERS else field for field in schema.RECORDS.schema]
 )
 RECORDS = replace(schema.RECORDS, schema=_RECORDS)
-# How names end of files that somebody still writes, and renames when they are complete; _COPYING_: `hdfs dfs -put`.
+# Suffixes of files that are still being written, and are renamed when complete; `hdfs dfs -put` uses _COPYING_.
 _UNDER_WAY = re.compile(r"\.(?:part|partial|filepart|crdownload|tmp|temp|_COPYING_)$", re.IGNORECASE)
 _COMPRESSED = re.compile(r"\.(?:gz|zst|lz4)$", re.IGNORECASE)
-LARGE_BYTES = 4 * SPLIT_BYTES  # of a capture: that one task reads it is said
+LARGE_BYTES = 4 * SPLIT_BYTES  # a larger capture is logged, since one task reads it
 log = logging.getLogger("kproxy.spark")
 
 FILES = Table("files", pa.schema([("path", TEXT), ("size", I64)]), ("path",))
@@ -119,7 +118,7 @@ _SPARK_TYPES = {
 
 
 def spark_schema(table: pa.Schema) -> str:
-    """An Arrow schema in Spark's words."""
+    """Return an Arrow schema as a Spark DDL string."""
     return ", ".join(f"`{field.name}` {spark_type(field)}" for field in table)
 
 
@@ -129,12 +128,12 @@ def spark_type(field: pa.Field) -> str:
 
 @dataclass(frozen=True)
 class Part(InputPartition):
-    """What one task reads: a capture, and of it a split if it is split."""
+    """The input of one task: a capture, or a split of it."""
 
     job: Job
     split: Split | None = None
-    files: tuple[tuple[str, int], ...] = ()  # path and size, where they are all that is asked for
-    others: tuple[Job, ...] = ()  # captures that are read together with it: what is known of a cluster is one
+    files: tuple[tuple[str, int], ...] = ()  # path and size, for `files`
+    others: tuple[Job, ...] = ()  # captures of the same task, for tables of a cluster's state
 
 
 class CaptureSource(DataSource):
@@ -155,7 +154,7 @@ class CaptureSource(DataSource):
 
 
 class _Settings:
-    """The options, every one checked."""
+    """The options of a source, checked. Raises KproxyError for a wrong value."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         name = options.get("table", "exchanges")
@@ -182,7 +181,7 @@ class _Settings:
         self.until = _time(options.get("to"))
 
     def files(self) -> list[str]:
-        """The files that the paths stand for: folders' and patterns' without those that are hidden, or under way."""
+        """Return the files that the paths match; folders and patterns leave out hidden and unfinished files."""
         found: list[str] = []
         for place in self.places:
             if is_remote(place):
@@ -212,7 +211,7 @@ class _Settings:
         return captures_of(files, settings) if files else []
 
     def wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of a batch that the time range and the APIs leave."""
+        """Return the rows of a batch within the time range and of the chosen APIs."""
         if "time" in batch.schema.names:
             if self.since is not None:
                 batch = batch.filter(pc.greater_equal(batch["time"], self.since))
@@ -238,7 +237,7 @@ def _time(text: str | None) -> pa.Scalar | None:
 
 
 class CaptureReader(DataSourceReader):
-    """Reads the captures that are there."""
+    """Reads the captures that exist when the query is planned."""
 
     def __init__(self, settings: _Settings) -> None:
         self._settings = settings
@@ -271,21 +270,21 @@ class CaptureReader(DataSourceReader):
 
 
 class FolderReader(DataSourceStreamReader):
-    """Follows folders. An offset holds the files that were read, with their sizes, as far as they are still there."""
+    """Follows folders. An offset holds the files that were read and still exist, with their sizes."""
 
     def __init__(self, settings: _Settings) -> None:
         self._settings = settings
-        # Of files of storages that change, and are not read yet: bytes, and since when there were as many. Of a file
-        # under way HDFS tells when it was begun, and the bytes of its blocks that are whole.
+        # Unread files of storages: size, and the time since which it is unchanged. For a file that is being written
+        # HDFS reports the time of its creation, and the bytes of its complete blocks.
         self._waiting: dict[str, tuple[int, int]] = {}
 
     def initialOffset(self) -> dict[str, Any]:
         return {"files": {}}
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        """`start` and all files that are complete, without those that are gone.
+        """Return the offset: files of `start` that still exist, and all files that are complete.
 
-        Where a folder cannot be looked into, what was read is kept: else it would be read again, when that is fixed.
+        If a folder cannot be listed, its read files stay in the offset: otherwise they would be read again later.
         """
         read = _files_of(start or self.initialOffset())
         found = {}
@@ -314,7 +313,7 @@ class FolderReader(DataSourceStreamReader):
         settings = self._settings
         read = _files_of(start)
         every = read.keys() | _files_of(end).keys()
-        # of one that is compressed when it is complete, as by `tcpdump -z gzip`, that is no other capture
+        # a file compressed when complete, as by `tcpdump -z gzip`, is the same capture
         files = sorted(
             path
             for path in _files_of(end)
@@ -332,9 +331,9 @@ class FolderReader(DataSourceStreamReader):
         return _batches(self._settings, partition)
 
     def _present(self, read: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
-        """Path, size and time of the last change of each file. Raises KproxyError where a folder cannot be looked into.
+        """Yield path, size and time of the last change of each file. Raises KproxyError if a folder cannot be listed.
 
-        read: those that were read, with their sizes.
+        read: files that were read, with their sizes.
         """
         folders = [local_path(place) for place in self._settings.places]
         for path in self._settings.files():
@@ -347,9 +346,9 @@ class FolderReader(DataSourceStreamReader):
                         self._waiting[path] = size, changed_ns
                     yield path, size, changed_ns
                 except CaptureError:
-                    if path in folders:  # what stands for a folder that did not answer
+                    if path in folders:  # the folder itself, whose listing failed
                         raise
-                    if path in read:  # it is listed: it is not gone
+                    if path in read:  # it is listed, so it still exists
                         yield path, read[path], 0
                 continue
             try:
@@ -357,12 +356,12 @@ class FolderReader(DataSourceStreamReader):
             except FileNotFoundError:
                 if path in folders and not has_magic(path):
                     raise CaptureError(path, "there is no such folder") from None
-                # else it is gone since the folder was listed
+                # otherwise it was removed after the folder was listed
 
 
 def _say_large(jobs: Sequence[Job]) -> None:
     for job in jobs:
-        with suppress(OSError, CaptureError):  # its task says why
+        with suppress(OSError, CaptureError):  # its task reports the error
             size = sum(map(job.storage.size, job.paths))
             if size > LARGE_BYTES:
                 log.warning(
@@ -377,7 +376,7 @@ def _files_part(settings: _Settings, files: Mapping[str, int]) -> Part:
 
 
 def _files_of(offset: dict[str, Any]) -> dict[str, int]:
-    """The sizes of files by path."""
+    """Return the sizes of files by path; KproxyError for an offset of an older kproxy."""
     if "files" not in offset:
         raise KproxyError("the stream's checkpoint is of an older kproxy: start with a new checkpoint folder")
     files: dict[str, int] = offset["files"]
@@ -395,12 +394,12 @@ def _batches(settings: _Settings, part: Part) -> Iterator[pa.RecordBatch]:
         found = _rows(part.job, settings.table)
     for batch in found:
         batch = settings.wanted(batch)
-        if batch.num_rows:  # Spark takes columns of a source only as nullable
+        if batch.num_rows:  # without the schema: Spark takes columns of a source only as nullable
             yield pa.RecordBatch.from_arrays(batch.columns, batch.schema.names)
 
 
 def _rows(job: Job, table: Table) -> Iterator[pa.RecordBatch]:
-    """The rows of one table of one capture: as they are known, or sorted if names are to be filled in."""
+    """Yield the rows of one table of one capture: as they come, or sorted at the end if names must be filled in."""
     quality = Quality()
     if table.has_names:
         with TemporaryDirectory(prefix="kproxy-") as folder:

@@ -1,12 +1,11 @@
 """Pieces -> tables, written by Spark: a file for each table and hour, or for each 128 MB of it.
 
 Duty: a task takes the pieces of one file, merges their rows in the order of the table, and fills in names that any
-connection of their capture told. Of Parquet it makes the file's bytes too, as `kproxy convert` does; the files of all
-tables are one job of Spark's, whose writer of lines only has to copy them (`writer.packed`), by any file system and
-committer of the session. For any other format Spark's own writers get the rows, of one table after the other.
+connection of their capture showed. For Parquet it also makes the file's bytes, as `kproxy convert` does. The files of
+all tables are one Spark job, whose text writer only copies the bytes (`writer.packed`), with any file system and
+committer of the session. Other formats are written by Spark's own writers, one job per table.
 
-Memory of a task: writer.FAN_IN steps of rows, and a group of rows of a file. Refuses to know which folder it is, and
-what was read.
+Memory of a task: writer.FAN_IN steps of rows, and a row group of a file.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,17 +34,17 @@ from kproxy.tables.schema import TEXT, Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PARQUET = "parquet"  # whose files are published together; other formats commit each table by themselves
-FILE_BYTES = 128 << 20  # of pieces; a file of Parquet has about as many
+PARQUET = "parquet"  # the files of all tables are published together; other formats commit each table
+FILE_BYTES = 128 << 20  # of pieces; the Parquet file has about the same size
 AT_ONCE = 4  # tables
 NONE = "none"  # the date and the hour of a table without times
 
-# Times as other tools read them; and a task, whose rows are all of one hour, need not sort them by it.
+# Times in the type that other tools read. Concurrent writers avoid a sort: a task's rows are all of one hour.
 _SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.maxConcurrentOutputFileWriters": "4",
     "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
-    "spark.sql.shuffle.partitions": "16",  # of sums by table and hour; what is large says by itself how many it needs
+    "spark.sql.shuffle.partitions": "16",  # for sums by table and hour; large shuffles set their own number
 }
 
 
@@ -54,17 +53,17 @@ _FILES = ["value", "table", "date", "hour"]
 
 @dataclass(frozen=True)
 class Learnt:
-    """What rows lack that was known only once their captures were read: all of it by source."""
+    """Corrections of rows that are known only after their captures were read, by source."""
 
     names: Mapping[str, Names]
     corrections: Mapping[str, Sequence[Correction]]
     clusters: Mapping[str, Labels]
-    chosen: Chosen | None  # whose records are told
+    chosen: Chosen | None  # topics whose records are rows
 
 
 @contextmanager
 def settings(spark: "SparkSession") -> Iterator[None]:
-    """A session's settings as an ingest needs them, for so long."""
+    """Set a session's settings for an ingest; restore them at the end of the context."""
     before = {name: spark.conf.get(name, None) for name in _SETTINGS}
     for name, value in _SETTINGS.items():
         spark.conf.set(name, value)
@@ -86,7 +85,7 @@ def store(
     form: str,
     mode: str,
 ) -> list[str]:
-    """Write the tables of pieces into a folder (see `place_of`); returns the names of those that have rows.
+    """Write the tables of pieces into a folder (see `place_of`); returns the names of tables with rows.
 
     sizes: bytes by kind and hour; mode: Spark's, append or overwrite.
     """
@@ -108,19 +107,19 @@ def store(
 
 
 def place_of(folder: str, table: Table, form: str) -> str:
-    """Where the rows of a table were written, in its format."""
+    """Return the folder or URL with the written rows of a table."""
     return f"{folder}/table={table.name}" if form == PARQUET else f"{folder}/{table.name}"
 
 
 def hours_of(table: Table, sizes: Mapping[tuple[str, int], int]) -> dict[int, int]:
-    """The bytes of a table's pieces by hour."""
+    """Return the bytes of a table's pieces by hour."""
     return {hour: size for (name, hour), size in sizes.items() if name == table.name}
 
 
 def _write(rows: "DataFrame", folder: str, table: Table, form: str, mode: str, hours: Mapping[int, int]) -> None:
     write = rows.write.mode(mode).format(form)
     if mode == "overwrite":
-        write = write.option("partitionOverwriteMode", "static")  # all of it, whatever the session has
+        write = write.option("partitionOverwriteMode", "static")  # replace the whole table
     if NO_HOUR not in hours:
         write = write.partitionBy("date", "hour")
     write.save(place_of(folder, table, form))
@@ -131,7 +130,7 @@ def _files(
     sizes: Mapping[tuple[str, int], int],
     learnt: Learnt,
 ) -> "DataFrame":
-    """The files of all tables, each in a partition: the largest ones, which take longest, first."""
+    """Return the files of all tables, one per partition; the largest first, since they take longest."""
     of_tables = ((key, size) for key, size in sizes.items() if key[0] in schema.BY_NAME)
     order = sorted(of_tables, key=lambda entry: (-min(entry[1], FILE_BYTES), entry[0]))
 
@@ -159,7 +158,7 @@ def rows(
     hours: Mapping[int, int],
     learnt: Learnt,
 ) -> "DataFrame":
-    """The rows of a table, each file's in a partition; with its date and hour, if it has times."""
+    """Return the rows of a table, one partition per file; with date and hour if the table has times."""
     from kproxy.spark.source import spark_schema
 
     columns = spark_schema(table.schema) + ("" if NO_HOUR in hours else ", `date` string, `hour` string")
@@ -184,7 +183,7 @@ def rows(
 
 
 def _by_file(pieces: "DataFrame", sizes: Sequence[tuple[tuple[str, int], int]]) -> "DataFrame":
-    """Pieces of tables and hours, which have so many bytes, each file's in a partition; in this order."""
+    """Partition pieces by file, in the order of `sizes`. sizes: ((kind, hour), bytes)."""
     from pyspark.sql import functions as F
 
     first, plan = 0, []
@@ -215,7 +214,7 @@ def _merged(
     folder: Path,
     learnt: Learnt,
 ) -> Iterator[pa.Table]:
-    """The rows of pieces of a table as they are to be told, in their order."""
+    """Yield the final rows of a table's pieces, in the order of the table."""
     sorter = writer.Sorter(table, folder, ".all")
     every = [correction for of_source in learnt.corrections.values() for correction in of_source]
     for piece in pieces:
@@ -242,7 +241,7 @@ def _date_and_hour(hour: int) -> tuple[str, str]:
 
 
 def named(rows: pa.Table, names: Mapping[str, Names]) -> pa.Table:
-    """Rows with the names that are known of their sources."""
+    """Return rows with names of topics and ids of brokers filled in, by source."""
     if not names or "source" not in rows.schema.names:
         return rows
     kept = rows.schema

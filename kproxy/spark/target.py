@@ -1,13 +1,13 @@
-"""The folder of tables that an ingest writes: by Spark's file systems, whatever they are, all of it or nothing.
+"""The folder of tables that an ingest writes, in any file system of Spark, all of it or nothing.
 
-Duty: Spark writes files into a folder of their own inside it (`stage`, see `store`), by its own committers, which see
-to attempts that fail or run twice. `publish` moves them to their places, removes those that they replace, and writes
-the manifest last. What is to be moved and removed is written down before, so that a run which dies midway is finished
-by the next one: tables are never gone, and no row is there twice. Files of this machine are moved by this process,
-others by Hadoop's file systems, as Spark finds them.
+Duty: Spark writes files into a staging folder inside it (`stage`, see `store`), with its own committers, which handle
+attempts that fail or run twice. `publish` moves the files to their places, removes the files that they replace, and
+writes the manifest last. A log of all moves and removals is written first, so that the next run finishes a run that
+died midway: tables never disappear, and no row is duplicated. This process moves files of this machine; Hadoop's file
+systems move others, as Spark finds them.
 
-A folder of this machine is locked meanwhile; elsewhere two runs must not write to one at the same time.
-Memory: names of files of tables. Refuses to know what is in the files.
+A folder of this machine is locked during a run. Elsewhere two runs must not write to one folder at the same time.
+Memory: names of the tables' files.
 """
 
 import fcntl
@@ -29,18 +29,18 @@ from kproxy.tables.writer import refuse_file, sync, writing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-STAGE, LOG = UNFINISHED.split("/")  # LOG: what is to be done, written when all is there
-CAPTURES = "_captures"  # a file for each run: the captures that it added
-_PACKAGES = {  # of file systems that are not in Spark, by scheme; of Hadoop's version
+STAGE, LOG = UNFINISHED.split("/")  # LOG: moves and removals, written when all staged files are complete
+CAPTURES = "_captures"  # a folder with a file for each run: the captures that it added
+_PACKAGES = {  # packages of file systems that Spark lacks, by scheme; in the version of Hadoop
     "s3a": "org.apache.hadoop:hadoop-aws:{}",
     "abfs": "org.apache.hadoop:hadoop-azure:{}",
     "abfss": "org.apache.hadoop:hadoop-azure:{}",
 }
-PART_BYTES = 1 << 20  # of such a file, to and from the JVM at once
+PART_BYTES = 1 << 20  # bytes per call, from and to the JVM
 
 
 class Files(Protocol):
-    """What is needed of a file system; paths are below its root."""
+    """The operations of a file system that `Target` uses; paths are relative to its root."""
 
     root: str
 
@@ -65,24 +65,21 @@ class Target:
 
     @property
     def url(self) -> str:
-        """The folder as Spark takes it, whatever its default file system."""
+        """Return the folder as a URL that does not depend on Spark's default file system."""
         return f"file:{self._files.root}" if self.is_local else self._files.root
 
     @property
     def stage(self) -> str:
-        """Where Spark writes a run's tables."""
+        """Return the URL of the staging folder, where Spark writes a run's tables."""
         return f"{self.url}/{STAGE}"
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether tables are being moved to their places, or a run was ended while it did that."""
+        """Return whether tables are being moved to their places, or a run died while it did so."""
         return self._files.read(UNFINISHED) is not None
 
     def manifest(self) -> dict[str, Any]:
-        """What the tables say of themselves; empty where there are none.
-
-        Raises KproxyError for tables of a newer kproxy.
-        """
+        """Return the manifest of the tables, empty without tables. Raises KproxyError for tables of a newer kproxy."""
         try:
             found = json.loads(self._files.read(MANIFEST) or "{}")
         except ValueError:
@@ -96,7 +93,10 @@ class Target:
         return found if isinstance(found, dict) else {}
 
     def refuse(self, *, append: bool, overwrite: bool) -> dict[str, Any]:
-        """The manifest. Raises KproxyError for tables that are neither added to nor replaced, and for a file there."""
+        """Return the manifest.
+
+        Raises KproxyError for existing tables without `append` and `overwrite`, and for a file in place of the folder.
+        """
         if self.is_local:
             refuse_file(Path(self.folder))
         known = self.manifest()
@@ -114,12 +114,12 @@ class Target:
         return known
 
     def captures(self) -> Iterator[str]:
-        """What the tables say of the captures in them, a line for each."""
+        """Yield the lines that the tables store about their captures, one per capture (see `Catalogue.lines`)."""
         for path in self._files.found(CAPTURES):
             yield from self._files.lines(path)
 
     def begin(self) -> None:
-        """Claim the folder; finish what an earlier run was about to publish, and sweep away what it left otherwise."""
+        """Lock the folder; finish an earlier run's `publish`, and remove other remains of it."""
         if self.is_local:
             self._lock()
         self._begun = True
@@ -136,10 +136,10 @@ class Target:
         replace: bool,
         committed: Collection[str] = (),
     ) -> None:
-        """Make what was staged part of the tables, or with `replace` all of them.
+        """Add the staged files to the tables; with `replace` they replace all tables.
 
-        captures: a line for each. committed: tables that were written to their places, by a format's own commits, which
-        replaced what was to be replaced: their files are left alone.
+        captures: one line per capture. committed: tables that a format's own commits wrote and replaced; their files
+        stay as they are.
         """
         if captures is not None:
             numbers = [int(path.rpartition("/")[2].partition(".")[0]) for path in self._files.found(CAPTURES)]
@@ -152,7 +152,7 @@ class Target:
         self._finish()
 
     def abandon(self) -> None:
-        """Leave nothing half-written behind, nor folders that were made for nothing."""
+        """Remove unpublished files and the folders that this run created and left empty; unlock the folder."""
         if self._begun and self._files.read(f"{STAGE}/{LOG}") is None:
             self._files.remove(STAGE)
         self._begun = False
@@ -164,7 +164,7 @@ class Target:
                     folder.rmdir()
 
     def _finish(self) -> None:
-        """Do what is written down; as often as it takes."""
+        """Do the moves and removals in the log, if there is one; safe to repeat."""
         text = self._files.read(f"{STAGE}/{LOG}")
         if text is None:
             return
@@ -192,13 +192,13 @@ class Target:
 
 
 def _is_table_file(path: str) -> bool:
-    """Whether a staged file is rows: no word of a committer, no checksum, nor of an attempt that another overtook."""
+    """Return whether a staged file holds rows: not a committer's marker, a checksum, or a superseded attempt."""
     places = path.removeprefix(f"{STAGE}/").removeprefix(f"{CAPTURES}/").split("/")
     return not any(place.startswith(("_", ".")) for place in places)
 
 
 def _published(path: str) -> str:
-    """Where a staged file goes. Spark takes those of tables for text, and a date and an hour for folders."""
+    """Return the place of a staged file. Spark named files of tables .txt, and gave tables without times a folder."""
     _, _, place = path.partition("/")
     if not place.startswith("table="):
         return place
@@ -256,14 +256,14 @@ class _Local:
             shutil.rmtree(target, ignore_errors=True)
             return
         target.unlink(missing_ok=True)
-        with suppress(OSError):  # as long as nothing else is in them
+        with suppress(OSError):  # a folder with other files stays
             for parent in (target.parent, target.parent.parent):
                 if parent != self._folder:
                     parent.rmdir()
 
 
 class _Hadoop:
-    """Files of any file system that Spark knows (s3a://, hdfs://, gs://, abfs://), by Hadoop's interface."""
+    """Files of any file system of Spark (s3a://, hdfs://, gs://, abfs://), through Hadoop's interface."""
 
     def __init__(self, spark: "SparkSession", folder: str) -> None:
         if is_connect(spark):
@@ -335,8 +335,8 @@ class _Hadoop:
             self._rename(source, target)
 
     def _rename(self, source: Any, target: Any) -> None:
-        """To a place where a file may be: where files are copied (s3a://), a run that died leaves it at both."""
-        self._system.delete(target, False)  # few file systems rename over what is there
+        """Rename over an existing file: after a crash on a file system that copies (s3a://), both places hold it."""
+        self._system.delete(target, False)  # few file systems rename over an existing file
         if not self._system.rename(source, target):
             raise KproxyError(f"{target.toString()}: the file system did not take the file; run again to finish")
 
@@ -345,7 +345,7 @@ class _Hadoop:
 
 
 def _together(parts: Iterable[str]) -> Iterator[str]:
-    """Some parts at once: each call of the JVM has its price."""
+    """Join parts up to PART_BYTES: each call of the JVM is expensive."""
     waiting, size = list[str](), 0
     for part in parts:
         waiting.append(part)
@@ -357,7 +357,7 @@ def _together(parts: Iterable[str]) -> Iterator[str]:
 
 
 def _mend(folder: str, version: str) -> str:
-    """What to do where Hadoop of a version has no file system for a URL; empty: not known."""
+    """Return advice for a URL without a file system in this version of Hadoop; empty if there is none."""
     scheme = folder.partition("://")[0].lower()
     if scheme in ("s3", "s3n"):
         return "; Spark's name of it is s3a://"
@@ -366,6 +366,6 @@ def _mend(folder: str, version: str) -> str:
 
 
 def _cause(fault: BaseException) -> str:
-    """The last line that says why, of an error of the JVM."""
+    """Return the message of the innermost exception in an error of the JVM."""
     lines = [line.strip() for line in str(fault).splitlines() if "Exception" in line]
     return (lines[-1] if lines else str(fault)).rpartition("Exception: ")[2]
