@@ -1,1 +1,1 @@
-"""Events of sessions as Arrow batches of one schema, and as Parquet files that appear whole or not at all."""
+"""Events of sessions as Arrow batches of one schema, and as Parquet files that appear complete or not at all."""

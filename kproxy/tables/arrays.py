@@ -1,10 +1,10 @@
-"""Arrow arrays from their buffers, and numbers out of them.
+"""Arrow arrays from buffers, and numpy arrays of numbers from Arrow arrays.
 
-Duty: what `pa.array` and `to_numpy` do for the few types that the tables have. Those import pandas, where that is
-installed, to see whether they were given a series: a quarter of a second and 50 MB for every process that converts or
-records. `fill_null` and `pa.scalar` of a plain number do so too.
+Duty: replaces `pa.array` and `to_numpy` for the few types of the tables. These import pandas, if it is installed, to
+check whether their argument is a series: a quarter of a second and 50 MB in every process that converts or records.
+`fill_null` and `pa.scalar` of a plain number do so too.
 
-Refuses to know tables.
+Does not depend on the tables.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _NEAR = 1 << 16
 
 
 def array(kind: pa.DataType, values: np.ndarray, missing: np.ndarray | None = None) -> pa.Array:
-    """Numbers, times or flags; null where `missing` says so."""
+    """Return an array of numbers, times or flags; null where `missing` is true."""
     if pa.types.is_boolean(kind):
         data = _bits(values.astype(bool))
     elif pa.types.is_timestamp(kind):
@@ -29,7 +29,7 @@ def array(kind: pa.DataType, values: np.ndarray, missing: np.ndarray | None = No
 
 
 def listed(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
-    """Strings, bytes, numbers, times, flags, or sequences of such, as a list, with None for null."""
+    """Return an array of a list of strings, bytes, numbers, times, flags, or sequences of them; None becomes null."""
     missing = np.fromiter((value is None for value in values), bool, len(values))
     if pa.types.is_list(kind):
         ends = np.zeros(len(values) + 1, np.int32)
@@ -51,7 +51,7 @@ def listed(kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
 
 
 def numbers(column: pa.Array | pa.ChunkedArray, null: int) -> np.ndarray:
-    """The integers of a column, with `null` for those that are missing."""
+    """Return the integers of a column, with the value `null` in place of nulls."""
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     validity, data = whole.buffers()
     begin, count = whole.offset, len(whole)
@@ -65,7 +65,7 @@ def numbers(column: pa.Array | pa.ChunkedArray, null: int) -> np.ndarray:
 
 
 def nulls(column: pa.Array) -> np.ndarray:
-    """Where the values of a column are missing."""
+    """Return a flag for each row of a column: true if its value is null."""
     if not column.null_count:
         return np.zeros(len(column), bool)
     validity = np.frombuffer(column.buffers()[0], np.uint8)
@@ -74,7 +74,7 @@ def nulls(column: pa.Array) -> np.ndarray:
 
 
 def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The different numbers, in order, and which of them each one is. Near ones, as most are, need no sorting."""
+    """Return (distinct values in order, index of each value in them). A range below _NEAR needs no sorting."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     if high - low >= _NEAR:
         numbers, index = np.unique(values, return_inverse=True)
@@ -85,7 +85,7 @@ def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def batch(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-    """Rows as a batch; what a row does not name is null."""
+    """Return rows as a batch; columns that a row lacks are null."""
     return pa.RecordBatch.from_arrays(
         [listed(field.type, [row.get(field.name) for row in rows]) for field in schema], schema=schema
     )

@@ -1,7 +1,7 @@
-"""Which process records into a folder: one kproxy at a time, and the one that follows it. Needs no pyarrow.
+"""Locks a folder for recording: one kproxy at a time, plus its successor during an upgrade. Needs no pyarrow.
 
-Whoever records holds a shared lock of the folder; whoever comes anew must be alone first. Refuses to know what is
-recorded, and whether somebody is followed.
+Every recording process holds a shared lock of the folder. A new process takes an exclusive lock first. The caller
+decides whether it is a successor.
 """
 
 import fcntl
@@ -13,19 +13,20 @@ from kproxy.errors import KproxyError, why_no_folder
 
 
 def claim(folder: Path, *, beside: bool = False) -> int:
-    """A descriptor that claims the folder, made if there is none, until it is closed. Raises KproxyError.
+    """Return a descriptor that locks the folder until it is closed. Creates the folder if it does not exist.
 
-    beside: the kproxy that records into it now is followed by this one, and goes on for a while.
+    beside: this process succeeds the kproxy that records into the folder now and still does so for a while. Raises
+    KproxyError if the folder cannot be written to, or if another kproxy records into it.
     """
     try:
-        folder.mkdir(mode=0o750, parents=True, exist_ok=True)  # it holds what clients sent: not for everybody
+        folder.mkdir(mode=0o750, parents=True, exist_ok=True)  # it holds clients' data: no access for others
         claimed = os.open(folder, os.O_RDONLY)
     except OSError as fault:
         raise KproxyError(f"{folder}: cannot be written to: {why_no_folder(fault)}") from None
     try:
         if not beside:
             fcntl.flock(claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for left in folder.glob(".unfinished-record*-beside-*"):  # of a killed run; the others' names come again
+            for left in folder.glob(".unfinished-record*-beside-*"):  # of a killed run; other names are reused
                 shutil.rmtree(left, ignore_errors=True)
         fcntl.flock(claimed, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as fault:

@@ -1,11 +1,11 @@
 """Events -> Arrow batches of the `exchanges` table.
 
-Duty: what an exchange says, as one packed row of integers: numbers as they are, strings as indices into the words of
-this batch. Packing costs a microsecond, and the columns come out of the rows in one numpy step each; where many
-exchanges come by column they stay columns. Bounded by the owner, who takes `batch()` before there are too many
-`rows`. The live recorder and the captures share it.
+Duty: packs an exchange as one row of integers: numbers as they are, strings as indices into the words of this batch.
+Packing costs a microsecond, and one numpy step extracts each column from the rows. Exchanges that arrive by column stay
+columns. Bounded by the owner, which calls `batch()` before there are too many `rows`. The live recorder and the
+conversion of captures share this module.
 
-Refuses to know files, and where events come from.
+Does not write files.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,11 +24,11 @@ from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import ANSWERED, FULL, NONE, Exchange
 from kproxy.wire.interest import ApiPlan
 
-_INFO_BYTES = 600  # about
+_INFO_BYTES = 600  # approximately
 
 
 class Words(dict[str | None, int]):
-    """Strings as indices, in the order of their arrival; null is the first."""
+    """Strings as indices, in the order of their arrival; index 0 is null."""
 
     def __init__(self) -> None:
         super().__init__({None: 0})
@@ -49,20 +49,20 @@ class PackedRows:
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
         self.pack = Struct(f"<{len(names)}q").pack
-        self.packed = bytearray()  # the rows that were added one by one; whoever packs them appends here
+        self.packed = bytearray()  # rows added one by one; the caller appends its `pack` results here
         self._many: list[tuple[int, dict[str, np.ndarray | int], int]] = []  # (packed bytes before, columns, rows)
 
     @property
     def size(self) -> int:
-        """About how many bytes the rows take."""
+        """Return the approximate bytes of the rows."""
         return len(self.packed) + sum(count for _, _, count in self._many) * 8 * len(self._names)
 
     def extend(self, columns: dict[str, np.ndarray | int], count: int) -> None:
-        """Rows by column; a number stands for all of them."""
+        """Add `count` rows by column; a plain number is the value of all rows."""
         self._many.append((len(self.packed), columns, count))
 
     def columns(self) -> dict[str, np.ndarray]:
-        """All rows by column, in the order in which they were added."""
+        """Return all rows by column, in the order of their addition."""
         packed = np.frombuffer(bytes(self.packed), "<i8").reshape(-1, len(self._names))
         total = len(packed) + sum(count for _, _, count in self._many)
         found = {name: np.empty(total, np.int64) for name in self._names}
@@ -82,13 +82,14 @@ class PackedRows:
 
 
 def in_order(columns: dict[str, np.ndarray], time: np.ndarray) -> dict[str, np.ndarray]:
-    """Rows by a time, of equal ones as they came. As integers it costs least: later there are texts among them."""
+    """Sort rows by a time, stable. It is cheapest here, while all columns are integers."""
     order = np.argsort(time, kind="stable")
     return {name: column[order] for name, column in columns.items()}
 
 
 _ENDS = ("request_start_ns", "request_end_ns", "response_start_ns", "response_end_ns")
-# How long lost bytes, and closed windows, held up the request, the beginning of its answer, and the rest of it.
+# Delays in nanoseconds by lost segments and by closed windows: of the request, of the first byte of its response, and
+# of the rest of the response.
 STALLED = ("sending_loss", "waiting_loss", "receiving_loss", "sending_closed", "waiting_closed", "receiving_closed")
 # Columns of a packed row, in order. The first index is the connection's, the second the API's.
 _PACKED = (
@@ -145,7 +146,7 @@ _NONE_IS_NULL = frozenset(
 
 
 class ExchangeColumns:
-    """Rows of `exchanges`, until they are taken as a batch."""
+    """Rows of `exchanges`, until `batch` returns them."""
 
     def __init__(self) -> None:
         self._clear()
@@ -158,11 +159,11 @@ class ExchangeColumns:
         self._plans: list[Any] = []
         self._infos: list[ConnectionInfo] = []
         self._connections: dict[int, int] = {}
-        self._stalled: list[tuple[int, Sequence[int]]] = []  # by row: few of them
+        self._stalled: list[tuple[int, Sequence[int]]] = []  # (row, durations): few rows have one
 
     @property
     def size(self) -> int:
-        """About how many bytes the rows take."""
+        """Return the approximate bytes of the rows."""
         return self._packed.size + self._words.size + len(self._infos) * _INFO_BYTES
 
     def append(
@@ -172,9 +173,10 @@ class ExchangeColumns:
         retransmissions: int = NONE,
         stalled: Sequence[int] = (),
     ) -> None:
-        """A row for an exchange, answered or not; stalled: if TCP was seen to hold it up, for how long, as STALLED.
+        """Add a row for an exchange, answered or not.
 
-        `retransmissions`: NONE where TCP is not seen.
+        retransmissions: NONE if TCP is not seen. stalled: delays by TCP in nanoseconds, in the order of STALLED; empty
+        if there were none.
         """
         connection = self._connection(info)
         api = self._api(exchange.plan)
@@ -226,7 +228,7 @@ class ExchangeColumns:
         retransmissions: np.ndarray,
         stalled: Iterable[tuple[int, Sequence[int]]] = (),
     ) -> None:
-        """A row for each of many exchanges, of the connections that `infos` describe; stalled: some, with places."""
+        """Add a row for each of many exchanges. infos: by index of connection. stalled: (index of exchange, delays)."""
         words = self._words
         said = bulk.columns
         used, inverse = distinct(bulk.connection)
@@ -255,7 +257,7 @@ class ExchangeColumns:
         self.rows += len(bulk.connection)
 
     def _connection(self, info: ConnectionInfo) -> int:
-        connection = self._connections.get(id(info))  # the info is kept, so that its id stays its own
+        connection = self._connections.get(id(info))  # `_infos` keeps it alive, so its id() stays unique
         if connection is None:
             connection = self._connections[id(info)] = len(self._infos)
             self._infos.append(info)
@@ -269,7 +271,7 @@ class ExchangeColumns:
         return api
 
     def batch(self) -> pa.RecordBatch:
-        """The rows so far as a batch, in the order of `time` and of their arrival; they are forgotten here."""
+        """Return and remove the rows, in the order of `time`, then of their arrival."""
         raw = self._packed.columns()
         first_ns = np.where(raw["request_start_ns"] != NONE, raw["request_start_ns"], raw["response_start_ns"])
         raw["time"] = first_ns // 1000
@@ -320,7 +322,7 @@ class ExchangeColumns:
 
 
 def carried(exchange: Exchange) -> tuple[int, int, int]:
-    """(topics, partitions, records) that a Produce brings or a fetch is answered with; NONE where that is not known."""
+    """Return (topics, partitions, records) of a Produce request or a fetch response; NONE for unknown counts."""
     key = exchange.plan.api_key
     found = exchange.request_body if key == PRODUCE else exchange.response_body if key in (FETCH, SHARE_FETCH) else None
     if found is None:
@@ -334,7 +336,7 @@ def carried(exchange: Exchange) -> tuple[int, int, int]:
 
 
 def _carried(bulk: Bulk) -> tuple[Any, Any, Any]:
-    """The same of many, by column."""
+    """Return `carried` of many exchanges, by column."""
     key = bulk.plan.api_key
     found = bulk.request_body if key == PRODUCE else bulk.response_body if key in (FETCH, SHARE_FETCH) else None
     if found is None:
@@ -353,16 +355,16 @@ def _or_null(number: int | None) -> int:
 
 
 def numbers(kind: pa.DataType, values: np.ndarray, none_is_null: bool = False) -> pa.Array:
-    """A column of numbers, or of flags; null is NULL, or NONE."""
+    """Return a column of numbers or flags; null where a value is NULL, or NONE with `none_is_null`."""
     missing = values == (NONE if none_is_null else NULL)
     return array(kind, np.where(missing, 0, values), missing)
 
 
 def _parts(raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
-    """Where the time of answered exchanges went, beside queue_ns and muted_ns; null of all others.
+    """Return the parts of total_ns other than queue_ns and muted_ns; null for exchanges without response.
 
-    Queue and mutes are one span from the request's first byte on, see `wire.muting`. An answer may begin before its
-    request ends, as captures show it: nothing was waited for in between.
+    Queue and mutes are one span that starts at the request's first byte, see `wire.muting`. In captures a response may
+    begin before its request ends: then the broker's part is zero.
     """
     begun, asked, start, end = (raw[name] for name in _ENDS)
     missing = (begun == NONE) | (asked == NONE) | (start == NONE) | (end == NONE) | (raw["queue_ns"] == NONE)
@@ -383,11 +385,11 @@ def _difference(later: np.ndarray, earlier: np.ndarray) -> pa.Array:
     return array(I64, np.where(missing, 0, later - earlier), missing)
 
 
-_NO_CODE = -(1 << 15) - 1  # below all of 16 bits
+_NO_CODE = -(1 << 15) - 1  # below every int16
 
 
 def named(codes: np.ndarray, name: Callable[[int], str]) -> pa.Array:
-    """A column of names for the codes of another."""
+    """Return a column with the name of each code; null for NULL."""
     known, inverse = distinct(np.where(codes == NULL, _NO_CODE, codes))
     names = listed(TEXT, [None if code == _NO_CODE else name(int(code)) for code in known])
     return names.take(array(I64, inverse))

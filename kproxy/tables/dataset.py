@@ -1,7 +1,7 @@
-"""What a folder of tables says of itself, for whoever reads it or adds to it.
+"""Checks of a folder of tables, before it is read or added to.
 
-Duty: the manifest `_kproxy.json`, which kproxy wrote the tables, and whether a table that somebody asks for is there;
-each fault with its fix. Refuses to know how tables are written, and what rows mean.
+Duty: reads the manifest `_kproxy.json`, checks the version of the kproxy that wrote the tables, and checks that a
+requested table exists; each error message names the fix. Does not write tables.
 """
 
 import json
@@ -16,15 +16,15 @@ from kproxy.tables import schema
 MANIFEST = "_kproxy.json"
 UNFINISHED = ".unfinished-spark/_publish.json"  # there while `kproxy spark ingest` moves tables to their places
 _CAPTURES = (".pcap", ".pcapng", ".cap")
-_MAX_STEM_BYTES = 200  # a name of a file has at most 255
+_MAX_STEM_BYTES = 200  # file systems limit names to 255
 
-# What may stand in the name of a table's file. Readers skip files that begin with "_" or "."; in paths, Hadoop gives
-# ":" and the characters of globs a meaning of their own; and "~" begins our own spelling of all others.
+# Characters allowed in the name of a table's file. Readers skip files that begin with "_" or "."; Hadoop interprets ":"
+# and the characters of globs in paths; "~" is the escape of `file_of`.
 _PLAIN = re.compile(r"[A-Za-z0-9._ @+,=()&#!$-]")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What `_kproxy.json` says of a dataset; empty where there is none that can be read."""
+    """Return the manifest `_kproxy.json` of a dataset; empty if there is no readable one."""
     try:
         found = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):
@@ -33,9 +33,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def file_of(source: str) -> str:
-    """The name of the file with a source's rows: the source's own name where every reader takes it as a plain name.
+    """Return the name of the file with a source's rows: the source's name, if all its characters are in _PLAIN.
 
-    Other characters are spelled "~" and their UTF-8 bytes in hex. A long name is cut and ends in a digest of the whole.
+    Other characters become "~" and a UTF-8 byte in hex, for each byte. A long name is cut and ends in a digest of the
+    whole name.
     """
     spelled = "".join(
         character if _PLAIN.fullmatch(character) and (place or character not in "._") else _spelled(character)
@@ -52,7 +53,7 @@ def _spelled(character: str) -> str:
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Raise KproxyError while tables are moved to their places: old ones and new ones are there together."""
+    """Raise KproxyError while tables are moved to their places: old and new files exist together."""
     if (folder / UNFINISHED).exists():
         raise unfinished(str(folder))
 
@@ -65,7 +66,7 @@ def unfinished(folder: str) -> KproxyError:
 
 
 def check_version(folder: Path) -> None:
-    """Raise KproxyError for a dataset whose schema is newer than ours: its columns may mean more than we know."""
+    """Raise KproxyError for a dataset with a schema newer than `schema.VERSION`."""
     manifest = read_manifest(folder)
     version = manifest.get("schema_version")
     if isinstance(version, int) and version > schema.VERSION:
@@ -76,16 +77,16 @@ def check_version(folder: Path) -> None:
 
 
 def is_older(folder: str, table: str) -> bool:
-    """Whether a dataset was written before there was a table, so that its absence says nothing about the captures."""
+    """Return whether a dataset is older than a table, so that the table's absence is no property of the captures."""
     version = None if "://" in folder else read_manifest(Path(folder)).get("schema_version")
     return isinstance(version, int) and version < schema.SINCE.get(table, 0)
 
 
 def has_rows(folder: str, table: str) -> bool:
-    """Whether a dataset of this machine has files of a table, or just none because the captures had nothing for it.
+    """Return whether a dataset on this machine has files of a table; False if the captures had no rows for it.
 
-    Raises KproxyError for what is no dataset, lacks the table, or was written by a newer kproxy. Of a URL nothing is
-    known: True.
+    Always True for a URL, which is not checked. Raises KproxyError if the folder is no dataset, lacks the table, or was
+    written by a newer kproxy.
     """
     if "://" in folder:
         return True

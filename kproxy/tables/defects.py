@@ -1,21 +1,20 @@
-"""Events that a recorder could not pack: a defect of kproxy, which must cost no connection and be said.
+"""Events that a recorder could not pack: a defect of kproxy, which is logged and must not end a connection.
 
-Bounded: _KINDS kinds are told apart, and each gets a line per _REPORT_S. Refuses to know events and rows.
+Bounded: _KINDS kinds are counted separately, and each has one log line per _REPORT_S.
 """
 
 import logging
 import time
 from traceback import extract_tb
 
-_KINDS = 32  # what is counted apart; the rest together
-_REPORT_S = 60.0  # between two lines about one kind of failure
+_KINDS = 32  # kinds of failure that are counted separately; all others are counted together
+_REPORT_S = 60.0  # between two log lines about one kind of failure
 
 
 class Defects:
-    """Counts events that kproxy failed to pack, by what went wrong and where, and logs each kind.
+    """Counts events that kproxy failed to pack, by exception and line of code, and logs each kind.
 
-    The first of a kind is logged with its traceback, later ones as a count, one line per _REPORT_S. _KINDS kinds
-    are told apart.
+    The first event of a kind is logged with its traceback, later ones as a count, one line per _REPORT_S.
     """
 
     def __init__(self, log: logging.Logger) -> None:
@@ -40,7 +39,7 @@ class Defects:
         known[1:] = known[0], now_s
 
     def report(self) -> None:
-        """Log the totals that no line has said yet."""
+        """Log the totals that were not logged yet."""
         for kind, (events, reported, _) in self._kinds.items():
             if events > reported:
                 self._log.error("a defect of kproxy's recorder, %s: %d events in all are in no table", kind, events)

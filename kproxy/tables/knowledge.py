@@ -1,8 +1,7 @@
-"""What insight says -> Arrow batches of its tables.
+"""Rows of insight -> Arrow batches of its tables.
 
-Duty: rows, which are tuples with the names of columns, with the source that they came from. A row's `time` is the first
-of its times. Bounded by the owner, who takes `batches()` before there are too many `rows`. Refuses to know how a row
-comes about.
+Duty: rows are NamedTuples with the names of columns; each gets its source. A row's `time` is the first of its times.
+Bounded by the owner, which calls `batches()` before there are too many `rows`. Does not compute rows.
 """
 
 from collections.abc import Iterator
@@ -16,21 +15,21 @@ from kproxy.tables.schema import Table
 
 
 class KnowledgeColumns:
-    """Rows of the tables of insight, until they are taken as batches."""
+    """Rows of the tables of insight, until `batches` returns them."""
 
     def __init__(self) -> None:
         self.rows = 0
         self._waiting: dict[str, list[dict[str, Any]]] = {}
 
     def append(self, table: str, source: str | None, row: Any) -> None:
-        """A row, which is a NamedTuple with the table's columns."""
+        """Add a row, a NamedTuple with the table's columns."""
         values = row._asdict()
         time_ns = values["started_ns"] if table == schema.REBALANCES.name else values["time_ns"]
         self._waiting.setdefault(table, []).append(values | {"source": source, "time": time_ns // 1000})
         self.rows += 1
 
     def batches(self) -> Iterator[tuple[Table, pa.RecordBatch]]:
-        """The rows so far, by table; they are forgotten here."""
+        """Return and remove the rows, by table."""
         waiting, self._waiting, self.rows = self._waiting, {}, 0
         for name, rows in waiting.items():
             table = schema.TABLES[name]

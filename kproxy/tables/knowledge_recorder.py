@@ -1,10 +1,10 @@
-"""What insight says of live traffic -> files of a dataset, beside those of the recorder.
+"""Rows of insight about live traffic -> files of a dataset, in addition to the files of the recorder.
 
-Duty: rows of the tables, as captures give them. They are few, so one process writes them all, on whatever thread
-it likes; files appear whole, after ROLL_S or ROLL_ROWS. The folder is claimed by the recorder of the same proxy; a
-place of its own inside it keeps the two apart. Where the disk fails, rows are lost, counted and logged, and the next
-files are tried. Memory: TOGETHER rows that are no batch yet, and `writer.RUN_ROWS` of each table. Refuses to know how a
-row comes about.
+Duty: writes the same tables as a conversion of captures. Rows are few, so one process writes all of them, on any
+thread. Files appear complete, after ROLL_S or ROLL_ROWS. The recorder of the same proxy locks the dataset's folder;
+this recorder has a working folder of its own inside it. If the disk fails, rows are lost, counted and logged, and the
+next files are tried. Memory: TOGETHER rows that are no batch yet, and `writer.RUN_ROWS` of each table. Does not compute
+rows.
 """
 
 import logging
@@ -28,10 +28,10 @@ log = logging.getLogger("kproxy.recorder")
 
 
 class KnowledgeRecorder:
-    """Takes rows; `tick` now and then, and `close`, write files. All from one thread at a time."""
+    """Takes rows; `tick` and `close` write files. Call it from one thread at a time."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        """settings: what the dataset says of how it was made."""
+        """settings: stored in the manifest of the dataset."""
         self.dropped = 0  # rows that are in no file
         self._dataset = writer.Dataset(folder)
         self._settings = settings
@@ -45,13 +45,13 @@ class KnowledgeRecorder:
 
     def _begin(self) -> None:
         """Begin new files."""
-        self._work: Path | None = None  # where they are made, once there are rows
+        self._work: Path | None = None  # working folder, created for the first row
         self._sorters: dict[str, writer.Sorter] = {}
         self._rows = 0
         self._begun_s = time.monotonic()
 
     def add(self, table: str, source: str | None, row: Any) -> None:
-        """A row, which is a NamedTuple with the table's columns."""
+        """Add a row, a NamedTuple with the table's columns."""
         self._columns.append(table, source, row)
         self._rows += 1
         if source is not None:
@@ -62,12 +62,12 @@ class KnowledgeRecorder:
             self._guarded(self._roll)
 
     def tick(self) -> None:
-        """Write files if it is time."""
+        """Write files if ROLL_S have passed."""
         if time.monotonic() - self._begun_s >= ROLL_S:
             self._guarded(self._roll)
 
     def close(self) -> None:
-        """Write what there is."""
+        """Write files of all remaining rows."""
         self._guarded(self._roll)
 
     def _hand_on(self) -> None:
@@ -97,7 +97,7 @@ class KnowledgeRecorder:
         self._begin()
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """What fails costs the rows that are in no file yet."""
+        """Do `work`; if it fails, drop, count and log the rows that are in no file yet."""
         try:
             work()
         except (OSError, KproxyError) as fault:

@@ -1,8 +1,8 @@
-"""Portions -> files of a dataset, and what could not be recorded as a row of `quality`.
+"""Portions -> files of a dataset, and rows of `quality` about events that were not recorded.
 
-Duty: columns, sorting and writing of what recorders packed. Files appear whole; several processes that write to one
-folder keep apart by the number of their worker. Bounded by `writer.RUN_ROWS` rows per table in memory, the rest of a
-file's rows on the disk. Refuses to know when a file is due, and threads, but for the lock of what is counted.
+Duty: makes columns of packed rows, sorts and writes them. Files appear complete. Processes that write to one folder use
+names with the number of their worker. Bounded by `writer.RUN_ROWS` rows per table in memory; the rest of a file's rows
+is on the disk. The owner decides when to write a file, and on which thread; only `Quality` has a lock.
 """
 
 import os
@@ -29,7 +29,7 @@ _FAULT = "bytes of a Kafka connection that are not what the protocol says"
 
 
 class Quality:
-    """What could not be recorded as it should have been, counted by both threads."""
+    """Counts of events that were not recorded, or are faulty; used by the relay's and the recorder's thread."""
 
     def __init__(self) -> None:
         self.dropped: dict[str, int] = {}  # events that are in no table, by source; only grows
@@ -58,14 +58,14 @@ class Quality:
                     known["last_ns"] = max(known["last_ns"], row["last_ns"])
 
     def take(self) -> list[dict[str, Any]]:
-        """The rows since the last time; whoever fails to write them gives them back."""
+        """Return and remove the rows; the caller passes them to `add` again if it cannot write them."""
         with self._lock:
             rows, self._rows = list(self._rows.values()), {}
         return rows
 
 
 class Files:
-    """Rows, and the files that they become; all of it on one thread."""
+    """Sorts rows and writes them as files; all on one thread."""
 
     def __init__(
         self, folder: Path, settings: dict[str, Any], quality: Quality, worker: int | None, *, beside: bool = False
@@ -80,7 +80,7 @@ class Files:
         self._claim: int | None = None  # a descriptor of the folder, locked
         now_ns = time.time_ns()
         begun = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_ns // 10**9))
-        self._name = f"{begun}.{now_ns % 10**9:09}Z"  # of this run's files, with their number
+        self._name = f"{begun}.{now_ns % 10**9:09}Z"  # prefix of this run's file names; a number follows
         if worker is not None:
             self._name += f"-worker-{worker}"
         self._number = 0
@@ -90,17 +90,17 @@ class Files:
 
     def _clear(self) -> None:
         """Begin new files."""
-        self._told: list[dict[str, Any]] = []  # of quality
-        self._work: Path | None = None  # where the files are made, once there are rows for them
+        self._told: list[dict[str, Any]] = []  # rows of `quality` in these files
+        self._work: Path | None = None  # working folder, created for the first row
         self._sorters: dict[str, writer.Sorter] = {}
         self._begun_s = time.monotonic()
         self._counts: dict[str, int] = {}  # rows, by table
         self._events: dict[str, int] = {}  # by source
 
     def claim(self) -> None:
-        if self._worker is None:  # else its parent has claimed it, for all workers
+        if self._worker is None:  # the parent locks it for all workers
             self._claim = claim(self._dataset.folder, beside=self._beside)
-        self._dataset.begin_beside(self._work_name)  # sweeps away what a killed run left
+        self._dataset.begin_beside(self._work_name)  # removes files of a killed run
         self._dataset.publish({}, self._manifest())
 
     def release(self) -> None:
@@ -133,7 +133,7 @@ class Files:
         self._counts[table.name] = self._counts.get(table.name, 0) + batch.num_rows
 
     def roll(self) -> None:
-        """Make files of all rows so far, if there are any."""
+        """Write files of all rows, if there are any."""
         self._told = self._quality.take()
         if self._told:
             self._sort(schema.QUALITY, batch(schema.QUALITY.schema, self._told))
@@ -154,7 +154,7 @@ class Files:
         self._clear()
 
     def give_up(self) -> int:
-        """Forget the rows that are in no file; returns how many events they were."""
+        """Drop the rows that are in no file; returns the number of their events."""
         self._quality.add(self._told)
         for source, events in self._events.items():
             self._quality.drop(source, events)

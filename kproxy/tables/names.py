@@ -1,12 +1,11 @@
-"""Names for what rows call otherwise: topics by their ids, brokers by their addresses.
+"""Names of topics by their ids, and ids of brokers by their addresses.
 
-Duty: collect what answers name, on any connection of a capture or of the proxy, and fill it in when a file is
-written, since it may come after the rows that need it. Nothing depends on which answer came first: of two names of
-one topic the first in the alphabet stays, and an address that two brokers advertise is nobody's.
+Duty: collects names from responses on any connection of a capture or of the proxy, and fills them in when a file is
+written, since a response may come after the rows that need it. The result does not depend on the order of responses: if
+a topic has two names, the first in alphabetical order is used, and an address that two brokers advertise has no id.
 
-Only a broker that advertises an IP address can be found by the address of a connection; behind a translation of
-addresses, or a name, it stays unknown. Bounded by MAX_NAMES topics and as many brokers. Refuses to know where answers
-come from.
+Only a broker that advertises an IP address can be found by the address of a connection; behind NAT, or with a host
+name, its id stays unknown. Bounded by MAX_NAMES topics and as many brokers.
 """
 
 from collections.abc import Mapping
@@ -31,7 +30,7 @@ _SPACE = listed(TEXT, [" "])[0]
 
 
 class Names:
-    """Of one capture, or of all that a proxy records."""
+    """The names of one capture, or of all traffic that a proxy records."""
 
     def __init__(self) -> None:
         self.topics: dict[str, str] = {}  # by id, as Kafka writes it
@@ -53,18 +52,18 @@ class Names:
             self.learn_broker(host, port, node)
 
     def learn_broker(self, host: str, port: int, node: int) -> None:
-        """A broker's address, if it is one and no name."""
+        """Record a broker's address; a host name is ignored."""
         address = address_of(host)
         if address is not None:
             self._add_broker(f"{address} {port}", node)
 
     def broker_at(self, address: str, port: int) -> int | None:
-        """The node id of the broker that advertises an address; None: not known, or there are two."""
+        """Return the node id of the broker that advertises an address; None if none or two do."""
         node = self.brokers.get(f"{address} {port}", NONE)
         return None if node == NONE else node
 
     def told(self) -> dict[str, Any]:
-        """What `add` takes, in terms of JSON."""
+        """Return all names as JSON values, the argument of `add`."""
         return {"topics": self.topics, "brokers": self.brokers}
 
     def add(self, told: Mapping[str, Any]) -> None:
@@ -74,7 +73,7 @@ class Names:
             self._add_broker(address, node)
 
     def fill(self, rows: pa.Table) -> pa.Table:
-        """Rows with a topic's name wherever only its id was there, and a broker's id where only its address."""
+        """Return rows with missing topic names filled in by topic id, and missing broker ids by address."""
         names = rows.schema.names
         if self.topics and "topic_id" in names:
             rows = _filled(rows, "topic", rows["topic_id"], self.topics, TEXT)
@@ -105,7 +104,7 @@ def _filled(rows: pa.Table, column: str, keys: pa.ChunkedArray, known: dict[str,
 
 @lru_cache(maxsize=1024)
 def address_of(host: str) -> str | None:
-    """An IP address as the tables write it; None for a name."""
+    """Return an IP address in the notation of the tables; None for a host name."""
     family = AF_INET6 if ":" in host else AF_INET
     try:
         return inet_ntop(family, inet_pton(family, host))

@@ -1,13 +1,13 @@
-"""What bodies say of topic-partitions -> Arrow batches of the `partitions` and `batches` tables.
+"""Topic-partitions and batches of bodies -> Arrow batches of the `partitions` and `batches` tables.
 
-Duty: one row per topic-partition and direction, and one per record batch; how far a fetch lags behind its partition;
-where a log ends (`end_offset`), as answers of its leader tell: a Fetch whose request named no rack, so that no follower
-answered it (KIP-392), a ListOffsets that asked for the latest offset (read_uncommitted), and a Produce, by its base
-offset and the records of its request.
-The names of topics that a body calls by their ids are looked up when a file is written: see `names`.
+Duty: one row per topic-partition and direction, and one per record batch; the lag of a fetch behind its partition; the
+end of a log (`end_offset`) from responses of its leader. These are a Fetch whose request named no rack, so that no
+follower answered it (KIP-392), a ListOffsets for the latest offset (read_uncommitted), and a Produce, by its base
+offset and the number of records in its request. Names of topics that a body identifies by id are filled in when a file
+is written: see `names`.
 
-Bounded by the owner, who takes `batch()` before there are too many `rows`; positions of MAX_POSITIONS partitions per
-connection. Refuses to know files, and where events come from.
+Bounded by the owner, which calls `batch()` before there are too many `rows`; positions of MAX_POSITIONS partitions per
+connection. Does not write files.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -41,31 +41,31 @@ from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
 
 MAX_POSITIONS = 64 * 1024
-# Characters of a topic's and a group's name in each row of a body, which may name one of 32 KB and 65,536 partitions of
-# it: rows of 2 GB. Kafka takes topics of 249.
+# Characters kept of a topic's and a group's name. A hostile body may have a name of 32 KB with 65,536 partitions, which
+# would make rows of 2 GB. Kafka limits topic names to 249 characters.
 MAX_NAME = 500
-MAX_TIMESTAMP_MS = ((1 << 63) - 1) // 1_000_000  # later ones, as of producers that write µs, leave int64 in nanoseconds
+MAX_TIMESTAMP_MS = ((1 << 63) - 1) // 1_000_000  # later ones (a producer that writes µs) overflow int64 nanoseconds
 MAX_OFFSET = (1 << 63) - 1
 
 APIS = frozenset(
     (PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, TXN_OFFSET_COMMIT, SHARE_FETCH, OFFSET_DELETE)
-)  # whose topic-partitions are rows; of OffsetDelete those that were deleted
-_CARRY = frozenset(((PRODUCE, CLIENT), (FETCH, BROKER), (SHARE_FETCH, BROKER)))  # whose bodies carry records
+)  # the topic-partitions of these APIs are rows; for OffsetDelete only deleted ones
+_CARRY = frozenset(((PRODUCE, CLIENT), (FETCH, BROKER), (SHARE_FETCH, BROKER)))  # bodies with records
 
 Positions = dict[
     tuple[str | UUID | None, int], int
 ]  # of one connection: (topic, partition) -> the next offset it wants
 
 
-# An offset in `Positions` that only who reads what came before knows, and anything less: the lag of rows that need it
-# is the same number, until `with_offsets` has put in the true one.
+# LATER and lower values in `Positions` stand for offsets that an earlier part of the capture determines. Rows that
+# depend on such an offset have the same number as lag, until `with_offsets` replaces it.
 LATER = -(1 << 62)
 
 Own = dict[str, np.ndarray | int]  # columns by name
 
 
 class BodyRows:
-    """Rows of what bodies say; strings are indices of words, a topic is the index of its name and its id."""
+    """Rows of bodies; strings are indices of words, a topic is the index of its (name, id)."""
 
     def __init__(self, table: Table, own: tuple[str, ...]) -> None:
         self._table = table
@@ -79,14 +79,14 @@ class BodyRows:
         self.topics = _Topics()
 
     def common(self, info: ConnectionInfo, exchange: Exchange, direction: int) -> tuple[int, ...]:
-        """What the rows of one body begin with: the first columns of _COMMON."""
+        """Return the values that all rows of one body share: the first columns of _COMMON."""
         words = self.words
         start = exchange.response_start if direction == BROKER else exchange.request_start
         source, cluster, api = words[info.source], words[info.cluster], words[exchange.plan.api]
         return source, cluster, info.id, exchange.number, api, start, direction
 
     def add(self, infos: Sequence[ConnectionInfo], bulk: Bulk, direction: int, of: np.ndarray, own: Own) -> None:
-        """Rows by column: of which exchange each is, and what it has besides what rows of one body begin with."""
+        """Add rows by column. of: the index of each row's exchange. own: all columns that `common` does not return."""
         words, said = self.words, bulk.columns
         used, inverse = distinct(bulk.connection[of])
         used_infos = [infos[index] for index in used.tolist()]
@@ -105,25 +105,25 @@ class BodyRows:
         self.rows += len(of)
 
     def of_topics(self, found: Bodies) -> np.ndarray:
-        """Indices of the topics of rows."""
+        """Return the index of each row's topic."""
         return np.take(np.array([self.topics[topic] for topic in found.topics], np.int64), found.topic)
 
     @property
     def size(self) -> int:
-        """About how many bytes the rows take."""
+        """Return the approximate bytes of the rows."""
         return self._packed.size + self.words.size + self.topics.size
 
     def mark(self) -> tuple[int, int]:
-        """Where the rows end now, for `rewind`."""
+        """Return the current end of the rows, for `rewind`."""
         return self.rows, len(self._packed.packed)
 
     def rewind(self, mark: tuple[int, int]) -> None:
-        """Forget the rows that were packed one by one since `mark`, whole or in part."""
+        """Remove the rows that were packed one by one since `mark`, including an incomplete one."""
         self.rows, size = mark
         del self._packed.packed[size:]
 
     def batch(self) -> pa.RecordBatch:
-        """The rows so far; they are forgotten here."""
+        """Return and remove the rows."""
         columns = self._columns(self._raw())
         self._clear()
         return pa.RecordBatch.from_arrays(
@@ -131,7 +131,7 @@ class BodyRows:
         )
 
     def _raw(self) -> dict[str, np.ndarray]:
-        """In the order of `time` and of their arrival."""
+        """Return the packed columns, in the order of `time`, then of arrival."""
         raw = self._packed.columns()
         return in_order(raw, raw["start"] // 1000)
 
@@ -177,7 +177,7 @@ _COMMON = (
     "direction",
     "of_topic",
     "partition",
-)  # of every row
+)  # columns of every row
 _NONE_IS_NULL = frozenset(
     (
         "number",
@@ -230,7 +230,7 @@ class PartitionColumns(BodyRows):
         )
 
     def append(self, info: ConnectionInfo, exchange: Exchange, positions: Positions) -> None:
-        """The rows of both bodies of an exchange. `positions` belong to its connection and are kept up to date."""
+        """Add the rows of both bodies of an exchange, and update `positions`, which belong to its connection."""
         key = exchange.plan.api_key
         if key not in APIS:
             return
@@ -279,7 +279,7 @@ class PartitionColumns(BodyRows):
             self.rows += len(partitions)
 
     def extend(self, infos: Sequence[ConnectionInfo], bulk: Bulk, positions: Sequence[Positions]) -> None:
-        """The rows of both bodies of many exchanges; `infos` and `positions` are those of connections."""
+        """Add the rows of both bodies of many exchanges; `infos` and `positions` are by index of connection."""
         key = bulk.plan.api_key
         if key not in APIS:
             return
@@ -311,7 +311,7 @@ class PartitionColumns(BodyRows):
 
 
 class BatchColumns(BodyRows):
-    """Rows of `batches`: a header as it lies on the wire; what its attributes say is worked out for all at once."""
+    """Rows of `batches`: the fields of a batch header; its attributes are decoded for all rows at once."""
 
     def __init__(self) -> None:
         super().__init__(BATCHES, (*BatchHeader._fields, "partial", "crc_valid"))
@@ -329,7 +329,7 @@ class BatchColumns(BodyRows):
             self.rows += len(found.batches)
 
     def extend(self, infos: Sequence[ConnectionInfo], bulk: Bulk) -> None:
-        """The rows of both bodies of many exchanges, of the connections that `infos` describe."""
+        """Add the rows of both bodies of many exchanges; `infos` are by index of connection."""
         for direction, found in ((CLIENT, bulk.request_body), (BROKER, bulk.response_body)):
             if found is None or not len(found.batches):
                 continue
@@ -357,11 +357,11 @@ class BatchColumns(BodyRows):
 
 
 _EMPTY = BatchHeader(*(0 for _ in BatchHeader._fields))
-PREFIX_BYTES = _EMPTY.size_bytes  # before what a batch's length counts
+PREFIX_BYTES = _EMPTY.size_bytes  # bytes of a batch that its field `length` does not count
 
 
 def topic_id(identity: UUID) -> str:
-    """The id as Kafka writes it: URL-safe base64 without padding."""
+    """Return a topic id in Kafka's notation: URL-safe base64 without padding."""
     return uuid_text(identity)
 
 
@@ -370,16 +370,16 @@ def _name(text: str | None) -> str | None:
 
 
 def _sum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The sums of two int64 columns; NULL where a sum leaves int64."""
+    """Return the sums of two int64 columns; NULL where a sum overflows int64."""
     sums = one + other
     return np.where(((one ^ sums) & (other ^ sums)) < 0, NULL, sums)
 
 
 def _lag(exchange: Exchange, direction: int, partition: Partition, positions: Positions) -> tuple[int, int]:
-    """(records between what a consumer has now and the end of the log, age of the newest record it got in ns).
+    """Return (records from the consumer's position to the end of the log, age of its newest record in nanoseconds).
 
-    A fetch session (KIP-227) leaves out of the request what has not changed, so the position may be older than it.
-    Either is NULL where it is not known or leaves int64: timestamps and offsets are any int64 that a producer wrote.
+    In a fetch session (KIP-227) a request omits unchanged partitions, so the position may come from an earlier request.
+    Either value is NULL if it is unknown or overflows int64: a producer may write any int64 as timestamp or offset.
     """
     key = (partition.topic or partition.topic_id, partition.partition)
     if direction == CLIENT:
@@ -398,7 +398,7 @@ def _lag(exchange: Exchange, direction: int, partition: Partition, positions: Po
 
 
 def _lags(bulk: Bulk, positions: Sequence[Positions]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """`_lag` of many fetches, as columns by direction: what a partition was last asked for is known from before."""
+    """Return `_lag` of many fetches, as columns by direction; updates the positions of their connections."""
     asked, got = bulk.request_body, bulk.response_body
     assert asked is not None and got is not None
     if not len(asked.of) + len(got.of):
@@ -417,7 +417,7 @@ def _lags(bulk: Bulk, positions: Sequence[Positions]) -> dict[int, tuple[np.ndar
     begins[1:] = (key[:, 1:] != key[:, :-1]).any(axis=0)
     first = np.flatnonzero(begins)
     which = np.cumsum(begins) - 1
-    # the place of the last request before, if it is of the same partition
+    # index of the last preceding request; valid if it is of the same partition
     before = np.maximum.accumulate(np.where(is_asked, np.arange(len(order)), -1))
     known = before >= first[which]
     names = list(topics)
@@ -454,7 +454,7 @@ def _lags(bulk: Bulk, positions: Sequence[Positions]) -> dict[int, tuple[np.ndar
 
 
 def _asked(exchange: Exchange) -> Collection[Any] | None:
-    """What of a request decides whether its answer tells where logs end, for `_end`; None: it tells no end."""
+    """Return the part of a request that `_end` needs to find log ends in its response; None if that has none."""
     key, asked = exchange.plan.api_key, exchange.request_body
     if asked is None:
         return None
@@ -468,17 +468,17 @@ def _asked(exchange: Exchange) -> Collection[Any] | None:
 
 
 def _end(key: int, partition: Partition, asked: Any) -> int:
-    """The end of a log as an answer to no Fetch tells it, with what `_asked` has of the request; NONE: it does not."""
+    """Return the end of a log from a ListOffsets or Produce response; NONE if unknown. asked: from `_asked`."""
     if key == LIST_OFFSETS:
         return partition.offset if (partition.topic, partition.partition) in asked else NONE
     records: int = asked.get(
         (*partition[:2], partition.partition), 0
-    )  # 0 for compressed message sets too, which hide their count
+    )  # compressed message sets count 0 too: they hide their count
     return partition.offset + records if records > 0 and 0 <= partition.offset <= MAX_OFFSET - records else NONE
 
 
 def _ends(bulk: Bulk) -> np.ndarray | int:
-    """The same of the answers of many exchanges, as a column; a ListOffsets is never among them (`lockstep.reader`)."""
+    """Return log ends of many responses, as a column; none of them is a ListOffsets (`lockstep.reader`)."""
     key, asked, got = bulk.plan.api_key, bulk.request_body, bulk.response_body
     if asked is None or got is None:
         return NONE
@@ -492,7 +492,7 @@ def _ends(bulk: Bulk) -> np.ndarray | int:
 
 
 def _records_of(asked: Bodies, got: Bodies) -> np.ndarray:
-    """How many records each topic-partition of many answers was sent, 0 where that is not known."""
+    """Return the number of records sent to each topic-partition of many responses; 0 if unknown."""
     topics: dict[Any, int] = {}
     sent, told = (np.stack((each.of, each.topic_keys(topics), each.numbers["partition"])) for each in (asked, got))
     records: np.ndarray = np.maximum(asked.numbers["records"], 0)
@@ -507,7 +507,7 @@ def _records_of(asked: Bodies, got: Bodies) -> np.ndarray:
 
 
 def _deleted(exchange: Exchange, found: Found) -> list[Partition]:
-    """The offsets of a group that an OffsetDelete deleted."""
+    """Return the topic-partitions whose committed offsets an OffsetDelete deleted."""
     return [
         BLANK._replace(topic=topic, partition=partition, error_code=0, group_id=exchange.group_id)
         for topic, partition in found.deleted
@@ -516,7 +516,10 @@ def _deleted(exchange: Exchange, found: Found) -> list[Partition]:
 
 
 def with_offsets(rows: pa.RecordBatch, connection: int, offsets: Sequence[int]) -> pa.RecordBatch:
-    """Rows of PARTITIONS of which some of a connection waited for an offset: for LATER the first, and so on down."""
+    """Fill in the lags of a connection's rows of PARTITIONS that depend on offsets of earlier parts.
+
+    offsets: the first is for rows with the lag LATER, the second for LATER - 1, and so on.
+    """
     lags = arrays.numbers(rows["lag_records"], 0)
     places = np.flatnonzero((lags <= LATER) & (arrays.numbers(rows["connection"], 0) == connection))
     if not len(places):

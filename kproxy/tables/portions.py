@@ -1,8 +1,7 @@
-"""Events -> packed rows of all tables, a portion at a time: what recorders keep until somebody writes it.
+"""Events -> packed rows of all tables, in portions that a recorder keeps until it writes them.
 
-Duty: pack what events say at once, each event whole or not at all. That costs a relay hardly more than to keep the
-events, and far less memory. A portion is bounded by its owner, who looks at `full`. Refuses to know files, threads and
-when a portion is written.
+Duty: packs each event at once, completely or not at all. Packing costs a relay hardly more than keeping the events, and
+takes far less memory. The owner of a portion bounds it by checking `full`. Does not write files, and uses no threads.
 """
 
 from collections.abc import Sequence
@@ -30,47 +29,47 @@ from kproxy.wire.events import (
     Unanswered,
 )
 
-# Who writes portions works on one at a time, so that a relay never waits long for the interpreter.
+# The recorder's thread converts one portion at a time, so a relay never waits long for the interpreter.
 PORTION_ROWS = 4 * 1024
 PORTION_BYTES = 4 << 20
 
-_KNOWN_BYTES = 2000  # of a row of insight, beside its texts, about
-_CONNECTION_BYTES = 2000  # of a row that is not packed, about
-_NAME_BYTES = 300  # of a topic
+_KNOWN_BYTES = 2000  # approximate size of a row of insight without its texts
+_CONNECTION_BYTES = 2000  # approximate size of a row that is not packed
+_NAME_BYTES = 300  # approximate size of a topic's name
 
 
 class Tcp(Protocol):
-    """What packets show of a connection."""
+    """The TCP properties of a connection, seen in its packets."""
 
     @property
     def info(self) -> ConnectionInfo:
-        """As known now: its broker and its cluster may become known later than the connection."""
+        """Return the current description: broker and cluster may become known later than the connection."""
         ...
 
     def columns(self) -> dict[str, Any]:
-        """Of its row of `connections`, when it has ended."""
+        """Return the TCP columns of its row of `connections`, after its end."""
         ...
 
     def sent_again(self, exchange: Exchange) -> int:
-        """Segments that were sent again during an exchange."""
+        """Return the number of segments that were retransmitted during an exchange."""
         ...
 
     def stalled(self, exchange: Exchange) -> Sequence[int]:
-        """How long lost bytes and closed windows held it up, as columns.STALLED; nothing: they did not."""
+        """Return the delays by lost segments and closed windows, in ns as in columns.STALLED; empty without delay."""
         ...
 
 
 class Batches(NamedTuple):
-    """What was a portion, by column: what another process can be sent."""
+    """The rows of a portion as columns, which can be sent to another process."""
 
     events: dict[str, int]  # by source
     faults: list[tuple[str, int]]  # source and time
-    names: dict[str, Any]  # as `Names.told` has them
+    names: dict[str, Any]  # from `Names.told`
     batches: list[tuple[str, pa.RecordBatch]]  # by table
 
 
 class Portion:
-    """Packed rows of all tables, as their events come."""
+    """Packed rows of all tables."""
 
     def __init__(self) -> None:
         self.events: dict[str, int] = {}  # by source
@@ -84,7 +83,7 @@ class Portion:
         self._known_bytes = 0
 
     def know(self, source: str, table: str, rows: Sequence[Any]) -> None:
-        """Rows of insight."""
+        """Add rows of insight."""
         for row in rows:
             self.knowledge.append(table, source, row)
             self._known_bytes += _KNOWN_BYTES + sum(len(value) for value in row if isinstance(value, str))
@@ -92,7 +91,7 @@ class Portion:
 
     @property
     def size(self) -> int:
-        """Bytes, about."""
+        """Return the approximate bytes of the rows."""
         packed = self.exchanges.size + self.partitions.size + self.batches_read.size
         names = len(self.names) * _NAME_BYTES
         return packed + len(self.connections) * _CONNECTION_BYTES + names + self._known_bytes
@@ -103,7 +102,7 @@ class Portion:
         return rows >= PORTION_ROWS or self.size >= PORTION_BYTES
 
     def batches(self) -> Batches:
-        """The rows so far, which are forgotten here. It takes milliseconds: not for a relay's loop."""
+        """Return the rows as columns, and use the portion no more. Takes milliseconds: not for a relay's loop."""
         of_tables = [
             (table.name, columns.batch())
             for table, columns in (
@@ -119,7 +118,7 @@ class Portion:
         return Batches(self.events, self.faults, self.names.told(), of_tables)
 
     def add(self, tally: "Tally", events: list[Event]) -> list[Exception]:
-        """Pack events, each whole or not at all; returns what went wrong, one exception per event that is left out."""
+        """Pack events, each completely or not at all; returns one exception per event that is left out."""
         if tally.tcp is not None:
             tally.info = tally.tcp.info
         source = tally.info.source
@@ -155,7 +154,7 @@ class Portion:
                 self.batches_read.rewind(before[1])
                 raise
         else:
-            self._row(tally, exchange)  # one row: whole or not at all
+            self._row(tally, exchange)  # a single row needs no rewind
         tally.count(exchange)
 
     def _row(self, tally: "Tally", exchange: Exchange) -> None:
@@ -167,14 +166,14 @@ class Portion:
 
 
 class Tally:
-    """One connection: what its own row counts, and how far its consumer has come."""
+    """The counts of one connection for its row, and the positions of its consumer."""
 
     def __init__(self, info: ConnectionInfo, tcp: Tcp | None) -> None:
         self.info = info
         self.tcp = tcp
         self.positions: Positions = {}
         self.faults = 0
-        self.software: tuple[str, str] | None = None  # name and version of the client's, for as long as it is open
+        self.software: tuple[str, str] | None = None  # name and version of the client's software, while open
         self._requests = 0
         self._answers = 0
 
@@ -183,12 +182,12 @@ class Tally:
         self._answers += exchange.response_end != NONE
 
     def row_so_far(self, now_ns: int) -> dict[str, Any]:
-        """Of a connection that is open: its bytes are not known here."""
+        """Return the row of an open connection; its bytes are unknown here."""
         so_far = {"client_bytes": None, "broker_bytes": None, "end_seen": False, "close": None}
         return self.row(Closed(CLIENT, now_ns)) | so_far
 
     def row(self, closed: Closed) -> dict[str, Any]:
-        """What TCP does is not seen from a proxy; those columns are null."""
+        """Return the row of a closed connection; its TCP columns are null in a proxy, which does not see packets."""
         info = self.info
         software_name, software_version = closed.software or self.software or (None, None)
         return {
@@ -224,5 +223,5 @@ class Tally:
 
 
 def _close(cause: str) -> str:
-    """How the connection ended, in the words of captures; an end of ours (a drain, a fault) has its own."""
+    """Return the end of a connection as captures name it; an end by kproxy (a drain, a fault) keeps its own name."""
     return {"closed": "fin", "reset": "reset"}.get(cause.partition("_")[2], cause)

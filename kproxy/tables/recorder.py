@@ -1,15 +1,15 @@
-"""Live events -> files of a dataset: what `--record` does.
+"""Live events -> files of a dataset: `--record`.
 
-Duty: record the events of sessions, as the tables that captures become. A relay packs what its events say into rows:
-that costs it hardly more than to keep them, and far less than two threads that take turns at Python. The rest,
-columns, sorting, compressing and syncing, is a thread's, and nearly all of it outside the interpreter. Where the
-thread falls behind, events are dropped, counted, and reported in `quality`. Files appear whole, after ROLL_S or
-ROLL_ROWS: a killed kproxy loses what no file has yet, and nothing else.
+Duty: records the events of sessions in the same tables as a conversion of captures. A relay packs its events into rows:
+that costs hardly more than keeping them, and far less than two threads that alternate in the interpreter. A thread
+makes columns, sorts, compresses and syncs, nearly all of it without the interpreter's lock. If the thread falls behind,
+events are dropped, counted, and reported in `quality`. Files appear complete, after ROLL_S or ROLL_ROWS: a killed
+kproxy loses only rows that are in no file yet.
 
-Bounded by: QUEUE_BYTES of packed rows that wait, `writer.RUN_ROWS` rows per table in memory, the rest of a file's rows
-on the disk, and ROLL_ROWS rows of one table while its file is written; where bodies are read, `names.MAX_NAMES`
+Bounded by: QUEUE_BYTES of packed rows in the queue, `writer.RUN_ROWS` rows per table in memory, the rest of a file's
+rows on the disk, and ROLL_ROWS rows of one table while its file is written; if bodies are read, `names.MAX_NAMES`
 topics, and `partitions.MAX_POSITIONS` partitions per connection. Old files stay on the disk unless a
-`Retention` is given. Refuses to know sockets, and what a proxy is.
+`Retention` is given. Does not use sockets.
 """
 
 import logging
@@ -34,8 +34,8 @@ QUEUE_BYTES = 64 << 20
 
 _EVERYTHING_STAYS = Retention()
 _IDLE_S = 0.05
-_REPORT_S = 60.0  # between two lines about rows that cannot be written
-_SWITCH_S = 0.0002  # how long one thread may keep the interpreter from another that asks
+_REPORT_S = 60.0  # between two log lines about rows that cannot be written
+_SWITCH_S = 0.0002  # sys.setswitchinterval: a thread may hold the interpreter so long while another waits
 
 _FAILED = "events that are in no table: kproxy could not make rows of them; its log names each kind of failure"
 
@@ -43,7 +43,7 @@ log = logging.getLogger("kproxy.recorder")
 
 
 class Recorder:
-    """A sink that writes tables; `close` writes what still waits."""
+    """A sink of events that writes tables; `close` writes the rows that are left."""
 
     def __init__(
         self,
@@ -54,8 +54,9 @@ class Recorder:
         retention: Retention = _EVERYTHING_STAYS,
         beside: bool = False,
     ) -> None:
-        """`settings`: what the dataset says of how it was made; `worker`: one of several that write to the folder;
-        `beside`: a kproxy that this one follows still records into it.
+        """settings: stored in the manifest. worker: number of this process, if several write to the folder.
+
+        beside: the predecessor of this kproxy still records into the folder.
         """
         self.folder = folder
         self._retention = retention
@@ -64,7 +65,7 @@ class Recorder:
         self._thread = Thread(target=self._run, name="recorder", daemon=True)
         self._stopping = Signal()
         self._lock = Lock()  # of the following
-        self._open: Portion | None = Portion()  # None: there is no room
+        self._open: Portion | None = Portion()  # None: the queue is full
         self._waiting: deque[Portion] = deque()
         self._waiting_bytes = 0
         self._defects = Defects(log)
@@ -78,18 +79,21 @@ class Recorder:
         return self._quality.dropped
 
     def start(self) -> None:
-        """Claim the folder; KproxyError where it cannot be written to, or another kproxy writes to it."""
+        """Lock the folder and start the thread.
+
+        Raises KproxyError if the folder cannot be written to, or if another kproxy writes to it.
+        """
         self._files.claim()
         sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
         self._thread.start()
         log.info("recording into %s", self.folder)
 
     def note(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Add rows of `quality` that somebody else has counted; those of one source and kind are added up."""
+        """Add rows of `quality` that other code counted; rows of the same source and kind are summed."""
         self._quality.add([dict(row) for row in rows])
 
     def connected(self, info: ConnectionInfo, tcp: Tcp | None = None) -> Callable[[list[Event]], None]:
-        """tcp: what is seen of the connection's TCP, where kproxy is not an end of it."""
+        """Return a function that takes the events of a connection. tcp: its TCP properties, if packets are read."""
         tally = Tally(info, tcp)
         lock = self._lock
         self.dropped.setdefault(info.source, 0)
@@ -100,7 +104,7 @@ class Recorder:
                 if portion is None:
                     self._quality.drop(info.source, len(events))
                     return
-                for fault in portion.add(tally, events):  # a defect of ours must not cost a connection
+                for fault in portion.add(tally, events):  # a defect of kproxy must not end a connection
                     self._quality.drop(info.source, 1, "recorder_failed", _FAILED)
                     self._defects.note(fault)
                 if portion.full:
@@ -109,7 +113,7 @@ class Recorder:
         return take
 
     def rows(self, source: str) -> Callable[[str, Sequence[Any]], None]:
-        """What takes rows of insight, which are tuples with a table's columns, by the name of their table."""
+        """Return a function that takes a table's name and rows of insight, NamedTuples with the table's columns."""
         self.dropped.setdefault(source, 0)
 
         def take(table: str, rows: Sequence[Any]) -> None:
@@ -125,7 +129,7 @@ class Recorder:
         return take
 
     def close(self) -> None:
-        """Write every event so far. Blocks for as long as that takes."""
+        """Write all events, and unlock the folder. Blocks until they are written."""
         if self._thread.is_alive():
             self._stopping.set()
             self._thread.join()
@@ -149,7 +153,7 @@ class Recorder:
         files = self._files
         stopping = False
         while not stopping:
-            stopping = self._stopping.wait(_IDLE_S)  # looked at before the rows are, so that the last look sees all
+            stopping = self._stopping.wait(_IDLE_S)  # checked before the rows, so that the last pass takes all
             if stopping or files.due:
                 with self._lock:
                     if self._open is not None and self._open.events:
@@ -184,7 +188,7 @@ class Recorder:
         self._files.add(portion.batches())
 
     def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
-        """What fails costs the rows that are in no file yet; the proxy goes on, and so does the next file."""
+        """Do `work`; if it fails, drop the rows that are in no file yet. The proxy and the next file go on."""
         try:
             work(*arguments)
         except Exception as fault:

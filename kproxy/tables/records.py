@@ -1,13 +1,12 @@
-"""What batches hold -> Arrow batches of the `records` table: only of topics that were chosen, and of each key and value
-no more than was asked for.
+"""Records of batches -> Arrow batches of the `records` table: chosen topics, and a limited part of keys and values.
 
-Duty: which topics are chosen, what is shown of their bytes, and the rows. A topic that a body calls by its id may get
-its name later, so what has only an id is kept, and chosen when the rows are written (`Chosen.of`).
+Duty: selects topics, limits or hashes their bytes, and makes the rows. The name of a topic that a body identifies by id
+may become known later, so rows with only an id are kept, and selected when they are written (`Chosen.of`).
 
-Bounded by: Room for copies of batches, of which one may take BATCH_BYTES and all together ROOM_BYTES;
-DECOMPRESSED_BYTES of one batch; ROWS rows, or KEPT_BYTES of what they show, until they are handed on, and BODY_BYTES of
-that from one body, since rows of one time are sorted in memory. A batch that is too much, or that does not decode, is
-counted, and its bytes too; what has no room depends on what else is held. Refuses to know files.
+Bounded by: BATCH_BYTES for a copy of one batch, and ROOM_BYTES for all copies (`bodies.Room`); DECOMPRESSED_BYTES of
+one batch; ROWS rows, or KEPT_BYTES of their shown bytes, until the owner takes them; BODY_BYTES of shown bytes from one
+body, since rows of one time are sorted in memory. Batches beyond a limit, and undecodable ones, are counted with their
+bytes. ROOM_BYTES is shared, so batches beyond it depend on the copies held at that time. Does not write files.
 """
 
 from collections.abc import Callable, Iterator
@@ -49,11 +48,11 @@ def hashed(data: bytes | None) -> bytes | None:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The topics whose records are told, and what is shown of a key, a value and a header."""
+    """The topics whose records are rows, and the part of keys, values and headers that is shown."""
 
     topics: tuple[str, ...]  # names or ids; * ? [] as in a shell
-    shown_bytes: int | None = SHOWN_BYTES  # so many, the first ones; None: all
-    hashed: bool = False  # instead: 16 bytes of BLAKE2b, so that equal ones stay equal
+    shown_bytes: int | None = SHOWN_BYTES  # the first bytes; None: all
+    hashed: bool = False  # show 16 bytes of BLAKE2b instead: equal values stay equal
 
     def is_chosen(self, name: str | None) -> bool:
         return name is not None and any(fnmatchcase(name, topic) for topic in self.topics)
@@ -67,7 +66,7 @@ class Chosen:
         return data if data is None or self.shown_bytes is None else data[: self.shown_bytes]
 
     def of(self, rows: pa.Table) -> pa.Table:
-        """The rows of chosen topics, once their names are filled in."""
+        """Return the rows of chosen topics; call it after names were filled in."""
         told = [
             listed(TEXT, [name for name in pc.unique(rows[column]).to_pylist() if self.is_chosen(name)])
             for column in ("topic", "topic_id")
@@ -78,7 +77,10 @@ class Chosen:
 
 
 def chosen(topics: str, values: str) -> Chosen:
-    """As the command line has it: topics with commas between them; a number of bytes, `hash` or `all`."""
+    """Return the choice of two options: topics separated by commas; a number of bytes, `hash` or `all`.
+
+    Raises KproxyError for other values.
+    """
     names = tuple(name.strip() for name in topics.split(",") if name.strip())
     if not names:
         raise KproxyError("no topic is named: give names, like orders,billing.*")
@@ -111,7 +113,7 @@ class RecordColumns(BodyRows):
         self._kept_bytes = 0
 
     def missing(self) -> Iterator[tuple[str, int, int]]:
-        """What kinds of batches were wanted and are not told, how many and of how many bytes."""
+        """Yield (kind of `quality`, batches, bytes) of chosen batches without rows."""
         left_out = self.left_out + self.room.left_out
         if left_out:
             yield "records_left_out", left_out, self.left_out_bytes + self.room.left_out_bytes
@@ -127,7 +129,7 @@ class RecordColumns(BodyRows):
         return self.rows >= ROWS or self._kept_bytes >= KEPT_BYTES
 
     def append(self, info: ConnectionInfo, exchange: Exchange, hand_on: Callable[[], None]) -> None:
-        """The records of an exchange; `hand_on` must take `batch()`, whenever there are many."""
+        """Add the records of an exchange; `hand_on` is called when the rows are full, and must take `batch()`."""
         for direction, found in ((CLIENT, exchange.request_body), (BROKER, exchange.response_body)):
             self._body_bytes = 0
             for batch in () if found is None else found.batches:
@@ -150,7 +152,7 @@ class RecordColumns(BodyRows):
         content: bytearray,
         hand_on: Callable[[], None],
     ) -> bool:
-        """False: it is too much for one body."""
+        """Add the records of a batch; return False if BODY_BYTES are exceeded."""
         secret = batch.topic in SECRET_TOPICS or batch.topic_id in SECRET_TOPICS
         show = self._chosen.show
         show_value = hashed if secret else show
@@ -161,7 +163,7 @@ class RecordColumns(BodyRows):
             if self.is_full:
                 hand_on()
                 common = ()
-            if not common:  # the first one of this batch, or behind those that were handed on
+            if not common:  # the first record of this batch, or the first after `hand_on`
                 common = self.common(info, exchange, direction)
                 of_topic = self.topics[batch.topic, batch.topic_id]
             self._packed.packed += self._packed.pack(
@@ -181,7 +183,7 @@ class RecordColumns(BodyRows):
             self._values.append(value)
             kept = len(key or b"") + len(value or b"") + _ROW_BYTES
             for name, header in record.headers:
-                cut = name.encode()[: self._chosen.shown_bytes]  # not inside a character: this column is text
+                cut = name.encode()[: self._chosen.shown_bytes]  # no partial character: this column is text
                 shown_name, shown = cut.decode(errors="ignore").encode(), show_value(header)
                 self._header_names.append(shown_name)
                 self._header_values.append(shown)
@@ -192,7 +194,7 @@ class RecordColumns(BodyRows):
         return True
 
     def _raw(self) -> dict[str, np.ndarray]:
-        """In the order of their arrival, which their keys and values have."""
+        """Return the packed columns in the order of arrival, which is the order of keys and values."""
         return self._packed.columns()
 
     def _columns(self, raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:
@@ -206,7 +208,7 @@ class RecordColumns(BodyRows):
         return columns
 
 
-_ROW_BYTES = 120  # what the objects take, about
+_ROW_BYTES = 120  # approximate memory of a row's objects
 
 
 def _size(record: Record) -> int:

@@ -1,8 +1,8 @@
-"""Which files of live recordings stay: the oldest go, by age and by the bytes of all.
+"""Retention of live recordings: removes the oldest files, by age and by total bytes.
 
-Duty: remove files that recorders wrote, known by their names, and nothing else that lies in the folder. Several
-processes may do so at once. Files of a time to come were written before the clock was set back: they are the oldest,
-of an age that nobody knows. Refuses to know who reads them: a reader that has a file open goes on.
+Duty: removes files that recorders wrote, recognised by their names, and no other file of the folder. Several processes
+may do so at once. Files with a time in the future were written before the clock was set back: they count as the oldest,
+of unknown age. A reader with an open file is not affected.
 """
 
 import re
@@ -15,17 +15,17 @@ from typing import NamedTuple
 # As `live_files` and `knowledge_recorder` name them.
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{9}Z(-worker-\d+|-knowledge)?-\d{6}\.parquet")
 
-_CLOCKS_S = 3600.0  # by which clocks of this machine and of the files' may differ
+_CLOCKS_S = 3600.0  # tolerated difference between the clocks of this machine and of the file system
 
 
 class Retention(NamedTuple):
-    """None: no bound."""
+    """Limits of recorded files; None: no limit."""
 
     age_s: float | None = None
     total_bytes: int | None = None
 
     def remove_old(self, folder: Path) -> int:
-        """Remove what is too old or too much; returns how many files. OSError: a folder is not ours."""
+        """Remove files beyond the limits; returns their number. Raises OSError if a file cannot be removed."""
         if self == Retention():
             return 0
         now_s = time.time()
@@ -43,7 +43,7 @@ class Retention(NamedTuple):
 
 
 def _recorded(folder: Path) -> Iterator[tuple[float, int, Path]]:
-    """(when it was written, bytes, path)"""
+    """Yield (time of writing in seconds, bytes, path) of each recorded file."""
     for path in folder.glob("*/*.parquet"):
         if _NAME.fullmatch(path.name):
             with suppress(FileNotFoundError):

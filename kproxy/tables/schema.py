@@ -1,10 +1,10 @@
 """The tables as Arrow schemas: the columns, their order and types, how they are stored and how their rows are sorted.
 
-Duty: the one place that says what a table looks like; the live recorder, `kproxy convert` and Spark all write these.
-Columns are added, never renamed or moved, and then VERSION goes up; `meanings` says what they mean. `time` is what
-Spark reads best, microseconds; the exact times and the durations are nanoseconds as plain integers.
+Duty: the only definition of the tables; the live recorder, `kproxy convert` and Spark all write them. Columns are
+added, never renamed or moved, and each addition raises VERSION; `meanings` describes them. `time` has microseconds, the
+resolution of Spark; exact times and durations are nanoseconds as plain integers.
 
-Refuses to know where rows come from.
+Does not compute rows.
 """
 
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ INTEGERS = pa.list_(pa.field("element", I32))
 HEADERS = pa.list_(pa.field("element", pa.struct([("key", TEXT), ("value", BYTES)]), nullable=False))
 
 
-# Never null, in each table that has them, whatever peers sent.
+# Columns that are never null, in every table, whatever bytes peers sent.
 _ALWAYS = frozenset(("source", "cluster", "time", "direction", "outcome", "kind", "sentence", "event"))
 
 
 def _columns(*columns: tuple[str, pa.DataType], always: tuple[str, ...] = ()) -> pa.Schema:
-    """always: columns that are never null, beside those of all tables."""
+    """Return a schema. always: columns that are never null, in addition to _ALWAYS."""
     return pa.schema([pa.field(name, kind, nullable=name not in (*_ALWAYS, *always)) for name, kind in columns])
 
 
@@ -38,17 +38,17 @@ class Table:
 
     name: str
     schema: pa.Schema
-    keys: tuple[str, ...]  # rows are sorted by these; the order of what is equal in all of them is that of arrival
-    weight: str | None = None  # a column that says what a row may weigh, in bytes, where rows are not alike
+    keys: tuple[str, ...]  # rows are sorted by these columns; equal rows keep the order of arrival
+    weight: str | None = None  # a column with the approximate bytes of a row, if rows differ much in size
 
     @cached_property
     def described(self) -> pa.Schema:
-        """The schema as files have it: with what each column means, and its unit."""
+        """Return the schema for files, with the description and the unit of each column as metadata."""
         return pa.schema([_described(self.name, field) for field in self.schema])
 
     @cached_property
     def deltas(self) -> list[str]:
-        """Times and counters, whose neighbours are near: delta-encoded. The other columns have dictionaries."""
+        """Return the delta-encoded columns: times and counters, whose neighbours differ little."""
         return [
             field.name
             for field in self.schema
@@ -57,12 +57,12 @@ class Table:
 
     @property
     def has_names(self) -> bool:
-        """Its topics or brokers may be known only when the whole capture was read (`names.Names.fill`)."""
+        """Return whether topics or brokers may be filled in after the whole capture was read (`names.Names.fill`)."""
         return bool({"direction", "broker_address"} & set(self.schema.names))
 
     @cached_property
     def words(self) -> list[str]:
-        """Columns whose values repeat: dictionary-encoded."""
+        """Return the dictionary-encoded columns: all but delta-encoded ones and flags."""
         return [field.name for field in self.schema if field.name not in self.deltas and field.type != FLAG]
 
 
@@ -119,7 +119,7 @@ EXCHANGES = Table(
         ("transactional_id", TEXT),
         ("decoded", TEXT),
         ("retransmissions", I32),
-        # With queue_ns and muted_ns these are total_ns, whatever happened.
+        # The sum of these, queue_ns and muted_ns is total_ns in every case.
         ("sending_ns", I64),
         ("broker_ns", I64),
         ("receiving_ns", I64),
@@ -194,7 +194,7 @@ BATCHES = Table(
     ("time", "connection", "number", "direction", "topic_id", "topic", "partition", "base_offset"),
 )
 
-# Only where it is asked for, and of the topics that are.
+# Only on request (`--records`), for the chosen topics.
 RECORDS = Table(
     "records",
     _columns(
@@ -272,7 +272,7 @@ QUALITY = Table(
     ("source",),
 )
 
-# What `kproxy.insight` says. A row's `source` is that of the exchange that completed it.
+# Tables of `kproxy.insight`. A row's `source` is the source of the exchange that completed the row.
 _OF_KNOWLEDGE = [("source", TEXT), ("cluster", TEXT), ("time", TIME)]
 
 GROUP_EVENTS = Table(
@@ -486,8 +486,8 @@ KNOWLEDGE = (
     TRANSACTIONS,
 )
 
-# Those of every dataset.
+# The tables of every dataset.
 TABLES = {table.name: table for table in (EXCHANGES, PARTITIONS, BATCHES, CONNECTIONS, QUALITY, *KNOWLEDGE)}
 BY_NAME = TABLES | {RECORDS.name: RECORDS}
-# The VERSION that a table came with, where it was not the first.
+# The VERSION that added a table, if it was not the first.
 SINCE = {table.name: 3 for table in KNOWLEDGE} | {COMMITTED_OFFSETS.name: 4, TRANSACTIONS.name: 4}

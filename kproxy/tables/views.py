@@ -1,7 +1,7 @@
-"""Views over the tables: each row with what other tables know of it, in SQL that DuckDB and Spark take alike.
+"""Views over the tables: each row joined with columns of other tables, in SQL that both DuckDB and Spark run.
 
-`exchanges_full` has the client's software and login beside an exchange; `partitions_full` and `batches_full` have
-those, the client, the broker and the outcome beside a partition or a batch. Refuses to know engines.
+`exchanges_full` adds the client's software and login to an exchange; `partitions_full` and `batches_full` add
+these, the client, the broker and the outcome to a partition or a batch.
 """
 
 from kproxy.tables import schema
@@ -25,6 +25,6 @@ def _full(table: schema.Table) -> str:
     return f"select t.*{beside} from {table.name} t{exchanges} left join connections c on {joined}"
 
 
-# The texts, by name, and the tables that each needs.
+# The SQL texts by name, and the tables that each view needs.
 VIEWS = {f"{table.name}_full": _full(table) for table in (schema.EXCHANGES, schema.PARTITIONS, schema.BATCHES)}
 NEEDED = {name: (name.removesuffix("_full"), "exchanges", "connections") for name in VIEWS}

@@ -1,12 +1,10 @@
-"""Batches -> Parquet files of a dataset, which appear whole or not at all, and always the same for the same rows.
+"""Batches -> Parquet files of a dataset, which appear complete or not at all; the same rows give the same files.
 
-Duty: rows come in any order and in any number; `Sorter` sorts them in runs on the disk and merges the runs, so that
-memory holds RUN_ROWS rows whatever their number, and the order in the file depends on nothing but the rows. `Dataset`
-owns the folder: files are written in a folder of their own inside it, synced and then renamed; what a killed run left
-there is swept away by the next.
+Duty: rows arrive in any order and in any number. `Sorter` sorts them in runs on the disk and merges the runs, so
+memory holds at most RUN_ROWS rows, and the order in the file depends only on the rows. `Dataset` owns the folder: files
+are written in a working folder inside it, synced and then renamed; the next run removes files of a killed run.
 
-For one version of pyarrow the same rows give the same bytes: fixed row groups, no clock, no host name.
-Refuses to know what rows mean.
+With the same version of pyarrow the same rows give the same bytes: fixed row groups, no clock, no host name.
 """
 
 import fcntl
@@ -35,25 +33,25 @@ from kproxy.tables.dataset import MANIFEST, check_version, read_manifest
 from kproxy.tables.schema import Table
 
 ROW_GROUP = 256 * 1024
-GROUP_BYTES = 32 << 20  # of rows with a weight
+GROUP_BYTES = 32 << 20  # of a row group, for tables with a weight
 MAGIC = b"PAR1"  # at both ends of a Parquet file
 RUN_ROWS = 32 * 1024
 RUN_BYTES = 16 << 20
-STEP_ROWS = 16 * 1024  # of one run in memory while merging; a step costs about as much as 4000 rows
+STEP_ROWS = 16 * 1024  # rows of one run in memory while merging; a step costs about as much as 4000 rows
 STEP_BYTES = 2 << 20
-PACKED = ".packed"  # the ending of runs that are Parquet
-_LAST = (1 << 63) - 1  # a key that is null
-FAN_IN = 32  # runs merged at a time; those that follow one another count as one
-MOST_TRIES = 1000  # to make a folder that others remove when they end
-MOST_BESIDE = 16  # kproxies that drain one after the other, and still record
+PACKED = ".packed"  # suffix of runs that are Parquet
+_LAST = (1 << 63) - 1  # the sort key of null
+FAN_IN = 32  # overlapping runs merged at a time
+MOST_TRIES = 1000  # attempts to create a folder that other processes remove at their end
+MOST_BESIDE = 16  # successive kproxies that drain and still record
 
 
 class InUseError(KproxyError):
-    """Another process has that piece of work of a dataset."""
+    """Another process has locked the same working folder of a dataset."""
 
 
 class Dataset:
-    """A folder of tables. `begin` gives a place to write in; `publish` makes files of it part of the dataset."""
+    """A folder of tables. `begin` returns a working folder; `publish` moves its files into the dataset."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -62,9 +60,10 @@ class Dataset:
         self._made: list[Path] = []  # folders that `begin` made, the innermost first
 
     def begin(self, name: str, *, by_hour: bool = False) -> Path:
-        """A fresh folder for the files of one piece of work; `name` keeps it apart from others at the same dataset.
+        """Return an empty, locked working folder; `name` distinguishes it from others in the same dataset.
 
-        Tables by hour know no sources by their files, so that no file of another run could take a source's place.
+        by_hour: the dataset may hold tables by date and hour, whose files are not named after sources. Raises
+        InUseError if another process has the folder, and KproxyError if the dataset cannot be written to.
         """
         check_version(self.folder)
         if not by_hour and any(any((self.folder / name).glob("date=*")) for name in schema.BY_NAME):
@@ -81,16 +80,16 @@ class Dataset:
         return work
 
     def begin_beside(self, name: str) -> Path:
-        """As `begin`, and under a name like it where a process that is followed has that one still."""
+        """Return `begin(name)`, or a numbered variant of `name` while a predecessor process still has that folder."""
         for number in range(1, MOST_BESIDE):
             with suppress(InUseError):
                 return self.begin(name if number == 1 else f"{name}-beside-{number}")
         return self.begin(f"{name}-beside-{MOST_BESIDE}")
 
     def publish(self, files: dict[str, Path], manifest: dict[str, Any], gone: Iterable[str] = ()) -> None:
-        """Move finished files (their place -> where they are now) into the dataset; the manifest comes last.
+        """Move finished files (place in the dataset -> current path) into the dataset; the manifest comes last.
 
-        It goes on naming the sources of earlier runs, whose files stay, but for those whose places are `gone`.
+        Files of earlier runs stay, and the manifest still lists their sources. gone: places of files to remove.
         """
         assert self._work is not None
         draft = self._work / MANIFEST
@@ -103,7 +102,7 @@ class Dataset:
                 sync(target.parent)
             for place in gone:
                 (self.folder / place).unlink(missing_ok=True)
-            with _alone(self.folder / ".unfinished-manifest"):  # else one of two who add to it is forgotten
+            with _alone(self.folder / ".unfinished-manifest"):  # otherwise a concurrent update would be lost
                 draft.write_text(json.dumps(self._manifest(manifest), indent=2, sort_keys=True) + "\n")
                 sync(draft)
                 draft.replace(self.folder / MANIFEST)
@@ -128,14 +127,14 @@ class Dataset:
         return whole
 
     def clear(self) -> None:
-        """Remove what earlier runs published, and first the manifest that says it is whole."""
+        """Remove the files of earlier runs; the manifest first, since it declares them complete."""
         (self.folder / MANIFEST).unlink(missing_ok=True)
         for name in schema.BY_NAME:
             for file in (self.folder / name).rglob("*.parquet"):
                 file.unlink()
 
     def abandon(self) -> None:
-        """Leave nothing half-written behind, nor folders that were made for nothing."""
+        """Remove the working folder, and the folders that `begin` created and that stayed empty."""
         if self._work is not None:
             shutil.rmtree(self._work, ignore_errors=True)
             os.close(self._claim)
@@ -146,7 +145,7 @@ class Dataset:
 
 
 class Sorter:
-    """Sorts the rows of one table on the disk, `folder`, in runs of so many rows or bytes: RUN_ROWS or RUN_BYTES."""
+    """Sorts the rows of one table in `folder`, in runs of up to RUN_ROWS rows or RUN_BYTES bytes by default."""
 
     def __init__(self, table: Table, folder: Path, prefix: str = "", *, run_rows: int = 0, run_bytes: int = 0) -> None:
         self._table = table
@@ -156,9 +155,9 @@ class Sorter:
         self._rows = 0
         self._bytes = 0
         self._count = 0
-        self.runs: list[Path] = []  # in the order in which their rows came
-        self._spans: list[tuple[Any, Any]] = []  # the first and the last key of those that were looked at
-        self._look_at = FAN_IN  # as many runs
+        self.runs: list[Path] = []  # in the order of their rows' arrival
+        self._spans: list[tuple[Any, Any]] = []  # first and last key of the first runs
+        self._look_at = FAN_IN  # number of runs at which the next overlap is computed
 
     def add(self, batch: pa.RecordBatch) -> None:
         self._batches.append(batch)
@@ -168,13 +167,13 @@ class Sorter:
             self.spill()
 
     def spill(self) -> None:
-        """Write what is in memory as a sorted run."""
+        """Write the rows in memory as a sorted run."""
         if self._rows:
             self._write_run(iter((self._taken(),)))
             self._fan_in()
 
     def in_order(self) -> Iterator[pa.Table]:
-        """All rows, which are not the sorter's any more: from memory, where there never were more than a run's."""
+        """Yield all rows sorted, and empty the sorter; without runs directly from memory."""
         if not self.runs:
             if self._rows:
                 yield self._taken()
@@ -183,7 +182,7 @@ class Sorter:
         yield from merged(self._table, self.runs)
 
     def _taken(self) -> pa.Table:
-        """The rows in memory, sorted: they are its no more."""
+        """Return and remove the rows in memory, sorted."""
         rows = _sorted(self._table, pa.Table.from_batches(self._batches, self._table.schema))
         self._batches = []
         self._rows = 0
@@ -191,20 +190,20 @@ class Sorter:
         return rows
 
     def adopt(self, runs: Sequence[Path]) -> None:
-        """Take over runs that other sorters of this table wrote; those in another folder are left where they are."""
+        """Add runs that other sorters of this table wrote; runs in another folder are not deleted."""
         for run in runs:
             self.runs.append(run)
             self._fan_in()
 
     def adopt_packed(self, data: bytes) -> None:
-        """Take over rows that are in their order, a Parquet file: they are a run."""
+        """Add a run: sorted rows as the bytes of a Parquet file."""
         path = self._next_run(PACKED)
         with writing(path.parent):
             path.write_bytes(data)
         self.adopt([path])
 
     def _fan_in(self) -> None:
-        """Where as many runs as are merged at a time are among one another, make one of them all."""
+        """Merge all runs into one as soon as FAN_IN of them overlap."""
         if len(self.runs) < self._look_at:
             return
         for run in self.runs[len(self._spans) :]:
@@ -232,9 +231,7 @@ class Sorter:
         return self._stem.with_name(f"{self._stem.name}.{self._count}{suffix}")
 
 
-Corrections = Mapping[
-    Path, Callable[[pa.RecordBatch], pa.RecordBatch]
-]  # of runs whose rows are not what they should be
+Corrections = Mapping[Path, Callable[[pa.RecordBatch], pa.RecordBatch]]  # by run: a function that corrects its rows
 
 
 def write(
@@ -246,7 +243,7 @@ def write(
 ) -> int:
     """Merge runs into one Parquet file; returns its rows. The runs are removed.
 
-    corrections: change rows before they are merged, fill: on their way into the file.
+    corrections: change rows before they are merged. fill: changes merged rows before they are written.
     """
     parts = merged(table, runs, corrections)
     count = store(table, parts if fill is None else map(fill, parts), path)
@@ -256,7 +253,7 @@ def write(
 
 
 def some_values(files: Sequence[Path], columns: tuple[str, ...], most: int = 1000) -> list[str]:
-    """The different values of text columns, in order: of each row the first column that is not null, `most` at most."""
+    """Return up to `most` distinct values in order; the value of a row is the first of `columns` that is not null."""
     found: set[str] = set()
     for file in files:
         with pq.ParquetFile(file) as rows:
@@ -268,9 +265,9 @@ def some_values(files: Sequence[Path], columns: tuple[str, ...], most: int = 100
 
 
 def store(table: Table, parts: Iterable[pa.Table], path: Path | pa.NativeFile, *, lasts: bool = True) -> int:
-    """Write rows, in the order in which they come, as one Parquet file; returns how many there were.
+    """Write rows in the given order as one Parquet file; returns the number of rows.
 
-    lasts: it is kept, and looked for rows in; one that is read once, soon and whole costs a third less.
+    lasts: False writes a temporary file (lz4, no statistics) for one full read, which costs a third less.
     """
     count = 0
     with writing(path.parent) if isinstance(path, Path) else nullcontext(), _parquet(table, path, lasts) as sink:
@@ -281,10 +278,10 @@ def store(table: Table, parts: Iterable[pa.Table], path: Path | pa.NativeFile, *
 
 
 def packed(table: Table, parts: Iterable[pa.Table]) -> Iterator[bytes]:
-    """Rows as one Parquet file, for who writes it: pieces, with MAGIC to be put behind each; of no rows none.
+    """Yield the bytes of one Parquet file in pieces; the caller writes MAGIC after each piece. No rows: no pieces.
 
-    MAGIC ends a Parquet file. Between groups of rows anything may stand, since readers find these by their places;
-    writers for HDFS fill blocks up there.
+    MAGIC ends a Parquet file. Any bytes may stand between row groups, since readers find row groups by their offsets;
+    writers for HDFS pad blocks there.
     """
     pieces = BytesIO()
     with pa.PythonFile(pieces, "w") as file, _parquet(table, file) as sink:
@@ -299,7 +296,7 @@ def packed(table: Table, parts: Iterable[pa.Table]) -> Iterator[bytes]:
 
 
 def _piece(pieces: BytesIO) -> bytes:
-    """What was written, without the MAGIC at its end."""
+    """Return and remove the written bytes, without the MAGIC at their end."""
     data = pieces.getvalue()[: -len(MAGIC)]
     pieces.seek(0)
     pieces.truncate()
@@ -321,7 +318,7 @@ def _parquet(table: Table, where: Any, lasts: bool = True) -> pq.ParquetWriter:
 
 
 def _groups(table: Table, parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Rows as row groups, which depend on nothing but the rows: ROW_GROUP of them, or as many as weigh GROUP_BYTES."""
+    """Yield row groups of ROW_GROUP rows, or of GROUP_BYTES by weight; their bounds depend only on the rows."""
     waiting: list[pa.Table] = []
     rows = weight = 0
     for part in parts:
@@ -343,24 +340,24 @@ def _groups(table: Table, parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def merged(table: Table, runs: list[Path], corrections: Corrections | None = None) -> Iterator[pa.Table]:
-    """The rows of sorted runs in one order, a few thousand at a time; of equal rows the earlier run's first.
+    """Yield the rows of sorted runs in order, a few thousand at a time; equal rows in the order of their runs.
 
-    A run is open while its rows are due, so that those which follow one another cost what one of them does.
-    corrections: of runs whose rows change first, but not in the first key.
+    A run is open only while its rows are merged, so runs that do not overlap cost as much memory as one of them.
+    corrections: change rows of some runs before the merge; the first sort key must stay the same.
     """
     every = (_Run(index, run, table.keys[0], (corrections or {}).get(run)) for index, run in enumerate(runs))
-    # One that has come to its end is nobody's any more, nor is its last batch.
+    # No other reference to a run may remain: a finished run, and its last batch, must be freed.
     waiting = sorted((run for run in every if run.has_more), key=lambda run: run.low, reverse=True)
     begun: list[_Run] = []
     while begun or waiting:
-        # What is not below the bound could still be preceded by a row that is not in memory.
+        # A row that is not below the bound could still be preceded by a row that is not in memory.
         bound = min([run.high for run in begun if run.has_more] + [run.low for run in waiting[-1:]], default=None)
         ready = [rows for run in begun if (rows := run.taken(bound)) is not None]
         if ready:
             yield _sorted(table, pa.concat_tables(ready)) if len(ready) > 1 or corrections else ready[0]
         elif waiting and waiting[-1].low == bound:
             begun = sorted([*begun, waiting.pop()], key=lambda run: run.index)
-        else:  # many rows with one and the same first key: more of them must be in memory
+        else:  # many rows with the same first key: load more of them
             for run in begun:
                 if run.has_more and run.high == bound:
                     run.load()
@@ -368,7 +365,7 @@ def merged(table: Table, runs: list[Path], corrections: Corrections | None = Non
 
 
 class _Run:
-    """A sorted run that is merged: a batch of it is in memory, or more where that takes more."""
+    """A sorted run during a merge, with one batch in memory, or more if many rows have the same first key."""
 
     def __init__(
         self, index: int, path: Path, key: str, correction: Callable[[pa.RecordBatch], Any] | None = None
@@ -384,32 +381,32 @@ class _Run:
 
     @property
     def has_more(self) -> bool:
-        """Whether there are rows that are not in memory."""
+        """Return whether there are rows that are not in memory yet."""
         return self._next < self._count
 
     @property
     def low(self) -> Any:
-        """The first of the keys in memory; at the beginning that of all."""
+        """Return the first key in memory; before the first `load`, the first key of the run."""
         return self._keys[0]
 
     @property
     def high(self) -> Any:
-        """The last of the keys in memory."""
+        """Return the last key in memory."""
         return self._keys[-1]
 
     @property
     def last(self) -> Any:
-        """The last key of all."""
+        """Return the last key of the run."""
         return self._keys_of(self._end_of(self._opened(), self._count - 1))[-1]
 
     def has_rows(self) -> bool:
-        """Whether rows are in memory, which are read if there are any."""
+        """Return whether there are rows in memory; loads the next batch if there are none."""
         while (self._rows is None or not self._rows.num_rows) and self.has_more:
             self.load()
         return self._rows is not None and bool(self._rows.num_rows)
 
     def load(self) -> None:
-        """Have one more batch in memory."""
+        """Load one more batch."""
         self._reader = self._reader or self._opened()
         batch = self._reader.get_batch(self._next)
         self._next += 1
@@ -420,7 +417,7 @@ class _Run:
         self._keys = self._keys_of(self._rows)
 
     def taken(self, bound: Any) -> pa.Table | None:
-        """The rows in memory that are below a bound, or all: they are not in memory any more. None: there are none."""
+        """Return and remove the rows in memory below a bound, or all without a bound; None if there are none."""
         assert self._rows is not None
         count = self._rows.num_rows if bound is None else bisect_left(self._keys, bound)
         if not count:
@@ -430,14 +427,14 @@ class _Run:
         return taken
 
     def _end_of(self, reader: Any, number: int) -> pa.RecordBatch | pa.Table:
-        """The first keys, in a batch by its number or in all: of columns that lie apart only that one is read."""
+        """Return a batch with the first key; of a Parquet file the whole key column, since columns lie apart."""
         return reader.columns([self._key]) if isinstance(reader, _Packed) else reader.get_batch(number)
 
     def _opened(self) -> Any:
         return _Packed(self._path) if self._path.suffix == PACKED else pa.ipc.open_file(pa.memory_map(str(self._path)))
 
     def _keys_of(self, rows: pa.RecordBatch | pa.Table) -> Sequence[Any]:
-        """The first key of rows in terms that compare as rows are sorted: null last."""
+        """Return the first sort key of each row, as values that compare in the order of sorting: null last."""
         column = rows[self._key]
         if pa.types.is_string(column.type):
             return [(text is None, text or "") for text in column.to_pylist()]
@@ -445,11 +442,11 @@ class _Run:
 
 
 class _Packed:
-    """A run that is a Parquet file, as far as a file of Arrow's is used: batches by their numbers, here one by one."""
+    """A run in a Parquet file, with the part of Arrow's file reader that `_Run` uses; batches only in order."""
 
     def __init__(self, path: Path) -> None:
         self._file = file = pq.ParquetFile(path, memory_map=True)
-        groups = range(file.num_row_groups)  # read one by one: whether a batch crosses their borders is not promised
+        groups = range(file.num_row_groups)  # one by one: pyarrow does not define whether a batch spans groups
         self.num_record_batches = sum(-(-file.metadata.row_group(group).num_rows // STEP_ROWS) for group in groups)
         self._batches = chain.from_iterable(
             file.iter_batches(STEP_ROWS, row_groups=[group], use_threads=False) for group in groups
@@ -459,12 +456,12 @@ class _Packed:
         return self._file.read(names, use_threads=False)
 
     def get_batch(self, _: int) -> pa.RecordBatch:
-        """The next batch: who merges asks for one after the other."""
+        """Return the next batch; the number is ignored, since a merge reads batches in order."""
         return next(self._batches)
 
 
 def _depth(spans: Sequence[tuple[Any, Any]]) -> int:
-    """How many spans there are at most that have something in common."""
+    """Return the largest number of spans that overlap at one point."""
     ends = sorted(end for _, end in spans)
     return max(
         (count - bisect_left(ends, begin) for count, begin in enumerate(sorted(begin for begin, _ in spans), 1)),
@@ -483,7 +480,7 @@ def _sorted(table: Table, rows: pa.Table) -> pa.Table:
 
 
 def _is_sorted(column: pa.ChunkedArray) -> bool:
-    """Whether each value of the first key, where it is a time, is above the one before: then no other key matters."""
+    """Return whether a column of times increases strictly: then no other sort key matters."""
     if column.null_count or not pa.types.is_timestamp(column.type):
         return False
     # to_numpy() may import pandas
@@ -497,9 +494,10 @@ def _mapping(value: object) -> dict[str, Any]:
 
 
 def _claimed(work: Path) -> int | None:
-    """A locked descriptor of that folder, made if there is none; None where another one has it.
+    """Return a locked descriptor of a working folder, created if needed; None if another process has locked it.
 
-    Whoever had it removes it before the lock ends: what was locked then may be a folder that is gone, or another one.
+    The previous owner removes the folder before it releases the lock, so the locked folder may be a deleted one; then
+    the attempt is repeated.
     """
     tries = 0
     while True:
@@ -507,9 +505,9 @@ def _claimed(work: Path) -> int | None:
         try:
             work.mkdir(parents=True, exist_ok=True)
             claim = os.open(work, os.O_RDONLY)
-        except (FileExistsError, FileNotFoundError):  # it was there, and is gone
+        except (FileExistsError, FileNotFoundError):  # another process removed it meanwhile
             refuse_file(work.parent)
-            if tries >= MOST_TRIES:  # nobody removes it so often: none can be made, as in a folder that is deleted
+            if tries >= MOST_TRIES:  # no process removes it so often: the parent folder is deleted
                 raise
             continue
         is_ours = False
@@ -527,14 +525,14 @@ def _claimed(work: Path) -> int | None:
 
 
 def refuse_file(folder: Path) -> None:
-    """Raise KproxyError where a file stands in the place of a folder, or of one above it."""
+    """Raise KproxyError if a file is in the place of a folder, or of one of its parents."""
     for place in (folder, *folder.parents):
         if _is_no_folder(place):
             raise KproxyError(f"{folder}: cannot be written to: {place} is no folder") from None
 
 
 def _is_no_folder(place: Path) -> bool:
-    """Whether a file is there, or a link that leads to no folder, such as one into a disk that is not mounted."""
+    """Return whether the place is a file, or a link without a folder at its end (a disk that is not mounted)."""
     try:
         return not S_ISDIR(place.lstat().st_mode) and not place.is_dir()
     except OSError:
@@ -554,7 +552,7 @@ def _alone(work: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn a fault of the disk, that it is full say, into a KproxyError that names the folder."""
+    """Turn an OSError (a full disk, for example) into a KproxyError that names the folder."""
     try:
         yield
     except OSError as fault:
@@ -563,7 +561,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk."""
+    """Flush a file, or the names in a folder, to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
