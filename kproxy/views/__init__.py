@@ -1,4 +1,4 @@
 """Everything that people look at: terminal screens, progress, tables of answers, decoded frames.
 
-Views receive figures and return text. They refuse to know where the figures come from.
+Views receive figures and return text. They do not fetch the figures.
 """

@@ -1,11 +1,11 @@
-"""How answers of jobs are shown: as a table in the terminal, as json or csv for other programs, or as Parquet.
+"""Output of the answers of jobs: as a table in the terminal, as json or csv for other programs, or as Parquet.
 
-Duty: a table has durations and sizes with units, and fits: where a terminal is narrow its headers are broken, a date
-that all times share and what is the same in all rows are said once beneath, sentences go beneath their rows, long texts
-lose their middle, and columns on the right are left out and named. json and csv keep every column and the numbers.
-Text from the wire is data: in a table it cannot move the cursor.
+Duty: a table has durations and sizes with units, and fits the terminal. In a narrow one, in this order: headers are
+wrapped; a date that all times share, and columns with one value in all rows, move to a line below the table; sentences
+move below their rows; long texts lose their middle; columns on the right are left out and listed. json and csv keep
+every column and plain numbers. Text from the wire cannot move the cursor of a terminal.
 
-Answers are small, so they come to the driver, row by row; a table holds TABLE_ROWS of them unless more are asked for.
+Answers are small, so they come to the driver, row by row; a table holds TABLE_ROWS of them unless more are requested.
 """
 
 import csv
@@ -30,17 +30,17 @@ from kproxy.views import progress, units
 
 _WAITING = "computing the answer"
 TABLE_ROWS = 50
-WIDEST_WORD = 28  # of a text among others, where the terminal is narrow
-WIDEST_ID = 14  # of what a client library made up, mostly a UUID behind a client id
+WIDEST_WORD = 28  # cells of a text column in a narrow terminal
+WIDEST_ID = 14  # cells of an id that a client library generated, mostly a client id and a UUID
 _IDS = ("member_id", "cause_member", "last_to_join", "topic_id")
 SENTENCES = ("explanation", "sentence", "reason")
-# Numbers that name something: they stand as other programs and options take them, without separators.
-_KEY = ("connection", "number")  # of an exchange
+# Numbers that are identifiers: they have no separators, so that other programs and options accept them.
+_KEY = ("connection", "number")  # the key of an exchange
 _NAMES = (
     *("connection", "number", "partition", "generation", "leader", "leader_epoch", "epoch", "version", "api_version"),
     *("api_key", "error_code", "port", "broker_port", "client_port", "producer_epoch", "xid", "zxid", "czxid"),
 )
-_MOMENT_NS = 10**17  # what is more is a time since 1970, no duration: three years
+_MOMENT_NS = 10**17  # three years: a larger number is a time since 1970, not a duration
 _GAP = "  "
 _LEFT = (engine.TEXT, engine.TIME, engine.FLAG, engine.OTHER)
 
@@ -48,10 +48,10 @@ _LEFT = (engine.TEXT, engine.TIME, engine.FLAG, engine.OTHER)
 def show(
     answer: Any, shown: str, out: str | None, limit: int | None, quiet: bool = False
 ) -> list[dict[str, Any]] | None:
-    """Print an answer, a frame of either engine, or write it into the file `out`, Parquet into a folder.
+    """Print an answer, a frame of either engine, or write it into the file `out`; Parquet goes into a folder.
 
-    Returns the rows of a table, so that whoever asked may say more of them, or why there are none; else None. Progress
-    is shown on standard error but where `quiet`.
+    Returns the rows of a table, so that the caller can print a hint about them; None for other formats. Progress is
+    shown on standard error unless `quiet`. Raises KproxyError if `out` cannot be written.
     """
     if shown == "parquet":
         with progress.waiting(_WAITING, quiet):
@@ -76,7 +76,7 @@ def show(
 
 @contextmanager
 def opened(out: str | None) -> Iterator[TextIO]:
-    """Standard output, or the file that an answer goes to; of a file that cannot be written whole nothing stays."""
+    """Yield standard output, or the new file `out`; a file that cannot be written completely is removed."""
     if out is None:
         yield sys.stdout
         return
@@ -84,7 +84,7 @@ def opened(out: str | None) -> Iterator[TextIO]:
         with Path(out).open("x", encoding="utf-8") as file:
             yield file
     except OSError as fault:
-        if isinstance(fault, FileExistsError) or fault.filename not in (None, out):  # another file's
+        if isinstance(fault, FileExistsError) or fault.filename not in (None, out):  # of another file
             raise
         with suppress(OSError):
             Path(out).unlink()
@@ -103,7 +103,7 @@ def _write(answer: Any, folder: Path) -> None:
 
 
 def dicts(answer: Any, quiet: bool = True) -> Iterator[dict[str, Any]]:
-    """The rows with times as text, in UTC whatever zone the session has; progress until the first unless `quiet`."""
+    """Yield rows with times as text in UTC, whatever the session's zone; shows progress until the first row."""
     columns = engine.columns(answer)
     times = [column.name for column in columns if column.kind == engine.TIME]
     rows = engine.rows(answer)
@@ -132,7 +132,7 @@ class _Column:
         return max(map(cell_len, (*words, *self.cells)))
 
     def heading(self, width: int) -> list[str]:
-        """The title in lines of at most `width`."""
+        """Return the title in lines of at most `width` cells."""
         lines = [""]
         for word in self.title.split("_"):
             longer = f"{lines[-1]}_{word}" if lines[-1] else word
@@ -141,10 +141,7 @@ class _Column:
 
 
 def print_table(answer: Any, limit: int | None, file: TextIO, quiet: bool = True) -> list[dict[str, Any]]:
-    """All of an answer that the terminal is wide enough for; where there is no terminal, all of it.
-
-    Returns the rows.
-    """
+    """Print the columns of an answer that fit the terminal, or all columns without a terminal; returns the rows."""
     most = limit or TABLE_ROWS
     rows = list(dicts(engine.first_rows(answer, most + 1), quiet))
     if not rows:
@@ -158,7 +155,7 @@ def print_table(answer: Any, limit: int | None, file: TextIO, quiet: bool = True
 
 
 def lines_of(answer: Any, rows: Sequence[dict[str, Any]], file: TextIO) -> Iterator[str]:
-    """The lines of a table of some rows of an answer."""
+    """Yield the lines of a table of some rows of an answer."""
     found = engine.columns(answer)
     columns = [
         _Column(
@@ -173,7 +170,7 @@ def lines_of(answer: Any, rows: Sequence[dict[str, Any]], file: TextIO) -> Itera
 
 
 def wrapped(line: str, file: TextIO, indent: int = 0) -> list[str]:
-    """A line as lines that fit into the terminal, all but the first indented; where there is none, as it is."""
+    """Return a line wrapped to the width of the terminal, all but the first line indented; unwrapped without one."""
     width = width_of(file)
     if width is None:
         return [line]
@@ -181,7 +178,7 @@ def wrapped(line: str, file: TextIO, indent: int = 0) -> list[str]:
 
 
 def width_of(file: TextIO) -> int | None:
-    """Of the terminal that an answer is printed to."""
+    """Return the width in cells of the terminal that `file` is; None if it is no terminal."""
     return Console().width if file is sys.stdout and sys.stdout.isatty() else None
 
 
@@ -192,7 +189,7 @@ def _cell(column: engine.Column, value: Any) -> str:
 
 
 def _title(name: str, kind: str, names: Sequence[str]) -> str:
-    """The header of a column: cells have the unit, so the name needs none, unless another column has the bare name."""
+    """Return the header of a column. Cells have units, so the suffix of the name is dropped if the rest is unique."""
     if kind == engine.TIME:
         return f"{name}_UTC"
     for suffix in ("_ns", "_ms"):
@@ -203,7 +200,7 @@ def _title(name: str, kind: str, names: Sequence[str]) -> str:
 
 
 def lines(columns: Sequence[_Column], width: int | None) -> Iterator[str]:
-    """The lines of a table that is no wider than `width`."""
+    """Yield the lines of a table that is at most `width` cells wide."""
 
     def fits(columns: Sequence[_Column], broken: bool) -> bool:
         return width is None or sum(column.width(broken) + len(_GAP) for column in columns) - len(_GAP) <= width
@@ -229,7 +226,7 @@ def lines(columns: Sequence[_Column], width: int | None) -> Iterator[str]:
     while len(kept) > 1 and not fits(kept, broken):
         left_out.insert(0, kept.pop().title)
     keys = [column for column in columns if column.title in _KEY and column.title in left_out]
-    if len(keys) == len(_KEY):  # what `kproxy show` asks for
+    if len(keys) == len(_KEY):  # `kproxy show` needs both
         left_out = [title for title in left_out if title not in _KEY]
     else:
         keys = []
@@ -266,7 +263,7 @@ def _line(columns: Sequence[_Column], widths: Sequence[int], cells: Sequence[str
 
 
 def _without_date(columns: Sequence[_Column]) -> str:
-    """The one date of all times, which is taken out of them; "" where there are several, or none."""
+    """Remove the date from all times and return it; "" if there are several dates, or none."""
     times = [column for column in columns if column.title.endswith("_UTC")]
     dates = {cell[:10] for column in times for cell in column.cells if cell}
     if len(dates) != 1:
@@ -277,7 +274,7 @@ def _without_date(columns: Sequence[_Column]) -> str:
 
 
 def _cropped(cell: str, widest: int) -> str:
-    """A text without its middle: names differ at their ends as often as at their beginnings."""
+    """Cut the middle of a text: names differ at their ends as often as at their beginnings."""
     if cell_len(cell) <= widest:
         return cell
     end = widest // 3
@@ -285,7 +282,7 @@ def _cropped(cell: str, widest: int) -> str:
 
 
 def text(name: str, value: Any) -> str:
-    """A value as a table shows it; the column's name says its unit."""
+    """Return a value as text for a table; the suffix of the column's name is its unit."""
     if value is None:
         return ""
     words = name.split("_")

@@ -1,4 +1,4 @@
-"""How `kproxy check` shows what it found: faults with their places, or what would run, in a few lines."""
+"""Output of `kproxy check`: faults with their places, or a summary of the configuration, in a few lines."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -7,19 +7,19 @@ from kproxy.views.terminal import printable
 
 
 def faults(found: tuple[tuple[str, str], ...]) -> Iterator[str]:
-    """A line for each."""
+    """Yield a line for each (place, fault)."""
     for place, text in found:
         yield printable(f"{place}: {text}" if place else text)
 
 
 def warnings(found: Iterable[tuple[str, str, str]]) -> Iterator[str]:
-    """A line for each: place, what is likely not meant, how to fix it."""
+    """Yield a line for each (place, probable mistake, fix)."""
     for place, text, fix in found:
         yield printable(f"warning: {place}: {text}: {fix}")
 
 
 def runs(summary: dict[str, Any]) -> Iterator[str]:
-    """What would run."""
+    """Yield the lines of a summary: clusters, ZooKeeper listeners, admin port, drain, recording."""
     for cluster in summary["clusters"]:
         yield printable(f"cluster {cluster['name']}")
         for name, text in _cluster(cluster):

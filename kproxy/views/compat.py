@@ -1,4 +1,4 @@
-"""What `kproxy compat` found, as people read it, within 80 columns. Refuses to know how it was found."""
+"""Output of `kproxy compat` as text, within 80 columns."""
 
 from collections.abc import Iterator
 from textwrap import wrap
@@ -21,7 +21,7 @@ _HOW = {
 
 
 def lines(found: Compatibility) -> Iterator[str]:
-    """The answer of one cluster: the verdict first, then API by API."""
+    """Yield the lines of one cluster: the verdict first, then one line per API."""
     yield from _wrapped(_verdict(found))
     answered = [one for one in found.brokers if one.offers is not None]
     line = ".".join((found.release or "").split(".")[:2])

@@ -1,10 +1,10 @@
 """Decoded messages as lines for a reader: names for error codes and APIs, records and the consumer protocol decoded.
 
-Secrets are masked unless asked for. What a peer wrote is shown in quotes or as hex with everything that is not
-printable escaped, so that no frame can move the terminal's cursor or change its colours. Short flat values take one
+Secrets are masked unless the user asks for them. Values of a peer are quoted, or shown as hex, with unprintable
+characters escaped, so that no frame can move the terminal's cursor or change its colours. Short flat values take one
 line, long ones are truncated with a mark. A part that does not decode shows the reason, and the rest follows.
 
-Memory: a line at a time; of records, as many as are shown.
+Memory: one line at a time, and the shown records.
 """
 
 from base64 import urlsafe_b64encode
@@ -40,7 +40,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SUBSCRIPTION = {"consumer": "ConsumerProtocolSubscription", "connect": "ConnectWorkerState"}
 _ASSIGNMENT = {"consumer": "ConsumerProtocolAssignment", "connect": "ConnectAssignment"}
 
-# Bytes that are messages, by the type of the group, which older versions do not say: then what they decode as.
+# Fields of bytes that are messages, by the type of the group. Older versions have no type: then the first that decodes.
 _EMBEDDED = {
     "JoinGroupRequest.protocols.metadata": _SUBSCRIPTION,
     "JoinGroupResponse.members.metadata": _SUBSCRIPTION,
@@ -67,7 +67,7 @@ class _Masked:
 def show(
     decoded: Decoded, *, show_secrets: bool, records: int, topics: Mapping[UUID, str] = MappingProxyType({})
 ) -> None:
-    """Print a message. topics: names by id, as far as they are known, which tell records of coordinators' logs."""
+    """Print a message. topics: known names by id; they identify records of coordinators' logs."""
     console = Console()
     header = decoded.header
     title = Text(decoded.title, _TITLE)
@@ -87,7 +87,7 @@ def show(
 
 
 def show_records(fragment: Buffer, *, records: int) -> None:
-    """Lines of the batches and their first records. Raises ProtocolError if the first batch header is invalid."""
+    """Print batches and their first records. Raises ProtocolError if the first batch header is invalid."""
     try:
         next(iterate_headers(fragment), None)
     except ProtocolError as fault:
@@ -105,10 +105,10 @@ def _print(console: Console, line: Text) -> None:
 class _Human:
     """Lines of styled text for decoded values."""
 
-    records: int  # shown of each batch
-    group_type: str | None = None  # where it is said
+    records: int  # number shown of each batch
+    group_type: str | None = None  # None if the message has none
     topics: Mapping[UUID, str] = dataclass_field(default_factory=dict)
-    topic: str | None = None  # that records are of
+    topic: str | None = None  # the topic of records
 
     def struct(self, fields: tuple[Field, ...], body: dict[str, Any], path: str) -> Iterator[Text]:
         by_name = {field.name: field for field in fields}
@@ -140,7 +140,7 @@ class _Human:
             yield label + _scalar(field.name, value)
 
     def of_topic(self, body: dict[str, Any]) -> "_Human":
-        """For what is below an element that may name a topic."""
+        """Return the formatter for the content of an element, with the topic that the element names, if any."""
         named = body.get("topic") or body.get("name") or self.topics.get(body.get("topicId", UUID(int=0)))
         return replace(self, topic=named) if isinstance(named, str) else self
 
@@ -152,7 +152,7 @@ class _Human:
             yield from self.struct(fields, body, path)
 
     def one_line(self, fields: tuple[Field, ...], body: dict[str, Any], path: str) -> Text | None:
-        """The value on one line, if it is short and flat; else None."""
+        """Return the value on one line if it is short and flat; otherwise None."""
         types = {field.name: field.type for field in fields}
         parts, length = [], 0
         for name, value in body.items():
@@ -176,7 +176,7 @@ class _Human:
             yield from _item(iter((_scalar(name, value),)))
 
     def embedded(self, path: str, value: bytes) -> Decoded | None:
-        """What a member of a group says in bytes; None: nothing that is known."""
+        """Return the decoded message in a field of bytes of a group's member; None if it is unknown."""
         for group_type, name in _EMBEDDED.get(path, {}).items() if value else ():
             if self.group_type in (None, group_type):
                 with suppress(ProtocolError):
@@ -245,9 +245,9 @@ class _Human:
             yield Text(f"  the records cannot be read: {fault}", _BAD)
 
     def log_record(self, record: Record) -> Iterator[Text] | None:
-        """A record of a coordinator's log; None: it is none, or cannot be read as one.
+        """Return the lines of a record of a coordinator's log; None if it is no such record, or does not decode.
 
-        Where the topic's name is not known, what reads as one to the last byte of its key and its value is shown so.
+        Without a known topic name, a record counts as one if its key and its value decode to the last byte.
         """
         found = None
         for log in LOGS if self.topic is None else (self.topic,) if self.topic in LOGS else ():
@@ -279,7 +279,7 @@ class _Human:
 
 
 def _place(record: Record) -> Text:
-    """The offset and the time of a record."""
+    """Return the offset and the time of a record."""
     line = Text(f"{record.offset}", _NAME)
     if record.timestamp >= 0:
         line.append(f"  {_time(record.timestamp)}", _QUIET)
@@ -359,7 +359,7 @@ def _bytes(value: bytes) -> Text:
 
 
 def _text(value: bytes) -> str | None:
-    """The beginning of a value that is UTF-8 text; None: it is not."""
+    """Return the beginning of a value that is UTF-8 text; None if it is not."""
     head = value[: 4 * _VALUE_CHARS + 4]
     try:
         text = head.decode()
@@ -371,7 +371,7 @@ def _text(value: bytes) -> str | None:
 
 
 def _quoted(text: str, size: int | None = None) -> str:
-    """In quotes, every character that is not printable escaped: a frame may hold terminal controls."""
+    """Return a text in quotes, with unprintable characters escaped: a frame may hold terminal controls."""
     cut = text[:_VALUE_CHARS]
     shown = "".join(
         char

@@ -1,4 +1,4 @@
-"""What `kproxy doctor` found, as people read it. Refuses to know how it was found."""
+"""Output of `kproxy doctor` as text, within 80 columns."""
 
 from collections.abc import Iterator
 from textwrap import wrap
@@ -10,7 +10,7 @@ WIDTH = 80
 
 
 def lines(report: Report, *, verbose: bool = False) -> Iterator[str]:
-    """The report as lines of text, the gravest findings first, each with its evidence and its fix."""
+    """Yield the lines of a report, the most severe findings first, each with its evidence and its fix."""
     for finding in report.by_level():
         yield from _finding(finding)
         yield ""

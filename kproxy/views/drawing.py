@@ -1,10 +1,9 @@
-"""A chart of `plots` as an SVG drawing for a page: no script needed, the page's colours, text for each mark.
+"""A chart of `plots` as an SVG drawing for a page: no script, colours that the page can replace, a text for each mark.
 
-Duty: Vega runs here, inside vl-convert, and nothing of it is in the page: a drawing prints as it looks, needs no
-network and no permission to evaluate code. What is said of a mark stands in its `aria-label`, for screen readers and
-for the page's script, which shows it under the pointer. Colours are the plots' own: a page gives them others.
-
-Refuses to know what is drawn, and pages.
+Duty: Vega runs here, inside vl-convert, and no part of it is in the page: a drawing prints as it looks, needs no
+network and no permission to evaluate code. The description of a mark is its `aria-label`, for screen readers and for
+the page's script, which shows it under the pointer. Colours are those of `plots`; the style sheet of a page replaces
+them.
 """
 
 import re
@@ -19,7 +18,7 @@ _DROPPED = re.compile(
     r'| opacity="1"| class="[^"]*"'
 )
 _HIDDEN = re.compile(r'<path[^<>"]*(?:"[^"]*"[^<>"]*)*(?:display="none"|d="M0,0h0v0h0Z"|d="")[^<>]*/>')
-_PART_LABEL = re.compile(r'<(g) aria-label="[^"]*"')  # of axes and legends, whose texts say it
+_PART_LABEL = re.compile(r'<(g) aria-label="[^"]*"')  # of axes and legends, which have texts of their own
 _MARK_LABEL = re.compile(r"<([a-z]+) aria-label")
 _SIZE = re.compile(r'^<svg[^>]* viewBox="([\d. -]+)"[^>]*>')
 _CONFIG = {
@@ -54,7 +53,7 @@ _CONFIG = {
 
 
 def svg(chart: Any, title: str) -> str:
-    """The drawing as an element of HTML, as wide as its place. Raises ValueError for what is no chart."""
+    """Return the drawing as an HTML element, as wide as its container. Raises ValueError if vl-convert draws none."""
     import vl_convert
 
     spec = chart.to_dict(validate=False)

@@ -1,7 +1,7 @@
-"""One exchange of a capture for people and as JSON: when it was, and its frames decoded.
+"""One exchange of a capture as text and as JSON: its times, and its frames decoded.
 
-A frame that the capture does not hold whole, or that cannot be decoded, is replaced by the reason. Secrets are masked
-unless asked for.
+A frame that the capture holds only in part, or that cannot be decoded, is replaced by the reason. Secrets are masked
+unless the user asks for them.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def show(found: Frames, *, show_secrets: bool, records: int) -> None:
 
 
 def as_json(found: Frames, *, show_secrets: bool) -> dict[str, Any]:
-    """The same for programs: times in nanoseconds since the epoch, null where not known; frames as in `--json`."""
+    """Return the exchange as JSON: times in nanoseconds since the epoch, null if unknown; frames as in `--json`."""
     names = ("request_start", "request_end", "response_start", "response_end")
     times = {f"{name}_ns": getattr(found, name) for name in names}
     sizes = {name: getattr(found, name) for name in ("request_bytes", "response_bytes")}
@@ -67,7 +67,7 @@ def _when(found: Frames) -> str:
 
 
 def _decoded(found: Frames) -> list[tuple[str, Decoded | str]]:
-    """Request and answer; a text where one cannot be shown."""
+    """Return (name, frame) of request and response; a frame that cannot be shown is the reason as text."""
     frames: list[tuple[str, Decoded | str]] = [("request", _one(found.request, decoding.request))]
     if found.response_start != NONE:
         answer = _one(found.response, lambda frame: decoding.response(frame, found.api_key, found.api_version))

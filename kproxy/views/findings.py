@@ -1,7 +1,6 @@
-"""How findings look: a table of severity, what and where, then each with evidence, why and what to change; json, csv.
+"""Output of findings: a list with severity, title and place, then each with evidence, reason and fix; json, csv.
 
-Duty: one way to write a finding's numbers in a sentence. Text from the wire is data: it cannot move the cursor.
-Refuses to know how anything is found.
+Duty: the only place that writes a finding's numbers in a sentence. Text from the wire cannot move the cursor.
 """
 
 import csv
@@ -19,13 +18,13 @@ from kproxy.analysis.findings.kinds import LARGEST, NAMED, SUMMED, outcome
 from kproxy.views import answers, units
 
 NOTHING = "Nothing stands out."
-PLACES = 3  # of what follows from a finding, of one kind: the others are counted
-WIDTH = 80  # where there is no terminal
+PLACES = 3  # places shown of consequences of one kind; further places are counted
+WIDTH = 80  # without a terminal
 _COLOURS = {"critical": "red", "warning": "yellow", "note": "cyan"}
 
 
 def value(name: str, number: Any) -> str:
-    """A number of the evidence as people read it; its name says the unit."""
+    """Return a number of the evidence as text; the suffix of its name is the unit."""
     if isinstance(number, float):
         words = name.split("_")
         if words[-1] in ("ns", "ms") or "bytes" in words:
@@ -39,7 +38,7 @@ def value(name: str, number: Any) -> str:
 
 
 def sentence(finding: Finding) -> str:
-    """What was found, with its main numbers, in one line."""
+    """Return the finding with its main numbers, in one line."""
     evidence = dict(finding.evidence)
     words = []
     kind = KINDS[finding.kind]
@@ -56,13 +55,13 @@ def sentence(finding: Finding) -> str:
 
 
 def where(finding: Finding) -> str:
-    """Where, with the cluster where it is not the only one that has no name."""
+    """Return the place of a finding, preceded by its cluster, unless that is `default`."""
     of = "" if finding.cluster in (None, "default") else f"{finding.cluster}: "
     return answers.text("where", f"{of}{finding.where}")
 
 
 def evidence(finding: Finding) -> str:
-    """All numbers by name, like "batches 400, single_share 100%"."""
+    """Return all numbers by name, like "batches 400, single share 100%"."""
     return ", ".join(f"{_bare(name)} {value(name, number)}" for name, number in finding.evidence)
 
 
@@ -73,7 +72,7 @@ def _bare(name: str) -> str:
 
 
 def since(finding: Finding) -> str:
-    """From when to when, in UTC."""
+    """Return the span of time of a finding in UTC; "" if it has none."""
     if finding.since_ns is None:
         return ""
     until = "" if finding.until_ns is None else f" to {units.time(finding.until_ns, decimals=0)[11:]}"
@@ -81,7 +80,7 @@ def since(finding: Finding) -> str:
 
 
 def dicts(found: Sequence[Finding]) -> Iterator[dict[str, Any]]:
-    """Everything for other programs: numbers, and the sentence."""
+    """Yield findings for other programs: all fields, plain numbers, and the sentence as `says`."""
     for finding in found:
         yield {**finding.as_dict(), "says": sentence(finding)}
 
@@ -89,7 +88,7 @@ def dicts(found: Sequence[Finding]) -> Iterator[dict[str, Any]]:
 def show(
     found: Sequence[Finding], shown: str, file: TextIO, width: int | None = None, limit: int | None = None
 ) -> None:
-    """Print findings as "table", "json" (a line each) or "csv"; limit: so many of them at most."""
+    """Print findings as "table", "json" (a line each) or "csv". limit: the largest number of findings to print."""
     chosen = found if limit is None else found[:limit]
     if shown == "json":
         for row in dicts(chosen):
@@ -111,7 +110,7 @@ def show(
 
 
 def show_live(answer: Mapping[str, Any], file: TextIO) -> None:
-    """Print what /api/findings answered."""
+    """Print an answer of /api/findings."""
     first, last = (units.time(answer[name], decimals=0) for name in ("from_ns", "to_ns"))
     click.echo(f"{first} to {last[11:]} UTC", file=file)
     width = Console().width if file.isatty() else WIDTH
@@ -120,7 +119,7 @@ def show_live(answer: Mapping[str, Any], file: TextIO) -> None:
 
 
 def lines(found: Sequence[Finding], width: int) -> Iterator[str]:
-    """First all of them, a line or two each; then each with what it rests on, why it matters and what to change."""
+    """Yield first a line or two per finding, then each finding with its evidence, its reason and the fix."""
     if not found:
         yield NOTHING
         return
@@ -142,7 +141,7 @@ def lines(found: Sequence[Finding], width: int) -> Iterator[str]:
 
 
 def brief(found: Sequence[Finding], width: int) -> Iterator[str]:
-    """A line or two for each: severity, what, where."""
+    """Yield a line or two for each finding: severity, title, place."""
     for number, finding in enumerate(found, 1):
         head = f"{number:>2} {finding.severity:<8} "
         text = f"{finding.title}: {where(finding)}; {sentence(finding)}"
@@ -155,7 +154,7 @@ def brief(found: Sequence[Finding], width: int) -> Iterator[str]:
 
 
 def followed(finding: Finding) -> Iterator[str]:
-    """What this one explains, a line for each kind: where, and all of them in numbers."""
+    """Yield the consequences of a finding, a line for each kind: places, and summed numbers."""
     of: dict[str, list[Finding]] = {}
     for one in finding.consequences:
         of.setdefault(one.kind, []).append(one)
@@ -168,7 +167,7 @@ def followed(finding: Finding) -> Iterator[str]:
 
 
 def _together(several: Sequence[Finding]) -> Finding:
-    """The first with the numbers of all, of one kind: counts in sum, the longest time, every API. Else the first's."""
+    """Merge findings of one kind: the sum of counts, the longest time, all APIs; other numbers are the first one's."""
     numbers = [dict(one.evidence) for one in several]
     told = {name: value for each in reversed(numbers) for name, value in each.items()}
     for name in told:
@@ -197,7 +196,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def kinds(known: Mapping[str, Kind], thresholds: Mapping[str, Threshold]) -> Iterator[str]:
-    """Lines that name all kinds, then all thresholds with their reasons."""
+    """Yield lines with all kinds, then all thresholds with their reasons."""
     yield click.style("Kinds", bold=True)
     for kind in known.values():
         live = " (also of a running kproxy)" if kind.is_live else ""
@@ -210,7 +209,7 @@ def kinds(known: Mapping[str, Kind], thresholds: Mapping[str, Threshold]) -> Ite
 
 
 def document() -> str:
-    """The kinds and thresholds as Markdown, for docs/findings.md."""
+    """Return the kinds and thresholds as Markdown, for docs/findings.md."""
     lines = ["\n## Kinds\n"]
     for kind in KINDS.values():
         lines += [

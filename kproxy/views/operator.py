@@ -1,7 +1,7 @@
-"""What `kproxy ctl` prints: tables of what a kproxy says of itself, and frames of a trace.
+"""Output of `kproxy ctl`: tables from answers of the admin API, and frames of a trace.
 
-Whatever a peer wrote is shown with everything unprintable escaped, so that it cannot move the terminal's cursor.
-Bounded by the answer. Refuses to know where answers come from.
+Text of a peer is shown with unprintable characters escaped, so that it cannot move the terminal's cursor. Bounded by
+the size of an answer.
 """
 
 import json
@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 
 def show_table(rows: Sequence[Row], columns: Sequence[str], nothing: str) -> None:
-    """Rows as a table; `nothing` where there are none."""
+    """Print rows as a table, or the text `nothing` if there are none."""
     console = Console(soft_wrap=True)
     if not rows:
         console.print(nothing, highlight=False, markup=False)
@@ -35,19 +35,19 @@ def show_table(rows: Sequence[Row], columns: Sequence[str], nothing: str) -> Non
 
 
 def show_values(values: Row) -> None:
-    """Names and values, one a line."""
+    """Print names and values, one per line."""
     console = Console(soft_wrap=True)
     for line in _lines(values):
         console.print(line)
 
 
 def connections(rows: Iterable[Row], now_ns: int) -> list[Row]:
-    """Rows of /api/connections with the age in place of the time."""
+    """Return rows of /api/connections with the age in addition to the time of opening."""
     return [{**row, "age": age((now_ns - int(row["opened_ns"])) / 1e9)} for row in rows]
 
 
 def groups(rows: Iterable[Row], now_ns: int) -> list[Row]:
-    """Rows of /api/groups, each with its last rebalance on the same line."""
+    """Return rows of /api/groups with the last rebalance as columns."""
     found: list[Row] = []
     for row in rows:
         last: Row = row["last_rebalance"] or {}
@@ -66,7 +66,7 @@ def groups(rows: Iterable[Row], now_ns: int) -> list[Row]:
 
 
 def age(seconds: float) -> str:
-    """A duration of a connection or a request, in its largest units: "3d 4h", "12.3 s"."""
+    """Return a duration of a connection or a request, in its largest units: "3d 4h", "12.3 s"."""
     if seconds < 60:
         return f"{max(0.0, seconds):.3g} s"
     minutes = int(seconds) // 60
@@ -76,7 +76,7 @@ def age(seconds: float) -> str:
 
 
 class Frames:
-    """Prints the lines of a trace as they come."""
+    """Prints the lines of a trace as they arrive."""
 
     def __init__(self) -> None:
         self._console = Console(soft_wrap=True)
@@ -111,7 +111,7 @@ def _frame(line: Row) -> Iterator[Text]:
 
 
 def _lines(value: Any) -> Iterator[Text]:
-    """A JSON value: what is short on one line, the rest indented below its name."""
+    """Yield a JSON value: short values on one line, long ones indented below their name."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             label = Text(f"{_plain(str(name))}: ", _NAME)
@@ -133,7 +133,7 @@ def _lines(value: Any) -> Iterator[Text]:
 
 
 def _compact(value: Any) -> str | None:
-    """A value on one line; None where it is too long for that."""
+    """Return a value on one line; None if it is too long."""
     if not isinstance(value, Mapping | list):
         return _value(value)
     text = json.dumps(value)

@@ -1,7 +1,4 @@
-"""An overview of tables: a heading and a small table for each section, and the commands to go on with; or JSON.
-
-Refuses to know where sections come from.
-"""
+"""An overview of tables: a heading and a small table for each section, and commands for further questions; or JSON."""
 
 import json
 import textwrap
@@ -30,7 +27,7 @@ _HEADINGS = {
 }
 _NONE = {"errors": "No errors.", "throttles": "Nobody was throttled.", "slowest": "Nothing took longer than 100 ms."}
 
-WIDTH = 120  # of the verdict where there is no terminal
+WIDTH = 120  # of the verdict, without a terminal
 
 Rows = list[dict[str, Any]]
 
@@ -44,9 +41,9 @@ def show(
     shown: str,
     file: TextIO,
 ) -> None:
-    """Print the verdict, then sections. frames: where the rows are from; found: the rows, and how many are shown.
+    """Print the verdict, then sections. frames: the frame of each section. found: (rows, number of rows shown) of each.
 
-    most_findings: so many of what stands out are shown; the verdict says how many there are.
+    most_findings: number of findings shown; the verdict has the number of all.
     """
     rows = {name: some for name, (some, _) in found.items()}
     findings = said.findings[:most_findings]
@@ -91,10 +88,7 @@ def show(
 
 
 def brief(found: Mapping[str, tuple[Rows, int]]) -> list[str]:
-    """Some ten lines of an overview: the rows of each section, and how many of them are shown.
-
-    Empty where there are no exchanges.
-    """
+    """Return an overview in some ten lines; empty without exchanges. found: (rows, rows shown) of each section."""
     rows = {name: rows[:most] for name, (rows, most) in found.items()}
     (span,) = rows["span"]
     if not span["exchanges"]:
@@ -120,7 +114,7 @@ def brief(found: Mapping[str, tuple[Rows, int]]) -> list[str]:
     ]
 
 
-_NO_TIME = "1970-01-01 00:00:00.000"  # of packets that have none
+_NO_TIME = "1970-01-01 00:00:00.000"  # the time of packets without time stamps
 
 
 def _span(span: Mapping[str, Any]) -> str:
@@ -167,7 +161,7 @@ def _slowest(row: Mapping[str, Any]) -> str:
 
 
 def _apis(rows: Rows) -> list[str]:
-    """What clients asked, how long it took."""
+    """Return the lines of requests by API: counts, errors and latencies."""
     cells = [["", "exchanges", "errors", "unanswered", "p50", "p99", "max"]]
     for row in rows:
         times = (units.duration(row[name]) if row[name] is not None else "" for name in ("p50_ns", "p99_ns", "max_ns"))

@@ -1,4 +1,4 @@
-"""The packets of one exchange, and where its time went, for people. Refuses to know where both are from."""
+"""Output of the packets of one exchange, and of the parts of its time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ _PARTS = {
 
 
 def parts(row: Mapping[str, Any]) -> Iterator[str]:
-    """The parts of an exchange's total time with their shares, from a row of `slow`."""
+    """Yield a line for each part of an exchange's total time, with its share, from a row of `slow`."""
     total = max(row["total_ns"], 1)
     for name, words in _PARTS.items():
         if row[name]:
@@ -32,7 +32,7 @@ def parts(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def lines(packets: Sequence[Packet], shown: int = SHOWN) -> Iterator[str]:
-    """The packets, each in a line; of many the first and the last."""
+    """Yield a line for each packet; of more than `shown` packets only the first and the last ones."""
     if not packets:
         yield "none that the capture holds"
         return

@@ -3,13 +3,12 @@
     with Tables("tables") as tables:
         plots.heat_map(jobs.spread(tables["exchanges"], every="10 seconds").arrow(), "10 seconds")
 
-Duty: what is drawn, with units on axes, UTC said, names cut to what a label holds, and colours that people who see
-colours differently can tell apart (Okabe and Ito's). `every` is the step of time that the question was asked with:
-where a step has no row a line has a gap. `span`: first and last moment in microseconds since the epoch, so that plots
-have the same axis; else that of the rows.
+Duty: charts with units on axes, times marked as UTC, names cut to the length of a label, and colours that colour-blind
+people can distinguish (Okabe and Ito's). `every` is the step of time of the question: a step without a row is a gap in
+a line. `span`: first and last moment in microseconds since the epoch, so that plots have the same axis; without it, the
+span of the rows.
 
-Bounds: SERIES lines or colours of a plot, counts of all others together; BARS of other plots, the largest. Refuses to
-know where answers come from.
+Bounds: SERIES lines or colours of a plot, and one for the counts of all others; in other plots the BARS largest.
 """
 
 import math
@@ -24,9 +23,9 @@ from kproxy.analysis.pieces import span_us
 from kproxy.views import units
 from kproxy.views.terminal import printable
 
-WIDTH, HEIGHT = 440, 220  # of a whole plot, its labels included
+WIDTH, HEIGHT = 440, 220  # pixels of a whole plot, including its labels
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-REST = "#8c8c8c"  # of what is counted together
+REST = "#8c8c8c"  # for names that are counted together
 HEAT = ("#dbe9f6", "#bad6eb", "#89bedc", "#539ecd", "#2b7bba", "#0b559f")
 TEXT, FAINT, GRID, AXIS = "#333333", "#666666", "#e3e3e3", "#999999"
 SERIES = len(COLOURS)
@@ -43,7 +42,7 @@ _DURATION = (
 
 
 def rows_of(data: Any) -> list[Row]:
-    """The rows of an Arrow table, of a frame of either engine, of a DataFrame of pandas, or a list of dicts."""
+    """Return the rows of an Arrow table, a frame of either engine, a DataFrame of pandas, or a list of dicts."""
     if hasattr(data, "arrow"):
         data = data.arrow()
     elif hasattr(data, "toPandas"):
@@ -54,7 +53,7 @@ def rows_of(data: Any) -> list[Row]:
 
 
 def short(name: Any, longest: int = LONGEST) -> str:
-    """A name as a plot shows it: printable, its middle left out where it is long."""
+    """Return a name for a plot: printable, without its middle if it is long."""
     text = printable(str(name)[: 4 * longest]) if name not in (None, "") else "(none)"
     if len(str(name)) <= longest and len(text) <= longest:
         return text
@@ -66,10 +65,10 @@ def short(name: Any, longest: int = LONGEST) -> str:
 
 
 def heat_map(data: Any, every: str, span: Span = None) -> alt.Chart:
-    """The latencies of the exchanges of `spread`, over time: the darker, the more of them."""
+    """Return a heat map of latencies over time, from `spread`: a darker cell has more exchanges."""
     rows = [row for row in rows_of(data) if row["time"] is not None]
     found: dict[tuple[float, int, int | None], int] = {}
-    for row in rows:  # several groups of one class are one cell
+    for row in rows:  # groups of the same time and latency class share a cell
         key = (_ms(row["time"]), row["from_ns"], row["to_ns"])
         found[key] = found.get(key, 0) + row["exchanges"]
     step = span_us(every) / 1000
@@ -105,7 +104,7 @@ def heat_map(data: Any, every: str, span: Span = None) -> alt.Chart:
 
 
 def percentiles(data: Any, every: str, span: Span = None) -> alt.LayerChart:
-    """Percentiles of the latency over time, as `latency` gives them with a step of time."""
+    """Return a chart of percentiles of the latency over time, from `latency` with a step of time."""
     rows = rows_of(data)
     values = [
         {
@@ -123,7 +122,7 @@ def percentiles(data: Any, every: str, span: Span = None) -> alt.LayerChart:
 
 
 def latencies(data: Any, every: str, span: Span = None) -> alt.LayerChart:
-    """The 99th percentile of each API, as `latency` gives it by API with a step of time."""
+    """Return a chart of the 99th percentile of each API, from `latency` by API with a step of time."""
     rows = rows_of(data)
     names = _largest(rows, "api", "exchanges")
     values = [
@@ -142,7 +141,7 @@ def latencies(data: Any, every: str, span: Span = None) -> alt.LayerChart:
 
 
 def requests(data: Any, every: str, span: Span = None) -> alt.Chart:
-    """Requests a second by API, as `talkers` gives them by API with a step of time."""
+    """Return a chart of requests per second by API, from `talkers` by API with a step of time."""
     seconds = span_us(every) / 1e6
     return _stacked(
         data,
@@ -156,7 +155,7 @@ def requests(data: Any, every: str, span: Span = None) -> alt.Chart:
 
 
 def traffic(data: Any, every: str, span: Span = None) -> alt.Chart:
-    """Bytes a second by API, both ways, as `talkers` gives them by API with a step of time."""
+    """Return a chart of bytes per second by API, both directions, from `talkers` by API with a step of time."""
     seconds = span_us(every) / 1e6
     return _stacked(
         data, "api", lambda row: row["bytes"] / seconds, units.rate, "bytes per second", every, span, format="~s"
@@ -164,7 +163,7 @@ def traffic(data: Any, every: str, span: Span = None) -> alt.Chart:
 
 
 def errors(data: Any, every: str, span: Span = None) -> alt.Chart:
-    """Errors by API and error, as `errors` gives them with a step of time; requests in flight at the end left out."""
+    """Return a chart of errors by API and error, from `errors` with a step of time; without requests in flight."""
     rows = [row for row in rows_of(data) if row["error"] not in NO_ERRORS]
     for row in rows:
         row["what"] = f"{row['api']} {row['error']}"
@@ -180,7 +179,7 @@ def errors(data: Any, every: str, span: Span = None) -> alt.Chart:
 
 
 def throttles(data: Any, every: str, span: Span = None) -> alt.Chart:
-    """Time that clients were throttled, as `throttle` gives it by client with a step of time."""
+    """Return a chart of throttled time by client, from `throttle` by client with a step of time."""
     return _stacked(
         data,
         "client",
@@ -193,7 +192,7 @@ def throttles(data: Any, every: str, span: Span = None) -> alt.Chart:
 
 
 def lag(data: Any, every: str, span: Span = None) -> alt.LayerChart:
-    """Records that clients are behind in topics, as `behind` gives them with a step of time."""
+    """Return a chart of the lag of clients in records by topic, from `behind` with a step of time."""
     rows = [row for row in rows_of(data) if row["lag_records"] is not None]
     for row in rows:
         row["what"] = f"{short(row['client'], 24)}, {short(row['topic'], 24)}"
@@ -213,7 +212,7 @@ def lag(data: Any, every: str, span: Span = None) -> alt.LayerChart:
 
 
 def leader_changes(data: Any, every: str, span: Span = None) -> alt.Chart:
-    """Changes of leaders and in-sync replicas by kind, as `leader-changes` gives them with a step of time."""
+    """Return a chart of changes of leaders and in-sync replicas by kind, from `leader-changes` with a step of time."""
     return _stacked(
         data,
         "change",
@@ -226,7 +225,7 @@ def leader_changes(data: Any, every: str, span: Span = None) -> alt.Chart:
 
 
 def retransmissions(data: Any, every: str, span: Span = None) -> alt.Chart:
-    """Segments sent again by broker, as `retransmissions` gives them with a step of time."""
+    """Return a chart of retransmitted segments by broker, from `retransmissions` with a step of time."""
     return _stacked(
         [row for row in rows_of(data) if row["retransmissions"]],
         "broker",
@@ -239,7 +238,7 @@ def retransmissions(data: Any, every: str, span: Span = None) -> alt.Chart:
 
 
 def rebalances(data: Any, span: Span = None) -> alt.LayerChart:
-    """When groups rebalanced, how long and why, as `rebalances` gives it: a bar for each."""
+    """Return a chart with a bar for each rebalance (group, duration, cause), from `rebalances`."""
     rows = [row for row in rows_of(data) if row["time"] is not None]
     for row in rows:
         row["lasted_ns"] = row["took_ns"] or 0
@@ -272,7 +271,7 @@ def rebalances(data: Any, span: Span = None) -> alt.LayerChart:
 
 
 def skew(data: Any) -> alt.LayerChart:
-    """The partitions that have most above an even share, as `skew` gives them: bytes, and a mark at the even share."""
+    """Return a chart of partitions furthest above an even share, from `skew`: bytes, and a mark at the even share."""
     bars = []
     for row in rows_of(data)[:BARS]:
         even = row["bytes"] / row["times_even"] if row["times_even"] else 0
@@ -289,7 +288,7 @@ def skew(data: Any) -> alt.LayerChart:
 
 
 def batch_sizes(data: Any) -> alt.Chart:
-    """How many batches have how many records, by codec, as `batch-sizes` gives it."""
+    """Return a histogram of batches by number of records and codec, from `batch-sizes`."""
     rows = rows_of(data)
     codecs = sorted({str(row["codec"]) for row in rows})[:SERIES]
     total = sum(row["batches"] for row in rows) or 1
@@ -321,7 +320,7 @@ def batch_sizes(data: Any) -> alt.Chart:
 
 
 def round_trips(data: Any) -> alt.LayerChart:
-    """Round-trip times of handshakes, median and 99th percentile, as `connections` gives them by broker or host."""
+    """Return a chart of round-trip times of handshakes, median and p99, from `connections` by broker or host."""
     bars: list[Row] = []
     for row in rows_of(data):
         if row["round_trip_p50_ns"] is None or len(bars) == BARS:
@@ -345,7 +344,7 @@ def round_trips(data: Any) -> alt.LayerChart:
 
 
 def closed_windows(data: Any) -> alt.Chart:
-    """How often receivers closed their windows, as `connections` gives it by broker or host."""
+    """Return a chart of closed receive windows, from `connections` by broker or host."""
     bars: list[Row] = []
     for row in sorted(rows_of(data), key=lambda row: -(row["zero_windows"] or 0))[:BARS]:
         if row["zero_windows"]:
@@ -363,7 +362,7 @@ def closed_windows(data: Any) -> alt.Chart:
 
 
 def compared(data: Any, names: tuple[str, str] = ("this", "the other")) -> alt.LayerChart:
-    """The 99th percentile of each API in two captures, as `compare` gives it: from this one to the other."""
+    """Return a chart of the 99th percentile of each API in two captures, from `compare`."""
     rows = [row for row in rows_of(data) if row["p99_ns"] and row["b_p99_ns"]]
     rows = sorted(rows, key=lambda row: -(row["exchanges"] or 0))[:BARS]
     points = []
@@ -396,7 +395,7 @@ def _height(bars: int, more: int = 0) -> int:
 
 
 def _told() -> Mapping[str, Any]:
-    """What is said of a mark: where a notebook shows it, and in the text of a drawing."""
+    """Return the channels with the label of a mark: tooltip (notebooks) and description (drawings)."""
     return {"tooltip": alt.Tooltip("label:N", title=" "), "description": alt.Description("label:N")}
 
 
@@ -436,7 +435,7 @@ def _count(value: int) -> str:
 
 
 def _largest(rows: Iterable[Row], name: str, value: str, count: int = SERIES) -> list[Any]:
-    """The names whose values are the largest together, the largest first."""
+    """Return the names with the largest sums of values, the largest first."""
     sums: dict[Any, float] = {}
     for row in rows:
         sums[row[name]] = sums.get(row[name], 0) + (row[value] or 0)
@@ -444,7 +443,7 @@ def _largest(rows: Iterable[Row], name: str, value: str, count: int = SERIES) ->
 
 
 def _time(rows: Sequence[Row], step: float, span: Span) -> alt.X:
-    """The axis of time, whole steps, with its date and zone."""
+    """Return the axis of time in whole steps, with its date and zone."""
     times = [_ms(row["time"]) for row in rows] or [0.0]
     first, last = (span[0] / 1000, span[1] / 1000) if span else (min(times), max(times))
     first, last = min(first - first % step, *times), max(last - last % step + step, *times)
@@ -459,7 +458,7 @@ def _time(rows: Sequence[Row], step: float, span: Span) -> alt.X:
 
 
 def _log(values: Sequence[float]) -> tuple[alt.Scale, list[float]]:
-    """A logarithmic scale of milliseconds around values, and its ticks."""
+    """Return a logarithmic scale of milliseconds around values, and its ticks."""
     low, high = min(values, default=1.0), max(values, default=10.0)
     low, high = max(low, 1e-4), max(high, 1e-4)
     steps = (1,) if high / low > 50 else (1, 2, 5)
@@ -478,7 +477,7 @@ def _duration_axis(column: str, values: Sequence[float], title: str, padded: boo
 
 
 def _bounds(most: int) -> list[int]:
-    """Round counts that cut 1 to `most` into classes, each some times as large as the one before."""
+    """Return round counts that divide 1 to `most` into classes of growing size."""
     factor = max(2.0, most ** (1 / len(HEAT)))
     found: list[int] = []
     for power in range(1, len(HEAT)):
@@ -505,7 +504,7 @@ def _colour(field: str, names: Sequence[str], rest: bool) -> alt.Color:
 
 
 def _lines(values: list[Row], names: Sequence[str], y: alt.Y, every: str, span: Span) -> alt.LayerChart:
-    """A line for each name, a gap where a step has no value, and a point for each value."""
+    """Return a chart with a line for each name, a gap for a step without value, and a point for each value."""
     step = span_us(every) / 1000
     x = _time(values, step, span)
     for value in values:
@@ -533,7 +532,7 @@ def _stacked(
     span: Span,
     format: str = "~s",
 ) -> alt.Chart:
-    """Bars over time, the parts of each name on each other."""
+    """Return a chart of stacked bars over time, one part for each name."""
     step = span_us(every) / 1000
     rows = [{"time": row["time"], "name": row[by], "value": value(row)} for row in rows_of(data)]
     names = _largest(rows, "name", "value")

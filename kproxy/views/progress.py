@@ -1,7 +1,7 @@
-"""What is shown while something takes its time: a bar of bytes, or what is waited for and since when.
+"""Progress of long operations: a bar of bytes, or a line with the current step and the time that it has taken.
 
-On standard error, where that is a terminal that redraws, and nowhere else; it is gone when the answer is printed.
-Refuses to know what is read or asked.
+It is shown only on standard error, and only if that is a terminal that redraws; it disappears before the answer is
+printed.
 """
 
 import os
@@ -14,13 +14,13 @@ from rich.console import Console
 
 from kproxy.views.terminal import can_redraw, printable
 
-AFTER_S = 1.0  # what is done sooner needs no progress
+AFTER_S = 1.0  # delay before the line appears: shorter operations need none
 REDRAWN_S = 0.2
 
 
 @contextmanager
 def bar(quiet: bool = False) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar with rate and time left; gives what is called with (source, bytes read, bytes in all or 0), if any."""
+    """Show a bar with rate and time left. Yields a function of (source, bytes read, total or 0); None if hidden."""
     console = Console(stderr=True)
     if quiet or not can_redraw(console):
         yield None
@@ -55,15 +55,15 @@ def bar(quiet: bool = False) -> Iterator[Callable[[str, int, int], None] | None]
 
 @contextmanager
 def waiting(what: str, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A line that says what is waited for and for how long, once it has taken longer than a second.
+    """Show a line with the current step and its duration, if it takes longer than AFTER_S.
 
-    Gives what is called with the next thing that is waited for.
+    Yields a function that takes the name of the next step.
     """
     said = [what]
     if quiet or not can_redraw(Console(stderr=True)):
         yield said.append
         return
-    # A descriptor of its own: while a JVM starts, standard error is a file that keeps its log.
+    # Duplicate the descriptor: while a JVM starts, standard error is redirected to a file for its log.
     with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal:
         is_over = Event()
         shown = Thread(target=_show, args=(Console(file=terminal), said, is_over), daemon=True)

@@ -1,10 +1,10 @@
-"""A report: what a capture or tables say, as one HTML file that opens anywhere and asks for nothing.
+"""A report about a capture or tables, as one HTML file that opens anywhere and makes no request.
 
-Duty: the sections in their order, each with its plots and lists, how to ask for the same figures again, and the figures
+Duty: the sections in their order, each with its plots and lists, the commands for the same figures, and the figures
 themselves as JSON at the end (`figures`). Text from the wire is escaped, made printable and cut.
 
-Bounds: figures are bounded where they are asked (`analysis.figures`), names to LONGEST characters, lists to a dozen or
-so rows. Refuses to know where figures come from, and how the page looks (`report_page`).
+Bounds: `analysis.figures` bounds the figures; names have at most LONGEST characters, lists a dozen or so rows.
+`report_page` has the style of the page.
 """
 
 import json
@@ -44,9 +44,9 @@ _NUMBERS = (int, float)
 
 @dataclass
 class Report:
-    """What a report is made of. places: captures or the folder of tables, as they were named; options: of captures.
+    """The input of a report. places: captures or the folder of tables, as the user named them. options: of captures.
 
-    before: for (connection, number) of a slow exchange, the rows of what stood before it.
+    before: by (connection, number) of a slow exchange, the rows of earlier requests on its connection.
     """
 
     figures: Figures
@@ -59,7 +59,7 @@ class Report:
 
 
 def html(report: Report) -> str:
-    """The file. Raises what vl-convert raises for a plot that it cannot draw."""
+    """Return the HTML file as text. Raises the errors of vl-convert for a plot that it cannot draw."""
     title = f"kproxy report: {plots.short(', '.join(Path(place).name or place for place in report.places), 120)}"
     sections = [(name, head, text) for name, head, text in _sections(report) if text]
     contents = "".join(f'<a href="#{name}">{escape(head)}</a>' for name, head, _ in sections)
@@ -74,7 +74,7 @@ def html(report: Report) -> str:
 
 
 def _sections(report: Report) -> Iterator[tuple[str, str, str]]:
-    """Names, headings and texts; those without text have nothing to say."""
+    """Yield (name, heading, HTML) of each section; a section without content has an empty text."""
     yield "findings", "Findings", _findings(report)
     yield "compared", "Compared", _compared(report)
     yield "latency", "Latency and requests", _latency(report)
@@ -88,7 +88,7 @@ def _sections(report: Report) -> Iterator[tuple[str, str, str]]:
     yield "quality", "What the capture shows", _quality(report)
 
 
-# --- what stands on top ----------------------------------------------------------------------------------------------
+# --- head of the page ------------------------------------------------------------------------------------------------
 
 
 def _span(report: Report) -> str:
@@ -103,7 +103,7 @@ def _span(report: Report) -> str:
 
 
 def _verdict(report: Report) -> str:
-    """What happened, in a sentence, and four figures."""
+    """Return the verdict: a sentence, and four figures."""
     said = report.figures.verdict
     if said is None:
         return ""
@@ -131,7 +131,7 @@ def _losses(report: Report) -> str:
 
 
 def _findings(report: Report) -> str:
-    """What stands out, the gravest first: what was found, why it matters, what to change, and what says more."""
+    """Return the findings, the most severe first: evidence, reason, fix, and the command for details."""
     cards = []
     for one in report.figures.findings:
         told = [("Why", one.why), ("Change", one.change), ("Evidence", findings.evidence(one))]
@@ -153,7 +153,7 @@ def _findings(report: Report) -> str:
 
 
 def _findings_of_both(report: Report) -> str:
-    """Beside those of another dataset: what is only here, only there, or in both."""
+    """Return the comparison with the findings of another dataset: only in this one, only in the other, in both."""
     if report.other is None:
         return ""
     sides = [
@@ -255,7 +255,7 @@ def _card(report: Report, row: dict[str, Any]) -> str:
 
 
 def _show(report: Report, row: dict[str, Any]) -> str:
-    """The command that shows an exchange; of tables, from their capture."""
+    """Return the command that shows an exchange; if the report is about tables, from their capture."""
     captures = list(report.places) if report.is_capture else [str(row["source"])]
     key = ["--connection", str(row["connection"]), "--number", str(row["number"])]
     return shlex.join(["kproxy", "show", *captures, *key, *report.options])
@@ -382,7 +382,7 @@ def _compared(report: Report) -> str:
 def _drawn(
     report: Report, name: str, title: str, plot: Any, rows: Any = None, timed: bool = True, every: bool = True
 ) -> str:
-    """A plot of a figure, of chosen rows of it."""
+    """Return a plot of a figure, or of the given rows of it, as HTML."""
     figures = report.figures
     report.progress(title)
     how: list[Any] = [figures.every] if timed and every else []
@@ -418,7 +418,7 @@ def _list(report: Report, name: str, columns: Sequence[str], head: str = "") -> 
 
 
 def _beside(report: Report, name: str, head: str) -> str:
-    """Rows of this dataset and of another: the numbers of the other stand below, in grey; "-": it has no such row."""
+    """Return rows of this and of another dataset; numbers of the other are below, in grey, "-" if a row is missing."""
     both = report.figures.beside.get(name)
     if both is None or not both.pairs:
         return ""
@@ -432,7 +432,7 @@ _Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
 
 
 def _stacked(columns: Sequence[str], stacked: Sequence[str], pairs: Sequence[_Pair]) -> str:
-    """Rows of both: in columns that are stacked the other's number is below in grey; "-": one has no such row."""
+    """Return a table of pairs of rows; in `stacked` columns the other's number is below in grey, "-" if missing."""
     numbers = {
         each
         for each in columns
@@ -456,7 +456,7 @@ def _stacked(columns: Sequence[str], stacked: Sequence[str], pairs: Sequence[_Pa
 
 
 def _section(report: Report, name: str, head: str = "") -> str:
-    """A section of the overview as a list."""
+    """Return a section of the overview as a table."""
     frame, most = report.figures.sections[name]
     rows = list(answers.dicts(frame))
     if not rows:
@@ -466,7 +466,7 @@ def _section(report: Report, name: str, head: str = "") -> str:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Rows as a list; columns that are empty in all of them, and a cluster that all share, are left out."""
+    """Return rows as a table, without columns that are empty in all rows, and without a cluster that all share."""
     shown = [name for name in columns if any(row[name] is not None for row in rows)]
     if len({row.get("cluster") for row in rows}) == 1:
         shown = [name for name in shown if name != "cluster"]
@@ -512,7 +512,7 @@ def _square(colour: str) -> str:
 
 
 def _data(figures: Figures) -> str:
-    """The figures as JSON that can stand in a script: times as microseconds since the epoch."""
+    """Return the figures as JSON that is safe in a script element; times are microseconds since the epoch."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, datetime):

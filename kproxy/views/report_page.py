@@ -1,11 +1,9 @@
-"""How the page of a report looks: its style, its script, and the frame around its sections.
+"""The page of a report: its style, its script, and the frame around its sections.
 
-Duty: one file that asks for nothing: the policy in its head forbids every request, and allows this style and this
-script alone, by their digests. Light and dark as the reader's system is, or by the switch; drawings get their colours
-by value, so that those of `plots` hold in notebooks too. In print: light, two plots beside each other, nothing to
-click.
-
-Refuses to know figures.
+Duty: one file that makes no request: its content security policy forbids all requests, and allows only this style and
+this script, by their digests. Light or dark follows the reader's system, or the switch. The style sheet replaces
+colours of drawings by value, so that `plots` needs no classes and works in notebooks too. Printed pages are light, with
+two plots per row, and without controls.
 """
 
 from base64 import b64encode
@@ -14,9 +12,9 @@ from html import escape
 
 from kproxy.views import plots
 
-MARK = "<!doctype html><!-- kproxy report -->"  # how a report begins, so that the next one may take its place
+MARK = "<!doctype html><!-- kproxy report -->"  # the next report may overwrite a file that begins so
 
-# The plots' colours, and the same on a dark page.
+# The colours of `plots`, with their replacements on a dark page.
 _DARK = {
     **dict(zip(plots.COLOURS, ("#4aa8e0", "#f08a4b", "#35c79a", "#e3a0c8", "#f0bd4f", "#9bd4f7"), strict=True)),
     **dict(zip(plots.HEAT, ("#17344d", "#1f4f77", "#2b70a6", "#4b95cb", "#8abde3", "#d6e9f8"), strict=True)),
@@ -127,7 +125,7 @@ _SCRIPT = """
 
 
 def _colours() -> str:
-    """Drawings on a page of either kind."""
+    """Return the rules that replace colours of drawings, on light and dark pages."""
     rules = []
     for number, colour in enumerate(_DARK):
         rules += [f'svg [{side}="{colour}"]{{{side}:var(--p{number})}}' for side in ("fill", "stroke")]
@@ -135,7 +133,7 @@ def _colours() -> str:
 
 
 def style() -> str:
-    """The style sheet."""
+    """Return the style sheet."""
     light = _LIGHT_PAGE + "".join(f";--p{number}:{colour}" for number, colour in enumerate(_DARK))
     dark = _DARK_PAGE + "".join(f";--p{number}:{colour}" for number, colour in enumerate(_DARK.values()))
     return (
@@ -145,7 +143,7 @@ def style() -> str:
 
 
 def page(title: str, header: str, contents: str, body: str, footer: str, data: str) -> str:
-    """The whole file. `data`: JSON without "<"; the other texts are HTML, but for the title."""
+    """Return the whole file. data: JSON without "<". title: plain text. The other texts are HTML."""
     sheet = style()
     policy = (
         f"default-src 'none'; style-src '{_digest(sheet)}'; script-src '{_digest(_SCRIPT)}'; "

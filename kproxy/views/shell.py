@@ -1,9 +1,9 @@
-"""Questions in SQL, one after the other: typed in a terminal with history and completion, or read from standard input.
+"""SQL statements, one after the other: typed in a terminal with history and completion, or read from standard input.
 
-Duty: collect a statement, ask it, show the answer, and go on after a mistake. Commands beside SQL begin with a dot.
-Statements end with a semicolon. The history of a terminal is a file of the user's own.
+Duty: collects a statement, runs it, shows the answer, and goes on after an error. Commands other than SQL begin with a
+dot. Statements end with a semicolon. The history of a terminal is a file in the user's state folder.
 
-Bounds: MOST_BYTES of standard input. Refuses to know engines and where tables are from.
+Bounds: MOST_BYTES of standard input.
 """
 
 import os
@@ -39,7 +39,7 @@ A SELECT over the tables, ended by a semicolon; it may take several lines. Times
 
 @dataclass
 class Shell:
-    """What a session needs. ask: a frame for a SELECT; columns: those of each table; failed: errors of the engine."""
+    """A session. ask: returns a frame for a SELECT. columns: by table. failed: exceptions of the engine."""
 
     ask: Callable[[str], Any]
     columns: Mapping[str, Sequence[str]]
@@ -50,7 +50,7 @@ class Shell:
     quiet: bool = False
 
     def run(self, statements: Sequence[str], out: str | None = None) -> None:
-        """Answer statements, one after the other; the first mistake ends it with its error."""
+        """Run statements, one after the other; the first error is raised."""
         for statement in statements:
             answers.show(self.ask(statement), self.shown, out, self.limit, self.quiet)
 
@@ -64,7 +64,7 @@ class Shell:
         while True:
             try:
                 text = session.prompt("kproxy> ").strip()
-            except KeyboardInterrupt:  # the line is given up, not the session
+            except KeyboardInterrupt:  # drops the line, not the session
                 continue
             except EOFError:
                 return
@@ -104,7 +104,7 @@ class Shell:
             raise KproxyError(f"there is no command .{' '.join((name, *given))}: .help lists them")
 
     def words(self, text: str) -> Iterator[str]:
-        """What may stand behind this text: tables, the columns of those that it names, keywords."""
+        """Yield completions for this text: tables, columns of the tables that it names (or of all), keywords."""
         named = [table for table in self.columns if table in text.split()]
         columns = {column: None for table in named or self.columns for column in self.columns[table]}
         yield from (*self.columns, *columns, *_KEYWORDS.split())
@@ -130,13 +130,13 @@ class Shell:
 
 
 def is_whole(text: str) -> bool:
-    """Whether Enter ends what was typed: a command, a statement with its semicolon, or nothing."""
+    """Return whether Enter ends the input: a command, a statement with its semicolon, or an empty line."""
     said = text.strip()
     return not said or said.startswith(".") or said.endswith(";")
 
 
 def read(file: TextIO) -> str:
-    """All of standard input. Raises KproxyError for more than MOST_BYTES."""
+    """Return all of standard input. Raises KproxyError for more than MOST_BYTES."""
     text = file.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:
         raise KproxyError(f"standard input has more than {MOST_BYTES >> 20} MiB: these are no questions")
@@ -144,7 +144,7 @@ def read(file: TextIO) -> str:
 
 
 def _history() -> "History":
-    """In the user's folder for states; in memory where that cannot be written to."""
+    """Return a history in the user's state folder, or in memory if the folder cannot be written to."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kproxy"

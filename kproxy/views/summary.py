@@ -1,7 +1,7 @@
-"""What became of captures that were turned into tables, in plain words.
+"""Output of `kproxy convert` and of an ingest: a summary of captures that were turned into tables.
 
-Duty: the terminal side only: the quality of each capture, an overview where it is given one, the rows written, and the
-next commands to type. Complaints go to standard error. Nothing is counted here.
+Duty: prints the quality of each capture, an overview if it is given one, the rows written, and the next commands to
+type. Complaints go to standard error. It computes no counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from kproxy.views.terminal import printable
 
 
 class Counts(Protocol):
-    """How often each kind of flaw was met: `Quality` is one."""
+    """Number of occurrences of each kind of `quality`; `Quality` implements it."""
 
     def count(self, kind: str) -> int: ...
 
@@ -27,9 +27,9 @@ NAMES_SHOWN = 4
 
 
 def show(summary: Summary, first_sight: Sequence[str] | None = None, *, strict: bool = False) -> int:
-    """Show what was done; returns how many complaints there are. first_sight: the lines of an overview of it.
+    """Print a summary; returns the number of complaints. first_sight: the lines of an overview.
 
-    A complaint is a capture that failed, no Kafka in any, and with `strict` a capture whose tables are not complete.
+    A complaint is a capture that failed, no Kafka in any capture, and with `strict` a capture with incomplete tables.
     """
     for source, quality in summary.quality.items():
         _say(printable(source))
@@ -40,7 +40,7 @@ def show(summary: Summary, first_sight: Sequence[str] | None = None, *, strict: 
     found = summary.found_kafka or summary.found_zookeeper
     for name, rows in sorted(summary.rows.items()) if summary.quality else ():
         if not (rows or found):
-            continue  # thirteen empty tables hide that there is no Kafka
+            continue  # a list of empty tables would hide that there is no Kafka
         _say(printable(f"{rows:>12,} rows  {summary.folder / name}"))
     if first_sight is not None and summary.quality:
         others = [
@@ -66,13 +66,13 @@ def show(summary: Summary, first_sight: Sequence[str] | None = None, *, strict: 
 
 
 def show_next(commands: Sequence[str]) -> None:
-    """The commands that go on from here."""
+    """Print the commands for further questions."""
     if commands:
         _say("", "Next:", *(f"  {command}" for command in commands))
 
 
 def _table(rows: Sequence[tuple[str, ...]], sides: str) -> None:
-    """Rows whose columns are as wide as needed; `sides` says of each column whether it is left- or right-aligned."""
+    """Print rows in columns. sides: the alignment of each column, "<" (left) or ">" (right)."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
     for row in rows:
         cells = (f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True))
@@ -93,7 +93,7 @@ def _no_records(chosen: Sequence[str], seen: Sequence[str]) -> str:
 
 
 def verdict(quality: Quality, key_log: str | None = None) -> str:
-    """One sentence: how far the tables can be trusted. `key_log`: the file that was to decrypt TLS."""
+    """Return one sentence about the completeness of the tables. key_log: the file with TLS keys, if one was given."""
     if not quality.count("packets"):
         return "There is no packet in it."
     if not quality.count("kafka"):
@@ -137,7 +137,7 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
 
 
 def _failed(quality: Quality) -> str:
-    """Why nothing was said on connections that were tried; "" where others may have had something to say."""
+    """Return why connection attempts carried no data; "" if other connections carried unrecognised data."""
     if any(quality.count(kind) for kind in ("not_kafka", "undecided", "zookeeper")):
         return ""
     kinds = {"connect_refused", "connect_unanswered", "tls_alert", "tls_unanswered"}
@@ -145,7 +145,7 @@ def _failed(quality: Quality) -> str:
 
 
 def losses(quality: Counts, key_log: str | None = None) -> list[str]:
-    """Why tables of a capture may lack something; nothing: they do not."""
+    """Return the reasons why tables of a capture may be incomplete; empty if they are complete."""
     return [
         text
         for kind, text in (
@@ -173,7 +173,7 @@ def losses(quality: Counts, key_log: str | None = None) -> list[str]:
 
 
 def lacking(counts: Mapping[str, int]) -> list[str]:
-    """Why answers from tables may lack something, by the counts of each kind in their `quality`.
+    """Return the reasons why answers from tables may be incomplete. counts: by kind of `quality`.
 
     Connections that were open before the capture began are no loss here: nearly every capture has some.
     """

@@ -1,4 +1,4 @@
-"""What a terminal can do, and text that does nothing to it."""
+"""Abilities of a terminal, and text without control characters."""
 
 import os
 
@@ -6,13 +6,13 @@ from rich.console import Console
 
 
 def can_redraw(console: Console) -> bool:
-    """Whether screens and progress bars may be drawn: a terminal that moves its cursor, and a user who wants that.
+    """Return whether screens and progress bars may be drawn: on a terminal, without TERM=dumb and NO_COLOR.
 
-    TERM=dumb says that it cannot; NO_COLOR, that plain text is wanted.
+    TERM=dumb means that the cursor cannot move, NO_COLOR that the user wants plain text.
     """
     return console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR")
 
 
 def printable(text: str) -> str:
-    """Text with names of files or from the wire in it: nothing in it moves the cursor."""
+    """Return text with unprintable characters escaped: names of files and text from the wire cannot move the cursor."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

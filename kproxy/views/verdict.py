@@ -1,6 +1,6 @@
-"""How a verdict looks: one sentence of what happened, then four figures. Text from the wire is data.
+"""Output of a verdict: one sentence, then four figures. Text from the wire cannot move the cursor.
 
-Duty: the words for causes and for what followed from them. Refuses to know how anything is found.
+Duty: the words for causes and for their consequences.
 """
 
 from collections import Counter
@@ -12,8 +12,8 @@ from kproxy.analysis.verdict import FAILURES, Verdict
 from kproxy.views import findings, units
 from kproxy.views.terminal import printable
 
-CAUSES_SAID = 3  # in a sentence; of the others only the kinds
-KINDS_SAID = 6  # of the others: as `--kind` of findings takes them
+CAUSES_SAID = 3  # causes with a clause in the sentence; further causes are listed by kind
+KINDS_SAID = 6  # kinds of further causes, spelled as option `--kind` of findings takes them
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -22,7 +22,7 @@ def _time(one: Finding, name: str) -> str:
     return units.duration(dict(one.evidence).get(name) or 0)
 
 
-# Of a cause: its clause.
+# By kind of cause: its clause in the sentence.
 _CLAUSES: Mapping[str, Callable[[Finding], str]] = {
     "broker_gone": lambda one: (
         f"{_broker(one)} was away for {_gone(one)} after a controlled shutdown"
@@ -38,7 +38,7 @@ _CLAUSES: Mapping[str, Callable[[Finding], str]] = {
     "offline_partitions": lambda one: f"{one.where} had no leader for {_time(one, 'longest_ns')}",
 }
 
-# Of retries without a producer id: what became of records, by the evidence that counts them.
+# Effects of retries without a producer id on records, by the name of the evidence that counts them.
 _DOUBLED = {
     "doubled_records": "written twice",
     "reordered_records": "written behind later ones",
@@ -47,7 +47,7 @@ _DOUBLED = {
 
 
 def sentence(verdict: Verdict) -> str:
-    """What happened, the gravest first."""
+    """Return the sentence of a verdict: the most severe causes first."""
     figures = verdict.figures
     if not figures.requests:
         return "No requests."
@@ -65,7 +65,7 @@ def sentence(verdict: Verdict) -> str:
 
 
 def _kinds(others: Sequence[Finding]) -> str:
-    """The kinds of causes, the gravest first, each with its number where it is not one: "growing_lag (3)"."""
+    """Return the kinds of causes, the most severe first, with a count above one, like "growing_lag (3)"."""
     counts = Counter(one.kind for one in others)
     named = [kind if count == 1 else f"{kind} ({count:,})" for kind, count in counts.items()]
     more = len(named) - KINDS_SAID
@@ -74,7 +74,7 @@ def _kinds(others: Sequence[Finding]) -> str:
 
 
 def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
-    """Four of them: a name, the figure, and what it is of."""
+    """Yield four figures as (name, figure, explanation)."""
     of = verdict.figures
     failed = of.unanswered + of.refused
     share = f" ({failed / of.requests:.1%})" if of.requests and failed else ""
@@ -98,7 +98,7 @@ def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
 
 
 def counted(verdict: Verdict, shown: int) -> str:
-    """How many findings there are, of which so many are shown."""
+    """Return the number of findings, of their consequences, and of those shown, as text."""
     of = _count(verdict.total, "finding")
     follows = f"; {_count(verdict.explained, 'more')} follow from them" if verdict.explained else ""
     return f"{of}{follows}" + (f"; {shown} shown" if shown < verdict.total else "")
@@ -109,7 +109,7 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
 
 
 def _rigid(verdict: Verdict) -> str:
-    """What each restart of a broker will bring again, whatever the causes of this time."""
+    """Return the sentence about topics whose writes fail whenever one broker restarts; "" if there are none."""
     found = [one for one in verdict.findings if one.kind == "no_broker_may_stop"]
     if not found:
         return ""
@@ -128,7 +128,7 @@ def _clause(one: Finding) -> str:
 
 
 def _followed(one: Finding) -> Iterator[str]:
-    """What followed from a cause, by what users felt."""
+    """Yield the consequences of a cause that users notice."""
     of: dict[str, list[Finding]] = {}
     for each in one.consequences:
         of.setdefault(each.kind, []).append(each)
@@ -159,7 +159,7 @@ def _followed(one: Finding) -> Iterator[str]:
 
 
 def _failed(one: Finding) -> int:
-    """Requests that failed, those that the broker did not answer once: it and each of its clients count them."""
+    """Return the number of failed requests; unanswered requests count once, though broker and clients report them."""
     number = dict(one.place).get("broker_id")
     own = dict(one.evidence).get("failed") or 0
     its = others = 0
@@ -173,7 +173,7 @@ def _failed(one: Finding) -> int:
 
 
 def _still(one: Finding) -> str:
-    """How many producers stood still, and for how long."""
+    """Return the number of producers that stood still, and the duration, as text."""
     of = dict(one.evidence)
     who = f"{_number(of['clients'])} of {_number(of['producers'])} producers"
     if of["clients"] == of["producers"]:

@@ -1,6 +1,6 @@
-"""ZooKeeper's operations and notifications for people, a line each and its values, and as JSON, an object a line.
+"""ZooKeeper's operations and notifications as text, a line each and its values, and as JSON, one object per line.
 
-Nothing in a value moves the cursor. Secrets are in none (`zookeeper.operations`).
+Values cannot move the cursor. `zookeeper.operations` has removed secrets from them.
 """
 
 import json
@@ -18,7 +18,7 @@ SHOWN = 300  # characters of a value
 
 
 def show(event: Event, info: ConnectionInfo | None, *, as_json: bool) -> None:
-    """Print what a connection said. info: None of a frame alone."""
+    """Print an event of a connection. info: None for a single frame."""
     if as_json:
         click.echo(json.dumps(_whose(info) | _object(event), default=_text))
         return
@@ -44,7 +44,7 @@ def show(event: Event, info: ConnectionInfo | None, *, as_json: bool) -> None:
 
 
 def show_answer(op: str, values: Values, *, as_json: bool) -> None:
-    """Print an answer alone."""
+    """Print a response without its request."""
     if as_json:
         click.echo(json.dumps({"op": op, "response": values}, default=_text))
         return

@@ -1,4 +1,4 @@
-"""`kproxy top`: what any running kproxy does, in a terminal; the figures are those of its admin API, so of /metrics.
+"""`kproxy top`: the activity of a running kproxy in a terminal; its figures come from the admin API, as in /metrics.
 
-`source` asks, `figures` makes rows of the answers, `tables` says how rows look, `screen` draws and takes keys.
+`source` requests answers, `figures` makes rows of them, `tables` formats rows, `screen` draws and handles keys.
 """

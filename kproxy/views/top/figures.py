@@ -1,8 +1,8 @@
 """Rows of the tables of `kproxy top` from answers of /api/live: counters so far, and rates of the last seconds.
 
-Duty: subtract and add up; a rate is of the last WINDOW_S, a quantile is that of /metrics (`metrics.bounds.quantile`).
-Bounded: answers of WINDOW_S, MAX_ANSWERS of them, MAX_SLOW slow exchanges. Refuses to know who answered, and how rows
-look. The format of an answer is in docs/admin.md.
+Duty: subtracts and sums; a rate is over the last WINDOW_S, a quantile is that of /metrics (`metrics.bounds.quantile`).
+Bounded: answers of WINDOW_S, MAX_ANSWERS of them, MAX_SLOW slow exchanges. docs/admin.md defines the format of an
+answer.
 """
 
 from collections import deque
@@ -22,22 +22,22 @@ Row = dict[str, Any]
 
 _COUNTS = ("requests", "errors", "request_bytes", "response_bytes", "throttled", "throttle_ms")
 _RATES = ("requests", "errors", "request_bytes", "response_bytes")
-_HISTOGRAMS = (6, 7)  # places among a row's values: of the broker's time, of the client's whole wait
-_QUANTILES = (("p50_s", 0, 0.5), ("p99_s", 0, 0.99), ("wait_p99_s", 1, 0.99))  # name, which of those, rank
+_HISTOGRAMS = (6, 7)  # indices in a row's values: histograms of the broker's time, and of the client's whole wait
+_QUANTILES = (("p50_s", 0, 0.5), ("p99_s", 0, 0.99), ("wait_p99_s", 1, 0.99))  # name, index in _HISTOGRAMS, rank
 _TOPIC = ("produced_bytes", "produced_records", "fetched_bytes", "fetched_records")
 _GROUP = ("state", "members", "generation", "rebalances", "rebalance_s", "refused", "protocol", "type")
 _FULL = {100, 200}  # rows of a list of /api/live that was cut
-_OTHER = "other"  # all consumers together that have no name of their own
-_LATE_US = 30 * 10**6  # a slow exchange is told when its answer has ended, its time is that of the first byte
+_OTHER = "other"  # the sum of consumers without a name of their own
+_LATE_US = 30 * 10**6  # a slow exchange is listed at the end of its answer, with the time of its first byte
 _WAITING = {"Fetch", "ShareFetch", "JoinGroup", "SyncGroup", "ConsumerGroupHeartbeat"}  # they wait on purpose
 
 
 class AtLeast(int):
-    """A number of records that may be more: of some partitions the lag is not known."""
+    """A lower bound of a number of records: the lag of some partitions is unknown."""
 
 
 class Figures:
-    """What answers say so far; empty before the first."""
+    """Figures from the answers of the window; empty before the first answer."""
 
     def __init__(self) -> None:
         self._answers: deque[Answer] = deque(maxlen=MAX_ANSWERS)
@@ -45,7 +45,7 @@ class Figures:
         self._lags: Sequence[Sequence[Any]] = ()
 
     def add(self, answer: Answer) -> bool:
-        """Take one more; returns whether it is of another process than the one before, which is forgotten then."""
+        """Add an answer; returns whether another process gave it, in which case earlier answers are dropped."""
         restarted = False
         if self._answers:
             started, now = (each["state"]["started_ms"] for each in (self._answers[-1], answer))
@@ -55,7 +55,7 @@ class Figures:
                 self._slow.clear()
                 self._lags = ()
             elif answer["state"]["now_ms"] == self._answers[-1]["state"]["now_ms"]:
-                self._answers.pop()  # the same answer, given again
+                self._answers.pop()  # the same answer again
         self._answers.append(answer)
         while len(self._answers) > 2 and self._span_s(1) >= WINDOW_S:
             self._answers.popleft()
@@ -73,12 +73,12 @@ class Figures:
 
     @property
     def slow_after_us(self) -> int:
-        """From when on slow exchanges are asked for: a while before the newest that is known."""
+        """Return the time from which slow exchanges are requested: _LATE_US before the newest known one."""
         return max(0, max((row["at_us"] for row in self._slow), default=0) - _LATE_US)
 
     @property
     def seconds(self) -> float:
-        """What rates are over; 0 after one answer."""
+        """Return the seconds that rates cover; 0 after one answer."""
         return self._span_s(0)
 
     def _span_s(self, first: int) -> float:
@@ -89,14 +89,14 @@ class Figures:
         return dict(self._answers[-1]["state"])
 
     def head(self) -> Row:
-        """The whole process in one row."""
+        """Return the figures of the whole process in one row."""
         first, last = self._answers[0]["state"], self._answers[-1]["state"]
         (row,) = self.traffic((), lambda row: row[2] not in _WAITING, of="apis") or [self._empty()]
         (everything,) = self.traffic((), of="apis") or [self._empty()]
         everything |= {name: row[name] for name in ("p50_s", "p99_s", "wait_p99_s")}
         everything["connections"] = last["connections"]
         everything["cpu_share"] = max(0.0, last["cpu_s"] - first["cpu_s"]) / self.seconds if self.seconds else None
-        current = self._answers[-1].get("current")  # there with the page's history
+        current = self._answers[-1].get("current")  # present with the page's history
         everything["inside_p99_s"] = current["p"][0] if current else None
         everything["uptime_s"] = (last["now_ms"] - last["started_ms"]) / 1000
         return everything
@@ -107,9 +107,10 @@ class Figures:
         which: Callable[[Sequence[Any]], bool] = lambda row: True,
         of: str = "totals",
     ) -> list[Row]:
-        """Requests, latencies, errors and bytes, added up by columns out of cluster, broker and api.
+        """Return requests, latencies, errors and bytes, summed by columns of cluster, broker and api.
 
-        of: where totals are only the largest, what has all: `apis`, without brokers, or `of_brokers`, without APIs.
+        of: the list to sum. `totals` may be cut to its largest rows; `apis` (without brokers) and `of_brokers` (without
+        APIs) are complete.
         """
         names = ("cluster", "broker", "api")
         bounds = [round(bound * 1e9) for bound in self._answers[-1]["bounds_s"]]
@@ -130,7 +131,7 @@ class Figures:
                     row[f"{name}_per_s"] += self._rate(now[index], before[index] if before else 0)
             for counts, place in zip(histograms[wanted], _HISTOGRAMS, strict=True):
                 for sign, histogram in ((1, now[place:]), (-1, before[place:] if before else ())):
-                    pairs = histogram[0] if histogram else ()  # an older kproxy counts no whole waits
+                    pairs = histogram[0] if histogram else ()  # an older kproxy sends no histogram of whole waits
                     for bucket, count in zip(pairs[::2], pairs[1::2], strict=True):
                         if bucket < len(counts):
                             counts[bucket] += sign * count
@@ -146,7 +147,7 @@ class Figures:
     def _recent(
         self, by: tuple[str, ...], which: Callable[[Sequence[Any]], bool], of: str
     ) -> dict[tuple[Any, ...], list[float]]:
-        """Requests a second between one answer of the window and the next, the oldest first."""
+        """Return requests per second between successive answers of the window, the oldest first."""
         places = [("cluster", "broker", "api").index(name) for name in by]
         rates: dict[tuple[Any, ...], list[float]] = {}
         before: dict[tuple[Any, ...], int] = {}
@@ -166,7 +167,7 @@ class Figures:
         return rates
 
     def brokers(self) -> list[Row]:
-        """Traffic by broker, with connections and requests in flight."""
+        """Return traffic by broker, with connections and requests in flight."""
         rows = {(row["cluster"], row["broker"]): row for row in self.traffic(("cluster", "broker"), of="of_brokers")}
         for cluster, broker, connections, in_flight, disconnects in self._answers[-1]["brokers"]:
             row = rows.setdefault((cluster, broker), {"cluster": cluster, "broker": broker} | self._empty())
@@ -174,10 +175,9 @@ class Figures:
         return list(rows.values())
 
     def topics(self) -> list[Row]:
-        """What was written to topics and read from them, with the largest lag of a consumer.
+        """Return written and read bytes and records by topic, with the largest lag of a consumer.
 
-        Also those of which a consumer's lag is all that is known: they have no traffic, or too little for a list that
-        was cut.
+        Includes topics with only a known lag: they have no traffic, or too little for a list that was cut.
         """
         lags = self._largest_lags(lambda lag: lag["topic"])
         rows = []
@@ -190,15 +190,15 @@ class Figures:
         return rows + [{"cluster": cluster, "topic": topic} | idle | lag for (cluster, topic), lag in lags.items()]
 
     def is_cut(self, name: str) -> bool:
-        """Whether a list of the last answer has only its largest rows; `lags` as `topics` and the like."""
+        """Return whether a list of the last answer (`lags` or another) has only its largest rows."""
         return len(self._lags if name == "lags" else self._answers[-1][name]) in _FULL
 
     def _largest_lags(self, of: Callable[[Row], str | None]) -> dict[tuple[str, str], Row]:
-        """By cluster and what `of` names: the most records that a consumer is behind, and partitions not known."""
+        """Return the largest lag of a consumer, and unknown partitions, by (cluster, name that `of` returns)."""
         found: dict[tuple[str, str], Row] = {}
         for lag in self.lags():
             name = of(lag)
-            is_sum = lag["consumer"] == lag["topic"] == _OTHER and self.is_cut("lags")  # of all that are cut
+            is_sum = lag["consumer"] == lag["topic"] == _OTHER and self.is_cut("lags")  # the sum of rows that were cut
             if name is None or is_sum:
                 continue
             most = found.setdefault((lag["cluster"], name), dict(_NO_LAG))
@@ -215,9 +215,9 @@ class Figures:
         return [dict(zip(names, row, strict=False)) for row in self._answers[-1]["clients"]]
 
     def groups(self) -> list[Row]:
-        """Consumer groups, with their largest lag of a topic.
+        """Return consumer groups, with their largest lag of a topic.
 
-        Also those of which the lag is all that is known: no member joined since this kproxy began, or ever.
+        Includes groups with only a known lag: no member has joined since this kproxy started, or ever.
         """
         lags = self._largest_lags(lambda lag: lag["consumer"] if lag["consumer_is"] == "group" else None)
         rows: list[Row] = [
@@ -230,11 +230,11 @@ class Figures:
         return rows + [{"cluster": cluster, "group": group} | unseen | lag for (cluster, group), lag in lags.items()]
 
     def lags(self, cluster: str | None = None, topic: str | None = None) -> list[Row]:
-        """How far consumers are behind: all, or those of a topic."""
+        """Return the lags of all consumers, or of the consumers of a topic."""
         names = ("cluster", "consumer_is", "consumer", "topic", "lag_records", "lag_s", "lag_unknown_partitions")
         rows: list[Row] = []
         for told in self._lags:
-            row = dict(zip(names, (*told, 0), strict=False))  # an older kproxy tells no unknown ones
+            row = dict(zip(names, (*told, 0), strict=False))  # older versions omit the last column
             if row["lag_unknown_partitions"] and row["lag_records"] is not None:
                 row["lag_records"] = AtLeast(row["lag_records"])
             rows.append(row)
@@ -248,7 +248,7 @@ class Figures:
         ]
 
     def slow(self) -> list[Row]:
-        """The slow exchanges, the newest first."""
+        """Return the slow exchanges, the newest first."""
         return list(reversed(self._slow))
 
     def _empty(self) -> Row:
@@ -263,9 +263,9 @@ class Figures:
         return max(0, now - before) / self.seconds if self.seconds else 0.0
 
     def _pairs(self, name: str, key_length: int) -> list[tuple[tuple[Any, ...], Sequence[Any], Sequence[Any] | None]]:
-        """(key, values now, values at the beginning of the window) of each row; None: there was no such row yet.
+        """Return (key, values now, values at the start of the window) of each row; None for a new row.
 
-        Of a list that was cut the rows that were not in it may be old: they have no rate for one window.
+        A row that is new in a cut list may be old, so it has no rate for one window.
         """
         first = self._answers[0]
         listed = first[name] if name in first else self._summed(first["totals"], name)
@@ -279,7 +279,7 @@ class Figures:
 
     @staticmethod
     def _summed(totals: Sequence[Sequence[Any]], name: str) -> list[list[Any]]:
-        """`apis` or `of_brokers` of an answer whose totals were all."""
+        """Return `apis` or `of_brokers`, summed from complete totals."""
         sums: dict[tuple[Any, ...], list[Any]] = {}
         for cluster, broker, api, *values in totals:
             key = (cluster, "", api) if name == "apis" else (cluster, broker, "")

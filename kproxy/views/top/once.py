@@ -1,6 +1,6 @@
-"""`kproxy top --once` and `--json`: asks twice, and prints plain text or one JSON document, for scripts.
+"""`kproxy top --once` and `--json`: requests two answers, and prints plain text or one JSON document, for scripts.
 
-Duty: also says where there is no terminal to draw on. Refuses to know how to ask.
+Duty: also reports a missing terminal, for the screen.
 """
 
 import os
@@ -13,18 +13,18 @@ from kproxy.views import units
 from kproxy.views.top import tables
 from kproxy.views.top.source import Source
 
-WIDTH = 200  # where there is no terminal
+WIDTH = 200  # without a terminal
 
 
 def ask(source: Source, interval_s: float) -> None:
-    """Two answers, so that rates are of the time between them."""
+    """Request two answers; rates cover the time between them."""
     wait_s = max(interval_s, source.ask())
     sleep(wait_s)
     source.ask()
 
 
 def as_text(source: Source, view: str, width: int) -> tuple[Iterator[str], str]:
-    """The lines of one table, sorted as on the screen at first; and what was left out of it, in words, if anything."""
+    """Return (lines of one table in its initial order, text about omitted rows or "")."""
     table = tables.TABLES[view]
     rows = tables.rows_of(source, tables.Place(view))
     ordered = tables.ordered(table, rows, table.sort, tables.descends(table, table.sort))
@@ -32,7 +32,7 @@ def as_text(source: Source, view: str, width: int) -> tuple[Iterator[str], str]:
 
 
 def line(source: Source, apis: int = 3) -> str:
-    """One line for logs and pipes: everything, and the busiest APIs."""
+    """Return one line for logs and pipes: totals, and the busiest APIs."""
     figures = source.figures
     all_ = figures.head()
     busiest = sorted(figures.traffic(("api",), of="apis"), key=lambda row: -row["requests_per_s"])[:apis]
@@ -56,7 +56,7 @@ def _seconds(value: float | None) -> str:
 
 
 def can_draw(*streams: TextIO) -> bool:
-    """Whether a screen can be drawn: standard input, output and error, on which Textual draws, are a terminal's."""
+    """Return whether a screen can be drawn: standard input, output and error (Textual uses it) are terminals."""
     return _are_terminals(streams) and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
 
 
@@ -65,7 +65,7 @@ def _are_terminals(streams: Iterable[TextIO]) -> bool:
 
 
 def check_terminal(*streams: TextIO) -> None:
-    """Raise KproxyError where no screen can be drawn."""
+    """Raise KproxyError if no screen can be drawn."""
     if not can_draw(*streams):
         if _are_terminals(streams):
             raise KproxyError("TERM=dumb cannot move the cursor: --once prints a table; TERM=xterm where it can")
@@ -73,7 +73,7 @@ def check_terminal(*streams: TextIO) -> None:
 
 
 def document(source: Source) -> dict[str, Any]:
-    """All tables as plain values, of which units are in the names: one JSON document."""
+    """Return all tables as one JSON document: plain values, with units as suffixes of their names."""
     found: dict[str, Any] = {
         "admin": source.url,
         "state": source.figures.state,

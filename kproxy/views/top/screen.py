@@ -1,7 +1,7 @@
 """The screen of `kproxy top`: one table at a time, and the keys that choose, sort, filter, open and pause.
 
-Duty: a thread asks, the loop draws; nothing waits for the network. Everything is given to Textual as Text, never as
-markup. Bounded: ROWS rows drawn, DEPTH places to come back from. Refuses to know what columns mean.
+Duty: a thread requests answers, the loop draws and never waits for the network. All text is passed to Textual as Text,
+never as markup. Bounded: ROWS rows drawn, DEPTH places to go back to.
 """
 
 import os
@@ -26,17 +26,17 @@ from kproxy.views.top.source import Source
 from kproxy.views.top.tables import TABLES, VIEWS, Place
 
 DEPTH = 8
-AGAIN_S = 2.0  # between two tries at a kproxy that does not answer
+AGAIN_S = 2.0  # between two requests to a kproxy that does not answer
 _PLAIN = bool(os.environ.get("NO_COLOR"))
 _QUIET, _BAD, _ON = "dim", "bold" if _PLAIN else "bold red", "bold reverse"
 _BAD_CELL, _NOTED = ("bold", "bold") if _PLAIN else ("red", "bold yellow")
 _SHORT = {"connections": "conns"}
-_ASKING = {"connections", "client_connections", "requests", "members", "findings"}  # more than /api/live
+_ASKING = {"connections", "client_connections", "requests", "members", "findings"}  # need more than /api/live
 _HINT = "enter open  / filter  s sort  r reverse  p pause  esc back  ? help  q quit"
 
 
 class _Asker(threading.Thread):
-    """Asks as long as the application lives; a daemon, so that an answer that does not come keeps nobody."""
+    """Requests answers while the application runs; a daemon thread, so a missing answer does not delay the exit."""
 
     def __init__(self, app: "Top", source: Source, interval_s: float) -> None:
         super().__init__(name="kproxy-top", daemon=True)
@@ -67,13 +67,13 @@ class _Asker(threading.Thread):
                     return
                 try:
                     self._app.call_from_thread(self._app.take, place, rows, fault, about)
-                except RuntimeError:  # it has ended meanwhile
+                except RuntimeError:  # the application has ended meanwhile
                     return
             self.wanted.wait(max(0.05, wait_s - (monotonic() - begun)))
 
 
 class Top(App[None]):
-    """source: of the figures. view: the table at first. about: lines that say what is looked at."""
+    """The application. source: of the figures. view: the first table. about: lines that describe the kproxy shown."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -124,7 +124,7 @@ class Top(App[None]):
         self.is_paused = False
         self._asker = _Asker(self, source, interval_s)
 
-    # --- what is on the screen ---------------------------------------------------------------------------------------
+    # --- state of the screen -----------------------------------------------------------------------------------------
 
     @property
     def place(self) -> Place:
@@ -132,13 +132,13 @@ class Top(App[None]):
 
     @property
     def sort(self) -> tuple[str, bool]:
-        """(column, descending) of the table that is shown."""
+        """Return (column, descending) of the table that is shown."""
         table = TABLES[self.place.table]
         return self._sorts.get(table.name, (table.sort, tables.descends(table, table.sort)))
 
     @property
     def shown(self) -> Sequence[Row]:
-        """The rows on the screen, in their order."""
+        """Return the rows on the screen, in their order."""
         return self._shown
 
     def compose(self) -> ComposeResult:
@@ -166,7 +166,7 @@ class Top(App[None]):
         self.call_after_refresh(self._draw)
 
     def take(self, place: Place, rows: Sequence[Row], fault: KproxyError | None, about: KproxyError | None) -> None:
-        """What was asked for a place; fault: nothing was answered; about: all but its rows was."""
+        """Take the rows of a place. fault: no request was answered. about: only the request for these rows failed."""
         self._fault = fault
         if fault is None:
             self._answered_at = monotonic()
@@ -246,7 +246,7 @@ class Top(App[None]):
         asks = places[-1].table in _ASKING
         self._is_asked = not asks
         if not asks and not self._source.figures.is_empty:
-            self._rows = tables.rows_of(self._source, places[-1])  # also while the kproxy is away, or all is paused
+            self._rows = tables.rows_of(self._source, places[-1])  # also without connection, or paused
         self.query_one("#filter", Input).remove_class("open")
         table = self.query_one(DataTable)
         table.focus()
@@ -286,7 +286,7 @@ class Top(App[None]):
                     widget.add_column(text, width=width, key=column.key)
                 self._layout, self._cells = layout, []
             cells = [[_cell(column, row) for column, _ in columns] for row in self._shown]
-            if len(cells) == len(self._cells):  # to change some cells costs a tenth of making all rows anew
+            if len(cells) == len(self._cells):  # changing cells costs a tenth of rebuilding all rows
                 for at_row, (now, before) in enumerate(zip(cells, self._cells, strict=True)):
                     for at_column, (one, other) in enumerate(zip(now, before, strict=True)):
                         if one != other:
@@ -331,7 +331,7 @@ class Top(App[None]):
                 totals.append(f"{value} ", _BAD if label == "errors/s" and total["errors_per_s"] else "bold")
         if self._fault is not None:
             ago = f"figures of {age(monotonic() - self._answered_at)} ago; " if not figures.is_empty else ""
-            why = str(self._fault).removeprefix(self._source.url).lstrip(" :")  # the address stands above
+            why = str(self._fault).removeprefix(self._source.url).lstrip(" :")  # the line above shows the address
             totals = Text(f" {ago}asking again: {tables.plain(why)}", _BAD, no_wrap=True, overflow="ellipsis")
         elif figures.is_empty:
             totals = Text(" asking", _QUIET)
@@ -355,7 +355,7 @@ class Top(App[None]):
         return text
 
     def _where(self, found: int) -> Text:
-        """The way to the place, the filter, how many rows; or why there are none."""
+        """Return the path to the place, the filter, and the number of rows, or why there are none."""
         table = TABLES[self.place.table]
         text = Text(no_wrap=True, overflow="ellipsis")
         for place in self._places[1:]:
@@ -377,7 +377,7 @@ class Top(App[None]):
 
 
 def _cell(column: tables.Column, row: Row) -> tuple[str, str]:
-    """What stands in a cell, and its style."""
+    """Return the text of a cell, and its style."""
     value = row.get(column.key)
     is_name = column.rank == 0 and not column.is_figure
     quiet = _QUIET if tables.is_idle(row) else ""
@@ -389,7 +389,7 @@ def _as_text(cell: tuple[str, str], column: tables.Column) -> Text:
 
 
 def _identity(table: tables.Table, row: Row) -> tuple[Any, ...]:
-    """What stays the same of a row while its figures change."""
+    """Return the identity of a row: the values that do not change with its figures."""
     if "number" in row:
         return (row.get("connection"), row["number"])
     return tuple(str(row.get(column.key)) for column in table.columns if not column.is_figure)

@@ -1,8 +1,7 @@
-"""Asks the admin port for what `kproxy top` shows: /api/live always, the rest only while it is on the screen.
+"""Requests the figures of `kproxy top` from the admin port: /api/live always, the rest only while it is shown.
 
-Duty: one call per refresh, in the thread of the caller. Bounded: MAX_CONNECTIONS rows, PAGES pages of groups, findings
-asked every FINDINGS_S, more than MANY connections every CONNECTIONS_S. Refuses to know how rows look. Faults are
-KproxyError.
+Duty: one call per refresh, in the thread of the caller. Bounded: MAX_CONNECTIONS rows, PAGES pages of groups; findings
+are requested every FINDINGS_S, more than MANY connections every CONNECTIONS_S. Failed requests raise KproxyError.
 """
 
 from time import monotonic
@@ -13,7 +12,7 @@ from kproxy.errors import KproxyError
 from kproxy.views.top.figures import Figures, Row
 
 MAX_CONNECTIONS = 2000
-MANY = 200  # connections; to list so many takes a kproxy 1 ms
+MANY = 200  # connections; listing so many costs a kproxy 1 ms
 CONNECTIONS_S = 5.0
 FINDINGS_S = 10.0
 _GROUPS_PAGE = 1000
@@ -21,13 +20,13 @@ _PAGES = 20
 
 
 class Source:
-    """port: of the kproxy that is asked."""
+    """The answers of one kproxy. port: its admin port."""
 
     def __init__(self, port: AdminPort) -> None:
         self.port = port
         self.figures = Figures()
         self.restarts = 0
-        self._known = {"after": 0, "series": 0, "groups": 0}  # of the history, which is the page's
+        self._known = {"after": 0, "series": 0, "groups": 0}  # positions in the page's history
         self._connections: list[Row] = []
         self._connections_at = -CONNECTIONS_S
         self._findings: list[Row] = []
@@ -38,7 +37,7 @@ class Source:
         return self.port.url
 
     def ask(self) -> float:
-        """Take the next answer; returns after how many seconds there is a new one."""
+        """Request the next answer; returns the seconds until there is a new one."""
         answer = self.port.get("/api/live", slow_after=self.figures.slow_after_us, **self._known)
         try:
             self._remember(answer)
@@ -51,7 +50,7 @@ class Source:
             raise KproxyError(f"{self.url} is no kproxy of this kind: /api/live answers something else") from None
 
     def _remember(self, answer: Any) -> None:
-        """What of the history need not be sent again."""
+        """Record the positions in the history that need not be sent again."""
         if answer.get("samples"):
             self._known["after"] = int(answer["samples"][-1]["n"])
         if "series" in answer:
@@ -59,7 +58,7 @@ class Source:
             self._known["groups"] = answer["first_group"] + len(answer["group_names"])
 
     def connections(self, client_id: str | None = None) -> list[Row]:
-        """The oldest MAX_CONNECTIONS, or those of them with this client id; many are asked for less often."""
+        """Return the oldest MAX_CONNECTIONS connections, or those of them with a client id."""
         is_old = monotonic() - self._connections_at >= CONNECTIONS_S
         if is_old or len(self._connections) <= MANY:
             self._connections = self._rows("/api/connections", limit=MAX_CONNECTIONS)
@@ -71,11 +70,11 @@ class Source:
         return [row for row in rows if client_id is None or (row.get("client_id") or "") == client_id]
 
     def requests(self, connection: int) -> list[Row]:
-        """In flight, of this connection."""
+        """Return the requests in flight on a connection."""
         return self._rows("/api/requests", connection=connection)
 
     def members(self, cluster: str, group: str) -> list[Row]:
-        """Of a group; KproxyError: it is not known, or not any more."""
+        """Return the members of a group. Raises KproxyError if the group is unknown, or not known any more."""
         after = ""
         for _ in range(_PAGES):
             page = self._rows("/api/groups", limit=_GROUPS_PAGE, after=after)
@@ -88,7 +87,7 @@ class Source:
         raise KproxyError("no member of this group is known: none joined since kproxy began, or the group is gone")
 
     def findings(self) -> list[Row]:
-        """What stands out, asked anew every FINDINGS_S."""
+        """Return the findings, requested every FINDINGS_S. Raises KproxyError if this kproxy has none."""
         if monotonic() - self._findings_at >= FINDINGS_S:
             try:
                 answer = self.port.get("/api/findings")

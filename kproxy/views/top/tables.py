@@ -1,7 +1,6 @@
-"""The tables of `kproxy top`: their columns, what a row opens, and how a cell looks; also as plain text and as JSON.
+"""The tables of `kproxy top`: their columns, the place that a row opens, and the text of a cell; also as plain text.
 
-Duty: which columns fit a width, sorting, filtering. Text of peers is data: `plain` makes it harmless. Bounded: TEXT
-characters of a value. Refuses to know the terminal, and who asks.
+Duty: fits columns to a width, sorts, filters. `plain` escapes text of peers. Bounded: TEXT characters of a value.
 """
 
 import textwrap
@@ -19,16 +18,16 @@ from kproxy.views.top.figures import AtLeast, Figures, Row
 from kproxy.views.top.source import Source
 
 TEXT = 300
-ROWS = 500  # on a screen; filter for the others
-LARGEST = 100  # rows of a list of /api/live at most
+ROWS = 500  # on the screen; the filter finds further rows
+LARGEST = 100  # rows of a list of /api/live, at most
 GAP = 2
 WRAP = 56  # characters of a line of details, which fits 80 columns
-MOST = 4000  # of a value there
-_TURNS = {"R", "AL", "AN"}  # classes of characters after which a terminal may put what follows to the left of them
+MOST = 4000  # characters of a value in the details
+_TURNS = {"R", "AL", "AN"}  # bidirectional classes after which a terminal may write from right to left
 
 
 def plain(value: Any) -> str:
-    """A value as text that stays in its cell: nothing moves the cursor, joins other characters or runs to the left."""
+    """Return a value as text that stays in its cell: no control, combining or right-to-left characters."""
     text = str(value)
     if text.isascii() and text.isprintable() and len(text) <= TEXT:
         return text
@@ -60,7 +59,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def _bars(values: Sequence[float] | None) -> str:
-    """A bar for each value, the highest for the most."""
+    """Return a bar for each value; the largest value has the highest bar."""
     most = max(values or (), default=0)
     return "".join(_BARS[min(7, int(8 * value / most))] if most else _BARS[0] for value in (values or ())[-10:])
 
@@ -77,7 +76,7 @@ _clock = _figure(lambda value: units.time(int(value) * 1000)[11:])
 
 @dataclass(frozen=True)
 class Column:
-    """key: of rows. rank: the higher, the earlier it is left out where there is no room. missing: see `text`."""
+    """A column. key: of its value in a row. rank: the highest ranks are left out first. missing: see `text`."""
 
     key: str
     title: str
@@ -85,25 +84,25 @@ class Column:
     rank: int = 0
     least: int = 8  # cells of a text column
     is_bad: bool = False  # a value above 0 stands out
-    missing: str = ""  # the key of how much is missing in the value
+    missing: str = ""  # key of the number of parts that the value lacks
 
     @property
     def is_figure(self) -> bool:
         return self.show is not _text
 
     def text(self, row: Row) -> str:
-        """The cell of a row; where there is no value since all is missing, "unknown"."""
+        """Return the cell of a row; "unknown" if there is no value because all its parts are missing."""
         value = row.get(self.key)
         return "unknown" if value is None and row.get(self.missing) else self.show(value)
 
     def rank_of(self, row: Row) -> Any:
-        """What a row is sorted by; None: it has nothing. What may be above 0 is sorted so."""
+        """Return the sort key of a row; None without a value. A value of 0 with missing parts sorts above 0."""
         return row.get(self.key) or (0.5 if row.get(self.missing) else row.get(self.key))
 
 
 @dataclass(frozen=True)
 class Place:
-    """What is on the screen: a table, and of what."""
+    """A place on the screen: a table, and the arguments of its `rows`."""
 
     table: str
     of: tuple[Any, ...] = ()
@@ -112,7 +111,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Table:
-    """rows(source, *of): may raise KproxyError. sort: the column at first. opens(row): what Enter shows."""
+    """A table. rows(source, *of): may raise KproxyError. sort: the initial column. opens(row): the place for Enter."""
 
     name: str
     columns: tuple[Column, ...]
@@ -147,7 +146,7 @@ def _values(row: Row) -> Place:
 
 
 def _help(source: Source, name: str) -> list[Row]:
-    """The keys, and what the columns of a table mean."""
+    """Return the help of a table: the keys, and the meaning of its columns."""
     shown = [column for column in TABLES[name].columns if column.rank != _HIDDEN]
     return _wrapped(explanations.of((column.key, column.title) for column in shown))
 
@@ -162,7 +161,7 @@ def _details(source: Source, pairs: Sequence[tuple[str, Any]]) -> list[Row]:
 
 
 def _wrapped(told: Iterable[tuple[str, str]]) -> list[Row]:
-    """Rows of names and texts; a text that is wider than 80 columns takes several."""
+    """Return rows of names and texts; a text longer than WRAP takes several rows."""
     rows: list[Row] = []
     for name, text in told:
         for number, line in enumerate(textwrap.wrap(text[:MOST], WRAP) or ["–"]):
@@ -171,7 +170,7 @@ def _wrapped(told: Iterable[tuple[str, str]]) -> list[Row]:
 
 
 def _title(name: str) -> str:
-    """A value's name as the tables have it, else without its unit."""
+    """Return the title of a value's column, or its name without the unit if it has no column."""
     for table in TABLES.values():
         for column in table.columns:
             if column.key == name and column.rank != _HIDDEN:
@@ -180,12 +179,12 @@ def _title(name: str) -> str:
 
 
 def _bare(name: str) -> str:
-    """A name without its unit, which the value has."""
+    """Return a name without its unit, which the value shows."""
     return plain(name.removesuffix("_ns").removesuffix("_us").removesuffix("_ms").removesuffix("_s").replace("_", " "))
 
 
 def _detail(name: str, value: Any) -> str:
-    """A value by its name, whose end says the unit."""
+    """Return a value as text; the suffix of its name is the unit."""
     if isinstance(value, list | tuple):
         return ", ".join(str(one) for one in value) or "–"
     if value is None or isinstance(value, bool | str):
@@ -199,7 +198,7 @@ def _detail(name: str, value: Any) -> str:
 
 
 def _finding(row: Row) -> Place:
-    """What there is to know of a finding, in the order in which it is read; its question last."""
+    """Return the place with all fields of a finding, in reading order; the command for details is last."""
     names = ("title", "severity", "cluster", "where", "since_ns", "until_ns", "evidence", "why", "change", "settings")
     told = {name: row.get(name) for name in names}
     return _values(told | {"ask_a_recording": f"kproxy analyze {row.get('job')} TABLES"})
@@ -428,21 +427,22 @@ _HIDDEN = 9  # the rank of a column that only sorts
 
 
 def rows_of(source: Source, place: Place) -> list[Row]:
-    """The rows of a place, in no order. KproxyError: the kproxy cannot say."""
+    """Return the rows of a place, unsorted. Raises KproxyError if the kproxy cannot answer."""
     return TABLES[place.table].rows(source, *place.of)
 
 
 def is_idle(row: Row) -> bool:
-    """Whether nothing passed lately of what it counts."""
+    """Return whether all rates of a row are zero."""
     rates = [value for name, value in row.items() if name.endswith("_per_s") and not isinstance(value, list)]
     return bool(rates) and not any(rates)
 
 
-_BY = {"topics": "bytes", "clients": "connections", "groups": "rebalances", "errors": "answers"}  # lists are cut by
+# The figure with the largest values in a list that was cut.
+_BY = {"topics": "bytes", "clients": "connections", "groups": "rebalances", "errors": "answers"}
 
 
 def left_out(figures: Figures, name: str, rows: Sequence[Row]) -> str:
-    """What of a table a kproxy did not send, in words; nothing: it is whole."""
+    """Return text about rows of a table that a kproxy did not send; "" if it is complete."""
     told = []
     if name in _BY and figures.is_cut(name):
         told.append(f"the {LARGEST} with the most {_BY[name]}")
@@ -455,14 +455,14 @@ def left_out(figures: Figures, name: str, rows: Sequence[Row]) -> str:
 
 
 def matching(table: Table, rows: Sequence[Row], wanted: str) -> list[Row]:
-    """Rows with a text column that contains this, in any case."""
+    """Return rows with a text column that contains `wanted`, ignoring case."""
     low = wanted.lower()
     columns = [column for column in table.columns if not column.is_figure]
     return [row for row in rows if not low or any(low in str(row.get(column.key)).lower() for column in columns)]
 
 
 def ordered(table: Table, rows: Sequence[Row], key: str, descending: bool) -> list[Row]:
-    """By a column; what has no value comes last, equals by their text, so that rows keep still."""
+    """Sort by a column; rows without a value come last, equal rows keep the order of their texts at each refresh."""
     rank_of = next(column for column in table.columns if column.key == key).rank_of
     ranked = sorted(((rank_of(row), row) for row in rows), key=lambda each: _names(each[1]))
     some = [each for each in ranked if each[0] is not None]
@@ -476,13 +476,13 @@ def _names(row: Row) -> tuple[str, ...]:
 
 
 def descends(table: Table, key: str) -> bool:
-    """Whether a column shows its largest first."""
+    """Return whether a column is sorted in descending order at first."""
     column = next(each for each in table.columns if each.key == key)
     return column.is_figure and column.rank != _HIDDEN
 
 
 def fitting(table: Table, rows: Sequence[Row], width: int) -> list[tuple[Column, int]]:
-    """The columns for a width, with theirs: figures whole, texts cut to what is left, the least needed left out."""
+    """Return (column, width) that fit: figures in full, texts cut to the remaining width, high ranks left out."""
     columns = [column for column in table.columns if column.rank != _HIDDEN]
     if len({row.get("cluster") for row in rows}) < 2:
         columns = [column for column in columns if column.key != "cluster"]
@@ -510,7 +510,7 @@ def fitting(table: Table, rows: Sequence[Row], width: int) -> list[tuple[Column,
 
 
 def as_text(table: Table, rows: Sequence[Row], width: int) -> Iterator[str]:
-    """A head and a line for each row, with no colour."""
+    """Yield a header and a line for each row, without colours."""
     if not rows:
         yield table.nothing
         return
