@@ -1,1 +1,1 @@
-"""What reads or changes the requests and answers of one connection: addresses, policy, telemetry, logins, recorders."""
+"""Readers and editors of one connection's requests and answers: addresses, policy, telemetry, logins, recorders."""

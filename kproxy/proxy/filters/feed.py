@@ -1,10 +1,10 @@
-"""Exchanges with their frames on their way from relays to the process that decodes them (`feed_process.py`).
+"""Queue of exchanges with their frames, from relays to the process that decodes them (`feed_process.py`).
 
-Duty: the sink of a relay's process. It queues what sessions kept, which costs the loop an append; a thread writes it to
-a socket, almost all of the time outside the interpreter. Where the other process falls behind, exchanges are dropped
-and counted, and no relay waits. Without a socket (that process is being started) they wait as well.
+Duty: the sink of a relay's process. It queues exchanges that sessions kept, which costs the loop an append; a thread
+writes them to a socket, almost always without the interpreter's lock. If the other process falls behind, exchanges are
+dropped and counted, and no relay waits. Without a socket (that process is starting) exchanges are queued as well.
 
-Bounded: QUEUE_BYTES that wait. Refuses to know what is in a frame.
+Bounded: QUEUE_BYTES. Does not decode frames.
 """
 
 import json
@@ -27,18 +27,18 @@ from kproxy.wire.events import Event, Exchange, Unanswered
 
 QUEUE_BYTES = 32 << 20
 QUEUE_FULL = "queue_full"
-_ITEM_BYTES = 1000  # of one that waits, its frames left out
-_GATHER_S = 0.01  # what comes within it is written together
+_ITEM_BYTES = 1000  # size of a queued exchange without its frames
+_GATHER_S = 0.01  # exchanges of this interval are written together
 _CHUNK_BYTES = 64 * 1024
 _CLOSE_S = 2.0
 
-_HEAD = Struct(">IIi")  # bytes of the pickled fields, of the request, of the answer; -1: there is none
+_HEAD = Struct(">IIi")  # bytes of the pickled fields, of the request, of the answer; -1: no answer
 
 log = logging.getLogger("kproxy.insight")
 
 
 class Whose(NamedTuple):
-    """Of a connection: what insight says of each of its exchanges."""
+    """The properties of a connection that insight needs for each of its exchanges."""
 
     cluster: str
     client_address: str
@@ -46,11 +46,11 @@ class Whose(NamedTuple):
     connection: int
     source: str
     principal: str | None
-    broker: tuple[str, int] | None = None  # the address that it leads to
+    broker: tuple[str, int] | None = None  # its address
 
 
 class Heard(NamedTuple):
-    """An exchange on its way, with its frames."""
+    """A queued exchange with its frames."""
 
     whose: Whose
     api_key: int
@@ -58,12 +58,12 @@ class Heard(NamedTuple):
     number: int
     request_end: int
     response_start: int  # 0: it was never answered
-    request: bytes  # of a coordinator's log (FETCH): the topic, its id and the partition, as JSON
-    response: bytes | None  # and there one batch
+    request: bytes  # for a coordinator's log (FETCH): the topic, its id and the partition, as JSON
+    response: bytes | None  # for a coordinator's log: one batch
 
     @property
     def at_ns(self) -> int:
-        """Its place in the order of answers."""
+        """Return its time in nanoseconds, by which exchanges are ordered."""
         return self.response_start or self.request_end
 
     @property
@@ -72,7 +72,7 @@ class Heard(NamedTuple):
 
 
 class Feed:
-    """What relays of one process have for insight."""
+    """The queue of exchanges from the relays of one process to insight."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Heard, dict[str, int]]] = deque()
@@ -84,11 +84,11 @@ class Feed:
         self._thread: Thread | None = None
 
     def use(self, sock: socket.socket | None) -> None:
-        """From now on write to this socket; None: there is nobody who reads. Takes it over."""
+        """Write to this socket from now on, and own it; None: no process reads."""
         before, self._sock = self._sock, sock
         if before is not None:
             with suppress(OSError):
-                before.shutdown(socket.SHUT_RDWR)  # a write that waits ends
+                before.shutdown(socket.SHUT_RDWR)  # ends a blocked write
             before.close()
         if sock is not None:
             sock.setblocking(True)
@@ -100,7 +100,7 @@ class Feed:
     def connected(
         self, info: ConnectionInfo, principal: str | None, left_out: dict[str, int]
     ) -> Callable[[list[Event]], None]:
-        """What takes the events of a connection; what is dropped is counted in `left_out`."""
+        """Return a function that takes the events of a connection; dropped exchanges are counted in `left_out`."""
         broker = info.broker_address, info.broker_port
         whose = Whose(info.cluster, info.client_address, info.broker_id, info.id, info.source, principal, broker)
         put = self._put
@@ -152,11 +152,11 @@ class Feed:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that the other process has not got yet."""
+        """Return the bytes that are queued."""
         return self._bytes - self._written
 
     def close(self) -> None:
-        """Write what waits, for a short time, and end. Blocks."""
+        """Write queued exchanges for at most _CLOSE_S, and end. Blocks."""
         end = monotonic() + _CLOSE_S
         while self._waiting and self._sock is not None and monotonic() < end:
             sleep(_GATHER_S)
@@ -184,7 +184,7 @@ class Feed:
     def _write(self, sock: socket.socket) -> None:
         small = bytearray()
         sizes = 0
-        unsent: list[dict[str, int]] = []  # where those are counted that are not with the kernel yet
+        unsent: list[dict[str, int]] = []  # counters of the exchanges that the kernel has not taken yet
         try:
             while self._waiting:
                 heard, left_out = self._waiting.popleft()
@@ -208,11 +208,11 @@ class Feed:
                 left_out[QUEUE_FULL] = left_out.get(QUEUE_FULL, 0) + 1
             raise
         finally:
-            self._written += sizes  # they wait here no more
+            self._written += sizes  # no longer queued here
 
 
 def _logged(whose: Whose, exchange: Exchange, batch: Batch) -> Heard:
-    """A batch of a coordinator's log: it stands for the answer, and whose it is for the request."""
+    """Return a batch of a coordinator's log as an exchange: its topic and partition as request, the batch as answer."""
     assert batch.copy is not None
     identity = None if batch.topic_id is None else batch.topic_id.hex
     return Heard(
@@ -228,7 +228,7 @@ def _logged(whose: Whose, exchange: Exchange, batch: Batch) -> Heard:
 
 
 def packed(heard: Heard) -> Iterator[bytes]:
-    """One exchange as bytes of a stream, in parts."""
+    """Yield one exchange as bytes of a stream, in parts."""
     fields = pickle.dumps(tuple(heard[:-2]), pickle.HIGHEST_PROTOCOL)
     response = heard.response
     yield _HEAD.pack(len(fields), len(heard.request), -1 if response is None else len(response)) + fields
@@ -238,13 +238,13 @@ def packed(heard: Heard) -> Iterator[bytes]:
 
 
 class Unpacker:
-    """Bytes of a stream as exchanges. Bounded by one exchange and one read."""
+    """Reads exchanges from the bytes of a stream. Bounded by one exchange and one read."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Heard]:
-        """The exchanges that are whole with these bytes."""
+        """Yield the exchanges that are complete with these bytes."""
         self._data += data
         view = memoryview(self._data)
         pos = 0

@@ -1,9 +1,9 @@
-"""The flight recorder of a process that relays: what it keeps, when it is dumped, and how many dumps stay.
+"""The flight recorder of a process that relays: its memory, its dumps, and their retention.
 
-Duty: join what `kproxy.flight` keeps with the connections of this process; dump on demand and on a trigger, on a
-thread, one dump at a time, and by itself at most every `pause_s`; remove the oldest dumps. Say which findings are new.
-A dump that fails is logged, counted and removed, and costs nothing else. Whoever stops waits at most STOP_S for one
-that is being written. Refuses to know what is in a frame or a table.
+Duty: connects the memory of `kproxy.flight` to the connections of this process; dumps on demand and on a trigger, on a
+thread, one dump at a time, by a trigger at most every `pause_s`; removes the oldest dumps; detects new findings. A dump
+that fails is logged, counted and removed, and has no other effect. A stop waits at most STOP_S for a dump that is being
+written. Does not decode frames.
 """
 
 import asyncio
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 ASKED, FINDINGS = "asked", "findings"
 WRITTEN, FAILED, SKIPPED = "written", "failed", "skipped"
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z-[a-z]+(-worker-\d+)?")
-_AFTER_S = 1.0  # what comes just after a trigger is in its dump too
+_AFTER_S = 1.0  # delay of a dump, so that it contains the traffic just after its trigger
 STOP_S = 10.0
 _MAX_RESULTS = 8
 _STOP_POLL_S = 0.02
-_NAMED = 3  # findings that a line names
-_WHERE = 200  # characters of each
+_NAMED = 3  # findings named in a log line
+_WHERE = 200  # characters of the place of a finding
 
 log = logging.getLogger("kproxy.flight")
 
 
 def folder_name(why: str) -> str:
-    """The folder of a dump that begins now."""
+    """Return the name of the folder for a dump that begins now. why: its trigger."""
     now_ns = time.time_ns()
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_ns // 10**9))
     return f"{stamp}.{now_ns // 10**6 % 1000:03}Z-{why}"
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of dumps. Raises ConfigError: it cannot be made or written to."""
+    """Create the folder of dumps. Raises ConfigError if it cannot be created or written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -61,16 +61,16 @@ def make_folder(folder: Path) -> None:
 
 
 def _is_full(held_bytes: int, limit_bytes: int) -> bool:
-    """Whether a memory may have let go of what is not too old: much of it is free only if nothing had to make room."""
+    """Return whether a memory may have dropped recent data for space: it certainly has not while half of it is free."""
     return held_bytes > limit_bytes // 2
 
 
 class FlightRecorder:
-    """A sink; `watch` is called for each session. All on the loop but the writing of a dump."""
+    """A sink; `watch` is called for each session. A thread writes dumps; all else runs on the loop."""
 
     def __init__(self, settings: Flight, details: Mapping[str, str], metrics: Metrics, worker: int | None) -> None:
-        """Raises ConfigError: the folder cannot be made, or a package is missing."""
-        with of_extras(lambda missing: ConfigError([("flight", missing)])):  # heavy, and not everybody's
+        """Raises ConfigError if the folder cannot be created, or if a package is missing."""
+        with of_extras(lambda missing: ConfigError([("flight", missing)])):  # heavy imports of an optional extra
             from kproxy.flight.frames import Frames
             from kproxy.flight.headers import Headers
         make_folder(settings.folder)
@@ -93,12 +93,12 @@ class FlightRecorder:
         self._tasks = Tasks("flight")
         self._is_dumping = False
         self._last_s = -1e9
-        self._results: dict[str, dict[str, Any]] = {}  # of the last dumps that were asked for, by folder
-        self._process: subprocess.Popen[bytes] | None = None  # the one that writes
-        self._timer: asyncio.TimerHandle | None = None  # until the dump that a trigger has asked for
+        self._results: dict[str, dict[str, Any]] = {}  # of the last requested dumps, by folder
+        self._process: subprocess.Popen[bytes] | None = None  # the process that writes a dump
+        self._timer: asyncio.TimerHandle | None = None  # of a triggered dump that has not begun
 
     def watch(self, session: Session, info: ConnectionInfo) -> None:
-        """A session that begins."""
+        """Record a new session."""
         watch(session, self._frames.watched(info))
 
     def connected(self, info: ConnectionInfo) -> Callable[[list[Event]], None]:
@@ -114,9 +114,10 @@ class FlightRecorder:
     # --- dumps -------------------------------------------------------------------------------------------------------
 
     def ask(self, name: str, *, again: bool = False) -> bool:
-        """Begin a dump into that folder, which `result` tells the end of; False: another one is being written.
+        """Begin a dump into that folder; `result` returns its state. Returns False while another dump is being written.
 
-        again: whoever asks waits for that one to end; what has begun is not begun anew.
+        again: the caller retries until the other dump has ended: no skipped dump is counted, and a dump of this name
+        that has begun is not repeated.
         """
         if again and name in self._results:
             return True
@@ -130,11 +131,11 @@ class FlightRecorder:
         return True
 
     def result(self, name: str) -> dict[str, Any] | None:
-        """What became of a dump, `writing` until it is done; None: this process has begun none of that name."""
+        """Return the state of a dump, `writing` until it is done; None if this process has begun none of that name."""
         return self._results.get(name)
 
     async def stop(self) -> None:
-        """Begin no dump any more; one that is being written has STOP_S to end."""
+        """Begin no further dump; wait up to STOP_S for a dump that is being written."""
         if self._timer is not None:
             self._timer.cancel()
         try:
@@ -144,11 +145,11 @@ class FlightRecorder:
         except TimeoutError:
             process = self._process
             if process is not None:
-                process.kill()  # which ends its thread
+                process.kill()  # the thread that waits for it ends too
         await self._tasks.cancel()
 
     def found(self, name: str, text: str) -> None:
-        """Something grave was found: dump into that folder, which all processes share."""
+        """Dump into that folder, which all processes share, since there is a severe finding."""
         self._trigger(FINDINGS, name, text)
 
     def _triggered(self, trigger: "Trigger") -> None:
@@ -186,7 +187,7 @@ class FlightRecorder:
 
         def work() -> dict[str, Any]:
             try:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # one that was removed is made again
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the folder may have been removed
                 return send(
                     folder,
                     {"detail": dict(self._details)},
@@ -211,7 +212,7 @@ class FlightRecorder:
             self._counts[cause][FAILED] += 1
             log.error("no dump cause=%s: %s", cause, fault)
             told = {"error": str(fault)}
-        except Exception as fault:  # a defect of ours must not leave its asker waiting
+        except Exception as fault:  # the caller must get a result after a defect, too
             self._counts[cause][FAILED] += 1
             log.exception("no dump cause=%s: a defect of kproxy", cause)
             told = {"error": f"a defect of kproxy, which its log shows: {type(fault).__name__}"}
@@ -231,24 +232,24 @@ class FlightRecorder:
             self._results[name] = told
 
     def _discard(self, folder: Path) -> None:
-        """Remove what this process wrote of a dump that failed: half of one is none, and a full disk gets room."""
+        """Remove the files of this process in a failed dump: half a dump is useless, and the disk may be full."""
         with suppress(OSError):
             if self._worker is None:
                 shutil.rmtree(folder)
                 return
-            own = re.compile(rf"-worker-{self._worker}[-.]")  # the rest is other workers'
-            for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder before it
+            own = re.compile(rf"-worker-{self._worker}[-.]")  # other files belong to other workers
+            for path in sorted(folder.rglob("*"), reverse=True):  # the content of a folder before the folder
                 with suppress(OSError):
                     if own.search(path.name):
                         path.unlink()
                     elif path.is_dir():
-                        path.rmdir()  # if nothing is in it
+                        path.rmdir()  # fails if it is not empty
             folder.rmdir()
 
     def _remove_old(self) -> None:
         """Remove the oldest dumps beyond `keep` and `keep_bytes`; the newest stays. Workers may do so at once.
 
-        Those of a time to come are older than all others: the clock has been set back since.
+        Dumps with a time in the future count as the oldest: the clock has been set back since.
         """
         now = folder_name("~")
         try:
@@ -267,7 +268,7 @@ class FlightRecorder:
 
 
 class Found(Protocol):
-    """A finding, as `kproxy.analysis` makes them."""
+    """The fields of a finding (`kproxy.analysis`) that are used here."""
 
     @property
     def kind(self) -> str: ...
@@ -280,9 +281,9 @@ class Found(Protocol):
 
 
 class FindingsTrigger:
-    """Trigger `findings`: compares what is found with what was found before, and has all processes dump what is new.
+    """Trigger `findings`: compares findings with the previous ones, and makes all processes dump if there are new ones.
 
-    operate(operation, *arguments): runs it in each process. Bounded by the findings of one look.
+    operate(operation, *arguments): runs an operation in each process. Bounded by the findings of one evaluation.
     """
 
     def __init__(self, settings: Flight, operate: Callable[..., Awaitable[list[Any]]]) -> None:
@@ -291,7 +292,7 @@ class FindingsTrigger:
         self._known: set[tuple[str, str | None, str]] = set()
 
     async def told(self, found: Sequence[Found]) -> None:
-        """All that is found now."""
+        """Take all current findings."""
         grave = {(one.kind, one.cluster, one.where): one for one in found if one.severity in self._severities}
         new = [one for key, one in grave.items() if key not in self._known]
         self._known = set(grave)
@@ -301,7 +302,7 @@ class FindingsTrigger:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of the files in it; those that vanish meanwhile, because another process works in it, have none."""
+    """Return the bytes of the files in a folder; files that another process removes meanwhile count 0."""
     size = 0
     with suppress(FileNotFoundError):
         for path in folder.rglob("*"):

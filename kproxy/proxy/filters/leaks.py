@@ -1,15 +1,15 @@
-"""Finds addresses of brokers in answers that are about to leave: rewriting must have replaced all of them.
+"""Finds addresses of brokers in answers to clients: rewriting must have replaced all of them.
 
-Pure. What is looked for is a host as Kafka writes it, with its length before it (int16, or a varint of one more), and
-its port behind it as int32: so text that mentions an address, like advertised.listeners in DescribeConfigs, is no leak.
-Addresses in other forms are not found. Known are the bootstrap addresses, those that brokers gave for themselves,
-MAX_KNOWN at most, and the last MAX_MOVED addresses that brokers moved away from, since a broker may still name them.
-Left out are those that clients are given on purpose.
+Pure. The search matches a host in Kafka's encoding, with its length before it (int16, or a varint of length plus one),
+and its port after it as int32. Text that mentions an address, like advertised.listeners in DescribeConfigs, is no leak.
+Addresses in other encodings are not found. Known addresses are the bootstrap addresses, addresses that brokers
+advertised, MAX_KNOWN at most, and the last MAX_MOVED former addresses of brokers, since a broker may still name them.
+Addresses that clients receive on purpose are excluded.
 
-A search reads an answer's first SEARCHED_BYTES: in large Metadata the brokers come first. With FEW distinct hosts, or
-ports, it costs a pass of bytes.find for each; with more, one pass of a pattern of all ports, and where one stands a
-look-up per distinct length of a host. All known addresses are looked for, however many there are.
-Refuses to know APIs, and what is done about a leak.
+A search reads an answer's first SEARCHED_BYTES: a large Metadata answer begins with the brokers. With up to FEW
+distinct hosts, or ports, it costs a pass of bytes.find for each. With more, it costs one pass of a pattern of all
+ports, and for each match a look-up per distinct length of a host. It covers all known addresses, whatever their number.
+The caller handles a leak.
 """
 
 import re
@@ -31,7 +31,7 @@ _INT32 = Struct(">i")
 class KnownAddresses:
     """The addresses of one cluster's brokers, and the search for them.
 
-    advertised(node id, host): the address that clients are given for a broker; if that is its own, it is no leak.
+    advertised(node id, host): the address that clients receive for a broker; if that is its own, it is no leak.
     """
 
     def __init__(self, bootstrap: Iterable[Address], advertised: Callable[[int, str], Address]) -> None:
@@ -40,13 +40,13 @@ class KnownAddresses:
         self.brokers: dict[int, Address] = {}  # by node id; `learn` changes it
         self._hosts: dict[bytes, set[bytes]] = {}  # host -> its ports, as on the wire
         self._ports: dict[bytes, set[bytes]] = {}  # port -> its hosts
-        self._moved: dict[Address, None] = {}  # where brokers were before, the longest ago first
+        self._moved: dict[Address, None] = {}  # former addresses of brokers, the oldest first
         self._lengths: tuple[int, ...] = ()  # of hosts, in bytes
-        self._any_port: re.Pattern[bytes] | None = None  # with more than FEW hosts and ports
+        self._any_port: re.Pattern[bytes] | None = None  # set if there are more than FEW hosts and ports
         self._is_stale = True
 
     def learn(self, node_id: int, address: Address) -> None:
-        """Take in where a broker says it is."""
+        """Record the address that a broker advertises."""
         if self.brokers.get(node_id) != address and (node_id in self.brokers or len(self.brokers) < MAX_KNOWN):
             before = self.brokers.get(node_id)
             if before is not None:
@@ -58,7 +58,7 @@ class KnownAddresses:
             self._is_stale = True
 
     def find(self, answer: bytes | memoryview) -> Address | None:
-        """One of the known addresses that the answer has in it, or None."""
+        """Return a known address that the answer contains, or None."""
         if self._is_stale:
             self._index()
         data = bytes(answer[:SEARCHED_BYTES])
@@ -114,7 +114,7 @@ class KnownAddresses:
 
 
 def _pattern(ports: Iterable[bytes]) -> re.Pattern[bytes]:
-    """What finds any of these ports, as on the wire: one branch for those that differ in their last byte alone."""
+    """Return a pattern of ports, encoded as on the wire; ports that differ only in the last byte share a branch."""
     lasts: dict[bytes, list[bytes]] = {}
     for port in ports:
         lasts.setdefault(port[:3], []).append(b"\\x%02x" % port[3])
@@ -124,5 +124,5 @@ def _pattern(ports: Iterable[bytes]) -> re.Pattern[bytes]:
 
 
 def _prefixes(host: bytes) -> tuple[bytes, bytes]:
-    """The length before a string, as int16 and as the varint of compact strings."""
+    """Return the length prefix of a string, as int16 and as the varint of compact strings."""
     return _INT16.pack(min(len(host), 0xFFFF)), write_uvarint(len(host) + 1)

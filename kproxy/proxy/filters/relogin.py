@@ -1,10 +1,10 @@
-"""SASL requests in the middle of a connection, which kproxy answers in the broker's place.
+"""SASL requests on an established connection, which kproxy answers in place of the broker.
 
-Where kproxy has logged in itself, a client's login must not reach the broker, which would take it for kproxy's: it is
-answered as a broker answers on a listener without SASL. Where kproxy checks logins, a client may renew its own
-(KIP-368): by the same mechanism, as the same user. A session that was not renewed in time ends with the next request
-that is no login. Everything else is left to the authorizer behind this one, if there is one. Bounds: MAX_FRAME of such
-a request. Refuses to know sockets and time.
+If kproxy has logged in itself, a client's login must not reach the broker, which would take it for kproxy's. The client
+receives the answer of a listener without SASL. If kproxy checks logins, a client may re-authenticate (KIP-368), with
+the same mechanism and as the same user. A session that was not renewed in time ends at the next request other than a
+login. All other requests go to the next authorizer, if there is one. Bounds: MAX_FRAME of such a request. Uses no
+sockets and no clock.
 """
 
 from collections.abc import Callable, Generator
@@ -31,16 +31,16 @@ LOGIN_APIS = (SASL_HANDSHAKE, SASL_AUTHENTICATE)
 
 
 def wants(api_key: int, version: int) -> bool:
-    """What an Interest has authorized for this."""
+    """Return whether an Interest must send requests of an API and version to this authorizer."""
     return api_key in LOGIN_APIS
 
 
-# apart(work, done): has a thread do the work, which raises nothing, then calls `done` in the loop.
+# apart(work, done): runs `work`, which raises nothing, on a thread, then calls `done` in the loop.
 Apart = Callable[[Callable[[], None], Callable[[], None]], None]
 
 
 class AnswerLogins:
-    """The authorizer of connections on which kproxy has logged in. met(): a client wanted to log in."""
+    """The authorizer of connections on which kproxy has logged in. met(): called if a client tries to log in."""
 
     def __init__(self, met: Callable[[], None], behind: Authorizer | None = None) -> None:
         self._met = met
@@ -74,10 +74,10 @@ class AnswerLogins:
 class RenewLogins(AnswerLogins):
     """The authorizer of a connection whose client kproxy has authenticated.
 
-    lifetime_ms(known): of a new session. begin(newer): prepares what checks need, without waiting. apart: does checks
-    that take milliseconds. `done(outcome, lifetime_ms, fault)`, the owner's: a login was renewed, or the connection is
-    to be closed once its answer has left; fault: why a login was refused.
-    `is_expired` is the owner's too, who then has all requests authorized.
+    lifetime_ms(known): of a new session. begin(newer): prepares data for checks, without blocking. apart: runs checks
+    that take milliseconds. `done(outcome, lifetime_ms, fault)`, set by the owner: a login was renewed, or the
+    connection must be closed after its answer was sent; fault: why a login was refused. The owner sets `is_expired`,
+    and from then on has all requests authorized.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class RenewLogins(AnswerLogins):
         self._apart = apart
         self.done: Callable[[str, int, LoginRefusedError | None], None] = lambda outcome, lifetime_ms, fault: None
         self._check: Check | None = None
-        self._fault = ""  # what the next token is answered with
-        self._is_over = False  # a login was refused: no other is checked until the connection is closed
+        self._fault = ""  # error in the answer to the next token
+        self._is_over = False  # a login was refused: no other login is checked until the connection is closed
 
     @property
     def is_renewing(self) -> bool:
-        """Whether a login was begun that has no outcome yet."""
+        """Return whether a login has begun and has no outcome yet."""
         return self._check is not None or bool(self._fault)
 
     def _forget(self) -> None:
@@ -116,7 +116,7 @@ class RenewLogins(AnswerLogins):
         return self._without_session(exchange) or super().decide(exchange, frame)
 
     def _without_session(self, exchange: Exchange) -> Close | None:
-        """What becomes of a request whose client is nobody any more."""
+        """Decide a request of a client without a valid session; None lets it pass."""
         if exchange.plan.api_key in LOGIN_APIS:
             return None
         if self._is_over:
@@ -143,7 +143,7 @@ class RenewLogins(AnswerLogins):
             self._forget()
             self.done("malformed", 0, LoginRefusedError(text))
             return Close(text)
-        self._begin(False)  # who was removed since the first login renews it no more
+        self._begin(False)  # a user who was removed since the first login cannot renew it
         return self._handshake(exchange, body) if "mechanism" in body else self._token(exchange, body["authBytes"])
 
     def _handshake(self, exchange: Exchange, body: Body) -> Decision:
@@ -183,9 +183,9 @@ class RenewLogins(AnswerLogins):
         return self._checked(exchange, work)
 
     def _checked(self, exchange: Exchange, work: "_Checking") -> Decision:
-        """What is answered to a token that was checked."""
+        """Return the decision about a token that was checked."""
         if work.wants_newer_keys:
-            self._begin(True)  # for the login with which its client comes back
+            self._begin(True)  # for the client's next login
         if isinstance(work.fault, LoginRefusedError):
             return self._refused(exchange, work.fault)
         if work.fault is not None:
@@ -210,7 +210,7 @@ class RenewLogins(AnswerLogins):
 
 
 class _Checking:
-    """The check of one token, which a thread may do, and what came of it."""
+    """The check of one token, which may run on a thread, and its result."""
 
     def __init__(self, check: Check, token: bytes) -> None:
         self.answer = b""
@@ -222,10 +222,10 @@ class _Checking:
         self._token = token
 
     def run(self) -> None:
-        """Raises nothing."""
+        """Check the token, and store the result or the exception. Raises nothing."""
         try:
             self.answer, self.known = self._receive()
-        except Exception as fault:  # which is raised where it is asked for
+        except Exception as fault:  # raised on the loop
             self.fault = fault
         self.is_done = True
 

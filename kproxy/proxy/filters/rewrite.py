@@ -1,9 +1,8 @@
-"""Patches to the bytes of an answer: brokers' addresses become ours, offered versions shrink to what we can rewrite.
+"""Patches to the bytes of an answer: kproxy's addresses replace brokers', and offered versions are capped.
 
-Pure: a frame and a map in, new bytes or None (unchanged) out. Fields are found through the schema and only their spans
-change, so that unknown tags, trailing bytes and all else stay as they came; every length that encloses a change is
-adjusted: the string's own, a tagged field's, the frame's. Raises Malformed, nothing else. Refuses to know what the
-addresses mean, and requests.
+Pure: takes a frame and a map, returns new bytes or None (unchanged). The schema locates fields, and only their spans
+change, so that unknown tags, trailing bytes and all else stay the same. Every length that encloses a change is
+adjusted: the string's own, a tagged field's, the frame's. Raises Malformed, nothing else. Does not read requests.
 
 A frame here begins with its 4-byte size; the correlation id follows.
 """
@@ -20,7 +19,7 @@ from kproxy.protocol.primitives import Buffer, read_uvarint, write_uvarint
 from kproxy.protocol.schema import ADDRESS_CARRIERS, address_path, schema
 from kproxy.wire.frames import Edit, patched
 
-# (node id, the broker's host, its port) -> what the client is told
+# (node id, the broker's host, its port) -> the address that the client receives
 Advertise = Callable[[int, str, int], tuple[str, int]]
 Locate = Callable[[Buffer, int, int], list[Span]]
 
@@ -30,15 +29,15 @@ _INT8 = Struct(">b")
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 _MAX_INT16 = 0x7FFF
-_CONTROLLERS = 2  # DescribeCluster's EndpointType: what is listed are controllers, who are not proxied
+_CONTROLLERS = 2  # DescribeCluster's EndpointType: the answer lists controllers, which are not proxied
 
-# Without topic ids from Metadata (version 10) a client could not use versions that know topics by id alone.
+# Without topic ids from Metadata (version 10) a client cannot use versions that identify topics only by id.
 _FIRST_METADATA_WITH_TOPIC_IDS = 10
-_LAST_WITH_TOPIC_NAMES = 12  # of Produce and of Fetch
+_LAST_WITH_TOPIC_NAMES = 12  # the version of Produce, and of Fetch
 
 
 def rewrite_addresses(api_key: int, version: int, frame: memoryview, advertise: Advertise) -> bytes | None:
-    """The answer with every broker's host and port replaced by what `advertise` says; None if it names none."""
+    """Return the answer with `advertise`'s host and port for every broker; None if it names no broker."""
     spans_of, compact = _addresses(api_key, version)
     edits: list[Edit] = []
     tag_sizes: list[tuple[int, int]] = []
@@ -65,10 +64,10 @@ def rewrite_addresses(api_key: int, version: int, frame: memoryview, advertise: 
 
 
 def cap_versions(version: int, frame: memoryview, further: Mapping[int, int] = MappingProxyType({})) -> bytes | None:
-    """An ApiVersions answer that offers no version of an address carrier, or of itself, which we could not read.
+    """Return an ApiVersions answer without unreadable versions of ApiVersions and of APIs with addresses in answers.
 
-    All other APIs and the tagged features stay as they are. An entry goes only if the broker's lowest version is above
-    our highest. None if there was nothing to change. further: the highest version of other APIs, by key.
+    All other APIs and the tagged features stay as they are. An entry is removed only if the broker's lowest version is
+    above kproxy's highest. None if nothing changes. further: the highest version of other APIs, by key.
     """
     version = api_versions_version(frame, _BODY, len(frame), version)
     compact = version in schema().apis[API_VERSIONS].response.flexible_versions
@@ -104,9 +103,9 @@ def cap_versions(version: int, frame: memoryview, further: Mapping[int, int] = M
 
 
 def add_offers(version: int, frame: memoryview, apis: Iterable[int]) -> tuple[bytes | None, bool]:
-    """An ApiVersions answer that offers these APIs too, as the schema has them; None if nothing is to be added.
+    """Return (an ApiVersions answer that offers these APIs too, whether the broker itself offers all of them).
 
-    With it, whether the broker itself offers all of them. An answer with an error stays as it is.
+    Versions are those of the schema. The answer is None if nothing is added. An answer with an error stays as it is.
     """
     if any(frame[_BODY : _BODY + 2]):
         return None, False
@@ -131,7 +130,7 @@ def add_offers(version: int, frame: memoryview, apis: Iterable[int]) -> tuple[by
 
 
 def version_caps(offers: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-    """The highest version that clients may use, by API, of a broker that offers these (lowest, highest) versions."""
+    """Return the highest version that clients may use, by API, with a broker that offers these (lowest, highest)."""
     caps = dict(_highest_readable())
     if METADATA in offers and min(offers[METADATA][1], caps[METADATA]) < _FIRST_METADATA_WITH_TOPIC_IDS:
         caps[PRODUCE] = caps[FETCH] = _LAST_WITH_TOPIC_NAMES
@@ -140,7 +139,7 @@ def version_caps(offers: Mapping[int, tuple[int, int]]) -> dict[int, int]:
 
 @cache
 def _addresses(api_key: int, version: int) -> tuple[Locate, bool]:
-    """(the plan that finds node id, host and port, and the endpoint type; whether strings are compact)"""
+    """Return (plan that locates node id, host, port and endpoint type, whether strings are compact)."""
     path = address_path(api_key, version)
     message = schema().apis[api_key].response
     fields = message.fields
@@ -161,7 +160,7 @@ def _offers(version: int) -> Locate:
 
 @cache
 def _offer(version: int, api_key: int) -> bytes:
-    """An entry of an ApiVersions answer: that API in the versions of the schema."""
+    """Return an entry of an ApiVersions answer: an API in the versions of the schema."""
     versions = schema().apis[api_key].request.versions
     offer = {"apiKey": api_key, "minVersion": versions[0], "maxVersion": versions[-1]}
     frame = bytes(4) + encode_response(
@@ -173,7 +172,7 @@ def _offer(version: int, api_key: int) -> bytes:
 
 @cache
 def _highest_readable() -> dict[int, int]:
-    """The highest version that we can rewrite, of each API that we must."""
+    """Return the highest version that kproxy can rewrite, for each API that it must rewrite."""
     return {key: schema().apis[key].response.versions[-1] for key in (*ADDRESS_CARRIERS, API_VERSIONS)}
 
 
@@ -183,7 +182,7 @@ def _read_string(frame: memoryview, start: int, end: int, compact: bool) -> str:
 
 
 def _count(count: int, compact: bool) -> bytes:
-    """The number of an array's elements, as it stands before them."""
+    """Return the encoded number of an array's elements."""
     return write_uvarint(count + 1) if compact else _INT32.pack(count)
 
 
@@ -195,8 +194,8 @@ def _string(text: str, compact: bool) -> bytes:
 
 
 def _mended(frame: memoryview, edits: list[Edit], tag_sizes: list[tuple[int, int]]) -> bytes:
-    """The frame with its edits made, and with every length around them adjusted."""
-    for start, end in reversed(tag_sizes):  # inner ones stand later, and their growth counts for the outer
+    """Return the frame with its edits, and with every enclosing length adjusted."""
+    for start, end in reversed(tag_sizes):  # inner fields come later, and their growth counts for the outer
         size, _ = read_uvarint(frame, start)
         inside = [edit for edit in edits if end <= edit[0] < end + size]
         size += sum(len(new) - (stop - begin) for begin, stop, new in inside)

@@ -1,18 +1,18 @@
-"""Clients' pushes of their own metrics (KIP-714), answered in the broker's place, as Kafka's ClientMetricsManager does.
+"""Clients' pushes of their own metrics (KIP-714), answered in place of the broker, like Kafka's ClientMetricsManager.
 
-A client asks GetTelemetrySubscriptions which metrics are wanted and how often, and then sends PushTelemetry with these,
-in OTLP. The id of a subscription follows from the settings and the client's own id alone: any process of kproxy knows
-it, also one that has just started. Clients with series of their own are asked for values since their start, which a
-lost push does not change; the others for differences, which can be added up.
+A client requests a subscription (GetTelemetrySubscriptions: which metrics, how often), and then sends PushTelemetry
+with these metrics, in OTLP. The id of a subscription depends only on the settings and the client's instance id, so any
+process of kproxy computes it, also one that has just started. Clients with series of their own send cumulative values,
+which a lost push does not falsify; all others send deltas, which can be summed.
 
-An id belongs to the client id and principal that come with it first, for as long as it is in use: /metrics shows ids,
-and whoever pushed under another's would replace its values. Others are answered INVALID_REQUEST.
+An instance id belongs to the client id and principal that used it first, for as long as it is in use: /metrics shows
+instance ids, and a push under another client's id would replace its values. Other clients receive INVALID_REQUEST.
 
-Bounds, per cluster and process: MAX_INSTANCES clients are remembered for the pace of their pushes; of a connection the
-first client can have series of its own, from its first push on; `max_push_bytes` of a push, before and after its
-decompression; BYTES_PER_S of all pushes, MAX_BURST_BYTES at once, and MAX_WAITING_BYTES that wait to be read: what is
-more is answered with THROTTLING_QUOTA_EXCEEDED, after which clients wait for their next interval. Raises nothing on a
-client's bytes. Refuses to know sockets, and what metrics mean (`kproxy.metrics.telemetry`).
+Bounds, per cluster and process: MAX_INSTANCES clients are remembered for the interval of their pushes; only the first
+client of a connection can have series of its own, from its first push on; `max_push_bytes` of a push, before and after
+its decompression; BYTES_PER_S of all pushes, MAX_BURST_BYTES at once, and MAX_WAITING_BYTES that are queued. Pushes
+beyond these are answered with THROTTLING_QUOTA_EXCEEDED, after which clients wait for their next interval. Raises
+nothing on a client's bytes. Uses no sockets; `kproxy.metrics.telemetry` interprets the metrics.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ PUSH_TELEMETRY: Final = 72
 TELEMETRY_APIS = (GET_TELEMETRY_SUBSCRIPTIONS, PUSH_TELEMETRY)
 
 MAX_INSTANCES = 4096
-BYTES_PER_S = 1024 * 1024  # of metrics as they are parsed: 5 % of a core, 1500 clients a minute
+BYTES_PER_S = 1024 * 1024  # of uncompressed metrics: 5 % of a core, 1500 clients a minute
 MAX_BURST_BYTES = 4 * BYTES_PER_S
 MAX_WAITING_BYTES = 2 * 1024 * 1024
-MIN_WAITING_BYTES = 256  # of a push that waits, whatever it has
+MIN_WAITING_BYTES = 256  # a queued push counts as at least so many bytes
 MAX_HEADER_BYTES = 64 * 1024  # around the metrics of a push; a client id has 32 KiB at most
 _S = 10**9
 
-# Kafka's error codes, by the names that its own answers have.
+# Kafka's error codes by name.
 CODES = {
     "NONE": 0,
     "INVALID_REQUEST": 42,
@@ -64,9 +64,9 @@ ERRORS_OF = {
     "GetTelemetrySubscriptions": ("NONE", "INVALID_REQUEST", "THROTTLING_QUOTA_EXCEEDED"),
     "PushTelemetry": tuple(CODES),
 }
-_ASK_AGAIN = ("UNKNOWN_SUBSCRIPTION_ID", "UNSUPPORTED_COMPRESSION_TYPE")  # a client asks anew at once after these
-_COMPRESSIONS = (ZSTD, LZ4, GZIP, SNAPPY)  # in the order in which brokers offer them; a push may always have none
-_RESERVED = (UUID(int=0), UUID(int=1))  # ids of Kafka's own
+_ASK_AGAIN = ("UNKNOWN_SUBSCRIPTION_ID", "UNSUPPORTED_COMPRESSION_TYPE")  # clients resubscribe at once
+_COMPRESSIONS = (ZSTD, LZ4, GZIP, SNAPPY)  # in the order of brokers' answers; a push may always be uncompressed
+_RESERVED = (UUID(int=0), UUID(int=1))  # ids that Kafka reserves
 
 Software = tuple[str, str]  # name and version
 Owner = tuple[str, str]  # client id, cut, and principal
@@ -75,21 +75,21 @@ log = logging.getLogger("kproxy.telemetry")
 
 
 class _Instance:
-    """What is remembered of one client."""
+    """The state of one client."""
 
     __slots__ = ("error", "got_ns", "is_malformed", "may_push", "owner", "pushed_ns", "terminating")
 
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self.got_ns = self.pushed_ns = 0
-        self.is_malformed = False  # its last push: large ones are parsed behind their answer, the next one tells of it
-        self.may_push = True  # at once: it has subscribed since its last push, or is not known
+        self.is_malformed = False  # the last push: a large one is parsed after its answer, the next one reports it
+        self.may_push = True  # before the interval has passed: it has subscribed since its last push, or is new
         self.terminating = False
-        self.error = "NONE"  # of the last answer
+        self.error = "NONE"  # in the last answer
 
 
 class Receiver:
-    """Answers the clients of one cluster. spawn: runs what reads their pushes; now_ns: the clock of the events."""
+    """Answers the clients of one cluster. spawn: runs the task that reads pushes. now_ns: the clock of the events."""
 
     def __init__(
         self,
@@ -103,10 +103,10 @@ class Receiver:
         self.settings = settings
         self.cells = cells
         self._cluster = cluster
-        self._pushes = pushes  # whose limits are those of the receiver in use: a reload that fails has made one, too
+        self._pushes = pushes  # its limits are set on use only, since a reload that fails creates a receiver, too
         self._spawn = spawn
         self._now_ns = now_ns
-        self._asks = True  # for metrics; not where a reload has taken the settings away
+        self._asks = True  # False after a reload removed the settings
         self._interval_ns = round(settings.push_interval_s * _S)
         self._instances: OrderedDict[UUID, _Instance] = OrderedDict()
         self._waiting: deque[tuple[UUID, Any, int]] = deque()
@@ -117,7 +117,7 @@ class Receiver:
         self._limiter = LogLimiter(log)
 
     def change(self, settings: Telemetry | None, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
-        """Go on by other settings: each client gets a new subscription as soon as it pushes. None: of nothing."""
+        """Change the settings: each client gets a new subscription at its next push. None: without any metrics."""
         self._spawn = spawn
         self._asks = settings is not None
         if settings is None or settings == self.settings:
@@ -125,10 +125,10 @@ class Receiver:
         self.settings = settings
         self._interval_ns = round(settings.push_interval_s * _S)
         self._limit()
-        self._instances.clear()  # their pace was that of the settings before
+        self._instances.clear()  # their intervals were those of the previous settings
 
     def subscribe(self, instance: UUID, owner: Owner, client: str, *, may_own: bool) -> Body:
-        """The answer to GetTelemetrySubscriptions. may_own: the client may have series of its own."""
+        """Return the answer to GetTelemetrySubscriptions. may_own: the client may have series of its own."""
         now_ns = self._now_ns()
         known = self._instance(instance, owner, now_ns)
         if known is None:
@@ -153,7 +153,7 @@ class Receiver:
         }
 
     def push(self, body: Body, owner: Owner, software: Software, client: str, *, may_own: bool) -> Body:
-        """The answer to PushTelemetry; what it carries is kept, within bounds."""
+        """Return the answer to PushTelemetry; keep its metrics, within bounds."""
         known = self._instance(body["clientInstanceId"], owner, self._now_ns())
         if known is None:
             return self._foreign("PushTelemetry", owner, client)
@@ -169,18 +169,18 @@ class Receiver:
         return {}
 
     def too_large(self, exchange: Exchange) -> Answer:
-        """The answer to a push of which nothing was read."""
+        """Return the answer to a push that is too large and was not read."""
         self.cells.answers["PushTelemetry", "TELEMETRY_TOO_LARGE"] += 1
         return answered(exchange, {"errorCode": CODES["TELEMETRY_TOO_LARGE"]})
 
     def _push(self, known: _Instance, body: Body, software: Software, may_own: bool) -> tuple[str, str]:
-        """(the error, what to log of it); both may be empty. In the order in which brokers check."""
+        """Return (error, text for the log); both may be empty. The order of checks is that of brokers."""
         instance, metrics, compression = body["clientInstanceId"], body["metrics"], body["compressionType"]
         now_ns = self._now_ns()
         if instance in _RESERVED or known.terminating:
             return "INVALID_REQUEST", ""
         early = known.pushed_ns + self._interval_ns > now_ns
-        if early and not known.may_push and not body["terminating"]:  # the first may: clients jitter their intervals
+        if early and not known.may_push and not body["terminating"]:  # the first may: clients jitter intervals
             return "THROTTLING_QUOTA_EXCEEDED", ""
         known.pushed_ns, known.may_push = now_ns, False
         owns = self._owns(instance, now_ns, may_own)
@@ -196,7 +196,7 @@ class Receiver:
             return "INVALID_RECORD", "its push before this one was malformed"
         if self._waiting_bytes + len(metrics) > MAX_WAITING_BYTES or not self._has_credit(now_ns):
             return "THROTTLING_QUOTA_EXCEEDED", "all clients together push more than kproxy reads at a time"
-        cost = limit  # of what does not decompress: all of it but its last byte may have been
+        cost = limit  # a push that fails to decompress may have been decompressed up to its last byte
         try:
             plain = decompress(compression, metrics, limit_bytes=limit) if metrics else b""  # it has no series any more
             cost = len(plain)
@@ -219,14 +219,14 @@ class Receiver:
         return "", ""
 
     async def _read(self) -> None:
-        """Read what was pushed, in slices between which the loop has its turn."""
+        """Read queued pushes, in slices; the loop runs between slices."""
         try:
             while self._waiting:
                 instance, parsed, size = self._waiting.popleft()
                 try:
                     for _ in self._pushes.take(instance, parsed, self._now_ns(), self.cells.left_out):
                         await asyncio.sleep(0)
-                except Malformed as fault:  # of a large push, which was answered before it was parsed
+                except Malformed as fault:  # a large push, answered before it was parsed
                     if instance in self._instances:
                         self._instances[instance].is_malformed = True
                     line = "cluster=%s instance=%s: the metrics that it pushed are refused: %s"
@@ -238,7 +238,7 @@ class Receiver:
             self._is_reading = False
 
     def _owns(self, instance: UUID, now_ns: int, may_own: bool) -> bool:
-        """Whether a client has series of its own, or gets them with its first push."""
+        """Return whether a client has series of its own, or gets them with its first push."""
         self._limit()
         return self._asks and may_own and self._pushes.has_place(instance, now_ns)
 
@@ -252,7 +252,7 @@ class Receiver:
         return self._credit_bytes > 0
 
     def _instance(self, instance: UUID, owner: Owner, now_ns: int) -> _Instance | None:
-        """What is remembered of a client; None: its id is another's, and in use."""
+        """Return the state of a client; None if another client uses its instance id."""
         known = self._instances.get(instance)
         if known is not None and known.owner != owner and instance not in _RESERVED:
             if max(known.got_ns, known.pushed_ns) + LIFE_INTERVALS * self._interval_ns > now_ns:
@@ -283,9 +283,9 @@ class Receiver:
 
 
 class AnswerTelemetry:
-    """The authorizer of one connection: answers such requests, and leaves the others to `behind`.
+    """The authorizer of one connection: answers telemetry requests, and passes others to `behind`.
 
-    software: of a client that has named it before its login. `broker_answers`: its broker offers these APIs itself.
+    software: of a client that sent ApiVersions before its login. `broker_answers`: its broker offers these APIs itself.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class AnswerTelemetry:
         self._principal = principal
         self._software = software or ("", "")
         self._behind = behind
-        self._first: UUID | None = None  # the first client of the connection; others come from a hostile one
+        self._first: UUID | None = None  # the first instance of the connection; only a hostile client has several
 
     def at_header(self, exchange: Exchange) -> Hold | Close | Answer | None:
         decision = self._behind.at_header(exchange) if self._behind is not None else None
@@ -328,7 +328,7 @@ class AnswerTelemetry:
         return self._decide(exchange, frame) if decision is None else decision
 
     def _decide(self, exchange: Exchange, frame: Any) -> Decision:
-        """Decide a request that is answered here, which whoever is behind lets pass."""
+        """Decide a request that the next authorizer has let pass."""
         key = exchange.plan.api_key
         if key != API_VERSIONS and self._forwards:
             return None
@@ -373,14 +373,14 @@ class AnswerTelemetry:
 
 
 def new_instance() -> UUID:
-    """A client's id as brokers make it: random, and without a dash at the beginning of its text."""
+    """Return an instance id like those of brokers: random, and without a dash at the beginning of its text."""
     while uuid_text(instance := uuid4()).startswith("-"):
         pass
     return instance
 
 
 def wants(api_key: int, version: int) -> bool:
-    """What an Interest has authorized for this."""
+    """Return whether an Interest must send requests of an API and version to this authorizer."""
     if api_key not in (API_VERSIONS, *TELEMETRY_APIS):
         return False
     return version in schema().apis[api_key].request.versions

@@ -1,16 +1,16 @@
-"""Traces: the frames of a connection, or of a client's address, decoded and without secrets, while somebody watches.
+"""Traces: the frames of a connection, or of a client's address, decoded and without secrets, while a client reads them.
 
-A connection that is not traced does nothing for it: to trace one, its session gets the observer of the flight recorder
-(`flight.frames`), whose chunks are cut into frames at once. The relay never waits: what a trace does not take up is
-counted. Bytes of a side that has no frames (a SASL token without a header, bytes that are no Kafka) are left out and
+Connections without a trace have no cost. The session of a traced connection gets the observer of the flight recorder
+(`flight.frames`), and its chunks are cut into frames at once. The relay never waits: frames that a trace drops are
+counted. Bytes of a side without frames (a SASL token without a header, bytes that are not Kafka) are left out and
 only counted. Frames are decoded later, on a thread, when the trace is read.
 
-Never shown: what `protocol/secrets.py` lists, records (how many and how large they are is), fields that the schema does
-not know, and bytes behind a body: nobody can say whether these are secrets. A frame that does not
-decode, or of an unknown API, is named by its size alone.
+Never shown: fields that `protocol/secrets.py` lists, records (only their number and size are), fields outside the
+schema, and bytes after a body, since these may be secrets. Of a frame that does not decode, or of an unknown API, only
+the size is shown.
 
-Bounded: MAX_TRACES of a process, MAX_CONNECTIONS of each; MAX_HELD_BYTES of frames that wait to be read; of a frame
-larger than MAX_FRAME only its header; a trace that nobody reads for FORGOTTEN_S ends. Refuses to know HTTP and logs.
+Bounded: MAX_TRACES per process, MAX_CONNECTIONS per trace; MAX_HELD_BYTES of unread frames; only the header of a frame
+larger than MAX_FRAME; a trace ends if it is not read for FORGOTTEN_S. Does not use HTTP.
 """
 
 import ipaddress
@@ -40,27 +40,27 @@ MAX_CONNECTIONS = 64
 MAX_HELD_BYTES = 4 * 1024 * 1024
 MAX_FRAME = 64 * 1024
 FORGOTTEN_S = 10.0
-_OVERHEAD = 256  # what a frame takes beside its bytes
+_OVERHEAD = 256  # memory of a frame in addition to its bytes
 _UNKNOWN = "(left out)"
 
 Json = dict[str, Any]
 
 
 class Captured(NamedTuple):
-    """What a trace shows of a frame, before it is decoded."""
+    """A frame of a trace, before it is decoded."""
 
     now_ns: int
     connection: int
     client: str
-    side: int  # whose frame it is
-    size: int  # of the frame, its 4-byte size included; of other bytes, how many
+    side: int  # the sender
+    size: int  # bytes, including the 4-byte size of a frame
     frame: bytes | None  # None: left out
-    api: tuple[int, int] | None  # of an answer: key and version of what it answers
+    api: tuple[int, int] | None  # for an answer: key and version of its request
     why: str  # why it is left out
 
 
 class Tap:
-    """One connection of a trace."""
+    """A traced connection."""
 
     def __init__(self, trace: "Trace", relay: Relay) -> None:
         self.relay = relay
@@ -88,7 +88,7 @@ class Tap:
 
 
 class Trace:
-    """What somebody watches: a connection by its number, or all of an address, also those that come later."""
+    """A trace of one connection by its number, or of all connections of an address, including later ones."""
 
     def __init__(self, connection: int | None, client: str | None) -> None:
         self.connection = connection
@@ -121,7 +121,7 @@ class Trace:
         self._captured.append(captured)
 
     def take(self) -> list[Captured]:
-        """What has passed since the last call."""
+        """Return and remove the frames since the last call."""
         self.read_at = monotonic()
         taken, self._captured = list(self._captured), deque()
         self.held_bytes = 0
@@ -129,7 +129,7 @@ class Trace:
 
     @property
     def watched(self) -> int:
-        """Connections that are open and watched."""
+        """Return the number of open connections in this trace."""
         return sum(not tap.relay.closed for tap in self._taps.values())
 
     def end(self) -> None:
@@ -149,11 +149,11 @@ class Traces:
 
     @property
     def held_bytes(self) -> int:
-        """Of frames that wait to be read."""
+        """Return the bytes of unread frames."""
         return sum(trace.held_bytes for trace in self._traces.values())
 
     def start(self, name: str, relays: Iterable[Relay], connection: int | None, client: str | None) -> int:
-        """Begin a trace; returns how many connections it watches so far. ValueError: there are too many."""
+        """Begin a trace; returns the number of its connections. Raises ValueError if there are too many traces."""
         self._forget()
         if len(self._traces) >= MAX_TRACES:
             raise ValueError(f"{MAX_TRACES} traces are being watched; end one of them")
@@ -164,16 +164,16 @@ class Traces:
         return trace.watched
 
     def connected(self, relay: Relay) -> None:
-        """A connection has a relay now."""
+        """Add a new connection to the traces of its address."""
         self._forget()
         for trace in self._traces.values():
             if trace.wants(relay):
                 trace.watch(relay)
 
     def take(self, name: str) -> tuple[list[Captured], int, int]:
-        """(what has passed, how much was left out so far, how many connections are watched)"""
+        """Return (frames since the last call, frames dropped so far, number of open connections)."""
         trace = self._traces.get(name)
-        if trace is None:  # this process is younger than the trace
+        if trace is None:  # this process started after the trace
             return [], 0, 0
         return trace.take(), trace.dropped, trace.watched
 
@@ -183,14 +183,14 @@ class Traces:
             trace.end()
 
     def _forget(self) -> None:
-        """End the traces that nobody reads any more."""
+        """End the traces that were not read for FORGOTTEN_S."""
         for name, trace in list(self._traces.items()):
             if monotonic() - trace.read_at > FORGOTTEN_S:
                 self.stop(name)
 
 
 def _normal(client: str | None) -> str | None:
-    """An address, with its port or without, as connections spell it. ValueError: it is none."""
+    """Return an address, with or without port, in the notation of connections. Raises ValueError for other text."""
     if client is None:
         return None
     host, colon, port = client.rpartition(":")
@@ -203,11 +203,11 @@ def _normal(client: str | None) -> str | None:
     return f"{address}:{port}" if port else str(address)
 
 
-# --- what is shown ---------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
 def as_json(captured: Captured) -> Json:
-    """A frame as an object; decoded, and without secrets and records. Takes milliseconds: not for the loop."""
+    """Return a frame as a JSON object, decoded, without secrets and records. Takes milliseconds: not for the loop."""
     kind = "request" if captured.side == CLIENT else "response"
     shown: Json = {
         "time_ns": captured.now_ns,
@@ -238,7 +238,7 @@ def as_json(captured: Captured) -> Json:
 
 
 def _safe(fault: Exception) -> str:
-    """What is wrong, without what a peer wrote."""
+    """Return the kind of an exception; its text may contain bytes of a peer."""
     return type(fault).__name__
 
 
@@ -250,11 +250,11 @@ def _decoded(frame: bytes, side: int, api: tuple[int, int]) -> decode.Decoded:
     except ProtocolError:
         if api[0] != API_VERSIONS:
             raise
-        return decode.response(frame, api[0], 0)  # whatever was asked, a version that is not served gets v0
+        return decode.response(frame, api[0], 0)  # the answer to an unsupported version has version 0
 
 
 def _leave_out_records(fields: tuple[Field, ...], body: Json) -> None:
-    """Replace records, in a body as JSON, by how many there are."""
+    """Replace records in a JSON body by their number and size."""
     for field in fields:
         value = body.get(field.name)
         if value is None:
@@ -270,7 +270,7 @@ def _leave_out_records(fields: tuple[Field, ...], body: Json) -> None:
 
 
 def _leave_out_unknown(value: Any) -> None:
-    """Replace the values of tags that the schema lacks, and the bytes behind a body, by a word."""
+    """Replace the values of tags outside the schema, and the bytes after a body, by _UNKNOWN."""
     if isinstance(value, list):
         for item in value:
             _leave_out_unknown(item)
@@ -285,7 +285,7 @@ def _leave_out_unknown(value: Any) -> None:
 
 
 def _summary(records: Any) -> Json:
-    """Sizes and numbers of batches."""
+    """Return the size and number of batches, the number of records, and the codecs."""
     data = b64decode(records) if isinstance(records, str) else b""
     batches = count = 0
     codecs = set()

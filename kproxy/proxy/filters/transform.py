@@ -1,6 +1,6 @@
-"""The transform of one connection's session: what the broker's answers say about addresses and versions is rewritten.
+"""The transform of one connection's session: rewrites addresses and versions in the broker's answers.
 
-Refuses to know sockets, and which port stands for which broker.
+Uses no sockets; `Advertise` maps brokers to ports.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from kproxy.proxy.filters.telemetry import TELEMETRY_APIS, AnswerTelemetry
 from kproxy.wire.events import Exchange
 from kproxy.wire.interest import ApiPlan
 
-# (node id, the broker's own host and port) -> (the address that clients get for it, whether that port is open)
+# (node id, the broker's own host and port) -> (the address that clients receive for it, whether that port is open)
 Advertise = Callable[[int, str, int], tuple[Address, bool]]
 # (api, version, the answer as it would leave) -> why the connection must be closed instead, or nothing
 FindLeak = Callable[[str, int, bytes | memoryview], str]
@@ -23,7 +23,7 @@ NO_CAPS: Mapping[int, int] = MappingProxyType({})
 
 
 class Rewriter:
-    """Rewrites held answers; counts what it rewrote on the connection's metrics, once those are there."""
+    """Rewrites held answers; counts rewritten answers in the connection's metrics, once those exist."""
 
     __slots__ = ("_advertise", "_caps", "_find_leak", "_telemetry", "counting")
 
@@ -34,9 +34,9 @@ class Rewriter:
         caps: Mapping[int, int] = NO_CAPS,
         telemetry: AnswerTelemetry | None = None,
     ) -> None:
-        """caps: the highest version to offer, by API key, of those that the policy must be able to read.
+        """caps: the highest version to offer, by API key, for APIs that the policy must be able to read.
 
-        telemetry: what answers clients that push their metrics; they are told that they can.
+        telemetry: the authorizer that answers clients' pushes of metrics; ApiVersions answers then offer its APIs.
         """
         self._advertise = advertise
         self._find_leak = find_leak
@@ -45,7 +45,7 @@ class Rewriter:
         self.counting: ConnectionMetrics | None = None
 
     def __call__(self, exchange: Exchange, frame: memoryview) -> bytes | None:
-        """The answer with our addresses, or the versions that we can read; None: as it came. Raises Malformed."""
+        """Return the answer with kproxy's addresses, or with readable versions; None if unchanged. Raises Malformed."""
         plan = exchange.plan
         if plan.api_key == API_VERSIONS:
             capped = cap_versions(plan.api_version, frame, self._caps)
@@ -76,7 +76,7 @@ class Rewriter:
         return answer
 
     def _look(self, plan: ApiPlan, answer: bytes | memoryview) -> None:
-        """Look for addresses of brokers in an answer that is about to leave. Raises Malformed if it must not."""
+        """Search a final answer for addresses of brokers. Raises Malformed if it must not be sent."""
         leak = self._find_leak(plan.api, plan.api_version, answer)
         if leak:
             raise Malformed(leak)

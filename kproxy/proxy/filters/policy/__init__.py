@@ -1,1 +1,1 @@
-"""Who may do what: rules, what each request names, decisions, refusals, what lists show, the audit."""
+"""Authorization: rules, names in requests, decisions, refusals, filtered lists, the audit."""

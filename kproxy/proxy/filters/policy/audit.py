@@ -1,10 +1,9 @@
 """The audit: a line of JSON for every administrative request and every refusal, to a file or to standard error.
 
-Lines wait for a thread that writes them, at most MAX_WAITING of at most MAX_WAITING_BYTES together: a full disk or a
-pipe that nobody reads never blocks the event loop. What does not fit is counted, and the next line that is written says
-how many are missing. A file is opened to append, and opened again when another stands in its place, so that logrotate
-works with and without `copytruncate` and several processes can share it. Lines hold names of resources and no values,
-so no secrets. Refuses to know rules.
+A thread writes queued lines, at most MAX_WAITING with MAX_WAITING_BYTES in all: a full disk or a pipe without reader
+never blocks the event loop. Lines beyond the queue are counted, and the next written line has their number. A file is
+opened to append, and opened again when another file is in its place, so that logrotate works with and without
+`copytruncate`, and several processes can share it. Lines hold names of resources and no values, so no secrets.
 """
 
 import contextlib
@@ -28,8 +27,8 @@ log = logging.getLogger("kproxy.audit")
 
 STDERR = "stderr"
 MAX_WAITING = 10_000
-MAX_WAITING_BYTES = 16 * 1024 * 1024  # one line has up to half a megabyte, if a client wants
-MAX_NAMES = 100  # of one kind in one line; more are counted
+MAX_WAITING_BYTES = 16 * 1024 * 1024  # a client can cause lines of up to half a megabyte
+MAX_NAMES = 100  # names of one kind in one line; further names are counted
 MAX_NAME = 256  # characters
 _FLUSH_S = 1.0
 _RETRY_S = 1.0  # after a write that failed
@@ -37,13 +36,13 @@ _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 def require_writable(target: str | None) -> None:
-    """Open the file of an audit once, which makes it. Raises ConfigError where that fails."""
+    """Open the file of an audit once, which creates it. Raises ConfigError if that fails."""
     if target is None or target == STDERR:
         return
     try:
         os.close(os.open(target, _FLAGS | os.O_NONBLOCK, 0o640))
     except OSError as fault:
-        if fault.errno != errno.ENXIO:  # a pipe that nobody reads yet
+        if fault.errno != errno.ENXIO:  # a pipe without reader yet
             raise ConfigError([("audit", f"{target} cannot be written to: {fault.strerror or fault}")]) from None
 
 
@@ -66,15 +65,15 @@ class Audit:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of lines that are not written yet."""
+        """Return the bytes of lines that are not written yet."""
         return self._waiting_bytes
 
     def counts(self) -> tuple[int, int]:
-        """(lines written, lines dropped) since the start."""
+        """Return (lines written, lines dropped) since the start."""
         return self.lines, self.dropped
 
     def add(self, line: dict[str, Any]) -> None:
-        """Write a line, soon. Never blocks, and raises nothing."""
+        """Queue a line. Never blocks, and raises nothing."""
         text = json.dumps(line, ensure_ascii=True, separators=(",", ":"), default=str)
         with self._lock:
             fits = self._waiting_bytes + len(text) <= MAX_WAITING_BYTES
@@ -94,13 +93,13 @@ class Audit:
             self._waiting_bytes -= waited_bytes
 
     def flush(self, timeout_s: float = _FLUSH_S) -> None:
-        """Wait a moment for what is not written yet."""
+        """Wait up to `timeout_s` for queued lines to be written."""
         end = time.monotonic() + timeout_s
         while self._waiting.unfinished_tasks and time.monotonic() < end:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Write what waits, then end the thread."""
+        """Write queued lines, then end the thread."""
         self.flush()
         self._stopped = True
         with contextlib.suppress(queue.Full):
@@ -141,7 +140,7 @@ class Audit:
             os.close(self._file)
 
     def _reopen(self) -> None:
-        """Open the file if it is not open, or another has taken its place."""
+        """Open the file if it is not open, or if another file is in its place."""
         if self._target == STDERR:
             return
         try:
@@ -160,12 +159,12 @@ class Audit:
 
 
 def timestamp(now_ns: int) -> str:
-    """UTC in milliseconds, as RFC 3339 writes it."""
+    """Return a time in UTC with milliseconds, in the format of RFC 3339."""
     return datetime.fromtimestamp(now_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def shown(names: Sequence[str | UUID]) -> list[str]:
-    """Names for a line: distinct, at most MAX_NAMES, the last element saying how many more there are."""
+    """Return distinct names for a line, at most MAX_NAMES; a last element has the number of further names."""
     distinct = list(dict.fromkeys(names))
     few = [str(name)[:MAX_NAME] for name in distinct[:MAX_NAMES]]
     return few if len(distinct) <= MAX_NAMES else [*few, f"... and {len(distinct) - MAX_NAMES} more"]

@@ -1,7 +1,6 @@
-"""Lines of the audit of one connection: from the decision about a request to its outcome, and what answers teach.
+"""Lines of the audit of one connection, from the decision about a request to its outcome; topic ids from answers.
 
-A line waits for the answer to its request. Bounds: `pending.py`. Refuses to know rules, and how requests are
-read.
+A line is kept until the answer to its request. Bounds: `pending.py`. Does not evaluate rules, or read requests.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,11 +16,11 @@ from kproxy.proxy.filters.policy.resources import Names
 from kproxy.proxy.filters.policy.topic_names import TopicNames
 from kproxy.wire.events import ANSWERED, ClientNamed, Closed, Event, Exchange, Unanswered
 
-NOT_AWAITED = "not_awaited"  # the outcome in a line of the audit for which there is no room until the answer
+NOT_AWAITED = "not_awaited"  # the outcome in a line that could not be kept until the answer, for lack of memory
 
 
 class Peer(NamedTuple):
-    """Whose requests these are, for rules and for the audit."""
+    """The sender of requests, for rules and for the audit."""
 
     cluster: str
     client: str  # HOST:PORT
@@ -61,7 +60,7 @@ class AuditedRequests:
                     self._finish(line, event.exchange)
 
     def _await_outcome(self, exchange: Exchange, line: dict[str, Any]) -> None:
-        """Write a line once its request is answered; at once, without the outcome, where there is no room for it."""
+        """Write a line once its request is answered, or at once, without the outcome, if it cannot be kept."""
         assert self._audit is not None
         if self._pending.keep(exchange.number, bytes_of_line(line)):
             self._lines[exchange.number] = line
@@ -77,7 +76,7 @@ class AuditedRequests:
         self._audit.add(line)
 
     def _line(self, exchange: Exchange, names: Names | None, verdict: Verdict) -> dict[str, Any]:
-        """A line of the audit, as far as it is known when the request is decided."""
+        """Return a line of the audit, as of the decision about the request."""
         peer, plan = self._peer, exchange.plan
         line: dict[str, Any] = {
             "time": timestamp(exchange.request_start),
@@ -106,7 +105,7 @@ class AuditedRequests:
         return line
 
     def _name_denied(self, line: dict[str, Any], names: Names, denied: Mapping[tuple[str, str | UUID], int]) -> None:
-        """Say what was denied, where a request names more than that."""
+        """Add the denied names to a line, if the request has further names."""
         named = len(names.topic) + len(names.topic_id) + len(names.group) + len(names.transactional_id)
         if len(denied) < named:
             few = [what for _, what in islice(denied, MAX_NAMES) if what]

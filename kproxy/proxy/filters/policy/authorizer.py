@@ -1,10 +1,10 @@
 """Decides the requests of one connection by the policy of its cluster, and keeps the audit of them.
 
-Reads what a request names, asks the rules about each, and forwards, refuses or edits. Between a request and its answer
-it keeps what is to be done with the answer: edits, and lines of the audit that wait for the outcome. What has few
-elements is decided at once, all else in slices of SLICE_NAMES, whatever the answer; a request with more elements than
-are read (`policy_resources`) is refused whole. Bounds: `pending.py`, MAX_CURSORS and MAX_TREATMENTS. Raises
-nothing on a client's bytes. Refuses to know sockets.
+Reads the names in a request, applies the rules to each, and forwards, refuses or edits the request. Until the answer it
+keeps the edits of that answer, and lines of the audit that need the outcome. Requests with few elements are decided at
+once, all others in slices of SLICE_NAMES, whatever the decision. A request with more elements than `resources` reads is
+refused as a whole. Bounds: `pending.py`, MAX_CURSORS and MAX_TREATMENTS. Raises nothing on a client's bytes. Uses no
+sockets.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -73,14 +73,14 @@ from kproxy.wire.events import Exchange
 from kproxy.wire.frames import REQUEST_HEAD_BYTES
 from kproxy.wire.interest import ApiPlan, Interest
 
-MAX_CURSORS = 16  # of lists that a connection is in the middle of
+MAX_CURSORS = 16  # lists that a connection is paging through
 MAX_TREATMENTS = 64  # APIs and versions; a client uses some twenty
-MAX_ID_BYTES = 1024  # of a client id that is remembered; kproxy's events have as many characters of a longer one
-# What is done in one call: some tenths of a millisecond.
-FEW_REFUSED = 16  # elements of a request that is refused
-SHORT_REQUEST = 32 * 1024  # bytes; a longer one is read in slices, but for records
-SHORT_ANSWER = 8 * 1024  # bytes of one that is edited
-SLICE_NAMES = 128  # that are judged between two yields; of a long name, so many characters are as much work as one
+MAX_ID_BYTES = 1024  # of a cached client id; kproxy's events have as many characters of a longer one
+# Limits of the work in one call: some tenths of a millisecond.
+FEW_REFUSED = 16  # elements of a refused request
+SHORT_REQUEST = 32 * 1024  # bytes; a longer request is read in slices, except for records
+SHORT_ANSWER = 8 * 1024  # bytes of an edited answer
+SLICE_NAMES = 128  # names judged between two yields; a long name counts as several (`_work`)
 NAME_SHIFT = 6
 _CLIENT_ID_AT = REQUEST_HEAD_BYTES + 2
 _NO_CLIENT_ID = ("ControlledShutdown", 0)  # the one version whose header ends before
@@ -90,16 +90,16 @@ _NONE: Denied = {}
 
 
 class Treatment(NamedTuple):
-    """What is done with requests of an API and version, for one clearance."""
+    """The handling of requests of an API and version, for one clearance."""
 
     rules: ApiRules
-    read: QuickReader | None  # reads what they name; None: all of them pass
-    peek: Peek | None  # all of them pass but those of which this is true
+    read: QuickReader | None  # reads their names; None: all requests pass
+    peek: Peek | None  # if set, requests pass unless this returns true
     is_audited: bool
-    also: ApiRules | None  # the rules of another API that says more about its topics; None: they pass all
+    also: ApiRules | None  # the rules of another API that also apply to its topics; None: they allow all
 
 
-# What changes the answer of a request that was forwarded: frame -> what is sent instead, or None.
+# Edits of the answers to forwarded requests: frame -> the frame to send instead, or None.
 Edits = dict[int, Callable[[memoryview], Slices[bytes | None]]]
 
 
@@ -127,15 +127,15 @@ class PolicyAuthorizer(AuditedRequests):
         self._audit = audit
         self._clearance_of = policy.identity(peer.principal, peer.host)
         self._clearance: Clearance = self._clearance_of(None)
-        self._client_id: object = None  # of the last request, in bytes: nearly always that of this one too
-        self._client_head: bytes | None = None  # the same behind its length, as requests have it
+        self._client_id: object = None  # of the last request, in bytes: nearly always the same in the next one
+        self._client_head: bytes | None = None  # the same with its length, as in requests
         self._client_name: str | None = None
-        self._treatments: dict[ApiPlan, Treatment] = {}  # by what the session calls an API and version
+        self._treatments: dict[ApiPlan, Treatment] = {}  # by the session's plan of an API and version
         self._software: tuple[str, str] | None = None
         self._share_sessions = ShareSessions()
-        self._cursors: dict[str, str] = {}  # what a client was shown -> the topic that it may not see
+        self._cursors: dict[str, str] = {}  # cursor shown to a client -> the topic that it may not see
         self._next_cursor = 1
-        self._lines: dict[int, dict[str, Any]] = {}  # by number: audited requests that are not answered yet
+        self._lines: dict[int, dict[str, Any]] = {}  # by number: audited requests without an answer yet
         self._pending = PendingBytes(interest.held)  # of edits and lines
 
     # --- decisions ---------------------------------------------------------------------------------------------------
@@ -200,12 +200,12 @@ class PolicyAuthorizer(AuditedRequests):
         return (yield from self._obeyed(exchange, frame, treatment, names, denied, verdict))
 
     def _rules(self, exchange: Exchange, treatment: Treatment, names: Names) -> ApiRules:
-        """The rules for a request: those for brokers, if it says what only brokers say."""
+        """Return the rules for a request: the rules for brokers, if it has fields that only brokers set."""
         plan = exchange.plan
         return self._clearance.of_brokers(plan.api_key, plan.api_version) if names.from_broker else treatment.rules
 
     def _judged(self, exchange: Exchange, treatment: Treatment, names: Names) -> Slices[tuple[Denied, Verdict]]:
-        """What of a request is denied, and the verdict that the audit names."""
+        """Return (denied names of a request, the verdict for the audit)."""
         plan = exchange.plan
         denied, verdict = yield from self._judge(self._rules(exchange, treatment, names), names, plan.api)
         if treatment.also is not None and plan.api_key == STREAMS_GROUP_HEARTBEAT and not denied:
@@ -215,7 +215,7 @@ class PolicyAuthorizer(AuditedRequests):
     def _obeyed(
         self, exchange: Exchange, frame: Any, treatment: Treatment, names: Names, denied: Denied, verdict: Verdict
     ) -> Slices[Decision]:
-        """What becomes of a request, by what was denied."""
+        """Return the decision about a request, given its denied names."""
         rules, is_audited, also = self._rules(exchange, treatment, names), treatment.is_audited, treatment.also
         if denied:
             if exchange.plan.api_key == METADATA and names.all_of is None and not names.is_empty():
@@ -229,7 +229,7 @@ class PolicyAuthorizer(AuditedRequests):
     def _passed(
         self, exchange: Exchange, frame: Any, rules: ApiRules, names: Names, also: ApiRules | None
     ) -> Slices[Decision]:
-        """What is done with a request of which nothing is denied, and what with its answer."""
+        """Return the decision about a request without denied names, and keep the edit of its answer."""
         plan = exchange.plan
         key, version = plan.api_key, plan.api_version
         if names.all_of is not None and self._policy.filters_lists and plan.api in LISTS:
@@ -260,7 +260,7 @@ class PolicyAuthorizer(AuditedRequests):
         return None
 
     def _without_session(self, exchange: Exchange, frame: Any) -> Slices[Decision]:
-        """What goes on with a session reads what an earlier request named, which may be another client's."""
+        """Remove the session of a Fetch: an incremental one reads topics of earlier requests, maybe of others."""
         version = exchange.plan.api_version
         try:
             patched = yield from without_session(version, memoryview(frame))
@@ -271,10 +271,10 @@ class PolicyAuthorizer(AuditedRequests):
         return None if patched is None else Replace(patched)
 
     def _of_own_share_session(self, exchange: Exchange, frame: Any, rules: ApiRules) -> Slices[Decision]:
-        """What goes on with a session reads what was named when it began, which may have been another client.
+        """Decide a ShareFetch: an incremental one reads topics of earlier requests, maybe of others.
 
-        So may what was begun here: its group and member are all that it takes to begin it anew elsewhere. So answers
-        with records are read, too.
+        That is possible in sessions of this connection, too: group and member suffice to begin such a session anew
+        elsewhere. So answers with records are filtered as well.
         """
         plan = exchange.plan
         key, version = plan.api_key, plan.api_version
@@ -294,7 +294,7 @@ class PolicyAuthorizer(AuditedRequests):
         return None
 
     def _with_real_cursor(self, exchange: Exchange, frame: Any) -> Slices[Decision]:
-        """A list goes on at a topic that the client may not see: it was given another name for it."""
+        """Replace a client's cursor by the real one: a page may begin at a topic that the client may not see."""
         try:
             cursor = yield from cursor_of(exchange.plan.api_version, "request", memoryview(frame))
         except Malformed as fault:
@@ -307,7 +307,7 @@ class PolicyAuthorizer(AuditedRequests):
         cursor = yield from cursor_of(version, "response", frame)
         if cursor is None or rules.named(TOPIC, cursor[0]).allowed:
             return None
-        shown = f"(hidden-{self._next_cursor})"  # no topic can be called so
+        shown = f"(hidden-{self._next_cursor})"  # not a valid name of a topic
         self._next_cursor += 1
         self._cursors[shown] = cursor[0]
         if len(self._cursors) > MAX_CURSORS:
@@ -315,7 +315,7 @@ class PolicyAuthorizer(AuditedRequests):
         return (yield from with_cursor(frame, cursor[1], cursor[2], shown))
 
     def _treat(self, key: int, version: int) -> Treatment:
-        """What is done with requests of a version, for the clearance of now."""
+        """Return the handling of requests of a version, for the current clearance."""
         policy = self._policy
         rules = self._clearance.api(key, version)
         is_audited, also = policy.is_audited(key), self._clearance.also(key)
@@ -326,7 +326,7 @@ class PolicyAuthorizer(AuditedRequests):
         return Treatment(rules, read, peek(key, version) if peeks else None, is_audited, also)
 
     def _clears(self, also: ApiRules | None, names: Iterable[str]) -> Slices[bool]:
-        """Whether brokers must create none of the topics that a Metadata asks for, since one of them may not be."""
+        """Return whether a Metadata must create no topic, since the client may not create one of those it names."""
         if also is not None:
             for some in _sliced(names):
                 yield
@@ -335,7 +335,7 @@ class PolicyAuthorizer(AuditedRequests):
         return False
 
     def _judge_also(self, also: ApiRules, names: Names, verdict: Verdict) -> Slices[tuple[Denied, Verdict]]:
-        """The same as of `_judge`, for the topics that a broker would create."""
+        """Return the result of `_judge` for the topics that a broker would create."""
         denied: Denied = {}
         for some in _sliced(names.also):
             yield
@@ -367,7 +367,7 @@ class PolicyAuthorizer(AuditedRequests):
         self._tell(exchange, None, TOO_LARGE)
 
     def _judge(self, rules: ApiRules, names: Names, api: str) -> Slices[tuple[Denied, Verdict]]:
-        """(what is denied and with which error, the verdict that the audit names: of the first denied, else any)"""
+        """Return (error codes of denied names, verdict for the audit: of the first denied name, otherwise of any)."""
         if rules.is_of_cluster and not rules.cluster().allowed:
             return {(CLUSTER, ""): CODES[CLUSTER]}, rules.cluster()
         denied: Denied = {}
@@ -427,7 +427,7 @@ class PolicyAuthorizer(AuditedRequests):
         return UNKNOWN_TOPIC_ID if name is None else rules.named(TOPIC, name)
 
     def _read_client_id(self, exchange: Exchange, frame: Any) -> None:
-        """Set the exchange's client id, and the clearance that goes with it."""
+        """Set the exchange's client id, and the clearance for it."""
         head = self._client_head
         if head is not None and frame[REQUEST_HEAD_BYTES : REQUEST_HEAD_BYTES + len(head)] == head:
             exchange.client_id = self._client_name
@@ -454,7 +454,7 @@ class PolicyAuthorizer(AuditedRequests):
     # --- refusals ----------------------------------------------------------------------------------------------------
 
     def _unknown(self, exchange: Exchange) -> Close | None:
-        """Decide a request that cannot be read."""
+        """Decide a request that the schema cannot read."""
         verdict = self._clearance.unknown(exchange.plan.api_key, exchange.plan.api_version)
         return None if verdict.allowed else self._close(exchange, verdict)
 
@@ -478,12 +478,12 @@ class PolicyAuthorizer(AuditedRequests):
         return Answer(*answer)
 
     def _refuse_unread(self, exchange: Exchange, why: str) -> Answer | Close:
-        """Refuse a request of more elements than are read: with one error for all of it, where the answer has one."""
+        """Refuse a request with too many elements: with one error for the whole request, if its answer can have one."""
         plan = exchange.plan
         denied: Denied = {(CLUSTER, ""): INVALID_REQUEST}
         text = f"{plan.api} was refused by kproxy: {why}"
         answer = at_once(refusal(plan.api_key, plan.api_version, exchange.correlation_id, {}, denied, text))
-        if answer is None or plan.api_key == PRODUCE:  # whose acks were not read
+        if answer is None or plan.api_key == PRODUCE:  # the acks of a Produce were not read
             return self._close(exchange, TOO_LARGE, why)
         self._tell(exchange, None, TOO_LARGE)
         return Answer(*answer)
@@ -497,7 +497,7 @@ class PolicyAuthorizer(AuditedRequests):
         return Close(text)
 
     def _tell(self, exchange: Exchange, names: Names | None, verdict: Verdict, denied: Denied = _NONE) -> None:
-        """Count a refusal, and put it into the audit."""
+        """Count a refusal, and add it to the audit."""
         self._refused(exchange.plan.api, verdict.reason)
         if self._audit is not None:
             line = self._line(exchange, names, verdict)
@@ -510,10 +510,10 @@ class PolicyAuthorizer(AuditedRequests):
     def _ask_for_the_rest(
         self, exchange: Exchange, frame: Any, names: Names, denied: Denied, verdict: Verdict
     ) -> Slices[Replace | Close | None]:
-        """Ask a Metadata for the topics that are not denied, and put an error for each other into the answer."""
+        """Forward a Metadata without its denied topics, and add an error for each of them to the answer."""
         plan = exchange.plan
         version = plan.api_version
-        # The name behind an id that is not known yet decides when the answer names it.
+        # A topic id without a known name is decided when the answer names it.
         unknown: set[str | UUID] = set()
         errors: dict[str | UUID, int] = {}
         kept_bytes = 0
@@ -550,7 +550,7 @@ class PolicyAuthorizer(AuditedRequests):
                 late.extend((what, CODES[TOPIC]) for what in found if isinstance(what, UUID) and what in unknown)
                 return False
 
-            # Twice where an id proved to be of a denied topic: its error is known only then.
+            # A second edit is needed if an id turns out to be of a denied topic: only the first one shows that.
             edited = yield from metadata_answer(version, answer, keep, list(errors.items()))
             if late:
                 edited = yield from metadata_answer(version, answer, keep, [*errors.items(), *late])
@@ -572,7 +572,7 @@ class PolicyAuthorizer(AuditedRequests):
         return None if patched is None else Replace(patched)
 
     def _filter(self, exchange: Exchange, rules: ApiRules) -> None:
-        """Take what the client may not see out of the answer to a list."""
+        """Keep an edit that removes elements from a list's answer that the client may not see."""
         plan = exchange.plan
         kind = kind_of_list(plan.api_key)
         if not rules.depends_on(kind):
@@ -597,12 +597,12 @@ class PolicyAuthorizer(AuditedRequests):
 
 
 def _work(names: Iterable[str]) -> int:
-    """How much work it is to judge these, in names of a usual length."""
+    """Return the work of judging names, as a number of names of usual length."""
     return sum(1 + (len(name) >> NAME_SHIFT) for name in names)
 
 
 def _sliced(names: Iterable[str]) -> Iterator[list[str]]:
-    """Names, in lists that are judged between two yields."""
+    """Yield lists of names, each to be judged between two yields."""
     some: list[str] = []
     work = 0
     for name in names:

@@ -1,7 +1,6 @@
-"""What a given request would meet at a listener, and which rule decides: for `kproxy check FILE --request Produce ...`.
+"""The verdict of a listener about a given request, and the rule behind it: `kproxy check FILE --request Produce ...`.
 
-The same rules as for requests that come (`policy.py`), asked about names that are given instead of read. Refuses to
-know bytes and the command line.
+Applies the same rules as to real requests (`policy.py`), to names that the caller gives. Reads no frames.
 """
 
 import difflib
@@ -35,14 +34,14 @@ ANONYMOUS = "User:ANONYMOUS"
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What becomes of one thing that the request names."""
+    """The verdict about one resource that the request names."""
 
-    what: str  # "topic orders", or "the request" where it names nothing
+    what: str  # "topic orders", or "the request" if it names nothing
     verdict: Verdict
-    near: tuple[str, ...] = ()  # where no rule matches: those that would allow it but for one thing
+    near: tuple[str, ...] = ()  # without a matching rule: rules that would allow it except for one key
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts."""
+        """Return the verdict as JSON."""
         verdict = self.verdict
         what = {"what": self.what, "allowed": verdict.allowed, "rule": verdict.rule, "reason": verdict.reason}
         return {**what, "near": list(self.near)} if self.near else what
@@ -52,7 +51,7 @@ class Explained:
 
 
 def listener(config: Config, name: str | None) -> Cluster:
-    """The [[cluster]] of that name, or the only one. Raises ConfigError."""
+    """Return the [[cluster]] of that name, or the only one. Raises ConfigError."""
     found = [cluster for cluster in config.clusters if name in (None, cluster.name)]
     if len(found) != 1:
         names = ", ".join(cluster.name for cluster in config.clusters)
@@ -72,10 +71,10 @@ def explain(
     client_id: str | None = None,
     address: str = "127.0.0.1",
 ) -> list[Explained]:
-    """One entry for each thing that the request names, in that order; it passes if all are allowed.
+    """Return one entry for each given name, in order; the request passes if all are allowed.
 
-    version: of the API; the newest that kproxy reads if it is None. Raises ConfigError for an API that does not exist,
-    or that names nothing of a kind that is given.
+    version: of the API; None: the newest version that kproxy reads. Raises ConfigError for an API that does not exist,
+    or whose requests do not name resources of a given kind.
     """
     key = _key(api)
     known = schema().apis.get(key)
@@ -115,7 +114,7 @@ def explain(
 
 
 class _Asked(NamedTuple):
-    """A request, and who sends it."""
+    """A request, and its sender."""
 
     api_key: int
     version: int
@@ -124,13 +123,13 @@ class _Asked(NamedTuple):
     client_id: str | None
 
     def near(self, rules: Iterable[Rule], verdict: Verdict, kind: str | None = None, name: str = "") -> tuple[str, ...]:
-        """Of the rules that allow, those from which one key alone keeps it; none where a rule decided.
+        """Return the rules that would allow the request except for one key; none if a rule decided.
 
-        Rules for other principals only where there is none for this one.
+        Rules for other principals are returned only if there is none for this principal.
         """
         if verdict.allowed or verdict.reason != "default":
             return ()
-        lines: dict[bool, list[str]] = {True: [], False: []}  # by whether the rule is for who asks
+        lines: dict[bool, list[str]] = {True: [], False: []}  # by whether the rule is for this principal
         for number, rule in enumerate(rules, 1):
             unmet = list(self._unmet(rule, kind, name)) if rule.action == "allow" else []
             if len(unmet) == 1:
@@ -139,7 +138,7 @@ class _Asked(NamedTuple):
         return tuple(lines[True] or lines[False])
 
     def _unmet(self, rule: Rule, kind: str | None, name: str) -> Iterator[str]:
-        """What of the rule does not match, in words."""
+        """Yield the keys of the rule that do not match, as text."""
         if rule.keys is not None and self.api_key not in rule.keys:
             yield f"its api leaves {schema().apis[self.api_key].name} out"
         if rule.version is not None and not any(self.version in span for span in rule.version):

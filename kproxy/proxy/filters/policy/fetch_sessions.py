@@ -1,10 +1,10 @@
 """Fetch without sessions (KIP-227), for clients that may not read every topic.
 
-A Fetch that goes on with a session names no topic: the broker remembers those of earlier requests, whoever sent them.
-Its number is all that it takes to read what somebody else asked for. So a client that may not read every topic gets no
-session: each of its requests names what it wants, and clients do so as at a broker that has no room for more sessions.
+An incremental Fetch names only changed topics: the broker remembers the others from earlier requests, whoever sent
+them. The number of a session suffices to read topics that another client named. So a client that may not read every
+topic gets no session: each of its requests names its topics, as with a broker whose cache of sessions is full.
 
-Pure. Refuses to know rules.
+Pure. Does not evaluate rules.
 """
 
 from functools import cache
@@ -16,14 +16,14 @@ from kproxy.protocol.codec import Slices, encode_response, locate_in_slices
 UNKNOWN_SESSION: Final = "unknown session"
 
 _FIRST_WITH_SESSIONS = 7
-_BODY = 12  # behind the size, key, version and correlation id
-_NONE = b"\0\0\0\0\xff\xff\xff\xff"  # no session, and none is wanted
+_BODY = 12  # after the size, key, version and correlation id
+_NONE = b"\0\0\0\0\xff\xff\xff\xff"  # session id 0, epoch -1: no session, and none requested
 
 
 def without_session(version: int, frame: memoryview) -> Slices[bytes | Literal["unknown session"] | None]:
-    """The Fetch, with its 4-byte size, as one that has and wants no session, in slices; None: it is one.
+    """Return a Fetch, with its 4-byte size, changed to request no session, in slices; None if it requests none.
 
-    UNKNOWN_SESSION: it goes on with one. Raises Malformed.
+    UNKNOWN_SESSION: it continues a session. Raises Malformed.
     """
     if version < _FIRST_WITH_SESSIONS:
         return None
@@ -39,7 +39,7 @@ def without_session(version: int, frame: memoryview) -> Slices[bytes | Literal["
 
 
 def unknown_session(version: int, correlation_id: int) -> tuple[bytes, tuple[int, ...]]:
-    """(the answer, with its 4-byte size, after which clients ask for all that they want; the error in it)"""
+    """Return (answer with its 4-byte size, error codes in it); after it clients send a full Fetch."""
     header, body = _unknown_session(version)
     return header + correlation_id.to_bytes(4, "big", signed=True) + body, (FETCH_SESSION_ID_NOT_FOUND,)
 

@@ -1,29 +1,29 @@
 """Patterns of names, compiled into one matcher whose time for a name does not grow with their number.
 
-`*` is any text, `?` any character, a backslash makes the next character literal. Literal patterns are a dict, `text*`
-and `*text` are dicts by length, and all others one automaton: the bits of an integer are the positions in the patterns
-that the characters so far can have led to (shift-and, Baeza-Yates and Gonnet 1992). Each set of positions is made once
-and remembered with its transitions, so that a character costs one lookup. Names come from clients: at most MAX_STEPS
-transitions of MAX_BYTES are remembered, and then forgotten.
+`*` is any text, `?` any character, a backslash makes the next character literal. Literal patterns are in a dict,
+`text*` and `*text` in dicts by length, and all others in one automaton: the bits of an integer are the reachable
+positions in the patterns (shift-and, Baeza-Yates and Gonnet 1992). Each set of positions is computed once and cached
+with its transitions, so that a character costs one lookup. Clients choose names, so at most MAX_STEPS transitions of
+MAX_BYTES are cached; then the cache is cleared.
 
-Refuses to know rules: patterns have ranks, and the answer is which ranks match.
+A pattern has a rank, and the result is the set of ranks that match.
 """
 
 import re
 from collections.abc import Iterable
 
-MAX_STEPS = 16 * 1024  # of one automaton
-MAX_BYTES = 8 * 1024 * 1024  # of what these steps take: a set of positions has a bit for each character of a pattern
-_STEP_BYTES = 500  # of a step, beside its positions
+MAX_STEPS = 16 * 1024  # transitions of one automaton
+MAX_BYTES = 8 * 1024 * 1024  # their memory: a set of positions has a bit for each character of a pattern
+_STEP_BYTES = 500  # memory of a transition without its positions
 
 _Token = str | None  # a literal character, "" for any character, None for any text
 
 
 class Matcher:
-    """Which of many patterns match a name."""
+    """Finds the patterns that match a name."""
 
     def __init__(self, patterns: Iterable[tuple[int, str]]) -> None:
-        """patterns: (rank, pattern), several of which may have the same rank"""
+        """patterns: (rank, pattern); several patterns may have the same rank."""
         self._exact: dict[str, int] = {}  # values: the bits of ranks
         self._prefixes: dict[int, dict[str, int]] = {}  # by length
         self._suffixes: dict[int, dict[str, int]] = {}
@@ -45,7 +45,7 @@ class Matcher:
         self._automaton = _Automaton(rest) if rest else None
 
     def ranks(self, name: str) -> int:
-        """A bit for each rank that has a pattern which matches: 1 << rank."""
+        """Return the ranks of matching patterns, as bits 1 << rank."""
         found = self._exact.get(name, 0)
         for length, prefixes in self._prefixes.items():
             found |= prefixes.get(name[:length], 0)
@@ -56,7 +56,7 @@ class Matcher:
 
 
 class Patterns:
-    """Names, some with wildcards."""
+    """A list of names, some with wildcards."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self.texts = tuple(patterns)
@@ -68,7 +68,7 @@ class Patterns:
 
 
 class _Positions:
-    """A set of positions, the ranks of patterns that end there, and where each character leads that came here."""
+    """A set of positions, the ranks of patterns that end there, and the transitions of characters seen here."""
 
     __slots__ = ("bits", "next", "ranks")
 
@@ -79,7 +79,7 @@ class _Positions:
 
 
 class _Automaton:
-    """Patterns with wildcards, side by side in the bits of an integer."""
+    """Patterns with wildcards, as consecutive bits of an integer."""
 
     def __init__(self, patterns: Iterable[tuple[int, list[_Token]]]) -> None:
         self._steps_by: dict[str, int] = {}  # character -> the positions whose next token it is
@@ -139,7 +139,7 @@ class _Automaton:
 
 
 def _tokens(pattern: str) -> list[_Token]:
-    """Literal characters, and wildcards; of several stars in a row one."""
+    """Return literal characters and wildcards; several stars in a row become one."""
     tokens: list[_Token] = []
     for part in re.findall(r"\\.|.", pattern, re.DOTALL):
         if part != "*":

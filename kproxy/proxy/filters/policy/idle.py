@@ -1,8 +1,8 @@
-"""Rules of a policy that never decide as they say, as far as the settings alone show it.
+"""Rules of a policy that never take effect, as far as the settings alone show it.
 
-A `deny` that matches no request lets pass what its author takes for denied, so a start, a reload and `kproxy check`
-refuse it. Certain but not complete: patterns are compared one by one, and an earlier rule only where it says the
-opposite; one that says the same in other words does no harm. Refuses to know requests.
+A `deny` that matches no request passes requests that its author considers denied, so a start, a reload and `kproxy
+check` refuse it. The check has no false positives but is incomplete: patterns are compared one by one, and an earlier
+rule counts only if it has the opposite action; a redundant rule does no harm. Reads no requests.
 """
 
 import re
@@ -21,12 +21,12 @@ from kproxy.proxy.filters.policy.globs import Patterns
 from kproxy.proxy.filters.policy.resources import KINDS, kinds_of
 from kproxy.proxy.filters.policy.rights import is_of_cluster
 
-_UNLIKE = "\0"  # in no pattern's literal text
+_UNLIKE = "\0"  # a character that no pattern contains literally
 _WILD = re.compile(r"(\\.)|[*?]", re.DOTALL)
 
 
 def idle_rules(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Each rule that decides nothing, as (its place, why and how to fix it)."""
+    """Yield (place, reason and fix) for each rule that decides nothing."""
     knows = knows_clients(cluster)
     for number, rule in enumerate(cluster.policy):
         place = f"policy[{number}]"
@@ -69,7 +69,7 @@ def _readable() -> frozenset[int]:
 
 
 def _never_named(rule: Rule) -> list[str]:
-    """The kinds that it is about, if it is known of every request of its APIs that it names none of them."""
+    """Return the kinds of a rule, if no request of its APIs can name any of them."""
     wanted = _kinds_of(rule)
     for key in rule.keys or ():
         api = schema().apis.get(key)
@@ -86,7 +86,7 @@ def _kinds_of(rule: Rule) -> list[str]:
 
 
 def _is_of_cluster(rule: Rule) -> bool:
-    """Whether it is known of every request of its APIs that brokers ask for rights on the cluster alone."""
+    """Return whether brokers require only rights on the cluster for every request of the rule's APIs."""
     for key in rule.keys or ():
         api = schema().apis.get(key)
         versions = [] if api is None else [version for version in api.request.versions if _has(rule, version)]
@@ -100,7 +100,7 @@ def _has(rule: Rule, version: int) -> bool:
 
 
 def _covers(earlier: Rule, rule: Rule) -> bool:
-    """Whether each request, and each name in it, that `rule` matches is one that `earlier` matches."""
+    """Return whether `earlier` matches each request, and each name in it, that `rule` matches."""
     if earlier.keys is not None and (rule.keys is None or not rule.keys <= earlier.keys):
         return False
     if earlier.version is not None and (
@@ -125,14 +125,14 @@ def _is_in(network: Any, networks: Iterable[Any]) -> bool:
 
 
 def _all_match(earlier: tuple[str, ...] | None, patterns: tuple[str, ...] | None) -> bool:
-    """Whether each name that some of the patterns match is matched by one of the earlier ones."""
+    """Return whether one of the earlier patterns matches each name that some of the patterns match."""
     if earlier is None or patterns is None:
         return earlier is None
     return all(any(_matches_all_of(Patterns([wider]), pattern) for wider in earlier) for pattern in patterns)
 
 
 def _matches_all_of(wider: Patterns, pattern: str) -> bool:
-    """Whether it matches the shortest name of a pattern, and a long one whose characters only wildcards match."""
+    """Return whether `wider` matches a pattern's shortest name, and a long one that only wildcards can match."""
     return all(wider.match(_WILD.sub(partial(_filled, star), pattern)) for star in ("", _UNLIKE * (MAX_PATTERN + 1)))
 
 

@@ -1,14 +1,14 @@
-"""What a client may not see is taken out of lists; and a Metadata is asked only for the topics that it may.
+"""Removes names from lists that a client may not see, and denied topics from Metadata requests.
 
-Patches (`wire/frames.py`): only elements of one array go, or come, and the array's count and the frame's
-size change; all else stays as the peer wrote it. A Metadata that names topics which are denied is the one request that
-is answered in part, as every broker does: clients ask for many topics at once, and need the brokers in any case. The
-broker is asked for the rest, and the answer gets an error for each topic that is denied.
+Patches (`wire/frames.py`): only elements of one array are removed or added, and the array's count and the frame's size
+change; all other bytes stay the same. Metadata is the only request that is answered in part if it names denied topics,
+as every broker does: clients request many topics at once, and need the brokers in any case. The broker receives the
+remaining topics, and the answer gets an error for each denied topic.
 
-All of it is done in slices, since a list can name as many things as a cluster has: each function is a generator that
+All work is done in slices, since a list can be as long as a cluster has topics: each function is a generator that
 yields after some tenths of a millisecond.
 
-A frame here begins with its 4-byte size. Raises Malformed. Refuses to know rules, and connections.
+A frame here begins with its 4-byte size. Raises Malformed. Does not evaluate rules.
 """
 
 from collections.abc import Callable, Collection
@@ -26,7 +26,7 @@ from kproxy.wire.frames import Edit, patched_in_slices
 
 _TOPIC_DENIED = 29  # TOPIC_AUTHORIZATION_FAILED
 
-# By API: the array of the answer, the field of its elements that names one, and the kind.
+# By API: the array of the answer, the field with the name of an element, and the kind.
 LISTED: dict[str, tuple[tuple[str, str], str]] = {
     "Metadata": (("topics", "name"), TOPIC),
     "ListGroups": (("groups", "groupId"), GROUP),
@@ -36,13 +36,13 @@ LISTED: dict[str, tuple[tuple[str, str], str]] = {
     "ListPartitionReassignments": (("topics", "name"), TOPIC),
     "OffsetFetch": (("topics", "name"), TOPIC),
     "DescribeShareGroupOffsets": (("groups.topics", "topicName"), TOPIC),
-    # Not by its request, but what a session that somebody else has begun anew may bring: see share_sessions.py.
+    # Topics beyond the request, if another client has begun the session anew: see share_sessions.py.
     "ShareFetch": (("responses", "topicId"), TOPIC),
 }
-_RESOURCE, _TYPE = "resourceName", "resourceType"  # a name, and what it is of
-_EXPRESSION = "Regex"  # how the fields end that have a regular expression of topics
-# By API: the arrays of answers to other requests whose elements name topics that the client may not see; the field that
-# names one, "" where the elements themselves are names.
+_RESOURCE, _TYPE = "resourceName", "resourceType"
+_EXPRESSION = "Regex"  # suffix of fields with a regular expression of topics
+# By API: arrays of answers to other requests whose elements may name topics that the client may not see, and the field
+# with the name, "" if the elements themselves are names.
 MENTIONED: dict[str, tuple[tuple[str, str], ...]] = {
     "ConsumerGroupDescribe": (
         ("groups.members.subscribedTopicNames", ""),
@@ -74,8 +74,8 @@ MENTIONED: dict[str, tuple[tuple[str, str], ...]] = {
     ),
 }
 _KINDS_OF = {"DeleteAcls": acl_kind, "DescribeAcls": acl_kind, "ListConfigResources": resource_kind}
-# By API: fields that name a topic and can be null. An expression of a member can be the name of a topic, so clients see
-# it only if they may see every topic.
+# By API: nullable fields that name a topic. A member's expression can be the name of a topic, so clients see it only if
+# they may see every topic.
 _NULLED = {
     "ConsumerGroupDescribe": ("groups.members.subscribedTopicRegex",),
     "StreamsGroupDescribe": (
@@ -86,18 +86,18 @@ _NULLED = {
 }
 _FIRST_OF_GROUPS, _FIRST_BY_ID = 8, 10
 
-_SLICE_SPANS = 512  # what is judged between two yields
+_SLICE_SPANS = 512  # spans judged between two yields
 
-_REQUEST, _RESPONSE = 12, 8  # where bodies begin: behind the size and, of a request, key, version and correlation id
+_REQUEST, _RESPONSE = 12, 8  # begin of a body: after the size, key, version, correlation id; after size, correlation id
 
-Keep = Callable[[list[str | UUID]], bool]  # whether to keep the element that these name
-Sees = Callable[[str, str], bool]  # whether the client may see what is called so, by its kind
+Keep = Callable[[list[str | UUID]], bool]  # (names of an element) -> whether to keep it
+Sees = Callable[[str, str], bool]  # (kind, name) -> whether the client may see it
 _SpansOf = Callable[[Buffer, int, int], Slices[list[Span]]]
 
 
 @cache
 def _places(api_key: int, version: int) -> tuple[str, tuple[str, ...], bool]:
-    """(the array, the fields that name its elements, whether counts are compact) of a list's answer."""
+    """Return (array, fields with names of its elements, whether counts are compact) of a list's answer."""
     (array, name), _ = LISTED[api_name(api_key)]
     names: tuple[str, ...] = (f"{array}.{name}",)
     if api_key == OFFSET_FETCH and version >= _FIRST_OF_GROUPS:
@@ -109,12 +109,12 @@ def _places(api_key: int, version: int) -> tuple[str, tuple[str, ...], bool]:
 
 
 def kind_of_list(api_key: int) -> str:
-    """What a list names."""
+    """Return the kind of the names in a list."""
     return LISTED[api_name(api_key)][1]
 
 
 def filter_list(api_key: int, version: int, frame: memoryview, keep: Keep) -> Slices[bytes | None]:
-    """The answer without the elements that `keep` does not want, each asked by its name or id; None: all stay."""
+    """Return the answer without elements for which `keep` (of their names or ids) is false; None if all stay."""
     array, names, compact = _places(api_key, version)
     spans_of = _located(api_key, version, "response", array, names)
     edits, _ = yield from _removed(spans_of, frame, _RESPONSE, names, compact, keep)
@@ -124,7 +124,7 @@ def filter_list(api_key: int, version: int, frame: memoryview, keep: Keep) -> Sl
 def hide_mentioned(
     api_key: int, version: int, frame: memoryview, sees: Sees, sees_every_topic: bool
 ) -> Slices[bytes | None]:
-    """The answer without what it mentions and the client may not see; None: it may see all."""
+    """Return the answer without names that the client may not see; None if it may see all."""
     if api_key == DESCRIBE_GROUPS:
         return (yield from hide_in_members(version, frame, partial(sees, TOPIC)))
     api = api_name(api_key)
@@ -154,7 +154,7 @@ def hide_mentioned(
 
 
 def hide_settings(version: int, frame: memoryview, sees: Callable[[str], bool]) -> Slices[bytes | None]:
-    """The answer to CreateTopics without settings of topics that the client may not see, as of a broker; None: none."""
+    """Return a CreateTopics answer without settings of topics that the client may not see; None if it may see all."""
     header, body = yield from decoded_in_slices(frame[4:], CREATE_TOPICS, version)
     hidden = []
     for number, topic in enumerate(body["topics"], 1):
@@ -175,9 +175,10 @@ def _sees_topic(sees: Sees, found: list[Any]) -> bool:
 
 
 def _sees_resource(sees: Sees, kind_of: Callable[[int], str], found: list[Any]) -> bool:
-    """A name and its type, in any order; version 0 of ListConfigResources has none, and lists what is of no kind.
+    """Return whether a client may see a resource. found: its name and its type, in any order.
 
-    Of access rules the name may be a prefix, or "*", which names nobody.
+    Version 0 of ListConfigResources has no types, and lists only resources of the cluster. The name in an access rule
+    may be a prefix, or "*", which reveals no name.
     """
     name = next(one for one in found if isinstance(one, str))
     kind = next((kind_of(one) for one in found if isinstance(one, int)), CLUSTER)
@@ -185,7 +186,7 @@ def _sees_resource(sees: Sees, kind_of: Callable[[int], str], found: list[Any]) 
 
 
 def cursor_of(version: int, side: str, frame: memoryview) -> Slices[tuple[str, int, int] | None]:
-    """(topic, start, end) of what the next page of DescribeTopicPartitions begins with; None: there is no cursor."""
+    """Return (topic, start, end) of the cursor of DescribeTopicPartitions; None if there is no cursor."""
     path = "cursor.topicName" if side == "request" else "nextCursor.topicName"
     begin = _REQUEST if side == "request" else _RESPONSE
     spans_of = locate_in_slices(DESCRIBE_TOPIC_PARTITIONS, version, side, (path,))
@@ -197,7 +198,7 @@ def cursor_of(version: int, side: str, frame: memoryview) -> Slices[tuple[str, i
 
 
 def with_cursor(frame: memoryview, start: int, end: int, topic: str) -> Slices[bytes]:
-    """The frame with another topic where `cursor_of` found one."""
+    """Return the frame with another topic in the span that `cursor_of` returned."""
     text = topic.encode()
     return (yield from patched_in_slices(frame, [(start, end, write_uvarint(len(text) + 1) + text)]))
 
@@ -205,7 +206,7 @@ def with_cursor(frame: memoryview, start: int, end: int, topic: str) -> Slices[b
 def metadata_request(
     version: int, frame: memoryview, keep: Keep | None, *, clear_auto_creation: bool
 ) -> Slices[bytes | None]:
-    """The request without the topics that `keep` does not want, and with the flag cleared; None: as it came."""
+    """Return the request without topics for which `keep` is false, and with the flag cleared; None if unchanged."""
     compact = version in schema().apis[METADATA].request.flexible_versions
     edits: list[Edit] = []
     if keep is not None:
@@ -223,7 +224,7 @@ def metadata_request(
 def metadata_answer(
     version: int, frame: memoryview, keep: Keep, errors: Collection[tuple[str | UUID, int]]
 ) -> Slices[bytes | None]:
-    """The answer without the topics that `keep` does not want, and with an error for each (name or id, code)."""
+    """Return the answer without topics for which `keep` is false, and with an error for each (name or id, code)."""
     array, names, compact = _places(METADATA, version)
     spans_of = _located(METADATA, version, "response", array, names)
     removed = yield from _removed(spans_of, frame, _RESPONSE, names, compact, keep, count=False)
@@ -238,7 +239,7 @@ def metadata_answer(
 
 
 def _error_entries(version: int, errors: Collection[tuple[str | UUID, int]], spans_of: _SpansOf) -> Slices[bytes]:
-    """Elements of Metadata's topics, in their bytes."""
+    """Return encoded elements of the array of topics, with errors."""
     if not errors:
         return b""
     topics = []
@@ -275,7 +276,7 @@ def _removed(
     *,
     count: bool = True,
 ) -> Slices[tuple[list[Edit], tuple[int, int, int]]]:
-    """The edits that take unwanted elements out, and counts if wanted; (start, end, elements left) of the array."""
+    """Return (edits that remove elements, (start, end, remaining elements) of the array). count: edit counts, too."""
     edits: list[Edit] = []
     last = (begin, begin, 0)
     left = gone = 0
@@ -297,7 +298,7 @@ def _removed(
             else:
                 gone += 1
                 if edits and edits[-1][1] == start and not edits[-1][2]:
-                    start = edits.pop()[0]  # those in a row are one edit
+                    start = edits.pop()[0]  # merge adjacent edits
                 edits.append((start, end, b""))
             found = []
         else:

@@ -1,10 +1,11 @@
-"""What members of classic groups say to each other is in the answers of DescribeGroups: topics are taken out of it.
+"""Removes topics from the subscriptions and assignments in DescribeGroups answers (classic groups).
 
-A subscription or an assignment of a consumer (ConsumerProtocolSubscription, ConsumerProtocolAssignment) is written anew
-without the topics that the client may not see. What an assignor adds (`userData`) names topics in its own ways, and
-goes; so do bytes of consumers that cannot be read. Those of other members, as of Connect, name no topics and stay.
+A subscription or an assignment of a consumer (ConsumerProtocolSubscription, ConsumerProtocolAssignment) is encoded
+again without the topics that the client may not see. Data of an assignor (`userData`) may name topics in any format,
+and is removed; so are a consumer's bytes that do not decode. Bytes of other members, such as Connect's, name no topics
+and stay.
 
-A frame here begins with its 4-byte size. Raises Malformed. Refuses to know rules, and connections.
+A frame here begins with its 4-byte size. Raises Malformed. Does not evaluate rules.
 """
 
 from collections.abc import Callable
@@ -17,12 +18,12 @@ from kproxy.protocol.primitives import read_uvarint, write_uvarint
 from kproxy.protocol.schema import schema
 from kproxy.wire.frames import Edit, patched_in_slices
 
-_SLICE_BYTES = 4 * 1024  # what is read between two yields
+_SLICE_BYTES = 4 * 1024  # bytes read between two yields
 _SLICE_TOPICS = 256
-_BODY = 8  # behind the size and the correlation id
+_BODY = 8  # after the size and the correlation id
 _CONSUMER = b"consumer"
 _KIND = "groups.protocolType"
-# Where bytes of members are, what they are, and its arrays of topics: their elements are names, or have one.
+# Fields with bytes of members -> (message, its arrays of topics, whose elements are names or have one).
 _BYTES: dict[str, tuple[str, tuple[str, ...]]] = {
     "groups.members.memberMetadata": ("ConsumerProtocolSubscription", ("topics", "ownedPartitions")),
     "groups.members.memberAssignment": ("ConsumerProtocolAssignment", ("assignedPartitions",)),
@@ -33,7 +34,7 @@ SeesTopic = Callable[[str], bool]  # whether the client may see a topic
 
 
 def hide_in_members(version: int, frame: memoryview, sees: SeesTopic) -> Slices[bytes | None]:
-    """The answer without topics that the client may not see, in slices; None: there is none."""
+    """Return the answer without topics that the client may not see, in slices; None if it has none."""
     compact = version in schema().apis[DESCRIBE_GROUPS].response.flexible_versions
     edits: list[Edit] = []
     is_consumers = False
@@ -58,7 +59,7 @@ def hide_in_members(version: int, frame: memoryview, sees: SeesTopic) -> Slices[
 
 
 def _without(message: str, arrays: tuple[str, ...], said: bytes, sees: SeesTopic) -> Slices[bytes]:
-    """What a member says, without what is hidden; b"" if it cannot be read."""
+    """Return a member's bytes without hidden topics; b"" if they do not decode."""
     try:
         body = yield from data_in_slices(message, said)
         for array in arrays:

@@ -1,9 +1,8 @@
-"""What the policy keeps of one connection's requests until they are answered, counted in the budget of all sessions.
+"""Memory that the policy keeps for unanswered requests of one connection, counted in the budget of all sessions.
 
-An edit of a Metadata answer has the names that were denied, a line of the audit those of resources. A client decides
-how long these are, and can send further requests before an answer is there. Bounds: of one connection MAX_KEPT_BYTES
-and what one request names; of all of them the HeldBudget's limit of what pending requests say. What takes less than
-NOTED_LEAST is not counted. Refuses to know what is kept.
+An edit of a Metadata answer has the denied names, a line of the audit the names of resources. A client decides their
+length, and can send further requests before an answer arrives. Bounds: MAX_KEPT_BYTES and the names of one request per
+connection; for all connections the HeldBudget's limit of pending requests. Items below NOTED_LEAST are not counted.
 """
 
 from collections.abc import Iterable
@@ -14,11 +13,11 @@ from kproxy.wire.interest import HeldBudget
 from kproxy.wire.state import NOTED_LEAST
 
 MAX_KEPT_BYTES = 1024 * 1024
-_NAME_BYTES = 100  # of an entry of a dict and a set, beside the name
+_NAME_BYTES = 100  # memory of an entry of a dict and a set without the name
 
 
 class PendingBytes:
-    """Of one connection, by the numbers of its exchanges."""
+    """Kept bytes of one connection, by the numbers of its exchanges."""
 
     __slots__ = ("_held", "_noted", "_total")
 
@@ -28,7 +27,7 @@ class PendingBytes:
         self._total = 0
 
     def keep(self, number: int, size_bytes: int) -> bool:
-        """Count so many bytes until `forget`; False, counting nothing, if there is no room for them."""
+        """Count so many bytes until `forget`. Returns False, and counts nothing, if a limit is reached."""
         if size_bytes < NOTED_LEAST:
             return True
         if self._total > MAX_KEPT_BYTES or not self._held.note(size_bytes):
@@ -38,7 +37,7 @@ class PendingBytes:
         return True
 
     def forget(self, number: int) -> None:
-        """Nothing is kept of that request any more."""
+        """Stop counting the bytes of that request."""
         if self._noted:
             size_bytes = self._noted.pop(number, 0)
             self._total -= size_bytes
@@ -51,12 +50,12 @@ class PendingBytes:
 
 
 def bytes_of_names(names: Iterable[Any]) -> int:
-    """What names take in memory, with their places in containers."""
+    """Return the memory of names in bytes, with their entries in containers."""
     return sum(getsizeof(name) + _NAME_BYTES for name in names)
 
 
 def bytes_of_line(line: dict[str, Any]) -> int:
-    """What a line of the audit takes in memory."""
+    """Return the memory of a line of the audit in bytes."""
     return getsizeof(line) + sum(
         bytes_of_names(value) if isinstance(value, list) else getsizeof(value) for value in line.values()
     )

@@ -1,27 +1,27 @@
-"""A policy: rules compiled once, asked per request what becomes of each thing that it names.
+"""A policy: rules compiled once, which give a verdict about each resource that a request names.
 
-A request is judged by what it names: each topic, group and transactional id on its own, as a broker's authorizer does.
-It passes if all of them may. For each, the first rule that matches decides:
+Each topic, group and transactional id in a request is judged on its own, as by a broker's authorizer. The request
+passes if all of them are allowed. The first rule that matches a name decides:
 
-- A rule matches by API, version, client id, principal and address. One with `topic`, `group` or `transactional_id`
-  besides matches only names of these kinds that fit; with several kinds, those of each.
-- What is none of the kinds (a broker's settings, access rules, quotas) matches only rules without such a pattern.
-- A request that names nothing (a ListOffsets of no topics) matches these too, and rules that allow some name of
-  a kind that the API can name: nothing is touched that they do not allow.
-- A list that asks for all of a kind (Metadata, ListGroups) is as one that names nothing; its answer can be filtered
-  (`lists.py`). Another request for all (ElectLeaders) touches what any rule denies.
-- What brokers ask a right on the cluster for, whatever is named (`rights.py`), no rule with names allows; such rules
-  can deny it.
-- What only brokers send each other (ClusterAction) no default allows. A request of another kind that says what only
-  brokers say, like the replica id of a Fetch, is judged so too: by rules without names that allow the group `broker`,
-  and by those that deny it or the request.
-- What no rule matches becomes what the default says. An API key that the schema lacks is denied unless a rule allows it
-  by its number, and so is Envelope, which carries another request, unless a rule names it; a version that the schema
-  lacks is denied where its body would have to be read.
+- A rule matches by API, version, client id, principal and address. A rule that also has `topic`, `group` or
+  `transactional_id` matches only names of these kinds that fit its patterns; a rule may have several kinds.
+- Resources of no kind (a broker's settings, access rules, quotas) match only rules without such patterns.
+- A request that names nothing (a ListOffsets of no topics) matches these rules, too, and rules that allow some name of
+  a kind that the API can name: it touches nothing that they do not allow.
+- A list of all resources of a kind (Metadata, ListGroups) is judged like a request that names nothing; its answer can
+  be filtered (`lists.py`). Another request for all resources (ElectLeaders) touches names that any rule denies.
+- No rule with names allows a request for which brokers require a right on the cluster, whatever it names (`rights.py`);
+  such a rule can deny it.
+- No default allows requests that only brokers send (ClusterAction). Other requests with fields that only brokers set,
+  like the replica id of a Fetch, are judged likewise: by rules without names that allow the group `broker`, and by
+  rules that deny this group or the request.
+- The default decides if no rule matches. An API key that the schema lacks is denied unless a rule allows its number.
+  Envelope, which carries another request, is denied unless a rule names it. A version that the schema lacks is denied
+  if its body would have to be read.
 
-Pure: refuses to know bytes, answers and connections. Bounds: MAX_REMEMBERED names of MAX_REMEMBERED_BYTES, then the
-oldest are forgotten, and none that is longer than MAX_NAME; as many sets of rules as identities differ in
-(MAX_CLEARANCES, then those too), with MAX_API_RULES for their APIs.
+Pure: reads no bytes. Bounds: MAX_REMEMBERED cached names of MAX_REMEMBERED_BYTES, the oldest are dropped first, none
+longer than MAX_NAME; one set of rules for identities with the same rules (MAX_CLEARANCES), with MAX_API_RULES for their
+APIs.
 """
 
 from collections import OrderedDict
@@ -52,10 +52,10 @@ from kproxy.proxy.filters.policy.rights import is_cluster_action, is_of_cluster
 
 MAX_REMEMBERED = 64 * 1024
 MAX_REMEMBERED_BYTES = 32 * 1024 * 1024  # of their memory
-MAX_API_RULES = 256 * 1024  # rules in those that are remembered by identity, API and version; some 110 bytes each
-_NAME_BYTES = 250  # of a name that is remembered, beside its text
+MAX_API_RULES = 256 * 1024  # cached rules by identity, API and version; some 110 bytes each
+_NAME_BYTES = 250  # memory of a cached name without its text
 MAX_CLEARANCES = 1024
-MAX_CLIENT_IDS = 8  # of one connection, of MAX_NAME characters each
+MAX_CLIENT_IDS = 8  # cached ids of one connection, of MAX_NAME characters each
 MAX_NAME = 256  # characters; clients may send 32 KiB, and topics have 249 at most
 
 LISTS = frozenset(
@@ -71,12 +71,12 @@ REASONS = (
     *("malformed", "too_large"),
 )
 
-# The request that may name something if other answers may mention it.
+# By kind: answers may mention a name if the client may send this request for it.
 _DESCRIBING = {TOPIC: METADATA, GROUP: DESCRIBE_GROUPS, TRANSACTIONAL_ID: DESCRIBE_TRANSACTIONS}
 
 
 class Verdict(NamedTuple):
-    """What becomes of one thing that a request names, and why."""
+    """The decision about one resource that a request names, and its reason."""
 
     allowed: bool
     rule: int | None  # its number, from 1, in the order of the file; None: no rule decided
@@ -84,7 +84,7 @@ class Verdict(NamedTuple):
 
     @property
     def why(self) -> str:
-        """In words, for a client, a log or an audit."""
+        """Return the reason as text, for a client, a log or the audit."""
         if self.rule is not None:
             return f"rule {self.rule} {'allows' if self.allowed else 'denies'} it"
         return {
@@ -111,7 +111,7 @@ TOO_LARGE = Verdict(False, None, "too_large")
 
 
 class _Compiled:
-    """One rule."""
+    """A compiled rule."""
 
     def __init__(self, number: int, rule: Rule) -> None:
         self.number = number
@@ -123,22 +123,22 @@ class _Compiled:
         self.principals = Patterns(rule.principal) if rule.principal is not None else None
         self.client_ids = Patterns(rule.client_id) if rule.client_id is not None else None
         self.networks = rule.address
-        # Whether it is about all that brokers send each other.
+        # Whether it covers all requests between brokers.
         self.covers_brokers = rule.keys is None or rule.keys >= group_keys("broker")
 
     @property
     def is_for_all(self) -> bool:
-        """Whether it is for every client, and whatever is named."""
+        """Return whether the rule matches every client and every name."""
         return not (self.named or self.principals or self.client_ids or self.networks is not None)
 
     def is_about(self, api_key: int, version: int, kinds: frozenset[str]) -> bool:
-        """Whether it decides some request of that version."""
+        """Return whether the rule can decide requests of that version."""
         if self.keys is not None and api_key not in self.keys:
             return False
         return self._is_about(api_key, version, kinds)
 
     def is_about_brokers(self, api_key: int, version: int, kinds: frozenset[str]) -> bool:
-        """Whether it decides some request of that version which only brokers send."""
+        """Return whether the rule can decide requests of that version that only brokers send."""
         if self.allows or self.covers_brokers:
             return self.covers_brokers and not (self.allows and self.named) and self._is_about(api_key, version, kinds)
         return self.is_about(api_key, version, kinds)
@@ -162,7 +162,7 @@ class _Compiled:
 class ApiRules:
     """The rules of one clearance for one API and version.
 
-    is_of_cluster: without a right on the cluster nothing of such a request passes.
+    is_of_cluster: such a request needs a right on the cluster, whatever it names.
     """
 
     def __init__(
@@ -174,9 +174,9 @@ class ApiRules:
         *,
         is_of_cluster: bool,
     ) -> None:
-        """rules: those about it. kinds: what a request that names nothing could name.
+        """rules: the rules about the API. kinds: the kinds that its requests can name.
 
-        matching(kind, name): the bits of the numbers of rules with a pattern for a name.
+        matching(kind, name): the numbers of rules with a pattern that matches a name, as bits.
         """
         self.is_of_cluster = is_of_cluster
         self._kinds = kinds
@@ -188,24 +188,24 @@ class ApiRules:
         self._default = default
         self._matching = matching
         self._verdicts = {1 << rule.number: rule.verdict for rule in self._rules if rule.named}
-        self._mask = sum(self._verdicts)  # the rules with patterns; one without is the last, if there is one
+        self._mask = sum(self._verdicts)  # the rules with patterns; a rule without patterns is the last one
         self._otherwise = self.cluster()
-        # The one verdict whatever is named; None: it depends on that.
+        # The verdict if it does not depend on names; otherwise None.
         self.constant: Verdict | None = None
         if not self._rules or not self._rules[0].named:
             self.constant = self._otherwise
 
     def named(self, kind: str, name: str) -> Verdict:
-        """About one name."""
+        """Return the verdict about one name."""
         matching = self._matching(kind, name) & self._mask
         return self._verdicts[matching & -matching] if matching else self._otherwise
 
     def depends_on(self, kind: str) -> bool:
-        """Whether some names of that kind may pass and others not."""
+        """Return whether some names of that kind may pass and others not."""
         return len(self._outcomes(kind)) > 1
 
     def restricts(self, kind: str) -> bool:
-        """Whether some names of that kind, or all, may not pass."""
+        """Return whether some names of that kind, or all, may not pass."""
         return False in self._outcomes(kind)
 
     def _outcomes(self, kind: str) -> set[bool]:
@@ -215,11 +215,11 @@ class ApiRules:
         return outcomes
 
     def cluster(self) -> Verdict:
-        """About what is none of the kinds."""
+        """Return the verdict about resources of no kind."""
         return next((rule.verdict for rule in self._rules if not rule.named), self._default)
 
     def nothing(self, kinds: Iterable[str] | None = None) -> Verdict:
-        """About a request that names nothing, or asks for a list of these kinds."""
+        """Return the verdict about a request that names nothing, or requests a list of these kinds."""
         kinds = self._kinds if kinds is None else kinds
         for rule in self._rules:
             if not rule.named or (rule.allows and not rule.named.keys().isdisjoint(kinds)):
@@ -227,7 +227,7 @@ class ApiRules:
         return self._default
 
     def all_of(self, kind: str) -> Verdict:
-        """About a request that touches every name of a kind."""
+        """Return the verdict about a request that touches every name of a kind."""
         for rule in self._rules:
             if not rule.named or (kind in rule.named and (not rule.allows or rule.named[kind].is_all)):
                 return rule.verdict
@@ -235,7 +235,7 @@ class ApiRules:
 
 
 class Clearance:
-    """What clients may do whom the same rules apply to."""
+    """The rules of clients with the same set of applicable rules, by API and version."""
 
     def __init__(self, policy: "Policy", rules: tuple[_Compiled, ...]) -> None:
         self._policy = policy
@@ -243,11 +243,11 @@ class Clearance:
         self._apis: dict[tuple[int, int, bool], ApiRules] = {}
 
     def api(self, api_key: int, version: int) -> ApiRules:
-        """The rules for an API and version that the schema has."""
+        """Return the rules for an API and version of the schema."""
         return self._api(api_key, version, _is_sent_by_brokers(api_key, version))
 
     def of_brokers(self, api_key: int, version: int) -> ApiRules:
-        """The rules for its requests that say what only brokers say."""
+        """Return the rules for requests of an API with fields that only brokers set."""
         return self._api(api_key, version, True)
 
     def _api(self, api_key: int, version: int, of_brokers: bool) -> ApiRules:
@@ -259,11 +259,11 @@ class Clearance:
         return found
 
     def forget(self) -> None:
-        """Make the rules of each API and version again."""
+        """Drop the cached rules of all APIs and versions."""
         self._apis.clear()
 
     def also(self, api_key: int) -> ApiRules | None:
-        """The rules of the API that ALSO has for it; None: it has none, or that one passes whatever it names."""
+        """Return the rules of the API in ALSO; None if there is none, or if it passes whatever its requests name."""
         other = _also(api_key)
         if other is None:
             return None
@@ -271,24 +271,24 @@ class Clearance:
         return None if rules.constant is not None and rules.constant.allowed else rules
 
     def peeks(self, api_key: int, version: int) -> bool:
-        """Whether requests that say what only brokers say are denied, and others may not be."""
+        """Return whether requests with fields that only brokers set are denied, while others may pass."""
         if not can_be_from_broker(api_key, version):
             return False
         constant = self.of_brokers(api_key, version).constant
         return constant is None or not constant.allowed
 
     def sees(self, kind: str, name: str) -> bool:
-        """Whether answers may mention it: whether the request that _DESCRIBING has for its kind may."""
+        """Return whether answers may mention a name: whether the request in _DESCRIBING may name it."""
         return self._describing(kind).named(kind, name).allowed
 
     @cached_property
     def sees_all(self) -> bool:
-        """Whether answers may mention every topic, group and transactional id."""
+        """Return whether answers may mention every topic, group and transactional id."""
         return all(self._describing(kind).all_of(kind).allowed for kind in KINDS)
 
     @cached_property
     def sees_every_topic(self) -> bool:
-        """Whether answers may mention every topic."""
+        """Return whether answers may mention every topic."""
         return self._describing(TOPIC).all_of(TOPIC).allowed
 
     def _describing(self, kind: str) -> ApiRules:
@@ -296,7 +296,7 @@ class Clearance:
         return self.api(key, _newest(key))
 
     def unknown(self, api_key: int, version: int) -> Verdict:
-        """About a request that cannot be read: the schema lacks its key or version, or it carries another one."""
+        """Return the verdict about an unreadable request: of an unknown key or version, or with a request inside."""
         if not self._policy.is_active:
             return self._policy.default
         if self._policy.is_always(api_key):
@@ -322,7 +322,7 @@ class Policy:
     """The rules of one cluster's listener."""
 
     def __init__(self, cluster: Cluster, *, audits: bool = False) -> None:
-        """audits: administrative requests are wanted whole even if no rule is about them."""
+        """audits: hold administrative requests for the audit even if no rule is about them."""
         self.read_only = cluster.read_only
         self.filters_lists = cluster.filter_lists
         self.audits = audits
@@ -338,12 +338,12 @@ class Policy:
             )
             for kind in KINDS
         }
-        self._matching: OrderedDict[tuple[str, str], int] = OrderedDict()  # remembered
+        self._matching: OrderedDict[tuple[str, str], int] = OrderedDict()  # cache of `matching`
         self._matching_bytes = 0
-        self._api_rules = 0  # that clearances remember
+        self._api_rules = 0  # rules cached by clearances
 
     def matching(self, kind: str, name: str) -> int:
-        """The bits of the numbers of rules that have a pattern of that kind for the name."""
+        """Return the numbers of rules with a pattern of that kind that matches the name, as bits."""
         found = self._matching.get((kind, name))
         if found is None:
             found = self._matchers[kind].ranks(name)
@@ -351,15 +351,15 @@ class Policy:
                 self._matching_bytes += getsizeof(name) + getsizeof(found) + _NAME_BYTES
                 while len(self._matching) >= MAX_REMEMBERED or (
                     self._matching_bytes > MAX_REMEMBERED_BYTES and self._matching
-                ):  # one after the other: to forget all at once takes some 10 ms
+                ):  # one by one: dropping all at once takes some 10 ms
                     (_, oldest), bits = self._matching.popitem(last=False)
                     self._matching_bytes -= getsizeof(oldest) + getsizeof(bits) + _NAME_BYTES
                 self._matching[kind, name] = found
         return found
 
     def remember_rules(self, count: int) -> None:
-        """A clearance remembers so many rules for one more API and version; beyond MAX_API_RULES all are forgotten."""
-        count += 8  # what there is beside them
+        """Count the rules that a clearance caches for an API and version; beyond MAX_API_RULES drop all caches."""
+        count += 8  # overhead of an entry
         if self._api_rules + count > MAX_API_RULES:
             for clearance in self._clearances.values():
                 clearance.forget()
@@ -368,12 +368,12 @@ class Policy:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing would ever be decided."""
+        """Return whether the policy never decides or audits a request."""
         return not (self.is_active or self.audits)
 
     @property
     def reasons(self) -> list[str]:
-        """The reasons for which it can refuse."""
+        """Return the possible reasons of its refusals."""
         never = {
             "rule": all(rule.allows for rule in self.rules),
             "default": self.default.allowed,
@@ -384,7 +384,7 @@ class Policy:
         return [reason for reason in REASONS if not never.get(reason)]
 
     def caps(self) -> dict[int, int]:
-        """API key -> the highest version to offer: of a newer one, requests that must be read could not be."""
+        """Return API key -> the highest version to offer, for APIs whose requests the policy must read."""
         if not self.is_active:
             return {}
         return {
@@ -395,18 +395,18 @@ class Policy:
 
     @cached_property
     def needs_names(self) -> bool:
-        """Whether requests that name topics by id depend on which topics these are."""
+        """Return whether verdicts about topic ids depend on the names of the topics."""
         return any(TOPIC in rule.named for rule in self.rules)
 
     def is_always(self, api_key: int) -> bool:
         return api_name(api_key) in ALWAYS
 
     def is_audited(self, api_key: int) -> bool:
-        """Whether every request of that API leaves a line in the audit."""
+        """Return whether every request of that API leaves a line in the audit."""
         return api_key in self._admin
 
     def authorizes(self, api_key: int, version: int) -> bool:
-        """Whether requests of that API and version are decided at all: False if every client may send every one."""
+        """Return whether requests of that API and version need a decision: False if every client may send all."""
         if api_key in self._admin:
             return True
         if not self.is_active or self.is_always(api_key):
@@ -421,7 +421,7 @@ class Policy:
         return other is not None and not self._allows_all(other, _newest(other))
 
     def _allows_all(self, api_key: int, version: int, *, of_brokers: bool = False) -> bool:
-        """Whether it certainly allows every client every request."""
+        """Return whether the policy certainly allows every client every request of a version."""
         rules, default = self._about(self.rules, api_key, version, of_brokers=of_brokers)
         for rule in rules:
             if not rule.allows:
@@ -433,7 +433,7 @@ class Policy:
     def _about(
         self, rules: Iterable[_Compiled], api_key: int, version: int, *, of_brokers: bool
     ) -> tuple[list[_Compiled], Verdict]:
-        """(the rules about requests of a version, the verdict where none decides)"""
+        """Return (the rules about requests of a version, the verdict if none of them matches)."""
         of_brokers = of_brokers or _is_sent_by_brokers(api_key, version)
         if self.is_always(api_key):
             return [], ALWAYS_ALLOWED
@@ -448,7 +448,7 @@ class Policy:
         return about, CLUSTER_ACTION_DENIED if acts else self.default
 
     def compiled(self, rules: Iterable[_Compiled], api_key: int, version: int, *, of_brokers: bool) -> ApiRules:
-        """Of these rules those for an API and version. of_brokers: for its requests that only brokers send."""
+        """Return the rules for an API and version, out of `rules`. of_brokers: for requests that only brokers send."""
         about, default = self._about(rules, api_key, version, of_brokers=of_brokers)
         of_cluster = of_brokers or is_of_cluster(api_key, version)
         unnamed = WITHOUT_NAMES.get(api_name(api_key))
@@ -456,7 +456,7 @@ class Policy:
         return ApiRules(about, default, kinds, self.matching, is_of_cluster=of_cluster)
 
     def hides_in(self, api_key: int) -> bool:
-        """Whether answers of that API can mention what some client may not see."""
+        """Return whether answers of that API can mention names that some client may not see."""
         return self.filters_lists and api_name(api_key) in MENTIONED and self._tells_names_apart
 
     @cached_property
@@ -464,7 +464,7 @@ class Policy:
         return any(rule.named for rule in self.rules)
 
     def identity(self, principal: str, address: str) -> Callable[[str | None], Clearance]:
-        """What a client of that principal and address may do, by the client id of each of its requests."""
+        """Return a function from the client id of a request to the clearance, for a principal and an address."""
         mine = tuple(rule for rule in self.rules if rule.is_for(principal, address))
         if not any(rule.client_ids is not None for rule in mine):
             clearance = self._clearance(mine)
@@ -500,7 +500,7 @@ def _has_version(rule: _Compiled, version: int) -> bool:
 
 @cache
 def _readable() -> frozenset[int]:
-    """The keys that a read-only listener passes."""
+    """Return the API keys that a read-only listener passes."""
     return frozenset().union(*map(group_keys, READ_ONLY))
 
 
@@ -515,13 +515,13 @@ def _newest(api_key: int) -> int:
 
 
 def _is_sent_by_brokers(api_key: int, version: int) -> bool:
-    """Whether it is for brokers alone though its API is not: then its group does not say so either."""
+    """Return whether only brokers send that version, though its API is not in the group `broker`."""
     return is_cluster_action(api_key, version) and api_key not in group_keys("broker")
 
 
 @lru_cache(4096)  # clients invent versions
 def _kinds(api_key: int, version: int) -> frozenset[str]:
-    """What requests can name; of a version that the schema lacks, what some version of that API can."""
+    """Return the kinds that requests can name; for a version outside the schema, the kinds of all versions."""
     api = schema().apis.get(api_key)
     if api is None:
         return frozenset()

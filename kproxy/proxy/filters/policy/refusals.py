@@ -1,12 +1,12 @@
-"""The answer to a refused request: the errors that a broker with an authorizer gives, as API and version lay them out.
+"""The answer to a refused request: the errors of a broker with an authorizer, in the layout of API and version.
 
-Built from the schema: ITEMS says which array of an answer has an element for each element of which array of the
-request, and error codes go where the layout has them, at the lowest level that belongs to what was denied. What is
-denied gets the error of its kind. Everything else in the request was not done either, since a request is refused whole;
-it gets an error that clients retry, where they do, or one that says so. An answer is made in slices, since it repeats
-everything that its request names.
+Built from the schema: ITEMS maps arrays of an answer to arrays of the request with corresponding elements. Error codes
+are set in the fields of the layout, at the lowest level that corresponds to a denied name. A denied name gets the error
+of its kind. A request is refused as a whole, so all its other elements get an error, too: one that clients retry, if
+clients do so for this API, or OPERATION_NOT_ATTEMPTED. An answer is built in slices, since it repeats all names of its
+request.
 
-`refusal` returns None where the layout has no place for an error; the connection is then closed. Refuses to know rules.
+`refusal` returns None if the layout has no field for an error; the connection is then closed. Does not evaluate rules.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,14 +19,14 @@ from kproxy.proxy.filters.policy.resources import CLUSTER, GROUP, TOPIC, TRANSAC
 
 CODES = {TOPIC: 29, GROUP: 30, CLUSTER: 31, TRANSACTIONAL_ID: 53}  # *_AUTHORIZATION_FAILED
 _SLICE_FREED = 1024
-_SLICE_STRUCTS = 64  # of an answer, between two yields: some tenths of a millisecond
-_ORDER = (TRANSACTIONAL_ID, GROUP, CLUSTER, TOPIC)  # which of several errors a whole answer gets
+_SLICE_STRUCTS = 64  # structs built between two yields: some tenths of a millisecond
+_ORDER = (TRANSACTIONAL_ID, GROUP, CLUSTER, TOPIC)  # precedence of errors for a whole answer
 
-# What was denied: (kind, name or topic id) -> the error code. An empty name stands for the request itself.
+# Denied names: (kind, name or topic id) -> the error code. An empty name stands for the request itself.
 Denied = dict[tuple[str, str | UUID], int]
 
-# By API: array of the answer -> array of the request that it has an element for each of. Those of other versions are
-# left out by the schema. A path whose array lies in another that the answer does not repeat is joined by dots.
+# By API: array of the answer -> array of the request with corresponding elements. Arrays of other versions are absent
+# from the schema of a version. A nested array whose parent the answer does not repeat is a path joined by dots.
 ITEMS: dict[str, dict[str, str]] = {
     "Produce": {"responses": "topicData", "responses.partitionResponses": "partitionData"},
     "Fetch": {"responses": "topics", "responses.partitions": "partitions"},
@@ -101,13 +101,13 @@ ITEMS: dict[str, dict[str, str]] = {
     "DeleteShareGroupOffsets": {"responses": "topics"},
 }
 
-# Answers whose errors stand in an array that no array of the request corresponds to: it gets one element.
+# Answers with errors in an array without a corresponding array in the request: it gets one element.
 _ONE = {"DescribeLogDirs": "results"}
 
-# What is in a refused request and was not denied. Clients ask again where the error says that they may: for a leader
-# (NOT_LEADER_OR_FOLLOWER), metadata (LEADER_NOT_AVAILABLE) or a coordinator (COORDINATOR_NOT_AVAILABLE). Where clients
-# take any other error for a broken broker, it shares the error of what was denied (None). Administrators' requests,
-# and transactions, know OPERATION_NOT_ATTEMPTED.
+# Errors of elements that were not denied in a refused request. Clients retry after some errors: they look up the leader
+# (NOT_LEADER_OR_FOLLOWER), metadata (LEADER_NOT_AVAILABLE) or the coordinator (COORDINATOR_NOT_AVAILABLE). If clients
+# treat any other error as a broken broker, these elements share the error of the denied ones (None). Administrative
+# requests, and transactions, have OPERATION_NOT_ATTEMPTED.
 _NOT_ATTEMPTED = 55
 _INNOCENT: dict[str, int | None] = {
     **dict.fromkeys(("Produce", "Fetch", "ListOffsets", "OffsetForLeaderEpoch", "ShareFetch", "ShareAcknowledge"), 6),
@@ -116,7 +116,7 @@ _INNOCENT: dict[str, int | None] = {
     **dict.fromkeys(("OffsetCommit", "OffsetFetch", "TxnOffsetCommit"), None),
 }
 
-# Names that the same thing has in requests and answers.
+# Field names with the same meaning in requests and answers.
 _SAME = (
     ("name", "topic", "topicName", "user", "feature"),
     ("topicId",),
@@ -134,7 +134,7 @@ _SAME = (
 )
 _OF_NAME = {name: names for names in _SAME for name in names}
 
-# What brokers write where an error leaves nothing to say and the schema has no default, or one that means something.
+# Brokers' values of other fields beside an error, if the schema has no default, or a default with a meaning.
 _NOTHING = {
     "baseOffset": -1,
     "committedOffset": -1,
@@ -151,9 +151,9 @@ _NOTHING = {
 def refusal(
     api_key: int, version: int, correlation_id: int, request: dict[str, Any], denied: Denied, text: str
 ) -> Slices[tuple[bytes, tuple[int, ...]] | None]:
-    """(the answer, its 4-byte size included, and all error codes in it), in slices; None if it cannot carry an error.
+    """Return (answer with its 4-byte size, all error codes in it), in slices; None if it cannot carry an error.
 
-    request: the decoded body. text: what the error messages of the answer say, where it has some.
+    request: the decoded body. text: for the error messages of the answer, if it has any.
     """
     answer = _Refusal(api_key, version, denied, text)
     body = yield from answer.body(request)
@@ -165,7 +165,7 @@ def refusal(
 
 
 def freed_in_slices(value: Any) -> Slices[None]:
-    """Empty lists, dicts and what is in them: to free a hundred thousand objects at once takes some 50 ms."""
+    """Empty nested lists and dicts in slices: freeing a hundred thousand objects at once takes some 50 ms."""
     stack = [value]
     count = 0
     while stack:
@@ -181,13 +181,13 @@ def freed_in_slices(value: Any) -> Slices[None]:
 
 
 class _Struct:
-    """What is known of the structs at a path of an answer, whatever the request."""
+    """The properties of the structs at a path of an answer that do not depend on the request."""
 
     __slots__ = ("arrays", "code", "constants", "message", "repeated")
 
     def __init__(self, fields: Iterable[Field], path: str, items: Mapping[str, str], version: int) -> None:
         self.code: str | None = None  # the field of its error code
-        self.message: str | None = None  # that of its error message
+        self.message: str | None = None  # the field of its error message
         self.arrays: list[tuple[str, tuple[Field, ...], str, str | None]] = []  # name, fields, path, source
         self.repeated: list[tuple[str, tuple[str, ...], bool, bool]] = []  # name, names of it, nullable, the first
         self.constants: dict[str, Any] = {}
@@ -218,7 +218,7 @@ class _Refusal:
         self.items = ITEMS.get(self.api, {})
         self.structs: dict[str, _Struct] = {}  # by path
         self.made = 0
-        self.left = denied.copy()  # what no element of the answer has carried
+        self.left = denied.copy()  # denied names whose error is in no element of the answer yet
         self.errors: list[int] = []
         codes = set(denied.values())
         self.whole = _whole(denied)
@@ -228,7 +228,7 @@ class _Refusal:
     def body(self, request: dict[str, Any]) -> Slices[dict[str, Any] | None]:
         context = {"keyType": request.get("keyType", 0)}
         body = yield from self._struct(self.fields, "", request, None, context)
-        if self.left:  # what no element carries is the error of all that is in the answer
+        if self.left:  # an error without an element becomes the error of the whole answer
             self.errors.clear()
             yield from freed_in_slices(body)
             body = yield from self._struct(self.fields, "", request, _whole(self.left), context)
@@ -253,7 +253,7 @@ class _Refusal:
     def _struct(
         self, fields: tuple[Field, ...], path: str, request: Any, whole: int | None, context: dict[str, Any]
     ) -> Slices[dict[str, Any]]:
-        """The struct of the answer that belongs to that part of the request. whole: the error of all that is in it."""
+        """Return the struct of the answer for a part of the request. whole: the error of all elements in it."""
         self.made += 1
         if self.made % _SLICE_STRUCTS == 0:
             yield
@@ -293,12 +293,12 @@ class _Refusal:
             out[known.message] = self.text
 
     def _own(self, request: Any, context: dict[str, Any]) -> list[tuple[str, str | UUID]]:
-        """What an element of the request itself names, as far as it was denied."""
+        """Return the denied names of an element of the request itself."""
         return [what for what in _named(self.api, request, context) if what in self.denied]
 
 
 def _named(api: str, item: Any, context: dict[str, Any]) -> Iterator[tuple[str, str | UUID]]:
-    """What an element of a request's array names."""
+    """Yield the names of an element of a request's array."""
     if api == "FindCoordinator":
         if isinstance(item, str):
             yield key_names(context["keyType"], item)
@@ -323,7 +323,7 @@ _ABSENT: Any = object()
 
 
 def _source(request: Any, source: str | None) -> list[Any]:
-    """The elements of the request's arrays; "a|b": those of both, "a.b": of the arrays b in the elements of a."""
+    """Return the elements of the request's arrays; "a|b": of both arrays; "a.b": of the arrays b in elements of a."""
     if source is None or not isinstance(request, dict):
         return []
     items: list[Any] = []
@@ -335,6 +335,6 @@ def _source(request: Any, source: str | None) -> list[Any]:
 
 
 def _whole(denied: Denied) -> int:
-    """The error of a whole request."""
+    """Return the error of a whole request."""
     by_kind = {kind: code for (kind, _), code in reversed(denied.items())} if denied else {}
     return next((by_kind[kind] for kind in _ORDER if kind in by_kind), CODES[CLUSTER])

@@ -1,13 +1,12 @@
-"""Which topics, groups and transactional ids a request names, read by plans that are compiled from the schema.
+"""Topics, groups and transactional ids in a request, read by plans that are compiled from the schema.
 
-Duty: NAMED says which fields of which request name what; `reader` compiles, for one API and version, the code that
-reads these fields and steps over all else, record payloads included. What is decided is read as a broker reads it:
-Kafka's generated classes read known tagged fields by their content and ignore their sizes, let the last of several win,
-and replace text that is not UTF-8. Requests in which any of that makes a difference are Malformed. Those with more than
-MAX_ELEMENTS elements in their arrays and tagged fields are TooManyElements, which bounds the memory that one takes;
-those with more than FEW_ELEMENTS are read in slices, which bounds the time of a call. Bytes behind the end are stepped
-over: no broker reads them, and librdkafka sends some behind the Metadata v13 that asks for all topics. Refuses to know
-rules.
+Duty: NAMED lists the fields of each request that name resources; `reader` compiles, for one API and version, the code
+that reads these fields and skips all others, including record payloads. A request must be read as a broker reads it.
+Kafka's generated classes read known tagged fields by their content and ignore their sizes, use the last of several
+equal tags, and replace text that is not UTF-8. A request is Malformed if any of these makes a difference. A request
+with more than MAX_ELEMENTS elements in arrays and tagged fields is TooManyElements, which bounds its memory. A request
+with more than FEW_ELEMENTS is read in slices, which bounds the time of a call. Bytes after the end are skipped: no
+broker reads them, and librdkafka sends some after a Metadata v13 for all topics. Does not evaluate rules.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from kproxy.protocol.plans import Length
 from kproxy.protocol.schema import Api, Field, Message, schema
 
 TOPIC, GROUP, TRANSACTIONAL_ID = "topic", "group", "transactional_id"
-CLUSTER = "cluster"  # what is none of them: brokers, access rules, quotas, users
+CLUSTER = "cluster"  # all other resources: brokers, access rules, quotas, users
 KINDS = (TOPIC, GROUP, TRANSACTIONAL_ID)
 
 MAX_ELEMENTS = 64 * 1024
@@ -30,12 +29,12 @@ _SLICE_NOTED = 1024
 
 _ID = "topic_id"  # names a topic too
 
-# What consumers and debugging tools say of themselves in place of a broker's id. A broker takes any other id for that
-# of a replica: it moves the high watermark by what a Fetch asks for, and shows what is not replicated yet.
+# Replica ids of consumers and debugging tools. A broker takes any other id for a replica's: it moves the high watermark
+# by the offsets of a Fetch, and returns records that are not replicated yet.
 CLIENT_REPLICA_IDS = (-1, -2)
 
-# By API: the fields that name something, each with what it names. "[]": each element of an array. APIs that are not
-# here name nothing that rules distinguish.
+# By API: the fields that name resources, with their kinds. "[]": each element of an array. Requests of other APIs name
+# no resources that rules distinguish.
 NAMED: dict[str, dict[str, str]] = {
     "Produce": {"transactionalId": TRANSACTIONAL_ID, "topicData.name": TOPIC, "topicData.topicId": _ID},
     "Fetch": {
@@ -116,7 +115,7 @@ NAMED: dict[str, dict[str, str]] = {
     "DescribeShareGroupOffsets": {"groups.groupId": GROUP, "groups.topics.topicName": TOPIC},
     "AlterShareGroupOffsets": {"groupId": GROUP, "topics.topicName": TOPIC},
     "DeleteShareGroupOffsets": {"groupId": GROUP, "topics.topicName": TOPIC},
-    # What brokers send each other. A broker without an authorizer takes it from every client.
+    # Requests between brokers. A broker without an authorizer accepts them from every client.
     "WriteTxnMarkers": {"markers.topics.name": TOPIC},
     "LeaderAndIsr": {
         "ungroupedPartitionStates.topicName": TOPIC,
@@ -147,8 +146,8 @@ NAMED: dict[str, dict[str, str]] = {
     "ReadShareGroupStateSummary": {"groupId": GROUP, "topics.topicId": _ID},
 }
 
-# By API: another one that does the same, and the fields that name the topics of which it does. Brokers create topics
-# for the first two, if they do not exist, and the third's answer has their settings.
+# By API: another API with the same effect, and the fields that name the topics of this effect. Brokers create missing
+# topics for the first two, and the third's answer has the settings of topics.
 ALSO: dict[str, tuple[str, tuple[str, ...]]] = {
     "Metadata": ("CreateTopics", ("topics.name",)),
     "StreamsGroupHeartbeat": (
@@ -161,7 +160,7 @@ ALSO: dict[str, tuple[str, tuple[str, ...]]] = {
     "CreateTopics": ("DescribeConfigs", ("topics.name",)),
 }
 
-# Arrays whose null means all of a kind, and those whose emptiness does, with the versions in which it does.
+# Arrays whose null means all resources of a kind; arrays that mean so if they are empty, with the versions.
 NULL_IS_ALL = {
     "Metadata": ("topics",),
     "OffsetFetch": ("topics", "groups.topics"),
@@ -172,10 +171,10 @@ NULL_IS_ALL = {
 }
 EMPTY_IS_ALL = {"Metadata": range(1), "DescribeTopicPartitions": range(1 << 15)}
 
-# Requests that ask for all of a kind by naming nothing.
+# Requests for all resources of a kind, without fields that name them.
 ALL_OF = {"ListGroups": GROUP, "ListTransactions": TRANSACTIONAL_ID}
 
-# By API: the kind that a request which names nothing is about: a producer id without a transaction is for any topic.
+# By API: the kind of a request without names: a producer id without a transaction is for any topic.
 WITHOUT_NAMES = {"InitProducerId": TOPIC}
 
 _KEY_TYPES = {0: GROUP, 1: TRANSACTIONAL_ID}
@@ -185,7 +184,7 @@ _ACL_TYPES = {2: TOPIC, 3: GROUP, 5: TRANSACTIONAL_ID}  # ResourceType
 
 
 class Names:
-    """What one request names; plans fill it in."""
+    """The names in one request; plans fill it in."""
 
     __slots__ = (
         *("all_of", "also", "cluster", "elements", "expression", "from_broker", "group", "topic", "topic_id"),
@@ -197,12 +196,12 @@ class Names:
         self.topic_id: list[UUID] = []
         self.group: list[str] = []
         self.transactional_id: list[str] = []
-        self.all_of: str | None = None  # a kind of which the request means all
-        self.expression: str | None = None  # a broker looks for topics that fit: it may be any of them
-        self.cluster = False  # it names something that is none of the kinds, like a broker's settings
-        self.from_broker = False  # it says what only brokers say, like a replica id
-        self.also: list[str] = []  # topics that it names in place of another API: see ALSO
-        self.elements = 0  # of all arrays and tagged fields
+        self.all_of: str | None = None  # the kind, if the request means all resources of a kind
+        self.expression: str | None = None  # a regular expression of topics: it may match any topic
+        self.cluster = False  # whether it names a resource of no kind, like a broker's settings
+        self.from_broker = False  # whether it has values that only brokers set, like a replica id
+        self.also: list[str] = []  # topics with the effect of another API: see ALSO
+        self.elements = 0  # number of elements in all arrays and tagged fields
 
     def is_empty(self) -> bool:
         return not (
@@ -222,7 +221,7 @@ class TooManyElements(Malformed):
 
 @cache
 def kinds_of(api_key: int, version: int) -> frozenset[str]:
-    """The kinds that requests of that version can name."""
+    """Return the kinds that requests of that version can name."""
     api = schema().apis.get(api_key)
     if api is None or version not in api.request.versions:
         return frozenset()
@@ -237,7 +236,7 @@ def kinds_of(api_key: int, version: int) -> frozenset[str]:
 
 @cache
 def names_by_id(api_key: int, version: int) -> bool:
-    """Whether requests of that version can name topics by their ids."""
+    """Return whether requests of that version can identify topics by id."""
     api = schema().apis.get(api_key)
     if api is None or version not in api.request.versions:
         return False
@@ -245,19 +244,19 @@ def names_by_id(api_key: int, version: int) -> bool:
 
 
 def names_resources(api_key: int) -> bool:
-    """Whether requests name what they are about with its type: settings of topics, of groups, or of brokers."""
+    """Return whether requests name resources with a type: settings of topics, of groups, or of brokers."""
     return "resource" in NAMED.get(schema().apis[api_key].name, {}).values()
 
 
 @cache
 def reader(api_key: int, version: int) -> Reader:
-    """Compile read(frame, start, end) -> Names; `start` is behind the correlation id. The read raises Malformed."""
+    """Compile read(frame, start, end) -> Names; `start` is after the correlation id. The read raises Malformed."""
     return _names_plan(api_key, version).reader()
 
 
 @cache
 def quick_reader(api_key: int, version: int) -> QuickReader:
-    """As `reader`, for requests of at most FEW_ELEMENTS; of others the read returns None."""
+    """Compile a read as in `reader`, which returns None for requests with more than FEW_ELEMENTS."""
     plan = _names_plan(api_key, version)
     plan.is_quick = True
     return plan.reader()
@@ -265,7 +264,7 @@ def quick_reader(api_key: int, version: int) -> QuickReader:
 
 @cache
 def sliced_reader(api_key: int, version: int) -> SlicedReader:
-    """As `reader`; the read is a generator."""
+    """Compile a read as in `reader`, which is a generator."""
     plan = _names_plan(api_key, version)
     plan.sliced = True
     return plan.reader()
@@ -276,7 +275,7 @@ def _names_plan(api_key: int, version: int) -> "_NamesPlan":
 
 
 def can_be_from_broker(api_key: int, version: int) -> bool:
-    """Whether requests of that version can say what only brokers say; those of an unknown version may."""
+    """Return whether requests can have values that only brokers set; an unknown version counts as the newest."""
     api = schema().apis[api_key]
     return bool(_said_by_brokers(api, version if version in api.request.versions else api.request.versions[-1]))
 
@@ -285,7 +284,7 @@ def can_be_from_broker(api_key: int, version: int) -> bool:
 def peek(api_key: int, version: int) -> Peek:
     """Compile peek(frame, start, end) -> Names.from_broker; nothing else is read.
 
-    The peek raises Malformed, but not for what lies behind the field that it looks for.
+    The peek raises Malformed, except for errors after the fields that it reads.
     """
     api = schema().apis[api_key]
     return _PeekPlan(api.request, api.name, version, _said_by_brokers(api, version)).peek()
@@ -413,7 +412,7 @@ class _PeekPlan(_NamesPlan):
         self.line("all_of = None")
         self.line("from_broker = False")
         fields = self.message.fields
-        # Fields of every request stand in its beginning: what is behind them need not be walked.
+        # All are top-level fields: the walk can end after the last of them.
         if all("." not in path for path in self.named):
             places = [at for at, field in enumerate(fields) if field.name in self.named]
             fields = fields[: max(places) + 1]
@@ -431,12 +430,12 @@ class _PeekPlan(_NamesPlan):
 
 
 def _note_keys(names: Names, key_type: int, keys: list[str]) -> Iterator[None]:
-    """The keys of a FindCoordinator, in slices: groups, or transactional ids."""
+    """Add the keys of a FindCoordinator, in slices: groups, or transactional ids."""
     kind = _KEY_TYPES.get(key_type)
     if kind is not None:
         getattr(names, kind).extend(keys)
     elif key_type == _SHARE_KEY:
-        names.from_broker = True  # coordinators of share groups are looked for by brokers
+        names.from_broker = True  # only brokers look up coordinators of share groups' state
         for number, key in enumerate(keys, 1):
             names.group.append(key.partition(":")[0])
             if number % _SLICE_NOTED == 0:
@@ -446,7 +445,7 @@ def _note_keys(names: Names, key_type: int, keys: list[str]) -> Iterator[None]:
 
 
 def _note_resources(names: Names, resources: list[tuple[int, str]]) -> Iterator[None]:
-    """The resources of DescribeConfigs and its like, in slices: topics, groups, and others, which are the cluster's."""
+    """Add the resources of DescribeConfigs and similar APIs, in slices: topics, groups, all others as the cluster."""
     for number, (resource_type, name) in enumerate(resources, 1):
         if number % _SLICE_NOTED == 0:
             yield
@@ -458,17 +457,17 @@ def _note_resources(names: Names, resources: list[tuple[int, str]]) -> Iterator[
 
 
 def resource_kind(resource_type: int) -> str:
-    """The kind of a resource of DescribeConfigs and its like."""
+    """Return the kind of a resource of DescribeConfigs and similar APIs."""
     return _RESOURCE_TYPES.get(resource_type, CLUSTER)
 
 
 def acl_kind(resource_type: int) -> str:
-    """The kind of a resource of access rules."""
+    """Return the kind of a resource of access rules."""
     return _ACL_TYPES.get(resource_type, CLUSTER)
 
 
 def key_names(key_type: int, key: str) -> tuple[str, str]:
-    """(kind, name) of a key of FindCoordinator."""
+    """Return (kind, name) of a key of FindCoordinator."""
     if key_type == _SHARE_KEY:
         return GROUP, key.partition(":")[0]
     return _KEY_TYPES.get(key_type, CLUSTER), key

@@ -1,12 +1,12 @@
-"""The rights that Kafka's own brokers ask for: by API, the operation and the resource, and the fields that name it.
+"""The rights that Kafka's brokers require: operation, resource, and the fields that name it, by API.
 
 Facts, made from KafkaApis, ControllerApis, AclApis, ConfigHelper and DescribeTopicPartitionsRequestHandler of Kafka 4.1
 with StandardAuthorizer: in `tests/broker`, test_rights.py compares them with these classes, and test_authorizer.py asks
 such a broker. APIs that Kafka 4 lacks: KafkaApis of 2.0 and 3.9; those of Kafka 4.4: KIP-1312 and KIP-1331. Kafka's
 documentation has most of it under "Operations and resources on protocols".
 
-The policy follows it: rules with names never allow what is a right on the cluster, and ClusterAction is allowed by
-rules for brokers alone. docs/reference/rights.md shows both. Refuses to know rules and bytes.
+The policy follows this table: rules with names never allow a request that needs a right on the cluster, and only rules
+for brokers allow ClusterAction. docs/reference/rights.md shows both.
 """
 
 from functools import lru_cache
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kproxy.protocol.schema import api_name
 from kproxy.proxy.filters.policy.resources import CLUSTER, GROUP, KINDS, TOPIC, TRANSACTIONAL_ID
 
-USER, TOKEN = "user", "delegation_token"  # resources of Kafka that rules do not distinguish: the cluster's
+USER, TOKEN = "user", "delegation_token"  # resources of Kafka that rules treat as the cluster
 
 CLUSTER_ACTION = "ClusterAction"
 
@@ -23,11 +23,11 @@ ALL_VERSIONS = range(1 << 15)
 
 
 class Right(NamedTuple):
-    """One right; a request needs all rights of its API. What a request leaves out needs none."""
+    """One right; a request needs all rights of its API, except for fields that it leaves out."""
 
     operation: str  # AclOperation, as Kafka's documentation writes it
     resource: str  # its type
-    fields: tuple[str, ...] = ()  # that name the resource, or whose value makes it necessary
+    fields: tuple[str, ...] = ()  # fields that name the resource, or whose value requires the right
     when: str = ""  # a condition in words
     versions: range = ALL_VERSIONS
     or_cluster: str = ""  # an operation on the cluster that is as good
@@ -53,7 +53,7 @@ _RESOURCE = ("resources.resourceName",)
 
 
 def _settings(operation: str) -> tuple[Right, ...]:
-    """Of what a ConfigResource is."""
+    """Return the rights of an operation on a ConfigResource, by its type."""
     return (
         Right(operation, TOPIC, _RESOURCE, "resourceType is 2"),
         Right(operation, GROUP, _RESOURCE, "resourceType is 32"),
@@ -115,7 +115,7 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
         _topics("Write", when="transactionalId is null: of any topic", or_cluster="IdempotentWrite"),
     ),
     "OffsetForLeaderEpoch": (
-        # Versions 0 and 1, which no consumer sends: brokers before Kafka 2.1 ask for nothing else.
+        # Consumers do not send versions 0 and 1: brokers before Kafka 2.1 require only this right.
         Right(CLUSTER_ACTION, CLUSTER, versions=range(2)),
         Right("Describe", TOPIC, ("topics.topic",), versions=range(2, 1 << 15), or_cluster=CLUSTER_ACTION),
     ),
@@ -144,7 +144,7 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
     "CreateDelegationToken": (
         Right("CreateTokens", USER, ("ownerPrincipalType", "ownerPrincipalName"), "it is not who asks"),
     ),
-    # Owners and renewers of a token need no right; others have none.
+    # Owners and renewers of a token need no right; no right lets other users do so.
     "RenewDelegationToken": (),
     "ExpireDelegationToken": (),
     "DescribeDelegationToken": (
@@ -235,18 +235,18 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
 
 @lru_cache(4096)  # clients invent versions
 def rights_of(api_key: int, version: int) -> tuple[Right, ...]:
-    """The rights of a version; none for a key that the schema lacks."""
+    """Return the rights of a version; none for a key that the schema lacks."""
     return tuple(right for right in RIGHTS.get(api_name(api_key), ()) if version in right.versions)
 
 
 @lru_cache(4096)  # clients invent versions
 def is_of_cluster(api_key: int, version: int) -> bool:
-    """Whether a broker asks for rights on the cluster and nothing else, whatever a request names."""
+    """Return whether a broker requires only rights on the cluster, whatever a request names."""
     rights = rights_of(api_key, version)
     return bool(rights) and all(right.resource not in KINDS for right in rights)
 
 
 @lru_cache(4096)  # clients invent versions
 def is_cluster_action(api_key: int, version: int) -> bool:
-    """Whether only brokers and controllers may send it."""
+    """Return whether only brokers and controllers may send requests of that version."""
     return any(right.operation == CLUSTER_ACTION and not right.fields for right in rights_of(api_key, version))

@@ -1,13 +1,13 @@
 """Sessions of ShareFetch (KIP-932), for clients that may not read every topic.
 
-A ShareFetch that goes on with a session names only what changes: the broker remembers the rest, by group and member,
-whoever named it. Acknowledgements need a session, so clients cannot do without. So a client that may not read every
-topic may go on with sessions that it began on the same connection, where each topic was judged; of any other it learns
-that the broker has no such session, and begins one, as after a broker's restart. Who knows a member's id can begin its
-session anew on another connection, through another kproxy or none: so of each answer the topics are left out that the
-client may not read (`policy_authorizer`).
+An incremental ShareFetch names only changed topics: the broker remembers the others by group and member, whoever named
+them. Acknowledgements need a session, so clients cannot do without one. A client that may not read every topic may
+continue sessions that it began on the same connection, where each topic was judged. For any other session it gets the
+error that the broker has no such session, and begins one, as after a broker's restart. A client that knows a member's
+id can begin that member's session anew on another connection, through another kproxy or directly. So the authorizer
+removes topics that the client may not read from each answer.
 
-Bounded: MOST sessions of a connection, the oldest is forgotten. Pure. Refuses to know rules.
+Bounded: MOST sessions of a connection, the oldest is dropped. Pure. Does not evaluate rules.
 """
 
 from functools import cache, partial
@@ -17,21 +17,21 @@ from kproxy.protocol.apis import SHARE_FETCH, SHARE_SESSION_NOT_FOUND
 from kproxy.protocol.codec import Slices, encode_response, locate_in_slices
 
 MOST = 64
-_BODY = 12  # behind the size, key, version and correlation id
+_BODY = 12  # after the size, key, version and correlation id
 _digest = partial(blake2b, digest_size=16)
 _FIELDS = ("groupId", "memberId", "shareSessionEpoch")
 
 
 class ShareSessions:
-    """Those of one connection."""
+    """The share sessions of one connection."""
 
     def __init__(self) -> None:
         self._begun: dict[bytes, None] = {}  # digests: a group and a member may have 32 KiB each
 
     def goes_on(self, api_key: int, version: int, frame: memoryview) -> Slices[bool]:
-        """Note a request, with its 4-byte size, in slices. False: it goes on with a session that was not begun here.
+        """Record a request, with its 4-byte size, in slices. Raises Malformed.
 
-        Raises Malformed.
+        Returns False if it continues a session that did not begin on this connection.
         """
         found: list[bytes] = []
         spans_of = locate_in_slices(api_key, version, "request", _FIELDS)
@@ -52,7 +52,7 @@ class ShareSessions:
 
 
 def no_session(api_key: int, version: int, correlation_id: int) -> tuple[bytes, tuple[int, ...]]:
-    """(the answer, with its 4-byte size, after which clients begin a session; the error in it)"""
+    """Return (answer with its 4-byte size, error codes in it); after it clients begin a session."""
     header, body = _no_session(api_key, version)
     return header + correlation_id.to_bytes(4, "big", signed=True) + body, (SHARE_SESSION_NOT_FOUND,)
 

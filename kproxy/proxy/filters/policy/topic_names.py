@@ -1,6 +1,6 @@
-"""Which topics the ids mean that requests name instead (KIP-516), learnt from the answers that pass.
+"""Names of topics by their ids (KIP-516), learned from answers.
 
-Bounds: MAX_NAMES, the oldest go first; MAX_UNKNOWN ids that somebody asked about. Refuses to know who asks, and rules.
+Bounds: MAX_NAMES, the oldest are dropped first; MAX_UNKNOWN ids that were looked up in vain.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ class TopicNames:
         self._missing = missing
 
     def get(self, topic_id: UUID) -> str | None:
-        """The name of a topic; None: no answer has named it yet, and somebody should ask."""
+        """Return the name of a topic; None, and a call of `missing`, if no answer has named it yet."""
         name = self.names.get(topic_id)
         if name is None:
             if len(self._unknown) < MAX_UNKNOWN:
@@ -28,7 +28,7 @@ class TopicNames:
         return name
 
     def learn(self, names: Mapping[UUID, str]) -> None:
-        """Ids are never used again, so what is learnt stays true."""
+        """Record names; they stay valid, since Kafka never reuses a topic id."""
         self.names.update(names)
         if self._unknown:
             for topic_id in names:
@@ -37,7 +37,7 @@ class TopicNames:
             del self.names[next(iter(self.names))]
 
     def unknown(self) -> list[UUID]:
-        """The ids that were looked up in vain since the last call."""
+        """Return the ids that were looked up in vain since the last call."""
         unknown = list(self._unknown)
         self._unknown.clear()
         return unknown
