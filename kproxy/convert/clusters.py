@@ -1,7 +1,7 @@
-"""The clusters of captures' connections, from what answers in them tell to the files of tables: `capture.clusters`.
+"""The clusters of captures' connections, from responses in the captures to the files of tables: `capture.clusters`.
 
-Duty: read the answers that brokers give about themselves, and write the clusters into the tables. Memory: MAX_ADDRESSES
-answers; a number and a name for each connection. Refuses to know how captures are read, and where files go.
+Duty: reads the responses that name brokers and the cluster id, and writes the clusters into the tables. Memory:
+MAX_ADDRESSES responses; a number and a name for each connection. Does not read captures.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ _READ = ["source", "api_key", "api_version", "broker_address", "broker_port", "r
 
 
 def heard(runs: Sequence[Path]) -> Clusters:
-    """What the exchanges of all captures tell. runs: sorted runs of SPOKEN."""
+    """Return the clusters that the exchanges of all captures show. runs: sorted runs of SPOKEN."""
     clusters = Clusters()
     for told in answers(writer.merged(SPOKEN, list(runs))):
         clusters.learn(*told)
@@ -34,13 +34,13 @@ def heard(runs: Sequence[Path]) -> Clusters:
 
 
 def answers(parts: Iterable[pa.Table]) -> Iterator[tuple[Address, dict[Address, int], str | None]]:
-    """(who answered, node ids of brokers by address, the cluster's id) of rows of SPOKEN, each answer once."""
-    alike: set[tuple[str, str, int, int]] = set()  # answers that were read: most say what another one has said
+    """Yield (address of the responding broker, node ids by address, cluster id) of rows of SPOKEN, without repeats."""
+    alike: set[tuple[str, str, int, int]] = set()  # hashes of decoded responses: most repeat an earlier one
     for part in parts:
         said_so = pc.is_in(part["api_key"], value_set=listed(part["api_key"].type, [METADATA, DESCRIBE_CLUSTER]))
         for said in part.select(_READ).filter(said_so).to_pylist():
             at = said["source"], said["broker_address"], said["broker_port"]
-            alike_as = (*at, hash((said["response"] or b"")[8:]))  # behind the size and the correlation id
+            alike_as = (*at, hash((said["response"] or b"")[8:]))  # after the size and the correlation id
             if alike_as in alike:
                 continue
             if len(alike) < MAX_ADDRESSES:
@@ -51,7 +51,7 @@ def answers(parts: Iterable[pa.Table]) -> Iterator[tuple[Address, dict[Address, 
 
 
 def _answer(said: Mapping[str, Any]) -> tuple[dict[Address, int], str | None] | None:
-    """(node ids of brokers by address, the cluster's id) that an answer has."""
+    """Return (node ids of brokers by address, cluster id) of a response; None if it does not decode."""
     if said["response"] is None:
         return None
     try:
@@ -65,13 +65,13 @@ def _answer(said: Mapping[str, Any]) -> tuple[dict[Address, int], str | None] | 
 
 
 def of_file(source: str, of_addresses: Mapping[Address, str], connections: Path, exchanges: Path | None) -> Labels:
-    """The same, of files of the tables `connections` and `exchanges`."""
+    """Return `of_connections`, from files of the tables `connections` and `exchanges`."""
     rows = pq.read_table(connections, columns=CONNECTED).to_pylist()
     return of_connections(source, of_addresses, rows, _clients(exchanges) if exchanges is not None else ())
 
 
 def _clients(exchanges: Path) -> Iterator[tuple[int, str]]:
-    """(connection, client id) of each pair."""
+    """Yield the distinct pairs (connection, client id) of a file."""
     pairs: dict[tuple[int, str], None] = {}
     with pq.ParquetFile(exchanges) as file:
         for batch in file.iter_batches(columns=["connection", "client_id"]):
@@ -82,7 +82,7 @@ def _clients(exchanges: Path) -> Iterator[tuple[int, str]]:
 
 
 def told(rows: pa.Table, labels: Mapping[str, Labels]) -> pa.Table:
-    """Rows with the clusters of their connections. labels: by source."""
+    """Return rows with the clusters of their connections. labels: by source."""
     if not {"source", "connection", "cluster"}.issubset(rows.schema.names):
         return rows
     place = rows.schema.get_field_index("cluster")

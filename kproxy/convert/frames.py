@@ -1,11 +1,11 @@
-"""The frames of one exchange of a capture, found again by what the tables say of it: its connection and its number.
+"""The frames of one exchange of a capture, found by its connection and its number in the tables.
 
-Duty: read the capture once to learn the exchange's times, sizes and correlation id, and once more to keep the bytes of
+Duty: reads the capture once for the exchange's times, sizes and correlation id, and a second time to keep the bytes of
 its connection from the exchange's first byte to its last. A frame is found by its size, API, version and correlation
 id.
 
-Memory: the bytes of one connection while the exchange lasted; where its end is not known, SPARE_BYTES more than the
-frame. Refuses to know what frames mean.
+Memory: the bytes of one connection during the exchange; if its end is unknown, SPARE_BYTES more than the frame. Does
+not decode the frames.
 """
 
 import struct
@@ -31,17 +31,17 @@ from kproxy.wire.events import ANSWERED, BROKER, CLIENT, NONE, Event, Exchange, 
 from kproxy.wire.interest import ApiPlan
 
 SPARE_BYTES = 4 << 20
-MAX_TOPICS = 65_536  # whose names are known by their ids
-NEAR = 8  # connections that may be meant
+MAX_TOPICS = 65_536  # names of topics by id
+NEAR = 8  # suggested connection ids in an error message
 _FOR_EVER = 1 << 63
 _DEFAULT = Settings()
 
 
 @dataclass(frozen=True)
 class Frames:
-    """One exchange. Times are nanoseconds since the epoch, sizes bytes with the 4-byte size; NONE: not known.
+    """One exchange. Times are nanoseconds since the epoch, sizes bytes including the 4-byte size; NONE: unknown.
 
-    request, response: the frames without their sizes; None where the capture does not hold them whole.
+    request, response: the frames without their sizes; None if the capture does not hold the complete frame.
     """
 
     connection: ConnectionInfo
@@ -58,16 +58,15 @@ class Frames:
     response_bytes: int
     request: bytes | None = None
     response: bytes | None = None
-    topics: Mapping[UUID, str] = field(default_factory=dict)  # names by id, as far as answers before it gave them
+    topics: Mapping[UUID, str] = field(default_factory=dict)  # names by id, from earlier responses
     keys: tuple[bytes, ...] = ()  # of segments from the client and from the broker, as `capture.packets` names them
     paths: tuple[str, ...] = ()  # of its capture
 
 
 def frames_of(captures: Sequence[Path | str], connection: int, number: int, settings: Settings = _DEFAULT) -> Frames:
-    """The frames of the exchange that the tables call by this `connection` and this `number`.
+    """Return the frames of the exchange with this `connection` and `number` in the tables.
 
-    Raises KproxyError where there is no such connection or exchange, CaptureError for a file that cannot
-    be read.
+    Raises KproxyError if there is no such connection or exchange, CaptureError for an unreadable file.
     """
     seen = False
     near: set[int] = set()
@@ -92,11 +91,11 @@ def frames_of(captures: Sequence[Path | str], connection: int, number: int, sett
 
 
 class _Search:
-    """Listens to the flows of a capture for one exchange."""
+    """A listener of a capture's flows that searches for one exchange."""
 
     def __init__(self, connection: int, number: int) -> None:
-        self.seen = False  # the connection was
-        self.near: set[int] = set()  # ids that differ from what is searched by rounding to a float; NEAR at most
+        self.seen = False  # whether the connection exists
+        self.near: set[int] = set()  # ids that equal the searched one when rounded to a float; NEAR at most
         self.found: Frames | None = None
         self.topics: dict[UUID, str] = {}
         self._connection = connection
@@ -156,7 +155,7 @@ def _found(flow: Flow, number: int, plan: ApiPlan, outcome: str, value: Callable
 
 
 def _read(job: Job, flows: Flows, is_over: Callable[[], bool]) -> None:
-    """Read the flows of a capture, until the caller has what it wants."""
+    """Read the flows of a capture until `is_over` returns true."""
     capture = Capture(job.paths, Quality(), storage=job.storage)
     flows.keep_encrypted = job.key_log is not None
     for window in capture.windows():
@@ -201,7 +200,7 @@ def _with_frames(job: Job, found: Frames) -> Frames:
 
 
 class _Kept:
-    """The bytes of one side of a connection that arrived from one time to another."""
+    """The bytes of one side of a connection that arrived between two times."""
 
     def __init__(self, first_ns: int, last_ns: int, size: int) -> None:
         self.is_over = size < 4 or first_ns == NONE
@@ -218,7 +217,7 @@ class _Kept:
             self._bytes += view
 
     def frame(self, head: bytes) -> bytes | None:
-        """The frame that begins so, without its size."""
+        """Return the frame that begins with `head`, without its size; None if it is incomplete."""
         place = self._bytes.find(head) if self._size >= 4 else -1
         if place < 0 or place + self._size > len(self._bytes):
             return None
@@ -226,7 +225,7 @@ class _Kept:
 
 
 class _Keeper:
-    """Stands before the session of the connection and keeps what passes."""
+    """A receiver in front of the connection's session that keeps the bytes."""
 
     def __init__(self, receiver: Receiver, client: int, kept: tuple[_Kept, _Kept]) -> None:
         self._receiver = receiver

@@ -1,10 +1,10 @@
-"""What is to be converted, how, and what came of it: shared by `kproxy convert` and Spark.
+"""The settings, the captures and the summary of a conversion: shared by `kproxy convert` and Spark.
 
-Duty: `Settings` says how captures are read, `captures_of` which captures paths stand for, and `refuse_replacing` keeps
-a capture from taking the place of another one's tables. Tables name their source by a file's name, so two captures with
-one name cannot stand in one dataset; a capture is known again by its first bytes (`fingerprint`).
+Duty: `Settings` has the options of reading, `captures_of` returns the captures that paths match, and `refuse_replacing`
+prevents a capture from replacing another one's tables. The name of a file is the source in the tables, so two captures
+with one name cannot be in one dataset. A capture is recognised by its first bytes (`fingerprint`).
 
-Refuses to know rows, and how flows are shared out among processes or machines.
+Does not handle rows, or distribute flows among processes or machines.
 """
 
 import os
@@ -34,25 +34,25 @@ OF_FLOWS = (
     "partitions",
     "batches",
     "connections",
-)  # the tables whose rows come from flows; `quality` is of a whole capture
+)  # the tables whose rows come from flows; `quality` is per capture
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How captures are read. Raises KproxyError for what cannot be, and where two settings exclude each other.
+    """The options of reading captures. Raises KproxyError for a wrong value, and for settings that exclude each other.
 
-    ports: of brokers; empty: Kafka is found by content, on any port.
-    zookeeper_ports: of ZooKeeper; it is found by content too, but where `ports` are named on those of both only.
-    cluster: the column `cluster`.
+    ports: of brokers; empty: Kafka is detected by content, on any port.
+    zookeeper_ports: of ZooKeeper, which is detected by content, too; if `ports` are set, only on the ports of both.
+    cluster: the value of the column `cluster`.
     rotated: the files are one capture, read in the order of their first packets.
-    key_log: an SSLKEYLOGFILE of the TLS connections, which are decrypted with tshark.
-    detail: how closely bodies are read: "headers" gives no rows of `partitions` and `batches`, "topics" none of
+    key_log: an SSLKEYLOGFILE of the TLS connections, which tshark decrypts.
+    detail: level of detail of bodies: "headers" gives no rows of `partitions` and `batches`, "topics" none of
         `batches`, "batches" all.
-    checksums: check that of every batch (`crc_valid`), for which every byte of it is read.
-    records: topics whose records become rows of `records`; None: of none.
-    overwrite: replace the tables of another capture that has the same name, or with Spark all that the folder holds.
+    checksums: verify the checksum of every batch (`crc_valid`), which requires reading every byte of it.
+    records: topics whose records become rows of `records`; None: no topic.
+    overwrite: replace the tables of another capture with the same name, or with Spark all tables of the folder.
     append: add to a folder that has the tables of other captures (`convert`; Spark has an option of its own).
-    storage: how captures are reached that lie in a storage (s3://, webhdfs://, gs://, abfs://).
+    storage: the access to captures in a storage (s3://, webhdfs://, gs://, abfs://).
     """
 
     ports: tuple[int, ...] = ()
@@ -82,7 +82,7 @@ class Settings:
 
     @property
     def reading(self) -> list[str]:
-        """The options with which `kproxy show` finds the same connections and exchanges in the captures."""
+        """Return the options of `kproxy show` that find the same connections and exchanges in the captures."""
         return [
             *(text for port in self.ports for text in ("--port", str(port))),
             *(text for port in self.zookeeper_ports for text in ("--zookeeper-port", str(port))),
@@ -91,7 +91,7 @@ class Settings:
 
     @property
     def look(self) -> int:
-        """One of `bodies.DETAILS`, or CHECKED."""
+        """Return the level of detail: one of `bodies.DETAILS`, or CHECKED."""
         return CHECKED if self.checksums else DETAILS[self.detail]
 
 
@@ -105,50 +105,50 @@ class Job:
     ports: tuple[int, ...]
     key_log: str | None = None  # SSLKEYLOGFILE of its TLS connections
     detail: int = BATCHES  # one of bodies.DETAILS
-    records: Chosen | None = None  # then there is a table of them too
+    records: Chosen | None = None  # if set, there is a table `records` too
     zookeeper_ports: tuple[int, ...] = ()
     storage: Storage = LOCAL
 
     @property
     def is_known(self) -> bool:
-        """Whether it is fed to insight: not where nothing but headers is looked at."""
+        """Return whether insight gets the exchanges of the capture: only if bodies are read."""
         return self.detail > ERRORS
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The names of the tables whose rows come from flows."""
+        """Return the names of the tables whose rows come from flows."""
         return OF_FLOWS if self.records is None else (*OF_FLOWS, schema.RECORDS.name)
 
 
 @dataclass
 class Summary:
-    """What came of captures that were turned into tables."""
+    """The result of a conversion of captures."""
 
     folder: Path
     rows: dict[str, int] = field(default_factory=dict)  # by table
     quality: dict[str, Quality] = field(default_factory=dict)  # by source
     failed: list[CaptureError] = field(default_factory=list)
-    key_log: str | None = None  # that was given
-    chosen: Chosen | None = None  # the topics whose records were asked for
-    topics: list[str] = field(default_factory=list)  # that were seen, where none of them was chosen; not all, if many
+    key_log: str | None = None  # from the settings
+    chosen: Chosen | None = None  # the topics whose records were requested
+    topics: list[str] = field(default_factory=list)  # topics seen, if none of them was chosen; of many only some
     paths: dict[str, Sequence[str]] = field(default_factory=dict)  # the files of each source
 
     @property
     def found_kafka(self) -> bool:
-        """Whether any connection of any capture speaks Kafka."""
+        """Return whether any connection of any capture is a Kafka connection."""
         return any(quality.count("kafka") for quality in self.quality.values())
 
     @property
     def found_zookeeper(self) -> bool:
-        """Whether any connection of any capture speaks ZooKeeper's protocol."""
+        """Return whether any connection of any capture is a ZooKeeper connection."""
         return any(quality.count("zookeeper") for quality in self.quality.values())
 
 
 def captures_of(captures: Sequence[Path | str], settings: Settings) -> list[Job]:
-    """The captures that paths stand for: one for each path, or with `rotated` one of all.
+    """Return the captures that paths match: one for each file, or with `rotated` one of all files.
 
-    A folder stands for the captures that lie in it, by their names, a pattern for what it matches. Raises KproxyError
-    for two of one name, and for a folder without any.
+    A folder matches the captures in it, recognised by their names; a pattern matches files. Raises KproxyError for two
+    captures with one name, and for a folder without captures.
     """
     paths = [file for path in captures for file in settings.storage.captures(str(path))]
     ports = tuple(sorted(set(settings.ports)))
@@ -175,7 +175,9 @@ def _source(path: str) -> str:
 
 
 def output_folder(out: Path | str) -> Path:
-    """Where tables go; raises KproxyError for a URL, before a folder of that name is made, and for no name."""
+    """Return the folder of the tables. Raises KproxyError for a URL, instead of creating a folder of that name, and for
+    an empty name.
+    """
     refuse_no_name(out)
     if "://" in str(out):
         raise KproxyError(
@@ -185,15 +187,15 @@ def output_folder(out: Path | str) -> Path:
 
 
 def refuse_no_name(out: Path | str) -> None:
-    """Raise KproxyError for an empty name, as of a variable of the shell that is not set: it would be this folder."""
+    """Raise KproxyError for an empty name, such as an unset shell variable: it would mean the current folder."""
     if not str(out):
         raise KproxyError("--out is empty: name a folder")
 
 
 def fingerprint(path: str, size: int = FINGERPRINT_BYTES, storage: Storage = LOCAL) -> str | None:
-    """The first bytes of a file as "<how many>:<BLAKE2b in hex>": the same as long as a capture only grows.
+    """Return "<number>:<BLAKE2b in hex>" of the first bytes of a file, which stay the same while a capture grows.
 
-    None for what can be read but once, and for what cannot be read.
+    Returns None for a pipe, which can be read only once, and for an unreadable file.
     """
     try:
         if not storage.is_file(path):
@@ -224,7 +226,7 @@ def refuse_adding(folder: Path, jobs: Sequence[Job]) -> None:
     """Raise KproxyError if the dataset has tables of other captures, and not those of all of these."""
     known, sources = set(read_manifest(folder).get("sources", ())), {job.source for job in jobs}
     others = sorted(known - sources)
-    if others and not sources <= known:  # else those that are there are made anew
+    if others and not sources <= known:  # otherwise all existing tables are replaced
         raise KproxyError(
             f"{folder} has the tables of {few(others, _NAMED)}, and questions to it are about all captures in it: add "
             "to them with --append, or name another folder"
@@ -232,7 +234,7 @@ def refuse_adding(folder: Path, jobs: Sequence[Job]) -> None:
 
 
 def manifest(jobs: Sequence[Job], summary: Summary) -> dict[str, Any]:
-    """What a dataset says of itself: no clock, host or absolute path."""
+    """Return the manifest of a dataset, without clock, host or absolute path."""
     shown = {} if jobs[0].records is None else {"records": list(jobs[0].records.topics)}
     done = [job for job in jobs if job.source in summary.quality]
     prints = {job.source: fingerprint(job.paths[0], storage=job.storage) for job in done}

@@ -1,12 +1,12 @@
-"""What captures of one cluster say together -> the tables of insight: `kproxy convert` and Spark share it.
+"""Exchanges of all captures of a cluster -> the tables of insight: shared by `kproxy convert` and Spark.
 
-Duty: the exchanges of all captures, which `spoken` put on the disk, are merged in the order of time, decoded, and fed
-to one `Knowledge`; operations on ZooKeeper's tree to its groups. So a generation that spans two rotated files is one
-rebalance. A row's source is that of the exchange that completed it; brokers are known by the addresses that any answer
-of their capture tells, topics by the ids that any capture tells, however late.
+Duty: merges the exchanges of all captures, which `spoken` wrote to the disk, in the order of time, decodes them, and
+feeds them to one `Knowledge`; operations on ZooKeeper's tree go to its groups. So a generation that spans two rotated
+files is one rebalance. A row has the source of the exchange that completed it. Brokers are identified by addresses from
+any response of their capture, topics by ids from any capture, however late.
 
-Memory: `writer.FAN_IN` runs of writer.STEP_BYTES each; what `Knowledge` holds; RUN_ROWS rows of each table. Refuses to
-know how captures are read, and where files go.
+Memory: `writer.FAN_IN` runs of writer.STEP_BYTES each; the state of `Knowledge`; RUN_ROWS rows of each table. Does not
+read captures.
 """
 
 from base64 import urlsafe_b64decode
@@ -39,7 +39,7 @@ TOGETHER = 4096  # rows
 
 
 class Told:
-    """The rows of insight, sorted on the disk, `folder`; of each table by `keys` and its own order."""
+    """The rows of insight, sorted on the disk in `folder`, each table by `keys`, then by its own keys."""
 
     def __init__(self, folder: Path, keys: tuple[str, ...] = (), prefix: str = ".told") -> None:
         self._columns = KnowledgeColumns()
@@ -62,7 +62,7 @@ class Told:
             sorter.spill()
 
     def parts(self, table: Table) -> Iterator[pa.Table]:
-        """The rows of a table, in order."""
+        """Yield the rows of a table, sorted."""
         return writer.merged(_sorted_by(table, self._keys), self._sorters[table.name].runs)
 
     def _hand_on(self) -> None:
@@ -71,13 +71,13 @@ class Told:
 
 
 def by_source(parts: Iterator[pa.Table]) -> Iterator[tuple[str, Iterator[pa.Table]]]:
-    """Rows that are sorted by source, those of each together. A source's rows are to be read before the next one's."""
+    """Group rows that are sorted by source. Read the rows of a source before the next source."""
     for source, group in groupby(_pieces(parts), key=lambda piece: piece[0]):
         yield source, (part for _, part in group)
 
 
 def _pieces(parts: Iterator[pa.Table]) -> Iterator[tuple[str, pa.Table]]:
-    """Each part cut where the source changes."""
+    """Yield (source, rows), each part cut where the source changes."""
     for part in parts:
         coded = part["source"].combine_chunks().dictionary_encode()
         indices = coded.indices  # to_numpy() may import pandas
@@ -96,10 +96,10 @@ def know(
     told: Told,
     clusters: Mapping[str, Labels] = MappingProxyType({}),
 ) -> dict[str, Quality]:
-    """Feed what was said to one `Knowledge`, and its rows to `told`; returns what is left out, by source.
+    """Feed exchanges to one `Knowledge`, and its rows to `told`; returns counts of omitted input, by source.
 
-    runs, registry: sorted runs of SPOKEN and of the table registry. names: by source. clusters: where there are
-    several, those of the connections of each source; then each has a `Knowledge` of its own.
+    runs, registry: sorted runs of SPOKEN and of the table registry. names: by source. clusters: by source, the clusters
+    of connections if there are several; then each cluster has a `Knowledge` of its own.
     """
     everything = Names()
     for each in names.values():
@@ -107,7 +107,7 @@ def know(
     topics = {_uuid(identity): name for identity, name in everything.topics.items()}
     every: dict[str, tuple[Knowledge, Repeats]] = {cluster: (Knowledge(cluster, topics), Repeats())}
     left_out: dict[str, Quality] = {}
-    last: dict[str, tuple[str | None, int | None]] = {}  # source and time of what each was fed
+    last: dict[str, tuple[str | None, int | None]] = {}  # by cluster: source and time of the last exchange
     source: str | None = None
     for part in writer.merged(SPOKEN, list(runs)):
         for batch in part.to_batches(max_chunksize=TOGETHER):
@@ -168,12 +168,12 @@ def know(
 
 
 def _left_out(every: Mapping[str, tuple[Knowledge, Repeats]]) -> int:
-    """How much all of them together could not follow."""
+    """Return the number of exchanges that all clusters together left out."""
     return sum(sum(known.left_out.values()) for known, _ in every.values())
 
 
 def _registry(cluster: str, runs: Sequence[Path], told: Told) -> None:
-    """Operations on ZooKeeper's tree, which are rows already, and the groups that coordinate through it."""
+    """Feed operations on ZooKeeper's tree, which are rows already, to the groups that coordinate through it."""
     groups = ConsumerGroups(cluster)
     source: str | None = None
     fields = RegistryRow._fields

@@ -1,11 +1,11 @@
-"""What a process that reads captures may take of its machine, and how it keeps the memory that it took.
+"""Processors and memory that a process may use, and the settings of its allocator and garbage collector.
 
-Duty: processors and memory as they are left to us, by the system and by the control groups that containers are (both
-versions: cgroups(7), cgroup-v2.rst). And an allocator that keeps what is freed: arrays of a few hundred kilobytes come
-and go by the thousand, and as allocators are set by default each is taken from the kernel and given back, its pages
-cleared and mapped anew: a sixth of the CPU time of `kproxy convert`.
+Duty: reads the limits of the system and of control groups, which containers use (both versions: cgroups(7),
+cgroup-v2.rst). Configures an allocator that keeps freed memory: arrays of a few hundred kilobytes are allocated and
+freed by the thousand. By default allocators return each to the kernel, which clears and maps the pages again: a sixth
+of the CPU time of `kproxy convert`.
 
-Memory: KEPT_BYTES at most that nobody uses. Refuses to know what it is all used for.
+Memory: at most KEPT_BYTES of freed memory are kept.
 """
 
 import ctypes
@@ -18,13 +18,13 @@ from pathlib import Path
 PROC = Path("/proc")
 GROUPS = Path("/sys/fs/cgroup")
 KEPT_BYTES = 1 << 28
-COLLECT_AFTER = 20_000  # containers made
-LARGEST_BYTES = 1 << 25  # of one piece; glibc takes no more
+COLLECT_AFTER = 20_000  # allocated containers per garbage collection
+LARGEST_BYTES = 1 << 25  # of one allocation; glibc accepts no larger threshold
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_ of glibc's mallopt(3)
 
 
 def retain() -> None:
-    """For the rest of the process, one allocator for all, which keeps what is freed."""
+    """Use one allocator for everything, which keeps freed memory, for the rest of the process."""
     import pyarrow as pa
 
     pa.set_memory_pool(pa.system_memory_pool())
@@ -53,7 +53,7 @@ def seldom_collected() -> Iterator[None]:
 
 
 def cores() -> int:
-    """Processors that we may run on, of which our groups may have a share only; at least one."""
+    """Return the number of processors that this process may use, within its control groups' limits; at least 1."""
     shares = [float(len(os.sched_getaffinity(0)))]
     for group in _groups("cpu"):
         told = _numbers(group / "cpu.max") or _numbers(group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us")
@@ -63,7 +63,7 @@ def cores() -> int:
 
 
 def memory_bytes() -> int:
-    """Memory that we may still take. What a group holds of files it lets go of when there is need."""
+    """Return the bytes of memory that this process may still take; cached files of a control group count as free."""
     rooms = [_table(PROC / "meminfo").get("MemAvailable:", 1 << 52) << 10]
     for group in _groups("memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
@@ -76,13 +76,13 @@ def memory_bytes() -> int:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """The folders of the groups that we are in, from ours up to the last that we can see."""
+    """Yield the folders of this process's control groups, from its own up to the last visible one."""
     with suppress(OSError):
         for line in (PROC / "self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and controller not in controllers.split(","):
                 continue
-            root = GROUPS / controller if controllers else GROUPS  # each for itself in version 1, one for all in 2
+            root = GROUPS / controller if controllers else GROUPS  # one tree per controller in v1, one for all in v2
             group = root / path.strip("/")
             for folder in (group, *group.parents):
                 yield folder
@@ -91,14 +91,14 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _numbers(*paths: Path) -> tuple[int, ...]:
-    """The numbers in some files; none if one is not there, or has a word like "max"."""
+    """Return the numbers in some files; none if a file is missing, or has a word like "max"."""
     with suppress(OSError, ValueError):
         return tuple(int(word) for path in paths for word in path.read_text().split())
     return ()
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """Return a file with lines of a name and a number as a dict; empty if it cannot be read."""
     with suppress(OSError, ValueError, IndexError):
         return {words[0]: int(words[1]) for words in map(str.split, path.read_text().splitlines())}
     return {}

@@ -1,10 +1,10 @@
 """The packets of one exchange: their numbers in the capture's files, as Wireshark counts them.
 
-Duty: read a capture once more for the packets of one connection, from the first byte of a request to the last of its
-answer, and say which carry which and which were sent before. Whether a segment was sent before is known of the
-BEFORE_NS ahead of the exchange.
+Duty: reads a capture a second time for the packets of one connection, from the first byte of a request to the last byte
+of its response, and marks packets with the frame that they carry, and retransmissions. Retransmissions are recognised
+for segments sent up to BEFORE_NS before the exchange.
 
-Memory: MOST packets, and HOLES holes of each side. Refuses to know what is in frames.
+Memory: MOST packets, and HOLES holes per side. Does not decode frames.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from kproxy.wire.events import BROKER, CLIENT, NONE
 
 BEFORE_NS = 10_000_000_000
 MOST = 1000
-HOLES = 1000  # the oldest are given up: what fills them counts as sent before
+HOLES = 1000  # the oldest are dropped: a segment that fills such a hole counts as a retransmission
 _FLAGS = ((SYN, "SYN"), (FIN, "FIN"), (RST, "RST"), (ACK, "ACK"))
 
 
@@ -32,17 +32,17 @@ class Packet:
     path: str
     number: int  # in its file, from 1
     time_ns: int
-    side: int  # CLIENT or BROKER: who sent it
+    side: int  # CLIENT or BROKER: the sender
     payload_bytes: int
     flags: str
-    carries: str  # "request" or "response": payload while that was sent; else empty
+    carries: str  # "request" or "response": payload while that frame was sent; otherwise empty
     is_repeated: bool  # its first byte was sent before: a retransmission, or a packet captured twice
 
 
 def packets_of(found: Frames) -> list[Packet]:
-    """The packets of an exchange's connection while it lasted, MOST at most, in the order of the capture's files.
+    """Return the packets of the connection during an exchange, MOST at most, in the order of the capture's files.
 
-    Raises CaptureError where a file cannot be read.
+    Raises CaptureError for an unreadable file.
     """
     times = [time for time in (found.request_start, found.response_end, found.request_end) if time != NONE]
     if not times or not found.keys:
@@ -88,14 +88,14 @@ def _packets(found: Frames, sides: dict[bytes, int], first: int, last: int) -> I
 
 
 class _Sent:
-    """What one side has sent: all up to `reached`, but for holes, each from a sequence number to one."""
+    """The sequence numbers that one side has sent: all up to `reached`, except for holes, each a (start, stop)."""
 
     def __init__(self) -> None:
         self.reached: int | None = None
         self.holes: list[tuple[int, int]] = []
 
     def again(self, seq: int, length: int) -> bool:
-        """Note a segment; True where its first byte was sent before."""
+        """Record a segment; returns whether its first byte was sent before."""
         stop = seq + length & MASK
         if self.reached is None:
             self.reached = stop
@@ -138,7 +138,7 @@ def _carried(found: Frames, side: int, length: int, time_ns: int) -> str:
 
 
 def by_file(packets: Sequence[Packet]) -> dict[Path, list[int]]:
-    """The numbers of packets in each file, in order."""
+    """Return the numbers of packets by file, in order."""
     files: dict[Path, list[int]] = {}
     for packet in packets:
         files.setdefault(Path(packet.path), []).append(packet.number)

@@ -1,12 +1,12 @@
 """Captures -> tables, on one machine: `kproxy convert`.
 
-Duty: join the flows of captures to the writers of tables, and share captures out among processes. The same captures
-give the same files whatever the number of processes. Many small captures are read side by side, each by one process. Of
-a large one each process reads some parts (`parts`). Where that cannot be (a compressed file, say), each reads all of it
-and decodes its own flows: these fall into fixed shards, of which a process has some. The rows of all are merged in one
-order.
+Duty: connects the flows of captures to the writers of tables, and distributes captures among processes. The same
+captures give the same files, whatever the number of processes. Small captures are read concurrently, one process each.
+Large captures are read in parts (`parts`), some per process. If that is impossible (a compressed file, for example),
+each process reads the whole capture and decodes its own flows: flows are assigned to fixed shards, and shards to
+processes. The rows of all processes are merged in one order.
 
-Memory: see capture.flows and parts, RUN_ROWS rows of each table, and while merging one row group.
+Memory: see capture.flows and parts, RUN_ROWS rows of each table, and one row group during the merge.
 """
 
 import logging
@@ -52,16 +52,16 @@ from kproxy.tables.dataset import file_of
 from kproxy.tables.names import Names
 from kproxy.tables.schema import Table
 
-POLL_S = 0.2  # of a file that grows
-PROCESS_BYTES = 256 << 20  # that one may take
-SMALL_BYTES = 32 << 20  # a capture below it is not worth a second process
+POLL_S = 0.2  # interval of checks whether a followed file has grown
+PROCESS_BYTES = 256 << 20  # memory of one process
+SMALL_BYTES = 32 << 20  # a smaller capture is not worth a second process
 _DEFAULT = Settings()
 log = logging.getLogger("kproxy.convert")
 
 
 @dataclass
 class _Said:
-    """What insight is fed, of all captures: sorted runs, and the names that each capture tells."""
+    """The input of insight from all captures: sorted runs, and the names from each capture."""
 
     spoken: writer.Sorter
     registry: writer.Sorter
@@ -80,16 +80,17 @@ def convert(
     """Write the tables of captures into the folder `out`, one Parquet file for each table and capture.
 
     captures: paths of pcap and pcapng files, plain or compressed, or "-" for standard input; each is a source of its
-        own, named by its file, unless `settings` say that they are one rotated capture.
+        own, named after its file, unless `settings.rotated` is set.
     follow: the last file still grows; read on until SIGINT or SIGTERM.
-    processes: how many decode a capture; 0: as many as cores and memory allow, and one for a small capture.
-    progress: called with (source, bytes read, bytes in all or 0) now and then; of captures that are read side by side,
-        with how many of them.
+    processes: number of processes per capture; 0: as many as cores and memory allow, and one for a small capture.
+    progress: called with (source, bytes read, total bytes or 0) now and then; for captures that are read concurrently,
+        with the numbers of captures instead of bytes.
 
-    Files appear whole or not at all, and the same captures give the same bytes. A capture that cannot be read is in
-    `Summary.failed` and does not stop the others. Raises KproxyError before anything is written if settings exclude
-    each other, if two captures have one name, if the folder has tables of another capture of that name, or of others
-    and they are not to be added to; and where the folder cannot be written to.
+    Returns a summary. Files appear complete or not at all, and the same captures give the same bytes. An unreadable
+    capture is in `Summary.failed` and does not stop the others. Raises KproxyError before anything is written if
+    settings exclude each other, if two captures have one name, if the folder has tables of another capture of that
+    name, or if it has tables of other captures and `settings.append` is not set; also if the folder cannot be written
+    to.
     """
     folder = output_folder(out)
     jobs = captures_of(captures, settings)
@@ -116,7 +117,7 @@ def convert(
                 places[f"{table.name}/{file_of(job.source)}"] = finished
         summary.failed = [failed[number] for number in sorted(failed)]
         numbers: dict[str, int] = {}
-        for number, read in sorted(done.items()):  # in the order of the captures, whichever was read first
+        for number, read in sorted(done.items()):  # in the order of the captures
             source = jobs[number].source
             summary.quality[source], summary.paths[source] = read.quality, jobs[number].paths
             said.spoken.adopt(read.runs[SPOKEN.name])
@@ -129,7 +130,7 @@ def convert(
             batches = [file for place, file in places.items() if place.startswith(f"{schema.BATCHES.name}/")]
             summary.topics = writer.some_values(batches, ("topic", "topic_id"))
         if places:
-            without = summary.paths if settings.records is None else ()  # what an earlier run was asked for goes
+            without = summary.paths if settings.records is None else ()  # records of an earlier run are removed
             gone = [f"{schema.RECORDS.name}/{file_of(source)}" for source in without]
             dataset.publish(places, manifest(jobs, summary), gone)
     finally:
@@ -138,7 +139,7 @@ def convert(
 
 
 def _count_twice(qualities: Mapping[str, Quality]) -> None:
-    """Count in each capture the connections that one before it holds too."""
+    """Count in each capture the connections that an earlier one holds too."""
     twice = Twice()
     for quality in qualities.values():
         for stream in list(twice.add(quality.streams())):
@@ -146,7 +147,7 @@ def _count_twice(qualities: Mapping[str, Quality]) -> None:
 
 
 def _told_apart(said: _Said, summary: Summary, places: Mapping[str, Path]) -> dict[str, Labels]:
-    """The clusters of each source's connections, where there are several, once its tables have them."""
+    """Write the clusters of connections into the tables, if there are several; return them by source."""
     heard = clusters.heard(said.spoken.runs)
     of_addresses = heard.labels()
     for source in summary.paths:
@@ -177,7 +178,7 @@ def _know(
     places: dict[str, Path],
     labels: Mapping[str, Labels],
 ) -> None:
-    """Write the tables of insight, and `quality`, which counts what they lack."""
+    """Write the tables of insight, and `quality`, with counts of omitted input."""
     told = Told(work, ("source",))
     left_out = know(cluster, said.spoken.runs, said.registry.runs, said.names, told, labels)
     for table in schema.KNOWLEDGE:
@@ -202,7 +203,7 @@ def _know(
 
 
 def _written(job: Job, read: Share, work: Path, number: int, threads: int) -> Iterator[tuple[Table, Path, int]]:
-    """The tables of a capture, each with its file and its rows: those of a large capture written side by side."""
+    """Write the tables of a capture, concurrently if it is large; yield (table, file, number of rows)."""
     tables = [schema.BY_NAME[name] for name in job.tables]
     files = [work / f"{number}.{table.name}.parquet" for table in tables]
     if sum(run.stat().st_size for runs in read.runs.values() for run in runs) < SMALL_BYTES:
@@ -218,7 +219,7 @@ def _written(job: Job, read: Share, work: Path, number: int, threads: int) -> It
 
 
 def _finished(table: Table, job: Job, names: Names, rows: pa.Table) -> pa.Table:
-    """Rows on their way into a file: topics get their names, and records of topics that nobody chose are left out."""
+    """Return the final rows for a file: with names of topics, and without records of topics that were not chosen."""
     rows = names.fill(rows)
     return job.records.of(rows) if table is schema.RECORDS and job.records is not None else rows
 
@@ -229,7 +230,7 @@ def _finished(table: Table, job: Job, names: Names, rows: pa.Table) -> pa.Table:
 def _reads(
     jobs: Sequence[Job], work: Path, processes: int, follow: bool, progress: Progress | None
 ) -> Iterator[tuple[int, Share | CaptureError]]:
-    """Read captures, by their numbers: those that are not worth several processes side by side, then the others."""
+    """Read captures; yield (number, result). Small captures are read first, concurrently, then the others."""
     with Workers(processes or _most_processes()) as workers:
         small = [] if follow else [number for number, job in enumerate(jobs) if _is_small(job)]
         if (processes or workers.most) < 2 or len(small) < 2:
@@ -246,11 +247,11 @@ def _reads(
 
 
 def _is_small(job: Job) -> bool:
-    """Whether one process is to read it alone: of a storage's each would read all that is not cut."""
+    """Return whether one process reads a capture alone: a small one, or one in a storage, to transfer it only once."""
     try:
         return all(map(job.storage.is_file, job.paths)) and (any(map(is_remote, job.paths)) or _size(job) < SMALL_BYTES)
     except CaptureError:
-        return False  # its reader says why
+        return False  # its reader reports the error
 
 
 def _size(job: Job) -> int:
@@ -260,12 +261,12 @@ def _size(job: Job) -> int:
 def _side_by_side(
     jobs: Sequence[Job], numbers: Sequence[int], work: Path, workers: Workers, progress: Progress | None
 ) -> Iterator[tuple[int, Share | CaptureError]]:
-    """Captures of one process each, as many at a time as there are."""
+    """Read captures concurrently, one process each; yield (number, result)."""
     waiting: deque[tuple[int, Future[Share]]] = deque()
     left = deque(numbers)
     read = 0
     while left or waiting:
-        while left and len(waiting) < 4 * workers.most:  # so that few runs are on the disk
+        while left and len(waiting) < 4 * workers.most:  # limits the runs on the disk
             number = left.popleft()
             waiting.append((number, workers.submit(_whole, jobs[number], work, f".{number}.0")))
         number, future = waiting.popleft()
@@ -286,7 +287,7 @@ def _read(
     job: Job, work: Path, number: int, processes: int, follow: bool, progress: Progress | None, workers: Workers
 ) -> Share:
     """Read a capture into sorted runs by table."""
-    here = follow or not all(map(job.storage.is_file, job.paths))  # a pipe has one reader, what grows no common end
+    here = follow or not all(map(job.storage.is_file, job.paths))  # pipes have one reader, growing files no fixed end
     if follow and any(map(is_remote, job.paths)):
         raise KproxyError(f"{job.paths[-1]}: --follow is of files of this machine: a storage holds what is finished")
     if here:
@@ -331,10 +332,10 @@ def _most_processes() -> int:
 
 
 class _Interrupt:
-    """Ctrl-C, while a file is followed or a pipe is read, means that the capture is over: the tables are written.
+    """Ctrl-C, while a file is followed or a pipe is read, ends the capture: the tables are written.
 
-    Whatever feeds the pipe gets it too, and ends it. A second one breaks off. SIGTERM, as services are ended by, means
-    the same for a file that is followed; a pipe goes on being fed, so there it ends the process as ever.
+    The writer of the pipe gets the signal, too, and ends. A second Ctrl-C aborts. SIGTERM (the stop of a service) also
+    ends a followed file; the writer of a pipe does not get it, so with a pipe it ends the process as usual.
     """
 
     def __init__(self, follow: bool) -> None:
@@ -354,7 +355,7 @@ class _Interrupt:
                 signal.signal(number, before)
 
     def __call__(self) -> bool:
-        """Wait a little for more of a file; whether to go on."""
+        """Wait POLL_S for a file to grow; returns whether to go on."""
         if not self._seen:
             time.sleep(POLL_S)
         return not self._seen
@@ -375,9 +376,9 @@ def _share(
     progress: Progress | None,
     seen: Seen | None = None,
 ) -> Share:
-    """Read a capture and decode the flows of some shards; `first`: count also what belongs to no flow.
+    """Read a capture and decode the flows of some shards. first: also count packets of no flow.
 
-    seen: called after each window with the bytes that were read of it.
+    seen: called after each window with the bytes read.
     """
     quality = Quality()
     sorted_by = sorters(job, work, prefix)

@@ -1,7 +1,7 @@
-"""The rows of captures as plain dicts, for programs: `kproxy.exchanges`; and what ZooKeeper's connections say.
+"""The rows of captures as plain dicts, for programs: `kproxy.exchanges`; and the events of ZooKeeper's connections.
 
-Duty: the rows that `kproxy convert` would write, in the same order, without a dataset. They are sorted in runs on the
-disk, in a temporary folder, so memory is bounded whatever the capture's size (see `tables.writer`).
+Duty: yields the rows that `kproxy convert` would write, in the same order, without a dataset. They are sorted in runs
+on the disk, in a temporary folder, so memory does not depend on the capture's size (see `tables.writer`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,15 +28,15 @@ def exchanges(
     cluster: str = "default",
     key_log: Path | str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The requests of a capture, each with its answer, in the order of time.
+    """Yield the requests of a capture, each with its response, in the order of time.
 
     A dict has the columns of the table `exchanges` (see `kproxy.tables.schema`): times are nanoseconds since the epoch
-    and durations nanoseconds, both int; `time` is a datetime in UTC; None is "not known". `ports` names the brokers'
-    ports, else connections are recognised by their content; `key_log` is an SSLKEYLOGFILE for TLS connections and
-    needs tshark.
+    and durations nanoseconds, both int; `time` is a datetime in UTC; None means unknown. ports: the brokers' ports;
+    without them, connections are recognised by their content. key_log: an SSLKEYLOGFILE for TLS connections; it needs
+    tshark.
 
-    All errors are raised when the first row is asked for: CaptureError where the file is no capture or cannot be read,
-    KproxyError for arguments that cannot be. What a capture does not show is no error.
+    All errors are raised with the first row: CaptureError if the file is no capture or cannot be read, KproxyError for
+    invalid arguments. Missing packets are no error.
     """
     if not isinstance(capture, (str, Path)) or not str(capture):
         raise KproxyError(f"{capture!r} is no path of a capture: a text or a Path is needed")
@@ -60,9 +60,9 @@ def exchanges(
 def zookeeper_events(
     captures: Sequence[Path | str], settings: Settings
 ) -> Iterator[tuple[ConnectionInfo, ZooKeeperEvent]]:
-    """What the ZooKeeper connections of captures say, a window of packets after the other, values included.
+    """Yield the events of ZooKeeper connections in captures, one window of packets after the other, with values.
 
-    In the order of time for each connection. Raises as `exchanges`.
+    Events of a connection are in the order of time. Raises the errors of `exchanges`.
     """
     for job in captures_of(captures, settings):
         ready: list[tuple[ConnectionInfo, ZooKeeperEvent]] = []

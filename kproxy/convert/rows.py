@@ -1,9 +1,8 @@
-"""The flows of captures -> rows of the tables: what `kproxy convert` and Spark share.
+"""The flows of captures -> rows of the tables: shared by `kproxy convert` and Spark.
 
-Duty: read captures, listen to their flows, and hand rows on in batches; exchanges that insight wants to be fed are rows
-of a table of their own (`spoken`), since they must be read in one order. Memory: MOST_ROWS rows per table, and
-BATCH_BYTES of frames. Refuses to
-know where rows go, and how flows are shared out among processes or machines.
+Duty: reads captures, listens to their flows, and emits rows in batches. The input of insight becomes rows of a separate
+table (`spoken`), since insight must read it in one order. Memory: MOST_ROWS rows per table, and BATCH_BYTES of frames.
+Does not write files, or distribute flows among processes or machines.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -39,21 +38,21 @@ from kproxy.wire.events import NONE, REQUEST_NOT_SEEN, Desync, Event, Exchange, 
 from kproxy.wire.kept import MAX_FRAME, Kept
 from kproxy.zookeeper.session import Event as ZooKeeperEvent
 
-BATCH_ROWS = writer.RUN_ROWS  # so that one batch is one run, and in order
+BATCH_ROWS = writer.RUN_ROWS  # one batch is one sorted run
 DURATIONS = frozenset(  # of exchanges and connections
     (
         *("latency_ns", "queue_ns", "muted_ns", "total_ns", "sending_ns", "broker_ns", "receiving_ns"),
         *("loss_ns", "closed_window_ns", "handshake_rtt_ns"),
     )
 )
-MOST_ROWS = 2 * BATCH_ROWS  # inside of a window; at its end all APIs have come as far, so that runs hardly overlap
-CONNECTION_ROWS = 1024  # they are kept as dicts, which take ten times the space
-KEPT_BYTES = 16 << 20  # of requests that wait for their answers, by shard
+MOST_ROWS = 2 * BATCH_ROWS  # limit within a window; at its end all APIs are at the same time, so runs hardly overlap
+CONNECTION_ROWS = 1024  # these rows are dicts, which take ten times the memory
+KEPT_BYTES = 16 << 20  # kept frames of pending requests, per shard
 KEPT_FRAME_BYTES = MAX_FRAME
 
 
 class Rows:
-    """The rows of some flows; `add` gets them in batches of about BATCH_ROWS."""
+    """The rows of some flows; `add` receives them in batches of about BATCH_ROWS."""
 
     def __init__(
         self,
@@ -62,21 +61,21 @@ class Rows:
         *,
         keeps: bool = False,
     ) -> None:
-        """`chosen`: topics whose records become rows too. `keeps`: what insight is fed becomes rows, of `SPOKEN`."""
+        """chosen: topics whose records become rows, too. keeps: the input of insight becomes rows of `SPOKEN`."""
         self.exchanges = ExchangeColumns()
         self.records = None if chosen is None else RecordColumns(chosen)
         self.partitions = PartitionColumns()
         self.batches = BatchColumns()
-        self.names = Names()  # whoever writes files fills them in
+        self.names = Names()  # filled in when files are written
         self.spoken = SpokenColumns(self.names) if keeps else None
         self.logs = Logs() if keeps else None
         self._registry = KnowledgeColumns()
         self._kept: list[Kept] = []
-        self._flows: Flows | None = None  # the last ones whose rows come here
+        self._flows: Flows | None = None  # the latest result of `flows`
         self._add = add
         self._connection_rows: list[dict[str, Any]] = []
         self._tallies: dict[Flow, _Tally] = {}
-        self.continued: list[Counted] = []  # connections that ended, whose beginnings others have
+        self.continued: list[Counted] = []  # ended connections that began with another reader
 
     def read(
         self,
@@ -87,10 +86,9 @@ class Rows:
         first: bool = True,
         follow: Callable[[], bool] | None = None,
     ) -> Iterator[Capture]:
-        """Read a whole capture and decode its flows, or those of some shards; stops after each window.
+        """Read a whole capture and decode its flows, or the flows of some shards; yields after each window.
 
-        `first`: count also what belongs to no flow. `follow` is called where a file ends that still grows: whether to
-        go on.
+        first: also count packets of no flow. follow: called at the end of a growing file; returns whether to go on.
         """
         capture = Capture(job.paths, quality if first else Quality(), follow=follow, storage=job.storage)
         flows = self.flows(job, quality, shards=shards, first=first)
@@ -116,7 +114,7 @@ class Rows:
         only: Collection[bytes] | None = None,
         apart: bool = False,
     ) -> Flows:
-        """Flows whose rows come here; `only`: those of some connections; `apart`: see `Flows`."""
+        """Return flows whose rows come here. only: keys of the connections to decode. apart: see `Flows`."""
         keeps = self.spoken is not None
         flows = Flows(
             job.source,
@@ -139,7 +137,7 @@ class Rows:
         return flows
 
     def note(self, quality: Quality) -> None:
-        """Count the batches whose records were wanted and are not told, and the frames that were and are not kept."""
+        """Count chosen batches without rows, and frames for insight that were not kept."""
         for kept in self._kept:
             if count := sum(kept.left_out.values()):
                 quality.note("not_kept", count=count)
@@ -153,7 +151,7 @@ class Rows:
         self._add(schema.RECORDS, self.records.batch())
 
     def zookeeper(self, info: ConnectionInfo) -> Callable[[list[ZooKeeperEvent]], None]:
-        """The listener of a ZooKeeper connection."""
+        """Return the listener of a ZooKeeper connection."""
         ends = registry.Ends(info.client_address, info.client_port, info.broker_address, info.broker_port, info.id)
 
         def listen(events: list[ZooKeeperEvent]) -> None:
@@ -166,13 +164,13 @@ class Rows:
         return listen
 
     def logged(self, info: ConnectionInfo, exchange: Exchange, found: Found) -> None:
-        """The batches of coordinators' logs in an answer, and the names of topics by which logs are known."""
+        """Take the batches of coordinators' logs in a response, and the names of topics, which identify these logs."""
         assert self.logs is not None and self.spoken is not None
         if found.names:
             self.logs.learn(found.names)
         if found.logged:
             self.spoken.append_logged(info, exchange, found.logged)
-            found.logged = ()  # its copies are in the way of the next ones
+            found.logged = ()  # free the memory of the copies for the next ones
             if self.spoken.size >= BATCH_BYTES:
                 self.flush(BATCH_ROWS)
 
@@ -181,7 +179,7 @@ class Rows:
         return tally
 
     def many(self, flows: Sequence[Flow], bulk: Bulk) -> None:
-        """Exchanges of some flows, all at once."""
+        """Take exchanges of some flows, all at once."""
         tallies = [self._tallies[flow] for flow in flows]
         infos = [tally.info for tally in tallies]
         counts = np.bincount(bulk.connection, minlength=len(flows))
@@ -213,19 +211,19 @@ class Rows:
         self._connection_rows.append(Counted(flow, 0, 0, 0, 0).row())
 
     def counted(self, flow: Flow) -> "Counted":
-        """What is known of a connection that ends here, or goes on elsewhere."""
+        """Return the counts of a connection that ends here, or goes on with another reader."""
         return self._tallies[flow].counted()
 
     def positions(self, flow: Flow) -> Positions:
-        """Where a connection's consumer is."""
+        """Return the positions of a connection's consumer."""
         return self._tallies[flow].positions
 
     def forget(self, flow: Flow) -> None:
-        """It ended, or another reader has what comes."""
+        """Drop the state of a connection that ended, or that another reader goes on with."""
         del self._tallies[flow]
 
     def count_anew(self, flow: Flow, positions: Positions) -> None:
-        """What was counted of a connection so far is another's to tell; where its consumer is stays."""
+        """Reset the counts of a connection, which another reader reports; keep the positions of its consumer."""
         tally = self._tallies[flow]
         positions.update(tally.positions)
         fresh = self.decided(flow)
@@ -236,7 +234,7 @@ class Rows:
         kafka.listener = fresh
 
     def flush(self, least: int) -> None:
-        """Hand on what there is, of each table with at least so many rows."""
+        """Emit the rows of each table with at least `least` rows."""
         for table, columns in (
             (schema.EXCHANGES, self.exchanges),
             (schema.PARTITIONS, self.partitions),
@@ -256,7 +254,7 @@ class Rows:
             self._connection_rows.clear()
 
     def _with_times(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows as they are; where packets have no times, without durations."""
+        """Return rows unchanged, or without durations if packets have no times."""
         if self._flows is None or self._flows.has_times:
             return rows
         columns = [
@@ -274,7 +272,7 @@ def _kept() -> Kept:
 
 
 def _stalled(flows: Sequence[Flow], bulk: Bulk) -> Iterator[tuple[int, Sequence[int]]]:
-    """The exchanges, by their place, that lost bytes or closed windows held up, and for how long."""
+    """Yield (index, delays) of exchanges that lost segments or closed windows delayed."""
     columns = bulk.columns
     for number, flow in enumerate(flows):
         stalls = flow.talk.stalls
@@ -351,7 +349,7 @@ class _Tally:
 
 @dataclass
 class Counted:
-    """What the row of a connection says, all of it or from where another reader left it."""
+    """The counts for the row of a connection, from its beginning or from a handover on."""
 
     flow: Flow
     requests: int
@@ -363,7 +361,7 @@ class Counted:
     is_surprised: bool = False
 
     def join(self, before: "Counted") -> None:
-        """`before` is the same connection up to where this one counts from: it is whole now."""
+        """Add the counts of the same connection up to the handover from which this one counts."""
         self.flow.join(before.flow)
         self.requests += before.requests
         self.answers += before.answers
@@ -373,7 +371,7 @@ class Counted:
         self.sasl_mechanism = self.sasl_mechanism or before.sasl_mechanism
 
     def let_go(self) -> None:
-        """Keep nothing but what is counted, which another process may take."""
+        """Drop everything but the counts, which can then be sent to another process."""
         self.flow.session = self.flow.later = None
         self.flow.talk.receiver = DEAF
 

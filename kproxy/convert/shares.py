@@ -1,6 +1,6 @@
-"""What a reader of captures hands on: sorted rows on the disk, flaws, and names of topics.
+"""The output of a reader of captures: sorted rows on the disk, counts of `quality`, and names of topics.
 
-Memory: see `tables.writer.Sorter`. Refuses to know who reads what.
+Memory: see `tables.writer.Sorter`.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from kproxy.convert.spoken import SPOKEN
 from kproxy.tables import schema, writer
 from kproxy.tables.names import Names
 
-FED = {table.name: table for table in (SPOKEN, schema.REGISTRY)}  # what insight is fed
+FED = {table.name: table for table in (SPOKEN, schema.REGISTRY)}  # the input of insight
 
 
 @dataclass
 class Share:
-    """What was read of a capture, or of some of its flows: sorted runs by table, its flaws, and names of topics."""
+    """The result of reading a capture, or some of its flows: sorted runs by table, counts, and names of topics."""
 
     runs: dict[str, list[Path]]
     quality: Quality
@@ -31,7 +31,7 @@ class Share:
 
 
 def sorters(job: Job, work: Path, prefix: str) -> dict[str, writer.Sorter]:
-    """What sorts the rows of a share, by table."""
+    """Return the sorters for the rows of a share, by table."""
     tables = [*(schema.BY_NAME[name] for name in job.tables), *FED.values()]
     return {table.name: writer.Sorter(table, work, prefix) for table in tables}
 
@@ -43,6 +43,6 @@ def share(sorted_by: dict[str, writer.Sorter], quality: Quality, names: Names) -
 
 
 def remove(work: Path, prefix: str) -> None:
-    """What readers with such a prefix left is of no use: the capture is read once more, in another way."""
+    """Remove the files of readers with a prefix, since the capture is read again in another way."""
     for left in work.glob(f"*{prefix}*"):
         left.unlink()

@@ -1,9 +1,9 @@
-"""Exchanges whose frames are kept -> rows on the disk, until all of a cluster can be read in one order of time.
+"""Exchanges with kept frames -> rows on the disk, until the exchanges of a cluster can be read in one order of time.
 
-Duty: an internal table, never part of a dataset: the frames of groups, leaders and administration, and the batches of
-coordinators' logs that were fetched, each with whose they are. Decoding waits until the merge, in one place; only the
-addresses of brokers that a controller tells are read at once, since they name brokers of other rows. Memory: the owner
-takes `batch()` before `size` is too large. Refuses to know what frames mean.
+Duty: an internal table, never part of a dataset. It has the frames about groups, leaders and administration, and the
+fetched batches of coordinators' logs, each with its connection. They are decoded after the merge, in one place; only
+addresses of brokers in requests of a controller are read at once, since they name brokers of other rows. Memory: the
+owner calls `batch()` before `size` is too large.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ SPOKEN = Table(
     "spoken",
     pa.schema(
         [
-            ("at_ns", I64),  # the answer's first byte; without one, the request's last
+            ("at_ns", I64),  # first byte of the response; without response, last byte of the request
             ("source", TEXT),
             ("connection", I64),
             ("number", I64),
@@ -40,8 +40,8 @@ SPOKEN = Table(
             ("broker_port", I32),
             ("broker_id", I32),
             ("request", BYTES),
-            ("response", BYTES),  # of a log: one batch, and no request
-            ("topic", TEXT),  # of a log, as are the next two
+            ("response", BYTES),  # for a log: one batch, and no request
+            ("topic", TEXT),  # this column and the next two are set for logs only
             ("topic_id", TEXT),
             ("partition", I32),
         ]
@@ -49,24 +49,24 @@ SPOKEN = Table(
     ("at_ns", "source", "connection", "number"),
 )
 BATCH_BYTES = 4 << 20
-_ROW_BYTES = 600  # beside the frames, about
+_ROW_BYTES = 600  # approximate memory of a row without its frames
 
 
 class SpokenColumns:
-    """Rows, until they are taken as a batch."""
+    """Rows, until `batch` returns them."""
 
     def __init__(self, names: Names) -> None:
-        """names: learns the brokers that controllers tell."""
+        """names: learns the addresses of brokers from requests of controllers."""
         self._names = names
         self._rows: list[dict[str, Any]] = []
-        self.size = 0  # bytes, about
+        self.size = 0  # approximate bytes
 
     @property
     def rows(self) -> int:
         return len(self._rows)
 
     def append(self, info: ConnectionInfo, exchange: Exchange) -> None:
-        """An exchange of a plan that keeps frames; nothing if its own were not."""
+        """Add an exchange of a plan that keeps frames; ignored if its frames were not kept."""
         request, response = exchange.request_frame, exchange.response_frame
         if request is None:
             return
@@ -77,7 +77,7 @@ class SpokenColumns:
         self.size += _ROW_BYTES + len(request) + (0 if response is None else len(response))
 
     def append_logged(self, info: ConnectionInfo, exchange: Exchange, logged: Sequence[Batch]) -> None:
-        """Batches of coordinators' logs in an answer, each with its copy."""
+        """Add batches of coordinators' logs in a response, each with its copy."""
         whose = _whose(info, exchange, True)
         for each in logged:
             if each.copy is not None:
@@ -88,7 +88,7 @@ class SpokenColumns:
                 self.size += _ROW_BYTES + len(batch)
 
     def batch(self) -> pa.RecordBatch:
-        """The rows so far; they are forgotten here."""
+        """Return and remove the rows."""
         rows, self._rows, self.size = self._rows, [], 0
         return batch(SPOKEN.schema, rows)
 

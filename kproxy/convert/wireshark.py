@@ -1,9 +1,9 @@
-"""What Wireshark says of packets of a capture, through pyshark and tshark.
+"""Wireshark's dissection of packets of a capture, through pyshark and tshark.
 
-Duty: the text of Wireshark's own dissection of some packets, TCP and what is above it. tshark reads the whole file, so
-that frames which began in earlier packets are put together. Needs the extra `wireshark` and tshark.
+Duty: returns the text of the dissection of some packets, for TCP and the layers above. tshark reads the whole file, so
+that frames that began in earlier packets are reassembled. Needs the extra `wireshark` and tshark.
 
-Bounds: MOST packets of a file. Refuses to know exchanges.
+Bounds: MOST packets of a file.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 def dissections(
     path: Path, numbers: Sequence[int], port: int, key_log: Path | str | None = None
 ) -> Iterator[tuple[int, str]]:
-    """The number and the text of each of these packets of a file, the first MOST; `port`: the broker's.
+    """Yield (number, text) of these packets of a file, the first MOST of them. port: the broker's.
 
-    Raises ModuleNotFoundError without pyshark, KproxyError without tshark, CaptureError where it cannot read the file.
+    Raises ModuleNotFoundError without pyshark, KproxyError without tshark, CaptureError if tshark cannot read the file.
     """
     import pyshark
     from pyshark.capture.capture import TSharkCrashException
@@ -35,7 +35,7 @@ def dissections(
     if not chosen:
         return
     loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)  # which pyshark takes, and which hears of tshark's end
+    asyncio.set_event_loop(loop)  # pyshark uses it, and it handles the exit of tshark
     packets = pyshark.FileCapture(
         str(path),
         display_filter=f"frame.number in {{{', '.join(map(str, chosen))}}}",

@@ -1,8 +1,8 @@
-"""Processes that read captures: started when there is work for them, and ended with us.
+"""Processes that read captures: started when there is work for them, and ended with this process.
 
-Duty: `Workers.each` has a function called with many arguments, and returns what it made of them, in their order. Where
-one call fails, and where we are interrupted, the others stop at their next window. What they have read is reported
-meanwhile. Memory: that of the processes. Refuses to know what they do.
+Duty: `Workers.each` calls a function with many arguments, and returns the results in their order. If one call fails, or
+if this process is interrupted, the other calls stop at their next window. Progress is reported meanwhile. Memory: that
+of the processes.
 """
 
 import os
@@ -18,19 +18,19 @@ from kproxy.convert import machine
 from kproxy.convert.job import Job
 from kproxy.errors import KproxyError
 
-LOOK_S = 0.2  # between two reports
+LOOK_S = 0.2  # interval of reports
 
-Seen = Callable[[int], None]  # gets the bytes of each window; raises where nobody waits for the result any more
+Seen = Callable[[int], None]  # receives the bytes of each window; raises if the call is to stop
 Progress = Callable[[str, int, int], None]
-_ours: list[Any] = []  # of a process: the event to stop at, and the queue of bytes that were read
+_ours: list[Any] = []  # in a worker: the stop event, and the queue of bytes read
 
 
 class _Stopped(Exception):
-    """Another call failed, or we were interrupted."""
+    """Another call failed, or the parent was interrupted."""
 
 
 class Workers:
-    """At most `most` processes; a context, at whose end they are gone."""
+    """At most `most` processes; a context manager, at whose end they have ended."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -51,14 +51,14 @@ class Workers:
             self._pool.shutdown()
 
     def watch(self, source: str, size: int, progress: Progress | None) -> None:
-        """What is read from now on is of this capture, of so many bytes."""
+        """Report bytes read from now on as progress of this capture. size: its bytes."""
         self._progress, self._bytes = (source, size, progress), 0
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Have a function called with the arguments and a `Seen`."""
+        """Call a function in a worker, with the arguments and a `Seen`; returns its future."""
         if self._pool is None:
             self._pool = ProcessPoolExecutor(self.most, self._context, _begin, (self._stop, self._read))
-        # It starts processes, which Ctrl-C reaches too: until they ignore it, each would tell of it by a stack.
+        # Ctrl-C also reaches new processes: until they ignore it, each would print a traceback.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             future = self._pool.submit(_call, function, arguments)
@@ -68,13 +68,13 @@ class Workers:
         return future
 
     def result(self, source: str, future: Future[Any]) -> Any:
-        """What a call returned. Raises what it raised; KproxyError if its process is gone."""
+        """Return the result of a call, or raise its exception; KproxyError if its process has died."""
         self._wait([future])
         self._waiting.discard(future)
         return _result(source, future)
 
     def each(self, job: Job, function: Callable[..., Any], work: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """What a function makes of each of the arguments. If one call fails, the others are ended, and it raises."""
+        """Return a function's results for each of the arguments; the first failure stops the others and is raised."""
         futures = [self.submit(function, *arguments) for arguments in work]
         try:
             self._wait(futures)
@@ -88,7 +88,7 @@ class Workers:
             self._end()
 
     def _wait(self, futures: Sequence[Future[Any]]) -> None:
-        """Until all are done, or one has failed."""
+        """Wait until all calls are done, or one has failed; report progress."""
         while True:
             found = wait(futures, LOOK_S, FIRST_EXCEPTION)
             self._report()
@@ -96,7 +96,7 @@ class Workers:
                 return
 
     def _end(self) -> None:
-        """What runs is stopped, what waits does not begin."""
+        """Stop running calls, and cancel queued ones."""
         left = [future for future in self._waiting if not future.cancel() and not future.done()]
         if left:
             self._stop.set()
@@ -108,7 +108,7 @@ class Workers:
 
     def _report(self) -> None:
         before = self._bytes
-        while not self._read.empty():  # else who writes to it waits
+        while not self._read.empty():  # a full queue would block the workers
             self._bytes += self._read.get()
         source, size, progress = self._progress
         if progress is not None and self._bytes > before:
@@ -126,7 +126,7 @@ def _result(source: str, future: Future[Any]) -> Any:
 
 
 def _begin(stop: Any, read: Any) -> None:
-    """What a process of ours does first: it ends with its parent, whose folder it writes in, and which is asked to."""
+    """Initialise a worker: it ignores Ctrl-C, which the parent handles, and ends if the parent dies."""
     parent = parent_process()
     assert parent is not None
     _ours[:] = stop, read

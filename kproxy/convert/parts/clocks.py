@@ -1,7 +1,7 @@
-"""Packets stamped earlier than one before them, where the parts of a capture are read by several readers.
+"""Packets whose time goes back, if several readers read the parts of a capture.
 
-Duty: each part's reader counts those of its part; where a part begins earlier than one before it ended, they are
-counted again with the latest time before it. Memory: one window. Refuses to know who reads parts.
+Duty: each reader counts such packets of its part. If a part has a time before the latest time of earlier parts, its
+packets are counted again with that latest time. Memory: one window.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from kproxy.convert.parts.reader import Part
 
 
 class Times(NamedTuple):
-    """What a part's reader says of times: as `reader.Found` has them."""
+    """The times of a part, as in `reader.Found`."""
 
     begin: int
     until: int
@@ -27,7 +27,7 @@ class Times(NamedTuple):
 
 
 def late(times: Sequence[Times]) -> list[tuple[int, int]]:
-    """Parts that begin earlier than one before them ended, with the latest time before."""
+    """Return (index, latest earlier time) of parts with a time before the latest time of earlier parts."""
     found = []
     reached = NONE
     for number, part in enumerate(times):
@@ -38,7 +38,7 @@ def late(times: Sequence[Times]) -> list[tuple[int, int]]:
 
 
 def back(part: Part, times: Times, before_ns: int) -> tuple[int, int, int]:
-    """How many packets of a part are stamped too early, the first and the last time, if the latest before is known."""
+    """Return (packets of a part whose time goes back, first time, last time), given the latest time before the part."""
     count, first, last = 0, NONE, NONE
     for window in _windows(part, times):
         stamps = times_of(window.records)
@@ -53,7 +53,7 @@ def back(part: Part, times: Times, before_ns: int) -> tuple[int, int, int]:
 
 
 def _windows(part: Part, times: Times) -> Iterator[Window]:
-    """The packets of a part but those of its warm-up, and those of the next one's."""
+    """Yield the packets of a part without its warm-up, and without the packets of the next part."""
     for window in splits.windows(part.split, Quality()):
         at = index_at(window, times.begin)
         if at < len(window.records):

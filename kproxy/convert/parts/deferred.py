@@ -1,11 +1,11 @@
-"""Packets of connections that no reader of a part had -> rows: one connection after the other, with its excerpts.
+"""Packets of connections that no reader of a part claimed -> rows: one connection after the other, with its excerpts.
 
-Duty: `Deferred` takes of each connection what readers say of it, and its packets by their places, in the capture's
-order; it reads their bytes where they lie, and gives them to the same Flows and Session as everywhere. A connection
-that does not fit is noted (`Deferred.conflicting`), and the next one is read; an unsplittable capture
-(`Deferred.unsplittable`) ends it.
+Duty: `Deferred` takes the excerpts of each connection, and its packets by their places, in the capture's order. It
+reads their bytes from the files, and passes them to the same Flows and Session as everywhere. A conflicting connection
+is recorded (`Deferred.conflicting`), and the next one is read; an unsplittable capture (`Deferred.unsplittable`) ends
+the work.
 
-Memory: one connection; MAPPED_BYTES of the captures' own pages. Refuses to know how packets came together.
+Memory: one connection; MAPPED_BYTES of the captures' own pages.
 """
 
 import os
@@ -31,9 +31,9 @@ from kproxy.errors import CaptureError
 OPEN_FILES = 64
 MAPPED_BYTES = 256 << 20  # pages of files in the address space
 TOGETHER = 32 * 1024  # packets of a connection
-FIRST_PACKETS = 64  # of a connection, taken one by one until it is under way
-SHORT = 320  # packets: a connection that has no more costs less one by one
-HEAD = mapped.HEAD - 16  # bytes of a packet, without the record's own header, that flows look at by column
+FIRST_PACKETS = 64  # packets per step at the beginning of a connection, before it is seen in a window
+SHORT = 320  # a connection of up to so many packets is cheaper one by one
+HEAD = mapped.HEAD - 16  # bytes of a packet, without the record header, that flows read by column
 
 
 class Deferred:
@@ -44,35 +44,35 @@ class Deferred:
         self.corrections: list[Correction] = []
         self.connections: list[dict[str, Any]] = []  # rows of connections that were joined
         self.read_bytes = 0
-        self.unsplittable = ""  # why one reader is to read the capture
-        self.conflicting: dict[Pair, str] = {}  # connections that one reader is to read: why
-        self._is_conflicting = False  # the connection is
+        self.unsplittable = ""  # why one reader must read the capture
+        self.conflicting: dict[Pair, str] = {}  # connections that one reader must read, with the reason
+        self._is_conflicting = False  # the current connection
         self._job = job
-        self._gate = [True]  # whether rows are told
+        self._gate = [True]  # whether rows are emitted
         self.rows = Rows(
             lambda table, batch: add(table, batch) if self._gate[0] else None, job.records, keeps=job.is_known
         )
         self._flows = self.rows.flows(job, self.quality, first=False, apart=True)
         self._files = _Files()
         self._is_open = False
-        self._excerpts: list[Excerpt] = []  # of the connection
+        self._excerpts: list[Excerpt] = []  # of the current connection
         self._joiner: Joiner | None = None
-        self._met = False  # the connection, in an earlier window
-        self._where = (-1, -1, -1)  # part, phase and file of the packets that wait
-        self._waiting: list[np.ndarray] = []  # TOGETHER about
+        self._met = False  # whether an earlier window had packets of the connection
+        self._where = (-1, -1, -1)  # part, phase and file of the queued packets
+        self._waiting: list[np.ndarray] = []  # queued packets, about TOGETHER
 
     def begin(self, excerpts: Sequence[Excerpt]) -> None:
-        """A connection, of which readers say this."""
+        """Begin a connection with its excerpts."""
         self._end()
         self._joiner, self._excerpts, self._where = None, list(excerpts), (-1, -1, -1)
         self._met, self._is_open, self._is_conflicting = False, True, False
 
     def say(self, excerpts: Sequence[Excerpt]) -> None:
-        """What other readers say of it, before its packets."""
+        """Add excerpts of other readers, before the connection's packets."""
         self._excerpts += excerpts
 
     def take(self, part: int, phase: int, file: int, places: np.ndarray, inline: bytes | None = None) -> None:
-        """Its next packets: their places in a file of the capture, and their bytes, if they are at hand."""
+        """Take the connection's next packets: their places in a file of the capture, and their bytes, if available."""
         if self.unsplittable or self._is_conflicting:
             return
         try:
@@ -81,7 +81,7 @@ class Deferred:
             self._tear(fault)
 
     def finish(self) -> None:
-        """The last connection is over."""
+        """End the last connection, and emit its rows."""
         self._end()
         if not self.unsplittable:
             self.rows.flush(1)
@@ -106,7 +106,7 @@ class Deferred:
             self._joiner = Joiner(self._excerpts, self._flows, self.rows, self._gate)
 
     def _end(self) -> None:
-        """The connection is over."""
+        """End the connection."""
         if not self._is_open or self.unsplittable or self._is_conflicting:
             return
         try:
@@ -134,7 +134,7 @@ class Deferred:
         self._gate[0] = True
 
     def _hand_on(self) -> None:
-        """The packets that wait, many at once: what is done once a window is most of what a small one costs."""
+        """Pass on the queued packets, many at once: the fixed cost of a window dominates small windows."""
         if self._waiting:
             packets = np.concatenate(self._waiting)
             self._waiting.clear()
@@ -143,14 +143,14 @@ class Deferred:
             try:
                 data = self._files.open(path)
                 size = os.stat(path).st_size  # noqa: PTH116 - a path costs more
-            except (OSError, ValueError) as fault:  # of an empty file nothing can be mapped
+            except (OSError, ValueError) as fault:  # an empty file cannot be mapped
                 raise CaptureError(path, f"it has changed while it was read: {fault}") from fault
-            if size < max(end, len(data)):  # the kernel would end the process
+            if size < max(end, len(data)):  # reading beyond the end of a mapped file raises SIGBUS
                 raise CaptureError(path, "it has become shorter while it was read")
             self._packets(packets, data, packets["offset"])
 
     def _packets(self, packets: np.ndarray, data: mmap | bytes, starts: np.ndarray) -> None:
-        """Give packets of the connection, which begin at `starts` of `data`, to the flows."""
+        """Pass packets of the connection, at offsets `starts` of `data`, to the flows."""
         done = 0
         while done < len(packets):
             here = packets[done : done + (TOGETHER if self._met or len(packets) <= SHORT else FIRST_PACKETS)]
@@ -166,7 +166,7 @@ class Deferred:
 
 
 def _records(packets: np.ndarray, data: mmap | bytes, start: np.ndarray) -> Sequence[Record]:
-    """Packets as columns; those of several link types, or at the end of the data, one by one."""
+    """Return packets as columns; packets of several link types, or at the end of the data, as single records."""
     links, end = packets["link"], start + packets["captured"]
     if (links == links[0]).all() and start.max() + HEAD <= len(data):
         heads = np.ndarray((len(data) - HEAD + 1,), f"V{HEAD}", data, strides=(1,))[start].view(np.uint8)
@@ -176,7 +176,7 @@ def _records(packets: np.ndarray, data: mmap | bytes, start: np.ndarray) -> Sequ
 
 
 class _Files:
-    """The files that were read last, mapped; one is let go when nothing in a connection's hands lies in it any more."""
+    """The most recently read files, mapped; a mapping is freed when no connection refers to it any more."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, mmap] = OrderedDict()
@@ -194,9 +194,9 @@ class _Files:
         return data
 
     def looked_at(self, size: int) -> None:
-        """Pages are the files' own, but count as the process's: let them go before they are many.
+        """Count mapped bytes that were read, and release the pages at MAPPED_BYTES: they count as the process's memory.
 
-        Not at once, since packets of other connections lie in the same ones.
+        They are not released at once, since the same pages hold packets of other connections.
         """
         self._mapped_bytes += size
         if self._mapped_bytes >= MAPPED_BYTES:

@@ -1,7 +1,7 @@
-"""What one reader of a capture hands over of a connection to the next one.
+"""The state of a connection that one reader of a capture hands over to the next one.
 
-Duty: `Handover` is where that happened and what was counted before; `Offsets` is what the next one knows of a
-consumer's places. Memory: MAX_POSITIONS partitions of a connection. Refuses to know who the readers are.
+Duty: `Handover` is the point of the handover, with the counts up to it; `Offsets` has the consumer's positions as the
+next reader knows them. Memory: MAX_POSITIONS partitions per connection.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from kproxy.tables.partitions import LATER, MAX_POSITIONS, Positions
 
 @dataclass
 class Handover:
-    """A connection where it is handed over."""
+    """A connection at the point of its handover."""
 
     id: int
     number: int  # of its next request
@@ -22,7 +22,7 @@ class Handover:
     has_seen_gap: bool
 
     def follow(self, before: "Handover") -> bool:
-        """`before` is where the same connection was handed over earlier; False: what is in between depends on that."""
+        """Add the counts of an earlier handover of the same connection; False if the part in between depends on it."""
         if before.has_seen_gap and self.counted.is_surprised:
             return False
         self.counted.join(before.counted)
@@ -34,7 +34,7 @@ class Handover:
 
 
 class Offsets(Positions):
-    """Where a consumer is: what is not known from a claim on is LATER, and less."""
+    """The positions of a consumer; positions from before a claim are unknown, and become LATER or less."""
 
     def __init__(self) -> None:
         super().__init__()

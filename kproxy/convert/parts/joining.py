@@ -1,10 +1,10 @@
-"""What the readers of a capture's parts say of one connection, joined: its rows are those of one reader.
+"""Joins the excerpts of one connection from all readers of a capture's parts: its rows are those of a single reader.
 
-Duty: `Joiner` gets the excerpts of a connection in their order, and its deferred packets. It reads these packets,
+Duty: `Joiner` takes the excerpts of a connection in their order, and its deferred packets. It reads these packets,
 compares each claim with the state that it has reached, and joins the excerpts: numbers, ids, lags and the connection's
-row. `Conflicting`: one reader has to read this connection; `Unsplittable`: one reader has to read the capture.
+row. `Conflicting`: one reader must read this connection; `Unsplittable`: one reader must read the capture.
 
-Memory: that of Flows with one connection. Refuses to know who runs it, and how packets and excerpts travel.
+Memory: that of Flows with one connection.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -27,7 +27,7 @@ from kproxy.wire.events import NONE
 
 @dataclass
 class Correction:
-    """What rows of a connection need that one reader told: its true id, and what its numbers and lags lack."""
+    """Corrections for one reader's rows of a connection: final id, offset of exchange numbers, missing lags."""
 
     id: int
     whole: int
@@ -36,13 +36,14 @@ class Correction:
 
 
 class Joiner:
-    """The excerpts of one connection, and its packets that are deferred, in the order of the capture.
+    """Joins the excerpts of one connection, and its deferred packets, in the order of the capture.
 
-    `at` is called before packets of a part and phase are given to `flows`, which are `apart`; `finish` at the end.
+    The owner calls `at` before it passes packets of a part and phase to `flows`, which are `apart`; `finish` at the
+    end.
     """
 
     def __init__(self, excerpts: Sequence[Excerpt], flows: Flows, rows: Rows, gate: list[bool]) -> None:
-        """gate: what stands in it says whether rows are told."""
+        """gate: one flag, whether rows are emitted."""
         self.corrections: list[Correction] = []
         self.rows: list[dict[str, Any]] = []  # of `connections`
         self._excerpts = {excerpt.part: excerpt for excerpt in excerpts}
@@ -58,16 +59,16 @@ class Joiner:
             for after, step in ((-0.5, "enter"), (0.5, "warmed"), (1.5, "leave"))
         )
         self._begun = 0
-        self._before: tuple[Handover, int] | None = None  # handed over, and to which part
-        self._ids: dict[int, tuple[int, int]] = {}  # (the whole connection's id, what to add to numbers) by others
-        self._known: dict[int, Handover] = {}  # whole connections so far
+        self._before: tuple[Handover, int] | None = None  # the last handover, and the part that takes over
+        self._ids: dict[int, tuple[int, int]] = {}  # by a reader's id: (final id, offset of exchange numbers)
+        self._known: dict[int, Handover] = {}  # by final id: the connection up to its last handover
         self._waiting: list[tuple[int, int, int, Positions, Callable[[], Sequence[Any]]]] = []
-        self._is_over = ""  # how it ended that a reader told
-        self._firsts: tuple[int, int] | None = None  # how the last one began
-        self._noted: set[Flow] = set()  # those that were seen here
+        self._is_over = ""  # the end of the connection, reported by a reader
+        self._firsts: tuple[int, int] | None = None  # `firsts` of the last connection
+        self._noted: set[Flow] = set()  # flows that were seen here
 
     def at(self, part: int, phase: int) -> bool:
-        """Whether the packets of a part and phase are to be given to the flows."""
+        """Return whether the packets of a part and phase must be passed to the flows."""
         self._go(2 * part + phase)
         if phase == WARM:
             if self._gate[0]:
@@ -80,10 +81,10 @@ class Joiner:
         return True
 
     def seen(self) -> None:
-        """Packets were given to the flows."""
+        """Check the flows after packets were passed to them."""
         flow = self._flows.of(self._pair[0])
         if flow is not None and self._gate[0]:
-            for each in (*self._flows.ended, flow):  # ports may be used again and again in a few packets
+            for each in (*self._flows.ended, flow):  # a few packets may hold several connections with the same ports
                 if each in self._noted and each is not flow:
                     continue
                 if self._is_over and (self._is_over == "reset" or not each.start_seen):
@@ -157,7 +158,7 @@ class Joiner:
         self._link(excerpt.id, excerpt.number, lambda: excerpt.missed)
 
     def _warmed(self, excerpt: Excerpt) -> None:
-        """Packets of a warm-up were given to the flows: what they know now is what was handed over."""
+        """Compare the state after a warm-up with the state that was handed over."""
         if self._before is None or not excerpt.is_left:
             return
         self._rows.flush(1)
@@ -191,7 +192,7 @@ class Joiner:
             self._before = excerpt.handover, excerpt.part + 1
 
     def _link(self, claimed: int, number: int, missed: Callable[[], Sequence[Any]]) -> None:
-        """A connection that was handed over goes on under another id."""
+        """Link a connection that was handed over to its id in the next reader."""
         assert self._before is not None
         handover, _ = self._before
         self._before = None
@@ -222,7 +223,7 @@ class Joiner:
 
 
 def corrected(corrections: Sequence[Correction], rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of connections that began elsewhere with their ids, numbers and lags; those of others as they are."""
+    """Return rows with final ids, numbers and lags of connections that began in another part; other rows unchanged."""
     if not corrections or not {"connection", "number"} <= set(rows.schema.names):
         return rows
     known = sorted(
@@ -251,7 +252,7 @@ def corrected(corrections: Sequence[Correction], rows: pa.RecordBatch) -> pa.Rec
 
 
 def clash(told: Sequence[tuple[dict[int, bool], set[int]]]) -> bool:
-    """Whether readers took one topic for a coordinators' log and for none, or left something out of one."""
+    """Return whether readers disagree whether a topic is a coordinators' log, or left out batches of one."""
     decided: dict[int, bool] = {}
     for logs, _ in told:
         for identity, is_log in logs.items():
@@ -261,7 +262,7 @@ def clash(told: Sequence[tuple[dict[int, bool], set[int]]]) -> bool:
 
 
 def without(left: Collection[int], rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows but those of some connections."""
+    """Return rows without the rows of some connections."""
     if not left or "connection" not in rows.schema.names:
         return rows
     mine = np.isin(numbers(rows["connection"], 0), np.array(sorted(left), np.int64)) & ~nulls(rows["connection"])

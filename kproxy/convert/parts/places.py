@@ -1,7 +1,7 @@
-"""The places of a capture's packets, by connection: what is kept of packets that somebody else may have to read.
+"""The places of a capture's packets, by connection, for packets that another task may have to read.
 
-Duty: `Packets` notes of each packet whose it is, its time and where it lies; `grouped` brings those of some connections
-together. Memory: 32 bytes for each packet, 40 where their bytes go to a spool. Refuses to know who reads them.
+Duty: `Packets` records the connection, the time and the offset of each packet; `grouped` groups packets by connection.
+Memory: 32 bytes per packet, 40 if their bytes go to a spool.
 """
 
 from bisect import bisect_left
@@ -19,9 +19,9 @@ from kproxy.capture.records import Window
 PLACE = np.dtype(
     [("offset", "<i8"), ("time_ns", "<i8"), ("link", "<i4"), ("captured", "<i4"), ("original", "<i4")]
 )  # of a packet
-WARM, MAIN = 0, 1  # phases: before a reader's claim, and behind it
-MEASURE = 128 * 1024  # packets that are brought together at a time
-MEASURE_BYTES = 8 << 20  # of them, where they are in a spool
+WARM, MAIN = 0, 1  # phases: before a reader's claim, and after it
+MEASURE = 128 * 1024  # packets that are grouped at a time
+MEASURE_BYTES = 8 << 20  # bytes of packets that are grouped at a time, if they are in a spool
 
 
 class Packets:
@@ -29,13 +29,13 @@ class Packets:
 
     def __init__(self, spool: BinaryIO | None) -> None:
         self.pairs: list[Pair] = []
-        self.has_fragments = False  # datagrams come in fragments, which may be anywhere
+        self.has_fragments = False  # IP fragments, whose rest may be anywhere
         self._numbers: dict[bytes, int] = {}
         self._dissector = _Dissector(Quality())
         self._spool = spool
         self._spooled = 0
         self._found: list[tuple[np.ndarray, np.ndarray, np.ndarray, int, int]] = []
-        self.times_ns = np.zeros(0, np.int64)  # of the window that was added last
+        self.times_ns = np.zeros(0, np.int64)  # of the last added window
         self.size = 0  # its bytes
 
     def add(self, window: Window, file: int, phase: int) -> None:
@@ -73,10 +73,9 @@ class Packets:
         self.times_ns, self.size = places["time_ns"], int(places["captured"].sum(dtype=np.int64)) + 16 * len(places)
 
     def of(self, phases: dict[Pair, int]) -> Iterator[tuple[int, int, np.ndarray, np.ndarray, np.ndarray]]:
-        """Those of some connections, each from a phase on, by window.
+        """Yield packets of some connections, each from a phase on, by window.
 
-        File, phase, whose they are (an index of `pairs`), their places, and where they are in the spool or
-        in the file.
+        A window is (file, phase, indices in `pairs`, places, offsets in the spool or in the file).
         """
         least = np.array([phases.get(pair, MAIN + 1) for pair in self.pairs] + [MAIN + 1])
         for owners, places, spooled, file, phase in self._found:
@@ -102,18 +101,18 @@ class _Dissector(Dissector):
 
 
 class Group(NamedTuple):
-    """Packets of one phase and file, brought together by connection."""
+    """Packets of one phase and file, grouped by connection."""
 
     phase: int
     file: int
-    owners: np.ndarray  # an index of `Packets.pairs` of each connection
-    edges: np.ndarray  # where each one's packets begin in the next two, and the end
+    owners: np.ndarray  # index in `Packets.pairs` of each connection
+    edges: np.ndarray  # index of each connection's first packet in the next two arrays, and their length
     places: np.ndarray
     spooled: np.ndarray
 
 
 def grouped(packets: Packets, deferred: dict[Pair, int], most_bytes: int = 1 << 62) -> Iterator[Group]:
-    """The packets of connections, each from a phase on, MEASURE or `most_bytes` of them at a time."""
+    """Yield groups of packets of connections, each from a phase on, MEASURE or `most_bytes` of them at a time."""
     waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     size = count = 0
     where = (-1, -1)
@@ -142,7 +141,7 @@ def part_of(window: Window, begin: int, end: int | None = None) -> Window:
 
 
 def index_at(window: Window, place: int) -> int:
-    """The first record that begins at a place or behind it."""
+    """Return the index of the first record that begins at an offset of the file or after it."""
     start = place + 16 - window.offset
     if isinstance(window.records, Columns):
         return int(np.searchsorted(window.records.start, start))

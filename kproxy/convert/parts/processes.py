@@ -1,11 +1,11 @@
-"""A large capture on one machine, its parts read by several processes: what `kproxy convert` runs.
+"""Reads the parts of a large capture with several processes on one machine, for `kproxy convert`.
 
-Duty: `plan` cuts a capture; a process reads each part (`read_part`), and then some of the connections that no reader
-had (`read_deferred`); `read` has it done, and makes shares of what came. Where that cannot be, by what the capture is
-or because most connections are in the middle of something where parts meet, it is read in another way.
+Duty: `plan` cuts a capture; a process reads each part (`read_part`), and then some of the deferred connections
+(`read_deferred`); `read` runs these, and returns shares. Some captures cannot be read in parts, because of their format
+or because most connections cannot be claimed at a border; they are read in another way.
 
-Memory: a process has one part's flows and places of packets, the owner what is told of connections at
-borders. Refuses to know how processes are started.
+Memory: a process holds one part's flows and places of packets, the owner the excerpts of connections at borders. The
+caller starts processes (`Workers`).
 """
 
 import logging
@@ -36,18 +36,18 @@ from kproxy.tables import schema, writer
 from kproxy.tables.arrays import batch
 
 PART_PACKETS = 1 << 19  # 20 MB of places
-PART_BYTES, MOST_BYTES = 128 << 20, 4 << 30  # of a part, where packets are smaller or larger than others
-LEAST_BYTES = 16 << 20  # of a part: below, other ways cost less
-LEAST_CLAIMED = 0.5  # of the bytes at a border, those of connections that are handed over there
+PART_BYTES, MOST_BYTES = 128 << 20, 4 << 30  # bounds of a part, for very small and very large packets
+LEAST_BYTES = 16 << 20  # of a part: for smaller parts other ways cost less
+LEAST_CLAIMED = 0.5  # smallest share of claimed connections in the bytes at a border
 NO_TIMES = Times(0, 0, 0, 0)
-NEAR_BYTES = 1 << 20  # of packets that are deferred: no other process is asked for so few
-TASK_BYTES = 8 << 20  # and for less than so many no second one
+NEAR_BYTES = 1 << 20  # up to so many bytes of deferred packets are read in this process
+TASK_BYTES = 8 << 20  # of deferred packets per process
 log = logging.getLogger("kproxy.convert")
 
 
 @dataclass(frozen=True)
 class Run:
-    """Packets of a connection that is deferred, in a file of `PLACE`."""
+    """Packets of a deferred connection, in a file of `PLACE`."""
 
     path: Path
     start: int
@@ -60,7 +60,7 @@ class Run:
 
 @dataclass
 class Told:
-    """What a process says of a part, or of connections that were deferred."""
+    """The result of a process for a part, or for deferred connections."""
 
     share: Share
     logs: tuple[dict[int, bool], set[int]]
@@ -73,7 +73,7 @@ class Told:
 
 
 def plan(job: Job, processes: int) -> list[Part]:
-    """The parts of a capture, as many for each process; none: they are not worth it."""
+    """Return the parts of a capture, the same number for each process; none if splitting does not pay."""
     if processes < 2 or job.key_log is not None or job.records is not None:
         return []
     try:
@@ -91,7 +91,7 @@ def plan(job: Job, processes: int) -> list[Part]:
             return []
         found = [(file, split) for file, path in enumerate(job.paths) for split in splits.plan(path, of_part)]
     except (OSError, CaptureError):
-        return []  # its reader says why
+        return []  # its reader reports the error
     if len(found) < 2 or whole // len(found) < LEAST_BYTES // 2:
         return []
     following = [split for _, split in found[1:]]
@@ -102,7 +102,7 @@ def plan(job: Job, processes: int) -> list[Part]:
 
 
 def _mean(path: str, size: int) -> int:
-    """How long the records are that stand in the middle of a file."""
+    """Return the mean bytes of records in the middle of a file."""
     window = next(splits.windows(splits.plan(path, -(-size // 2))[-1], Quality()), None)
     if window is None or not window.records:
         return 1
@@ -127,7 +127,7 @@ def read_part(job: Job, part: Part, work: Path, prefix: str, seen: Seen) -> Told
     start = 0
     with writer.writing(work), path.open("wb") as sink:
         for group in grouped(found.packets, found.deferred):
-            sink.write(group.places.data)  # tofile() says nothing of a full disk
+            sink.write(group.places.data)  # tofile() does not report a full disk
             sizes = np.add.reduceat(group.places["captured"], group.edges[:-1], dtype=np.int64).tolist()
             edges = group.edges.tolist()
             for owner, begin, end, size in zip(group.owners.tolist(), edges, edges[1:], sizes, strict=False):
@@ -141,7 +141,7 @@ Connections = Sequence[tuple[Sequence[Excerpt], Sequence[Run]]]
 
 
 def read_deferred(job: Job, work: Path, prefix: str, connections: Connections, seen: Seen) -> Told:
-    """Read what is deferred of connections, and join their excerpts. Raises Unsplittable."""
+    """Read the deferred packets of connections, and join their excerpts. Raises Unsplittable."""
     sorted_by = sorters(job, work, prefix)
     deferred = Deferred(job, lambda table, rows: sorted_by[table.name].add(rows))
     for said, runs in connections:
@@ -167,9 +167,10 @@ def read_deferred(job: Job, work: Path, prefix: str, connections: Connections, s
 
 
 def read(job: Job, parts: Sequence[Part], workers: Workers, work: Path, prefix: str, processes: int) -> list[Share]:
-    """What processes make of a capture. Raises Unsplittable where it cannot be read in parts, CaptureError.
+    """Read a capture in parts; returns the shares of the processes.
 
-    Where connections turn out to conflict, the parts are read once more.
+    If connections turn out to conflict, the parts are read a second time. Raises Unsplittable if the capture cannot be
+    read in parts, and CaptureError.
     """
     every = _read(job, parts, workers, work, prefix, processes)
     if conflicting := _conflicting(every):
@@ -186,7 +187,7 @@ def read(job: Job, parts: Sequence[Part], workers: Workers, work: Path, prefix: 
 
 
 def _conflicting(every: Sequence[Told]) -> dict[Pair, str]:
-    """Connections that do not fit where parts meet, and why."""
+    """Return conflicting connections, with the reasons."""
     return {pair: why for each in every for pair, why in each.conflicting.items()}
 
 
@@ -230,13 +231,13 @@ def _settle_clock(
 
 
 def back(part: Part, times: Times, before_ns: int, seen: Seen) -> tuple[int, int, int]:
-    """As `clocks.back`."""
+    """Return `clocks.back`, in a worker."""
     seen(0)
     return clocks.back(part, times, before_ns)
 
 
 def _connections(told: Sequence[Told]) -> list[tuple[list[Excerpt], list[Run]]]:
-    """Connections with excerpts of several readers or with deferred packets, without those that conflict."""
+    """Return connections with excerpts of several readers or with deferred packets, without conflicting ones."""
     conflicting = _conflicting(told)
     of_pairs: dict[Pair, tuple[list[Excerpt], list[Run]]] = {}
     for each in told:
@@ -270,7 +271,7 @@ def _size(connections: Connections) -> int:
 
 
 def _groups(connections: Connections, processes: int) -> list[list[tuple[Sequence[Excerpt], Sequence[Run]]]]:
-    """As much for each process."""
+    """Distribute connections among processes, with about the same number of bytes for each."""
     count = max(1, min(processes, _size(connections) // TASK_BYTES))
     groups: list[list[tuple[Sequence[Excerpt], Sequence[Run]]]] = [[] for _ in range(count)]
     sizes = [0] * count
@@ -282,7 +283,7 @@ def _groups(connections: Connections, processes: int) -> list[list[tuple[Sequenc
 
 
 def _correct(told: Told, corrections: Sequence[Correction], work: Path, prefix: str) -> None:
-    """Rows of connections that began elsewhere get their ids, numbers and lags, and those that are left go."""
+    """Correct rows of connections that began in another part, and remove rows of connections in `told.left`."""
     if not corrections and not told.left:
         return
     correction = partial(_corrected, corrections, told.left)
@@ -293,7 +294,7 @@ def _correct(told: Told, corrections: Sequence[Correction], work: Path, prefix: 
         if name not in FED:
             told.share.corrections.update(dict.fromkeys(runs, correction))
             continue
-        sorter = writer.Sorter(table, work, prefix)  # it is merged with that of other captures
+        sorter = writer.Sorter(table, work, prefix)  # merged with the runs of other captures later
         for part in writer.merged(table, runs, dict.fromkeys(runs, correction)):
             for rows in part.to_batches():
                 sorter.add(rows)

@@ -1,18 +1,19 @@
-"""A capture in parts, each read once by a reader that hears nothing of the others, and what is joined of them.
+"""The reader of one part of a capture; it reads the part once, without data from the readers of other parts.
 
-Duty: a part is what lies between two borders of a capture. Its reader begins some packets before it, at its split's
-first record, and *warms up*: as behind a hole it finds frames, and reads until each request that waits was seen
-(`Warm`). At the border it claims the connections of which it knows all that decides what comes, and takes up those that
-begin later; packets of all others are *deferred*: their places are handed on, they are not read. At its end it warms up
-as the reader of the next part does, from the same packets, so that it knows what that one claims. A connection that
-both know alike is handed over there. One that is not is left out of its rows, and deferred from its first packet on.
+Duty: a part is the packets between two borders of a capture. Its reader begins some packets before it, at its split's
+first record, and *warms up*: it searches for frames as after a gap, and reads until every pending request was seen
+(`Warm`). At the border it claims the connections whose state is complete, and it takes connections that begin later.
+Packets of all other connections are *deferred*: the reader emits their places without reading them. At its end it does
+the next reader's warm-up, with the same packets, and so computes that reader's claims. A connection with the same state
+in both is handed over there. Any other connection is left out of its rows, and deferred from its first packet on.
 
-`Joiner` gets what readers say of one connection, in their order, and the packets that are deferred. It reads these,
-compares each claim with what it knows by then, and joins the excerpts: numbers, ids, lags and the connection's row. So
-nothing is guessed. A connection that does not fit (`Conflicting`) is deferred from its first packet to its last, when
-parts are read again; what is not one connection's (`Unsplittable`) means that one reader is to read the capture.
+`Joiner` takes the excerpts of one connection, in their order, and the deferred packets. It reads these packets,
+compares each claim with its own state at that point, and joins the excerpts: numbers, ids, lags and the connection's
+row. So nothing is guessed. A connection that does not fit (`Conflicting`) is deferred from its first packet to its
+last, when parts are read again. A conflict beyond one connection (`Unsplittable`) means that one reader must read the
+capture.
 
-Memory: that of Flows, and the places of a part's packets. Refuses to know who runs readers, and how packets travel.
+Memory: that of Flows, and the places of a part's packets.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -39,59 +40,59 @@ from kproxy.tables.names import Names
 from kproxy.tables.partitions import MAX_POSITIONS
 from kproxy.tables.schema import Table
 
-OVERLAP_BYTES = 4 << 20  # at a split's beginning, in which its reader warms up, if that is enough
-OVERLAP_PART = 48  # of it, at most this part
-MOST_BYTES, MOST_PART = 64 << 20, 16  # and where it is not
-ENOUGH = 0.9  # of the bytes, those of connections that stand firm
-MAX_CONFLICTING = 1000  # connections that are read by themselves; more tear the capture
-LOOK, MOST_LOOK = 64, 4096  # packets until it is looked which connections have seen an answer, and between two looks
+OVERLAP_BYTES = 4 << 20  # initial length of a warm-up, at a split's beginning
+OVERLAP_PART = 48  # the initial warm-up is at most 1/48 of the split
+MOST_BYTES, MOST_PART = 64 << 20, 16  # limits of an extended warm-up: bytes, and 1/16 of the split
+ENOUGH = 0.9  # a warm-up ends when claimable connections have this share of the bytes
+MAX_CONFLICTING = 1000  # conflicting connections; with more the capture is unsplittable
+LOOK, MOST_LOOK = 64, 4096  # packets before the first check which connections have an answered request; between checks
 Add = Callable[[Table, pa.RecordBatch], None]
 
 
 class Unsplittable(Exception):
-    """The capture cannot be read in parts: why."""
+    """The capture cannot be read in parts; the text is the reason."""
 
 
 class Conflicting(Unsplittable):
-    """One connection cannot be: its packets are to be deferred from the first one on, and the parts read again."""
+    """One connection cannot be read in parts: defer its packets from the first one on, and read the parts again."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one reader has of a capture, between the warm-up of its split and the end of that of the next."""
+    """The input of one reader: from the end of its split's warm-up to the end of the next split's warm-up."""
 
     number: int
     split: Split
     file: int  # the number of the split's file
     following: Split | None = None
     overlap_part: int = OVERLAP_PART
-    conflicting: frozenset[Pair] = frozenset()  # connections that no reader has
+    conflicting: frozenset[Pair] = frozenset()  # connections that no reader takes
 
 
 @dataclass
 class Excerpt:
-    """What the reader of a part says of a connection that it had, or that it claimed."""
+    """The result of a part's reader for a connection that it read or claimed."""
 
     part: int
     pair: Pair
-    snapshot: Any = None  # what it claimed; None: the connection begins in the part
-    id: int = 0  # as the reader names it
+    snapshot: Any = None  # the claimed state; None: the connection begins in the part
+    id: int = 0  # in this reader's rows
     number: int = 0  # of its first request
-    missed: list[Any] = field(default_factory=list)  # partitions whose offsets those before it know
-    is_left: bool = False  # its packets are deferred, and no row is told
+    missed: list[Any] = field(default_factory=list)  # partitions whose offsets earlier parts determine
+    is_left: bool = False  # its packets are deferred, and no row is emitted
     handover: Handover | None = None  # to the reader of the next part, at the end
-    counted: Counted | None = None  # it ended
-    ended: str = ""  # how one ended that is told already
-    is_full: bool = False  # more partitions were missed than are kept in mind
+    counted: Counted | None = None  # the counts, if it ended
+    ended: str = ""  # the end of a connection whose row is emitted already
+    is_full: bool = False  # more partitions were missed than `missed` can hold
     begun: tuple[int, int] | None = None  # the first connection that began in the part: its side and number of the SYN
     firsts: tuple[int, int] | None = None  # the last one whose beginning was seen: those of both sides, or -1
 
 
 class Warm:
-    """Flows that begin with a split, until it is clear which of them stand on firm ground.
+    """The warm-up of flows at the beginning of a split, until enough of them can be claimed.
 
-    A warm-up goes on while the connections that stand firm have less than ENOUGH of the bytes, but MOST_BYTES and one
-    of MOST_PART at most. Who takes the same packets, however they come in windows, finds the same.
+    A warm-up goes on while claimable connections have less than ENOUGH of the bytes, up to MOST_BYTES and 1/MOST_PART
+    of the split. The result depends only on the packets, not on their division into windows.
     """
 
     def __init__(self, flows: Flows, split: Split, overlap_part: int) -> None:
@@ -111,18 +112,18 @@ class Warm:
 
     @property
     def border(self) -> int:
-        """The place in the file from which on packets are not of the warm-up any more, as far as is known."""
+        """Return the offset in the file at which the warm-up ends, as far as it is known now."""
         return self._split.start + self._size
 
     @property
     def part(self) -> float:
-        """Of the bytes of all connections that are open, those of the ones that stand firm."""
+        """Return the share of claimable connections in the bytes of all open connections."""
         firm = {id(flow) for flow, _ in self.claims().values()}
         sizes = [(sum(flow.payload_bytes), id(flow) in firm) for flow in self._flows.open]
         return sum(size for size, is_firm in sizes if is_firm) / max(1, sum(size for size, _ in sizes))
 
     def take(self, window: Window) -> int:
-        """How many of a window's packets are of the warm-up: they were taken."""
+        """Take the packets of a window that belong to the warm-up; returns their number."""
         begin = 0
         while begin < len(window.records) and not self.is_over:
             stop = index_at(window, self.border)
@@ -134,14 +135,14 @@ class Warm:
         return begin
 
     def reached(self) -> None:
-        """What comes next lies behind the border."""
+        """End the warm-up at the border, or extend it."""
         if self._size >= self._most or self.part >= ENOUGH:
             self.is_over = True
         else:
             self._size = min(2 * self._size, self._most)
 
     def windows(self) -> Iterator[Window]:
-        """The packets of the split's warm-up, which were taken. Their flaws are told by who reads the split."""
+        """Take and yield the packets of the split's warm-up. The reader of the split counts their defects."""
         split = self._split
         if not split.is_classic:
             for window in splits.windows(split, Quality()):
@@ -161,12 +162,12 @@ class Warm:
                 yield window
             if begin < split.end:
                 if begin == before and self.border > before:
-                    return  # nothing makes sense there
+                    return  # no valid record there
                 self.reached()
 
     def _take(self, window: Window) -> None:
         begin = 0
-        while begin < len(window.records):  # looked at after the same packets
+        while begin < len(window.records):  # checks come after the same packets in every reader
             end = min(len(window.records), begin + self._look_at - self._packets)
             part = part_of(window, begin, end)
             self._packets += len(part.records)
@@ -185,7 +186,7 @@ class Warm:
                 self._firm[flow] = flow.session.number
 
     def claims(self) -> dict[Pair, tuple[Flow, Any]]:
-        """The connections of which is known what decides what comes, with that."""
+        """Return the connections whose state is complete here: pair -> (flow, state to compare at the border)."""
         if self._last_ns - self._first_ns < 2 * AT_ONCE_NS or self._packets < 2 * PATIENCE:
             return {}
         found = {}
@@ -199,20 +200,20 @@ class Warm:
 
 @dataclass
 class Found:
-    """What a reader says of its part, beside its rows."""
+    """The result of a reader for its part, in addition to rows."""
 
     quality: Quality
     names: Names
     excerpts: list[Excerpt]
     packets: Packets
-    deferred: dict[Pair, int]  # connections whose packets are to be deferred, and from which phase on
-    left: set[int]  # ids of connections whose rows are not to be told
-    begin: int  # the place of its first packet that is not of the warm-up, or one before it
-    until: int  # where the next part's begin
-    first_ns: int  # of its packets but those of the warm-up, the earliest time
-    last_ns: int  # of all, the latest
+    deferred: dict[Pair, int]  # connections whose packets are deferred, and the first phase of these packets
+    left: set[int]  # ids of connections whose rows must be dropped
+    begin: int  # offset of its first packet after the warm-up, or a smaller one
+    until: int  # `begin` of the next part
+    first_ns: int  # earliest time of its packets after the warm-up
+    last_ns: int  # latest time of all its packets
     unsplittable: str  # why the capture cannot be read in parts; "": it can
-    conflicting: dict[Pair, str]  # connections that cannot be: why
+    conflicting: dict[Pair, str]  # connections that cannot be read in parts, with the reason
     logs: dict[int, bool]
     doubted: set[int]
     read_bytes: int
@@ -227,16 +228,16 @@ def read(
     least: float = 0,
     seen: Callable[[int], None] | None = None,
 ) -> Found:
-    """Read a part. Rows of connections that are left (`Found.left`) are told too, and not to be used.
+    """Read a part. Rows of connections in `Found.left` are emitted, too; the caller must drop them.
 
-    spool: gets the bytes of all packets. seen: gets the bytes of each window. Raises Unsplittable at once where the
-    connections that are claimed have less than `least` of the warm-up's bytes: most would be read twice.
+    spool: receives the bytes of all packets. seen: called with the bytes of each window. Raises Unsplittable at once if
+    claimed connections have a share below `least` of the warm-up's bytes: most packets would be read twice.
     """
     quality, secrets, changes = Quality(), list[bytes](), set[str]()
     opened = [not part.number]
     rows = Rows(lambda table, batch: add(table, batch) if opened[0] else None, job.records, keeps=job.is_known)
     flows = rows.flows(job, quality, apart=True)
-    if job.records is not None:  # of which there may be as many as one has room for
+    if job.records is not None:  # a reader must not decide which batches are kept within a shared limit
         flows.takes = NOBODY
     nobodys = [key for pair in part.conflicting for key in pair]
     flows.leave(nobodys)
@@ -245,14 +246,14 @@ def read(
     excerpts: dict[Pair, Excerpt] = {}
     offsets: dict[Pair, Offsets] = {}
     warm = Warm(flows, part.split, part.overlap_part)
-    of_others: set[Flow] = set()  # that began in the warm-up
+    of_others: set[Flow] = set()  # flows that began in the warm-up
     first_ns = last_ns = NONE
     read_bytes = 0
 
     def claim() -> None:
         claims = warm.claims()
         of_others.update(flows.ended, flows.open)
-        rows.flush(1)  # to nobody
+        rows.flush(1)  # discarded: the gate is closed
         rows.note(quality)
         rows.names.forget()
         quality.forget()
@@ -319,7 +320,7 @@ def read(
     conflicting: dict[Pair, str] = {}
     left: set[int] = set()
     ended = {pair_of(flow.keys[0]): flow.close for flow in flows.ended if not flow.continues}
-    if part.following is None:  # the capture ends here, and with it what is open
+    if part.following is None:  # the capture ends here, and so do open connections
         ended |= {pair_of(flow.keys[0]): "open" for flow in flows.open if not flow.continues}
     begun, firsts = _beginnings((*flows.ended, *flows.open), of_others)
     unsplittable = unsplittable or ("clock step" if flows.clock.steps else "")
@@ -392,19 +393,19 @@ def read(
 
 
 def is_again(begun: tuple[int, int] | None, firsts: tuple[int, int] | None) -> bool:
-    """Whether a connection begins as the one before it did: its packets are there twice, and one reader would know."""
+    """Return whether a connection begins like the previous one: then its packets were captured twice."""
     return begun is not None and firsts is not None and firsts[begun[0]] == begun[1]
 
 
 def firsts_of(flow: Flow) -> tuple[int, int]:
-    """Where the sides of a connection's pair began; -1: not seen."""
+    """Return the first sequence numbers of both sides of a connection's pair; -1 if not seen."""
     numbers = [half.first & MASK if half.seen else -1 for half in flow.talk.halves]
     side = pair_of(flow.keys[0]).index(flow.keys[0])
     return numbers[side], numbers[1 - side]
 
 
 def begun_by(flow: Flow) -> tuple[int, int]:
-    """As `Excerpt.begun` has it."""
+    """Return the side and the number of a flow's SYN, as in `Excerpt.begun`."""
     side = pair_of(flow.keys[0]).index(flow.keys[0])
     return side, firsts_of(flow)[side]
 
@@ -412,7 +413,7 @@ def begun_by(flow: Flow) -> tuple[int, int]:
 def _beginnings(
     flows: Sequence[Flow], of_others: Collection[Flow]
 ) -> tuple[dict[Pair, tuple[int, int]], dict[Pair, tuple[int, int]]]:
-    """As `Excerpt` has them."""
+    """Return `begun` and `firsts` of `Excerpt`, by pair."""
     begun, firsts = dict[Pair, tuple[int, int]](), dict[Pair, tuple[int, int]]()
     for flow in flows:
         if flow.start_seen:
