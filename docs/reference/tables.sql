@@ -145,7 +145,7 @@ create table connections (
   `tls` string comment 'plain; tls; tls_decrypted: read with its keys, or kproxy ends the client\'s TLS',
   `start_seen` boolean comment 'whether its beginning was seen',
   `end_seen` boolean comment 'whether its end was seen',
-  `close` string comment 'how it ended: fin, reset, idle, reused, open; or how its connect failed: refused, unanswered',
+  `close` string comment 'how it ended: fin, reset, idle, reused, open; or how its connect failed: refused, unanswered, closed_at_once: by the server, before a byte of either side; as ICMP reports: port_unreachable, host_unreachable, net_unreachable, prohibited',
   `handshake_rtt_ns` bigint comment 'the round trip of the TCP handshake, in ns',
   `retransmissions` bigint comment 'retransmitted TCP segments',
   `out_of_order` bigint comment 'TCP segments that came late',
@@ -159,6 +159,7 @@ create table connections (
   `late_answer_since_ns` bigint comment 'since when the latest of them was unacknowledged, in ns since 1970-01-01 UTC',
   `late_answer_times` bigint comment 'how often the latest of them was retransmitted',
   `tls_failure` string comment 'why the TLS handshake failed: the alert and its sender, as `unknown_ca by client`; unanswered; answered in clear; TLS expected: the client sent no TLS, and got an alert',
+  `path_mtu` bigint comment 'the smallest MTU, in bytes, that a router named when it dropped a packet of the connection as too large (ICMP); null: none did',
   `date` string,
   `hour` string
 )

@@ -133,7 +133,8 @@ def keyed(table: str) -> str:
 
 
 # How connects fail (capture.flow); CONNECTED, a condition on `connections`, leaves them out everywhere else.
-FAILED_CONNECT = "close in ('refused', 'unanswered')"
+NOT_DELIVERED = "close in ('port_unreachable', 'host_unreachable', 'net_unreachable', 'prohibited')"
+FAILED_CONNECT = f"(close in ('refused', 'unanswered', 'closed_at_once') or {NOT_DELIVERED})"
 CONNECTED = f"coalesce(not {FAILED_CONNECT}, true)"
 
 ALL_BYTES = "(coalesce(request_bytes, 0) + coalesce(response_bytes, 0))"  # of an exchange, both ways

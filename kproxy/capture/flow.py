@@ -15,6 +15,7 @@ from socket import AF_INET, AF_INET6, inet_ntop
 from typing import Any, Protocol
 
 from kproxy.capture import content, proxied, stalls
+from kproxy.capture.packets import HOST_UNREACHABLE, NET_UNREACHABLE, PORT_UNREACHABLE, PROHIBITED
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import MASK, Budget, Conversation, Receiver
 from kproxy.capture.tls_alerts import is_alert
@@ -26,7 +27,10 @@ from kproxy.wire.interest import Interest
 from kproxy.wire.state import Usual
 from kproxy.zookeeper import session as zookeeper
 
-REFUSED, UNANSWERED = UNCONNECTED = "refused", "unanswered"  # how connects fail
+REFUSED, UNANSWERED, CLOSED_AT_ONCE = "refused", "unanswered", "closed_at_once"
+UNREACHABLE = PORT_UNREACHABLE, HOST_UNREACHABLE, NET_UNREACHABLE, PROHIBITED
+UNCONNECTED = REFUSED, UNANSWERED, CLOSED_AT_ONCE, *UNREACHABLE  # how connects fail
+AT_ONCE_NS = 1_000_000_000  # after the handshake; a server that ends an idle connection waits for longer
 ANSWERED_IN_CLEAR, TLS_EXPECTED = "answered in clear", "TLS expected"  # how handshakes fail, or UNANSWERED
 Listener = Callable[[list[Event]], None]
 ZooKeeperListener = Callable[[list[zookeeper.Event]], None]
@@ -67,6 +71,7 @@ class Flow:
         "later",
         "meets_tls",
         "noted",
+        "path_mtu",
         "payload_bytes",
         "plain",
         "proxied",
@@ -78,6 +83,7 @@ class Flow:
         "start_seen",
         "syn_ns",
         "talk",
+        "unreachable",
     )
 
     def __init__(self, keys: tuple[bytes, bytes], time_ns: int, budget: Budget, noted: Quality) -> None:
@@ -94,7 +100,9 @@ class Flow:
         self.plain = True  # past its handshake and not ended: segments go straight to the conversation
         self.proxied: tuple[str, int] | None = None  # the client that a PROXY header names
         self.reset_by = -1  # the side that reset it
-        self.close = "open"  # fin, reset, idle, reused, refused, unanswered, or open at the capture's end
+        self.close = "open"  # fin, reset, idle, reused, one of UNCONNECTED, or open at the capture's end
+        self.unreachable: str | None = None  # why ICMP reports that its SYN was not delivered
+        self.path_mtu: int | None = None  # the smallest that ICMP reported for a packet that was too big
         self.speaks: str | None = None
         self.continues = False  # a flow whose beginning another reader has; the joining code counts its flaws
         self.decrypted = False  # its protocol was found in decrypted bytes
@@ -110,15 +118,31 @@ class Flow:
         self.talk = Conversation(DEAF, budget)
 
     def failed_connect(self, close: str) -> str | None:
-        """How the connect of a flow that ends by `close` failed, None if it did not: REFUSED by a reset, or UNANSWERED.
+        """How the connect of a flow that ends by `close` failed, as one of UNCONNECTED; None: it did not.
 
         One SYN at the end of a capture may be answered behind it, so UNANSWERED is one that was sent again.
         """
         if self.syn_ns < 0 or self.talk.halves[1 - self.client].seen:
-            return None
+            return CLOSED_AT_ONCE if self._is_closed_at_once(close) else None
         if close == "reset":
             return REFUSED if self.reset_by != self.client else None
-        return UNANSWERED if self.talk.halves[self.client].retransmissions else None
+        is_sent_again = self.talk.halves[self.client].retransmissions > 0
+        return self.unreachable or (UNANSWERED if is_sent_again else None)
+
+    def _is_closed_at_once(self, close: str) -> bool:
+        """Whether the server accepted the connection and ended it before a byte of either side.
+
+        A client that ends it first is a health check, or gave up.
+        """
+        if not self.start_seen or any(self.payload_bytes) or self.total("gaps"):
+            return False
+        first = self.talk.first_fin
+        if first is None and close == "reset":
+            first = self.reset_by, self.last_ns
+        if first is None:
+            return False
+        side, time_ns = first
+        return side == 1 - self.client and time_ns - self.first_ns - max(0, self.rtt_ns) <= AT_ONCE_NS
 
     def total(self, counter: str) -> int:
         """Both halves together: retransmissions, out_of_order, zero_windows, gaps, gap_bytes or truncated."""
@@ -178,6 +202,7 @@ class Flow:
         self.continues = before.continues
         self.info, self.first_ns, self.start_seen = before.info, before.first_ns, before.start_seen
         self.rtt_ns, self.sasl_tokens = before.rtt_ns, self.sasl_tokens + before.sasl_tokens
+        self.path_mtu = min(filter(None, (self.path_mtu, before.path_mtu)), default=None)
         for side in (0, 1):
             self.payload_bytes[side] += before.payload_bytes[side ^ turned]
         self.talk.join(before.talk, turned)
@@ -222,7 +247,10 @@ class Flow:
         elif self._is_unanswered_tls:
             quality.note_named("tls_unanswered", self._server, first, size=sum(self.payload_bytes), last_ns=last)
         elif close in UNCONNECTED:
-            quality.note_named(f"connect_{close}", self._server, first, last_ns=last)
+            kind, name = f"connect_{close}", self._server
+            if close in UNREACHABLE:
+                kind, name = "connect_undelivered", f"{name} {close.replace('_', ' ')}"
+            quality.note_named(kind, name, first, last_ns=last)
         else:
             quality.note(self.speaks or "no_data", first, size=sum(self.payload_bytes), last_ns=last)
 
@@ -269,7 +297,7 @@ class Flow:
             "broker_bytes": self.payload_bytes[client ^ 1],
             "tls": "tls_decrypted" if self.decrypted else "tls" if self.speaks == content.TLS else "plain",
             "start_seen": self.start_seen,
-            "end_seen": self.close in ("fin", "reset", REFUSED),
+            "end_seen": self.close in ("fin", "reset", REFUSED, CLOSED_AT_ONCE, *UNREACHABLE),
             "close": self.close,
             "handshake_rtt_ns": None if self.rtt_ns < 0 else self.rtt_ns,
             "retransmissions": self.total("retransmissions"),
@@ -282,6 +310,7 @@ class Flow:
             "late_answer_since_ns": since_ns if late_ns else None,
             "late_answer_times": times if late_ns else None,
             "tls_failure": self.tls_failure,
+            "path_mtu": self.path_mtu,
         }
 
 

@@ -23,7 +23,7 @@ from kproxy.capture.columns.later import Deferred, Later
 from kproxy.capture.copies import Recent, times_of
 from kproxy.capture.flow import DEAF, UNCONNECTED, Deaf, Flow, Handlers, Kafka, Shard, Undecided, ZooKeeper
 from kproxy.capture.keys import SHARDS, back, shard_of
-from kproxy.capture.packets import ACK, FIN, RST, SYN, Dissector, Segment
+from kproxy.capture.packets import ACK, FIN, REASONS, RST, SYN, TOO_BIG, UNDELIVERED, Dissector, Segment
 from kproxy.capture.quality import FEW_PACKETS, Quality
 from kproxy.capture.reassembly import BEHIND, FURTHEST, MASK, Receiver, ahead
 from kproxy.capture.records import Record, Window
@@ -88,7 +88,7 @@ class Flows:
         self._ports = frozenset(port.to_bytes(2) for port in ports)
         self._zookeeper_ports = frozenset(port.to_bytes(2) for port in zookeeper_ports)
         self._first = first  # of several processes that read the same capture, the one that counts its packets
-        self._dissector = Dissector(quality if first else Quality())
+        self._dissector = Dissector(quality if first else Quality(), reads_icmp=True)
         self._detail = detail
         self._logs = logs if detail >= TOPICS else None
         self._reads_columns = handlers.many is not None and detail <= BATCHES
@@ -139,7 +139,7 @@ class Flows:
             for index, time_ns, segment in self._in_order(window) or self._one_by_one(window):
                 held, key, seq, ack, flags, size, start, end, length = segment
                 way = ways.get(key)
-                if not plain[index] and key not in foreign:
+                if not plain[index] and key not in foreign and not flags & UNDELIVERED:
                     recent.note(index, segment)
                 if way is None:
                     if key in foreign or (flow := self._meet(segment, time_ns)) is None:
@@ -147,7 +147,7 @@ class Flows:
                     side = 0
                 else:
                     flow, side = way
-                    if flags & (SYN | RST) or not flow.plain:
+                    if flags & (SYN | RST | UNDELIVERED) or not flow.plain:
                         flow = self._turn(flow, side, segment, time_ns, index)
                         if flow is None:
                             continue
@@ -444,7 +444,7 @@ class Flows:
     def _meet(self, segment: Segment, time_ns: int) -> Flow | None:
         """A segment of a flow that is not known."""
         key, flags, length = segment[1], segment[4], segment[8]
-        if key in self._away or (self._only is not None and key not in self._only):
+        if flags & UNDELIVERED or key in self._away or (self._only is not None and key not in self._only):
             return None
         if self._ports and self._trusted(key)[0] is None:
             self._note("other_ports", time_ns, size=length)
@@ -502,6 +502,10 @@ class Flows:
         """A segment that begins or ends something; returns the flow it belongs to, None if there is no more to do."""
         _, key, seq, ack, flags, _, _, _, length = segment
         half, is_open = flow.talk.halves[side], flow.close == "open"
+        if flags & UNDELIVERED:
+            if is_open:
+                self._undelivered(flow, side, segment)
+            return None
         if flags & RST:
             if is_open and (half.position < 0 or abs(ahead(seq, half.position)) < FURTHEST):
                 flow.last_ns = time_ns
@@ -539,6 +543,17 @@ class Flows:
             flow.syn_ns = -1
             flow.plain = True
         return flow
+
+    @staticmethod
+    def _undelivered(flow: Flow, side: int, segment: Segment) -> None:
+        """ICMP reports that a packet of `side` was not delivered; its sequence number must fit (RFC 5927)."""
+        seq, mtu, reason = segment[2], segment[3], REASONS[segment[5]]
+        half = flow.talk.halves[side]
+        if reason == TOO_BIG:
+            if mtu and half.position >= 0 and abs(ahead(seq, half.position)) < FURTHEST:
+                flow.path_mtu = min(mtu, flow.path_mtu or mtu)
+        elif flow.syn_ns >= 0 and side == flow.client and seq == half.first and not flow.talk.halves[1 - side].seen:
+            flow.unreachable = reason
 
     def _end(self, flow: Flow, close: str) -> None:
         """End a flow and count its flaws. Its keys are remembered a while, for late segments."""

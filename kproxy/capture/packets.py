@@ -3,6 +3,8 @@
 Duty: `Dissector.segment` finds the TCP segment in a record's bytes, or counts why there is none. The common case
 (Ethernet, IPv4 without options, not a fragment) is one unpack; everything else takes the general path below it.
 A flow's key is the bytes of both addresses and both ports as they lie in the packet: 12 bytes for IPv4, 36 for IPv6.
+An ICMP message that a packet could not be delivered repeats the beginning of that packet: it counts as an UNDELIVERED
+segment of the sender whose packet it was.
 
 Lengths come from the IP header, never from the record, since Ethernet pads short frames; `length` is what the segment
 had on the wire, `end - start` what was captured of it. Checksums are not checked: captures on the sending host hold
@@ -17,9 +19,11 @@ from typing import Literal
 from kproxy.capture.quality import Quality
 
 FIN, SYN, RST, ACK = 1, 2, 4, 16
+UNDELIVERED = 1 << 16  # above the bits of the TCP header: ICMP reports that the segment was not delivered
 
 # (data, key, seq, ack, bits, window, start, end, length): the payload captured is data[start:end]; bits are the flags,
-# and in their upper four the length of the TCP header in words
+# and in their upper four the length of the TCP header in words. UNDELIVERED: the sequence number of the lost segment in
+# seq, the MTU of the next hop or 0 in ack, an index of REASONS in window, and no payload.
 Segment = tuple[bytes | mmap, bytes, int, int, int, int, int, int, int]
 
 # Link types: https://www.tcpdump.org/linktypes.html
@@ -39,7 +43,37 @@ _SNAP = b"\xaa\xaa\x03\0\0\0"
 _NFLOG_PAYLOAD = 9
 
 _TCP, _UDP, _GRE, _IPIP, _IP6IP, _ETHERIP, _MPLS_IN_IP = 6, 17, 47, 4, 41, 97, 137
+_ICMP, _ICMP6 = 1, 58
 _PROTOCOLS_WITHOUT_TCP = frozenset((1, 2, 17, 58, 59, 88, 89, 103, 112, 132))  # ICMP, IGMP, UDP, OSPF, VRRP, SCTP ...
+# Why a packet was not delivered: RFC 792, 1191, 1812 and 4443; the numbers are (type, code) -> index of REASONS.
+REASONS = TOO_BIG, PORT_UNREACHABLE, HOST_UNREACHABLE, NET_UNREACHABLE, PROHIBITED = (
+    "too_big",
+    "port_unreachable",
+    "host_unreachable",
+    "net_unreachable",
+    "prohibited",
+)
+_BY_ICMP = {
+    (3, code): REASONS.index(reason)
+    for reason, codes in (
+        (TOO_BIG, (4,)),
+        (PORT_UNREACHABLE, (3,)),
+        (HOST_UNREACHABLE, (1, 7, 12)),
+        (NET_UNREACHABLE, (0, 6, 11)),
+        (PROHIBITED, (9, 10, 13)),
+    )
+    for code in codes
+}
+_BY_ICMP6 = {(2, 0): REASONS.index(TOO_BIG)} | {
+    (1, code): REASONS.index(reason)
+    for reason, codes in (
+        (PORT_UNREACHABLE, (4,)),
+        (HOST_UNREACHABLE, (3,)),
+        (NET_UNREACHABLE, (0,)),
+        (PROHIBITED, (1, 5, 6)),
+    )
+    for code in codes
+}
 _HOP_BY_HOP, _ROUTING, _FRAGMENT, _AUTH, _DESTINATION, _MOBILITY = 0, 43, 44, 51, 60, 135
 _VXLAN_PORTS = frozenset((4789, 8472))
 _VXLAN_GPE_PORT = 4790
@@ -67,8 +101,10 @@ _SHORT = Struct(">H").unpack_from
 class Dissector:
     """Finds TCP segments; keeps the fragments of datagrams that are not whole yet."""
 
-    def __init__(self, quality: Quality) -> None:
+    def __init__(self, quality: Quality, *, reads_icmp: bool = False) -> None:
+        """reads_icmp: UNDELIVERED segments are returned too."""
         self._quality = quality
+        self._reads_icmp = reads_icmp
         self._fragments: dict[bytes, _Datagram] = {}
         self._whole: dict[bytes, _Datagram] = {}  # the last complete datagrams, whose fragments may be captured twice
         self._cut = 0  # bytes of the packet that the snap length cut
@@ -225,7 +261,36 @@ class Dissector:
         if protocol == _AUTH and depth < _DEEPEST:
             at, protocol = at + 8 + data[at + 1] * 4, data[at]
             return self._transport(protocol, addresses, data, at, stop, end, time_ns, depth + 1)
+        if self._reads_icmp and protocol in (_ICMP, _ICMP6):
+            return self._undelivered(protocol, data, at, end, time_ns)
         return "not_tcp" if protocol in _PROTOCOLS_WITHOUT_TCP else f"unread IP protocol {protocol}"
+
+    def _undelivered(self, protocol: int, data: bytes, at: int, end: int, time_ns: int) -> Segment | str:
+        """The segment that an ICMP message reports as not delivered; it may be cut behind its sequence number."""
+        if at + 8 > end:
+            return "not_tcp"
+        kinds = _BY_ICMP if protocol == _ICMP else _BY_ICMP6
+        reason = kinds.get((data[at], data[at + 1]))
+        inner = at + 8
+        if reason is None or inner + 20 > end:
+            return "not_tcp"
+        if protocol == _ICMP:
+            first, _, _, fragment, carried = _V4(data, inner)
+            addresses = data[inner + 12 : inner + 20]
+            ports = inner + (first & 15) * 4
+            is_tcp = first >> 4 == 4 and first & 15 >= 5 and not fragment & 0x1FFF and carried == _TCP
+            mtu = _SHORT(data, at + 6)[0]
+        else:
+            addresses = data[inner + 8 : inner + 40]
+            ports = inner + 40
+            is_tcp = data[inner] >> 4 == 6 and data[inner + 6] == _TCP
+            mtu = int.from_bytes(data[at + 4 : at + 8])
+        if not is_tcp or ports + 8 > end:
+            return "not_tcp"
+        self._quality.note("undelivered", time_ns, size=end - at)
+        seq = int.from_bytes(data[ports + 4 : ports + 8])
+        mtu = mtu if REASONS[reason] == TOO_BIG else 0
+        return data, addresses + data[ports : ports + 4], seq, mtu, UNDELIVERED, reason, end, end, 0
 
     def _udp(self, data: bytes, at: int, end: int, time_ns: int, depth: int) -> Segment | str:
         """The segment in a tunnel over UDP: by its port, else by a VXLAN or GENEVE header with IP over TCP inside."""

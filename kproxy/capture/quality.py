@@ -29,7 +29,10 @@ NAME_AT = len(_STREAM) + 17  # where the ends of a connection are in such a key,
 _SAME_ENDS = 64  # connections with the same ends, the last ones, that a further one is compared with
 _NAMED = 3  # copies, headers or servers named in a sentence
 _WITH_NAMES = frozenset(
-    ("unknown_link", "unread", "connect_refused", "connect_unanswered", "tls_alert", "tls_expected", "tls_unanswered")
+    (
+        *("unknown_link", "unread", "connect_refused", "connect_unanswered", "connect_closed_at_once"),
+        *("connect_undelivered", "tls_alert", "tls_expected", "tls_unanswered"),
+    )
 )
 _DERIVED = frozenset(("same_stream", "no_times"))
 MAX_NAMES = 64
@@ -48,6 +51,7 @@ KINDS = {
     "unknown_link": "packets of a link type that kproxy does not read: capture on Ethernet, or with -i any",
     "unread": "packets under headers that kproxy does not read: capture inside them, as on the host itself",
     "not_tcp": "packets without TCP inside",
+    "undelivered": "ICMP messages that a TCP segment was not delivered: too large, unreachable or prohibited",
     "malformed": "packets whose IP or TCP header makes no sense",
     "fragments": "IP fragments whose other parts were not captured",
     "truncated": "segments cut by the capture's snap length: capture with -s 0",
@@ -84,6 +88,10 @@ KINDS = {
     "undecided": "connections whose protocol is not clear: too few bytes, or one side only",
     "no_data": "connections without a byte of payload",
     "connect_refused": "connects that were refused: nothing listens there, or a firewall resets",
+    "connect_closed_at_once": "connects that the server closed before a byte of either side: its limit of connections "
+    "is reached, or a load balancer has no server behind it",
+    "connect_undelivered": "connects that ICMP answered: a router, a firewall or the host reports that they cannot be "
+    "delivered",
     "connect_unanswered": "connects that nobody answered: the host is down, unknown or behind a firewall",
     "raw_sasl": "SASL tokens without a Kafka header, which give no exchanges",
     "after_reset": "segments captured behind the reset of their connection; what they carry is in no table",

@@ -219,6 +219,7 @@ class Conversation:
         "_patience",
         "_was_unacked",
         "clock_ns",
+        "first_fin",
         "halves",
         "open_sides",
         "receiver",
@@ -233,6 +234,7 @@ class Conversation:
         self.open_sides = 2
         self.halves = (HalfStream(), HalfStream())
         self.clock_ns = 0
+        self.first_fin: tuple[int, int] | None = None  # the side that closed first, and when
         self.strays = 0  # segments whose sequence number belongs to no window
         self._patience = -1  # segments that may still go by before a hole is declared; -1: nothing waits
         # When segments were sent again, in order, each later than anything that was delivered before it: so which ones
@@ -495,6 +497,8 @@ class Conversation:
             self._declare(1 - side, peer.acked)  # a capture of one direction: nothing to wait for
         if flags & FIN and not half.ended and stop >= half.position:
             half.fin = stop
+            if self.first_fin is None:
+                self.first_fin = side, time_ns
             half.queue(stop, stop + 1, END, _EMPTY, time_ns, after)
         while self._deliver():
             pass

@@ -161,7 +161,9 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "tls": "plain; tls; tls_decrypted: read with its keys, or kproxy ends the client's TLS",
         "start_seen": "whether its beginning was seen",
         "end_seen": "whether its end was seen",
-        "close": "how it ended: fin, reset, idle, reused, open; or how its connect failed: refused, unanswered",
+        "close": "how it ended: fin, reset, idle, reused, open; or how its connect failed: refused, unanswered, "
+        "closed_at_once: by the server, before a byte of either side; as ICMP reports: port_unreachable, "
+        "host_unreachable, net_unreachable, prohibited",
         "handshake_rtt_ns": "the round trip of the TCP handshake",
         "retransmissions": "retransmitted TCP segments",
         "out_of_order": "TCP segments that came late",
@@ -176,6 +178,8 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "late_answer_times": "how often the latest of them was retransmitted",
         "tls_failure": "why the TLS handshake failed: the alert and its sender, as `unknown_ca by client`; "
         "unanswered; answered in clear; TLS expected: the client sent no TLS, and got an alert",
+        "path_mtu": "the smallest MTU, in bytes, that a router named when it dropped a packet of the connection as too "
+        "large (ICMP); null: none did",
     },
     "quality": {
         "kind": "the kind of flaw, or of fact, that is counted",

@@ -140,7 +140,8 @@ def _failed(quality: Quality) -> str:
     """Return why connection attempts carried no data; "" if other connections carried unrecognised data."""
     if any(quality.count(kind) for kind in ("not_kafka", "undecided", "zookeeper")):
         return ""
-    kinds = {"connect_refused", "connect_unanswered", "tls_alert", "tls_unanswered"}
+    connects = {f"connect_{how}" for how in ("refused", "unanswered", "closed_at_once", "undelivered")}
+    kinds = connects | {"tls_alert", "tls_unanswered"}
     return "; ".join(f"{row.count:,} {row.sentence}" for row in quality if row.kind in kinds)
 
 

@@ -36,6 +36,11 @@ def ipv6(payload, *, protocol=6, source=CLIENT6, target=BROKER6, length=None):
     )
 
 
+def icmp(kind, code, number, quoted):
+    """A message of ICMP or ICMPv6 about the packet whose beginning it quotes; number: the four bytes before that."""
+    return pack(">BBHI", kind, code, 0, number) + quoted
+
+
 def ethernet(payload, kind=0x0800):
     return bytes(12) + pack(">H", kind) + payload
 

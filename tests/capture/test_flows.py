@@ -547,6 +547,99 @@ def test_connects_that_fail_are_told_and_none_that_work(tmp_path):
     assert row.sentence.endswith("(10.0.0.2:9092 ×2)")
 
 
+def connected(said, port=1):
+    """Packets of a connection as letters: S, A, F, R and D (data) of the client, small ones of the server."""
+    wire = Wire(client=(packet.CLIENT[0], 50000 + port))
+    for letter in said.replace(" ", ""):
+        flags = {"S": SYN, "A": ACK, "F": FIN | ACK, "R": RST, "D": ACK}[letter.upper()]
+        flags |= ACK if letter in "sr" else 0
+        wire.send(int(letter.islower()), b"data" * (letter in "Dd"), flags=flags)
+    return wire.packets
+
+
+@pytest.mark.parametrize(
+    ("said", "step_ns", "close"),
+    (
+        ("S s A f A F a", 1_000_000, "closed_at_once"),
+        ("S s A f R", 1_000_000, "closed_at_once"),  # by a client that wanted to write
+        ("S s f", 1_000_000, "closed_at_once"),  # the capture ends before the client's own end
+        ("S s A r", 1_000_000, "closed_at_once"),
+        ("S s r", 1_000_000, "closed_at_once"),
+        ("S s A r", 2_000_000_000, None),  # after a while: it ends idle connections
+        ("S s A F f A", 1_000_000, None),  # a health check
+        ("S s A R", 1_000_000, None),
+        ("S s A D f", 1_000_000, None),
+        ("S s A d f", 1_000_000, None),
+        ("s A f", 1_000_000, "closed_at_once"),  # the SYN was not captured
+        ("A f", 1_000_000, None),
+    ),
+)
+def test_a_connection_that_its_server_closes_before_any_byte_is_a_failed_connect(tmp_path, said, step_ns, close):
+    wire = Wire()
+    wire.packets = connected(said)
+    seen = wire.seen(tmp_path, step_ns)
+    assert [flow.close for flow in seen.unconnected] == ([close] if close else [])
+    kinds = seen.kinds()
+    assert kinds.get("connect_closed_at_once", 0) == len(seen.unconnected)
+    for flow in seen.unconnected:
+        assert flow.columns()["end_seen"] and flow.info.broker_port == 9092
+        (row,) = (row for row in seen.quality if row.kind == "connect_closed_at_once")
+        assert row.sentence.endswith("(10.0.0.2:9092 ×1)")
+
+
+def undelivered(kind, code, syn, number=0):
+    """An ICMP message of a router about a packet on Ethernet, of which it quotes what RFC 792 asks for."""
+    router = (b"\x0a\0\0\x63", 0)
+    message = packet.icmp(kind, code, number, syn[14:42])
+    return packet.ethernet(packet.ipv4(message, protocol=1, source=router, target=packet.CLIENT))
+
+
+@pytest.mark.parametrize(
+    ("code", "close"),
+    ((0, "net_unreachable"), (1, "host_unreachable"), (3, "port_unreachable"), (10, "prohibited"), (13, "prohibited")),
+)
+def test_a_connect_that_icmp_reports_as_undelivered_says_why(tmp_path, code, close):
+    wire = Wire().send(0, flags=SYN)
+    wire.packets.append(undelivered(3, code, wire.packets[0]))
+    wire.packets += connected("S s A F f A", 2)
+    seen = wire.seen(tmp_path)
+    assert [flow.close for flow in seen.unconnected] == [close]
+    assert seen.unconnected[0].columns()["end_seen"]
+    kinds = seen.kinds()
+    assert (kinds["undelivered"], kinds["connect_undelivered"], "not_tcp" in kinds) == (1, 1, False)
+    (row,) = (row for row in seen.quality if row.kind == "connect_undelivered")
+    assert row.sentence.endswith(f"(10.0.0.2:9092 {close.replace('_', ' ')} ×1)")
+
+
+def test_icmp_about_other_packets_says_nothing_of_a_connect(tmp_path):
+    """A connect that is answered nevertheless, another sequence number, no connection at all."""
+    answered = connected("S s A", 1)
+    forged = Wire(client_isn=77).send(0, flags=SYN).packets[0]
+    wire = Wire().send(0, flags=SYN)
+    wire.packets += [
+        undelivered(3, 1, forged),
+        answered[0],
+        undelivered(3, 1, answered[0]),
+        *answered[1:],
+        undelivered(3, 1, answered[2]),
+        undelivered(3, 1, connected("S", 9)[0]),
+    ]
+    seen = wire.seen(tmp_path)
+    assert not seen.unconnected and seen.kinds()["undelivered"] == 4
+
+
+def test_the_mtu_that_a_router_names_is_the_connections(tmp_path):
+    wire = Wire().shake().ask(1)
+    too_big = wire.packets[-1]
+    for mtu in (1400, 0, 1280, 1500):
+        wire.packets.append(undelivered(3, 4, too_big, mtu))
+    wire.ask(2)
+    seen = wire.seen(tmp_path)
+    (flow,) = seen.flows
+    assert flow.columns()["path_mtu"] == 1280 and len(seen.exchanges) == 2
+    assert Wire().shake().ask(1).seen(tmp_path).flows[0].columns()["path_mtu"] is None
+
+
 @pytest.mark.parametrize("end", ("acknowledged", "reset", "the capture's"))
 def test_an_answer_that_arrives_late_is_told_with_how_long_it_took(tmp_path, end):
     """Sent three times more; a packet captured twice, and what had been acknowledged, are not sent again late."""

@@ -1,5 +1,6 @@
 """Finding TCP in a packet: every layer that can lie around it, and nothing read past the packet's end."""
 
+import ipaddress
 import random
 import subprocess
 import tracemalloc
@@ -180,7 +181,8 @@ def test_tshark_finds_the_same_segments(tmp_path):
     links = b"".join(packet.interface(link) for link, _, _ in LAYERS.values())
     blocks = (packet.enhanced(data, number, name=number) for number, (_, data, _) in enumerate(LAYERS.values()))
     path.write_bytes(packet.section() + links + b"".join(blocks))
-    command = ["tshark", "-n", "-r", str(path), "-T", "fields", "-E", "separator=,", "-E", "occurrence=l"]
+    command = ["tshark", "-n", "-r", str(path), "-o", "tcp.relative_sequence_numbers:FALSE", "-T", "fields"]
+    command += ["-E", "separator=,", "-E", "occurrence=l"]
     for field in ("tcp.srcport", "tcp.dstport", "tcp.seq_raw", "tcp.ack_raw", "tcp.len"):
         command += ["-e", field]
     found = {}
@@ -441,3 +443,81 @@ def test_a_fragment_cut_by_the_snap_length_is_counted_as_truncated():
     data = packet.ethernet(packet.ipv4(packet.tcp(bytes(400)), fragment=0x2000))
     assert packets.Dissector(quality).segment(packets.ETHERNET, data[:100], 0, 100, 0) is None
     assert quality.count("truncated") == 1
+
+
+def _quoting(kind, code, number=0, *, version=4, cut=0):
+    """An ICMP message about a SYN of the client, from a router to the client."""
+    syn = packet.tcp(source=packet.CLIENT, seq=4_000_000_001, flags=packets.SYN)
+    if version == 4:
+        quoted = ipv4(syn)
+        message = packet.icmp(kind, code, number, quoted[: len(quoted) - cut])
+        return ethernet(ipv4(message, protocol=1, source=(b"\x0a\0\0\x63", 0), target=packet.CLIENT))
+    quoted = packet.ipv6(syn)
+    message = packet.icmp(kind, code, number, quoted[: len(quoted) - cut])
+    router = b"\xfd" + bytes(14) + b"\x63", 0
+    return ethernet(packet.ipv6(message, protocol=58, source=router, target=packet.CLIENT6), 0x86DD)
+
+
+UNDELIVERED = (
+    *((_quoting(3, code, cut=12), "net_unreachable", 0) for code in (0, 6, 11)),
+    *((_quoting(3, code, cut=12), "host_unreachable", 0) for code in (1, 7, 12)),
+    (_quoting(3, 3), "port_unreachable", 0),
+    *((_quoting(3, code), "prohibited", 0) for code in (9, 10, 13)),
+    (_quoting(3, 4, 1400), "too_big", 1400),
+    (_quoting(2, 0, 1280, version=6), "too_big", 1280),
+    (_quoting(1, 0, version=6), "net_unreachable", 0),
+    (_quoting(1, 1, version=6), "prohibited", 0),
+    (_quoting(1, 3, version=6), "host_unreachable", 0),
+    (_quoting(1, 4, version=6), "port_unreachable", 0),
+)
+
+
+def test_icmp_is_read_as_tshark_reads_it(tmp_path):
+    """The packet that it quotes, of whose TCP header eight bytes are there at least, and the MTU of the next hop."""
+    path = tmp_path / "icmp.pcap"
+    path.write_bytes(packet.pcap([(at * 1_000_000, data) for at, (data, _, _) in enumerate(UNDELIVERED)]))
+    fields = ("icmp.mtu", "icmpv6.mtu", "tcp.srcport", "tcp.dstport", "tcp.seq", "ip.src", "ipv6.src")
+    command = ["tshark", "-n", "-r", str(path), "-o", "tcp.relative_sequence_numbers:FALSE", "-T", "fields"]
+    command += ["-E", "separator=,", "-E", "occurrence=l"]
+    command += [part for field in fields for part in ("-e", field)]
+    theirs = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    assert len(theirs) == len(UNDELIVERED)
+    for (data, reason, mtu), line in zip(UNDELIVERED, theirs, strict=True):
+        quality = Quality()
+        segment = packets.Dissector(quality, reads_icmp=True).segment(1, data, 0, len(data), 5)
+        _, key, seq, of_mtu, flags, number, start, end, length = segment
+        assert (flags, packets.REASONS[number], of_mtu) == (packets.UNDELIVERED, reason, mtu)
+        assert (start, length, quality.count("undelivered"), quality.count("not_tcp")) == (end, 0, 1, 0)
+        v4, v6, source_port, target_port, of_seq, source4, source6 = line.split(",")
+        assert (int(source_port), int(target_port), int(of_seq)) == (40000, 9092, seq)
+        assert int(v4 or v6 or 0) == mtu
+        half = len(key) // 2 - 2
+        assert str(ipaddress.ip_address(key[:half])) == (source6 or source4)
+        assert key[-4:] == pack(">HH", 40000, 9092)
+
+
+@pytest.mark.parametrize(
+    "data",
+    (
+        _quoting(3, 3, cut=13),  # the sequence number is cut
+        _quoting(3, 2),  # the protocol
+        _quoting(11, 0),  # time exceeded
+        _quoting(8, 0),
+        _quoting(1, 4, version=6, cut=13),
+        _quoting(128, 0, version=6),
+        ethernet(ipv4(packet.icmp(3, 3, 0, ipv4(packet.udp(53, b"12345678"), protocol=17)), protocol=1)),
+        ethernet(ipv4(packet.icmp(3, 3, 0, ipv4(packet.tcp(), fragment=5)), protocol=1)),
+        ethernet(ipv4(b"\3\3", protocol=1)),
+    ),
+)
+def test_icmp_that_names_no_tcp_segment_is_a_packet_without_tcp(data):
+    quality = Quality()
+    assert packets.Dissector(quality, reads_icmp=True).segment(1, data, 0, len(data), 5) is None
+    assert quality.count("not_tcp") == 1 and not quality.count("undelivered")
+
+
+def test_icmp_is_left_out_where_nobody_asked_for_it():
+    data = UNDELIVERED[0][0]
+    quality = Quality()
+    assert packets.Dissector(quality).segment(1, data, 0, len(data), 5) is None
+    assert quality.count("not_tcp") == 1

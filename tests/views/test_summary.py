@@ -223,6 +223,8 @@ def test_no_option_is_advised_that_would_not_change_the_result(tmp_path, name, w
         (("packets",), "No Kafka in it"),
         (("packets", "not_tcp"), "No Kafka in it, and no TCP"),
         (("packets", "tls"), "with --key-log FILE"),
+        (("packets", "connect_closed_at_once"), "No Kafka in it: 1 connects that the server closed before a byte"),
+        (("packets", "connect_undelivered", "undelivered"), "No Kafka in it: 1 connects that ICMP answered"),
         (("packets", "kafka", "retransmissions", "duplicate_packets", "open", "not_tcp"), "Complete"),
         (("packets", "kafka", "gap", "tls"), "Not complete: there are holes, some connections are encrypted"),
         (("packets", "kafka", "unknown_link"), "Not complete"),

@@ -1,4 +1,4 @@
-"""Findings about connections that could not be made: refused, answered by nobody, or without a TLS handshake.
+"""Findings about connections that could not be made: refused, undelivered, unanswered, closed at once, or without TLS.
 
 A connect counts as one to Kafka if a connection to that port carried Kafka, an answer named the port, it is a usual
 port of Kafka, or nothing else was captured. Failures before the first successful connect to that address mean a
@@ -13,7 +13,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import NOTE, Finding, Probe, Tables, found_between
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import CONNECTED, FAILED_CONNECT, GROUPS, KNOWN_BROKERS, keyed
+from kproxy.analysis.pieces import CONNECTED, FAILED_CONNECT, GROUPS, KNOWN_BROKERS, NOT_DELIVERED, keyed
 
 _USUAL_PORTS = 9092, 9099  # range of ports in Kafka's documentation and images
 
@@ -27,6 +27,10 @@ class Unconnected(NamedTuple):
     broker_id: int | None
     refused: int
     unanswered: int
+    closed_at_once: int
+    undelivered: int  # as ICMP reports
+    reason: str | None  # the last by name, where several
+    failed: int
     asked: int  # connects of that host to that address
     first_us: int
     last_us: int
@@ -53,23 +57,26 @@ def unconnected(tables: Tables, limits: Limits) -> Frame:
                 and (p.port is not null or c.broker_port between {first} and {last} or size.exchanges = 0)""",
         answer=f"""
             select cluster, host, broker, max(known_id) as broker_id, count_if(close = 'refused') as refused,
-                count_if(close = 'unanswered') as unanswered, count(*) as asked,
+                count_if(close = 'unanswered') as unanswered, count_if(close = 'closed_at_once') as closed_at_once,
+                count_if({NOT_DELIVERED}) as undelivered,
+                max(case when {NOT_DELIVERED} then replace(close, '_', ' ') end) as reason,
+                count_if(is_failed) as failed, count(*) as asked,
                 min(case when is_failed then us end) as first_us, max(case when is_failed then us end) as last_us
             from opened where works_us is null or us >= works_us
             group by cluster, host, broker having count_if(is_failed) >= {limits.connects_failed_min}
-            order by refused + unanswered desc, cluster nulls first, host, broker""",
+            order by failed desc, cluster nulls first, host, broker""",
     )
 
 
 def judge_unconnected(row: Unconnected, limits: Limits) -> Iterator[Finding]:
-    failed = row.refused + row.unanswered
-    is_rare = failed < limits.unanswered_min and failed < row.asked  # and others were made
+    is_rare = row.failed < limits.unanswered_min and row.failed < row.asked  # and others were made
+    parts = {name: getattr(row, name) for name in ("refused", "unanswered", "closed_at_once", "undelivered", "reason")}
     yield found_between(
         row,
         "connects_failed",
-        NOTE if is_rare else severity(limits, failed=failed, asked=row.asked),
-        failed / 1e4,
-        {"failed": failed, "asked": row.asked, "refused": row.refused, "unanswered": row.unanswered},
+        NOTE if is_rare else severity(limits, failed=row.failed, asked=row.asked),
+        row.failed / 1e4,
+        {"failed": row.failed, "asked": row.asked, **parts},
     )
 
 

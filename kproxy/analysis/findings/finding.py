@@ -125,9 +125,14 @@ class BetweenHostAndBroker(Protocol):
 
 
 def found_between(
-    row: BetweenHostAndBroker, kind: str, severity: str, weight: float, evidence: Mapping[str, Any]
+    row: BetweenHostAndBroker,
+    kind: str,
+    severity: str,
+    weight: float,
+    evidence: Mapping[str, Any],
+    change: str | None = None,
 ) -> Finding:
-    """A finding about a host and a broker."""
+    """A finding about a host and a broker; change: as for `found`."""
     return found(
         kind,
         severity,
@@ -137,6 +142,7 @@ def found_between(
         {"host": row.host, "broker": row.broker, "broker_id": row.broker_id},
         (row.first_us, row.last_us),
         evidence,
+        change,
     )
 
 

@@ -36,7 +36,18 @@ _OUTCOMES = {
 # Evidence of several findings of one kind, taken together: counts add up, of these the largest stands for all.
 SUMMED = frozenset(
     (
-        *("failed", "asked", "refused", "unanswered", "refusals", "connections", "answers", "resent"),
+        *(
+            "failed",
+            "asked",
+            "refused",
+            "unanswered",
+            "closed_at_once",
+            "undelivered",
+            "refusals",
+            "connections",
+            "answers",
+            "resent",
+        ),
         *(*_OUTCOMES, "not_in_log_records"),
     )
 )
@@ -86,15 +97,19 @@ KINDS = {
         Kind(
             "connects_failed",
             "Connections that could not be made",
-            "{failed} of {asked} connects failed: {refused} refused, {unanswered} not answered",
+            "{failed} of {asked} connects failed: {refused} refused, {unanswered} not answered, {closed_at_once} "
+            "closed at once, {undelivered} not delivered",
             "A client that reaches no broker can do nothing; one that reaches only some brokers lacks the partitions "
             "of the others.",
             "Refused: no process listens at that address; check that the broker runs, and that advertised.listeners "
             "names an address and port where it listens. Not answered: a firewall or security group drops packets, "
-            "the host is down, or the client cannot route to the advertised address.",
-            ("advertised.listeners", "bootstrap.servers", "socket.connection.setup.timeout.ms"),
+            "the host is down, or the client cannot route to the advertised address. Closed at once: a load balancer "
+            "has no broker behind it, or a limit of connections is reached (max.connections, max.connections.per.ip). "
+            "Not delivered: a firewall, a router or the host rejects them by ICMP, for the reason in the evidence.",
+            ("advertised.listeners", "bootstrap.servers", "socket.connection.setup.timeout.ms", "max.connections"),
             ("connects_failed_min", "unanswered_min", "felt_failed", "felt_failed_share", "felt_failed_few"),
-            "TCP of the capture: SYNs answered by a reset, or retransmitted without an answer",
+            "TCP of the capture: SYNs answered by a reset or by ICMP, or retransmitted without an answer; connections "
+            "that the broker's side closed within a second, before a byte of either side",
             "connections",
         ),
         Kind(
@@ -127,7 +142,8 @@ KINDS = {
             "the connection, a host that is down.",
             ("request.timeout.ms",),
             ("late_answer_s", "felt_stood_still_s"),
-            "retransmitted segments of answers that the client had not acknowledged",
+            "retransmitted segments of answers that the client had not acknowledged; `mtu`: ICMP messages that a "
+            "packet of these connections was too large",
             "slow",
         ),
         Kind(

@@ -13,6 +13,11 @@ from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import CONNECTED, GROUPS, KNOWN_BROKERS, keyed
 
 UNREAD = 10  # a consumer that reads slowly delays the answers behind: few, as clients have few requests in flight
+MTU_CHANGE = (
+    "A router dropped packets of these connections as too large, and named an MTU of {mtu} bytes. That message must "
+    "reach the sender: allow ICMP 'fragmentation needed' and ICMPv6 'packet too big' on the path, set this MTU on the "
+    "sender's interface, or clamp the MSS at the tunnel; check by `ping -M do -s SIZE` (SIZE: the MTU less 28)."
+)
 SEGMENT_BYTES = 1448  # of payload, with an MTU of 1500 and TCP's timestamps
 
 
@@ -100,6 +105,7 @@ class Late(NamedTuple):
     connections: int
     longest_ns: int
     times: int  # that the latest one was sent again
+    mtu: int | None  # the smallest that ICMP named for a packet that was too large
     first_us: int
     last_us: int
 
@@ -113,7 +119,7 @@ def late(tables: Tables, limits: Limits) -> Frame:
         answer=f"""
             select cluster, client_address as host, {GROUPS["broker"]} as broker, max(known_id) as broker_id,
                 sum(late_answers) as answers, count(*) as connections, max(late_answer_ns) as longest_ns,
-                max_by(late_answer_times, late_answer_ns) as times,
+                max_by(late_answer_times, late_answer_ns) as times, min(path_mtu) as mtu,
                 cast(floor(min(late_answer_since_ns) / 1e3) as bigint) as first_us,
                 cast(floor(max(late_answer_since_ns + late_answer_ns) / 1e3) as bigint) as last_us
             from connected where late_answer_ns >= {limits.late_answer_s * 1e9:.0f}
@@ -128,7 +134,14 @@ def judge_late(row: Late, limits: Limits) -> Iterator[Finding]:
         "late_answers",
         severity(limits, stood_still_ns=row.longest_ns),
         row.longest_ns / 60e9,
-        {"answers": row.answers, "longest_ns": row.longest_ns, "times": row.times, "connections": row.connections},
+        {
+            "answers": row.answers,
+            "longest_ns": row.longest_ns,
+            "times": row.times,
+            "connections": row.connections,
+            "mtu": row.mtu,
+        },
+        None if row.mtu is None else MTU_CHANGE.format(mtu=row.mtu),
     )
 
 

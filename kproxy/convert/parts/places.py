@@ -31,7 +31,7 @@ class Packets:
         self.pairs: list[Pair] = []
         self.has_fragments = False  # IP fragments, whose rest may be anywhere
         self._numbers: dict[bytes, int] = {}
-        self._dissector = _Dissector(Quality())
+        self._dissector = _Dissector(Quality(), reads_icmp=True)
         self._spool = spool
         self._spooled = 0
         self._found: list[tuple[np.ndarray, np.ndarray, np.ndarray, int, int]] = []

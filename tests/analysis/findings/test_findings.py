@@ -185,6 +185,31 @@ def test_of_two_reasons_as_frequent_for_failed_tls_always_the_same_is_named(tmp_
     assert dict(one.evidence) == {"failed": 5, "asked": 5, "reason": "unknown_ca by client", "reasons": 3}
 
 
+def test_failed_connects_are_counted_by_how_they_failed(tmp_path):
+    table = made.Made()
+    how = ["refused", *["closed_at_once"] * 2, "port_unreachable", "prohibited", "prohibited", "unanswered"]
+    for number, close in enumerate(how):
+        made._connection(table, number, "10.9.0.14", number, 0.1, close=close, requests=0)
+        made._connection(table, 100 + number, "10.9.0.15", number, 0.1, close=close, requests=0, broker_port=8080)
+    table.exchange("other", "Metadata", 0)  # so that port 8080 is not taken for Kafka's
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (one,) = findings(tables, kinds=["connects_failed"])
+    counts = {"refused": 1, "unanswered": 1, "closed_at_once": 2, "undelivered": 3}
+    assert dict(one.evidence) == {"failed": 7, "asked": 7, **counts, "reason": "prohibited"}
+    assert sentence(one) == ("7 of 7 connects failed: 1 refused, 1 not answered, 2 closed at once, 3 not delivered")
+
+
+def test_answers_that_arrive_late_name_the_mtu_of_a_router(tmp_path):
+    table = made.Made()
+    made._connection(table, 0, "10.9.0.11", 0.0, 60.0, **made._late(30.0), path_mtu=1400)
+    made._connection(table, 1, "10.9.0.11", 0.0, 60.0, **made._late(20.0), path_mtu=1350)
+    made._connection(table, 2, "10.9.0.12", 0.0, 60.0, **made._late(20.0))
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        named, unnamed = findings(tables, kinds=["late_answers"])
+    assert dict(named.evidence)["mtu"] == 1350 and "named an MTU of 1350 bytes" in named.change
+    assert "mtu" not in dict(unnamed.evidence) and "smaller MTU" in unnamed.change
+
+
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_a_coordinator_that_does_not_come_back_is_missed_up_to_the_last_request(tmp_path, comes_back):
     table = made.Made()
