@@ -46,7 +46,7 @@ def running(folder, settings="", of_cluster=""):
     """A kproxy with a broker that is silent but for its first two answers; gives (broker's socket, port, admin's)."""
     port = free_ports(6)
     broker = socket.create_server((HOST, 0))
-    broker.settimeout(20)
+    broker.settimeout(60)  # until a kproxy has started, beside whatever else runs
     file = folder / "kproxy.toml"
     file.write_text(
         f'admin = "{HOST}:{port + 5}"\n{settings}\n[[cluster]]\nlisten = "{HOST}:{port}"\n'
