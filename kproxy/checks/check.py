@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from kproxy.errors import ConfigError
+from kproxy.proxy.cluster.ports_file import NotOurs, read
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.files import open_regular
 from kproxy.proxy.config.load import load
@@ -71,7 +72,7 @@ def _unreadable(config: Config, environment: Mapping[str, str]) -> Iterator[tupl
             name = path.rpartition(".")[2]
             place = f"{cluster.name}: {path}"
             if isinstance(value, Path):
-                reason = _why_unreadable(value)
+                reason = _why_unkept(value, cluster.name) if name == "ports_file" else _why_unreadable(value)
                 if reason:
                     yield place, f"{value} {reason}"
             elif name == "token_command[0]" and shutil.which(str(value)) is None:
@@ -109,6 +110,19 @@ def _why_unreadable(path: Path) -> str:
             file.read(1)
     except OSError as fault:
         return f"cannot be read: {fault.strerror or fault}"
+    return ""
+
+
+def _why_unkept(path: Path, cluster: str) -> str:
+    """Why ports cannot be kept in a file, which may be missing so far."""
+    try:
+        read(path, cluster)
+    except OSError as fault:
+        return f"cannot be read: {fault.strerror or fault}"
+    except NotOurs as fault:
+        return f"is not used: {fault}; remove it or name another"
+    if not os.access(path.absolute().parent, os.W_OK):
+        return f"cannot be written: {path.absolute().parent} is no folder that this user may write to"
     return ""
 
 
@@ -167,7 +181,8 @@ def _broker_ports(cluster: Cluster) -> list[str]:
         return ["the port of listen"]
     if cluster.brokers:
         return [
-            f"{entry.port}-{entry.port + len(entry.ids) - 1} for brokers {entry.ids.start}-{entry.ids.stop - 1}"
+            f"{entry.ports.start}-{entry.ports.stop - 1} for "
+            + (f"brokers {entry.declared.start}-{entry.declared.stop - 1}" if entry.declared else "any brokers")
             for entry in cluster.brokers
             if entry.port is not None
         ]

@@ -16,6 +16,8 @@ from kproxy.checks.doctor_tls import examine_files, examine_shown
 from kproxy.checks.findings import Report
 from kproxy.checks.offers import capped, missing, title
 from kproxy.errors import UpstreamError
+from kproxy.proxy.cluster.port_assignment import PortAssignment
+from kproxy.proxy.cluster.ports_file import NotOurs, read
 from kproxy.proxy.cluster.question import ask_brokers, ask_versions
 from kproxy.proxy.cluster.routing import Routes
 from kproxy.proxy.config.addresses import MAX_PORT, Address
@@ -292,17 +294,21 @@ class ClusterExamination:
     def _broker_ports(self, routes: Routes, brokers: dict[int, Address]) -> set[int]:
         """Open the port of every broker that was found, beside the bootstrap port; the node ids that have one."""
         free, opened = [], set()
+        self._give_ports(routes, brokers)
         for node_id in sorted({*brokers, *routes.declared()}):
             subject = f"{self._name}: broker {node_id}"
             port_of = routes.port_of(node_id)
             if port_of is None:
-                if self._cluster.brokers:
+                if (entry := self._cluster.any_brokers) is not None:
+                    found = f"no port is left for it: there are more than {len(entry.ports)} brokers"
+                    fix = 'raise port_count of [[cluster.brokers]] ids = "any"'
+                elif self._cluster.brokers:
                     found = "its node id is in none of the ranges of [[cluster.brokers]]: its clients get a closed port"
                     fix = f'add a range with it: [[cluster.brokers]] ids = "{node_id}", port = ...'
                 else:
                     base = self._cluster.broker_port_base or (self._port or 0) + 1
                     found = f"its node id has no port: {base} + {node_id} is beyond {MAX_PORT}"
-                    fix = f'declare it: [[cluster.brokers]] ids = "{node_id}", port = ...'
+                    fix = f'declare it: [[cluster.brokers]] ids = "{node_id}", port = ..., or ids = "any" for all'
                 self._report.error("node ids", subject, found, fix)
                 continue
             where = Address(self._cluster.listen.host, port_of.bind)
@@ -317,6 +323,24 @@ class ClusterExamination:
         if free:
             self._report.ok("ports", self._name, f"{len(free)} ports of brokers free: {_listed(free)}")
         return opened
+
+    def _give_ports(self, routes: Routes, brokers: dict[int, Address]) -> None:
+        """Give out ports as a start would, if node ids are any."""
+        entry = self._cluster.any_brokers
+        if entry is None:
+            return
+        assignment = PortAssignment(entry.ports)
+        if entry.ports_file is not None:
+            try:
+                assignment.restore(read(entry.ports_file, self._name))
+            except (NotOurs, OSError) as fault:
+                fix = "remove it, or name another file: ports_file"
+                self._report.error("ports", self._name, f"{entry.ports_file} is not used: {fault}", fix)
+        assignment.answered(brokers.keys())
+        for node_id in sorted(brokers):
+            if not routes.is_declared(node_id) and node_id not in assignment.ports:
+                assignment.give(node_id, tuple)
+        routes.assigned = assignment.ports
 
     async def _advertised(self, routes: Routes, brokers: dict[int, Address]) -> None:
         """Whether what clients are told leads here. Only as far as this host can see: clients may see otherwise."""

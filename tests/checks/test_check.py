@@ -199,3 +199,23 @@ def test_a_refusal_names_the_rule_that_comes_near(written):
     assert done.returncode == 1 and done.stdout.splitlines()[1] == "  rule 1 would allow it, but it has no group"
     (explained,) = json.loads(run(file, "--request", "JoinGroup", "--group", "g", "--json").stdout)
     assert explained["near"] == ["rule 1 would allow it, but it has no group"]
+
+
+def test_the_file_of_given_ports_may_be_missing_but_is_ours_and_can_be_written(tmp_path):
+    file, ports = tmp_path / "kproxy.toml", tmp_path / "ports.json"
+
+    def faults(path):
+        file.write_text(
+            '[[cluster]]\nlisten = "127.0.0.1:9092"\nbootstrap = ["b:9092"]\n[[cluster.brokers]]\nids = "any"\n'
+            f'port = 9201\nport_count = 40\nports_file = "{path}"\n'
+        )
+        return check(file, {}).faults
+
+    place = "default: brokers[0].ports_file"
+    assert faults(ports) == ()
+    assert summary(check(file, {}).config)["clusters"][0]["broker_ports"] == ["9201-9240 for any brokers"]
+    ports.write_text("notes")
+    ((where, text),) = faults(ports)
+    assert where == place and "is not used: it is no JSON" in text and "remove it or name another" in text
+    ((where, text),) = faults(tmp_path / "missing" / "ports.json")
+    assert where == place and f"{tmp_path / 'missing'} is no folder that this user may write to" in text

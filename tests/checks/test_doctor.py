@@ -144,6 +144,8 @@ def test_node_ids_without_a_port(cluster, tmp_path):
         f'[[cluster.brokers]]\nids = "1-2"\nport = {port + 1}\n'
     )
     only(examine(str(file), {}, {}), "node ids", "error", "broker 3: its node id is in none of the ranges")
+    file.write_text(file.read_text().replace('"1-2"', '"any"') + "port_count = 2\n")
+    only(examine(str(file), {}, {}), "node ids", "error", "broker 3: no port is left for it: there are more than 2")
 
 
 @contextmanager

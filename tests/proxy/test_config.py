@@ -140,6 +140,21 @@ def test_what_cannot_work(cluster, fault):
         ('{ids = 1, port = 9100, upstream = "{host}:9092"}', "only {id}"),
         ("{ids = 1, port = 9100, colour = 1}", "no such setting"),
         ("{ids = 1}", "port: is missing"),
+        ('{ids = "any", port_count = 3}', "port: is missing: the port that is given out first"),
+        ('{ids = "any", port = 9201}', "port_count: is missing: how many ports are given out"),
+        ('{ids = "any", port = 65530, port_count = 7}', "7 ports .port_count. from port 65530 on go beyond port 65535"),
+        ('{ids = "any", port = 9201, port_count = 3, advertise_port = 65534}', "advertise_port: 3 ports"),
+        ('{ids = "any", port = 9201, port_count = 5000}', "port_count"),
+        ('{ids = "any", port = 9091, port_count = 2}', "x: brokers: 127.0.0.1:9092 is taken by x: listen"),
+        ('{ids = "any", port = 9590, port_count = 11}', "x: brokers: 127.0.0.1:9600 is taken by admin"),
+        ('{ids = 7, port = 9203}, {ids = "any", port = 9201, port_count = 3}', "127.0.0.1:9203 is taken by x: brokers"),
+        (
+            '{ids = "any", port = 9201, port_count = 3}, {ids = "any", port = 9301, port_count = 3}',
+            r"brokers\[1\].ids: brokers\[0\] is for any already",
+        ),
+        ('{ids = "any", port = 9201, port_count = 3, upstream = "b-{id}:9092"}', "upstream: the cluster alone says"),
+        ("{ids = 1, port = 9201, port_count = 3}", 'port_count: is for ids = "any"'),
+        ('{ids = 1, port = 9201, ports_file = "/p"}', 'ports_file: is for ids = "any"'),
     ],
 )
 def test_declared_ports_that_cannot_work(tmp_path, brokers, fault):

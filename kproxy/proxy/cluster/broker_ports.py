@@ -2,14 +2,19 @@
 
 Bounded by MAX_BROKERS, and by the file descriptors set aside for listening: an answer could name as many brokers as
 there are ports. A port that cannot be bound is advertised all the same, never the broker's own address. It keeps the
-cluster from being ready, and so does a broker for which no port stands: it is not declared, or its node id is too high.
-Refuses to know how brokers are found and what happens on a connection.
+cluster from being ready, and so does a broker for which no port stands: it is not declared, its node id is too high, or
+all ports that are given out stand for others (`port_assignment`). Who has which port is written to `ports_file` once in
+a turn of the loop, by the process that serves clients. Refuses to know how brokers are found and what happens on a
+connection.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 
+from kproxy.proxy.cluster import ports_file
+from kproxy.proxy.cluster.port_assignment import ABSENT_S, Held, PortAssignment
 from kproxy.proxy.cluster.routing import Routes
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
@@ -19,6 +24,7 @@ from kproxy.proxy.sockets.listeners import Accepted, Gate, Listener, why_unbound
 MAX_BROKERS = 4096  # those that are not declared
 RETRY_S = 10.0
 _RETRIES_PER_TURN = 64
+_HELD_S = 0.5  # between two looks whether this process serves clients by now
 _LISTED = 8  # brokers in one line of the log
 _REASONS = 3  # why ports are not bound, in one line
 
@@ -36,7 +42,10 @@ class BrokerPorts:
         hosts: Sequence[str],
         backlog: int,
         accepted: Callable[[int], Accepted],
+        busy: Callable[[], Collection[int]] = tuple,
+        evicted: Callable[[int], None] = lambda node_id: None,
     ) -> None:
+        """busy(): node ids with open connections; evicted(node_id): its port stands for another broker from now on."""
         self.open: dict[int, Listener] = {}  # by node id
         self._unbound: dict[int, str] = {}  # node id -> why its port is not bound
         self._without: dict[int, None] = {}  # node ids for which no port stands
@@ -53,6 +62,16 @@ class BrokerPorts:
         self._failed: list[int] = []  # not bound since then
         self._closed = False
         self._limiter = LogLimiter(log)
+        self._busy = busy
+        self._evicted = evicted
+        self._writing: asyncio.TimerHandle | None = None
+        self._file: Path | None = None
+        self.assignment: PortAssignment | None = None
+        entry = cluster.any_brokers
+        if entry is not None and cluster.route == "ports":
+            self.assignment = PortAssignment(entry.ports)
+            self._file = entry.ports_file
+            routes.assigned = self.assignment.ports
 
     def __str__(self) -> str:
         ports = ",".join(f"{node_id}:{listener.port}" for node_id, listener in sorted(self.open.items())) or "-"
@@ -65,7 +84,130 @@ class BrokerPorts:
         if len(self._unbound) > _LISTED:
             yield f"and so {len(self._unbound) - _LISTED} more brokers"
         if self._without:
-            yield _without(self._without)
+            yield self._why_without(self._without)
+
+    # --- ports that are given out ------------------------------------------------------------------------------------
+
+    def restore(self, held: Mapping[int, Held] | None, *, may_give: bool = False) -> None:
+        """Begin with the ports that former settings gave out; None: with those of the file.
+
+        may_give: the cluster has answered before.
+        """
+        if self.assignment is None:
+            return
+        self.assignment.may_give = may_give
+        if held is None and self._file is not None:
+            try:
+                held = ports_file.read(self._file, self._cluster.name)
+            except (ports_file.NotOurs, OSError) as fault:
+                self._log_file("read", fault)
+        elif held is not None:
+            self._write_soon()
+        self.assignment.restore(held or {})
+
+    def adopt(self, held: Mapping[int, Held]) -> None:
+        """Take the ports as the process that serves clients until now gave them out, in place of those given here."""
+        if self.assignment is None:
+            return
+        before = dict(self.assignment.ports)
+        self.assignment.restore(held)
+        for node_id in before:
+            listener = self.open.get(node_id)
+            if listener is not None and self.assignment.ports.get(node_id) != listener.port:
+                for sock in listener.sockets:  # it stays open, for another broker
+                    self._gate.given.put(listener.name, sock.dup())
+                del self.open[node_id]
+                listener.close()
+            self._unbound.pop(node_id, None)
+        for node_id in before:
+            self.name(node_id)
+        self._write_soon()
+
+    def name(self, node_id: int) -> None:
+        """An answer names a broker: give it a port if it has none and needs one."""
+        assignment = self.assignment
+        if assignment is None or node_id < 0:
+            return
+        if node_id in assignment.ports:
+            if assignment.absent and assignment.named(node_id):
+                self._write_soon()
+            return
+        if self._closed or self._routes.is_declared(node_id):
+            return
+        given = assignment.give(node_id, self._busy)
+        if given is None:
+            return
+        self._without.pop(node_id, None)
+        if given.former is not None:
+            text = "cluster=%s: port %d of broker %d, which the cluster has not named for %.0f s, is now broker %d's"
+            self._limiter.log(
+                logging.INFO, "passed", text, self._cluster.name, given.port, given.former, given.absent_s, node_id
+            )
+            self._unbound.pop(given.former, None)
+            listener = self.open.pop(given.former, None)
+            if listener is not None:
+                listener.close()
+            self._evicted(given.former)
+        self._write_soon()
+
+    def was_given(self, node_id: int) -> bool:
+        """Whether a port of the range was given to a broker."""
+        return self.assignment is not None and node_id in self.assignment.ports
+
+    def answered(self, node_ids: Collection[int]) -> None:
+        """A complete answer of the cluster has these brokers, and no others."""
+        if self.assignment is None:
+            return
+        if self.assignment.answered(node_ids):
+            self._write_soon()
+        for node_id in sorted(node_ids):
+            self.name(node_id)
+
+    def answered_nothing(self) -> None:
+        """The cluster names its brokers only after a login: give ports out as answers to clients name them."""
+        if self.assignment is not None:
+            self.assignment.may_give = True
+
+    def _write_soon(self) -> None:
+        if self._file is not None and self._writing is None and not self._closed:
+            self._writing = asyncio.get_running_loop().call_later(0, self._write)
+
+    def _write(self) -> None:
+        self._writing = None
+        assert self._file is not None and self.assignment is not None
+        loop = asyncio.get_running_loop()
+        if self._gate.is_held:  # another process serves clients, and has the file
+            self._writing = loop.call_later(_HELD_S, self._write)
+            return
+        try:
+            ports_file.write(self._file, self._cluster.name, self.assignment.held())
+        except (ports_file.NotOurs, OSError) as fault:
+            self._log_file("write", fault)
+            self._writing = loop.call_later(RETRY_S, self._write)
+
+    def _log_file(self, doing: str, fault: Exception) -> None:
+        """A file that is not ours may be anybody's: it is left as it is."""
+        name = self._cluster.name
+        if isinstance(fault, OSError):
+            text = "cluster=%s: cannot %s ports_file %s: %s; a restart may give brokers other ports"
+            self._limiter.log(logging.ERROR, doing, text, name, doing, self._file, fault.strerror or fault)
+        else:
+            text = (
+                "cluster=%s: ports_file %s is not used: %s; remove it or name another, until then a restart may give "
+                "brokers other ports"
+            )
+            self._limiter.log(logging.ERROR, "file", text, name, self._file, fault)
+
+    def _why_without(self, node_ids: Collection[int]) -> str:
+        if self.assignment is None:
+            return _without(node_ids)
+        ports = self.assignment.range
+        return (
+            f"no port is left for brokers {_listed(node_ids)}: all {len(ports)} from {ports.start} on stand for "
+            f"brokers that are named, were within {ABSENT_S:g} s, or have connections: raise port_count"
+        )
+
+    # --- ports that are open -----------------------------------------------------------------------------------------
 
     def bind(self, node_id: int) -> bool:
         """Make sure that a broker's port is open; whether it is. After `close` no further port opens."""
@@ -74,6 +216,8 @@ class BrokerPorts:
         if self._closed:
             return False
         port_of = self._routes.port_of(node_id)
+        if port_of is None and self.assignment is not None and not self.assignment.may_give:
+            return False  # until the cluster has answered
         name = self._cluster.name
         known = len(self.open) + len(self._unbound) + len(self._without)
         is_declared = port_of is not None and bool(self._cluster.brokers)
@@ -103,6 +247,7 @@ class BrokerPorts:
             reason = f"{where}, the port of broker {node_id}, cannot be bound: {why}"
             return self._not_bound(node_id, reason)
         self._unbound.pop(node_id, None)
+        self._without.pop(node_id, None)
         self._new.append(node_id)
         self._report_soon()
         return True
@@ -117,7 +262,7 @@ class BrokerPorts:
     def close(self) -> None:
         """Close all of them, for good."""
         self._closed = True
-        for handle in (self._retry, self._report):
+        for handle in (self._retry, self._report, self._writing):
             if handle is not None:
                 handle.cancel()
         for listener in self.open.values():
@@ -152,6 +297,7 @@ class BrokerPorts:
         without = [node_id for node_id in self._failed if node_id in self._without]
         failed, self._failed = [node_id for node_id in self._failed if node_id in self._unbound], []
         name = self._cluster.name
+        new = [node_id for node_id in new if node_id in self.open]
         new = [node_id for node_id in new if self.former.get(node_id) != self.open[node_id].port]
         if new:
             upstreams = self._routes.upstreams
@@ -159,7 +305,7 @@ class BrokerPorts:
             log.info("listening cluster=%s brokers=%s", name, _listed(list(ports)))
         if without:
             text = "cluster=%s: %s, and clients cannot reach them"
-            self._limiter.log(logging.ERROR, "without", text, name, _without(without))
+            self._limiter.log(logging.ERROR, "without", text, name, self._why_without(without))
         if failed:
             text = "cluster=%s: %s; tried again every %g s"
             reasons = "; ".join(self._unbound[node_id] for node_id in failed[:_REASONS])

@@ -1,12 +1,13 @@
 """Which port of kproxy stands for which broker, which address clients learn, and where a broker is: pure.
 
 The map from node id to port is a function of the configuration and the id alone, so that replicas agree without talking
-and a restart changes nothing. Only the upstream addresses are learnt, keyed by node id: the last answer wins, new dials
-go there, and a broker that has gone keeps its port. Refuses to know sockets, names and frames.
+and a restart changes nothing; but for `ids = "any"`, whose ports are given out as ids appear (`port_assignment`). The
+upstream addresses are learnt, keyed by node id: the last answer wins, new dials go there, and a broker that has gone
+keeps its port. Refuses to know sockets, names and frames.
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from kproxy.proxy.config.addresses import MAX_PORT, Address
@@ -56,19 +57,25 @@ class Routes:
         self._listen_port = listen_port
         self._base = cluster.broker_port_base or listen_port + 1
         self._declared = cluster.brokers
+        self._any = cluster.any_brokers
+        self.assigned: Mapping[int, int] = {}  # node id -> port, of ids that nobody has declared
         host, _, port = cluster.advertised.rpartition(":")
         self._host_template = host.strip("[]")
         self._port_template = port
         for entry in cluster.brokers:
             if entry.upstream is not None:
                 host, _, port = entry.upstream.rpartition(":")
-                for node_id in entry.ids:
+                for node_id in entry.declared:
                     self.upstreams[node_id] = Address(host.strip("[]").format(id=node_id), int(port.format(id=node_id)))
 
     def declared(self) -> Iterator[int]:
         """The node ids whose ports are to be bound before the cluster has named its own."""
         for entry in self._declared:
-            yield from entry.ids
+            yield from entry.declared
+
+    def is_declared(self, node_id: int) -> bool:
+        """Whether an entry of [[cluster.brokers]] names that id."""
+        return any(node_id in entry.declared for entry in self._declared)
 
     def port_of(self, node_id: int) -> BrokerPort | None:
         """The port that stands for a node id; None where there is none (not declared, or beyond the last port)."""
@@ -81,9 +88,12 @@ class Routes:
         if not self._declared:
             port = self._base + node_id
             return BrokerPort(port, port) if port <= MAX_PORT else None
+        if self._any is not None and (assigned := self.assigned.get(node_id)) is not None:
+            first = self._any.ports.start
+            return BrokerPort(assigned, assigned - first + (self._any.advertise_port or first))
         for entry in self._declared:
-            if node_id in entry.ids and entry.port is not None:
-                offset = node_id - entry.ids.start
+            if node_id in entry.declared and entry.port is not None:
+                offset = node_id - entry.declared.start
                 return BrokerPort(entry.port + offset, (entry.advertise_port or entry.port) + offset)
         return None
 

@@ -5,11 +5,12 @@ Ports that overflow or overlap, an upstream that is kproxy itself, addresses tha
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from kproxy.proxy.config.addresses import MAX_PORT, WILDCARDS, Address, leads_to
 from kproxy.proxy.config.authentication import authentication_faults
 from kproxy.proxy.config.login import login_faults
-from kproxy.proxy.config.settings import Cluster
+from kproxy.proxy.config.settings import ANY, BrokerPorts, Cluster
 
 
 def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
@@ -47,19 +48,45 @@ def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
         yield "broker_port_base", "brokers declares the ports already: keep one of the two"
     if not cluster.brokers and cluster.broker_port_base is None and cluster.listen.port == MAX_PORT:
         yield "listen", f"no port is left above {MAX_PORT} for the brokers: give --broker-port-base"
+    yield from _any_faults(cluster)
     declared: set[int] = set()
     for number, entry in enumerate(cluster.brokers):
         path = f"brokers[{number}]"
         if entry.port is None:
-            yield f"{path}.port", "is missing: the port that stands for the first of these brokers"
+            what = "stands for the first of these brokers" if entry.ids != ANY else "is given out first"
+            yield f"{path}.port", f"is missing: the port that {what}"
+        count = len(entry.declared) if entry.ids != ANY else entry.port_count or 1
         for name, first in (("port", entry.port or 1), ("advertise_port", entry.advertise_port or 1)):
-            if len(entry.ids) > MAX_PORT - first + 1:
-                yield f"{path}.{name}", f"{len(entry.ids)} ids from port {first} on go beyond port {MAX_PORT}"
+            if count > MAX_PORT - first + 1:
+                what = "ids" if entry.ids != ANY else "ports (port_count)"
+                yield f"{path}.{name}", f"{count} {what} from port {first} on go beyond port {MAX_PORT}"
                 break
         else:
-            if not declared.isdisjoint(entry.ids):
-                yield f"{path}.ids", f"node id {min(declared.intersection(entry.ids))} is declared twice"
-            declared.update(entry.ids)
+            if not declared.isdisjoint(entry.declared):
+                yield f"{path}.ids", f"node id {min(declared.intersection(entry.declared))} is declared twice"
+            declared.update(entry.declared)
+
+
+def _any_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Faults of entries with ids any, and of settings that only these have."""
+    path = ""
+    for number, entry in enumerate(cluster.brokers):
+        if entry.ids != ANY:
+            yield from _for_any_alone(entry, f"brokers[{number}]")
+            continue
+        if path:
+            yield f"brokers[{number}].ids", f"{path} is for any already: make one range of both"
+        path = f"brokers[{number}]"
+        if entry.port_count is None:
+            yield f"{path}.port_count", "is missing: how many ports are given out, as many as there may be brokers"
+        if entry.upstream is not None:
+            yield f"{path}.upstream", "the cluster alone says where brokers are whose ids nobody knows; leave it out"
+
+
+def _for_any_alone(entry: BrokerPorts, path: str) -> Iterator[tuple[str, str]]:
+    for name in ("port_count", "ports_file"):
+        if getattr(entry, name) is not None:
+            yield f"{path}.{name}", 'is for ids = "any": declared ids have a port each, always the same; leave it out'
 
 
 def _transparent_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
@@ -109,6 +136,10 @@ def _sni_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
     if cluster.broker_port_base is not None:
         yield "broker_port_base", "route sni has one port for all brokers; leave it out or use route ports"
     for number, entry in enumerate(cluster.brokers):
+        if entry.ids == ANY:
+            yield f"brokers[{number}].ids", "route sni has one port for all brokers, whatever their ids; leave it out"
+            continue
+        yield from _for_any_alone(entry, f"brokers[{number}]")
         for name in ("port", "advertise_port"):
             if getattr(entry, name) is not None:
                 yield f"brokers[{number}].{name}", "route sni has one port for all brokers; leave it out"
@@ -117,6 +148,7 @@ def _sni_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
 def shared_faults(clusters: list[Cluster], admin: Address | None) -> Iterator[tuple[str, str]]:
     """Faults between clusters: names, ports, and kproxy as its own upstream."""
     taken: dict[int, list[tuple[str, str]]] = {}  # port -> (host, owner)
+    files: dict[Path, str] = {}  # ports_file -> the cluster that keeps its ports there
     told: set[tuple[str, str]] = set()
 
     def take(host: str, port: int, owner: str) -> Iterator[tuple[str, str]]:
@@ -138,8 +170,12 @@ def shared_faults(clusters: list[Cluster], admin: Address | None) -> Iterator[tu
         if cluster.listen.port:
             yield from take(*cluster.listen, f"{cluster.name}: listen")
         for entry in cluster.brokers:
-            for port in range(entry.port, entry.port + len(entry.ids)) if entry.port is not None else ():
+            for port in entry.ports:
                 yield from take(cluster.listen.host, port, f"{cluster.name}: brokers")
+            if entry.ports_file is not None:
+                other = files.setdefault(entry.ports_file.absolute(), cluster.name)
+                if other != cluster.name:
+                    yield f"{cluster.name}: brokers", f"ports_file {entry.ports_file} is that of {other}: name another"
     for cluster in clusters:
         for upstream in cluster.bootstrap:
             for host, whose in taken.get(upstream.port, ()):

@@ -29,6 +29,8 @@ from kproxy.proxy.config.zookeeper import ZooKeeper
 MAX_REQUEST_BYTES = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by default
 MAX_HELD_BYTES = 64 * 1024 * 1024
 MAX_WORKERS = 256
+MAX_PORT_COUNT = 4096
+ANY: Literal["any"] = "any"
 PLACEHOLDERS = frozenset(("id", "host", "port"))
 
 
@@ -70,10 +72,12 @@ def _upstreams(value: Any) -> Any:
     return [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-def _ids(value: Any) -> range:
+def _ids(value: Any) -> "range | Literal['any']":
+    if value == ANY:
+        return ANY
     match = re.fullmatch(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?", str(value))
     if match is None or isinstance(value, bool):
-        raise ValueError(f"{value!r} is neither a node id nor a range of them, like 0-9")
+        raise ValueError(f"{value!r} is neither a node id nor a range of them, like 0-9, nor any")
     first, last = int(match[1]), int(match[2] or match[1])
     if not first <= last < 1 << 31:
         raise ValueError(f"{value!r} is no range of node ids: the first must not exceed the last")
@@ -123,13 +127,30 @@ def _names(value: Any) -> Any:
 class BrokerPorts(Frozen):
     """`[[cluster.brokers]]`: declared node ids and the ports that stand for them, counting up from the first id's."""
 
-    ids: Annotated[range, BeforeValidator(_ids)]  # node ids, like 0-9; one alone, like 1001
+    # node ids, like 0-9; one alone, like 1001; any: all that no other entry declares, which get ports as they appear
+    ids: Annotated[range | Literal["any"], BeforeValidator(_ids)]
     # route ports: kproxy's port for the first id; further ids count up from it
     port: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
+    # ids any: how many ports, from `port` on, are given out
+    port_count: Annotated[int, Field(ge=1, le=MAX_PORT_COUNT)] | None = None
+    # ids any: the file that keeps which port stands for which id over a restart; default: ports are given out in the
+    # order of the ids in the cluster's first answer
+    ports_file: Path | None = None
     # value of {port} in `advertise` for the first id; further ids count up from it; default: `port`
     advertise_port: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
     # address of these brokers until the cluster reports another one; {id} stands for the node id
     upstream: Annotated[str, BeforeValidator(_upstream_template)] | None = None
+
+    @property
+    def declared(self) -> range:
+        """The node ids that are declared: none of an entry for any."""
+        return range(0) if self.ids == ANY else self.ids
+
+    @property
+    def ports(self) -> range:
+        """The ports that stand for its brokers, now or later; none where `port` is missing."""
+        count = len(self.declared) if self.ids != ANY else self.port_count or 0
+        return range(self.port, self.port + count) if self.port is not None else range(0)
 
 
 class Cluster(Frozen):
@@ -170,6 +191,11 @@ class Cluster(Frozen):
     upstream_tls: UpstreamTls | None = None
     telemetry: Telemetry | None = None
     lag: Lag = Lag()
+
+    @property
+    def any_brokers(self) -> BrokerPorts | None:
+        """The entry whose ports are given out as node ids appear."""
+        return next((entry for entry in self.brokers if entry.ids == ANY), None)
 
     @property
     def advertised(self) -> str:

@@ -50,12 +50,22 @@ class KnownAddresses:
         if self.brokers.get(node_id) != address and (node_id in self.brokers or len(self.brokers) < MAX_KNOWN):
             before = self.brokers.get(node_id)
             if before is not None:
-                self._moved.pop(before, None)
-                self._moved[before] = None
-                if len(self._moved) > MAX_MOVED:
-                    del self._moved[next(iter(self._moved))]
+                self._leave(before)
             self.brokers[node_id] = address
             self._is_stale = True
+
+    def forget(self, node_id: int) -> None:
+        """A broker has gone for good: its address is one that brokers had before."""
+        before = self.brokers.pop(node_id, None)
+        if before is not None:
+            self._leave(before)
+
+    def _leave(self, before: Address) -> None:
+        self._moved.pop(before, None)
+        self._moved[before] = None
+        if len(self._moved) > MAX_MOVED:
+            del self._moved[next(iter(self._moved))]
+        self._is_stale = True
 
     def find(self, answer: bytes | memoryview) -> Address | None:
         """Return a known address that the answer contains, or None."""

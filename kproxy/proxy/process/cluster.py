@@ -9,7 +9,7 @@ cluster (`Ports`), this one serves the clients that it is given. Refuses to know
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from kproxy.proxy.cluster.bootstrap import BootstrapAddresses
 from kproxy.proxy.cluster.broker_ports import BrokerPorts
 from kproxy.proxy.cluster.discovery import Brokers, Discovery
 from kproxy.proxy.cluster.lag_questions import LagQuestions
+from kproxy.proxy.cluster.port_assignment import Held
 from kproxy.proxy.cluster.question import ask_brokers
 from kproxy.proxy.cluster.routing import Routes, ServerNames
 from kproxy.proxy.cluster.topology import Topology
@@ -37,6 +38,7 @@ from kproxy.proxy.connection.worker import Worker
 from kproxy.proxy.filters.leaks import KnownAddresses
 from kproxy.proxy.filters.policy.idle import idle_rules
 from kproxy.proxy.log_limiter import LogLimiter
+from kproxy.proxy.process.changing.changes import same_upstream
 from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.sockets.listeners import Accepted, Listener, is_local, resolve, why_unbound
 from kproxy.proxy.tasks import Tasks
@@ -59,7 +61,8 @@ class Known:
     brokers: dict[int, Address] = field(
         default_factory=dict
     )  # the address that each broker advertises, to find leaks of it
-    open: frozenset[int] = frozenset()  # brokers whose port is open
+    open: frozenset[int] = frozenset()  # brokers whose port is open, and stays theirs
+    assigned: dict[int, int] = field(default_factory=dict)  # ports that were given out as node ids appeared
     beside: int | None = None  # route sidecar
     ports: tuple[tuple[int, tuple[str, ...]], ...] = ()  # each port that kproxy listens on, and the addresses
 
@@ -68,7 +71,10 @@ class Ports(Protocol):
     """The ports of a cluster that another process has, which asks the cluster for its brokers too."""
 
     def bind(self, node_id: int, host: str, port: int, *, is_news: bool) -> bool:
-        """An answer names a broker; is_news: at a new address. Returns whether its port is open."""
+        """An answer names a broker; is_news: at a new address. Returns whether its port is open.
+
+        A port that is given to the broker by then is in the cluster's routes.
+        """
 
     def broker_lost(self) -> None:
         """A broker could not be dialled, or reset a connection."""
@@ -107,11 +113,12 @@ class ClusterProxy:
         ports: Ports | None = None,
         serve: Callable[[Incoming], None] | None = None,
         changed: Callable[[], None] = lambda: None,
+        busy: Callable[[], Collection[int]] | None = None,
     ) -> None:
         """ports: set where another process has them, which sends the cluster's state (`take`).
 
         serve(client): passes an accepted client to another process; changed(): the state that other processes share
-        (`known`) may have changed. Raises ConfigError.
+        (`known`) may have changed; busy(): the brokers with connections in other processes. Raises ConfigError.
         """
         if faults := [(f"{cluster.name}: {place}", text) for place, text in idle_rules(cluster)]:
             raise ConfigError(faults)
@@ -120,6 +127,7 @@ class ClusterProxy:
         self.ports = ports
         self._worker = worker
         self._changed = changed
+        self._busy = busy if busy is not None else self._brokers_with_relays
         self._named: dict[int, Address] = {}  # brokers, by the cluster when it was last asked
         causes = DIAL_CAUSES if cluster.login is None else (*DIAL_CAUSES, *LOGIN_CAUSES)
         self._metrics = worker.metrics.upstream(cluster.name, causes, self._state)
@@ -245,8 +253,17 @@ class ClusterProxy:
             raise ConfigError([(f"{cluster.name}: listen", text)]) from None
         self._expose(BOOTSTRAP, None)
         self.routes = self._topology.routes = Routes(cluster, self._bootstrap.port)
-        self._ports = BrokerPorts(worker.gate, cluster, self.routes, hosts, backlog, self._accepted)
+        self._ports = BrokerPorts(
+            worker.gate, cluster, self.routes, hosts, backlog, self._accepted, self._busy, self._evicted
+        )
         goes_on = former is not None and former.address == self.address
+        before = former._ports.assignment if former is not None and former._ports is not None else None
+        if former is not None and not same_upstream(former.cluster, cluster):
+            self._ports.restore({})
+        elif before is not None:
+            self._ports.restore(before.held(), may_give=before.may_give)
+        else:
+            self._ports.restore(None)
         if former is not None:
             self._ports.former = {node_id: listener.port for node_id, listener in former.brokers.items()}
         log.log(
@@ -318,7 +335,32 @@ class ClusterProxy:
         """Take in where brokers are, as somebody knew who was here before, and bind their ports."""
         if self.ports is None:
             for node_id, address in upstreams.items():
-                self.learn_broker(node_id, *address)
+                has_port = self._ports is not None and self._ports.was_given(node_id)
+                self.learn_broker(node_id, *address, is_named=not has_port)
+
+    @property
+    def given_ports(self) -> dict[int, Held]:
+        """The ports that were given out as node ids appeared."""
+        assignment = self._ports.assignment if self._ports is not None else None
+        return assignment.held() if assignment is not None else {}
+
+    def adopt_ports(self, held: Mapping[int, Held]) -> None:
+        """Take the ports that another process has given out, which has served clients until now."""
+        if self._ports is not None:
+            self._ports.adopt(held)
+            for node_id in held:
+                if node_id in self.routes.upstreams:
+                    self._bind(node_id)
+            self._changed()
+
+    def _brokers_with_relays(self) -> set[int]:
+        infos = (relay.info for relay in self._worker.relays.values())
+        return {info.broker_id for info in infos if info.cluster == self.cluster.name and info.broker_id is not None}
+
+    def _evicted(self, node_id: int) -> None:
+        """A broker's port stands for another one from now on: nobody is to be led there."""
+        self.routes.upstreams.pop(node_id, None)
+        self._known.forget(node_id)
 
     @property
     def _latest(self) -> "ClusterProxy":
@@ -410,12 +452,16 @@ class ClusterProxy:
         """Return the state that all processes of the cluster share; None before the start."""
         if self._bootstrap is None:
             return None
+        assignment = self._ports.assignment if self._ports is not None else None
+        assigned, absent = (assignment.ports, assignment.absent) if assignment is not None else ({}, {})
         return Known(
             self.cluster.name,
             self.address.port,
             dict(self.routes.upstreams),
             self._known.brokers | self._named,
-            frozenset(self.brokers),
+            # Ports of absent brokers may pass to others: a worker asks before an answer that names one leaves.
+            frozenset(self.brokers.keys() - absent.keys()),
+            {node_id: port for node_id, port in assigned.items() if node_id not in absent},
             self._topology.beside,
             tuple((listener.port, tuple(listener.hosts)) for listener in [*self.brokers.values(), self._bootstrap]),
         )
@@ -425,6 +471,12 @@ class ClusterProxy:
         if not self.has_routes:
             self.routes = self._topology.routes = Routes(self.cluster, known.listen_port)
             self._serve()
+        if self.cluster.any_brokers is not None:
+            self.routes.assigned = dict(known.assigned)
+            for node_id in [node_id for node_id in self.routes.upstreams if node_id not in known.upstreams]:
+                del self.routes.upstreams[node_id]
+            for node_id in [node_id for node_id in self._known.brokers if node_id not in known.brokers]:
+                self._known.forget(node_id)
         self.routes.upstreams.update(known.upstreams)
         for node_id, address in known.brokers.items():
             self._known.learn(node_id, address)
@@ -470,7 +522,9 @@ class ClusterProxy:
             self._redirected.learn((brokers or {}).items(), again=True)
             return ""
         if brokers is None:
-            if self.cluster.brokers:
+            if self._ports is not None:
+                self._ports.answered_nothing()
+            if any(entry.declared for entry in self.cluster.brokers):
                 self._warn_of_unknown_upstreams()
                 return ""
             return (
@@ -479,10 +533,15 @@ class ClusterProxy:
             )
         if not brokers:
             return f"{asked} names no brokers"
+        if self._ports is not None:
+            self._ports.answered(brokers.keys())
         for node_id, (host, port) in brokers.items():
             self.learn_broker(node_id, host, port)
         if self._ports is not None:
             self._ports.forget(brokers.keys())
+            if self._ports.assignment is not None:
+                for node_id in self._known.brokers.keys() - brokers.keys() - self.routes.upstreams.keys():
+                    self._known.forget(node_id)
         return ""
 
     async def _beside(self, asked: Address, brokers: Brokers) -> int | None:
@@ -534,8 +593,10 @@ class ClusterProxy:
         is_bound = self.learn_broker(node_id, host, port)
         return self.routes.advertised(node_id, host), is_bound
 
-    def learn_broker(self, node_id: int, host: str, port: int) -> bool:
-        """Apply a broker's address from an answer; returns whether its port is open."""
+    def learn_broker(self, node_id: int, host: str, port: int, *, is_named: bool = True) -> bool:
+        """Apply a broker's address; returns whether its port is open. is_named: an answer has it, just now."""
+        if is_named and self._ports is not None:
+            self._ports.name(node_id)
         before, said_before = self.routes.upstreams.get(node_id), self._known.brokers.get(node_id)
         self._known.learn(node_id, Address(host, port))
         refused = self.routes.learn(node_id, Address(host, port))

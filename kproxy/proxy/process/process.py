@@ -166,7 +166,7 @@ class Process:
         server.hold(True)
         server.records_beside = state.record == str(server.config.record)
         await server.start()
-        server.learn_all(state.bootstraps, state.learnt)
+        server.learn_all(state.bootstraps, state.learnt, state.ports)
         self._generation = state.generation + 1
         while any(cluster.cluster.name in state.waits_for and any(cluster.not_ready()) for cluster in server.clusters):
             await asyncio.sleep(_POLL_S)
@@ -174,7 +174,7 @@ class Process:
                 raise KproxyError("it was ended before it had taken over")
         await link.send({"is": "ready"})
         state = await link.receive_state(self._given)
-        server.learn_all(state.bootstraps, state.learnt)
+        server.learn_all(state.bootstraps, state.learnt, state.ports)
         self._given.close()  # of ports that these settings do not have
         server.hold(False)
         await link.send({"is": "serving"})
@@ -353,6 +353,11 @@ class Process:
             {each.cluster.name: [str(address) for address in each.cluster.bootstrap] for each in clusters},
             {each.cluster.name: {str(id): list(at) for id, at in each.routes.upstreams.items()} for each in clusters},
             str(self._server.config.record or ""),
+            {
+                each.cluster.name: {str(id): list(held) for id, held in each.given_ports.items()}
+                for each in clusters
+                if each.cluster.any_brokers is not None
+            },
         )
 
     async def _report(self, link: upgrade.Link) -> None:

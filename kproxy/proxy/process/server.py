@@ -18,6 +18,7 @@ from kproxy.errors import ConfigError, KproxyError
 from kproxy.metrics import Metrics
 from kproxy.metrics.summary import summarise
 from kproxy.proxy.cluster.broker_ports import MAX_BROKERS
+from kproxy.proxy.cluster.port_assignment import Held
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.config.tls import ClientTls
@@ -299,6 +300,9 @@ class Server:
     def is_broker_port(self, address: Address) -> bool:
         """Whether a port may come to stand for a broker that its cluster has yet to name."""
         return any(
+            proxy.cluster.route == "ports" and any(address.port in entry.ports for entry in proxy.cluster.brokers)
+            for proxy in self.clusters
+        ) or any(
             proxy.cluster.route == "ports"
             and not proxy.cluster.brokers
             and 0 <= address.port - (proxy.cluster.broker_port_base or proxy.address.port + 1) < MAX_BROKERS
@@ -311,11 +315,21 @@ class Server:
         for gate in {listener.gate for listener in self.listeners}:
             gate.hold(held)
 
-    def learn_all(self, bootstraps: Mapping[str, Sequence[str]], learnt: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take in what another kproxy knew of the brokers of its clusters, where these are the same."""
+    def learn_all(
+        self,
+        bootstraps: Mapping[str, Sequence[str]],
+        learnt: Mapping[str, Mapping[str, Any]],
+        ports: Mapping[str, Mapping[str, Sequence[Any]]],
+    ) -> None:
+        """Take in what another kproxy knew of the brokers of its clusters, where these are the same.
+
+        ports: those that it has given out as node ids appeared, with the seconds for which a broker was absent.
+        """
         for proxy in self.clusters:
             name = proxy.cluster.name
             if {str(address) for address in proxy.cluster.bootstrap} & set(bootstraps.get(name, ())):
+                if name in ports:
+                    proxy.adopt_ports({int(node_id): Held(*held) for node_id, held in ports[name].items()})
                 proxy.learn_all({int(node_id): Address(*at) for node_id, at in learnt.get(name, {}).items()})
 
     # --- other settings ----------------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ class State:
     bootstraps: dict[str, list[str]] = field(default_factory=dict)  # cluster -> its addresses, as texts
     learnt: dict[str, dict[str, list[Any]]] = field(default_factory=dict)  # cluster -> node id -> [host, port]
     record: str = ""  # the folder into which it records, and goes on to while it drains
+    # cluster -> node id -> [port, seconds for which the cluster has not named it], of ports given out as ids appeared
+    ports: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
 
 
 class Link:
@@ -108,11 +110,16 @@ class Link:
         rest["learnt"] = {}
         for start in range(0, len(learnt), _LEARNT):
             await self.send({"is": "learnt", "brokers": learnt[start : start + _LEARNT]})
+        rest["ports"] = {name: {} for name in state.ports}
+        given = [(name, node_id, held) for name, ports in state.ports.items() for node_id, held in ports.items()]
+        for start in range(0, len(given), _LEARNT):
+            await self.send({"is": "given", "ports": given[start : start + _LEARNT]})
         await self.send({"is": "state", **rest})
 
     async def receive_state(self, given: GivenSockets) -> State:
         """Everything up to the state: the sockets go into the pool. Raises KproxyError."""
         learnt: dict[str, dict[str, list[Any]]] = {}
+        ports: dict[str, dict[str, list[Any]]] = {}
         while True:
             try:
                 async with asyncio.timeout(SWITCH_S):
@@ -126,9 +133,14 @@ class Link:
                 case "learnt":
                     for name, node_id, at in message["brokers"]:
                         learnt.setdefault(name, {})[node_id] = at
+                case "given":
+                    for name, node_id, held in message["ports"]:
+                        ports.setdefault(name, {})[node_id] = held
                 case "state":
                     known = {name: value for name, value in message.items() if name in State.__dataclass_fields__}
-                    return State(**{**known, "learnt": learnt})
+                    for name in message.get("ports", {}):  # that of a cluster may be empty
+                        ports.setdefault(name, {})
+                    return State(**{**known, "learnt": learnt, "ports": ports})
 
     def close(self) -> None:
         self._sock.close()

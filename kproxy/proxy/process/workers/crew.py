@@ -137,6 +137,11 @@ class Crew:
         self._lost = asyncio.Event()
         self._changed = asyncio.Event()
 
+    def brokers_with_clients(self, cluster: str) -> set[int]:
+        """The node ids whose ports have connections of a cluster, those that wait for a worker included."""
+        ports = (client.port for client in self.connections.values())
+        return {node_id for name, node_id in ports if name == cluster and node_id is not None}
+
     # --- starting ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:

@@ -42,7 +42,13 @@ class HandOver:
 
     def serves(self, worker: Worker, cluster: Cluster, changed: Callable[[], None]) -> ClusterProxy:
         """The parent's part of a cluster. Raises ConfigError."""
-        proxy = ClusterProxy(worker, cluster, changed=changed, serve=lambda client: self._give(worker, proxy, client))
+        proxy = ClusterProxy(
+            worker,
+            cluster,
+            changed=changed,
+            serve=lambda client: self._give(worker, proxy, client),
+            busy=lambda: self._crew.brokers_with_clients(cluster.name),
+        )
         return proxy
 
     def _give(self, worker: Worker, proxy: ClusterProxy, client: Incoming) -> None:
@@ -76,6 +82,7 @@ class PortsOfParent:
         self._name = cluster.name
         self._upstream = Upstream(cluster.route, cluster.bootstrap)
         self._all_open = cluster.route == "sidecar"
+        self._gives_ports = cluster.any_brokers is not None
         self._open: set[int] = set()
         self._early: list[Incoming] = []  # clients that came before what the parent knows
         self._waited_s = 0.0  # for replies, in the second that began at
@@ -85,7 +92,7 @@ class PortsOfParent:
 
     def take(self, known: Known) -> None:
         """Take in what the parent knows."""
-        self._open |= known.open
+        self._open = set(known.open) if self._gives_ports else self._open | known.open
         self.proxy.take(known)
         while self._early:
             self.proxy.connect(self._early.pop(0))
@@ -126,11 +133,16 @@ class PortsOfParent:
             return False
         try:
             question = "bind", self._name, self._upstream, node_id, host, port
-            is_open = bool(self._channel.ask_now(*question, timeout_s=ASK_S))
+            reply: tuple[bool, int | None] = self._channel.ask_now(*question, timeout_s=ASK_S)
         except Gone as fault:
             text = "cluster=%s: an answer that names broker %d leaves before its port is known to be open: %s"
             self._limits.log(logging.WARNING, "bind", text, self._name, node_id, fault)
-            is_open = False
+            reply = False, None
+        is_open, given = reply
+        if given is not None:
+            routes = self.proxy.routes
+            others = {other: port for other, port in routes.assigned.items() if port != given}
+            routes.assigned = {**others, node_id: given}
         self._waited_s += time.monotonic() - now
         if is_open:
             self._open.add(node_id)

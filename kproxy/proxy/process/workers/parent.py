@@ -161,13 +161,14 @@ class Parent:
     # --- what workers say --------------------------------------------------------------------------------------------
 
     def _handlers(self, member: Member) -> Mapping[str, Handler]:
-        def bind(name: str, upstream: Upstream, node_id: int, host: str, port: int) -> bool:
+        def bind(name: str, upstream: Upstream, node_id: int, host: str, port: int) -> tuple[bool, int | None]:
+            """Returns whether the broker's port is open, and which one was given to it, if one was."""
             cluster = self._named(name)
             if cluster is None:
-                return False
+                return False, None
             if not same_upstream(upstream, cluster.cluster):  # a reload has given the cluster other brokers meanwhile
-                return node_id in cluster.brokers
-            return cluster.learn_broker(node_id, host, port)
+                return node_id in cluster.brokers, None
+            return cluster.learn_broker(node_id, host, port), cluster.routes.assigned.get(node_id)
 
         def lost(name: str) -> None:
             cluster = self._named(name)

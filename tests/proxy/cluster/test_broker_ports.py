@@ -1,0 +1,252 @@
+"""`ids = "any"`: brokers whose node ids are large or change have a port each, and keep it while they are there."""
+
+import asyncio
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+import uvloop
+
+from kproxy.protocol import codec
+from kproxy.protocol.apis import HEARTBEAT, METADATA
+from tests.ports import free_ports
+from tests.proxy.live import HOST, Wire, request, response
+from tests.proxy.load import PATIENCE_S, Brokers, Kproxy, kproxy_process
+
+LARGE = 1_840_211_337
+TIMEOUT_S = 240  # several processes each, on a machine that may be busy
+
+
+def live(test):
+    async def limited():
+        async with asyncio.timeout(TIMEOUT_S):
+            await test
+
+    uvloop.run(limited())
+
+
+class Node(Brokers):
+    """One broker of a cluster, which tells who it is by the throttle time of its Heartbeat answers."""
+
+    def __init__(self, cluster: "Nodes", node_id: int) -> None:
+        super().__init__(node_id)
+        self.cluster = cluster
+
+    def _answer(self, api: int, version: int, correlation: int) -> bytes:
+        if api == METADATA:
+            brokers = [
+                {"nodeId": node_id, "host": HOST, "port": int(node.address.rpartition(":")[2])}
+                for node_id, node in self.cluster.nodes.items()
+                if node_id in self.cluster.named
+            ]
+            return response(METADATA, version, correlation, {"brokers": brokers})
+        if api == HEARTBEAT:
+            return response(HEARTBEAT, 4, correlation, {"throttleTimeMs": self.node_ids[0]})
+        return super()._answer(api, version, correlation)
+
+
+class Nodes:
+    """A cluster: `named` are the brokers in its answers, in the order in which they were made."""
+
+    def __init__(self, *node_ids: int) -> None:
+        self.nodes: dict[int, Node] = {}
+        self.named: set[int] = set()
+        self.add(*node_ids)
+
+    def add(self, *node_ids: int) -> None:
+        for node_id in node_ids:
+            self.nodes[node_id] = Node(self, node_id)
+        self.named.update(node_ids)
+
+    @property
+    def first(self) -> str:
+        return next(iter(self.nodes.values())).address
+
+
+class Settings:
+    def __init__(self, folder, nodes: Nodes, *, count: int = 4, keeps: bool = True, workers: int = 1) -> None:
+        self.folder, self.nodes, self.count, self.keeps, self.workers = folder, nodes, count, keeps, workers
+        self.port = free_ports(20)
+        self.base = self.port + 5
+        self.ports_file = folder / "ports.json"
+        self.file = folder / "kproxy.toml"
+        self.more = ""
+        self.write()
+
+    def write(self) -> None:
+        keeps = f'ports_file = "{self.ports_file}"\n' if self.keeps else ""
+        self.file.write_text(
+            f'admin = "{HOST}:{self.port + 1}"\nworkers = {self.workers}\ndiscovery_interval_s = 0.2\n'
+            f'drain_timeout_s = 2\n[[cluster]]\nlisten = "{HOST}:{self.port}"\nbootstrap = ["{self.nodes.first}"]\n'
+            f'{self.more}[[cluster.brokers]]\nids = "any"\nport = {self.base}\nport_count = {self.count}\n{keeps}'
+        )
+
+    def process(self, **variables: str) -> Any:
+        return kproxy_process(self.file, self.port + 1, **variables)
+
+    async def told(self) -> dict[int, int]:
+        """Node id -> port, as a client learns it."""
+        client = await Wire.dial(self.port)
+        await client.send(request(METADATA, 12, 5))
+        _, body = codec.decode_response((await client.frame())[4:], METADATA, 12)
+        client.close()
+        assert all(each["host"] == HOST for each in body["brokers"])
+        return {each["nodeId"]: each["port"] for each in body["brokers"]}
+
+    async def told_and_right(self) -> dict[int, int]:
+        """The same, after a request to each port has reached that very broker."""
+        told = await self.told()
+        for node_id, port in told.items():
+            if port:
+                assert await who(port) == node_id
+        return told
+
+
+async def who(port: int) -> int:
+    """The node id of the broker behind a port."""
+    client = await Wire.dial(port)
+    await client.send(request(HEARTBEAT, 4, 9))
+    _, body = codec.decode_response((await client.frame())[4:], HEARTBEAT, 4)
+    client.close()
+    return int(body["throttleTimeMs"])
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await condition():  # noqa: ASYNC110 - of other processes
+            await asyncio.sleep(0.02)
+
+
+async def upgraded(kproxy: Kproxy) -> None:
+    since = len(kproxy.lines)
+    kproxy.signal(signal.SIGUSR2)
+    await kproxy.says("generation", since)
+    await kproxy.ready()
+    await kproxy.says("stopped in", since)
+
+
+def patience(folder, seconds: float) -> dict[str, str]:
+    """Variables by which a kproxy takes a broker for gone after that time."""
+    (folder / "sitecustomize.py").write_text(
+        "import kproxy.proxy.cluster.port_assignment as assignment\n"
+        f"assignment.ABSENT_S = {seconds}\nassignment.RETRY_S = 0.01\n"
+    )
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_large_ids_have_ports_that_outlive_restarts_reloads_and_upgrades(tmp_path, workers):
+    async def test():
+        nodes = Nodes(LARGE, 7, 2**31 - 1)
+        settings = Settings(tmp_path, nodes, workers=workers)
+        base = settings.base
+        expected = {7: base, LARGE: base + 1, 2**31 - 1: base + 2}
+        async with settings.process():
+            assert await settings.told_and_right() == expected
+            nodes.add(3)  # a lower id than the others, so that order alone would give others
+            expected[3] = base + 3
+            assert await settings.told_and_right() == expected
+            await until(lambda: asyncio.to_thread(lambda: "3" in json.loads(settings.ports_file.read_text())["ports"]))
+        async with settings.process() as kproxy:
+            assert await settings.told_and_right() == expected
+
+            settings.count, settings.more = 6, "read_only = true\n"
+            settings.write()
+            outcome = await kproxy.json("/api/reload", post=True)
+            assert outcome["outcome"] == "applied", outcome
+            await kproxy.ready()
+            settings.more = ""
+            settings.write()
+            assert (await kproxy.json("/api/reload", post=True))["outcome"] == "applied"
+            await kproxy.ready()
+            assert await settings.told_and_right() == expected
+            nodes.add(1)
+            expected[1] = base + 4
+            assert await settings.told_and_right() == expected
+            await upgraded(kproxy)
+            assert await settings.told_and_right() == expected
+            nodes.add(2)
+            expected[2] = base + 5
+            assert await settings.told_and_right() == expected
+
+    live(test())
+
+
+def test_without_a_file_an_upgrade_keeps_ports_and_a_restart_gives_them_by_order(tmp_path):
+    async def test():
+        nodes = Nodes(LARGE, 7)
+        settings = Settings(tmp_path, nodes, keeps=False)
+        base = settings.base
+        for _ in range(2):
+            async with settings.process():
+                assert await settings.told_and_right() == {7: base, LARGE: base + 1}
+        async with settings.process() as kproxy:
+            nodes.add(3)
+            assert await settings.told_and_right() == {7: base, LARGE: base + 1, 3: base + 2}
+            await upgraded(kproxy)
+            assert await settings.told_and_right() == {7: base, LARGE: base + 1, 3: base + 2}
+        async with settings.process():
+            assert await settings.told_and_right() == {3: base, 7: base + 1, LARGE: base + 2}
+        assert not settings.ports_file.exists()
+
+    live(test())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_port_passes_on_once_its_broker_is_gone_and_nobody_is_connected(tmp_path, workers):
+    async def test():
+        nodes = Nodes(LARGE, LARGE + 1)
+        settings = Settings(tmp_path, nodes, count=2, workers=workers)
+        base = settings.base
+        async with settings.process(**patience(tmp_path, 0.5)) as kproxy:
+            assert await settings.told_and_right() == {LARGE: base, LARGE + 1: base + 1}
+            stays = await Wire.dial(base + 1)
+            await stays.send(request(HEARTBEAT, 4, 1))
+            await stays.frame()
+            nodes.named -= {LARGE + 1}
+            nodes.add(LARGE + 2)
+
+            async def is_refused() -> bool:
+                return (await kproxy.get("/ready"))[0] != 200
+
+            await until(is_refused)
+            _, text = await kproxy.get("/ready")
+            assert (
+                f"no port is left for brokers {LARGE + 2}: all 2 from {base} on stand for brokers that are named"
+                in text
+            )
+            assert "raise port_count" in text
+            assert await settings.told() == {LARGE: base, LARGE + 2: 0}
+            assert await kproxy.metric('kproxy_unbound_brokers_total{cluster="default"}') >= 1
+            await asyncio.sleep(1.0)  # longer than the time after which it counts as gone
+            assert await settings.told() == {LARGE: base, LARGE + 2: 0}  # somebody is connected to its port
+            stays.close()
+            await kproxy.ready()
+            assert await settings.told_and_right() == {LARGE: base, LARGE + 2: base + 1}
+            assert any("is now broker" in line for line in kproxy.lines)
+            nodes.named |= {LARGE + 1}  # it comes back, and has lost its port
+            assert await settings.told() == {LARGE: base, LARGE + 1: 0, LARGE + 2: base + 1}
+            settings.count = 3
+            settings.write()
+            assert (await kproxy.json("/api/reload", post=True))["outcome"] == "applied"
+            await kproxy.ready()
+            assert await settings.told_and_right() == {LARGE: base, LARGE + 1: base + 2, LARGE + 2: base + 1}
+
+    live(test())
+
+
+def test_a_file_that_is_not_ours_is_left_as_it_is(tmp_path):
+    async def test():
+        nodes = Nodes(LARGE, 7)
+        settings = Settings(tmp_path, nodes)
+        settings.ports_file.write_text("somebody's notes")
+        async with settings.process() as kproxy:
+            assert await settings.told_and_right() == {7: settings.base, LARGE: settings.base + 1}
+            line = await kproxy.says("is not used")
+            assert f"ports_file {settings.ports_file} is not used: it is no JSON" in line
+            assert "remove it or name another" in line
+        assert settings.ports_file.read_text() == "somebody's notes"
+
+    live(test())
