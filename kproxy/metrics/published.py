@@ -18,13 +18,15 @@ from typing import Any
 from kproxy.metrics.cells import ApiCells, ClusterCells
 from kproxy.metrics.offsets import Key, Log
 from kproxy.metrics.process import Metrics
-from kproxy.metrics.units import CLUSTER, METRICS, Place, attributes, called, units
+from kproxy.metrics.units import API, BROKER, CLUSTER, METRICS, Place, attributes, called, units
 
 TOPIC, CLIENT, LOG, FETCHING, COMMITTED, NAMES, PROCESS, SLOW, PUSHED = (
     *("topic", "client", "log", "fetching", "committed", "names", "process", "slow", "pushed"),
 )
 REMOVED = "removed"  # removals of groups, topics and offsets: see Offsets.removed
 SEEN = "seen"  # groups to ask for: see Offsets.seen
+_OF_BROKERS = frozenset((BROKER, API))
+_MAY_GO = _OF_BROKERS | {TOPIC, CLIENT, PUSHED}  # units that may go while their cluster stays
 PER_SLICE = 32  # units, of some 10 us each
 
 # A unit's current value, pickled; None: it was removed. Of a cluster None withdraws all that was sent of it.
@@ -74,7 +76,7 @@ class Published:
             yield from self._cluster(cluster, now_ns, seen)
             if with_lags and cluster.lags is not None:
                 yield from self._lags(name, cluster.lags, seen)
-        gone = [path for path in self._sent if path[0] in (TOPIC, CLIENT, PUSHED) and path not in seen]
+        gone = [path for path in self._sent if path[0] in _MAY_GO and path not in seen]
         if with_lags:
             gone += [path for path in self._sent if path[0] == FETCHING and path not in seen]
         for path in gone:
@@ -85,6 +87,8 @@ class Published:
         """All of a cluster but its consumers and ends of logs. seen: gets the units that may go by themselves."""
         name = cluster.cluster
         for path, unit in _units(cluster):
+            if path[0] in _OF_BROKERS:
+                seen.add(path)
             if isinstance(unit, ApiCells):
                 yield self._if_counted(path, unit, unit.request_bytes + unit.response_bytes)
             else:

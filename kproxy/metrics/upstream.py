@@ -1,7 +1,8 @@
 """Counters of a cluster's upstream: connections to its brokers, refused loops, and whether it is ready.
 
-Bound: the brokers of a cluster that have a port. Runs on the event loop's thread; a scrape reads from another thread
-and copies each container in one step. Refuses to know labels' text and how a scrape arrives.
+Bound: the brokers of a cluster that have a port; `folding` adds up those that have it no longer. Runs on the event
+loop's thread; a scrape reads from another thread and copies each container in one step. Refuses to know labels' text
+and how a scrape arrives.
 """
 
 from bisect import bisect_left

@@ -77,8 +77,7 @@ def write(path: Path, cluster: str, held: Mapping[int, Held]) -> None:
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
+            file.write(json.dumps(content) + "\n")
         fresh.replace(path)
     except OSError:
         with suppress(OSError):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kproxy.errors import DIAL_CAUSES, LOGIN_CAUSES, ConfigError, UpstreamError
+from kproxy.metrics.folding import fold_broker
 from kproxy.metrics.upstream import ClusterState
 from kproxy.proxy.admission.admission import Admission, Welcome
 from kproxy.proxy.admission.authentication import Authentication, BrokerVersions
@@ -361,6 +362,7 @@ class ClusterProxy:
         """A broker's port stands for another one from now on: nobody is to be led there."""
         self.routes.upstreams.pop(node_id, None)
         self._known.forget(node_id)
+        fold_broker(self._cells, self._metrics, str(node_id))
 
     @property
     def _latest(self) -> "ClusterProxy":
@@ -474,7 +476,7 @@ class ClusterProxy:
         if self.cluster.any_brokers is not None:
             self.routes.assigned = dict(known.assigned)
             for node_id in [node_id for node_id in self.routes.upstreams if node_id not in known.upstreams]:
-                del self.routes.upstreams[node_id]
+                self._evicted(node_id)
             for node_id in [node_id for node_id in self._known.brokers if node_id not in known.brokers]:
                 self._known.forget(node_id)
         self.routes.upstreams.update(known.upstreams)

@@ -11,6 +11,12 @@ import uvloop
 
 from kproxy.protocol import codec
 from kproxy.protocol.apis import HEARTBEAT, METADATA
+from kproxy.proxy.cluster import broker_ports, ports_file
+from kproxy.proxy.cluster.broker_ports import BrokerPorts
+from kproxy.proxy.cluster.port_assignment import Held
+from kproxy.proxy.cluster.routing import Routes
+from kproxy.proxy.config.settings import Cluster
+from kproxy.proxy.sockets.listeners import Accepted, Gate
 from tests.ports import free_ports
 from tests.proxy.live import HOST, Wire, request, response
 from tests.proxy.load import PATIENCE_S, Brokers, Kproxy, kproxy_process
@@ -136,6 +142,72 @@ def patience(folder, seconds: float) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))}
 
 
+def test_ports_that_another_process_gave_out_differently_stay_open_and_lead_to_its_brokers():
+    """While an upgrade is under way both processes give out ports; clients know those of the one that serves."""
+
+    async def test():
+        base = free_ports(4)
+        entry = {"ids": "any", "port": base, "port_count": 3}
+        cluster = Cluster.model_validate({"listen": f"{HOST}:1", "bootstrap": ["b:9092"], "brokers": [entry]})
+        gate, routes, found = Gate(100), Routes(cluster, 1), {}
+
+        def accepted(node_id: int) -> Accepted:
+            return lambda sock, peer: found.setdefault(node_id, []).append(sock.close() or peer.port)
+
+        ports = BrokerPorts(gate, cluster, routes, [HOST], 16, accepted)
+        gate.hold(True)
+        ports.answered([1, 2, LARGE])
+        for node_id in (1, 2, LARGE):
+            assert ports.bind(node_id)
+        assert routes.assigned == {1: base, 2: base + 1, LARGE: base + 2}
+        client = await Wire.dial(base)  # it waits in the backlog, for broker LARGE as the other process says
+        ports.adopt({LARGE: Held(base), 2: Held(base + 1), 7: Held(base + 2, 4.0)})
+        assert routes.assigned == {LARGE: base, 2: base + 1, 7: base + 2}  # none is left for broker 1
+        assert routes.advertised(1, "b") == (HOST, 0)
+        for node_id in (LARGE, 2, 7):
+            assert ports.bind(node_id)
+        assert {node_id: listener.port for node_id, listener in ports.open.items()} == routes.assigned
+        gate.hold(False)
+        await until(lambda: asyncio.sleep(0, LARGE in found))
+        assert found == {LARGE: [client.sock.getsockname()[1]]}
+        assert not ports.bind(1)
+        assert list(ports.not_ready()) == [
+            f"no port is left for brokers 1: all 3 from {base} on stand for brokers that are named, were within 300 s, "
+            "or have connections: raise port_count"
+        ]
+        ports.close()
+        gate.given.close()
+        assert gate.sockets == 0
+
+    live(test())
+
+
+def test_a_file_that_cannot_be_written_is_tried_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(broker_ports, "RETRY_S", 0.02)
+    monkeypatch.setattr(broker_ports, "_HELD_S", 0.02)
+
+    async def test():
+        path = tmp_path / "later" / "ports.json"
+        entry = {"ids": "any", "port": free_ports(2), "port_count": 2, "ports_file": str(path)}
+        cluster = Cluster.model_validate({"listen": f"{HOST}:1", "bootstrap": ["b:9092"], "brokers": [entry]})
+        gate, routes = Gate(100), Routes(cluster, 1)
+        ports = BrokerPorts(gate, cluster, routes, [HOST], 16, lambda node_id: lambda sock, peer: None)
+        ports.restore(None)
+        ports.answered([LARGE])
+        await until(lambda: asyncio.sleep(0.01, "cannot write ports_file" in caplog.text))
+        gate.hold(True)  # another process serves: the file is its own
+        path.parent.mkdir()
+        await asyncio.sleep(0.1)
+        assert not path.exists()
+        gate.hold(False)
+        await until(lambda: asyncio.sleep(0.01, path.exists()))
+        assert ports_file.read(path, "default") == {LARGE: Held(entry["port"])}
+        ports.close()
+
+    live(test())
+
+
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_large_ids_have_ports_that_outlive_restarts_reloads_and_upgrades(tmp_path, workers):
     async def test():
@@ -174,6 +246,7 @@ def test_large_ids_have_ports_that_outlive_restarts_reloads_and_upgrades(tmp_pat
     live(test())
 
 
+@pytest.mark.ring2
 def test_without_a_file_an_upgrade_keeps_ports_and_a_restart_gives_them_by_order(tmp_path):
     async def test():
         nodes = Nodes(LARGE, 7)
@@ -226,6 +299,14 @@ def test_a_port_passes_on_once_its_broker_is_gone_and_nobody_is_connected(tmp_pa
             await kproxy.ready()
             assert await settings.told_and_right() == {LARGE: base, LARGE + 2: base + 1}
             assert any("is now broker" in line for line in kproxy.lines)
+
+            async def is_folded() -> bool:
+                _, text = await kproxy.get("/metrics")
+                return f'broker="{LARGE + 1}"' not in text and f"broker-{LARGE + 1}" not in text
+
+            await until(is_folded)
+            labels = 'broker="other",cluster="default",listener="broker-other"'
+            assert await kproxy.metric(f"kproxy_connections_total{{{labels}}}") == 2
             nodes.named |= {LARGE + 1}  # it comes back, and has lost its port
             assert await settings.told() == {LARGE: base, LARGE + 1: 0, LARGE + 2: base + 1}
             settings.count = 3
