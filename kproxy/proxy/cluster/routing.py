@@ -57,7 +57,10 @@ class Routes:
         self._listen_port = listen_port
         self._base = cluster.broker_port_base or listen_port + 1
         self._declared = cluster.brokers
-        self._any = cluster.any_brokers
+        entry = cluster.any_brokers
+        self._shift = 0  # from a port that is assigned to what {port} becomes
+        if entry is not None and entry.port is not None and entry.advertise_port is not None:
+            self._shift = entry.advertise_port - entry.port
         self.assigned: Mapping[int, int] = {}  # node id -> port, of ids that nobody has declared
         host, _, port = cluster.advertised.rpartition(":")
         self._host_template = host.strip("[]")
@@ -88,9 +91,9 @@ class Routes:
         if not self._declared:
             port = self._base + node_id
             return BrokerPort(port, port) if port <= MAX_PORT else None
-        if self._any is not None and (assigned := self.assigned.get(node_id)) is not None:
-            first = self._any.ports.start
-            return BrokerPort(assigned, assigned - first + (self._any.advertise_port or first))
+        if node_id in self.assigned:
+            port = self.assigned[node_id]
+            return BrokerPort(port, port + self._shift)
         for entry in self._declared:
             if node_id in entry.declared and entry.port is not None:
                 offset = node_id - entry.declared.start

@@ -180,6 +180,7 @@ class ClusterProxy:
         self._leaking: set[str] = set()  # APIs, as their labels, whose leak is in the log
         self._bootstrap: Listener | None = None
         self._ports: BrokerPorts | None = None
+        self._gives_ports = cluster.any_brokers is not None
         self._stopped = False
         self._successor: ClusterProxy | None = None  # runs by newer settings, and gets what open connections learn
         self._same_upstream = True  # as the successor: else nothing learnt here is true there
@@ -597,7 +598,7 @@ class ClusterProxy:
 
     def learn_broker(self, node_id: int, host: str, port: int, *, is_named: bool = True) -> bool:
         """Apply a broker's address; returns whether its port is open. is_named: an answer has it, just now."""
-        if is_named and self._ports is not None:
+        if is_named and self._gives_ports and self._ports is not None:
             self._ports.name(node_id)
         before, said_before = self.routes.upstreams.get(node_id), self._known.brokers.get(node_id)
         self._known.learn(node_id, Address(host, port))

@@ -104,3 +104,17 @@ def test_what_cannot_be_a_name_is_not_learnt_and_not_shown_whole():
     assert table.upstreams == {}
     assert table.learn(1, Address("\u00e9" * 128, 9092))  # bytes count, not characters
     assert not table.learn(1, Address("h" * 255, 9092))
+
+
+def test_ports_that_are_given_out_shift_as_declared_ones_do():
+    entry = {"ids": "any", "port": 9201, "port_count": 3, "advertise_port": 19201}
+    table = routes(brokers=[{"ids": "5", "port": 9101}, entry], advertise="gw:{port}")
+    assert list(table.declared()) == [5]
+    assert table.is_declared(5) and not table.is_declared(1840211337)
+    assert table.port_of(1840211337) is None
+    assert table.advertised(1840211337, "theirs") == ("gw", NO_PORT)
+    table.assigned = {1840211337: 9202}
+    assert table.port_of(1840211337) == BrokerPort(9202, 19202)
+    assert table.advertised(1840211337, "theirs") == ("gw", 19202)
+    assert table.port_of(5) == BrokerPort(9101, 9101)
+    assert table.port_of(7) is None
