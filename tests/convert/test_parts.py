@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bench.offline import KINDS, Connection, generate
 from kproxy.capture import flows, pcapng, splits
-from kproxy.capture.packets import ACK, RST, SYN
+from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.pcap import CLASSIC
 from kproxy.convert import processes
 from kproxy.convert.job import Settings, captures_of
@@ -27,7 +27,7 @@ from kproxy.errors import KproxyError
 from kproxy.protocol import codec
 from kproxy.tables import schema, writer
 from tests.capture.dialogues import frames, stretches
-from tests.capture.packet import BROKER, CLIENT, ethernet, ipv4, pcap, records, tcp
+from tests.capture.packet import BROKER, CLIENT, ethernet, icmp, ipv4, pcap, records, tcp
 from tests.captures import capture, folder
 
 
@@ -161,24 +161,33 @@ def test_parts_of_made_up_dialogues_change_nothing(tmp_path_factory):
 
 
 def test_connects_that_fail_are_told_once_wherever_a_capture_is_cut(tmp_path):
-    """Refused, unanswered and answered late, some of each in the air at every border."""
+    """Refused, unanswered, undelivered, closed at once and answered late: some of each are pending at every border."""
     frames = []
 
     def send(source, target, **head):
         segment = tcp(source=source, target=target, **head)
         frames.append(ethernet(ipv4(segment, source=source, target=target, identity=len(frames))))
+        return frames[-1][14:42]
 
     for turn in range(4):
-        for number in range(12):
+        for number in range(15):
             client, seq = (CLIENT[0], 40000 + number), 1000 * number
-            if turn < 3:
-                send(client, BROKER, seq=seq, ack=0, flags=SYN)
-            elif number % 3 < 2:
-                send(BROKER, client, ack=seq + 1, flags=ACK | (RST, SYN)[number % 3])
+            if turn < 3 and (turn == 0 or number % 5 < 4):
+                begin = send(client, BROKER, seq=seq, ack=0, flags=SYN)
+            if turn == 2 and number % 5 == 3:  # RFC 792: the router quotes the beginning of the packet
+                frames.append(ethernet(ipv4(icmp(3, 3, 0, begin), protocol=1, source=BROKER, target=client)))
+            elif turn and number % 5 == 4:  # each a turn later: SYN-ACK, ACK, FIN of the server
+                source, target = (client, BROKER) if turn == 2 else (BROKER, client)
+                numbers = {"seq": seq + 1, "ack": 1} if turn == 2 else {"seq": turn > 1, "ack": seq + 1}
+                send(source, target, **numbers, flags=ACK | (0, SYN, 0, FIN)[turn])
+            elif turn == 3 and number % 5 < 2:
+                send(BROKER, client, ack=seq + 1, flags=ACK | (RST, SYN)[number % 5])
     path = tmp_path / "connects.pcap"
     path.write_bytes(pcap([(number * 1_000_000, frame) for number, frame in enumerate(frames)]))
     read = InParts(path, tmp_path)
-    assert sorted(read.whole[0]["connections"]["close"].to_pylist()) == ["refused"] * 4 + ["unanswered"] * 4
+    assert Counter(read.whole[0]["connections"]["close"].to_pylist()) == dict.fromkeys(
+        ("refused", "unanswered", "port_unreachable", "closed_at_once"), 3
+    )
     for place in range(30, path.stat().st_size, 400):
         read.check([place], 2)
     assert read.seen["borders"] > 5 and not read.unsplittable
