@@ -289,7 +289,7 @@ def _read(
     """Read a capture into sorted runs by table."""
     here = follow or not all(map(job.storage.is_file, job.paths))  # pipes have one reader, growing files no fixed end
     if follow and any(map(is_remote, job.paths)):
-        raise KproxyError(f"{job.paths[-1]}: --follow is of files of this machine: a storage holds what is finished")
+        raise KproxyError(f"{job.paths[-1]}: --follow takes files of this machine: files in a storage do not grow")
     if here:
         processes = 1
     elif not processes:

@@ -70,7 +70,7 @@ def made() -> Iterator[str]:
     Raises KproxyError if the folder cannot be written to, if Java wrote no archive, or if spark-submit started the JVM.
     """
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        raise KproxyError("spark-submit started this JVM: run kproxy itself, whose sessions take what is kept")
+        raise KproxyError("spark-submit started this JVM: run kproxy itself, whose sessions use the archive")
     stem = _stem()
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)

@@ -298,8 +298,8 @@ class FolderReader(DataSourceStreamReader):
                 found[path] = read[path]
                 if size != read[path]:
                     log.warning(
-                        "%s was read with %d bytes and has %d now: what came since is in no table: if it grew, raise "
-                        "quietSeconds and convert it again; if it was written anew, give each file a name of its own",
+                        "%s was read with %d bytes and has %d now: its later bytes are in no table: if it grew, raise "
+                        "quietSeconds and convert it again; if it was rewritten, give each file a name of its own",
                         path, read[path], size,
                     )  # fmt: skip
                     found[path] = size  # reported once

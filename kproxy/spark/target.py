@@ -280,7 +280,7 @@ class _Hadoop:
             self._system = self._root.getFileSystem(configuration)
         except Exception as fault:
             version = self._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
-            raise KproxyError(f"{folder}: {_cause(fault)}{_mend(folder, version)}") from fault
+            raise KproxyError(f"{folder}: {_cause(fault)}{_advice(folder, version)}") from fault
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self._root, path) if path else self._root
@@ -356,7 +356,7 @@ def _together(parts: Iterable[str]) -> Iterator[str]:
     yield "".join(waiting)
 
 
-def _mend(folder: str, version: str) -> str:
+def _advice(folder: str, version: str) -> str:
     """Return advice for a URL without a file system in this version of Hadoop; empty if there is none."""
     scheme = folder.partition("://")[0].lower()
     if scheme in ("s3", "s3n"):

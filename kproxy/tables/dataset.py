@@ -60,7 +60,7 @@ def refuse_unfinished(folder: Path) -> None:
 
 def unfinished(folder: str) -> KproxyError:
     return KproxyError(
-        f"{folder}: `kproxy spark ingest` is putting tables in their places, or was ended while it did: ask again when "
+        f"{folder}: `kproxy spark ingest` is moving tables to their places, or was ended during that: ask again when "
         "it is done, or start it again, which first finishes what was begun"
     )
 

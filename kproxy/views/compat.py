@@ -41,7 +41,7 @@ def lines(found: Compatibility) -> Iterator[str]:
         if len(found.losses) > LISTED:
             yield f"and {len(found.losses) - LISTED} more: --json lists all"
     if found.unknown:
-        yield from _wrapped(f"what these could speak is not known; they use what is offered: {_some(found.unknown)}")
+        yield from _wrapped(f"versions of these clients are unknown; they use the offered ones: {_some(found.unknown)}")
     yield ""
     yield f"{'API':<28} {'brokers':>8} {'kproxy':>7} {'clients':>8}  what kproxy does"
     for one in found.apis:

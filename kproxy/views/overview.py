@@ -25,7 +25,7 @@ _HEADINGS = {
     "zookeeper": "ZooKeeper",
     "quality": "What the captures show",
 }
-_NONE = {"errors": "No errors.", "throttles": "Nobody was throttled.", "slowest": "Nothing took longer than 100 ms."}
+_NONE = {"errors": "No errors.", "throttles": "No client was throttled.", "slowest": "Nothing took longer than 100 ms."}
 
 WIDTH = 120  # of the verdict, without a terminal
 

@@ -285,7 +285,7 @@ def _errors(report: Report) -> str:
     errors = ("api", "error", "exchanges", "codes", "clients", "brokers", "first", "last", "last_client")
     lists = _list(report, "errors", errors) + _list(report, "throttle", columns, "Throttled clients")
     both = _beside(report, "errors", "Errors") + _beside(report, "throttle", "Throttled clients")
-    return _grid(drawn) + (lists or "<p>No errors, and nobody was throttled.</p>") + both
+    return _grid(drawn) + (lists or "<p>No errors, and no client was throttled.</p>") + both
 
 
 def _topics(report: Report) -> str:

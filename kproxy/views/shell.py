@@ -58,7 +58,7 @@ class Shell:
         """Read statements from the terminal until it ends."""
         if not self.quiet:
             click.echo(
-                f"Tables: {', '.join(self.columns)}. Statements end with a semicolon; .help says more.", err=True
+                f"Tables: {', '.join(self.columns)}. Statements end with a semicolon; .help lists commands.", err=True
             )
         session = self._session()
         while True:

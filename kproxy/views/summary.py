@@ -114,13 +114,13 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
             return "No Kafka in it at these ports. Without --port, Kafka is recognised by its content, on any port."
         if quality.count("undecided") and quality.count("one_direction"):
             return (
-                "No Kafka in it that can be read: of some connections it has what brokers sent, and no request. "
+                "No Kafka in it that can be read: of some connections it has responses of brokers, and no request. "
                 "Capture both directions."
             )
         if quality.count("not_kafka") or quality.count("undecided"):
             return "No Kafka in it. If there should be, name the brokers' ports with --port."
         if quality.count("no_data") and quality.count("truncated"):
-            return "No payload in it: its packets were cut behind their headers. Capture again with -s 0."
+            return "No payload in it: its packets were cut after their headers. Capture again with -s 0."
         if quality.count("unread") or quality.count("unknown_link"):
             return "No Kafka in it that kproxy can read: see above which headers its packets are under."
         if quality.count("http"):
@@ -151,10 +151,10 @@ def losses(quality: Counts, key_log: str | None = None) -> list[str]:
         text
         for kind, text in (
             ("kernel_drops", "the capturing machine dropped packets"),
-            ("one_direction", "of some connections one direction alone was captured, the other one is a hole"),
+            ("one_direction", "of some connections only one direction was captured"),
             ("gap", "there are holes"),
             ("no_times", "its packets have no times, so durations and latencies are not known"),
-            ("clock_step", "the clock was set meanwhile, so times of day behind are those of the clock before"),
+            ("clock_step", "the clock was set during the capture; later times follow the clock before that"),
             ("truncated", "packets were cut by the snap length"),
             ("cut_file", "the file is cut"),
             ("damaged", "the file is damaged"),
@@ -165,7 +165,7 @@ def losses(quality: Counts, key_log: str | None = None) -> list[str]:
             ("resync", "bytes were skipped to find the next frame"),
             ("strays", "segments fit no window of their connection"),
             ("zookeeper_fault", "ZooKeeper connections break their protocol"),
-            ("fault", "connections break the protocol or answer what was not captured"),
+            ("fault", "connections break the protocol, or answer requests that were not captured"),
             ("idle", "too many connections were open at once"),
             ("tls", "some connections are encrypted" + (" with keys that the key log lacks" if key_log else "")),
         )

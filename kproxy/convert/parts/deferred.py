@@ -77,7 +77,7 @@ class Deferred:
             return
         try:
             self._take((part, phase, file), places, inline)
-        except (Unsplittable, CaptureError) as fault:  # whoever reads all of it says what cannot be read
+        except (Unsplittable, CaptureError) as fault:  # a reader of the whole capture reports the error
             self._tear(fault)
 
     def finish(self) -> None:
@@ -118,7 +118,7 @@ class Deferred:
                 self._joiner.finish()
                 self.corrections += self._joiner.corrections
                 self.connections += self._joiner.rows
-        except (Unsplittable, CaptureError) as fault:  # whoever reads all of it says what cannot be read
+        except (Unsplittable, CaptureError) as fault:  # a reader of the whole capture reports the error
             self._tear(fault)
 
     def _tear(self, fault: Unsplittable | CaptureError) -> None:

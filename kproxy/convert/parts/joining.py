@@ -198,7 +198,7 @@ class Joiner:
         self._before = None
         whole, added = self._ids.get(handover.id, (handover.id, 0))
         if whole in self._known and not handover.follow(self._known[whole]):
-            raise Conflicting("what is between depends on what was before")
+            raise Conflicting("the part in between depends on earlier packets")
         added += handover.number - number
         if claimed in self._ids or (claimed == whole and added):  # a coarse clock: both begin at the same time
             raise Conflicting("one id for two readers")
@@ -215,7 +215,7 @@ class Joiner:
         assert counted.flow.info is not None
         before = self._known[self._ids[counted.flow.info.id][0]]
         if before.has_seen_gap and counted.is_surprised:
-            raise Conflicting("what is between depends on what was before")
+            raise Conflicting("the part in between depends on earlier packets")
         counted.join(before.counted)
         counted.flow.count(self._flows.quality)
         counted.flow.count_kind(self._flows.quality)

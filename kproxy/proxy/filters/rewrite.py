@@ -60,7 +60,7 @@ def rewrite_addresses(api_key: int, version: int, frame: memoryview, advertise: 
             host = None
         elif index == 3 and frame[start] == _CONTROLLERS:
             return None
-    return _mended(frame, edits, tag_sizes) if edits else None
+    return _edited(frame, edits, tag_sizes) if edits else None
 
 
 def cap_versions(version: int, frame: memoryview, further: Mapping[int, int] = MappingProxyType({})) -> bytes | None:
@@ -193,7 +193,7 @@ def _string(text: str, compact: bool) -> bytes:
     return (write_uvarint(len(data) + 1) if compact else _INT16.pack(len(data))) + data
 
 
-def _mended(frame: memoryview, edits: list[Edit], tag_sizes: list[tuple[int, int]]) -> bytes:
+def _edited(frame: memoryview, edits: list[Edit], tag_sizes: list[tuple[int, int]]) -> bytes:
     """Return the frame with its edits, and with every enclosing length adjusted."""
     for start, end in reversed(tag_sizes):  # inner fields come later, and their growth counts for the outer
         size, _ = read_uvarint(frame, start)

@@ -95,7 +95,7 @@ class Verdict(NamedTuple):
             "unknown_version": "kproxy does not read this version, and a rule would need to",
             "unknown_topic_id": "kproxy has not learnt yet which topic the id means",
             "malformed": "it does not decode",
-            "too_large": "it is larger than what is decided",
+            "too_large": "it is too large for kproxy to decide",
             "always": "every client may",
         }[self.reason]
 
