@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import signal
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -125,6 +127,12 @@ async def until(condition) -> None:
             await asyncio.sleep(0.02)
 
 
+async def becomes(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 - of objects without events
+            await asyncio.sleep(0.01)
+
+
 async def upgraded(kproxy: Kproxy) -> None:
     since = len(kproxy.lines)
     kproxy.signal(signal.SIGUSR2)
@@ -168,7 +176,7 @@ def test_ports_that_another_process_gave_out_differently_stay_open_and_lead_to_i
             assert ports.bind(node_id)
         assert {node_id: listener.port for node_id, listener in ports.open.items()} == routes.assigned
         gate.hold(False)
-        await until(lambda: asyncio.sleep(0, LARGE in found))
+        await becomes(lambda: LARGE in found)
         assert found == {LARGE: [client.sock.getsockname()[1]]}
         assert not ports.bind(1)
         assert list(ports.not_ready()) == [
@@ -194,13 +202,15 @@ def test_a_file_that_cannot_be_written_is_tried_again(tmp_path, monkeypatch, cap
         ports = BrokerPorts(gate, cluster, routes, [HOST], 16, lambda node_id: lambda sock, peer: None)
         ports.restore(None)
         ports.answered([LARGE])
-        await until(lambda: asyncio.sleep(0.01, "cannot write ports_file" in caplog.text))
+        await becomes(lambda: "cannot write ports_file" in caplog.text)
         gate.hold(True)  # another process serves: the file is its own
         path.parent.mkdir()
-        await asyncio.sleep(0.1)
+        for _ in range(3):  # it looks again, and does not write
+            pending = ports._writing
+            await becomes(lambda pending=pending: ports._writing is not pending)
         assert not path.exists()
         gate.hold(False)
-        await until(lambda: asyncio.sleep(0.01, path.exists()))
+        await becomes(path.exists)
         assert ports_file.read(path, "default") == {LARGE: Held(entry["port"])}
         ports.close()
 
@@ -293,8 +303,9 @@ def test_a_port_passes_on_once_its_broker_is_gone_and_nobody_is_connected(tmp_pa
             assert "raise port_count" in text
             assert await settings.told() == {LARGE: base, LARGE + 2: 0}
             assert await kproxy.metric('kproxy_unbound_brokers_total{cluster="default"}') >= 1
-            await asyncio.sleep(1.0)  # longer than the time after which it counts as gone
-            assert await settings.told() == {LARGE: base, LARGE + 2: 0}  # somebody is connected to its port
+            until_s = time.monotonic() + 1.0  # longer than the time after which it counts as gone
+            while time.monotonic() < until_s:
+                assert await settings.told() == {LARGE: base, LARGE + 2: 0}  # somebody is connected to its port
             stays.close()
             await kproxy.ready()
             assert await settings.told_and_right() == {LARGE: base, LARGE + 2: base + 1}
