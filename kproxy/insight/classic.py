@@ -265,7 +265,8 @@ class ClassicGroup(Group):
 
     def _expiry(self, member: Joined, at: int, generation: int, words: str) -> GroupEvent:
         if member.heard_ns:
-            words += f"; its last word seen was {max(0, at - member.heard_ns) / 1e9:.1f} s before"
+            silent_s = max(0, at - member.heard_ns) / 1e9
+            words += f"; its last join, sync, commit or failed heartbeat was {silent_s:.1f} s before"
         if member.session_ns:
             words += f", its session lasts {member.session_ns / 1e9:g} s"
         return self.expired(member, at, generation, words)
@@ -574,13 +575,18 @@ class ClassicGroup(Group):
 
     def _cause(self, forming: Forming, before: Mapping[str, Joined], after: Mapping[str, Joined]) -> Cause:
         """Return the cause of a generation."""
-        if causes := [each for each in self._causes if each.at <= forming.answered_ns]:
+        causes = [each for each in self._causes if each.at <= forming.answered_ns]
+        # A member of this generation that left while its JoinGroup was pending ends it, and did not cause it.
+        causes = [each for each in causes if each.cause != "member_left" or each.member_id not in self._left]
+        if causes:
             return min(causes, key=lambda each: each.at)
         at = forming.started_ns
         gone = sorted(before.keys() - after.keys()) if forming.members else []
         again = [each for each in after.values() if each.id in before and each.asked_ns]
         first = min(again, key=lambda each: each.asked_ns) if again else None
         if gone and (first is None or first.id in forming.called):
+            if left := [each for each in gone if before[each].is_gone]:
+                return Cause(at, "member_left", left[0], "it said that it leaves")
             return Cause(at, "session_expired", gone[0], "gone without a word: the coordinator expired its session")
         if self._moved is not None and self._moved.at <= forming.answered_ns:
             return self._moved._replace(at=at)

@@ -247,7 +247,7 @@ class EpochGroup(Group):
     def _gone(self, member: _Member, at: int) -> GroupEvent:
         """Return the event of an expired session: between the member's last request and `at`."""
         silent = (at - member.heard_ns) / 1e9
-        words = f"its last word seen was {silent:.1f} s before; it heartbeats every {member.interval_ns / 1e9:g} s"
+        words = f"its last request was {silent:.1f} s before; it heartbeats every {member.interval_ns / 1e9:g} s"
         return self.expired(member, at, member.epoch, words)
 
     def _note_cause(self, spoken: Spoken, cause: str, member_id: str, reason: str) -> None:

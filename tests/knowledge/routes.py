@@ -51,6 +51,6 @@ def different(name: str, one: Table, other: Table, but: Collection[str] = OWN) -
 def _key(name: str, row: dict[str, Any], columns: Collection[str]) -> tuple[Any, ...]:
     row = {column: tuple(value) if isinstance(value, list) else value for column, value in row.items()}
     if name == "group_events" and row["event"] == "expired":
-        # How long ago its last word was: other routes than `fed` do not keep heartbeats that are answered well.
-        row["reason"] = str(row["reason"]).partition("its last word")[0]
+        # How long ago its last request was: other routes than `fed` do not keep heartbeats without an error.
+        row["reason"] = str(row["reason"]).partition("its last ")[0]
     return tuple((column, row[column]) for column in columns)
