@@ -6,8 +6,10 @@ import errno
 import os
 import shlex
 import socket
+import struct
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from typing import Any
@@ -37,7 +39,10 @@ def in_a_network_of_its_own(test: Callable[[], Coroutine[Any, Any, None]], *comm
             if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), "unshare")
             addresses = [f"ip address add {one} dev lo" for one in ("10.9.0.1/32", "10.9.0.2/32", "fd00::1/128 nodad")]
-            for command in ("ip link set lo up", *addresses, *commands):
+            for command in ("ip link set lo up", *addresses):
+                subprocess.run(shlex.split(command), check=True, stdout=subprocess.DEVNULL)
+            wait_until_reachable("::1", "fd00::1")
+            for command in commands:
                 subprocess.run(shlex.split(command), check=True, stdout=subprocess.DEVNULL)
             live(test())
         except BaseException as fault:
@@ -48,6 +53,22 @@ def in_a_network_of_its_own(test: Callable[[], Coroutine[Any, Any, None]], *comm
     thread.join()
     if faults:
         raise faults[0]
+
+
+def wait_until_reachable(source: str, host: str) -> None:
+    """The kernel adds routes of new IPv6 addresses by a work queue: a SYN before that gets ENETUNREACH."""
+    end_s = time.monotonic() + 60
+    while True:
+        try:
+            with (
+                socket.create_server((host, 0), family=socket.AF_INET6) as server,
+                socket.create_connection(server.getsockname()[:2], 5, source_address=(source, 0)) as client,
+            ):
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # leaves no TIME_WAIT
+                return
+        except OSError:
+            if time.monotonic() > end_s:
+                raise
 
 
 def dialler(*sources: str, resolver: Resolver | None = None, timeout_s: float = 5.0) -> Dialler:
