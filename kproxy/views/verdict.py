@@ -117,7 +117,7 @@ def _rigid(verdict: Verdict) -> str:
     more = sum(1 + one.more for one in found) - len(named)
     names = ", ".join(named) + (f" and {more:,} more" if more else "")
     topics = f"{_plural('topic', len(named))} {names}"
-    return printable(f" While one broker is away, writes with acks=all fail to {topics}.")
+    return printable(f" While a broker with a replica is away, writes with acks=all fail to {topics}.")
 
 
 def _clause(one: Finding) -> str:

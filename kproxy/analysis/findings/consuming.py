@@ -149,7 +149,7 @@ def judge_committed(row: Committed, limits: Limits) -> Iterator[Finding]:
 
 
 class StoppedFetching(NamedTuple):
-    """A member of a group that sends heartbeats and fetches nothing any more."""
+    """A member of a group that sends heartbeats, and neither fetches nor commits further offsets any more."""
 
     cluster: str | None
     client: str | None
@@ -158,17 +158,19 @@ class StoppedFetching(NamedTuple):
     heartbeats: int  # since its last Fetch
     fetch_us: int  # the last one
     beat_us: int
+    progress_us: int | None  # the last commit of an offset above all before it; None: it commits none
 
 
 def stopped_fetching(tables: Tables, limits: Limits) -> Frame:
     """Rows of StoppedFetching, the longest silence first.
 
     Members with a SyncGroup after their last Fetch are left out, as their partitions may have moved. So are client ids
-    that several groups have on one host, as their fetches cannot be attributed.
+    that several groups have on one host, as their fetches cannot be attributed, and members that still commit further
+    offsets: they process records that they fetched before.
     """
     client = GROUPS["client"]
     return ask(
-        {"exchanges": tables["exchanges"]},
+        {"exchanges": tables["exchanges"], "partitions": tables["partitions"]},
         fetched=f"""
             select cluster, {client} as client, client_address as host, max(unix_micros(`time`)) as fetch_us
             from exchanges where api = 'Fetch' and {of_clients(False)}
@@ -177,6 +179,23 @@ def stopped_fetching(tables: Tables, limits: Limits) -> Frame:
             select cluster, {client} as client, client_address as host, api, group_id, unix_micros(`time`) as us,
                 api = 'Heartbeat' and outcome = 'answered' and coalesce(errors, 0) = 0 as is_beat
             from exchanges where api in ('Heartbeat', 'SyncGroup')""",
+        committed=f"""
+            select e.cluster, {client} as client, client_address as host, {TOPIC} as topic, p.`partition`, p.`offset`,
+                unix_micros(e.`time`) as us
+            from partitions p join exchanges e
+                on p.source = e.source and p.connection = e.connection and p.`number` = e.`number`
+            where p.api = 'OffsetCommit' and p.direction = 'request' and p.`offset` >= 0""",
+        furthest="""
+            select cluster, client, host, topic, `partition`, max(`offset`) as `offset` from committed
+            group by cluster, client, host, topic, `partition`""",
+        reached="""
+            select c.cluster, c.client, c.host, c.topic, c.`partition`, min(c.us) as us
+            from committed c join furthest f on c.cluster is not distinct from f.cluster and c.client = f.client
+                and c.host = f.host and c.topic = f.topic and c.`partition` = f.`partition` and c.`offset` = f.`offset`
+            group by c.cluster, c.client, c.host, c.topic, c.`partition`""",
+        progress="""
+            select cluster as of_cluster, client as of_client, host as of_host, max(us) as progress_us
+            from reached group by cluster, client, host""",
         members="""
             select a.cluster, a.client, a.host, min(group_id) as group_id, count(distinct group_id) as `groups`,
                 max(case when api = 'SyncGroup' and group_id is not null then us end) as sync_us,
@@ -186,9 +205,12 @@ def stopped_fetching(tables: Tables, limits: Limits) -> Frame:
                 join fetched f on a.cluster is not distinct from f.cluster and a.client = f.client and a.host = f.host
             group by a.cluster, a.client, a.host, fetch_us""",
         answer=f"""
-            select cluster, client, host, group_id, heartbeats, fetch_us, beat_us from members
+            select cluster, client, host, group_id, heartbeats, fetch_us, beat_us, progress_us
+            from members left join progress
+                on cluster is not distinct from of_cluster and client = of_client and host = of_host
             where `groups` = 1 and coalesce(sync_us < fetch_us, true)
                 and beat_us - fetch_us >= {limits.stopped_fetching_s * 1e6:.0f}
+                and coalesce(beat_us - progress_us >= {limits.stopped_fetching_s * 1e6:.0f}, true)
             order by beat_us - fetch_us desc, cluster nulls first, client, host""",
     )
 
@@ -203,7 +225,11 @@ def judge_stopped_fetching(row: StoppedFetching, limits: Limits) -> Iterator[Fin
         f"client {clean(row.client)}, group {clean(row.group_id)}",
         {"client": row.client, "group_id": row.group_id, "host": row.host},
         (row.fetch_us, row.beat_us),
-        {"silent_ns": silent_us * 1000, "heartbeats": row.heartbeats},
+        {
+            "silent_ns": silent_us * 1000,
+            "heartbeats": row.heartbeats,
+            "last_progress_ns": None if row.progress_us is None else (row.beat_us - row.progress_us) * 1000,
+        },
     )
 
 
@@ -333,7 +359,9 @@ def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
 PROBES = (
     Probe(("empty_fetches", "tiny_fetches"), ("exchanges",), fetched, Fetched, judge_fetched),
     Probe(("commit_storm",), ("exchanges",), committed, Committed, judge_committed),
-    Probe(("stopped_fetching",), ("exchanges",), stopped_fetching, StoppedFetching, judge_stopped_fetching),
+    Probe(
+        ("stopped_fetching",), ("exchanges", "partitions"), stopped_fetching, StoppedFetching, judge_stopped_fetching
+    ),
     Probe(("growing_lag",), OF_FETCHES, lagging, Lagging, judge_lagging),
     Probe(("growing_lag",), OF_LAG, lagging_groups, Lagging, judge_lagging),
 )

@@ -85,7 +85,7 @@ KINDS = {
             "A broker that stood still",
             "no answer for {silent_ns} on connections that stayed open: {held} requests waited until it continued, "
             "{failed} were never answered",
-            "Its partitions and groups wait. After broker.session.timeout.ms (9 s) the controller elects other "
+            "Its partitions and groups wait. After 6 to 9 s (broker.session.timeout.ms) the controller elects other "
             "leaders; after request.timeout.ms clients give up.",
             "Look at its garbage collection log and its disks (iostat), and whether the host froze or swapped at that "
             "time.",
@@ -625,7 +625,7 @@ KINDS = {
             "processing call pause(), or lower max.poll.records.",
             ("max.poll.interval.ms", "max.poll.records"),
             ("stopped_fetching_s",),
-            "heartbeats of a member after its last Fetch, without a SyncGroup between them",
+            "heartbeats of a member after its last Fetch, without a SyncGroup or commits of further offsets meanwhile",
             "groups",
         ),
         Kind(

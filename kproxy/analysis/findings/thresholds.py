@@ -327,7 +327,7 @@ THRESHOLDS = {
             "hung_transaction_s",
             60,
             "s",
-            "Critical from here on: transaction.timeout.ms (60 s) has passed, the coordinator should have aborted it.",
+            "Critical from here on: read_committed consumers wait beyond the default transaction.timeout.ms (60 s).",
         ),
         # network
         Threshold("retransmissions_min", 50, "segments", "A few are normal on every network."),

@@ -116,8 +116,17 @@ def consumers(made: Made) -> None:
 
 
 def members(made: Made) -> None:
-    """`hangs` sends heartbeats alone from the tenth second on; `idle` has lost its partitions, `busy` goes on."""
-    for name in ("hangs", "idle", "busy"):
+    """`hangs` sends heartbeats alone from the tenth second on; `idle` has lost its partitions, `busy` goes on.
+
+    `slow` fetches no longer than `hangs`, and commits what it fetched, record by record, to the end.
+    """
+    for name, last in (("hangs", 3), ("slow", 40)):
+        for number in range(last):
+            key = made.exchange(name, "OffsetCommit", 3 * number + 1, group_id=f"{name}-g")
+            made.partition(key, "request", "worked", offset=100 + number)
+        key = made.exchange(name, "OffsetCommit", 118, group_id=f"{name}-g")  # again, as auto-commit does
+        made.partition(key, "request", "worked", offset=99 + last)
+    for name in ("hangs", "slow", "idle", "busy"):
         for number in range(40):
             made.exchange(name, "Heartbeat", 3 * number, group_id=f"{name}-g")
         for number in range(20 if name != "busy" else 240):
