@@ -1,13 +1,13 @@
-"""PROXY protocol, versions 1 and 2: the header in which a load balancer says who its client is.
+"""PROXY protocol, versions 1 and 2: the header by which a load balancer reports the address of its client.
 
-Duty: bytes to a `Header` and back. The format is HAProxy's doc/proxy-protocol.txt (2020/03/05). `read` takes what has
-arrived so far and says how many bytes may be read next, so that no byte behind the header is ever taken from a socket:
-what follows is the client's first request, or its TLS hello.
+Duty: bytes to a `Header` and back. The format is HAProxy's doc/proxy-protocol.txt (2020/03/05). `read` takes the bytes
+that have arrived and returns how many further bytes may be read, so that kproxy never reads beyond the header: the
+client's first request or its TLS hello follows.
 
-Bounds: a header of version 1 has at most 107 bytes, as the format says; one of version 2 at most MAX_BYTES, although
-the format allows 64 KiB of it. Refuses to know sockets, and who may send such a header.
+Bounds: a header of version 1 has at most 107 bytes, by the format; one of version 2 at most MAX_BYTES, although the
+format allows 64 KiB. Refuses to know sockets, and which peers are trusted to send a header.
 
-Not a library: the parse is small, and those that exist read from an asyncio stream, where a relay has a bare socket.
+Not a library: the parser is small, and existing libraries read from an asyncio stream, where a relay has a bare socket.
 """
 
 import ipaddress
@@ -29,7 +29,7 @@ V1_START = b"PROXY "
 V2_START = b"\r\n\r\n\0\r\nQUIT\n"
 
 # Types of the fields that follow the addresses of version 2 (TLVs).
-AUTHORITY = 0x02  # the host name that the client asked for, in SNI
+AUTHORITY = 0x02  # the host name in the client's SNI
 CRC32C = 0x03
 NOOP = 0x04
 
@@ -44,7 +44,7 @@ _V1_SHORTEST = b"PROXY UNKNOWN\r\n"
 _DECIMAL = re.compile(rb"0|[1-9][0-9]{0,4}")
 _FIELDS_OF_V1 = 6
 
-# What clients send that come without a header, by their first bytes.
+# The protocol of clients that send no header, by their first bytes.
 _INSTEAD = (
     (re.compile(rb"\x16\x03"), "a TLS hello"),
     (re.compile(rb"[A-Z]{3,7} /"), "an HTTP request"),
@@ -53,7 +53,7 @@ _INSTEAD = (
 
 
 class Header(NamedTuple):
-    """What a header says."""
+    """The content of a header."""
 
     version: str  # V1 or V2
     client: Address | None  # None: whoever connected; a health check of the balancer itself, or an unknown family
@@ -126,7 +126,7 @@ def _shown(data: bytes) -> str:
 
 def _read_v2(data: bytes) -> Header | int:
     if len(data) < _FIXED.size:
-        # Version 1 is told apart by now, unless nothing but the CR has come.
+        # The first byte tells it from version 1, so the rest of the fixed part may be read.
         return _FIXED.size - len(data)
     _, version_command, family_transport, length = _FIXED.unpack_from(data)
     length = int(length)
@@ -141,11 +141,11 @@ def _read_v2(data: bytes) -> Header | int:
     if len(data) < _FIXED.size + length:
         return _FIXED.size + length - len(data)
     data = data[: _FIXED.size + length]
-    if command == _LOCAL:  # whatever else it says is to be ignored
+    if command == _LOCAL:  # the format requires to ignore the rest
         return Header(V2, None, None)
     if family > _UNIX or transport > 2:
         raise Malformed(f"family {family} and transport {transport} of a PROXY protocol v2 header are not assigned")
-    if family == 0 or transport == 0:  # unspecified: the length says how much to leave out
+    if family == 0 or transport == 0:  # unspecified: skip the rest of the header
         return Header(V2, None, None)
     if transport != _STREAM:
         raise Malformed("a PROXY protocol v2 header says that the client came by datagrams, which Kafka has not")
@@ -180,7 +180,7 @@ def _read_tlvs(data: bytes, pos: int) -> tuple[tuple[int, bytes], ...]:
 
 
 def _check(data: bytes, start: int, length: int) -> None:
-    """The checksum of a header covers all of it, with zeros in the checksum's place."""
+    """Check the checksum, which covers the whole header with zeros in place of the checksum."""
     zeroed = data[:start] + bytes(length) + data[start + length :]
     if length != 4 or crc32c(zeroed) != int.from_bytes(data[start : start + 4], "big"):
         raise Malformed("the checksum of a PROXY protocol v2 header is wrong: it was changed on its way")
@@ -194,7 +194,7 @@ def _address(host: str, port: int) -> Address:
 
 
 def write(version: str, client: Address | None = None, server: Address | None = None) -> bytes:
-    """A header of V1 or V2. Without addresses, or where one is a name: one that says that nobody stands behind it."""
+    """A header of V1 or V2. Without numeric addresses of both ends: UNKNOWN (V1) or LOCAL (V2)."""
     ends = [numeric(end.host) if end is not None else None for end in (client, server)]
     if client is None or server is None or ends[0] is None or ends[1] is None:
         return b"PROXY UNKNOWN\r\n" if version == V1 else _FIXED.pack(V2_START, 0x20 | _LOCAL, 0, 0)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import uvloop
 
 from kproxy.protocol import codec
 from kproxy.protocol.apis import HEARTBEAT, METADATA
@@ -20,19 +19,11 @@ from kproxy.proxy.cluster.routing import Routes
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.sockets.listeners import Accepted, Gate
 from tests.ports import free_ports
-from tests.proxy.live import HOST, Wire, request, response
+from tests.proxy.live import HOST, Wire, live, request, response
 from tests.proxy.load import PATIENCE_S, Brokers, Kproxy, kproxy_process
 
 LARGE = 1_840_211_337
 TIMEOUT_S = 240  # several processes each, on a machine that may be busy
-
-
-def live(test):
-    async def limited():
-        async with asyncio.timeout(TIMEOUT_S):
-            await test
-
-    uvloop.run(limited())
 
 
 class Node(Brokers):
@@ -187,7 +178,7 @@ def test_ports_that_another_process_gave_out_differently_stay_open_and_lead_to_i
         gate.given.close()
         assert gate.sockets == 0
 
-    live(test())
+    live(test(), TIMEOUT_S)
 
 
 def test_a_file_that_cannot_be_written_is_tried_again(tmp_path, monkeypatch, caplog):
@@ -214,7 +205,7 @@ def test_a_file_that_cannot_be_written_is_tried_again(tmp_path, monkeypatch, cap
         assert ports_file.read(path, "default") == {LARGE: Held(entry["port"])}
         ports.close()
 
-    live(test())
+    live(test(), TIMEOUT_S)
 
 
 @pytest.mark.sampled(1)
@@ -253,7 +244,7 @@ def test_large_ids_have_ports_that_outlive_restarts_reloads_and_upgrades(tmp_pat
             expected[2] = base + 5
             assert await settings.told_and_right() == expected
 
-    live(test())
+    live(test(), TIMEOUT_S)
 
 
 @pytest.mark.ring2
@@ -274,7 +265,7 @@ def test_without_a_file_an_upgrade_keeps_ports_and_a_restart_gives_them_by_order
             assert await settings.told_and_right() == {3: base, 7: base + 1, LARGE: base + 2}
         assert not settings.ports_file.exists()
 
-    live(test())
+    live(test(), TIMEOUT_S)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -326,7 +317,7 @@ def test_a_port_passes_on_once_its_broker_is_gone_and_nobody_is_connected(tmp_pa
             await kproxy.ready()
             assert await settings.told_and_right() == {LARGE: base, LARGE + 1: base + 2, LARGE + 2: base + 1}
 
-    live(test())
+    live(test(), TIMEOUT_S)
 
 
 def test_a_file_that_is_not_ours_is_left_as_it_is(tmp_path):
@@ -341,4 +332,4 @@ def test_a_file_that_is_not_ours_is_left_as_it_is(tmp_path):
             assert "remove it or name another" in line
         assert settings.ports_file.read_text() == "somebody's notes"
 
-    live(test())
+    live(test(), TIMEOUT_S)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-import uvloop
 
 from kproxy.metrics import Metrics
 from kproxy.protocol.apis import HEARTBEAT
@@ -19,7 +18,7 @@ from kproxy.proxy.config.load import load
 from kproxy.proxy.process.changing.reload import Reloader
 from kproxy.proxy.process.process import Inheritance, Process
 from tests.ports import free_ports
-from tests.proxy.live import HOST, Wire, request
+from tests.proxy.live import HOST, Wire, live, request
 from tests.proxy.load import (
     PATIENCE_S,
     Brokers,
@@ -34,14 +33,6 @@ from tests.proxy.load import (
 )
 
 TIMEOUT_S = 280  # several generations each, on a machine that may be busy
-
-
-def live(test):
-    async def limited():
-        async with asyncio.timeout(TIMEOUT_S):
-            await test
-
-    uvloop.run(limited())
 
 
 class Settings:
@@ -108,7 +99,7 @@ def test_upgrade_under_load(settings, workers):
             assert recorded.num_rows == load.answered + broker_load.answered
             assert not list((config.file.parent / "tables").glob(".unfinished*"))
 
-    live(test())
+    live(test(), TIMEOUT_S)
 
 
 def stands_in(kproxy: Kproxy) -> bool:
@@ -200,7 +191,7 @@ def test_reload_under_load(settings, workers):
             other.assert_lossless()
             other.assert_same_connections()
 
-    live(test())
+    live(test(), TIMEOUT_S)
 
 
 def test_what_is_wrong_is_told_and_changes_nothing(settings):
@@ -248,7 +239,7 @@ def test_what_is_wrong_is_told_and_changes_nothing(settings):
         load.assert_lossless()
         busy.close()
 
-    live(test())
+    live(test(), TIMEOUT_S)
 
 
 def test_a_file_that_changes_is_reloaded_if_the_settings_say_so(settings):
@@ -275,7 +266,7 @@ def test_a_file_that_changes_is_reloaded_if_the_settings_say_so(settings):
                 file.write("max_request_bytes = 1\n")
             assert "refused" in await kproxy.says("cluster[1].max_request_bytes")
 
-    live(test())
+    live(test(), TIMEOUT_S)
 
 
 def test_a_new_version_that_fails_leaves_the_old_one_serving(settings):
@@ -310,7 +301,7 @@ def test_a_new_version_that_fails_leaves_the_old_one_serving(settings):
             await load.more()
         load.assert_lossless()
 
-    live(test())
+    live(test(), TIMEOUT_S)
 
 
 def test_an_upgrade_begins_behind_the_reload_under_way(settings, caplog):
@@ -355,7 +346,7 @@ def test_an_upgrade_begins_behind_the_reload_under_way(settings, caplog):
         theirs.close()
 
     caplog.set_level("INFO")
-    live(test())
+    live(test(), TIMEOUT_S)
 
 
 def test_whoever_ends_it_in_the_middle_of_an_upgrade_ends_both(settings):
@@ -374,7 +365,7 @@ def test_whoever_ends_it_in_the_middle_of_an_upgrade_ends_both(settings):
             async with asyncio.timeout(PATIENCE_S):
                 assert await kproxy.process.wait() == 0
 
-    live(test())
+    live(test(), TIMEOUT_S)
 
 
 def test_signals_reach_the_third_kproxy_while_the_first_still_drains(settings):
@@ -409,7 +400,7 @@ def test_signals_reach_the_third_kproxy_while_the_first_still_drains(settings):
             assert kproxy.process.returncode == 0
             client.close()
 
-    live(test())
+    live(test(), TIMEOUT_S)
 
 
 def test_who_stands_in_passes_signals_on(settings):
@@ -441,4 +432,4 @@ def test_who_stands_in_passes_signals_on(settings):
             os.kill(kproxy.pid, signal.SIGKILL)  # then nobody is left to end it
             await until(lambda: not exists(current))
 
-    live(test())
+    live(test(), TIMEOUT_S)

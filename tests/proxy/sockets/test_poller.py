@@ -25,6 +25,26 @@ async def pair() -> tuple[socket.socket, socket.socket]:
     return one, other
 
 
+Pairs = list[tuple[socket.socket, socket.socket]]
+
+
+async def watched(poller: Poller, count: int, read: Callable[[int, socket.socket], None]) -> Pairs:
+    """Pairs of sockets, ours and theirs, each with a byte to read by `read(number, ours)`."""
+    pairs = [await pair() for _ in range(count)]
+    for number, (ours, theirs) in enumerate(pairs):
+        theirs.send(b"x")
+        poller.add_reader(ours.fileno(), partial(read, number, ours))
+    return pairs
+
+
+def closed(poller: Poller, pairs: Pairs) -> None:
+    for ours, theirs in pairs:
+        poller.remove_reader(ours.fileno())
+        ours.close()
+        theirs.close()
+    poller.close()
+
+
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - of the poller, which has no event for it
         await asyncio.sleep(0.001)
@@ -515,7 +535,6 @@ def test_who_raises_does_not_keep_those_that_queue_from_their_turn(monkeypatch):
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda *_: None)
         poller = Poller(loop)
-        pairs = [await pair() for _ in range(30)]
         heard: list[int] = []
 
         def read(number: int, ours: socket.socket) -> None:
@@ -526,16 +545,10 @@ def test_who_raises_does_not_keep_those_that_queue_from_their_turn(monkeypatch):
             if number > 9:  # the others queue by then
                 raise ArithmeticError
 
-        for number, (ours, theirs) in enumerate(pairs):
-            theirs.send(b"x")
-            poller.add_reader(ours.fileno(), partial(read, number, ours))
+        pairs = await watched(poller, 30, read)
         await until(lambda: len(heard) == len(pairs))
         assert sorted(heard) == list(range(len(pairs))) and not poller.queuing
-        for ours, theirs in pairs:
-            poller.remove_reader(ours.fileno())
-            ours.close()
-            theirs.close()
-        poller.close()
+        closed(poller, pairs)
 
     live(test())
 
@@ -564,7 +577,6 @@ def test_a_socket_that_epoll_has_no_room_for_keeps_its_turn(monkeypatch):
 
     async def test():
         poller = Poller(asyncio.get_running_loop())
-        pairs = [await pair() for _ in range(30)]
         heard: list[int] = []
 
         def read(number: int, ours: socket.socket) -> None:
@@ -573,20 +585,14 @@ def test_a_socket_that_epoll_has_no_room_for_keeps_its_turn(monkeypatch):
             heard.append(number)
             ours.recv(9)
 
-        for number, (ours, theirs) in enumerate(pairs):
-            theirs.send(b"x")
-            poller.add_reader(ours.fileno(), partial(read, number, ours))
+        pairs = await watched(poller, 30, read)
         poller._epoll = Exhausted(poller._epoll, 20)
         await until(lambda: len(heard) == len(pairs))
         assert sorted(heard) == list(range(len(pairs))) and not poller.queuing and not poller._epoll.times
         for _, theirs in pairs:
             theirs.send(b"y")
         await until(lambda: len(heard) == 2 * len(pairs))  # they are watched again
-        for ours, theirs in pairs:
-            poller.remove_reader(ours.fileno())
-            ours.close()
-            theirs.close()
-        poller.close()
+        closed(poller, pairs)
 
     live(test())
 

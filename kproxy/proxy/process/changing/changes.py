@@ -1,8 +1,8 @@
-"""What differs between the settings that run and new ones, and what becomes of each difference: pure.
+"""The differences between the settings in force and new ones, and the effect of each difference. Pure functions.
 
-Settings are compared as they take effect, whatever the text that they came from. Each setting of the process has one of
-the treatments below. A setting of a cluster takes effect for new connections; those that are open keep what they began
-with, but where that would be wrong: the cluster's connections are then drained, and come back under the new settings.
+Settings are compared by their values, not by the text of the file. Each setting of the process has one of the
+treatments below. A setting of a cluster takes effect for new connections. Open connections keep the former settings,
+unless that would be wrong: then the cluster's connections are drained, and clients reconnect under the new settings.
 Refuses to know sockets and how a treatment is done.
 """
 
@@ -17,7 +17,7 @@ from kproxy.proxy.config.settings import Cluster, Config
 AT_ONCE = "at once"
 RESTART = "needs a restart"
 
-# What is not named here needs a restart: it is safe to say so of a setting that nobody has thought about.
+# Any other setting needs a restart, which is the safe treatment for a new setting.
 PROCESS = {
     "log_level": AT_ONCE,
     "discovery_interval_s": AT_ONCE,
@@ -30,8 +30,8 @@ PROCESS = {
     "admin": AT_ONCE,  # the new port opens before the old one closes
 }
 
-# Settings of a cluster after whose change its open connections are drained: what a client may do, or who it is, is no
-# longer what its connection was let in for; or its broker is no longer the one it should have.
+# A change of these settings drains the cluster's open connections: the client's rights, identity or broker may differ
+# from those with which the connection was admitted.
 DRAINS = frozenset(("policy", "policy_default", "read_only", "filter_lists", "authentication", "route"))
 
 
@@ -40,17 +40,17 @@ class Changes:
     """The differences. Clusters are known by their names."""
 
     process: tuple[str, ...] = ()  # settings that change at once
-    restart: tuple[str, ...] = ()  # what would need a restart: `record (None -> tables)`
+    restart: tuple[str, ...] = ()  # changes that need a restart: `record (None -> tables)`
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # cluster -> its settings that differ
-    drained: tuple[str, ...] = ()  # clusters whose open connections end: removed ones are some
+    drained: tuple[str, ...] = ()  # clusters whose open connections end, removed clusters included
 
     def __bool__(self) -> bool:
         return bool(self.process or self.restart or self.added or self.removed or self.changed)
 
     def lines(self) -> list[str]:
-        """Each change, as the log and the API name it."""
+        """Return one line per change, for the log and the API."""
         return [
             *self.process,
             *(f"cluster {name} added" for name in self.added),
@@ -60,7 +60,7 @@ class Changes:
 
 
 def changes(now: Config, new: Config) -> Changes:
-    """What has to happen so that a kproxy that runs by `now` runs by `new`."""
+    """Return the changes from the settings `now` to the settings `new`."""
     process, restart = [], []
     for name in type(now).model_fields:
         before, after = getattr(now, name), getattr(new, name)
@@ -90,7 +90,7 @@ def changes(now: Config, new: Config) -> Changes:
 
 
 def _needs_restart(name: str, before: Any, after: Any) -> bool:
-    """An admin port that opens or closes for good changes what is imported and counted."""
+    """Return whether the admin port appears or disappears, which changes imports and counters."""
     return name == "admin" and (before is None or after is None)
 
 
@@ -101,12 +101,11 @@ def _differing(old: Cluster, new: Cluster) -> tuple[str, ...]:
 def _drains(old: Cluster, new: Cluster, settings: tuple[str, ...]) -> bool:
     if DRAINS.intersection(settings) or _certificates(old) != _certificates(new):
         return True
-    # Another list of the same cluster's brokers, as long as one is in both; else it may well be another cluster.
-    return "bootstrap" in settings and not set(old.bootstrap) & set(new.bootstrap)
+    return not same_upstream(old, new)
 
 
 def _certificates(cluster: Cluster) -> tuple[Any, ...]:
-    """What decides which principals clients have by their certificates, and who comes in without one."""
+    """Return the settings that determine principals from client certificates, and whether one is required."""
     tls = cluster.tls
     if tls is None or tls.client_certificates == "none":
         return ()
@@ -121,7 +120,10 @@ class Upstream(NamedTuple):
 
 
 def same_upstream(old: Cluster | Upstream, new: Cluster) -> bool:
-    """Whether what was learnt of the brokers of one is true of the other."""
+    """Whether both have the same brokers, so that addresses learned for one hold for the other.
+
+    Lists with a common broker are of one Kafka cluster; otherwise it may be another one.
+    """
     return old.route == new.route and bool(set(old.bootstrap) & set(new.bootstrap))
 
 

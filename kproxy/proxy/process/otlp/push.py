@@ -1,11 +1,11 @@
-"""kproxy's metrics, pushed to a collector of OpenTelemetry at an interval: what a scrape would have at that moment.
+"""Push of kproxy's metrics to an OpenTelemetry collector at an interval, with the content of a scrape.
 
-All of it runs on a thread, but for the gathering of cells. One push at a time: where a collector is slow or
-away, pushes that would begin meanwhile are left out. A push that fails is counted and logged once, until one succeeds;
-the next one has everything again, since values count from the start. Headers, which may hold secrets, are read for each
-push from their file and are in no log; nor is what a collector answers. Bounds: `timeout_s` of a push, LAST_S of the
-one at the end. Where a collector sends its answer byte by byte, a push is given up after twice its time and SLACK_S;
-until it has ended, the next ones fail. Refuses to know metrics.
+A push runs on a thread, except for gathering the cells. There is one push at a time: while a collector is slow or
+down, due pushes are skipped. A failed push is counted, and logged once until one succeeds; nothing is lost, since
+values are cumulative. kproxy reads headers, which may have secrets, from their file for each push, and logs neither
+headers nor responses of the collector. Bounds: `timeout_s` for a push, LAST_S for the last one. If a collector sends
+its response byte by byte, a push is abandoned after twice its timeout and SLACK_S; the next ones fail until it ends.
+Refuses to know metrics.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 OUTCOMES = ("success", "failed")
 LAST_S = 3.0  # for the push at the end
-SLACK_S = 5.0  # for metrics to be written down, before a push is given up
+SLACK_S = 5.0  # for serializing metrics, before a push is abandoned
 MAX_HEADERS_BYTES = 64 * 1024
 MAX_REASON = 300  # characters
 _VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS")
@@ -43,7 +43,7 @@ log = logging.getLogger("kproxy.otlp")
 
 
 class OtlpPush:
-    """Pushes what `gather` returns. port: what tells two on one host apart.
+    """Pushes the metrics that `gather` returns. port: distinguishes several kproxies of one host.
 
     Raises ConfigError for files that cannot be used, or without the extra `otlp`.
     """
@@ -70,12 +70,12 @@ class OtlpPush:
         self._warn_of_plaintext()
 
     def start(self) -> None:
-        """Push from now on."""
+        """Start pushing."""
         log.info("otlp endpoint=%s interval_s=%g", self._settings.endpoint, self._settings.interval_s)
         self._tasks.spawn(self._run())
 
     async def stop(self) -> None:
-        """Push once more, as far as that is quick, and end."""
+        """Push once more, for at most LAST_S, and end."""
         await self._tasks.cancel()
         self._exporter.hurry()
         self._thread = None
@@ -117,7 +117,7 @@ class OtlpPush:
                 log.info("otlp endpoint=%s: metrics are pushed again", self._settings.endpoint)
 
     def _on_a_thread(self, metrics: Metrics) -> "asyncio.Future[str]":
-        """Why the push failed, or nothing. Nobody waits for the thread when the process ends."""
+        """Return why the push failed, or "". The process does not wait for the thread when it ends."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[str] = loop.create_future()
 
@@ -135,7 +135,7 @@ class OtlpPush:
         return done
 
     def _export(self, metrics: Metrics) -> str:
-        """On the thread: returns why it failed, or nothing."""
+        """Push, on the thread; return why it failed, or ""."""
         try:
             from kproxy.metrics.collector import registry_of
 
@@ -148,7 +148,7 @@ class OtlpPush:
             return f"{type(fault).__name__}: {fault}"[:MAX_REASON]
 
     def _headers(self) -> Mapping[str, str] | None:
-        """What is sent with each push; None: what the environment says, which the exporter reads."""
+        """Return the headers of each push; None: the exporter takes those of the environment."""
         path = self._settings.headers_file
         if path is None:
             return None
@@ -176,7 +176,7 @@ class OtlpPush:
 
 
 def _exporter(settings: Otlp) -> "Exporter | GrpcExporter":
-    """Raises ConfigError that names the extra that is missing."""
+    """Return the exporter. Raises ConfigError that names the missing extra."""
     extra = "otlp-grpc" if settings.is_grpc else "otlp"
     try:
         if settings.is_grpc:
@@ -192,7 +192,7 @@ def _exporter(settings: Otlp) -> "Exporter | GrpcExporter":
 
 
 def _read(place: str, path: Path, limit_bytes: int) -> bytes:
-    """The beginning of a file. Raises ConfigError."""
+    """Return the first bytes of a file. Raises ConfigError."""
     try:
         with open_regular(path) as file:
             return file.read(limit_bytes)
