@@ -84,7 +84,6 @@ class PortsOfParent:
         self._all_open = cluster.route == "sidecar"
         self._gives_ports = cluster.any_brokers is not None
         self._open: set[int] = set()
-        self._early: list[Incoming] = []  # clients that came before what the parent knows
         self._waited_s = 0.0  # for replies, in the second that began at
         self._second = 0
         self._refused: dict[int, float] = {}  # brokers that the parent has no port for -> until when it is not asked
@@ -94,16 +93,11 @@ class PortsOfParent:
         """Take in what the parent knows."""
         self._open = set(known.open) if self._gives_ports else self._open | known.open
         self.proxy.take(known)
-        while self._early:
-            self.proxy.connect(self._early.pop(0))
 
     def connect(self, client: Incoming) -> None:
-        """Serve a client that the parent has accepted."""
+        """Serve a client that the parent has accepted, which it sends behind what it knows."""
         self._worker.gate.enter()
-        if self.proxy.has_routes:
-            self.proxy.connect(client)
-        else:
-            self._early.append(client)
+        self.proxy.connect(client)
 
     async def _count(self, client: Incoming) -> str | None:
         """Have the parent count the address of a client, which only we know; the limit that it is beyond."""

@@ -155,8 +155,9 @@ class Parent:
     def reconfigured(self, new: Config, differing: Changes) -> None:
         self._crew.most_in_each = descriptors.reserve(new.max_connections, new.workers, warns=False).in_each
         self._crew.broadcast("reconfigure", new, differing)
-        self._pushed.clear()  # clusters that are new to workers know nothing yet
+        self._pushed.clear()  # it was of the former settings
         self._changed()
+        self._push_now()  # before the next client, and the next reload
 
     # --- what workers say --------------------------------------------------------------------------------------------
 

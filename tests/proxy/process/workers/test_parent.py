@@ -31,6 +31,8 @@ from kproxy.proxy.process.server import Server
 from kproxy.proxy.process.workers.crew import LATE_S, Member
 from kproxy.proxy.process.workers.parent import Parent
 from kproxy.proxy.process.workers.template import Template
+from kproxy.proxy.process.workers.worker_process import Beginning, Serving
+from kproxy.proxy.sockets.channel import Channel
 from tests.certificates import Authority
 from tests.ports import free_ports
 from tests.proxy.live import HOST, Broker, Wire, live, request, response
@@ -842,16 +844,57 @@ def test_all_workers_count_the_addresses_that_proxy_headers_tell(tmp_path):
     live(test(), PATIENCE_S)
 
 
+class Untold(Parent):
+    """A parent whose workers are what a test says."""
+
+    def __init__(self) -> None:
+        super().__init__(2, cast(Template, NoTemplate()))
+
+    async def start(self) -> None:
+        """There are none."""
+
+
+class NoTemplate:
+    async def close(self) -> None:
+        """There is none."""
+
+
+def test_a_worker_outlives_two_reloads_at_once():
+    """The ports of the first came to workers 5 ms behind it: where the second was sooner, each worker ended."""
+
+    def settings(most: int) -> Config:
+        cluster = {"name": "one", "listen": f"{HOST}:{port}", "bootstrap": [f"{HOST}:19092"], "max_request_bytes": most}
+        return load(given={"workers": 2, "drain_timeout_s": 0.1, "cluster": [cluster]})
+
+    async def test():
+        parent, ours, theirs = Untold(), *socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        server = Server(settings(2000), team=parent)
+        channel = Channel(ours, {}, lambda: None)
+        serving = Serving(Beginning(server.config, 1, "token", 100, 0, 0), channel)
+        takes = {"known": serving.take, "reconfigure": serving.reconfigure, "drain": lambda: None}
+        parent._crew.broadcast = lambda name, *values, but=None: takes[name](*values)  # type: ignore[method-assign]
+        serving.start()
+        await server.start()
+        try:
+            parent._push_now()
+            for most in (3000, 4000):
+                new = settings(most)
+                await server.reconfigure(new, changes(server.config, new))
+                (proxy,) = serving._relays.clusters
+                assert proxy.cluster.max_request_bytes == most
+                assert proxy.routes.advertised(1, HOST).port == port + 2
+        finally:
+            await server.stop()
+            await serving._relays.close()
+            channel.close()
+            theirs.close()
+
+    port = free_ports(4)
+    live(test(), PATIENCE_S)
+
+
 def test_what_a_worker_has_learnt_of_a_former_clusters_brokers_is_not_taken_for_the_next_ones():
     """A message was under way while a reload gave the cluster other brokers: its clients were dialled to the former."""
-
-    class Untold(Parent):
-        async def start(self) -> None:
-            """Workers are what this test says."""
-
-    class NoTemplate:
-        async def close(self) -> None:
-            """There is none."""
 
     async def test():
         former, latter = Address(HOST, 19092), Address(HOST, 29092)  # nobody listens there
@@ -861,7 +904,7 @@ def test_what_a_worker_has_learnt_of_a_former_clusters_brokers_is_not_taken_for_
             flags = {"listen": f"{HOST}:{port}", "bootstrap": ",".join(map(str, bootstrap))}
             return load(flags={**flags, "workers": 2, "drain_timeout_s": 0.1})
 
-        parent = Untold(2, cast(Template, NoTemplate()))
+        parent = Untold()
         server = Server(settings(former), team=parent)
         await server.start()
         try:
