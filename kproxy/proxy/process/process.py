@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, MutableMapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,7 @@ class Process:
         self._link = upgrade.Link(inheritance.link) if inheritance.link is not None else None
         self._notifier = systemd.Notifier(environment)
         self._generation = 1
+        self._started = asyncio.Event()
         self._asked = asyncio.Event()
         self._again = asyncio.Event()
         self._ends = 0  # signals that ask for it
@@ -105,7 +106,9 @@ class Process:
             logging.shutdown()
             command = stand_in.command(self._current, self._ours.fileno())
             signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)  # what comes now waits for the program that stands in
-            os.execv(command[0], command)
+            with suppress(OSError):  # this interpreter was removed or replaced since the upgrade
+                os.execv(command[0], command)
+            sys.exit(stand_in.stand_in(self._current, self._ours.fileno()))
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -117,6 +120,7 @@ class Process:
         collections = Collections(self._server.objects)
         try:
             await self._start()
+            self._started.set()
             collections.start()
             self._tasks.spawn(self._notifier.run(self._server.not_ready, self._describe))
             if self._file is not None:
@@ -206,8 +210,10 @@ class Process:
             self._pass_on(number)
         elif number == signal.SIGHUP:
             self._tasks.spawn(self._reload(name))
-        elif self._upgrading is not None or self._asked.is_set():
-            log.warning("%s: not now, %s", name, "it drains" if self._asked.is_set() else "an upgrade is under way")
+        elif self._asked.is_set():
+            log.warning("%s: not now, it drains", name)
+        elif self._upgrading is not None or not self._started.is_set():
+            log.warning("%s: not now, %s is under way", name, "its start" if self._upgrading is None else "an upgrade")
         else:
             self._upgrading = self._tasks.spawn(self._upgrade(name))
 
@@ -241,6 +247,7 @@ class Process:
     # --- reload ------------------------------------------------------------------------------------------------------
 
     async def _reload(self, asker: str) -> None:
+        await self._started.wait()  # by the settings of before
         self._notifier.reloading()
         await self._server.reloader.reload(asker)
         self._notifier.ready(self._describe())
@@ -262,15 +269,18 @@ class Process:
         log.info("%s: a new kproxy is started", asker)
         self._server.reloader.close("an upgrade is under way")
         child: subprocess.Popen[bytes] | None = None
-        ours, theirs = upgrade.pair()
-        link = upgrade.Link(ours)
-        keeper_ours, keeper = self._keeper_for_child()
+        ours, theirs = ExitStack(), ExitStack()  # the ends of the channels between the two
         try:
             await self._server.reloader.settled()  # it may open ports that the new one reads in its settings
-            child = await asyncio.to_thread(self._start_child, theirs, keeper)
+            our_end, its_end = upgrade.pair()
+            ours.enter_context(our_end)
+            theirs.enter_context(its_end)
+            link = upgrade.Link(our_end)
+            keeper_ours, keeper = self._keeper_for_child(ours, theirs)
+            child = await asyncio.to_thread(self._start_child, its_end, keeper)
             theirs.close()
             await self._unless_it_ends(self._hand_over(link, child))
-        except (KproxyError, OSError) as fault:
+        except (KproxyError, OSError, RuntimeError) as fault:  # a RuntimeError: there can be no further thread
             self._server.hold(False)
             self._server.metrics.upgrades["failed"] += 1
             if child is not None:
@@ -278,16 +288,14 @@ class Process:
             if not self._asked.is_set():
                 self._server.reloader.close("")
             self._upgrading = None
-            link.close()
-            if keeper_ours is not None:
-                keeper_ours.close()
+            ours.close()
             goes_on = "drains" if self._asked.is_set() else "goes on"  # and takes the next upgrade
             log.error("%s: the new kproxy has not taken over, this one %s: %s", asker, goes_on, fault)
             return
         finally:
             theirs.close()
-            if keeper is not None and keeper is not self._keeper:
-                keeper.close()
+        if keeper_ours is not None:
+            stand_in.adopt_orphans()
         self._successor = child
         self._ours, self._current = keeper_ours, child.pid
         if self._ends:  # asked in the moment of the change
@@ -307,16 +315,17 @@ class Process:
         await asyncio.wait([working])
         raise KproxyError("this one was asked to end")
 
-    def _keeper_for_child(self) -> tuple[socket.socket | None, socket.socket | None]:
+    def _keeper_for_child(
+        self, ours: ExitStack, theirs: ExitStack
+    ) -> tuple[socket.socket | None, socket.socket | None]:
         """(our end, theirs): whether this process stands in; if somebody else does, (None, the end that we have)."""
         if self._notifier:
             return None, None
         if self._keeper is not None:
             return None, self._keeper
-        stand_in.adopt_orphans()
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        return ours, theirs
+        our_end, its_end = socket.socketpair()
+        our_end.setblocking(False)
+        return ours.enter_context(our_end), theirs.enter_context(its_end)
 
     def _start_child(self, link: socket.socket, keeper: socket.socket | None) -> "subprocess.Popen[bytes]":
         environment = upgrade.for_child(self._environment, link.fileno())

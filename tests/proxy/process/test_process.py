@@ -4,8 +4,10 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from kproxy.proxy.process.process import Inheritance, Process
 from tests.ports import free_ports
 from tests.proxy.live import HOST, Wire, live, request
 from tests.proxy.load import (
+    KPROXY,
     PATIENCE_S,
     Brokers,
     Kproxy,
@@ -273,26 +276,35 @@ def test_a_new_version_that_fails_leaves_the_old_one_serving(settings):
     async def test():
         first, second = Brokers(1), Brokers(1)
         config = settings(first, second)
+        config.process["workers"] = 2
+        config.write()
         busy = socket.create_server((HOST, 0))
         async with kproxy_process(config.file, config.admin) as kproxy, Load(config.one) as load:
+            own = set(descendants(kproxy.pid))
+            files = resource.prlimit(kproxy.pid, resource.RLIMIT_NOFILE)
+            resource.prlimit(kproxy.pid, resource.RLIMIT_NOFILE, (3, files[1]))  # no descriptor for the channel
+            kproxy.signal(signal.SIGUSR2)
+            await kproxy.says("this one goes on: [Errno 24] Too many open files")
+            resource.prlimit(kproxy.pid, resource.RLIMIT_NOFILE, files)
             good = config.file.read_text()
             for bad, reason in (
                 ("nonsense", "not valid TOML"),
                 (good.replace(f":{config.two}", f":{busy.getsockname()[1]}"), "it ended before it was ready"),
                 # It never gets ready: its brokers do not answer.
                 (good.replace(first.address, f"{HOST}:1"), "it was ended before"),
+                (good.replace(first.address, f"{HOST}:1"), "it was killed before"),
             ):
                 since = len(kproxy.lines)
                 config.file.write_text(bad)
                 kproxy.signal(signal.SIGUSR2)
                 if "before" in reason and "ended before it was" not in reason:
                     await kproxy.says("listening cluster=two", since)
-                    (child,) = descendants(kproxy.pid)
-                    os.kill(child, signal.SIGTERM)
+                    (child,) = (pid for pid in descendants(kproxy.pid) if pid not in own and os.getpgid(pid) == pid)
+                    os.kill(child, signal.SIGKILL if "killed" in reason else signal.SIGTERM)
                 await kproxy.says("has not taken over, this one goes on", since)
                 await load.more()
-                await until(lambda: not descendants(kproxy.pid))
-            assert await kproxy.metric("kproxy_failed_upgrades_total") == 3
+                await until(lambda: set(descendants(kproxy.pid)) == own)  # not even a zombie is left
+            assert await kproxy.metric("kproxy_failed_upgrades_total") == 5
             load.assert_same_connections()
             busy.close()
             config.file.write_text(good)
@@ -304,23 +316,24 @@ def test_a_new_version_that_fails_leaves_the_old_one_serving(settings):
     live(test(), TIMEOUT_S)
 
 
+class Unhurried:
+    """A server that is being reconfigured when the upgrade is asked for."""
+
+    def __init__(self, config):
+        self.config, self.metrics, self.reloader = config, Metrics(), Reloader(self)
+        self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def reconfigure(self, new, differing):
+        self.begun.set()
+        await self.goes_on.wait()
+        self.config = new
+
+    def hold(self, held):
+        """It has no ports."""
+
+
 def test_an_upgrade_begins_behind_the_reload_under_way(settings, caplog):
     """The new kproxy found ports in use that the reload had opened, and which nobody had given it."""
-
-    class Unhurried:
-        """A server that is being reconfigured when the upgrade is asked for."""
-
-        def __init__(self, config):
-            self.config, self.metrics, self.reloader = config, Metrics(), Reloader(self)
-            self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
-
-        async def reconfigure(self, new, differing):
-            self.begun.set()
-            await self.goes_on.wait()
-            self.config = new
-
-        def hold(self, held):
-            """It has no ports."""
 
     async def test():
         config = load(flags={"listen": f"{HOST}:1", "bootstrap": f"{HOST}:2"})
@@ -349,6 +362,31 @@ def test_an_upgrade_begins_behind_the_reload_under_way(settings, caplog):
     live(test(), TIMEOUT_S)
 
 
+def test_signals_before_its_start_has_ended_meet_no_half_of_it(caplog):
+    """A reload found clusters that did not exist yet, and was lost; a new kproxy got some of the ports."""
+
+    async def test():
+        config = load(flags={"listen": f"{HOST}:1", "bootstrap": f"{HOST}:2"})
+        new = load(flags={"listen": f"{HOST}:3", "bootstrap": f"{HOST}:2"})
+        server, had_started = Unhurried(config), []
+
+        def read():
+            had_started.append(process._started.is_set())
+            return new
+
+        process = Process(server, Inheritance(), {}, read)
+        process._signalled(signal.SIGUSR2)
+        process._signalled(signal.SIGHUP)
+        assert "SIGUSR2: not now, its start is under way" in caplog.text
+        await asyncio.sleep(0)  # the reload has its turn
+        process._started.set()
+        await server.begun.wait()
+        assert had_started == [True]
+        await process._tasks.cancel()
+
+    live(test(), TIMEOUT_S)
+
+
 def test_whoever_ends_it_in_the_middle_of_an_upgrade_ends_both(settings):
     async def test():
         first, second = Brokers(1), Brokers(1)
@@ -368,12 +406,15 @@ def test_whoever_ends_it_in_the_middle_of_an_upgrade_ends_both(settings):
     live(test(), TIMEOUT_S)
 
 
+class Mute(Brokers):
+    """Answers no Heartbeat: whoever sends one keeps a kproxy from the end of its drain."""
+
+    def _answer(self, api, version, correlation):
+        return b"" if api == HEARTBEAT else super()._answer(api, version, correlation)
+
+
 def test_signals_reach_the_third_kproxy_while_the_first_still_drains(settings):
     """They went to the second, which had ended or drained: whoever knows the first one's id could end none."""
-
-    class Mute(Brokers):
-        def _answer(self, api, version, correlation):
-            return b"" if api == HEARTBEAT else super()._answer(api, version, correlation)
 
     async def test():
         first, second = Mute(1), Brokers(1)
@@ -431,5 +472,34 @@ def test_who_stands_in_passes_signals_on(settings):
             (current,) = descendants(kproxy.pid)
             os.kill(kproxy.pid, signal.SIGKILL)  # then nobody is left to end it
             await until(lambda: not exists(current))
+
+    live(test(), TIMEOUT_S)
+
+
+def test_who_stands_in_needs_no_interpreter_that_was_removed_since(settings, tmp_path):
+    """The first process ended with a traceback at the end of its drain, and the new one with it."""
+
+    async def test():
+        first, second = Mute(1), Brokers(1)
+        config = settings(first, second)
+        config.process["drain_timeout_s"] = 600
+        config.write()
+        python = tmp_path / "python"
+        python.symlink_to(sys.executable)
+        kproxy = Kproxy(config.file, config.admin, (str(python), *KPROXY[1:]))
+        await kproxy.start(PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+        try:
+            await kproxy.ready()
+            client = await Wire.dial(config.one)
+            await client.send(request(HEARTBEAT, 4, 8))
+            await until(lambda: 8 in Brokers.seen)
+            kproxy.signal(signal.SIGUSR2)
+            await kproxy.says("generation 2")
+            python.unlink()
+            client.close()
+            await kproxy.says("the kproxy before this one has ended")
+            assert await kproxy.end() == 0
+        finally:
+            await kproxy.kill()
 
     live(test(), TIMEOUT_S)
