@@ -35,6 +35,8 @@ All times are nanoseconds of the monotonic clock. The interface is the loop's. R
 sockets.
 """
 
+import errno
+import logging
 import select
 from asyncio import AbstractEventLoop, Handle
 from bisect import bisect_left
@@ -42,6 +44,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from time import monotonic_ns, thread_time_ns, time_ns
 from typing import Any
+
+from kproxy.proxy.log_limiter import LogLimiter
 
 LATE_NS = 1_000_000  # also the largest error of a time
 _IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
@@ -61,6 +65,8 @@ AGAIN_NS = 8_000_000_000  # a second event above CHEAP_NS within this time makes
 
 Callback = Callable[..., None]
 
+log = logging.getLogger("kproxy.poller")
+
 
 class Poller:
     __slots__ = (
@@ -72,6 +78,7 @@ class Poller:
         "_epoll",
         "_is_scheduled",
         "_later",
+        "_limiter",
         "_look_ns",
         "_loop",
         "_parked",
@@ -107,6 +114,7 @@ class Poller:
         self.turn_ns = self.now_ns = monotonic_ns()
         self.is_late = False
         self.is_in_order = False
+        self._limiter = LogLimiter(log)
         self._emptied = True  # the last call left no ready socket
         self.lag_bucket = 0
         # Wall-clock time minus `turn_ns`, at a late turn; steps of the wall clock change it.
@@ -200,8 +208,28 @@ class Poller:
             self._epoll.unregister(fd)
         elif known:
             self._epoll.modify(fd, events)
-        else:
+        elif not self._register(fd, events):
+            self._parked.add(fd)
+            self._put_off(fd, _IN | _OUT)
+
+    def _register(self, fd: int, events: int) -> bool:
+        """Add a socket to the epoll; False: the kernel has no room for it."""
+        try:
             self._epoll.register(fd, events)
+        except OSError as fault:
+            if fault.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+            text = "epoll has no room for a socket: %s; raise sysctl fs.epoll.max_user_watches, or give it memory"
+            self._limiter.log(logging.ERROR, "watches", text, fault.strerror)
+            return False
+        return True
+
+    def _put_off(self, fd: int, events: int) -> None:
+        """Queue a socket that has no room in the epoll: it is tried in each turn, since nothing else would wake it."""
+        self._queues[_COSTLY][fd] = events
+        self.queuing[fd] = _COSTLY
+        if self._again is None:
+            self._again = self._loop.call_soon(self._go_on)
 
     def _wanted(self, fd: int) -> int:
         """The events with a callback."""
@@ -336,17 +364,12 @@ class Poller:
     def _handle(self, fd: int, events: int) -> None:
         """Handle one queued event; record when it was done, and its cost."""
         begun_ns = thread_time_ns()
-        if fd in self._parked:
-            try:
-                self._epoll.register(fd, self._wanted(fd))
-            except OSError:  # ENOMEM; ENOSPC: fs.epoll.max_user_watches. Nothing else would wake it
-                self.now_ns = monotonic_ns()
-                self._queues[_COSTLY][fd] = events
-                self.queuing[fd] = _COSTLY
-                return
+        if fd in self._parked and self._register(fd, self._wanted(fd)):
             self._parked.remove(fd)
         del self.queuing[fd]
         self._call_back(fd, events)
+        if fd in self._parked and fd not in self.queuing:
+            self._put_off(fd, _IN | _OUT)
         took = thread_time_ns() - begun_ns
         self.now_ns = monotonic_ns()
         self._measured(fd, took)

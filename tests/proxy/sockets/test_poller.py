@@ -6,6 +6,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -582,17 +583,51 @@ def test_a_socket_that_epoll_has_no_room_for_keeps_its_turn(monkeypatch):
         def read(number: int, ours: socket.socket) -> None:
             nonlocal now_ns
             now_ns += 2_000_000
-            heard.append(number)
-            ours.recv(9)
+            with suppress(BlockingIOError):  # it is tried, whether it is ready or not
+                ours.recv(9)
+                heard.append(number)
 
         pairs = await watched(poller, 30, read)
         poller._epoll = Exhausted(poller._epoll, 20)
         await until(lambda: len(heard) == len(pairs))
-        assert sorted(heard) == list(range(len(pairs))) and not poller.queuing and not poller._epoll.times
+        assert sorted(heard) == list(range(len(pairs)))
+        await until(lambda: not poller.queuing and not poller._epoll.times)
         for _, theirs in pairs:
             theirs.send(b"y")
         await until(lambda: len(heard) == 2 * len(pairs))  # they are watched again
         closed(poller, pairs)
+
+    live(test())
+
+
+def test_a_socket_that_comes_while_epoll_has_no_room_is_served(caplog):
+    """It was never watched, nor could be what had its number afterwards; and no end of kproxy was possible."""
+
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        poller._epoll = Exhausted(poller._epoll, 1 << 30)
+        heard: list[bytes] = []
+        for letter in (b"a", b"b"):
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            number = ours.fileno()
+
+            def read(ours: socket.socket = ours) -> None:
+                with suppress(BlockingIOError):
+                    heard.append(ours.recv(9))
+
+            poller.add_reader(number, read)
+            poller.add_end_reader(number, read)
+            poller.add_reader(number, read)
+            theirs.send(letter)
+            await until(lambda letter=letter: letter in heard)
+            poller.remove_reader(number)
+            assert not poller.queuing and not poller._parked
+            poller._epoll.times = 0  # there is room for the next one
+            ours.close()
+            theirs.close()
+        assert "fs.epoll.max_user_watches" in caplog.text
+        poller.close()
 
     live(test())
 
