@@ -65,6 +65,7 @@ STALLED_S = 0.25  # without a byte of the client in a TLS handshake: longer than
 KEPT_S = 1.0  # for the first request after a handshake, or the next one, before the connection may be displaced
 _NEW, _TAKING = 3, 4  # the last ranks of `_rank`
 MAX_CONNECTIONS = 32
+FEW = 4  # connections of one network: a browser, or a scraper beside an operator, has as many
 READ_BYTES = 16 * 1024  # in the kernel; as chunks of one byte, the most expensive case, they take 2 ms to parse
 _FAULT_CHARS = 300  # of the error about malformed HTTP: aiohttp quotes all of it, escaped
 _THREAD_BYTES = 64 * 1024  # larger answers are compressed on a thread (this size takes 0.4 ms)
@@ -204,6 +205,9 @@ class Admin:
         await self._tasks.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
+        for connection in tuple(self._idle):  # accepted just now
+            connection.give_up()
+            connection.left()
         if self._tls is not None:
             self._tls[1].close()
         self._scrapes.stop()
@@ -254,7 +258,8 @@ class Admin:
             connection.opening = asyncio.current_task()
         try:
             if self._tls is None:
-                await loop.connect_accepted_socket(lambda: connection, client)
+                # uvloop does not tell the end of a connection whose begin is cancelled: `stop` ends it.
+                await asyncio.shield(loop.connect_accepted_socket(lambda: connection, client))
             else:
                 if await first_record(client):  # otherwise the handshake fails at once, with the reason
                     connection.works()  # from here on the client waits for kproxy
@@ -272,18 +277,19 @@ class Admin:
             client.close()
             connection.left()
         except asyncio.CancelledError:
-            client.close()
-            connection.left()
+            if self._tls is not None:
+                client.close()
+                connection.left()
             raise
 
     def _make_room(self, connection: "_Connection") -> None:
         """If all places are taken, displace the connection that has been silent for longest.
 
         Connections that have not begun their handshake go first, then those that stall in it, then those that have had
-        KEPT_S. Among the others one of the network with the most places goes; those that are reading an answer, and the
-        new one, go last. While handshakes are queued, only queued connections are displaced, and none while more are
-        queued than have had their turn. So half of the places have a handshake, whatever the number of addresses, and
-        each keeps its place until as many turns have passed.
+        KEPT_S. Among the others one of the network with the most places goes, where that has more than FEW; those that
+        are reading an answer, and the new one, go last. While handshakes are queued, only queued connections are
+        displaced, and none while more are queued than have had their turn. So half of the places have a handshake,
+        whatever the number of addresses, and each keeps its place until as many turns have passed.
         """
         if self.gate.is_open:
             return
@@ -296,7 +302,7 @@ class Admin:
             ranks = {other: _rank(other, now - self._idle[other]) for other in others} | {connection: _TAKING}
 
             def order(other: _Connection) -> tuple[int, int, int]:
-                return min(ranks[other], _NEW), -self._networks[other.network], ranks[other]
+                return min(ranks[other], _NEW), -max(self._networks[other.network], FEW), ranks[other]
 
             min(ranks, key=order).give_up()
 
@@ -518,6 +524,9 @@ class _Connection(RequestHandler):
             on_left()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._on_left is None:  # the port was closed meanwhile
+            transport.close()
+            return
         self.opening = None
         if self._silent.pop(self, None) is not None:  # its handshake was no silence; the timer is not restarted
             self._silent[self] = self._loop.time()

@@ -241,6 +241,34 @@ def test_a_burst_of_silent_connections_leaves_no_slot_taken(monkeypatch):
     run(main())
 
 
+def test_a_port_that_closes_forgets_what_it_has_just_accepted():
+    """The task of a connection was cancelled before it began, or aiohttp's was lost in an exception."""
+
+    async def main():
+        gc.collect()
+        admin = Admin("127.0.0.1", 0, scrape=lambda _: (b"", ""), not_ready=tuple, api={})
+        await admin.start()
+        accepted = asyncio.Event()
+        serve = admin._serve
+
+        async def served(*arguments):
+            accepted.set()
+            await serve(*arguments)
+
+        admin._serve = served
+        clients = [socket.create_connection(admin.address) for _ in range(9)]  # of which a turn accepts some
+        await accepted.wait()
+        await admin.stop()
+        async with asyncio.timeout(60):
+            while admin.gate.connections:  # noqa: ASYNC110 - the ends of transports are told in the next turn
+                await asyncio.sleep(0)
+        assert not admin._idle
+        for sock in clients:
+            sock.close()
+
+    run(main())
+
+
 def hello(trusts):
     """A whole ClientHello, whose sender says nothing after it."""
     theirs, ours = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -350,7 +378,8 @@ def test_others_that_begin_handshakes_leave_one_that_is_far_away_the_time_for_it
         # Who takes an answer goes last; one that has stopped taking is like any other.
         ("takes 0.2, shaken 0.1", 0, "begins", "shaken 0.1"),
         ("takes 9, shaken 0.1", 0, "begins", "takes 9"),
-        # Of one kind, one of the network that has most: not one that came alone.
+        # Of one kind, one of the network that has most: not one that came alone, or with few others.
+        ("shaken 0.3, shaken@few 0.2, shaken@few 0.1", 0, "begins", "shaken 0.3"),
         ("shaken 0.3, shaken@b 0.2, shaken@b 0.1", 0, "begins", "shaken@b 0.2"),
         ("takes 0.3, takes@b 0.2, takes@b 0.1", 0, "begins", "takes@b 0.2"),
         ("takes@b 0.3, takes@b 0.2, shaken 0.1", 0, "begins", "takes@b 0.3"),
@@ -379,7 +408,7 @@ def test_who_goes_where_all_places_are_taken(idle, waiting, comes, goes):
         admin = Admin("127.0.0.1", 0, scrape=lambda _: (b"", ""), not_ready=tuple, api={}, max_connections=1)
         admin.gate.enter()
         others = [Other(name) for name in idle.split(", ") if name]
-        admin._networks = Counter(other.network for other in others) + Counter(newest=1, busy=9)
+        admin._networks = Counter(other.network for other in others) + Counter(newest=1, busy=9, b=4)
         now = asyncio.get_running_loop().time()
         admin._idle = {other: now - float(other.silent_s) for other in others}
         admin._openings._count = waiting
@@ -388,6 +417,7 @@ def test_who_goes_where_all_places_are_taken(idle, waiting, comes, goes):
         admin._make_room(newest)
         admin.gate.leave()
         admin._make_room(newest)  # nobody goes where a place is free
+        admin._idle.clear()
         await admin.stop()
 
     run(main())

@@ -241,7 +241,7 @@ ACCOUNTS: tuple[Account, ...] = (
         f"answer that is not taken, for {admin.IDLE_S:g} s",
         f"{admin.MAX_CONNECTIONS}; {size(admin.MAX_UNTAKEN)} of answers, or one that is larger",
         "the one that has been silent, or has taken nothing of its answer, for longest is closed; of those that have "
-        "just come, one of the network with most of them",
+        f"just come, one of the network with most of them, where that has more than {admin.FEW}",
         admin.MAX_CONNECTIONS,
     ),
 )
