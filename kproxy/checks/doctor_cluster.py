@@ -329,7 +329,7 @@ class ClusterExamination:
         entry = self._cluster.any_brokers
         if entry is None:
             return
-        assignment = PortAssignment(entry.ports)
+        assignment = PortAssignment(entry.ports, routes.is_declared)
         if entry.ports_file is not None:
             try:
                 assignment.restore(read(entry.ports_file, self._name))

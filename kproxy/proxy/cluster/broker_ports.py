@@ -66,10 +66,11 @@ class BrokerPorts:
         self._evicted = evicted
         self._writing: asyncio.TimerHandle | None = None
         self._file: Path | None = None
+        self._kept: Mapping[int, int] | None = None  # the ports in the file, as last read or written; None: not known
         self.assignment: PortAssignment | None = None
         entry = cluster.any_brokers
         if entry is not None and cluster.route == "ports":
-            self.assignment = PortAssignment(entry.ports)
+            self.assignment = PortAssignment(entry.ports, routes.is_declared)
             self._file = entry.ports_file
             routes.assigned = self.assignment.ports
 
@@ -99,6 +100,7 @@ class BrokerPorts:
         if held is None and self._file is not None:
             try:
                 held = ports_file.read(self._file, self._cluster.name)
+                self._kept = {node_id: each.port for node_id, each in held.items()}
             except (ports_file.NotOurs, OSError) as fault:
                 self._log_file("read", fault)
         elif held is not None:
@@ -110,6 +112,7 @@ class BrokerPorts:
         if self.assignment is None:
             return
         before = dict(self.assignment.ports)
+        self._kept = None
         self.assignment.restore(held)
         for node_id in before:
             listener = self.open.get(node_id)
@@ -180,7 +183,8 @@ class BrokerPorts:
             self._writing = loop.call_later(_HELD_S, self._write)
             return
         try:
-            ports_file.write(self._file, self._cluster.name, self.assignment.held())
+            ports_file.write(self._file, self._cluster.name, self.assignment.held(), self._kept)
+            self._kept = dict(self.assignment.ports)
         except (ports_file.NotOurs, OSError) as fault:
             self._log_file("write", fault)
             self._writing = loop.call_later(RETRY_S, self._write)

@@ -31,10 +31,16 @@ class Given(NamedTuple):
 
 
 class PortAssignment:
-    """The ports of one range. clock: seconds that only go on."""
+    """The ports of one range. is_declared(node_id): it has another port; clock: seconds that only go on."""
 
-    def __init__(self, ports: range, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        ports: range,
+        is_declared: Callable[[int], bool] = lambda node_id: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.range = ports
+        self._is_declared = is_declared
         self.ports: dict[int, int] = {}  # by node id; other objects read it
         self.absent: dict[int, float] = {}  # node id -> since when complete answers lack it, the longest first
         self.may_give = False
@@ -43,13 +49,16 @@ class PortAssignment:
         self._next_search = 0.0
 
     def restore(self, held: Mapping[int, Held]) -> None:
-        """Replace all by what was given out before, as far as it is in the range; ids without a port get none."""
+        """Replace all by what was given out before, as far as it is in the range and of ids that are not declared.
+
+        Ids without a port get none.
+        """
         now = self._clock()
         self.ports.clear()
         self._owners.clear()
         self.absent.clear()
         for node_id, (port, _) in held.items():
-            if port in self.range and port not in self._owners:
+            if port in self.range and port not in self._owners and not self._is_declared(node_id):
                 self.ports[node_id] = port
                 self._owners[port] = node_id
         absent = [(now - each.absent_s, node_id) for node_id, each in held.items() if each.absent_s is not None]

@@ -28,7 +28,7 @@ _VERSION = 1
 
 
 class NotOurs(ValueError):
-    """The file is damaged, or it is another cluster's, or not kproxy's at all."""
+    """The file is damaged, it is another cluster's or another process', or not kproxy's at all."""
 
 
 def read(path: Path, cluster: str) -> dict[int, Held]:
@@ -61,9 +61,16 @@ def read(path: Path, cluster: str) -> dict[int, Held]:
     }
 
 
-def write(path: Path, cluster: str, held: Mapping[int, Held]) -> None:
-    """Replace the file, or make it. Raises NotOurs where the one that is there is not this cluster's, OSError."""
-    read(path, cluster)
+def write(path: Path, cluster: str, held: Mapping[int, Held], kept: Mapping[int, int] | None = None) -> None:
+    """Replace the file, or make it. Raises NotOurs where the one that is there is not this cluster's, OSError.
+
+    kept: the ports by node id that this process last read or wrote there. Others are those of another process.
+    """
+    path = Path(os.path.realpath(path))  # a link stays one
+    there = {node_id: each.port for node_id, each in read(path, cluster).items()}
+    given = {node_id: each.port for node_id, each in held.items()}
+    if kept is not None and there and there not in (kept, given):
+        raise NotOurs("another process has changed it; each kproxy needs a file of its own")
     now = time.time()
     content = {
         "kproxy": _KIND,

@@ -383,6 +383,8 @@ class ClusterProxy:
         ends: connections that it is making are closed as soon as all that their clients have asked is answered.
         """
         if same_upstream:
+            if former._named and self._ports is not None:
+                self._ports.answered(former._named.keys())
             self.learn_all(former.routes.upstreams)
             self._discovery.not_ready = former._discovery.not_ready
         self.show_state()

@@ -208,6 +208,92 @@ def test_a_file_that_cannot_be_written_is_tried_again(tmp_path, monkeypatch, cap
     live(test(), TIMEOUT_S)
 
 
+def test_a_file_that_another_process_changes_is_left_to_it(tmp_path, monkeypatch, caplog):
+    """As two kproxys have it that were given one file: each would undo what the other one wrote."""
+    monkeypatch.setattr(broker_ports, "RETRY_S", 0.02)
+
+    async def test():
+        path = tmp_path / "ports.json"
+        entry = {"ids": "any", "port": free_ports(3), "port_count": 3, "ports_file": str(path)}
+        cluster = Cluster.model_validate({"listen": f"{HOST}:1", "bootstrap": ["b:9092"], "brokers": [entry]})
+        kproxys = [
+            BrokerPorts(Gate(100), cluster, Routes(cluster, 1), [HOST], 16, lambda node_id: lambda sock, peer: None)
+            for _ in range(2)
+        ]
+        one, other = kproxys
+        for each in kproxys:
+            each.restore(None)
+            each.answered([2, 3])  # they agree so far
+            await becomes(lambda each=each: each._writing is None)
+        one.answered([1, 2, 3])
+        await becomes(lambda: 1 in ports_file.read(path, "default"))
+        kept = path.read_text()
+        other.answered([2, 3, LARGE])
+        await becomes(lambda: "another process has changed it" in caplog.text)
+        assert path.read_text() == kept
+        path.unlink()  # as the log line advises
+        await becomes(path.exists)
+        assert LARGE in ports_file.read(path, "default")
+        for each in kproxys:
+            each.close()
+
+    live(test(), TIMEOUT_S)
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.ring2)])
+def test_a_reload_that_declares_an_id_gives_it_the_declared_port(tmp_path, workers):
+    async def test():
+        nodes = Nodes(LARGE, 7)
+        settings = Settings(tmp_path, nodes, workers=workers)
+        base = settings.base
+        declared = f'[[cluster.brokers]]\nids = "7"\nport = {base + 10}\n'
+
+        async def reload(kproxy: Kproxy, more: str) -> None:
+            settings.more = more
+            settings.write()
+            assert (await kproxy.json("/api/reload", post=True))["outcome"] == "applied"
+            await kproxy.ready()
+
+        async with settings.process() as kproxy:
+            assert await settings.told_and_right() == {7: base, LARGE: base + 1}
+            await reload(kproxy, declared)
+            assert await settings.told_and_right() == {7: base + 10, LARGE: base + 1}
+        async with settings.process() as kproxy:
+            nodes.add(3)
+            assert await settings.told_and_right() == {3: base, 7: base + 10, LARGE: base + 1}
+            await reload(kproxy, "")
+            assert await settings.told_and_right() == {3: base, 7: base + 2, LARGE: base + 1}
+        settings.more = declared
+        settings.write()  # the file of ports has another one
+        async with settings.process():
+            assert await settings.told_and_right() == {3: base, 7: base + 10, LARGE: base + 1}
+
+    live(test(), TIMEOUT_S)
+
+
+def test_a_reload_to_ports_that_are_given_out_opens_them_for_the_brokers_that_were_known(tmp_path):
+    """Whoever asks before the cluster answers anew would be told port 0."""
+
+    async def test():
+        nodes = Nodes(LARGE, 7)
+        settings = Settings(tmp_path, nodes)
+        given = settings.file.read_text().replace("discovery_interval_s = 0.2", "discovery_interval_s = 3600")
+        entry = given.index("[[cluster.brokers]]")
+        declared = "".join(
+            f'[[cluster.brokers]]\nids = "{node_id}"\nport = {port}\n'
+            for node_id, port in ((7, settings.base), (LARGE, settings.base + 1))
+        )
+        settings.file.write_text(given[:entry] + declared)
+        async with settings.process() as kproxy:
+            nodes.named.clear()  # the cluster's next answers name nobody
+            settings.file.write_text(given)
+            assert (await kproxy.json("/api/reload", post=True))["outcome"] == "applied"
+            assert await who(settings.base) == 7
+            assert await who(settings.base + 1) == LARGE
+
+    live(test(), TIMEOUT_S)
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_large_ids_have_ports_that_outlive_restarts_reloads_and_upgrades(tmp_path, workers):

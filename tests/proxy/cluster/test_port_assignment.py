@@ -17,7 +17,7 @@ class Clock:
 
 
 def begun(count, clock=None, first=9201):
-    assignment = PortAssignment(range(first, first + count), clock or Clock())
+    assignment = PortAssignment(range(first, first + count), clock=clock or Clock())
     assignment.answered(())
     return assignment
 

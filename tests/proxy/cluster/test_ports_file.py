@@ -39,6 +39,16 @@ def test_only_its_owner_may_read_it_and_nothing_else_is_left(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["ports.json"]
 
 
+def test_a_link_stays_one(tmp_path):
+    (tmp_path / "volume").mkdir()
+    link = tmp_path / "ports.json"
+    link.symlink_to(tmp_path / "volume" / "ports.json")
+    for port in (9201, 9202):
+        write(link, "default", {7: Held(port)})
+        assert link.is_symlink() and read(link, "default") == {7: Held(port)}
+    assert [each.name for each in (tmp_path / "volume").iterdir()] == ["ports.json"]
+
+
 def test_the_largest_file_that_is_written_is_read(tmp_path):
     held = {2**31 - 1 - number: Held(1 + number, 1.0) for number in range(4096)}
     write(tmp_path / "ports.json", "x" * 200, held)
