@@ -73,7 +73,8 @@ def test_it_has_nothing_for_lint_to_say(example):
 
 def test_what_it_renders_is_valid(example):
     kinds = rendered("-f", example)
-    assert {"ConfigMap", "Deployment", "PodDisruptionBudget", "Service"} <= set(kinds)
+    assert {"ConfigMap", "Deployment", "Service"} <= set(kinds)
+    assert ("PodDisruptionBudget" in kinds) == (kinds["Deployment"][0]["spec"]["replicas"] > 1)
     for kind, documents in kinds.items():
         for document in documents:
             if kind != "PodMonitor":  # no part of Kubernetes
@@ -93,7 +94,9 @@ def test_ports_probes_and_time_to_drain_fit_the_configuration(example, tmp_path)
     assert config.admin == ("0.0.0.0", ports["admin"])  # the kubelet and Prometheus do not come by loopback
     assert ports["bootstrap"] == cluster.listen.port
     declared = {f"broker-{node_id}": routes.port_of(node_id).bind for node_id in routes.declared()}
-    assert {name: port for name, port in ports.items() if name.startswith("broker-")} == declared
+    if cluster.any_brokers is not None:
+        declared |= {f"any-{number}": port for number, port in enumerate(cluster.any_brokers.ports)}
+    assert {name: port for name, port in ports.items() if name.startswith(("broker-", "any-"))} == declared
     assert bool(declared) == (cluster.route == "ports")
     for probe, path in (("startupProbe", "/health"), ("livenessProbe", "/health"), ("readinessProbe", "/ready")):
         assert container[probe]["httpGet"] == {"path": path, "port": "admin", "scheme": "HTTP"}
@@ -126,12 +129,24 @@ def test_what_clients_are_told_is_a_service_that_leads_there(example, tmp_path):
             assert port["targetPort"] != "admin"
     assert reached["kp-kproxy", cluster.listen.port] == cluster.listen.port
     routes = Routes(cluster, cluster.listen.port)
-    for node_id in routes.declared():
+    if cluster.any_brokers is not None:
+        routes.assigned = {1840211337 + port: port for port in cluster.any_brokers.ports}
+    for node_id in (*routes.declared(), *routes.assigned):
         told = routes.advertised(node_id, "kafka")
-        service = "kp-kproxy" if example.stem == "ports" else f"kp-kproxy-{node_id}"
+        service = f"kp-kproxy-{node_id}" if example.stem == "services" else "kp-kproxy"
         assert reached[service, told.port] == routes.port_of(node_id).bind
-        if example.stem == "ports":
+        if service == "kp-kproxy":
             assert told.host == "kp-kproxy.gw.svc"
+
+
+def test_ports_that_are_given_out_are_kept_on_a_volume_by_one_pod(tmp_path):
+    kinds = rendered("-f", DEPLOY / "helm/examples/any.yaml")
+    entry = config_of(kinds, tmp_path).clusters[0].any_brokers
+    (deployment,) = kinds["Deployment"]
+    assert deployment["spec"]["replicas"] == 1 and deployment["spec"]["strategy"] == {"type": "Recreate"}
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    (volume,) = (each for each in container["volumeMounts"] if not each["readOnly"])
+    assert str(entry.ports_file.parent) == volume["mountPath"] and len(entry.ports) == 40
 
 
 def test_each_broker_has_a_service_of_its_own_inside_the_cluster_too():
@@ -231,6 +246,9 @@ def test_an_admin_port_with_tls_is_probed_by_tls_and_what_is_written_has_a_volum
         ("cluster.bootstrap={b:9092},admin.port=9095", "admin.port: 9095 is among the ports of clients, 9092 to 9095"),
         ("cluster.bootstrap={b:9092},expose.port=65535", "the last broker would have port 65538"),
         ("cluster.bootstrap={b:9092},expose.brokers.first=1000000000", "expose.brokers.first"),
+        ("cluster.bootstrap={b:9092},expose.brokers.first=some", "expose.brokers.first"),
+        ("cluster.bootstrap={b:9092},expose.brokers.first=any", "set replicas to 1"),
+        ("cluster.bootstrap={b:9092},expose.brokers.first=any,replicas=1,expose.by=services", "set expose.by to ports"),
         ("cluster.bootstrap={b:9092},mounts[0].name=config,mounts[0].secret=s,mounts[0].mountPath=/s", "mounts.0.name"),
     ],
 )

@@ -25,6 +25,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- add1 (int .root.Values.expose.port) | add (sub (int .id) (int .root.Values.expose.brokers.first)) -}}
 {{- end -}}
 
+{{/* The name of that port. Given out as node ids appear, the ports of the range are numbered from 0. */}}
+{{- define "kproxy.brokerPortName" -}}
+{{- printf "%s-%d" (ternary "any" "broker" (eq (toString .root.Values.expose.brokers.first) "any")) (int .id) -}}
+{{- end -}}
+
 {{/* What clients are told for a broker. */}}
 {{- define "kproxy.advertise" -}}
 {{- $name := include "kproxy.fullname" . -}}
@@ -77,8 +82,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and (ge (int .Values.admin.port) (int .Values.expose.port)) (le (int .Values.admin.port) (int $last)) -}}
 {{- fail (printf "admin.port: %d is among the ports of clients, %d to %d" (int .Values.admin.port) (int .Values.expose.port) $last) -}}
 {{- end -}}
-{{- $ids := printf "%d-%d" (int .Values.expose.brokers.first) (sub (add (int .Values.expose.brokers.first) (int .Values.expose.brokers.count)) 1) -}}
-{{- $_ := set $cluster "brokers" (list (dict "ids" $ids "port" (add1 (int .Values.expose.port)))) -}}
+{{- $entry := dict "port" (add1 (int .Values.expose.port)) -}}
+{{- if eq (toString .Values.expose.brokers.first) "any" -}}
+{{- if gt (int .Values.replicas) 1 -}}
+{{- fail "expose.brokers.first: any: two replicas may give one broker different ports: set replicas to 1" -}}
+{{- end -}}
+{{- if ne .Values.expose.by "ports" -}}
+{{- fail "expose.brokers.first: any: a Service for each broker needs its id: set expose.by to ports" -}}
+{{- end -}}
+{{- $_ := set $entry "ids" "any" -}}
+{{- $_ := set $entry "port_count" (int .Values.expose.brokers.count) -}}
+{{- with .Values.expose.brokers.portsFile -}}
+{{- $_ := set $entry "ports_file" . -}}
+{{- end -}}
+{{- else -}}
+{{- $_ := set $entry "ids" (printf "%d-%d" (int .Values.expose.brokers.first) (sub (add (int .Values.expose.brokers.first) (int .Values.expose.brokers.count)) 1)) -}}
+{{- end -}}
+{{- $_ := set $cluster "brokers" (list $entry) -}}
 {{- if not (hasKey $cluster "advertise") -}}
 {{- $_ := set $cluster "advertise" (include "kproxy.advertise" .) -}}
 {{- end -}}
