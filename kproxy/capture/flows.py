@@ -163,10 +163,11 @@ class Flows:
                     view = _EMPTY
                 talk = flow.talk
                 half = talk.halves[side]
-                if (half.zero_window or not size) and not length and not flags & FIN and recent.has(index, segment):
+                says_window = (half.zero_window or not size) and not length and not flags & FIN
+                if says_window and self._was_captured(flow, index, segment, time_ns):
                     continue  # what it says of the window was true when it was captured first
                 if talk.segment(side, seq, ack, flags, size, view, length, time_ns):
-                    if recent.has(index, segment) or recent.has_bytes(index, segment):
+                    if self._was_captured(flow, index, segment, time_ns) or recent.has_bytes(index, segment):
                         talk.same_packet(side)
                         flow.payload_bytes[side] -= length
                     elif flow.continues and not recent.is_sure(index) and ahead(seq, half.first) < 0:
@@ -195,6 +196,15 @@ class Flows:
         self._only_ns = first_ns if (times == first_ns).all() else -1
         self._packets += len(times)
         self._note("packets", int(times.min()), count=len(times), last_ns=self._last_ns)
+
+    def _was_captured(self, flow: Flow, index: int, segment: Segment, time_ns: int) -> bool:
+        """Whether a packet was captured before: a moment ago, or in a capture that this one overlaps.
+
+        Where captures that overlap in time come one behind the other, a packet that is no later than what its
+        connection has delivered was not sent again.
+        """
+        is_of_the_past = bool(self._recent.went_back[index]) and time_ns <= flow.talk.clock_ns
+        return is_of_the_past or self._recent.has(index, segment)
 
     def _one_by_one(self, window: Window) -> Iterator[Packet]:
         """The segments of a window."""
@@ -406,14 +416,22 @@ class Flows:
         """These are brokers' ports too, from now on; connections that are known stay what they are."""
         self._ports |= {port.to_bytes(2) for port in ports}
 
-    def expire(self, before_ns: int) -> int:
+    def expire(self, before_ns: int, connects_before_ns: int = -1) -> int:
         """End the flows whose last packet is older than that, and forget ended ones; returns how many ended.
 
-        One that goes on later begins anew, in its middle.
+        One that goes on later begins anew, in its middle. connects_before_ns: those whose client sent its first SYN
+        before that time, and got no answer, end too.
         """
         ended = 0
         for shard in self._shards.values():
-            for flow in [flow for flow in shard.open if flow.last_ns < before_ns]:
+            for flow in [
+                flow
+                for flow in shard.open
+                if flow.last_ns < before_ns
+                or (
+                    flow.syn_ns < connects_before_ns and flow.syn_ns >= 0 and not flow.talk.halves[1 - flow.client].seen
+                )
+            ]:
                 self._end(flow, "idle")
                 ended += 1
             while shard.ended and shard.ended[0].last_ns < before_ns:
@@ -515,7 +533,7 @@ class Flows:
         if flags & SYN:
             if half.first >= 0 and not (seq - half.first) & MASK:
                 if is_open and half.seen:
-                    twice = self._recent.has(index, segment)
+                    twice = self._was_captured(flow, index, segment, time_ns)
                     half.duplicates += twice
                     half.retransmissions += not twice
                 half.seen = True

@@ -74,6 +74,7 @@ _BY_ICMP6 = {(2, 0): REASONS.index(TOO_BIG)} | {
     )
     for code in codes
 }
+LEAST_MTU, LEAST_MTU6 = 68, 1280  # of a link (RFC 791, RFC 8200): what names less is not to be believed
 _HOP_BY_HOP, _ROUTING, _FRAGMENT, _AUTH, _DESTINATION, _MOBILITY = 0, 43, 44, 51, 60, 135
 _VXLAN_PORTS = frozenset((4789, 8472))
 _VXLAN_GPE_PORT = 4790
@@ -289,7 +290,8 @@ class Dissector:
             return "not_tcp"
         self._quality.note("undelivered", time_ns, size=end - at)
         seq = int.from_bytes(data[ports + 4 : ports + 8])
-        mtu = mtu if REASONS[reason] == TOO_BIG else 0
+        if REASONS[reason] != TOO_BIG or mtu < (LEAST_MTU if protocol == _ICMP else LEAST_MTU6):
+            mtu = 0
         return data, addresses + data[ports : ports + 4], seq, mtu, UNDELIVERED, reason, end, end, 0
 
     def _udp(self, data: bytes, at: int, end: int, time_ns: int, depth: int) -> Segment | str:

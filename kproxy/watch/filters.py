@@ -1,8 +1,9 @@
 """Which packets the kernel copies for us: a program of classic BPF, made of ports and interfaces.
 
 Duty: `program` writes the instructions. The packets begin at their IP header (the socket is SOCK_DGRAM), so one
-program serves every kind of interface. What the kernel cannot decide cheaply is accepted and left to `capture`:
-fragments behind the first, IPv6 with extension headers, a second VLAN tag. A loopback interface shows each packet on
+program serves every kind of interface. ICMP messages that quote a packet of TCP which was not delivered count by the
+ports of that packet. What the kernel cannot decide cheaply is accepted and left to `capture`: fragments behind the
+first, IPv6 with extension headers, a second VLAN tag. A loopback interface shows each packet on
 its way out and again on its way in: the first is left out.
 
 Format: linux/Documentation/networking/filter.rst; the offsets from -0x1000 on are "ancillary data". Bounded by
@@ -20,11 +21,14 @@ SNAP = 0x40000  # bytes of a packet at most: more than the largest that the kern
 _OUTGOING = 4  # PACKET_OUTGOING of linux/if_packet.h
 _PROTOCOL, _KIND, _INTERFACE = (0xFFFFF000 + offset for offset in (0, 4, 8))
 _LOAD, _LOAD_HALF, _LOAD_BYTE, _LOAD_HALF_AT_X = 0x20, 0x28, 0x30, 0x48
-_X_IS, _X_IS_HEADER = 0x01, 0xB1
+_LOAD_BYTE_AT_X = 0x50
+_X_IS, _X_IS_HEADER, _X_IS_A = 0x01, 0xB1, 0x07
+_AND, _SHIFT_LEFT, _ADD, _ADD_X = 0x54, 0x64, 0x04, 0x0C
 _JUMP, _IF_EQUAL, _IF_ANY_BIT, _RETURN = 0x05, 0x15, 0x45, 0x06
 
 _IPV4, _IPV6, _TAG, _SERVICE_TAG = 0x0800, 0x86DD, 0x8100, 0x88A8
-_TCP = 6
+_TCP, _ICMP, _ICMP6 = 6, 1, 58
+_UNREACHABLE, _UNREACHABLE6, _TOO_BIG6 = 3, 1, 2  # types of ICMP messages that quote a packet; 3 is "too big" as well
 _EXTENSIONS = (0, 43, 44, 51, 60)  # hop by hop, routing, fragment, authentication, destination
 
 # (code, value, where to go on if it holds, and if not); None: at the next one
@@ -33,6 +37,8 @@ _Step = tuple[int, int, str | None, str | None]
 
 def program(ports: Collection[int], interfaces: Collection[int] = (), loopbacks: Collection[int] = ()) -> list[bytes]:
     """The instructions that accept TCP from or to some ports (none, or more than MAX_PORTS: any), 8 bytes each.
+
+    ICMP errors about such packets are accepted too.
 
     interfaces: the numbers of those that are looked at; none, or more than MAX_INTERFACES: all.
     loopbacks: those of which only what comes in is looked at.
@@ -57,6 +63,7 @@ def program(ports: Collection[int], interfaces: Collection[int] = (), loopbacks:
         (_RETURN, 0, None, None),
         "ipv4",
         (_LOAD_BYTE, 9, None, None),
+        (_IF_EQUAL, _ICMP, "icmp", None),
         (_IF_EQUAL, _TCP, None, "drop_here"),
         (_LOAD_HALF, 6, None, None),
         (_IF_ANY_BIT, 0x1FFF, "accept", None),
@@ -67,6 +74,27 @@ def program(ports: Collection[int], interfaces: Collection[int] = (), loopbacks:
         *((_IF_EQUAL, kind, "accept", None) for kind in _EXTENSIONS),
         (_X_IS, 40, None, None),
         (_IF_EQUAL, _TCP, "ports", None),
+        (_IF_EQUAL, _ICMP6, None, "drop_here"),
+        (_LOAD_BYTE, 40, None, None),
+        (_IF_EQUAL, _UNREACHABLE6, "quoted_ipv6", None),
+        (_IF_EQUAL, _TOO_BIG6, None, "drop_here"),
+        "quoted_ipv6",
+        (_LOAD_BYTE, 40 + 8 + 6, None, None),
+        (_X_IS, 40 + 8 + 40, None, None),
+        (_IF_EQUAL, _TCP, "ports", "drop_here"),
+        "icmp",
+        (_X_IS_HEADER, 0, None, None),
+        (_LOAD_BYTE_AT_X, 0, None, None),
+        (_IF_EQUAL, _UNREACHABLE, None, "drop_here"),
+        (_LOAD_BYTE_AT_X, 8 + 9, None, None),
+        (_IF_EQUAL, _TCP, None, "drop_here"),
+        (_LOAD_BYTE_AT_X, 8, None, None),  # the quoted header's length, in words
+        (_AND, 15, None, None),
+        (_SHIFT_LEFT, 2, None, None),
+        (_ADD_X, 0, None, None),
+        (_ADD, 8, None, None),
+        (_X_IS_A, 0, None, None),
+        (_JUMP, 0, "ports", None),
         "drop_here",
         (_RETURN, 0, None, None),
         "accept",

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from kproxy.tables.recorder import Recorder
 
 IDLE_S = 20 * 60  # twice as long as brokers keep silent connections (connections.max.idle.ms)
+CONNECT_S = 130  # Linux gives up a connect after 127 s (net.ipv4.tcp_syn_retries)
 TICK_S = 1.0
 SET_NS = 10**9  # by which the clock was set; smaller steps do not matter here
 EXPIRE_TICKS = 30
@@ -417,7 +418,8 @@ class Watcher:
     def _expire(self) -> None:
         """End flows that have been silent for long; after the clock was set, once all that are alive have its time."""
         if time.monotonic() >= self._expires_s:
-            self._flows.expire(time.time_ns() - IDLE_S * 10**9)
+            now_ns = time.time_ns()
+            self._flows.expire(now_ns - IDLE_S * 10**9, now_ns - CONNECT_S * 10**9)
 
     def _count(self) -> None:
         """Take over the kernel's counts."""

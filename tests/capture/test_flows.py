@@ -69,7 +69,7 @@ class Seen:
         self.unconnected = []
         self.quality = Quality()
         handlers = Handlers(self.decided, self.many, self.flows.append, unconnected=self.unconnected.append)
-        reader = Flows("test", self.quality, handlers, ports=ports, shards=shards, detail=detail)
+        self.reader = reader = Flows("test", self.quality, handlers, ports=ports, shards=shards, detail=detail)
         for window in Capture(paths, self.quality).windows():
             reader.window(window)
         reader.finish()
@@ -611,6 +611,23 @@ def test_a_connect_that_icmp_reports_as_undelivered_says_why(tmp_path, code, clo
     assert row.sentence.endswith(f"(10.0.0.2:9092 {close.replace('_', ' ')} ×1)")
 
 
+def test_a_connect_that_nobody_answers_ends_before_connections_that_are_silent(tmp_path):
+    """As `kproxy watch` ends them; a SYN that comes later still is no further connect."""
+    seen = Seen()
+    waiting, silent = Wire().send(0, flags=SYN), Wire(client=(packet.CLIENT[0], 50001)).shake()
+    frames = [*waiting.packets * 2, *silent.packets]
+    path = tmp_path / "wire.pcap"
+    path.write_bytes(packet.pcap([(number * 10**9, data) for number, data in enumerate(frames)]))
+    for window in Capture([path], Quality()).windows():
+        seen.reader.window(window)
+    assert seen.reader.expire(0, 0) == 0
+    assert seen.reader.expire(0, 10**9) == 1
+    assert [flow.close for flow in seen.unconnected] == ["unanswered"]
+    for window in Capture([path], Quality()).windows():
+        seen.reader.window(window)
+    assert len(seen.unconnected) == 1 and len(list(seen.reader.open)) == 1
+
+
 def test_icmp_about_other_packets_says_nothing_of_a_connect(tmp_path):
     """A connect that is answered nevertheless, another sequence number, no connection at all."""
     answered = connected("S s A", 1)
@@ -631,7 +648,7 @@ def test_icmp_about_other_packets_says_nothing_of_a_connect(tmp_path):
 def test_the_mtu_that_a_router_names_is_the_connections(tmp_path):
     wire = Wire().shake().ask(1)
     too_big = wire.packets[-1]
-    for mtu in (1400, 0, 1280, 1500):
+    for mtu in (1400, 0, 67, 1280, 1500):  # no link has one of 67
         wire.packets.append(undelivered(3, 4, too_big, mtu))
     wire.ask(2)
     seen = wire.seen(tmp_path)

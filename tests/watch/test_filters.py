@@ -30,6 +30,14 @@ def run(steps, data, protocol=IPV4, kind=HOST, interface=ETH0):
                     return 0
             elif code == 0x01:
                 x = k
+            elif code == 0x50:
+                a = int.from_bytes(data[k + x : k + x + 1])
+                if k + x >= len(data):
+                    return 0
+            elif code in (0x54, 0x64, 0x04, 0x0C):
+                a = {0x54: a & k, 0x64: a << k, 0x04: a + k, 0x0C: a + x}[code]
+            elif code == 0x07:
+                x = a
             elif code == 0xB1:
                 x = (data[k] & 15) * 4
             elif code == 0x05:
@@ -85,6 +93,33 @@ def test_any_port(ports):
     assert run(steps, packet.ipv4(to(31337))) == SNAP
     assert run(steps, packet.ipv6(to(31337)), IPV6) == SNAP
     assert run(steps, packet.ipv4(packet.udp(9092, b"x"), protocol=17)) == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, MAX_PORTS])
+def test_icmp_that_quotes_a_packet_of_these_ports(count):
+    steps = program(range(9092, 9092 + count))
+    quoted = packet.ipv4(to(9092)), packet.ipv4(to(50000, 9092), options=bytes(12)), packet.ipv4(to(80))
+    for code in (0, 1, 3, 4, 13):
+        taken = []
+        for begin in quoted:
+            message = packet.icmp(3, code, 1400, begin[:-13])  # 8 bytes behind the IP header, as RFC 792 asks for
+            kept = {run(steps, packet.ipv4(message, protocol=1, options=options)) for options in (b"", bytes(8))}
+            taken += kept
+        assert taken == [SNAP, SNAP, 0 if count else SNAP]
+    for kind in (1, 2):
+        for port, kept in ((9092, SNAP), (80, 0 if count else SNAP)):
+            message = packet.icmp(kind, 0, 1280, packet.ipv6(to(port)))
+            assert run(steps, packet.ipv6(message, protocol=58), IPV6) == kept
+    udp = packet.udp(9092, bytes(8))
+    for others in (
+        packet.icmp(8, 0, 1, packet.ipv4(to(9092))),  # an echo request
+        packet.icmp(3, 3, 0, packet.ipv4(udp, protocol=17)),
+        packet.icmp(3, 3, 0, packet.ipv4(to(9092))[:9]),
+        packet.icmp(3, 3, 0, b""),
+    ):
+        assert run(steps, packet.ipv4(others, protocol=1)) == 0
+    for kind, begin in ((128, packet.ipv6(to(9092))), (3, packet.ipv6(to(9092))), (1, packet.ipv6(udp, protocol=17))):
+        assert run(steps, packet.ipv6(packet.icmp(kind, 0, 0, begin), protocol=58), IPV6) == 0
 
 
 def test_interfaces_and_loopback():

@@ -12,11 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import kproxy
+from kproxy.capture.packets import SYN
+from kproxy.convert import job
 from kproxy.convert.processes import convert
 from kproxy.insight.knowledge import APIS, Knowledge
 from kproxy.insight.rows import Rebalance
 from kproxy.watch import watcher
 from tests import captures
+from tests.capture import packet
 from tests.insight import truth
 from tests.knowledge import recorded
 from tests.watch.live import BROKER_PORT, CLIENT, CLUSTER, KPROXY, Kproxy, machine, start_cluster, until, why_not
@@ -272,6 +275,31 @@ def test_packets_of_zookeeper_give_the_registry_of_their_capture(cable, tmp_path
     assert rows(tmp_path / "watched", "rebalances") and rows(tmp_path / "watched", "assignments")
 
 
+def test_connects_that_icmp_reports_as_undelivered_are_those_of_a_capture(cable, tmp_path):
+    """The kernel passes ICMP messages on that quote a packet of a watched port, and no others."""
+    frames = []
+    for version in (4, 6):
+        for port, code in ((9092, (3, 13) if version == 4 else (1, 1)), (443, (3, 3) if version == 4 else (1, 4))):
+            server, client = (packet.BROKER, packet.CLIENT) if version == 4 else (packet.BROKER6, packet.CLIENT6)
+            syn = packet.tcp(source=client, target=(server[0], port), flags=SYN)
+            ip, kind = (packet.ipv4, 0x0800) if version == 4 else (packet.ipv6, 0x86DD)
+            quoted = ip(syn, target=server)
+            reply = ip(packet.icmp(*code, 0, quoted), protocol=1 if version == 4 else 58, source=server, target=client)
+            frames += [packet.ethernet(each, kind) for each in (quoted, reply)]
+    path = tmp_path / "icmp.pcap"
+    path.write_bytes(packet.pcap([(number * 10**6, each) for number, each in enumerate(frames)]))
+    record = ("--record", str(tmp_path / "tables"))
+    watch = Kproxy(cable, tmp_path, 9464, "watch", "--interface", "far", "--port", "9092", *record)
+    cable.run(sys.executable, "-c", REPLAY, "near", path)
+    until("the packets", lambda: watch.api("watch")["packets"] >= 4)
+    assert watch.api("watch")["findings"]["undelivered"] == 2
+    watch.end()
+    convert([path], tmp_path / "converted", job.Settings(ports=(9092,)))
+    for folder in ("tables", "converted"):
+        rows = pq.read_table(tmp_path / folder / "connections").to_pylist()
+        assert Counter((row["broker_port"], row["close"]) for row in rows) == {(9092, "prohibited"): 2}
+
+
 def quiet(watch, metric="kproxy_requests_total"):
     """Whether no exchange came for a while."""
     before = watch.total(metric)
@@ -419,8 +447,9 @@ def test_a_clock_that_is_set_forward_ends_no_flow(monkeypatch, tmp_path):
     class Flows:
         ended_before = None
 
-        def expire(self, before_ns):
+        def expire(self, before_ns, connects_before_ns):
             self.ended_before = before_ns
+            assert before_ns < connects_before_ns < time.time_ns() - 127 * 10**9  # a connect takes that long
 
     watching = watcher.Watcher(watcher.Settings(("eth0",), record=tmp_path))
     watching._flows = flows = Flows()
