@@ -4,11 +4,14 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from kproxy.cli import captures
+
+if TYPE_CHECKING:
+    from kproxy.protocol.primitives import Buffer
 
 
 @click.command()
@@ -110,7 +113,9 @@ def decode(
         return
     if given:
         if _is_file(given[0]):
-            raise click.UsageError(f"{given[0]} is a file: give it with --file, or a capture with --exchange")
+            with Path(given[0]).open("rb") as named:
+                _no_frames(given[0], named.read(8))
+            raise click.UsageError(f"{given[0]} is a file: give it with --file")
         try:
             frame = decoding.bytes_of(" ".join(given).encode(), must_be_hex=True)
         except Malformed as fault:
@@ -119,9 +124,14 @@ def decode(
         raise click.UsageError("give a frame as hex, with --file, or on standard input")
     else:
         frame = decoding.bytes_of(decoding.contents(source))
-        if response is None and decoding.is_capture(frame):
-            name = getattr(source, "name", "-")
-            raise click.UsageError(f"{name} is a capture, which holds packets: kproxy convert {name} --out tables")
+        name = getattr(source, "name", "-")
+        if response is None:
+            _no_frames(name, frame)
+        if decoding.is_text(frame):
+            raise click.UsageError(
+                f"{name} is text: give hexadecimal digits alone, without offsets and characters beside them, as xxd -p "
+                "prints them, or the bytes themselves"
+            )
 
     from kproxy.views import decode as view
 
@@ -135,6 +145,18 @@ def decode(
                 click.echo(json.dumps(decoding.as_json(one, show_secrets=show_secrets), indent=2))
             else:
                 view.show(one, show_secrets=show_secrets, records=records_shown)
+
+
+def _no_frames(name: str, content: "Buffer") -> None:
+    """Raises click.UsageError for a file that begins as a capture does, or as one that is compressed."""
+    from kproxy.protocol import decode as decoding
+
+    if decoding.is_capture(content):
+        raise click.UsageError(f"{name} is a capture, which holds packets: kproxy convert {name} --out tables")
+    if decoding.is_compressed(content):
+        raise click.UsageError(
+            f"{name} is compressed: decompress it, or if it is a capture: kproxy convert {name} --out tables"
+        )
 
 
 def _zookeeper(

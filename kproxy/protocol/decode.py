@@ -45,6 +45,8 @@ class Decoded:
 # ----------------------------------------------------------------------------------------------------------- the bytes
 
 _HEX = re.compile(rb"\s*(?:0x)?[0-9A-Fa-f\s:]*")
+_TEXT = re.compile(rb"[\t\n\r\x20-\x7e]+")
+_COMPRESSED = (b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")  # gzip, zstd, lz4
 _NOT_HEX = re.compile(rb"^\s*0x|[\s:]+")
 _HEAD = Struct(">hhi")  # API key, version and correlation id of a request
 _LEAST_FRAME_BYTES = 4  # an answer without a body
@@ -93,6 +95,16 @@ def is_capture(given: Buffer) -> bool:
     """Whether the bytes begin as a pcap or pcapng file does."""
     head = bytes(given[:8])
     return head[:4] in _PCAPNG or (head[:4] in _PCAP and head[4:8] in (b"\x02\0\x04\0", b"\0\x02\0\x04"))
+
+
+def is_compressed(given: Buffer) -> bool:
+    """Whether the bytes begin as a file of gzip, zstd or lz4 does; no frame does."""
+    return bytes(given[:4]).startswith(_COMPRESSED)
+
+
+def is_text(given: Buffer) -> bool:
+    """Whether the bytes are printable ASCII alone, as no frame is: each has a byte of 0 in its head."""
+    return _TEXT.fullmatch(given) is not None
 
 
 def sized_frames(given: Buffer) -> list[Buffer] | None:

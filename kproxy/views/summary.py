@@ -22,6 +22,11 @@ class Counts(Protocol):
     def count(self, kind: str) -> int: ...
 
 
+# Of connections that are Kafka's by --port: where content shows that they are, it is by a request that has a row.
+NOTHING_READ = (
+    "no exchange was read from the connections that count as Kafka's by --port: they speak another protocol, or the "
+    "capture has no whole request of them"
+)
 TOPICS_SHOWN = 20
 NAMES_SHOWN = 4
 
@@ -29,7 +34,8 @@ NAMES_SHOWN = 4
 def show(summary: Summary, first_sight: Sequence[str] | None = None, *, strict: bool = False) -> int:
     """Print a summary; returns the number of complaints. first_sight: the lines of an overview.
 
-    A complaint is a capture that failed, no Kafka in any capture, and with `strict` a capture with incomplete tables.
+    A complaint is a capture that failed, no Kafka in any capture or no exchange of it, and with `strict` a capture with
+    incomplete tables.
     """
     for source, quality in summary.quality.items():
         _say(printable(source))
@@ -54,6 +60,8 @@ def show(summary: Summary, first_sight: Sequence[str] | None = None, *, strict: 
     complaints = [printable(str(fault)) for fault in summary.failed]
     if summary.quality and not found:
         complaints.append("no Kafka was found: the tables have no exchanges")
+    elif summary.found_kafka and not summary.rows.get("exchanges"):
+        complaints.append(NOTHING_READ)
     elif strict:
         complaints += [
             f"{printable(source)} is not complete (--strict)"

@@ -87,6 +87,10 @@ def test_what_would_mean_nothing_is_refused(tmp_path, monkeypatch, command, more
         (["no-such.pcap"], "not hexadecimal: 'n'"),
         (["no-such.pcap"], "there is no file 'no-such.pcap' either"),
         (["--file", str(captures.capture("k41_quota"))], "is a capture, which holds packets: kproxy convert"),
+        ([str(captures.capture("k41_quota"))], "is a capture, which holds packets: kproxy convert"),
+        ([str(captures.capture("k41_gz"))], "is compressed: decompress it, or if it is a capture: kproxy convert"),
+        (["--file", __file__], f"{__file__} is text: give hexadecimal digits alone"),
+        ([__file__], "is a file: give it with --file"),
     ],
 )
 def test_nothing_that_was_asked_is_passed_over(arguments, reason):
@@ -97,7 +101,13 @@ def test_nothing_that_was_asked_is_passed_over(arguments, reason):
 @pytest.mark.parametrize(
     ("arguments", "given", "status", "said"),
     [
-        (["decode", "--records"], b"this is a text and no log at all", 2, "kproxy: as records: records of magic "),
+        (["decode", "--records"], b"this is a text and no log at all", 2, "<stdin> is text: give hexadecimal digits"),
+        (
+            ["decode"],
+            b"00000000: 0000 000b 0012 0000 0000 0001 ffff 00  .......\n",
+            2,
+            "<stdin> is text: give hexadecimal",
+        ),
         (["decode", "--sized"], b"\xff", 2, "in input of 1 byte;"),
         (["decode", "--jsonl"], b"hello\n", 0, '"error": "not JSON: '),
         (["deocde"], b"", 2, "Did you mean 'decode'?"),

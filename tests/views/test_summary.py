@@ -15,7 +15,7 @@ from kproxy.convert.job import Settings, Summary, captures_of
 from kproxy.convert.processes import convert
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.views import units
-from kproxy.views.summary import show, verdict
+from kproxy.views.summary import NOTHING_READ, show, verdict
 from tests import captures
 from tests.capture import packet
 from tests.capture.test_flows import Wire
@@ -213,6 +213,19 @@ def test_no_option_is_advised_that_would_not_change_the_result(tmp_path, name, w
     if "--port" in advice:
         followed = wire.seen(tmp_path, ports=(9092,)).quality
         assert verdict(followed) != advice and followed.count("kafka") == 1
+
+
+@pytest.mark.parametrize("opens", (True, False))
+def test_another_protocol_that_counts_as_kafka_by_its_port_is_told(tmp_path, opens):
+    """Whoever was advised to name the port hears what came of it, and not to name it again."""
+    wire = Wire().shake() if opens else Wire()
+    for _ in range(5):
+        wire.send(0, b"PING\r\n" * 9).send(1, b"+PONG\r\n" * 9)
+    path = tmp_path / "redis.pcap"
+    path.write_bytes(packet.pcap([(number * 10**6, data) for number, data in enumerate(wire.packets)]))
+    result, lines = converted(tmp_path, path, "--port", "9092")
+    assert result.exit_code == 1 and result.stderr == f"kproxy: {NOTHING_READ}\n"
+    assert "Next:" not in lines and not any("name the brokers' ports" in line for line in lines)
 
 
 @pytest.mark.parametrize(

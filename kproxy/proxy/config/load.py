@@ -142,6 +142,8 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as fault:
         raise ConfigError([(str(path), f"cannot be read: {fault.strerror or fault}")]) from None
     except UnicodeDecodeError as fault:
+        if b"\0" in fault.object:
+            raise ConfigError([(str(path), "no text, but bytes: name kproxy's configuration, a TOML file")]) from None
         raise ConfigError([(str(path), f"not valid TOML: save it as UTF-8: {fault}")]) from None
     except tomllib.TOMLDecodeError as fault:
         hints = [hint for said, hint in _TOML_HINTS.items() if said in str(fault)]
