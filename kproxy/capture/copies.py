@@ -91,6 +91,7 @@ class Recent:
         self.columns: Columns | None = None  # of the window in hand, if it has as many packets as columns are worth
         self.plain = b""  # of each of its packets, whether its header is found by column
         self.went_back = np.zeros(1, bool)  # of each packet of the window in hand, as `_went_back`
+        self.goes_back = False  # whether any packet so far is one of those
         self._latest_ns = -1  # the latest time so far
         self._stamp_ns = -1  # of the last packet
         self._passed_ns = 0  # up to it
@@ -114,6 +115,7 @@ class Recent:
             passed = np.maximum.accumulate(np.cumsum(steps))
             latest = np.maximum.accumulate(np.concatenate(([self._latest_ns], times)))
             self.went_back = _went_back(latest[:-1] - times, self.went_back)
+            self.goes_back = self.goes_back or bool(self.went_back.any())
             self._latest_ns = int(latest[-1])
             self._stamp_ns, self._passed_ns = int(times[-1]), int(passed[-1])
         heads = None if self.columns is None else self.columns.heads

@@ -366,6 +366,11 @@ class Flows:
         self._last_ns = -1
 
     @property
+    def goes_back(self) -> bool:
+        """Whether packets so far go back in time, as captures do that were put one behind the other."""
+        return self._recent.goes_back
+
+    @property
     def has_times(self) -> bool:
         """Whether packets have times of their own; as of a program that writes none, all so far may have the same."""
         return self._only_ns < 0 or self._packets < FEW_PACKETS

@@ -140,6 +140,19 @@ def test_parts_of_any_capture_change_nothing(path, tmp_path):
     assert read.unsplittable.keys() <= UNSPLITTABLE  # what the capture itself is a reason for
 
 
+def test_captures_that_overlap_one_behind_the_other_are_read_in_one_piece(tmp_path):
+    """A reader that begins behind the place where time goes back takes what it sees for new."""
+    (base,) = (path for path in ALL if path.stem == "k41_BASE")
+    whole = [*records(base.read_bytes())]
+    third = len(whole) // 3
+    path = tmp_path / "both.pcap"
+    path.write_bytes(pcap([(time_ns, data) for time_ns, data, _ in whole[: 2 * third] + whole[third:]]))
+    read = InParts(path, tmp_path)
+    for place in range(1, 8):
+        read.check([path.stat().st_size * place // 8], 2)
+    assert read.unsplittable == {"times that go back": 7}
+
+
 def test_parts_of_made_up_dialogues_change_nothing(tmp_path_factory):
     """Of one connection and of two, with segments that are lost, late or there twice."""
     total = Counter()

@@ -324,6 +324,7 @@ def read(
         ended |= {pair_of(flow.keys[0]): "open" for flow in flows.open if not flow.continues}
     begun, firsts = _beginnings((*flows.ended, *flows.open), of_others)
     unsplittable = unsplittable or ("clock step" if flows.clock.steps else "")
+    unsplittable = unsplittable or ("times that go back" if flows.goes_back else "")
     if part.following is not None:
         unsplittable = unsplittable or ("damage" if flaws.count("damaged") or flaws.count("cut_file") else "")
         unsplittable = unsplittable or "".join(sorted(changes)[:1])
