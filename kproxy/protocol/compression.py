@@ -120,6 +120,7 @@ def _reader_of_frames(
             while not decompressor.eof:
                 if pos >= len(view):
                     if is_whole is not None and is_whole(view[start:]):
+                        take(decompressor.decompress(_LZ4_END_MARK))  # else it keeps what its buffer had no room for
                         return
                     raise EOFError("it is cut short")
                 step = max(64, left // expansion)
@@ -197,6 +198,7 @@ def _snappy_block(block: bytes, left: int) -> bytes:
 # ----------------------------------------------------------------------------------------------------------------- lz4
 
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
+_LZ4_END_MARK = bytes(4)
 _LZ4_MAX_HEADER = 19
 _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 0x10, 0x08, 0x04
 _LZ4_MAX_BLOCKS = 1 << 16  # that are looked through; Kafka's own have 64 KiB

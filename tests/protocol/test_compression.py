@@ -94,6 +94,17 @@ def test_of_lz4_what_kafkas_reader_ignores_is_ignored(magic):
         assert decompress(LZ4, wrong, magic=magic) == TEXT
 
 
+@pytest.mark.parametrize("size", (1, 100, 6_000, 65_536, 300_000))
+@pytest.mark.parametrize("store_size", (False, True))
+def test_lz4_that_lacks_its_end_mark_alone_gives_all_that_its_blocks_have(size, store_size):
+    """The library keeps what its buffer had no room for until the end mark comes: well compressed records were lost."""
+    plain = b"".join(b"hello world %d " % (number % 7) for number in range(size))
+    for linked in (False, True):
+        whole = lz4.frame.compress(plain, block_linked=linked, store_size=store_size)
+        for cut in range(5):
+            assert decompress(LZ4, whole[: len(whole) - cut]) == plain
+
+
 def test_bytes_behind_snappy_blocks_that_are_no_size_are_ignored():
     whole = compress(SNAPPY, TEXT)
     for behind in (b"\0", bytes(3), whole[:16]):
