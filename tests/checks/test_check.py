@@ -219,3 +219,13 @@ def test_the_file_of_given_ports_may_be_missing_but_is_ours_and_can_be_written(t
     assert where == place and "is not used: it is no JSON" in text and "remove it or name another" in text
     ((where, text),) = faults(tmp_path / "missing" / "ports.json")
     assert where == place and f"{tmp_path / 'missing'} is no folder that this user may write to" in text
+
+
+def test_a_file_of_bytes_is_no_configuration(tmp_path):
+    """Saving it as UTF-8, as a text in another encoding is told, would not help."""
+    capture, text = tmp_path / "seen.pcap", tmp_path / "kproxy.toml"
+    capture.write_bytes(b"\xd4\xc3\xb2\xa1\2\0\4\0")
+    text.write_bytes("# geändert\n".encode("latin-1"))
+    for path, said in ((capture, "no text, but bytes"), (text, "save it as UTF-8")):
+        done = run(path)
+        assert done.returncode and said in done.stderr, done.stderr
