@@ -51,6 +51,11 @@ def sentence(finding: Finding) -> str:
     if evidence.get("unknown_partitions"):
         of = f"{evidence['unknown_partitions']} of its partitions"
         words.append(f" at least: it is not known of {of}, since {evidence['unknown']}")
+    if evidence.get("last_told_ns"):
+        told = value("last_told_ns", evidence["last_told_ns"])
+        words.append(f", by the last change reported of them, at {told}: not known afterwards")
+    if evidence.get("no_request_ns"):
+        words.append(f"; no request of the group for {value('no_request_ns', evidence['no_request_ns'])}")
     return "".join(words)
 
 

@@ -10,7 +10,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, clean, found
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.lags import TABLES as OF_LAG
-from kproxy.analysis.lags import group_lag
+from kproxy.analysis.lags import group_lag_while_active
 from kproxy.analysis.lags.brought import ONCE, brought
 from kproxy.analysis.lags.brought import TABLES as OF_FETCHES
 from kproxy.analysis.pieces import (
@@ -239,7 +239,8 @@ class Lagging(NamedTuple):
     first_records: the lag at first, as if it had grown only while the client fetched. active_us: how long it fetched,
     without pauses between captures. last_lag_ns: by client the age of the newest record that it got, by group the
     maximum age of the first record that it has not committed. If the lag of some partitions is unknown, records are a
-    lower bound for that reason.
+    lower bound for that reason. silent_us: a group's time without a request until the end, if nobody left it and it
+    was longer than a restart; None: the lag is that at its last request.
     """
 
     cluster: str | None
@@ -257,6 +258,7 @@ class Lagging(NamedTuple):
     by: str = "client"  # or group: whose lag it is
     unknown_partitions: int = 0
     unknown: str | None = None
+    silent_us: int | None = None
 
 
 def lagging(tables: Tables, limits: Limits) -> Frame:
@@ -304,8 +306,11 @@ def lagging(tables: Tables, limits: Limits) -> Frame:
 
 
 def lagging_groups(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Lagging by group: records between its committed offset and the end of the log, the largest lag first."""
-    lags = group_lag(*(tables[name] for name in OF_LAG))
+    """Rows of Lagging by group: records between its committed offset and the end of the log, the largest lag first.
+
+    At the group's last request: the lag of consumers that stopped says nothing about them.
+    """
+    lags = group_lag_while_active(*(tables[name] for name in OF_LAG))
     return ask(
         {"lags": lags},
         answer=f"""
@@ -313,11 +318,12 @@ def lagging_groups(tables: Tables, limits: Limits) -> Frame:
                 coalesce(sum(first_lag_records), 0) as first_records, sum(least_lag_records) as last_records,
                 sum(max_lag_records) as max_records, max(behind_ns) as last_lag_ns,
                 min(unix_micros(coalesce(first_known, first_commit))) as first_us,
-                max(unix_micros(end_seen)) as last_us,
-                max(unix_micros(end_seen)) - min(unix_micros(coalesce(first_known, first_commit))) as active_us,
+                max(least(unix_micros(end_seen), until_us)) as last_us,
+                max(least(unix_micros(end_seen), until_us))
+                    - min(unix_micros(coalesce(first_known, first_commit))) as active_us,
                 'group' as `by`,
                 count_if(lag_records is null) as unknown_partitions,
-                max(case when lag_records is null then `unknown` end) as `unknown`
+                max(case when lag_records is null then `unknown` end) as `unknown`, max(silent_us) as silent_us
             from lags where committed_offset is not null and first_commit is not null
             group by cluster, group_id, topic
             having sum(least_lag_records) >= {limits.lag_records_min} and sum(growth_per_s) > 0
@@ -352,6 +358,7 @@ def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
             "partitions": row.partitions or None,
             "unknown_partitions": row.unknown_partitions or None,
             "unknown": row.unknown,
+            "no_request_ns": None if row.silent_us is None else row.silent_us * 1000,
         },
     )
 

@@ -6,6 +6,6 @@ Lag is the difference of two offsets, and both are here: the end of a log (`ends
 
 from kproxy.analysis.lags.clients import lag
 from kproxy.analysis.lags.committed import COMMITS, COMMITTING
-from kproxy.analysis.lags.groups import TABLES, group_lag
+from kproxy.analysis.lags.groups import TABLES, group_lag, group_lag_while_active
 
-__all__ = ["COMMITS", "COMMITTING", "TABLES", "group_lag", "lag"]
+__all__ = ["COMMITS", "COMMITTING", "TABLES", "group_lag", "group_lag_while_active", "lag"]

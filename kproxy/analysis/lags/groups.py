@@ -12,10 +12,12 @@ from kproxy.analysis.lags.followers import NO_LEADER, answered
 from kproxy.analysis.pieces import (
     EXCHANGE_NAMES,
     FETCHED,
+    GROUPS,
     TOPIC,
     at_last,
     bucket,
     grouped,
+    literal,
     no_such,
     of_exchanges,
     order,
@@ -27,6 +29,13 @@ _BY_LEADER = "coalesce(not is_followers, true)"  # for answers that may be a fol
 _BEHIND = "cast(`partition` as bigint) + 1"
 _MOMENTS = range(1, 9)  # eighths of the tables' time: a lag's trend is that of the later half
 GROUPED_BY = ("cluster", "group_id", "topic")
+# Requests of members, or of consumers that commit without being one; tools send others about a group.
+_OF_MEMBERS = (
+    *("JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "ConsumerGroupHeartbeat", "ShareGroupHeartbeat"),
+    *("OffsetCommit", "TxnOffsetCommit"),
+)
+_LEFT_US = 3_000_000  # requests in flight and further members' LeaveGroups follow the first within this
+_ABANDONED_US = 60_000_000  # longer than session.timeout.ms (45 s): a restart sends requests sooner
 # Reasons for an unknown lag, or for a committed offset that does not count: the column `unknown`.
 NO_END = "no answer showed the end of the log"
 NO_OUTCOME = "the end of a transaction that committed offsets was not seen: they do not count"
@@ -81,6 +90,22 @@ def group_lag(
     if by:
         steps["each_partition"] = steps.pop("answer")
         steps["answer"] = _summed(by, every)
+    return _asked(frames, columns, steps)
+
+
+def group_lag_while_active(*frames: Frame) -> Frame:
+    """`group_lag` of each group at its last request instead of at the tables' end, with its trend until then.
+
+    A group whose consumers stopped has no lag to judge afterwards: it only grows as others write. But if they fell
+    silent without leaving, longer ago than a restart takes, the lag is that at the end, and `silent_us` is the time
+    since the last request. `until_us` is the time of the lag.
+    """
+    from kproxy.tables.schema import PARTITIONS
+
+    return _asked(frames, (*PARTITIONS.schema.names, *EXCHANGE_NAMES), _at_the_end(None, is_while_active=True))
+
+
+def _asked(frames: Sequence[Frame], columns: Sequence[str], steps: dict[str, str]) -> Frame:
     return ask(
         dict(zip(TABLES, frames, strict=True)),
         once=("turns", "answered", "committed"),
@@ -233,29 +258,42 @@ def _carried(step: str) -> dict[str, str]:
     }
 
 
-def _at_the_end(where: str | None) -> dict[str, str]:
-    """Steps after `said_places` and `turns`: the state at the end, its trend, and the offsets fetched by then."""
+def _at_the_end(where: str | None, is_while_active: bool = False) -> dict[str, str]:
+    """Steps after `said_places` and `turns`: the state at the end, its trend, and the offsets fetched by then.
+
+    is_while_active: at the end of the group's activity instead; see `group_lag_while_active`.
+    """
     held = "".join(f", {_committed_by(f'eighth <= {n}')} as held_{n}" for n in _MOMENTS)
-    ended = "".join(f", max(case when m.eighth <= {n} then m.end_offset end) as end_{n}" for n in _MOMENTS)
+    elapsed = f"(m.told_us - c.first_us) * {_MOMENTS[-1]}e0"
+    ended = "".join(
+        f", max(case when {elapsed} < {n} * (c.span_us + 1e0) then m.end_offset end) as end_{n}" for n in _MOMENTS
+    )
     lags = "".join(f", {_lag_of(f'end_{n}', f'held_{n}')} as lag_{n}" for n in _MOMENTS)
     of_moments = ", ".join(f"lag_{n}" for n in _MOMENTS)
     first_known = f"case {' '.join(f'when lag_{n} is not null then {n}' for n in _MOMENTS)} end"
     first_lags = " ".join(f"when {n} then a.lag_{n}" for n in _MOMENTS)
     own = ["cluster", "group_id", "topic", "`partition`", "committed_offset", "commits", "first_commit", "last_commit"]
-    own += ["is_open", "client", "host", *(f"held_{n}" for n in _MOMENTS)]
+    own += ["is_open", "client", "host", "first_us", "until_us", "span_us", "silent_us"]
+    own += [f"held_{n}" for n in _MOMENTS]
     middle, last = _MOMENTS[len(_MOMENTS) // 2 - 1], _MOMENTS[-1]
+    of_activity = ", a.until_us, a.silent_us" if is_while_active else ""
+    by_then = "and m.told_us <= c.until_us" if is_while_active else ""
     committer = (
         "case when direction = 'request' then named_struct('t', unix_micros(`time`), 'c', client, 'h', host) end"
     )
     return {
         **since(),
-        "spans": """
-            select cluster as of_cluster, min(unix_micros(`time`)) as first_us,
-                max(unix_micros(`time`)) - min(unix_micros(`time`)) as span_us
-            from partitions group by cluster""",
+        **_spans(is_while_active),
+        "timed": f"""
+            select s.*, g.first_us, g.until_us, g.until_us - g.first_us as span_us, g.silent_us,
+                cast(floor((unix_micros(s.`time`) - g.first_us) / (g.until_us - g.first_us + 1e0) * {last}) as int) + 1
+                    as eighth
+            from since s join spans g on s.cluster is not distinct from g.span_cluster and s.of_group = g.span_group""",
         "committed": f"""
-            select {_COMMITTED}, max_by(client, {committer}) as client, max_by(host, {committer}) as host{held}
-            from {_timed("since")} where {where or "true"} group by {", ".join(PLACE)}""",
+            select {_COMMITTED}, max_by(client, {committer}) as client, max_by(host, {committer}) as host,
+                max(first_us) as first_us, max(until_us) as until_us, max(span_us) as span_us,
+                max(silent_us) as silent_us{held}
+            from timed where {where or "true"} group by {", ".join(PLACE)}""",
         # The record at an offset was written after the log ended there or before, and after the record before it.
         "told_marks": f"""
             select `time`, {OF}, us as told_us, us, end_offset, end_offset as mark_offset, is_leaders
@@ -272,25 +310,25 @@ def _at_the_end(where: str | None) -> dict[str, str]:
             select t.* from told_marks t left join begins b on {same("t", "b")}
             where t.told_us > coalesce(b.from_us, -1)""",
         "marks": f"""
-            select {OF}, end_offset, mark_offset, max(us) as us, min(eighth) as eighth, max(is_leaders) as is_leaders,
+            select {OF}, end_offset, mark_offset, max(us) as us, min(told_us) as told_us, max(is_leaders) as is_leaders,
                 max(case when end_offset is not null then `time` end) as end_seen
-            from {_timed("told_since")} group by {OF}, end_offset, mark_offset""",
+            from told_since group by {OF}, end_offset, mark_offset""",
         "lags": f"""
             select {", ".join(f"c.{each}" for each in own)}, max(m.end_offset) as least_end,
                 case when max(m.is_leaders) then max(m.end_offset) end as end_offset,
                 max(m.end_seen) as end_seen,
                 max(case when m.mark_offset <= c.committed_offset then m.us end) as marked_us{ended}
-            from committed c left join marks m on {same("c", "m")}
+            from committed c left join marks m on {same("c", "m")} {by_then}
             group by {", ".join(f"c.{each}" for each in own)}""",
         "followed": f"""
             select *, {_lag_of("end_offset", "committed_offset")} as lag_records,
                 {_lag_of("least_end", "committed_offset")} as least_lag_records, {_UNKNOWN} as `unknown`{lags}
             from lags where committed_offset is not null or is_open""",
         "trended": f"""
-            select a.*, s.first_us, s.span_us, coalesce({of_moments}) as own_first_records,
+            select *, coalesce({of_moments}) as own_first_records,
                 greatest({of_moments}, least_lag_records) as max_lag_records,
-                round(try_divide(lag_{last} - lag_{middle}, s.span_us / 2e6), 3) as growth_per_s
-            from followed a join spans s on a.cluster is not distinct from s.of_cluster""",
+                round(try_divide(lag_{last} - lag_{middle}, span_us / 2e6), 3) as growth_per_s
+            from followed""",
         # The first moment at which the lags of all partitions of a group are known.
         "in_groups": f"""
             select *, max({first_known}) over (partition by cluster, group_id) as known_from from trended""",
@@ -315,11 +353,68 @@ def _at_the_end(where: str | None) -> dict[str, str]:
                 cast(case when a.lag_records > 0 and a.growth_per_s < 0
                     then floor(a.lag_records / -a.growth_per_s * 1e9) end as bigint) as catch_up_ns,
                 case when a.lag_records > 0 and a.marked_us is not null
-                    then greatest(unix_micros(a.end_seen) - a.marked_us, 0) * 1000 end as behind_ns,
-                a.commits, a.first_commit, a.last_commit, a.end_seen, a.`unknown`
+                    then greatest(least(unix_micros(a.end_seen), a.until_us) - a.marked_us, 0) * 1000 end as behind_ns,
+                a.commits, a.first_commit, a.last_commit, a.end_seen, a.`unknown`{of_activity}
             from in_groups a {_WITH_COUNTS}
             left join fetched_to b on {same("a", "b")} and a.client = b.client and a.host = b.host
             order by a.end_offset is null, a.lag_records desc, a.cluster, a.group_id, a.topic, a.`partition`""",
+    }
+
+
+def _spans(is_while_active: bool) -> dict[str, str]:
+    """Step `spans`, after `since`: the time over which each group is judged, from the tables' first row.
+
+    until_us: the tables' end, or the end of the group's activity.
+    """
+    of_group = "select cluster as span_cluster, of_group as span_group"
+    tables = """
+            select cluster as of_cluster, min(unix_micros(`time`)) as first_us, max(unix_micros(`time`)) as end_us
+            from partitions group by cluster"""
+    if not is_while_active:
+        return {
+            "table_spans": tables,
+            "spans": f"""
+                select span_cluster, span_group, first_us, end_us as until_us, cast(null as bigint) as silent_us
+                from ({of_group} from since group by cluster, of_group) g
+                join table_spans t on g.span_cluster is not distinct from t.of_cluster""",
+        }
+    apis = ", ".join(map(literal, _OF_MEMBERS))
+    asked_us = "max(greatest(unix_micros(`time`), coalesce(cast(floor(response_end_ns / 1e3) as bigint), 0)))"
+    return {
+        "table_spans": tables,
+        "asked": f"""
+            select cluster as asked_cluster, group_id as asked_by, {asked_us} as asked_us from exchanges
+            where group_id is not null and api in ({apis}) group by cluster, group_id""",
+        # Who commits without being a member fetches on; a client id that is nobody's own delays the end at most.
+        "fetched_by": f"""
+            select cluster as fetch_cluster, {GROUPS["client"]} as fetch_client, client_address as fetch_host,
+                {asked_us} as fetched_us
+            from exchanges where api in ('Fetch', 'ShareFetch') group by cluster, {GROUPS["client"]}, client_address""",
+        "left_by": """
+            select cluster as left_cluster, group_id as left_group, max(time_ns) / 1e3 as left_us from group_events
+            where event = 'leave' and error is null group by cluster, group_id""",
+        "committers": f"""
+            {of_group}, max(case when not is_pending and direction in ('request', 'log') then unix_micros(`time`) end)
+                as commit_us, max(fetched_us) as fetched_us
+            from since left join fetched_by on cluster is not distinct from fetch_cluster
+                and direction = 'request' and client = fetch_client and host = fetch_host
+            group by cluster, of_group""",
+        "active": f"""
+            select span_cluster, span_group, first_us, end_us,
+                case when asked_us is not null
+                    then least(greatest(asked_us, coalesce(commit_us, 0), coalesce(fetched_us, 0)), end_us) end
+                    as active_us,
+                coalesce(left_us >= asked_us - {_LEFT_US}, false) as has_left
+            from committers join table_spans on span_cluster is not distinct from of_cluster
+            left join asked on span_cluster is not distinct from asked_cluster and span_group = asked_by
+            left join left_by on span_cluster is not distinct from left_cluster and span_group = left_group""",
+        "spans": f"""
+            select span_cluster, span_group, first_us,
+                case when active_us is null or (not has_left and end_us - active_us >= {_ABANDONED_US}) then end_us
+                    else active_us end as until_us,
+                case when not has_left and end_us - active_us >= {_ABANDONED_US} then end_us - active_us end
+                    as silent_us
+            from active""",
     }
 
 
@@ -362,11 +457,3 @@ _UNKNOWN = f"""case when committed_offset is not null and least_end is null then
 
 def _lag_of(end: str, offset: str) -> str:
     return f"case when {end} - {offset} is not null then greatest({end} - {offset}, 0) end"
-
-
-def _timed(rows: str) -> str:
-    """Rows with their eighth of their cluster's time, from 1 on."""
-    eighth = f"cast(floor((unix_micros(`time`) - first_us) / (span_us + 1e0) * {_MOMENTS[-1]}) as int) + 1"
-    return (
-        f"(select r.*, {eighth} as eighth from {rows} r join spans s on r.cluster is not distinct from s.of_cluster) t"
-    )
