@@ -40,7 +40,7 @@ _NAMES = (
     *("connection", "number", "partition", "generation", "leader", "leader_epoch", "epoch", "version", "api_version"),
     *("api_key", "error_code", "port", "broker_port", "client_port", "producer_epoch", "xid", "zxid", "czxid"),
 )
-_MOMENT_NS = 10**17  # three years: a larger number is a time since 1970, not a duration
+MOMENT_NS = 10**17  # three years: a larger number is a time since 1970, not a duration
 _GAP = "  "
 _LEFT = (engine.TEXT, engine.TIME, engine.FLAG, engine.OTHER)
 
@@ -286,7 +286,7 @@ def text(name: str, value: Any) -> str:
     if value is None:
         return ""
     words = name.split("_")
-    if words[-1] == "ns" and isinstance(value, int) and value >= _MOMENT_NS:
+    if words[-1] == "ns" and isinstance(value, int) and value >= MOMENT_NS:
         return f"{units.time(value)}Z"
     if words[-1] in ("ns", "ms"):
         return units.duration(value * (1 if words[-1] == "ns" else 1_000_000))

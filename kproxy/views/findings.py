@@ -32,6 +32,8 @@ def value(name: str, number: Any) -> str:
         if words[-1] == "share":
             return f"{number:.0%}" if number >= 0.0995 or not number else f"{number:.1%}"
         return units.number(number)
+    if name.endswith("_ns") and isinstance(number, int) and number >= answers.MOMENT_NS:
+        return f"{units.time(number, decimals=0)[11:]} UTC"
     if name == "times_even":
         return units.number(number)
     return answers.text(name, number)

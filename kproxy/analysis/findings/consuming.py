@@ -216,19 +216,21 @@ def stopped_fetching(tables: Tables, limits: Limits) -> Frame:
 
 
 def judge_stopped_fetching(row: StoppedFetching, limits: Limits) -> Iterator[Finding]:
-    silent_us = row.beat_us - row.fetch_us
+    # A member that prefetches fetches on for a while after it processed its last record.
+    stopped_us = row.fetch_us if row.progress_us is None else min(row.fetch_us, row.progress_us)
     yield found(
         "stopped_fetching",
         WARNING,
-        silent_us / 300e6,
+        (row.beat_us - row.fetch_us) / 300e6,
         row.cluster,
         f"client {clean(row.client)}, group {clean(row.group_id)}",
         {"client": row.client, "group_id": row.group_id, "host": row.host},
-        (row.fetch_us, row.beat_us),
+        (stopped_us, row.beat_us),
         {
-            "silent_ns": silent_us * 1000,
+            "last_fetch_ns": row.fetch_us * 1000,
+            "last_progress_ns": None if row.progress_us is None else row.progress_us * 1000,
+            "silent_ns": (row.beat_us - row.fetch_us) * 1000,
             "heartbeats": row.heartbeats,
-            "last_progress_ns": None if row.progress_us is None else (row.beat_us - row.progress_us) * 1000,
         },
     )
 

@@ -618,15 +618,19 @@ KINDS = {
         Kind(
             "stopped_fetching",
             "A consumer that no longer fetches",
-            "no Fetch for {silent_ns}, {heartbeats} heartbeats meanwhile",
+            "fetches until {last_fetch_ns}, commits no further offset since {last_progress_ns}; {heartbeats} "
+            "heartbeats in the {silent_ns} without a Fetch",
             "Its poll loop hangs, waits or is paused. Heartbeats come from another thread: the member keeps its "
             "partitions until max.poll.interval.ms has passed, and nobody reads them.",
             "Take a thread dump to see where the consumer waits between two polls: more members do not help. For long "
             "processing call pause(), or lower max.poll.records.",
             ("max.poll.interval.ms", "max.poll.records"),
             ("stopped_fetching_s",),
-            "heartbeats of a member after its last Fetch, without a SyncGroup or commits of further offsets meanwhile",
+            "heartbeats of a member after its last Fetch, without a SyncGroup or commits of further offsets meanwhile; "
+            "it begins with the last of these, since a client that prefetches fetches on",
             "groups",
+            says_live="fetches until {last_fetch_ns}, and commits no offset; {heartbeats} heartbeats in the "
+            "{silent_ns} without a Fetch",
         ),
         Kind(
             "growing_lag",

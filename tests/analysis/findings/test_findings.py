@@ -295,6 +295,17 @@ def test_a_transaction_stays_open_behind_a_refused_end_and_its_timeout_is_said(m
     assert ends == {"ends-tx": ("EndTxn", 0), "late-tx": ("coordinator", 1)}
 
 
+def test_a_consumer_that_hangs_is_dated_by_its_last_progress(made_up):
+    """It commits its last further offset at 7 s, and prefetches until 9.5 s."""
+    with Tables(made_up) as tables:
+        (one,) = findings(tables, kinds=["stopped_fetching"])
+    assert one.since_ns == made.START_NS + 7 * 10**9
+    assert sentence(one) == (
+        "fetches until 00:00:09 UTC, commits no further offset since 00:00:07 UTC; 36 heartbeats in the 108 s without "
+        "a Fetch"
+    )
+
+
 def test_each_kind_is_found_where_it_is_and_not_beside_it(made_up):
     with Tables(made_up) as tables:
         answer = findings(tables)
