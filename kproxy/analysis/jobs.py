@@ -227,7 +227,7 @@ JOBS = {
         ),
         Job(
             coordinators,
-            ("group_events", "rebalances", "exchanges"),
+            ("group_events", "rebalances", "exchanges", "connections"),
             " --where \"group_id = 'billing'\"",
             no_steps=_MOMENTS,
             no_replicas=_OF_GROUPS,

@@ -244,15 +244,16 @@ def split_brain(partitions: Frame, exchanges: Frame, group_events: Frame, assign
     )
 
 
-def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame) -> Frame:
+def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame, connections: Frame) -> Frame:
     """Coordinator outages of groups, phase by phase.
 
-    `time` is that of the last successful response to a member, or of the first refusal where there was none before.
+    `time`: after the last successful response to a member, the first request of the group that failed, or the end of a
+    member's connection to its coordinator, or the first refusal, whichever came first.
     `outage_ns`: from there until the next successful response, and where members had to join, until all had their
     partitions again. A successful response ends an outage: a later refusal begins another. Phases follow each other
     within the outage:
 
-    `silent_ns`: from the last successful response until the first refusal, or until another coordinator was found.
+    `silent_ns`: from `time` until the first refusal, or until another coordinator was found.
     `searching_ns`: from there until FindCoordinator named one; `loading_ns`: from the first
     COORDINATOR_LOAD_IN_PROGRESS to the last; `joining_ns`: from the first member's join until all had their partitions.
     Null: no such phase was seen; `outage_ns` is null where the group had no coordinator before, or none after.
@@ -263,7 +264,7 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame) -> Fr
     served = "('Heartbeat', 'OffsetCommit', 'SyncGroup', 'ConsumerGroupHeartbeat', 'ShareGroupHeartbeat')"
     same_loss = "l.cluster is not distinct from {0}.cluster and l.group_id = {0}.group_id and l.loss = {0}.loss"
     return ask(
-        {"group_events": group_events, "rebalances": rebalances, "exchanges": exchanges},
+        {"group_events": group_events, "rebalances": rebalances, "exchanges": exchanges, "connections": connections},
         once=("near",),
         asked="""
             select cluster, group_id, request_start_ns as at_ns, request_start_ns - lag(request_start_ns)
@@ -306,6 +307,21 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame) -> Fr
             left join near a on {same_loss.format("a")} and a.separates = 1
             left join near b on l.cluster is not distinct from b.cluster and l.group_id = b.group_id
                 and l.loss + 1 = b.loss and b.separates = 1""",
+        # The first sign of the loss: a request that failed, or the end of a member's connection to the coordinator.
+        signs=f"""
+            select cluster, group_id, cast(null as string) as broker, request_start_ns as at_ns from exchanges
+            where group_id is not null and (outcome in ('unanswered', 'lost') or error in ({_TROUBLES}))
+            union all
+            select e.cluster, e.group_id, e.broker, c.end_ns from (
+                select distinct source, connection, cluster, group_id, {GROUPS["broker"]} as broker from exchanges
+                where group_id is not null and api in {served}) e
+            join connections c on e.source = c.source and e.connection = c.connection
+            where c.close != 'open'""",
+        first_signs="""
+            select l.cluster, l.group_id, l.loss, min(s.at_ns) as sign_ns
+            from framed l join signs s on l.cluster is not distinct from s.cluster and l.group_id = s.group_id
+                and coalesce(s.broker = l.former_broker, true) and s.at_ns >= l.last_good_ns and s.at_ns < l.began_ns
+            group by l.cluster, l.group_id, l.loss""",
         found="""
             select l.cluster, l.group_id, l.loss, min(b.time_ns) as found_ns,
                 min_by(b.coordinator_id, named_struct('t', b.time_ns, 'n', b.coordinator_id)) as node
@@ -325,10 +341,12 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame) -> Fr
                 and coalesce(b.protocol, '') = 'classic'
             group by l.cluster, l.group_id, l.loss""",
         answer=f"""
-            select {_AT.format("coalesce(l.last_good_ns, l.began_ns)")} as `time`, l.cluster, l.group_id,
-                case when coalesce(l.next_good_ns, s.stable_ns) is not null
-                    then greatest(l.next_good_ns, s.stable_ns, l.over_ns, f.found_ns) - l.last_good_ns end as outage_ns,
-                l.began_ns - l.last_good_ns as silent_ns, f.found_ns - l.began_ns as searching_ns,
+            select {_AT.format("coalesce(i.sign_ns, l.began_ns)")} as `time`, l.cluster, l.group_id,
+                case when l.last_good_ns is not null and coalesce(l.next_good_ns, s.stable_ns) is not null
+                    then greatest(l.next_good_ns, s.stable_ns, l.over_ns, f.found_ns) - coalesce(i.sign_ns, l.began_ns)
+                    end as outage_ns,
+                case when l.last_good_ns is not null then l.began_ns - coalesce(i.sign_ns, l.began_ns) end as silent_ns,
+                f.found_ns - l.began_ns as searching_ns,
                 case when l.load_ns is not null then greatest(0, l.loaded_ns - greatest(l.load_ns, f.found_ns)) end
                     as loading_ns,
                 case when s.stable_ns is not null
@@ -337,6 +355,7 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame) -> Fr
                 l.former_broker, l.former_id, coalesce(l.next_id, f.node) as coordinator_id,
                 coalesce(l.former_id != coalesce(l.next_id, f.node), l.former_broker != l.next_broker) as moved
             from framed l
+            left join first_signs i on {same_loss.format("i")}
             left join found f on {same_loss.format("f")}
             left join settled s on {same_loss.format("s")}
             order by outage_ns desc nulls last, `time`, l.cluster nulls first, l.group_id""",

@@ -180,7 +180,9 @@ def groups(tables: Tables) -> Frame:
 
 def coordinators(tables: Tables) -> Frame:
     """Groups whose coordinator was unavailable for a while, the longest outage first."""
-    answer = knowledge.coordinators(tables["group_events"], tables["rebalances"], tables["exchanges"])
+    answer = knowledge.coordinators(
+        *(tables[name] for name in ("group_events", "rebalances", "exchanges", "connections"))
+    )
     chosen = "`time`, cluster, group_id, outage_ns, former_id, coordinator_id"
     return ask({"answer": answer}, some=f"select {chosen} from answer where outage_ns is not null")
 

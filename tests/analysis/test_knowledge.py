@@ -16,6 +16,7 @@ from tests.analysis.findings import made
 from tests.insight.truth import CAPTURE, DATA, generations
 
 NEAR_S = 0.3
+OF_COORDINATORS = jobs.JOBS["coordinators"].tables
 EVENTS = [json.loads(line) for line in (DATA / "k41_groups_a.events.jsonl").read_text().splitlines()]
 
 
@@ -90,12 +91,12 @@ def test_a_coordinator_that_was_killed_is_followed_through_its_phases(answer):
     for name in ("coop-g", "rr-g"):  # whose coordinator it was
         (row,) = [row for row in found if row["group_id"] == name and row["outage_ns"] and row["outage_ns"] > 2e9]
         assert (row["coordinator_id"], row["moved"]) == (2, True)
-        assert -5 < row["time"] / 1e6 - killed < 0.5  # a heartbeat before
+        assert -1 < row["time"] / 1e6 - killed < 0.5
         stable = min(
             each.assigned for (group, _), each in generations().items() if group == name and each.assigned > killed
         )
         assert row["time"] / 1e6 + row["outage_ns"] / 1e9 == pytest.approx(stable, abs=3.5)
-        assert row["silent_ns"] > 0 and row["joining_ns"] > 0
+        assert row["silent_ns"] >= 0 and row["joining_ns"] > 0
 
 
 def assert_phases_fit(found):
@@ -115,13 +116,14 @@ def assert_phases_fit(found):
 def test_phases_of_an_outage_fit_into_it(tmp_path, name):
     convert([captures.capture(name)], tmp_path / "tables")
     with Tables(tmp_path / "tables") as found:
-        assert_phases_fit(asked_of(jobs.coordinators(found["group_events"], found["rebalances"], found["exchanges"])))
+        assert_phases_fit(asked_of(jobs.coordinators(*(found[name] for name in OF_COORDINATORS))))
 
 
 def lost_twice(place):
     """Coordinator 3 does not serve `g` at 20 s, when it moves to 1 and members join, nor 1 at 50 s, when it stays.
 
-    A good answer to a member is there each second; from 400 s on there is no member until 700 s.
+    A good answer to a member is there each half second; a request at 22 s has none, and the loss at 50 s shows only in
+    the refusal at 55 s. From 400 s on there is no member until 700 s.
     """
     table = made.Made()
     at = lambda second: made.START_NS + round(second * 1000) * made.MS  # noqa: E731
@@ -133,6 +135,8 @@ def lost_twice(place):
         row = {"group_id": "g", "request_start_ns": at(second), "response_end_ns": at(second + 0.01)}
         api = "Heartbeat" if number % 2 else "OffsetCommit"
         table.exchange("app", api, second, broker=3 if second <= 20 else 1, **row)
+    lost = {"group_id": "g", "request_start_ns": at(22), "outcome": "unanswered"}
+    table.exchange("app", "Heartbeat", 22, broker=3, **lost)
     refused = {"group_id": "g", "request_start_ns": at(700), "response_end_ns": at(700.25), "errors": 1}
     table.exchange("app", "Heartbeat", 700, **refused)
     for second, event, error, node in (
@@ -154,7 +158,7 @@ def lost_twice(place):
 def test_a_good_answer_ends_an_outage_and_the_join_behind_it_is_part_of_it(tmp_path):
     """Two losses half a minute apart are two; a coordinator that stays has not moved; absent members lost none."""
     with Tables(lost_twice(tmp_path / "tables")) as tables:
-        found = asked_of(jobs.coordinators(tables["group_events"], tables["rebalances"], tables["exchanges"]))
+        found = asked_of(jobs.coordinators(*(tables[name] for name in OF_COORDINATORS)))
     assert_phases_fit(found)
     start_us = made.START_NS // 1000
     names = ("outage_ns", "silent_ns", "searching_ns", "loading_ns", "joining_ns", "refusals", "former_id")
@@ -164,8 +168,8 @@ def test_a_good_answer_ends_an_outage_and_the_join_behind_it_is_part_of_it(tmp_p
     }
     s = 10**9
     assert told == {
-        20.01: (18.99 * s, 4.99 * s, s, s // 2, 10 * s, 4, 3, 1, True),
-        50.01: (7 * s, 4.99 * s, s // 2, None, None, 1, 1, 1, False),
+        22.0: (17 * s, 3 * s, s, s // 2, 10 * s, 4, 3, 1, True),
+        55.0: (2_010_000_000, 0, s // 2, None, None, 1, 1, 1, False),
         700.25: (None, None, None, None, None, 1, None, 1, None),
         1.0: (None, None, s // 2, 0, None, 1, None, 3, None),
     }

@@ -153,7 +153,7 @@ def test_an_overview_says_what_was_not_answered_and_how_many_findings_there_are(
     place = outage(tmp_path / "tables", lambda table: table.add("group_events", 5, **trouble))
     asked = {"since": None, "until": None, "limit": None, "out": None, "quiet": True}
     with Tables(place) as tables:
-        (lost,) = dicts(jobs.coordinators(tables["group_events"], tables["rebalances"], tables["exchanges"]))
+        (lost,) = dicts(jobs.coordinators(*(tables[name] for name in jobs.JOBS["coordinators"].tables)))
         assert lost["group_id"] == "new-g" and lost["outage_ns"] is None
         show_overview("analyze", ["tables"], tables, shown="json", **asked)
         told = json.loads(capsys.readouterr().out)

@@ -156,8 +156,9 @@ KINDS = {
             "stays and refuses (moved: no) waits for in-sync replicas.",
             ("session.timeout.ms", "offsets.topic.replication.factor"),
             ("coordinator_outage_s",),
-            "time from the last successful answer before the coordinator refused or was lost to the first one "
-            "afterwards, or to the end of the next join; without one, to the group's last request (is back: no)",
+            "time from the first request that failed, or the end of a member's connection to the coordinator, to the "
+            "next successful answer, or to the end of the next join; without one, to the group's last request (is "
+            "back: no)",
             "coordinators",
         ),
         Kind(

@@ -216,7 +216,9 @@ def orphaned(tables: Tables, limits: Limits) -> Frame:
     answer at its end lasts until the group's last request: after it nobody waits for a coordinator.
     """
     least_ns = f"{limits.coordinator_outage_s * 1e9:.0f}"
-    lost = knowledge.coordinators(tables["group_events"], tables["rebalances"], tables["exchanges"])
+    lost = knowledge.coordinators(
+        *(tables[name] for name in ("group_events", "rebalances", "exchanges", "connections"))
+    )
     return ask(
         {"lost": lost, "exchanges": tables["exchanges"]},
         asked="""
@@ -471,7 +473,13 @@ PROBES = (
         Silent,
         judge_silent,
     ),
-    Probe(("coordinator_lost",), ("group_events", "rebalances", "exchanges"), orphaned, Orphaned, judge_orphaned),
+    Probe(
+        ("coordinator_lost",),
+        ("group_events", "rebalances", "exchanges", "connections"),
+        orphaned,
+        Orphaned,
+        judge_orphaned,
+    ),
     Probe(("controller_changes",), ("topology",), elected, Elected, judge_elected),
     Probe(("offline_partitions",), ("leadership", "exchanges"), offline, Lacking, judge_offline),
     Probe(("under_replicated",), ("leadership", "topology", "exchanges"), thin, Thin, judge_thin),
