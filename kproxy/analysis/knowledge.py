@@ -366,8 +366,8 @@ def leadership(leadership: Frame) -> Frame:
     """Partition leadership: elections, replicas that fell out of sync, time without a leader, the leader at the end.
 
     `offline_ns`: total time without a leader; where a partition has none at the end, up to the last row of the table.
-    `out_of_sync`: replicas that are not in the ISR at the end. Partitions that were reported once and never changed are
-    left out.
+    `out_of_sync`: replicas that are not in the ISR by the last change that was reported. Partitions that were reported
+    once and never changed are left out.
     """
     last = "named_struct('t', time_ns, 'e', coalesce(leader_epoch, -1))"
     return ask(

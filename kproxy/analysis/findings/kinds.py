@@ -208,7 +208,7 @@ KINDS = {
             "Look at the missing broker: does it run, and does it keep up (num.replica.fetchers, its disks)?",
             ("replica.lag.time.max.ms", "num.replica.fetchers"),
             ("out_of_sync_s",),
-            "the table leadership: replicas missing from the ISR",
+            "the table leadership: replicas missing from the ISR, up to the next change reported of a partition",
             "leadership",
             True,
             "partitions: {partitions} at this moment",

@@ -358,8 +358,9 @@ class Thin(NamedTuple):
     broker_id: int
     partitions: int
     topics: int
-    longest_ns: int
-    at_end: int
+    longest_ns: int  # at most
+    at_end: int  # that lacked it by the last message about them
+    told_us: int | None  # of these messages the last that changed something
     first_us: int
     last_us: int
 
@@ -384,11 +385,12 @@ def thin(tables: Tables, limits: Limits) -> Frame:
         each_one="""
             select cluster, broker_id, topic, `partition`, sum(until_ns - time_ns) as lacked_ns,
                 max(case when next_ns is null then 1 else 0 end) as at_end, min(time_ns) as first_ns,
-                max(until_ns) as last_ns
+                max(case when next_ns is null then time_ns end) as told_ns, max(until_ns) as last_ns
             from spells group by cluster, broker_id, topic, `partition`""",
         answer=f"""
             select cluster, broker_id, count(*) as partitions, count(distinct topic) as topics,
                 max(lacked_ns) as longest_ns, sum(at_end) as at_end,
+                cast(floor(max(told_ns) / 1e3) as bigint) as told_us,
                 cast(floor(min(first_ns) / 1e3) as bigint) as first_us,
                 cast(floor(max(last_ns) / 1e3) as bigint) as last_us
             from each_one where lacked_ns >= {limits.out_of_sync_s * 1e9:.0f}
@@ -405,7 +407,13 @@ def judge_thin(row: Thin, limits: Limits) -> Iterator[Finding]:
         f"broker {row.broker_id}",
         {"broker_id": row.broker_id},
         (row.first_us, row.last_us),
-        {"partitions": row.partitions, "topics": row.topics, "longest_ns": row.longest_ns, "at_end": row.at_end},
+        {
+            "partitions": row.partitions,
+            "topics": row.topics,
+            "longest_ns": row.longest_ns,
+            "at_end": row.at_end,
+            "last_told_ns": None if row.told_us is None else row.told_us * 1000,
+        },
     )
 
 
