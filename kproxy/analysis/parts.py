@@ -152,7 +152,8 @@ def explanation() -> str:
                     then ', or muted by their throttles (tables of an older kproxy do not say)' else '' end,
                 '; in flight when it came: ', cast(in_flight as string))
             when cause = 'long_poll' and api in ({_WAITS})
-            then concat('expected wait of ', {duration_of("long_poll_ns")}, ' for other members of its group')
+            then concat('waited ', {duration_of("long_poll_ns")},
+                ' for other members of its group to come, or to be dropped')
             when cause = 'long_poll' then concat('expected wait (long poll): ', {duration_of("long_poll_ns")},
                 ' for data, of the ', {duration_of("allowed_ns")}, ' that it allowed',
                 case when records > 0 then '; data came late' when records = 0 then '; nothing new to read' else '' end)

@@ -184,7 +184,7 @@ def test_slow_names_the_cause(frame):
     )
     assert parts[3]["explanation"] == "throttled for 280 ms: the client is over a quota"
     assert parts[5]["explanation"] == "the broker took 1.50 s; another 500 ms of expected wait (long poll)"
-    assert parts[6]["explanation"] == "expected wait of 3.00 s for other members of its group"
+    assert parts[6]["explanation"] == "waited 3.00 s for other members of its group to come, or to be dropped"
     assert parts[7]["explanation"] == (
         "its client took 150 ms to send 1000 bytes, which the broker would have taken at once; another 60.0 ms in the "
         "broker; segments sent again meanwhile: 2"

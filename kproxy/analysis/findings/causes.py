@@ -67,8 +67,8 @@ EDGES: tuple[Edge, ...] = (
         OVERLAPS,
     ),
     # Groups.
-    *_edges(("coordinator_lost",), ("rebalance_storm", "straggler"), ("group_id",), BEGINS),
-    *_edges(("rebalance_storm",), ("straggler",), ("group_id",), OVERLAPS),
+    *_edges(("coordinator_lost",), ("rebalance_storm", "straggler", "members_gone"), ("group_id",), BEGINS),
+    *_edges(("rebalance_storm",), ("straggler", "members_gone"), ("group_id",), OVERLAPS),
     # Consumers.
     *_edges(("stopped_fetching",), ("growing_lag",), ("group_id",), OVERLAPS),
     *_edges(("stopped_fetching",), ("growing_lag",), ("client",), OVERLAPS),

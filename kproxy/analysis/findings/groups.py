@@ -1,4 +1,4 @@
-"""Findings about consumer groups: rebalances that do not end, and members that all others wait for.
+"""Findings about consumer groups: rebalances that do not end, and members, present or gone, that all others wait for.
 
 Refuses to know engines, and how findings look.
 """
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding, Probe, Tables, clean, found
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import ACCURACY, QUIET_S, STEP, STEP_TIMES, stretches
@@ -215,7 +216,72 @@ def judge_straggling(row: Straggling, limits: Limits) -> Iterator[Finding]:
     )
 
 
+class Awaited(NamedTuple):
+    """Rebalances of a group that waited for members which never came back, until the coordinator dropped these."""
+
+    cluster: str | None
+    group_id: str
+    rebalances: int
+    gone: int  # members
+    waited_ns: int  # from the last join to the end of the rebalance
+    longest_ns: int
+    clients: str | None
+    first_us: int
+    last_us: int
+
+
+def awaited(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Awaited, by group, the longest waits first."""
+    same = "r.cluster is not distinct from {0}.cluster and r.group_id = {0}.group_id"
+    return ask(
+        {"rebalances": tables["rebalances"], "group_events": tables["group_events"]},
+        by_client="""
+            select cluster, group_id, generation, time_ns, client_id, count(distinct member_id) as members
+            from group_events where event = 'expired' group by cluster, group_id, generation, time_ns, client_id""",
+        expired="""
+            select cluster, group_id, generation, time_ns, sum(members) as gone,
+                array_join(array_sort(collect_list(client_id)), ', ') as clients
+            from by_client group by cluster, group_id, generation, time_ns""",
+        joins="select cluster, group_id, time_ns from group_events where event = 'join'",
+        waits=f"""
+            select r.cluster, r.group_id, r.generation, r.joined_ns, e.gone, e.clients, max(j.time_ns) as last_join_ns
+            from rebalances r
+            join expired e on {same.format("e")} and r.generation = e.generation and r.joined_ns = e.time_ns
+            join joins j on {same.format("j")} and j.time_ns between r.started_ns and r.joined_ns
+            where r.protocol = 'classic'
+            group by r.cluster, r.group_id, r.generation, r.joined_ns, e.gone, e.clients""",
+        answer=f"""
+            select cluster, group_id, count(*) as rebalances, sum(gone) as gone,
+                sum(joined_ns - last_join_ns) as waited_ns, max(joined_ns - last_join_ns) as longest_ns,
+                max_by(clients, named_struct('w', joined_ns - last_join_ns, 'g', generation)) as clients,
+                cast(floor(min(last_join_ns) / 1e3) as bigint) as first_us,
+                cast(floor(max(joined_ns) / 1e3) as bigint) as last_us
+            from waits where joined_ns - last_join_ns >= {limits.straggler_wait_s * 1e9:.0f}
+            group by cluster, group_id order by waited_ns desc, cluster nulls first, group_id""",
+    )
+
+
+def judge_awaited(row: Awaited, limits: Limits) -> Iterator[Finding]:
+    yield found(
+        "members_gone",
+        severity(limits, stood_still_ns=row.longest_ns),
+        row.waited_ns / 600e9,
+        row.cluster,
+        f"group {row.group_id}",
+        {"group_id": row.group_id},
+        (row.first_us, row.last_us),
+        {
+            "waited_ns": row.waited_ns,
+            "longest_ns": row.longest_ns,
+            "rebalances": row.rebalances,
+            "members": row.gone,
+            "clients": row.clients,
+        },
+    )
+
+
 PROBES = (
     Probe(("rebalance_storm",), ("rebalances", "exchanges", "group_events"), restless, Restless, judge_restless),
     Probe(("straggler",), ("rebalances", "group_events"), straggling, Straggling, judge_straggling),
+    Probe(("members_gone",), ("rebalances", "group_events"), awaited, Awaited, judge_awaited),
 )

@@ -605,6 +605,23 @@ KINDS = {
             "rebalances",
         ),
         Kind(
+            "members_gone",
+            "A rebalance that waited for members that were gone",
+            "in {rebalances} rebalances the members waited {waited_ns} for {members} that did not come back, "
+            "{longest_ns} at most; these were of {clients}",
+            "The coordinator keeps a member until session.timeout.ms after its last heartbeat, and a rebalance waits "
+            "for it. A client that was killed, or that gave its session up and joined as a new member, leaves its old "
+            "member id behind; nobody consumes meanwhile.",
+            "Close consumers, so that they leave, before they stop. Set group.instance.id: a member that comes back "
+            "then takes its old place. A lower session.timeout.ms shortens the wait; it must exceed the brokers' "
+            "pauses, since librdkafka ends its session by itself after that time without a heartbeat response.",
+            ("session.timeout.ms", "group.instance.id"),
+            ("straggler_wait_s", "felt_stood_still_s"),
+            "the tables rebalances and group_events: expired members, and the time from the last JoinGroup request to "
+            "the end of the join",
+            "rebalances",
+        ),
+        Kind(
             "commit_storm",
             "Commits for every record",
             "{commits} commits, {rate_per_s} a second on each connection",

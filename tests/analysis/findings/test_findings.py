@@ -283,6 +283,81 @@ def test_who_comes_and_goes_is_named_and_is_no_slow_poll_where_it_left_too_soon(
     assert ("Keep the consumer open" in storm.change) == is_short == ("lower max.poll.records" not in storm.change)
 
 
+@pytest.mark.parametrize("waits_s", [10, 1])
+def test_a_rebalance_that_waits_for_members_that_are_gone_names_them(tmp_path, waits_s):
+    """Two clients join as new members, and their old ids expire `waits_s` later."""
+    table = made.Made()
+    joined_ns = made.START_NS + (20 + waits_s) * 10**9
+    member = {"group_id": "g", "protocol": "classic"}
+    for name in ("a", "b"):
+        table.add("group_events", 20, **member, event="join", client_id=name, member_id=f"{name}-new",
+            time_ns=made.START_NS + 20 * 10**9)  # fmt: skip
+        table.add("group_events", 20, **member, event="expired", client_id=name, member_id=f"{name}-old",
+            generation=2, time_ns=joined_ns)  # fmt: skip
+    table.add("rebalances", 20, **member, strategy="range", generation=2, cause="member_joined", members_before=2,
+        members_after=2, started_ns=made.START_NS + 19 * 10**9, joined_ns=joined_ns, ended_ns=joined_ns)  # fmt: skip
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        found = findings(tables, kinds=["members_gone"])
+    assert bool(found) == (waits_s == 10)
+    for one in found:
+        assert one.where == "group g" and one.severity == "critical"
+        assert sentence(one) == (
+            "in 1 rebalances the members waited 10.0 s for 2 that did not come back, 10.0 s at most; these were of a, b"
+        )
+
+
+@pytest.mark.parametrize(
+    ("read_per_s", "stops_s", "leaves", "lag", "silent_s"),
+    [
+        (1000, 290, True, None, None),
+        (1000, 290, False, None, None),
+        (1000, 100, True, None, None),
+        (1000, 100, False, 200_000, 200),
+        (100, 290, True, 261_000, None),
+        (100, 300, False, 270_000, None),
+    ],
+)
+def test_the_lag_of_a_group_that_stopped_is_that_at_its_last_request(
+    tmp_path, read_per_s, stops_s, leaves, lag, silent_s
+):
+    """Thousand records a second are written up to the end; members that were killed would have come back by then."""
+    table = made.Made()
+    for second in range(301):
+        key = table.exchange("writer", "Produce", second, acks=-1)
+        table.partition(key, "response", "orders", error_code=0, offset=1000 * second, end_offset=1000 * (second + 1))
+        if second < stops_s:
+            key = table.exchange("reader", "OffsetCommit", second + 0.1, group_id="g")
+            table.partition(key, "request", "orders", offset=read_per_s * (second + 1))
+            table.partition({**key, "at_s": second + 0.1}, "response", "orders", error_code=0)
+    if leaves:
+        row = {"event": "leave", "group_id": "g", "time_ns": made.START_NS + round((stops_s - 0.9) * 1e9)}
+        table.add("group_events", stops_s - 0.9, **row)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        found = findings(tables, kinds=["growing_lag"])
+    assert bool(found) == (lag is not None)
+    for one in found:
+        evidence = dict(one.evidence)
+        assert evidence["last_lag_records"] == pytest.approx(lag, abs=2000)
+        assert evidence.get("no_request_ns", 0) / 1e9 == pytest.approx(silent_s or 0, abs=1)
+        assert ("no request of the group for" in sentence(one)) == (silent_s is not None)
+
+
+def test_replicas_out_of_sync_are_known_up_to_the_last_message_about_them(tmp_path):
+    table = made.Made()
+    for topic, change, at_s, isr in (("a", "created", 1, [1, 2]), ("a", "isr_shrunk", 20, [1])):
+        state = {"topic": topic, "partition": 0, "change": change, "isr": isr, "replicas": [1, 2]}
+        table.add("leadership", at_s, **state, time_ns=made.START_NS + at_s * 10**9)
+    table.add("topology", 0, kind="broker", change="appeared", broker_id=2, time_ns=made.START_NS)
+    end_ns = made.START_NS + 80 * 10**9
+    table.exchange("app", "Fetch", 80, response_start_ns=end_ns, response_end_ns=end_ns)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (one,) = findings(tables, kinds=["under_replicated"])
+    assert sentence(one) == (
+        "1 partitions lacked it in their ISR, for 60.0 s at most; 1 at the end, by the last change reported of them, "
+        "at 00:00:20 UTC: not known afterwards"
+    )
+
+
 @pytest.fixture(scope="module")
 def made_up(tmp_path_factory):
     return made.dataset(tmp_path_factory.mktemp("made") / "tables")
