@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from kproxy.analysis import topics
 from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.findings.failures import moments, timed
 from kproxy.analysis.findings.finding import WARNING, Finding, Probe, Tables, broker_name, clean, found
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import ALL_BYTES, GROUPS, KNOWN_BROKERS, MS, TOPIC, keyed, of_clients, percentiles
@@ -99,6 +100,7 @@ class Broker(NamedTuple):
     first_us: int
     last_us: int
     slow: int  # Produce requests that took longer than the limit for a slow broker
+    moments: str | None = None  # of the slow ones
 
 
 def brokers(tables: Tables, limits: Limits) -> Frame:
@@ -128,20 +130,22 @@ def brokers(tables: Tables, limits: Limits) -> Frame:
                 as bound_ns
             from each_one a left join others o on a.cluster is not distinct from o.cluster and a.broker = o.broker""",
         produced=f"""
-            select cluster, broker_key as broker, {own} as own_ns from exchanged
+            select cluster, broker_key as broker, {own} as own_ns, api, unix_micros(`time`) as us from exchanged
             where api = 'Produce' and outcome = 'answered'""",
-        slow="""
-            select b.cluster, b.broker, count(*) as slow from bounds b join produced p
-                on b.cluster is not distinct from p.cluster and b.broker = p.broker and p.own_ns >= b.bound_ns
-            group by b.cluster, b.broker""",
+        slow_ones="""
+            select b.cluster, b.broker, p.api, p.us from bounds b join produced p
+                on b.cluster is not distinct from p.cluster and b.broker = p.broker and p.own_ns >= b.bound_ns""",
+        slow="select cluster, broker, count(*) as slow from slow_ones group by cluster, broker",
+        **timed("slow_ones", "cluster, broker", "api"),
         answer="""
             select a.cluster, a.address as broker, a.broker_id, requests, bytes, produces, p99_ns,
                 count(*) over (partition by a.cluster) as brokers,
                 sum(bytes) over (partition by a.cluster) as all_bytes, others_p99_ns,
                 cast(row_number() over (partition by a.cluster order by p99_ns desc nulls last, a.broker) as int)
-                    as `rank`, first_us, last_us, coalesce(s.slow, 0) as slow
+                    as `rank`, first_us, last_us, coalesce(s.slow, 0) as slow, t.moments
             from each_one a left join others o on a.cluster is not distinct from o.cluster and a.broker = o.broker
             left join slow s on a.cluster is not distinct from s.cluster and a.broker = s.broker
+            left join times t on a.cluster is not distinct from t.cluster and a.broker = t.broker
             order by bytes desc, a.cluster nulls first, a.address""",
     )
 
@@ -179,5 +183,12 @@ def judge_broker(row: Broker, limits: Limits) -> Iterator[Finding]:
 
 PROBES = (
     Probe(("hot_partition",), ("partitions", "exchanges", "topology"), hot, Hot, judge_hot),
-    Probe(("hot_broker", "slow_broker"), ("exchanges",), brokers, Broker, judge_broker),
+    Probe(
+        ("hot_broker", "slow_broker"),
+        ("exchanges",),
+        brokers,
+        Broker,
+        judge_broker,
+        moments=lambda row: moments(row.moments),
+    ),
 )

@@ -2,9 +2,9 @@
 
 Duty: the graph as data, EDGES, and `folded`, which applies it. A finding has one cause at most, the nearest: the one
 that shares most with it, then one during which it began, then the one whose time covers most of its own. A finding of
-failed requests is divided by time: each outage gets those that failed during it, the rest is a finding of its own. The
-severity of a cause is the highest of it and its consequences; only the cause has advice. Refuses to know
-how anything is found.
+failed requests is divided by time: each outage gets those that failed during it, the rest is a finding of its own; one
+of slow requests follows from the outage during which most of them were sent. The severity of a cause is the highest of
+it and its consequences; only the cause has advice. Refuses to know how anything is found.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,7 +48,8 @@ EDGES: tuple[Edge, ...] = (
     *_edges(("late_answers",), ("reconnect_storm", "unanswered", "client_timeouts"), ("broker",), OVERLAPS),
     *_edges(_DOWN, ("connects_failed", "tls_failed"), ("machine",), OVERLAPS),  # its other listeners too
     *_edges(("tls_failed",), ("reconnect_storm", "unanswered"), ("broker",), OVERLAPS),
-    *_edges(_DOWN, ("slow_broker", "retransmissions", "zero_windows"), ("broker",), EVER),
+    *_edges(_DOWN, ("retransmissions", "zero_windows"), ("broker",), EVER),
+    *_edges(_DOWN, ("slow_broker",), ("broker",), OVERLAPS),
     *_edges(_DOWN, ("slow_broker",), ("everywhere",), OVERLAPS),
     # Elsewhere in the cluster, meanwhile: elections, and leaders that wait for its replicas.
     *_edges(_DOWN, ("not_enough_replicas",), (), BEGINS),
@@ -83,6 +84,9 @@ EDGES: tuple[Edge, ...] = (
     # kproxy.
     *_edges(("core_full",), ("slow_broker",), (), EVER),
 )
+# Findings whose requests' times alone show their cause. A leader is slow while it waits for the replicas of another
+# broker; without these times, as live, nobody knows which. A percentile has no parts: most of the requests decide.
+_BY_MOMENTS = _edges(_DOWN, ("slow_broker",), (), DURING)
 _BY_CONSEQUENCE: dict[str, tuple[Edge, ...]] = {
     edge.consequence: tuple(each for each in EDGES if each.consequence == edge.consequence) for edge in EDGES
 }
@@ -125,7 +129,8 @@ def _parted(
 
     Among several outages, that of the same broker is the cause, else the one that began last.
     """
-    edges = _BY_CONSEQUENCE.get(one.kind, ()) if moments else ()
+    by_moments = tuple(edge for edge in _BY_MOMENTS if edge.consequence == one.kind)
+    edges = (*_BY_CONSEQUENCE.get(one.kind, ()), *by_moments) if moments else ()
     causes = [(edge, cause) for edge in edges for cause in outages.get(edge.cause, ())]
     parts: dict[int, tuple[Finding | None, list[Moment]]] = {}
     for moment in moments:
@@ -141,6 +146,10 @@ def _parted(
     if len(parts) < 2:
         return [(one, next((cause for cause, _ in parts.values()), None))]
     every = sum(moment.counts["failed"] for moment in moments)
+    if by_moments:
+        most = max(parts.values(), key=lambda part: sum(moment.counts["failed"] for moment in part[1]))
+        is_most = 2 * sum(moment.counts["failed"] for moment in most[1]) > every
+        return [(one, most[0] if is_most else None)]
     return [(_part(one, some, every), cause) for cause, some in parts.values()]
 
 

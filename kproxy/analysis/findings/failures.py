@@ -74,7 +74,7 @@ _COUNTS = ("failed", "gave_up", "writes", "longest_wait_ns")  # of a Moment
 _STEPS_MAX = 2000  # of one finding: bounds what is kept of its times
 
 
-def _timed(of: str, groups: str, name: str, gave_up: str = "false", waited_ns: str = "0") -> dict[str, str]:
+def timed(of: str, groups: str, name: str, gave_up: str = "false", waited_ns: str = "0") -> dict[str, str]:
     """Steps of a question that end with `times`: the Moments of each group of rows of `of`, as a text.
 
     name: the column of the API or the error. Seconds with failures are counted, several of them together if there are
@@ -102,7 +102,7 @@ def _timed(of: str, groups: str, name: str, gave_up: str = "false", waited_ns: s
 
 
 def moments(text: str | None) -> tuple[Moment, ...]:
-    """The Moments in a text of `_timed`, by time."""
+    """The Moments in a text of `timed`, by time."""
     found = []
     for each in (text or "").split(",") if text else ():
         us, name, *numbers = each.split(":")
@@ -147,7 +147,7 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
                 count_if(api = 'Produce') as writes, max(waited_ns) as longest_ns,
                 sum(case when {gave_up} then waited_ns end) as waited_ns, min(us) as first_us, max(us) as last_us
             from missed group by cluster, client, broker, api""",
-        **_timed("missed", "cluster, client, broker", "api", gave_up, "waited_ns"),
+        **timed("missed", "cluster, client, broker", "api", gave_up, "waited_ns"),
         answer=f"""
             select c.cluster, c.client, c.broker, max(broker_id) as broker_id, sum(failed) as failed,
                 sum(gave_up) as gave_up, sum(still_wait) as still_wait, sum(writes) as writes,
@@ -256,7 +256,7 @@ def refused(tables: Tables, limits: Limits) -> Frame:
             from named
             where kind is not null and not (kind = 'unknown_topic' and api = 'OffsetFetch')
             group by cluster, client, api, kind, source, connection, `number`""",
-        **_timed("once_each", "cluster, client, api, kind", "error"),
+        **timed("once_each", "cluster, client, api, kind", "error"),
         asked=f"""
             select cluster, {GROUPS["client"]} as client, api, count(*) as asked from exchanges
             where {of_clients(False)} group by cluster, {GROUPS["client"]}, api""",

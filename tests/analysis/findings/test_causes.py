@@ -126,3 +126,16 @@ def test_requests_that_failed_are_those_of_the_outage_in_whose_time_they_did():
     for root in roots:
         for each in root.consequences:
             assert root.since_ns - 5e9 <= each.since_ns <= each.until_ns <= root.until_ns + 10e9
+
+
+@pytest.mark.parametrize(("inside", "outside", "follows"), [(30, 10, True), (10, 30, False)])
+def test_a_broker_is_slow_because_another_stands_still_if_most_of_its_slow_requests_wait_for_that(
+    inside, outside, follows
+):
+    still = one("broker_standing_still", 100, 108, {"broker_id": 3})
+    slow = one("slow_broker", 0, 300, {"broker_id": 1}, slow=inside + outside)
+    times = [moment(103, inside, "Produce", True), moment(200, outside, "Produce", True)]
+    roots = folded([(still, ()), (slow, times)])
+    assert len(roots) == (1 if follows else 2)
+    (kept,) = [each for root in roots for each in (root, *root.consequences) if each.kind == "slow_broker"]
+    assert dict(kept.evidence) == {"slow": 40}  # whole, whichever it is
