@@ -71,7 +71,15 @@ COMPARED = {
     "topics": Compared(
         sections.topics,
         ("topic",),
-        ("partitions", "written_bytes", "written_records", "failed_records", "read_bytes", "read_records"),
+        (
+            "partitions",
+            "written_bytes",
+            "written_records",
+            "failed_attempts",
+            "lost_batches",
+            "read_bytes",
+            "read_records",
+        ),
     ),
     "group_lag": _job("group-lag", ("group_id", "topic", "partition"), ("lag_records", "commits")),
     "groups": Compared(

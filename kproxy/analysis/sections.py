@@ -34,7 +34,11 @@ _UNANSWERED = {
             (select distinct {", ".join(KEYS)}, 1 as is_missed from missed) m
             on {" and ".join(f"e.{key} = m.{key}" for key in KEYS)}""",
 }
-TABLES = ("exchanges", "partitions", "connections", "quality", "group_events", "rebalances", "leadership", "registry")
+TABLES = (
+    *("exchanges", "partitions", "batches", "connections", "quality", "group_events", "rebalances", "leadership"),
+    "registry",
+)
+_FAILED_MOST = 5000  # failed attempts in a partition: each is compared with the partition's other batches
 Tables = Mapping[str, Frame]
 
 
@@ -120,13 +124,18 @@ def apis(tables: Tables) -> Frame:
 def topics(tables: Tables) -> Frame:
     """Bytes and records of each topic, written and read; written are those acknowledged, or sent with acks=0.
 
-    failed_records: records of Produce requests that were refused or not answered; retries count again.
+    failed_attempts: batches in Produce requests that were refused or not answered; each retry counts. lost_batches: of
+    these, batches whose first record no later successful request of the client has; one that was not answered may be in
+    the log all the same. Null for a topic with too many failed attempts to look for each.
     """
     keys = ", ".join(KEYS)
     same = " and ".join(f"o.{key} = {{0}}.{key}" for key in KEYS)
     is_write = "api = 'Produce' and direction = 'request'"
+    of_log = "{0}.source = {1}.source and {0}.client is not distinct from {1}.client and {0}.topic = {1}.topic"
+    of_log += " and {0}.`partition` = {1}.`partition`"
     return ask(
-        {"partitions": tables["partitions"], "exchanges": tables["exchanges"]},
+        {name: tables[name] for name in ("partitions", "exchanges", "batches")},
+        once=("failed",),
         moved="""
             select * from partitions where api in ('Produce', 'Fetch', 'ShareFetch') or direction = 'request'""",
         ours=without_brokers("moved"),
@@ -141,16 +150,54 @@ def topics(tables: Tables) -> Frame:
             left join refused r on {same.format("r")} and {is_write} and r.of_topic = {TOPIC}
                 and r.of_partition = o.`partition`
             left join unanswered u on {same.format("u")} and {is_write}""",
-        answer=f"""
+        failed=f"""
+            select {keys}, of_topic as topic, of_partition as `partition` from refused
+            union
+            select {", ".join(f"o.{key}" for key in KEYS)}, {TOPIC}, `partition` from partitions o
+            join unanswered u on {same.format("u")} where {is_write}""",
+        whose=f"""
+            select source, connection, max({GROUPS["client"]}) as client from exchanges where api = 'Produce'
+            group by source, connection""",
+        # Batches of partitions with a failed attempt; mostly there are none.
+        attempts=f"""
+            select b.*, w.client, f.topic is not null as has_failed
+            from (select {keys}, cluster, {TOPIC} as topic, `partition`, unix_micros(`time`) as us, base_timestamp,
+                    max_timestamp
+                from batches where {is_write}) b
+            join (select topic as of_topic, `partition` as of_partition from failed
+                group by topic, `partition` having count(*) <= {_FAILED_MOST}) p
+                on b.topic = p.of_topic and b.`partition` = p.of_partition
+            join whose w on b.source = w.source and b.connection = w.connection
+            left join failed f on {same.replace("o.", "b.").format("f")} and b.topic = f.topic
+                and b.`partition` = f.`partition`""",
+        written="select * from attempts where not has_failed",
+        # Of one batch and its retries, the first attempt.
+        ended=f"""
+            select a.cluster, a.source, a.client, a.topic, a.`partition`, a.base_timestamp, max(w.us) as written_us
+            from attempts a left join written w on {of_log.format("a", "w")} and w.us > a.us
+                and w.base_timestamp <= a.base_timestamp and w.max_timestamp >= a.base_timestamp
+            where a.has_failed group by a.cluster, a.source, a.client, a.topic, a.`partition`, a.base_timestamp""",
+        lost="""
+            select cluster, topic, count_if(written_us is null) as lost_batches from ended group by cluster, topic""",
+        many=f"""
+            select distinct topic, true as is_many from (
+                select topic from failed group by topic, `partition` having count(*) > {_FAILED_MOST}) f""",
+        counted=f"""
             select cluster, {TOPIC} as topic, max(`partition`) + 1 as partitions,
                 sum(case when {is_write} and not has_failed then bytes end) as written_bytes,
                 sum(case when {is_write} and not has_failed then records end) as written_records,
-                sum(case when {is_write} and has_failed then records end) as failed_records,
+                count_if({is_write} and has_failed) as failed_attempts,
                 sum(case when api in ('Fetch', 'ShareFetch') and direction = 'response' then bytes end) as read_bytes,
                 sum(case when api in ('Fetch', 'ShareFetch') and direction = 'response' then records end)
                     as read_records
-            from told group by cluster, {TOPIC}
-            order by coalesce(written_bytes, 0) + coalesce(read_bytes, 0) desc, cluster, topic""",
+            from told group by cluster, {TOPIC}""",
+        answer="""
+            select c.cluster, c.topic, partitions, written_bytes, written_records, failed_attempts,
+                case when m.is_many is null then coalesce(l.lost_batches, 0) end as lost_batches, read_bytes,
+                read_records
+            from counted c left join lost l on c.cluster is not distinct from l.cluster and c.topic = l.topic
+            left join many m on c.topic = m.topic
+            order by coalesce(written_bytes, 0) + coalesce(read_bytes, 0) desc, c.cluster, c.topic""",
     )
 
 

@@ -296,6 +296,7 @@ def _batch(made: Made, key: dict[str, Any], first: int, last: int, records: int)
     times = {"base_timestamp": 2_000_000 + first, "max_timestamp": 2_000_000 + last}
     same = {"direction": "request", "topic": "of-cutter", "partition": 0, "codec": "lz4", "magic": 2, "producer_id": -1}
     made.add("batches", **key, **same, **times, records=records, bytes=40 * records)
+    made.partition(key, "request", "of-cutter", records=records, bytes=40 * records)
 
 
 def losses(made: Made) -> None:

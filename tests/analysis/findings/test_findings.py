@@ -411,8 +411,10 @@ def test_what_topics_hold_is_what_was_acknowledged(made_up):
     """Five requests of `twice` were refused, and written when they came again."""
     with Tables(made_up) as tables:
         rows = {row["topic"]: row for row in sections.topics(tables).arrow().to_pylist()}
-    assert (rows["of-twice"]["written_records"], rows["of-twice"]["failed_records"]) == (35, 21)
-    assert (rows["of-lonely"]["written_records"], rows["of-trusting"]["failed_records"]) == (None, None)
+    assert (rows["of-twice"]["written_records"], rows["of-twice"]["failed_attempts"]) == (35, 5)
+    assert rows["of-twice"]["lost_batches"] == rows["of-trusting"]["failed_attempts"] == 0
+    assert rows["of-gives-up"]["failed_attempts"] == rows["of-gives-up"]["lost_batches"] == 5
+    assert rows["of-cutter"]["failed_attempts"] == 5 and rows["of-cutter"]["lost_batches"] == 0  # cut anew
 
 
 def test_offsets_tell_which_retries_are_in_the_log_twice(made_up):
