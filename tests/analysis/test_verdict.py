@@ -83,6 +83,8 @@ def test_a_broker_that_handed_its_leaders_over_was_stopped_in_order(tmp_path, be
         said = verdict(tables, found)
     (gone,) = [one for one in found if one.kind == "broker_gone"]
     assert dict(gone.evidence).get("handed_over") == (before if is_in_order else None)
+    how = "after a controlled shutdown" if is_in_order else "at once, before others led its partitions"
+    assert dict(gone.evidence)["end"] == f"connections closed {how}, 1 by FIN"
     assert ("This was a controlled shutdown" in gone.change) == (
         "Broker 2 was away for 13.1 s after a controlled shutdown" in sentence(said)
     )

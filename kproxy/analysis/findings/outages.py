@@ -171,6 +171,7 @@ def judge_silent(row: Silent, limits: Limits) -> Iterator[Finding]:
     )
     evidence = {
         "silent_ns": row.silent_ns,
+        "end": _end(row, is_controlled) if is_gone else None,
         "failed": row.failed,
         "held": row.held,
         "connections": row.closed if is_gone else row.closed + row.kept,
@@ -190,6 +191,16 @@ def judge_silent(row: Silent, limits: Limits) -> Iterator[Finding]:
         evidence,
         _CONTROLLED_SHUTDOWN if is_controlled else None,
     )
+
+
+def _end(row: Silent, is_controlled: bool) -> str:
+    """How the broker ended, by its connections and its leaders."""
+    closed = row.closed_soon - row.reset
+    ends = [f"{count:,} by {flag}" for count, flag in ((closed, "FIN"), (row.reset, "RST")) if count]
+    how = "after a controlled shutdown" if is_controlled else "at once"
+    how += ", before others led its partitions" if row.taken and not is_controlled else ""
+    silent = f"; {row.kept:,} stayed open in silence" if row.kept else ""
+    return f"connections closed {how}, {' and '.join(ends)}{silent}"
 
 
 class Orphaned(NamedTuple):
