@@ -4,7 +4,7 @@ They read the tables that `kproxy.insight` fills. Refuses to know files, session
 """
 
 from kproxy.analysis.engine import Frame, ask
-from kproxy.analysis.pieces import GROUPS, KEYS, STABLE_OFFSETS, TOPIC, literal
+from kproxy.analysis.pieces import GROUPS, KEYS, TOPIC, aborted, literal
 
 AWAY_NS = 60_000_000_000  # a group without a request for this long has no member: request.timeout.ms is shorter
 HEARTBEAT_NS = 3_000_000_000  # heartbeat.interval.ms
@@ -474,14 +474,10 @@ def transactions(exchanges: Frame, partitions: Frame, transactions: Frame) -> Fr
             from asked p left join answered a on {same.format("a")} and a.topic = p.topic
                 and a.`partition` = p.`partition`
             group by p.cluster, p.transactional_id, p.nth, p.topic, p.`partition`""",
-        stable=STABLE_OFFSETS,
-        aborted="""
-            select w.cluster, w.transactional_id, w.nth, min(b.us) as aborted_us
-            from wrote w join spans s on s.ended_us is null and s.cluster is not distinct from w.cluster
-                and s.transactional_id = w.transactional_id and s.nth = w.nth
-            join stable b on w.cluster is not distinct from b.of_cluster and w.topic = b.of_topic
-                and w.`partition` = b.of_partition and b.last_stable_offset > w.`offset` and b.us > s.began_us
-            group by w.cluster, w.transactional_id, w.nth""",
+        not_ended=f"""
+            select w.*, s.began_us as us from wrote w
+            join spans s on {_SAME_TRANSACTION.format("w")} and s.ended_us is null""",
+        **aborted("not_ended", ("cluster", "transactional_id", "nth")),
         placed="""
             select *, row_number() over (partition by cluster, transactional_id, nth
                 order by topic, `partition`) as place from wrote""",

@@ -140,12 +140,6 @@ CONNECTED = f"coalesce(not {FAILED_CONNECT}, true)"
 ALL_BYTES = "(coalesce(request_bytes, 0) + coalesce(response_bytes, 0))"  # of an exchange, both ways
 TOPIC = "coalesce(topic, topic_id)"  # the topic's name, or its id where no answer named it
 
-# Where read_committed consumers may read to: rows of a question about transactions.
-STABLE_OFFSETS = f"""
-    select cluster as of_cluster, {TOPIC} as of_topic, `partition` as of_partition, last_stable_offset,
-        unix_micros(`time`) as us
-    from partitions where api = 'Fetch' and direction = 'response' and last_stable_offset > 0"""
-
 # The client software that each connection reports: the rows `software` of a question.
 SOFTWARE = """
     select source, connection, max(concat_ws(' ', software_name, software_version)) as software
@@ -319,3 +313,24 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 def no_such(what: str, given: str, known: Sequence[str]) -> KproxyError:
     return KproxyError(f"{what} {given!r}: {did_you_mean(given, known)}")
+
+
+def aborted(wrote: str, keys: Sequence[str]) -> dict[str, str]:
+    """Steps `stable` and `aborted`: transactions that their coordinator aborted after their timeout, with `aborted_us`.
+
+    A read_committed consumer then got a last stable offset above the transaction's first offset in a partition. wrote:
+    a step of transactions without an end, with `keys`, cluster, topic, partition, their first offset there, and `us`,
+    when they wrote it.
+    """
+    of = ", ".join(f"w.{key}" for key in keys)
+    return {
+        "stable": f"""
+            select cluster as of_cluster, {TOPIC} as of_topic, `partition` as of_partition, last_stable_offset,
+                unix_micros(`time`) as us
+            from partitions where api = 'Fetch' and direction = 'response' and last_stable_offset > 0""",
+        "aborted": f"""
+            select {of}, min(s.us) as aborted_us from {wrote} w join stable s
+                on w.cluster is not distinct from s.of_cluster and w.topic = s.of_topic
+                and w.`partition` = s.of_partition and s.last_stable_offset > w.`offset` and s.us > w.us
+            group by {of}""",
+    }

@@ -10,7 +10,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding, Probe, Tables, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import GROUPS, STABLE_OFFSETS, TOPIC
+from kproxy.analysis.pieces import GROUPS, TOPIC, aborted
 
 _BEGINS = "('AddPartitionsToTxn', 'AddOffsetsToTxn', 'TxnOffsetCommit', 'Produce')"
 
@@ -30,11 +30,7 @@ class Open(NamedTuple):
 
 
 def left_open(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Open, the longest first.
-
-    The coordinator aborts a transaction after its timeout. It did if a last stable offset is above the transaction's
-    first offset in that partition.
-    """
+    """Rows of Open, the longest first, without those that their coordinator aborted."""
     return ask(
         {name: tables[name] for name in ("exchanges", "partitions", "transactions")},
         seen="select cluster as of_cluster, max(unix_micros(`time`)) as end_us from exchanges group by cluster",
@@ -58,11 +54,7 @@ def left_open(tables: Tables, limits: Limits) -> Frame:
                 on b.source = p.source and b.connection = p.connection and b.`number` = p.`number`
             where b.api = 'Produce' and p.direction = 'response' and coalesce(p.error_code, 0) = 0 and p.`offset` >= 0
             group by b.cluster, b.transactional_id, {TOPIC}, p.`partition`""",
-        stable=STABLE_OFFSETS,
-        aborted="""
-            select distinct f.cluster, f.transactional_id from first_offsets f join stable s
-                on f.cluster is not distinct from s.of_cluster and f.topic = s.of_topic
-                and f.`partition` = s.of_partition and s.last_stable_offset > f.`offset` and s.us > f.us""",
+        **aborted("first_offsets", ("cluster", "transactional_id")),
         open_for=f"""
             select cluster, transactional_id, max(client) as client, count(*) as requests, min(us) as began_us,
                 max(us) as last_us, max(end_us) as end_us
