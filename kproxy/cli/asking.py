@@ -44,19 +44,26 @@ TIMES = (
         "--to", "until", metavar="TIME", help="End, exclusive: as --from; '+30s' is 30 s after the beginning."
     ),
 )
-_CHOICE = (
-    *TIMES,
-    click.option(
-        "--where",
-        metavar="SQL",
-        help="Keep only rows that satisfy this condition, like \"api = 'Fetch' and client = 'app'\".",
-    ),
-    click.option(
-        "--having",
-        metavar="SQL",
-        help='Keep only rows of the answer that satisfy this condition, like "exchanges > 100".',
-    ),
+_HAVING = click.option(
+    "--having",
+    metavar="SQL",
+    help='Keep only rows of the answer that satisfy this condition, like "exchanges > 100".',
 )
+# By the first table of a job: a condition on its rows.
+CONDITIONS = {
+    "exchanges": "api = 'Fetch' and client = 'app'",
+    "partitions": "topic = 'orders' and partition = 0",
+    "batches": "topic = 'orders' and client = 'app'",
+    "connections": "close = 'reset'",
+    "quality": "kind = 'connect_refused'",
+    "group_events": "group_id = 'billing' and event = 'expired'",
+    "rebalances": "group_id = 'billing' and cause = 'session_expired'",
+    "assignments": "group_id = 'billing' and topic = 'orders'",
+    "leadership": "topic = 'orders' and change = 'offline'",
+    "topology": "kind = 'broker' and change = 'gone'",
+    "changes": "api = 'DeleteTopics' and answered",
+    "registry": "kind = 'broker'",
+}
 ANSWER = (
     click.option(
         "--limit",
@@ -122,7 +129,9 @@ def command(
         listed = (found,) if isinstance(found, str) else tuple(found)
         answer(Asked(job, listed, other, shown, out, limit, quiet, options, chosen), **given)
 
-    run = with_options((*_CHOICE, *ANSWER, *more), run)
+    text = f"Keep only rows of the table {job.tables[0]} that satisfy this condition, like"
+    where = click.option("--where", metavar="SQL", help=f'{text} "{CONDITIONS[job.tables[0]]}".')
+    run = with_options((*TIMES, where, _HAVING, *ANSWER, *more), run)
     for parameter in reversed(job.parameters):
         if parameter.name in ("where", "traffic"):  # values of the option --where, which every job has
             continue

@@ -11,7 +11,9 @@ from click.testing import CliRunner
 from kproxy.analysis import checks
 from kproxy.analysis.jobs import JOBS
 from kproxy.analysis.pieces import GROUPS
+from kproxy.analysis.question import Question
 from kproxy.cli import cli
+from kproxy.cli.asking import CONDITIONS
 
 OF_QUESTIONS = {"--from", "--to", "--where", "--having", "--limit", "--format", "--out", "--quiet"}
 
@@ -38,6 +40,14 @@ def test_every_job_has_every_option_or_says_why_not(name):
     named = checks.names_of(job.tables[0], dict(job.names))
     if job.tables[0] == "exchanges" or (job.has_condition and "exchanges" in job.tables):
         assert {"client", "host", "broker"} <= {*named}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_example_of_a_condition_fits_the_table_of_its_job(name):
+    example = CONDITIONS[JOBS[name].tables[0]]
+    Question(JOBS[name], where=example).check()
+    help_text = " ".join(CliRunner().invoke(cli, ["analyze", name, "--help"]).stdout.split())
+    assert f'"{example}"' in help_text
 
 
 @pytest.mark.sampled(2)
