@@ -157,6 +157,8 @@ def print_table(answer: Any, limit: int | None, file: TextIO, quiet: bool = True
 def lines_of(answer: Any, rows: Sequence[dict[str, Any]], file: TextIO) -> Iterator[str]:
     """Yield the lines of a table of some rows of an answer."""
     found = engine.columns(answer)
+    if any(column.name == "time" and column.kind == engine.TIME for column in found):
+        found = [column for column in found if column.name != "time_ns"]  # the same time
     columns = [
         _Column(
             _title(column.name, column.kind, [each.name for each in found]),
@@ -184,7 +186,7 @@ def width_of(file: TextIO) -> int | None:
 
 def _cell(column: engine.Column, value: Any) -> str:
     if column.kind == engine.TIME and value is not None:
-        return str(value).replace("T", " ")[: 19 if column.name in ("first", "last") else 23]
+        return str(value).replace("T", " ")[:23]
     return text(column.name, value)
 
 

@@ -161,16 +161,25 @@ def brief(found: Sequence[Finding], width: int) -> Iterator[str]:
 
 
 def followed(finding: Finding) -> Iterator[str]:
-    """Yield the consequences of a finding, a line for each kind: places, and summed numbers."""
+    """Yield the consequences of a finding, a line for each kind: times, places, and summed numbers, the first first."""
     of: dict[str, list[Finding]] = {}
-    for one in finding.consequences:
+    for one in sorted(finding.consequences, key=lambda one: one.since_ns or 0):
         of.setdefault(one.kind, []).append(one)
     for several in of.values():
         wheres = list(dict.fromkeys(one.where for one in several))
         places = ", ".join(wheres[:PLACES])
         more = f" and {len(wheres) - PLACES} more" if len(wheres) > PLACES else ""
-        text = f"{several[0].title}: {places}{more}; {sentence(_together(several))}"
+        text = f"{_when(several)}{several[0].title}: {places}{more}; {sentence(_together(several))}"
         yield answers.text("where", text)
+
+
+def _when(several: Sequence[Finding]) -> str:
+    """Return the time of day from the first to the last of some findings, with a comma; "" if they have none."""
+    times = [at for one in several for at in (one.since_ns, one.until_ns) if at is not None]
+    if not times:
+        return ""
+    first, last = (units.time(at, decimals=0)[11:] for at in (min(times), max(times)))
+    return f"{first}, " if first == last else f"{first} to {last}, "
 
 
 def _together(several: Sequence[Finding]) -> Finding:

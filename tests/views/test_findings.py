@@ -38,6 +38,16 @@ def test_they_fit_in_eighty_columns_and_json_has_all(tmp_path):
     assert file.getvalue() == f"{view.NOTHING}\n"
 
 
+def test_consequences_say_when(tmp_path):
+    with Tables(made.dataset(tmp_path / "tables")) as tables:
+        one = findings(tables, kinds=["empty_fetches"])[0]
+    times = [(made.START_NS + first * 10**9, made.START_NS + last * 10**9) for first, last in ((5, 9), (2, 7), (1, 1))]
+    first, second, third = (one._replace(since_ns=since, until_ns=until) for since, until in times)
+    cause = one._replace(consequences=(first, second, third._replace(kind="tiny_fetches")))
+    early, late = view.followed(cause)
+    assert early.startswith("00:00:01, Tiny fetches: ") and late.startswith("00:00:02 to 00:00:09, Empty fetches: ")
+
+
 def test_text_from_the_wire_moves_no_cursor(tmp_path):
     with Tables(made.dataset(tmp_path / "tables")) as tables:
         one = findings(tables, kinds=["empty_fetches"])[0]
