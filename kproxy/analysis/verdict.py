@@ -6,7 +6,7 @@ Duty: the figures, from tables and findings, and the findings for its sentence. 
 words (`views.verdict`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -37,6 +37,18 @@ FELT = (
     *("open_transaction", "stuck_stable_offset", "stopped_fetching", "growing_lag", "rebalance_storm"),
     *("slow_broker", "throttled"),
 )
+# Kinds worth a word where they are not found, with the APIs without which there is nothing to check.
+CHECKED = {
+    "broker_gone": (),
+    "broker_standing_still": (),
+    "records_lost": ("Produce",),
+    "producers_standing_still": ("Produce",),
+    "resent_not_idempotent": ("Produce",),
+    "offline_partitions": ("Metadata",),
+    "coordinator_lost": ("Heartbeat", "OffsetCommit"),
+    "growing_lag": ("Fetch", "OffsetCommit"),
+    "open_transaction": ("AddPartitionsToTxn", "EndTxn"),
+}
 # Kinds whose evidence `failed` is a number of requests.
 FAILURES = ("unanswered", "client_timeouts", *REFUSED)
 
@@ -78,6 +90,20 @@ class Verdict:
         """The findings for a sentence: critical ones, else those that users felt."""
         chosen = [one for one in self.findings if one.severity == CRITICAL]
         return chosen or [one for one in self.findings if one.severity == WARNING and one.kind in FELT]
+
+    def not_found(self, apis: Collection[str]) -> list[str]:
+        """The kinds of CHECKED that are neither a finding nor a consequence; apis: those of the tables."""
+        kinds = {one.kind for root in self.findings for one in (root, *root.consequences)}
+        return [
+            kind
+            for kind, needed in CHECKED.items()
+            if kind not in kinds and (not needed or not set(apis).isdisjoint(needed))
+        ]
+
+    def timeline(self, limit: int) -> list[Finding]:
+        """The most severe findings that users felt, at most as many, in the order of time."""
+        felt = [one for one in self.findings if one.kind in FELT and one.since_ns is not None]
+        return sorted(felt[:limit], key=lambda one: one.since_ns or 0)
 
     def as_dict(self) -> dict[str, Any]:
         return {"figures": asdict(self.figures), "findings": self.total, "explained": self.explained}

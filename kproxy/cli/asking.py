@@ -183,9 +183,10 @@ def overview_command(
     def overview(**given: Any) -> None:
         """Summarise tables or captures, and name the questions to ask next.
 
-        First a verdict in a sentence, with four figures. Then findings, the span of time, brokers, clients and their
-        software, APIs with failures and latencies, topics, throttles, the slowest exchanges, groups, leader changes,
-        ZooKeeper, and the flaws of the captures.
+        First a verdict in a sentence, with four figures. Then findings, kinds of findings that were looked for in vain,
+        a timeline of what users felt, the span of time, brokers, clients and their software, APIs with failures and
+        latencies, topics, throttles, the slowest exchanges, groups, leader changes, ZooKeeper, and the flaws of the
+        captures.
 
         --limit applies to each section. csv and parquet write a file for each section into the folder --out.
         """
@@ -238,7 +239,7 @@ def show_overview(
         commands.insert(0, f"kproxy {program} findings {shlex.join(places)}")
     with answers.opened(out) as file:
         frames = {name: frame for name, (frame, _) in found.items()}
-        view.show(frames, rows, said, limit or FINDINGS_SHOWN, commands, shown, file)
+        view.show(frames, rows, said, limit or FINDINGS_SHOWN, commands, shown, file, program == "analyze")
 
 
 def check_tables(folders: Sequence[str], tables: Sequence[str], quiet: bool = False) -> None:

@@ -40,16 +40,21 @@ def show(
     commands: Sequence[str],
     shown: str,
     file: TextIO,
+    is_checked: bool = True,
 ) -> None:
     """Print the verdict, then sections. frames: the frame of each section. found: (rows, number of rows shown) of each.
 
-    most_findings: number of findings shown; the verdict has the number of all.
+    most_findings: number of findings shown; the verdict has the number of all. is_checked: findings were looked for.
     """
     rows = {name: some for name, (some, _) in found.items()}
     findings = said.findings[:most_findings]
+    apis = [row["api"] for row in rows["apis"]]
     if shown == "json":
         told = {name: rows[name][:most] for name, (_, most) in found.items()}
-        first = {"verdict": verdict.as_dict(said)}
+        events = [{"time": f"{at} UTC", "event": event} for at, event in verdict.timeline(said)]
+        lists: dict[str, Any] = {"timeline": events}
+        lists |= {"not_found": said.not_found(apis)} if is_checked else {}
+        first = {"verdict": verdict.as_dict(said) | lists}
         rest = {"findings": [one.as_dict() for one in findings], "next": list(commands)}
         print(json.dumps({**first, **told, **rest}), file=file)
         return
@@ -71,6 +76,15 @@ def show(
         for one in findings:
             more = f", and {one.more:,} more" if one.more else ""
             for line in answers.wrapped(f"{one.severity:8}  {one.title}: {printable(one.where)}{more}", file, 10):
+                click.echo(line, file=file)
+    if is_checked and span["exchanges"] and (checked := verdict.not_found(said, apis)):
+        click.echo("", file=file)
+        for line in answers.wrapped(checked, file):
+            click.echo(line, file=file)
+    if len(events := verdict.timeline(said)) > 1:
+        click.echo(f"\n{click.style('Timeline, UTC', bold=True)}", file=file)
+        for at, event in events:
+            for line in answers.wrapped(f"{at}  {event}", file, 12):
                 click.echo(line, file=file)
     for name, heading in _HEADINGS.items():
         frame, most = frames[name], found[name][1]

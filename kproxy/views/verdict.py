@@ -4,7 +4,7 @@ Duty: the words for causes and for their consequences.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from kproxy.analysis.findings import Finding
@@ -12,6 +12,7 @@ from kproxy.analysis.verdict import FAILURES, Verdict
 from kproxy.views import findings, units
 from kproxy.views.terminal import printable
 
+EVENTS_SAID = 8  # of the timeline
 CAUSES_SAID = 3  # causes with a clause in the sentence; further causes are listed by kind
 KINDS_SAID = 6  # kinds of further causes, spelled as option `--kind` of findings takes them
 
@@ -95,6 +96,27 @@ def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
     if of.behind_uncommitted:
         whose += f"; {_count(of.behind_uncommitted, 'partition')} without a commit not counted"
     yield "behind", behind, printable(whose)
+
+
+def timeline(verdict: Verdict) -> list[tuple[str, str]]:
+    """Return what happened as (time of day in UTC, event), the first first."""
+    return [
+        (units.time(one.since_ns or 0, decimals=1)[11:], printable(_event(one)))
+        for one in verdict.timeline(EVENTS_SAID)
+    ]
+
+
+def _event(one: Finding) -> str:
+    return _CLAUSES[one.kind](one) if one.kind in _CLAUSES else f"{findings.where(one)}: {one.title.lower()}"
+
+
+def not_found(verdict: Verdict, apis: Collection[str]) -> str:
+    """Return the kinds of findings that were looked for in vain, in a sentence; "" if there are none."""
+    kinds = verdict.not_found(apis)
+    if not kinds:
+        return ""
+    lost = " No offset was acknowledged for two different batches, as after a loss." if "records_lost" in kinds else ""
+    return f"Checked, nothing found: {', '.join(kinds)}.{lost}"
 
 
 def counted(verdict: Verdict, shown: int) -> str:

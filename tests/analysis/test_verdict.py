@@ -11,7 +11,7 @@ from kproxy.analysis.findings import findings, limits
 from kproxy.analysis.verdict import verdict
 from kproxy.cli.asking import show_overview
 from kproxy.views.answers import dicts
-from kproxy.views.verdict import as_dict, counted, figures, sentence
+from kproxy.views.verdict import EVENTS_SAID, as_dict, counted, figures, sentence, timeline
 from tests.analysis.findings import made
 
 NS = 10**9
@@ -162,7 +162,26 @@ def test_an_overview_says_what_was_not_answered_and_how_many_findings_there_are(
         show_overview("analyze", ["tables"], tables, shown="table", **asked)
     assert [(row["api"], row["exchanges"], row["unanswered"]) for row in told["apis"]] == [("Produce", 1080, 10)]
     assert told["coordinators"] == []
-    assert f"What stands out ({told['verdict']['findings']} finding" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"What stands out ({told['verdict']['findings']} finding" in out
+    kinds = ["broker_standing_still", "records_lost", "producers_standing_still", "resent_not_idempotent"]
+    assert told["verdict"]["not_found"] == kinds
+    assert (
+        f"Checked, nothing found: {', '.join(kinds)}. No offset was acknowledged for two different batches, as after a "
+        "loss.\n"
+    ) in out
+
+
+def test_a_timeline_has_what_users_felt_in_the_order_of_time(tmp_path):
+    with Tables(outage(tmp_path / "tables")) as tables:
+        said = verdict(tables, findings(tables, limits({"unanswered_min": 5})))
+    (gone,) = [one for one in said.findings if one.kind == "broker_gone"]
+    lag = gone._replace(kind="growing_lag", where="group g", since_ns=made.START_NS, evidence=())
+    advice = lag._replace(kind="no_compression")
+    said = replace(said, findings=[gone, lag, advice, *[gone] * 9])
+    events = timeline(said)
+    assert events[:2] == [("00:00:00.0", "group g: lag that grows"), ("00:00:18.9", "broker 2 was gone for 13.1 s")]
+    assert len(events) == EVENTS_SAID
 
 
 def test_other_causes_are_named_by_their_kinds(tmp_path):
