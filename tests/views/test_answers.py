@@ -39,7 +39,7 @@ def test_units(name, value, said):
     assert answers.text(name, value) == said
 
 
-@pytest.mark.parametrize(("name", "said"), [("time", "2026-11-21 09:49:31.159"), ("first", "2026-11-21 09:49:31")])
+@pytest.mark.parametrize(("name", "said"), [("time", "2026-11-21 09:49:31.159"), ("first", "2026-11-21 09:49:31.159")])
 def test_times(name, said):
     assert answers._cell(engine.Column(name, engine.TIME), "2026-11-21T09:49:31.159568Z") == said
     assert answers._cell(engine.Column(name, engine.TIME), None) == ""
