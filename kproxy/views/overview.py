@@ -48,11 +48,10 @@ def show(
     """
     rows = {name: some for name, (some, _) in found.items()}
     findings = said.findings[:most_findings]
-    apis = [row["api"] for row in rows["apis"]]
+    apis, events = [row["api"] for row in rows["apis"]], verdict.timeline(said)
     if shown == "json":
         told = {name: rows[name][:most] for name, (_, most) in found.items()}
-        events = [{"time": f"{at} UTC", "event": event} for at, event in verdict.timeline(said)]
-        lists: dict[str, Any] = {"timeline": events}
+        lists: dict[str, Any] = {"timeline": [{"time": at, "event": event} for at, event in events]}
         lists |= {"not_found": said.not_found(apis)} if is_checked else {}
         first = {"verdict": verdict.as_dict(said) | lists}
         rest = {"findings": [one.as_dict() for one in findings], "next": list(commands)}
@@ -81,10 +80,10 @@ def show(
         click.echo("", file=file)
         for line in answers.wrapped(checked, file):
             click.echo(line, file=file)
-    if len(events := verdict.timeline(said)) > 1:
+    if len(events) > 1:
         click.echo(f"\n{click.style('Timeline, UTC', bold=True)}", file=file)
         for at, event in events:
-            for line in answers.wrapped(f"{at}  {event}", file, 12):
+            for line in answers.wrapped(f"{at}  {event}", file, 23):
                 click.echo(line, file=file)
     for name, heading in _HEADINGS.items():
         frame, most = frames[name], found[name][1]

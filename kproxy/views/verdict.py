@@ -99,10 +99,9 @@ def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
 
 
 def timeline(verdict: Verdict) -> list[tuple[str, str]]:
-    """Return what happened as (time of day in UTC, event), the first first."""
+    """Return what happened as (time in UTC, event), the first first."""
     return [
-        (units.time(one.since_ns or 0, decimals=1)[11:], printable(_event(one)))
-        for one in verdict.timeline(EVENTS_SAID)
+        (units.time(one.since_ns or 0, decimals=1), printable(_event(one))) for one in verdict.timeline(EVENTS_SAID)
     ]
 
 
