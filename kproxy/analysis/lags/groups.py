@@ -284,16 +284,15 @@ def _at_the_end(where: str | None, is_while_active: bool = False) -> dict[str, s
     return {
         **since(),
         **_spans(is_while_active),
-        "timed": f"""
-            select s.*, g.first_us, g.until_us, g.until_us - g.first_us as span_us, g.silent_us,
-                cast(floor((unix_micros(s.`time`) - g.first_us) / (g.until_us - g.first_us + 1e0) * {last}) as int) + 1
-                    as eighth
-            from since s join spans g on s.cluster is not distinct from g.span_cluster and s.of_group = g.span_group""",
+        "eighths": f"""
+            select *, until_us - first_us as span_us, least({last}, 1 + cast(floor(
+                (unix_micros(`time`) - first_us) / (until_us - first_us + 1e0) * {last}) as int)) as eighth
+            from timed""",
         "committed": f"""
             select {_COMMITTED}, max_by(client, {committer}) as client, max_by(host, {committer}) as host,
                 max(first_us) as first_us, max(until_us) as until_us, max(span_us) as span_us,
                 max(silent_us) as silent_us{held}
-            from timed where {where or "true"} group by {", ".join(PLACE)}""",
+            from eighths where {where or "true"} group by {", ".join(PLACE)}""",
         # The record at an offset was written after the log ended there or before, and after the record before it.
         "told_marks": f"""
             select `time`, {OF}, us as told_us, us, end_offset, end_offset as mark_offset, is_leaders
@@ -362,59 +361,53 @@ def _at_the_end(where: str | None, is_while_active: bool = False) -> dict[str, s
 
 
 def _spans(is_while_active: bool) -> dict[str, str]:
-    """Step `spans`, after `since`: the time over which each group is judged, from the tables' first row.
+    """Step `timed`: the rows of `since` with the time over which their group is judged, `first_us` to `until_us`.
 
-    until_us: the tables' end, or the end of the group's activity.
+    That is the tables' time, or ends with the group's activity.
     """
-    of_group = "select cluster as span_cluster, of_group as span_group"
     tables = """
-            select cluster as of_cluster, min(unix_micros(`time`)) as first_us, max(unix_micros(`time`)) as end_us
-            from partitions group by cluster"""
+        select cluster as of_cluster, min(unix_micros(`time`)) as first_us, max(unix_micros(`time`)) as end_us
+        from partitions group by cluster"""
+    same_cluster = "s.cluster is not distinct from t.of_cluster"
     if not is_while_active:
         return {
             "table_spans": tables,
-            "spans": f"""
-                select span_cluster, span_group, first_us, end_us as until_us, cast(null as bigint) as silent_us
-                from ({of_group} from since group by cluster, of_group) g
-                join table_spans t on g.span_cluster is not distinct from t.of_cluster""",
+            "timed": f"""
+                select s.*, t.first_us, t.end_us as until_us, cast(null as bigint) as silent_us
+                from since s join table_spans t on {same_cluster}""",
         }
     apis = ", ".join(map(literal, _OF_MEMBERS))
-    asked_us = "max(greatest(unix_micros(`time`), coalesce(cast(floor(response_end_ns / 1e3) as bigint), 0)))"
+    at_last_us = "max(greatest(unix_micros(`time`), coalesce(cast(floor(response_end_ns / 1e3) as bigint), 0)))"
+    client = f"cluster, {GROUPS['client']} as client, client_address"
+    of_client = f"cluster, {GROUPS['client']}, client_address"
+    is_abandoned = f"not a.has_left and t.end_us - a.active_us >= {_ABANDONED_US}"
     return {
         "table_spans": tables,
-        "asked": f"""
-            select cluster as asked_cluster, group_id as asked_by, {asked_us} as asked_us from exchanges
-            where group_id is not null and api in ({apis}) group by cluster, group_id""",
+        "asking": f"""
+            select group_id, {client}, {at_last_us} as asked_us from exchanges
+            where group_id is not null and api in ({apis}) group by group_id, {of_client}""",
         # Who commits without being a member fetches on; a client id that is nobody's own delays the end at most.
-        "fetched_by": f"""
-            select cluster as fetch_cluster, {GROUPS["client"]} as fetch_client, client_address as fetch_host,
-                {asked_us} as fetched_us
-            from exchanges where api in ('Fetch', 'ShareFetch') group by cluster, {GROUPS["client"]}, client_address""",
-        "left_by": """
-            select cluster as left_cluster, group_id as left_group, max(time_ns) / 1e3 as left_us from group_events
+        "fetching": f"""
+            select {client}, {at_last_us} as fetched_us from exchanges
+            where api in ('Fetch', 'ShareFetch') group by {of_client}""",
+        "leaving": """
+            select cluster, group_id, max(time_ns) / 1e3 as left_us from group_events
             where event = 'leave' and error is null group by cluster, group_id""",
-        "committers": f"""
-            {of_group}, max(case when not is_pending and direction in ('request', 'log') then unix_micros(`time`) end)
-                as commit_us, max(fetched_us) as fetched_us
-            from since left join fetched_by on cluster is not distinct from fetch_cluster
-                and direction = 'request' and client = fetch_client and host = fetch_host
-            group by cluster, of_group""",
         "active": f"""
-            select span_cluster, span_group, first_us, end_us,
-                case when asked_us is not null
-                    then least(greatest(asked_us, coalesce(commit_us, 0), coalesce(fetched_us, 0)), end_us) end
-                    as active_us,
-                coalesce(left_us >= asked_us - {_LEFT_US}, false) as has_left
-            from committers join table_spans on span_cluster is not distinct from of_cluster
-            left join asked on span_cluster is not distinct from asked_cluster and span_group = asked_by
-            left join left_by on span_cluster is not distinct from left_cluster and span_group = left_group""",
-        "spans": f"""
-            select span_cluster, span_group, first_us,
-                case when active_us is null or (not has_left and end_us - active_us >= {_ABANDONED_US}) then end_us
-                    else active_us end as until_us,
-                case when not has_left and end_us - active_us >= {_ABANDONED_US} then end_us - active_us end
-                    as silent_us
-            from active""",
+            select q.cluster as active_cluster, q.group_id as active_group,
+                greatest(max(asked_us), coalesce(max(fetched_us), 0)) as active_us,
+                coalesce(max(left_us) >= max(asked_us) - {_LEFT_US}, false) as has_left
+            from asking q left join fetching f on q.cluster is not distinct from f.cluster and q.client = f.client
+                and q.client_address = f.client_address
+            left join leaving l on q.cluster is not distinct from l.cluster and q.group_id = l.group_id
+            group by q.cluster, q.group_id""",
+        "timed": f"""
+            select s.*, t.first_us,
+                case when a.active_us < t.end_us and not ({is_abandoned}) then a.active_us else t.end_us end
+                    as until_us,
+                case when {is_abandoned} then t.end_us - a.active_us end as silent_us
+            from since s join table_spans t on {same_cluster}
+            left join active a on s.cluster is not distinct from a.active_cluster and s.of_group = a.active_group""",
     }
 
 
