@@ -290,6 +290,8 @@ def test_sql(tables):
     assert run("sql", "describe partitions", tables).splitlines()[1].split() == ["source", "VARCHAR", "YES"]
     assert run("sql", "select try_divide(1, 0) as none, unix_micros(min(time)) > 0 from batches;", tables)
     assert run("sql", "select count(*) as n from registry", tables).split() == ["n", "0"]  # no file of this table
+    titles = run("sql", "select * from topology", tables, "--limit", "1").splitlines()[0].split()
+    assert "time_UTC" in titles and "time_time" not in titles  # `time_ns` is the same time
 
 
 @pytest.mark.parametrize(
