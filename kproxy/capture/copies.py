@@ -16,7 +16,7 @@ If neither a timestamp nor an identity that changes from packet to packet identi
 AT_ONCE_NS: a retransmission takes a round trip at least.
 
 Time counts from packet to packet. Where a capture goes back in time, as several that were concatenated do, what comes
-after that is far from what came before it, unless it goes back by less than SAME_PACKET_NS; `went_back` says where.
+after that is far from what came before it, unless it goes back by less than SAME_PACKET_NS.
 
 Memory: the headers of the last MAX_PACKETS packets, and of the window in hand. Windows are indexed when a packet is
 first looked for in them, so a clean capture costs nothing. Refuses to know connections.
@@ -90,9 +90,7 @@ class Recent:
     def __init__(self) -> None:
         self.columns: Columns | None = None  # of the window in hand, if it has as many packets as columns are worth
         self.plain = b""  # of each of its packets, whether its header is found by column
-        self.went_back = np.zeros(1, bool)  # of each packet of the window in hand, as `_went_back`
-        self.goes_back = False  # whether any packet so far is one of those
-        self._latest_ns = -1  # the latest time so far
+        self.goes_back = False  # whether any packet so far is far earlier than the one before it
         self._stamp_ns = -1  # of the last packet
         self._passed_ns = 0  # up to it
         self._count = 0  # packets before the window in hand
@@ -110,13 +108,11 @@ class Recent:
         if records:
             times = times_of(records if self.columns is None else self.columns)
             steps = np.diff(times, prepend=times[0] if self._stamp_ns < 0 else self._stamp_ns)
-            steps[steps < -SAME_PACKET_NS] = 2 * SAME_PACKET_NS
+            backwards = steps < -SAME_PACKET_NS
+            self.goes_back = self.goes_back or bool(backwards.any())
+            steps[backwards] = 2 * SAME_PACKET_NS
             steps[0] += self._passed_ns
             passed = np.maximum.accumulate(np.cumsum(steps))
-            latest = np.maximum.accumulate(np.concatenate(([self._latest_ns], times)))
-            self.went_back = _went_back(latest[:-1] - times, self.went_back)
-            self.goes_back = self.goes_back or bool(self.went_back.any())
-            self._latest_ns = int(latest[-1])
             self._stamp_ns, self._passed_ns = int(times[-1]), int(passed[-1])
         heads = None if self.columns is None else self.columns.heads
         plain = np.zeros(len(records), bool)
@@ -151,8 +147,7 @@ class Recent:
         self._windows.clear()
         self._noted.clear()
         self._noted_count = self._noted_limit = 0
-        self._stamp_ns = self._latest_ns = -1
-        self.went_back = np.zeros(1, bool)
+        self._stamp_ns = -1
 
     def note(self, index: int, segment: Segment) -> None:
         """Remember the `index`th packet in hand, whose header is not `plain`."""
@@ -273,19 +268,6 @@ class Recent:
                 return
             if each.heads is not None:
                 yield each
-
-
-def _went_back(behind_ns: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Whether each packet of a window comes after the capture went back in time, and before a later one than ever.
-
-    behind_ns: how much earlier than the latest packet before it each is; before: the answer for the window before.
-    """
-    if behind_ns.max() <= SAME_PACKET_NS and not before[-1]:
-        return np.zeros(len(behind_ns), bool)
-    places = np.arange(1, len(behind_ns) + 1)
-    begun = np.maximum.accumulate(np.where(behind_ns > SAME_PACKET_NS, places, 0))
-    over = np.maximum.accumulate(np.where(behind_ns < 0, places, -1 if before[-1] else 0))
-    return begun > over
 
 
 def _span(row: bytes, other: bytes, has_one_identity: Callable[[], bool]) -> tuple[int, int]:

@@ -163,11 +163,10 @@ class Flows:
                     view = _EMPTY
                 talk = flow.talk
                 half = talk.halves[side]
-                says_window = (half.zero_window or not size) and not length and not flags & FIN
-                if says_window and self._was_captured(flow, index, segment, time_ns):
+                if (half.zero_window or not size) and not length and not flags & FIN and recent.has(index, segment):
                     continue  # what it says of the window was true when it was captured first
                 if talk.segment(side, seq, ack, flags, size, view, length, time_ns):
-                    if self._was_captured(flow, index, segment, time_ns) or recent.has_bytes(index, segment):
+                    if recent.has(index, segment) or recent.has_bytes(index, segment):
                         talk.same_packet(side)
                         flow.payload_bytes[side] -= length
                     elif flow.continues and not recent.is_sure(index) and ahead(seq, half.first) < 0:
@@ -196,15 +195,6 @@ class Flows:
         self._only_ns = first_ns if (times == first_ns).all() else -1
         self._packets += len(times)
         self._note("packets", int(times.min()), count=len(times), last_ns=self._last_ns)
-
-    def _was_captured(self, flow: Flow, index: int, segment: Segment, time_ns: int) -> bool:
-        """Whether a packet was captured before: a moment ago, or in a capture that this one overlaps.
-
-        Where captures that overlap in time come one behind the other, a packet that is no later than what its
-        connection has delivered was not sent again.
-        """
-        is_of_the_past = bool(self._recent.went_back[index]) and time_ns <= flow.talk.clock_ns
-        return is_of_the_past or self._recent.has(index, segment)
 
     def _one_by_one(self, window: Window) -> Iterator[Packet]:
         """The segments of a window."""
@@ -538,7 +528,7 @@ class Flows:
         if flags & SYN:
             if half.first >= 0 and not (seq - half.first) & MASK:
                 if is_open and half.seen:
-                    twice = self._was_captured(flow, index, segment, time_ns)
+                    twice = self._recent.has(index, segment)
                     half.duplicates += twice
                     half.retransmissions += not twice
                 half.seen = True

@@ -307,33 +307,6 @@ def test_each_packet_of_a_real_capture_a_while_later_too(tmp_path, name, way_ns)
     assert both.quality.size("kafka") == one.quality.size("kafka")
 
 
-@pytest.mark.parametrize("window", (1, 1 << 10))
-@pytest.mark.parametrize("stamps", (False, True))
-def test_captures_that_overlap_one_behind_the_other_have_each_packet_once(tmp_path, monkeypatch, window, stamps):
-    """As files of two tcpdumps: only the segment that was sent again in both of them was sent again."""
-    for name in ("FIRST_RECORDS", "RECORDS"):
-        monkeypatch.setattr(mapped, name, window)
-    monkeypatch.setattr(pcap, "WINDOW", 70_000 * window)
-    wire = Wire()
-    if stamps:
-        send = wire.send
-        wire.send = lambda *args, **named: send(*args, options=b"\1\1\x08\x0a" + bytes(8), **named)
-    wire.shake().ask(*range(40))
-    last = Wire(client_isn=wire.next[0] - len(request(39)), broker_isn=wire.next[1] - len(answer(39)))
-    wire.packets += last.send(0, request(39)).packets  # sent again
-    wire.ask(*range(40, 60))
-    each = [(10**18 + number * 100_000_000, data) for number, data in enumerate(wire.packets)]
-    whole = seen_by(tmp_path / "whole.pcap", packet.pcap(each))
-    expected = sorted(exact(exchange) for _, exchange in whole.exchanges)
-    for first, second in ((100, 20), (len(each), 0), (len(each), 84), (90, 80)):
-        seen = seen_by(tmp_path / "both.pcap", packet.pcap(each[:first] + each[second:]))
-        (flow,) = seen.flows
-        assert flow.total("retransmissions") == 1, (first, second)
-        assert sorted(exact(exchange) for _, exchange in seen.exchanges) == expected
-        assert flow.payload_bytes == whole.flows[0].payload_bytes
-        assert seen.quality.count("clock_step") == 0
-
-
 def test_a_closed_window_is_closed_once(tmp_path):
     """Its announcement arrives at the other end when it is open again there."""
     wire = Wire().shake().ask(1).send(0, window=0).send(0).ask(2)
