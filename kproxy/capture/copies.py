@@ -39,7 +39,7 @@ from kproxy.capture.records import Record, Window
 
 MAX_PACKETS = 1 << 16  # that are remembered
 MIN_PRUNED = 1 << 12  # headers read one by one that are worth a look which of them are too old
-MAX_OF_RUN = 1 << 10  # headers of one direction read one by one, the last ones, that are looked through for a run
+MAX_OF_RUN = 1 << 9  # headers of one direction read one by one, the last ones, that are looked through for a run
 SEGMENT_BYTES = range(244, 9217)  # of payload in segments of offload: Linux's min_adv_mss less timestamps, to jumbo
 ETHERNET_BYTES = range(1200, 1461)  # the same, with an MTU of 1500 at most
 
@@ -191,6 +191,7 @@ class Recent:
         window = self._windows[-1]
         number = window.first + index
         since_ns, since = int(window.passed[index]) - SAME_PACKET_NS, number - MAX_PACKETS
+        first = int.from_bytes(row[4:8])
         whole = np.frombuffer(row + inorder.key_digest(key), np.uint64)[None]
         run = inorder.run_of(whole)
         has_one_identity = cache(lambda: self._has_one_identity(key, row, since_ns, since, number))
@@ -198,6 +199,9 @@ class Recent:
         for other, (passed_ns, at) in islice(reversed(self._noted.get(key, {}).items()), MAX_OF_RUN):
             if passed_ns < since_ns:
                 break
+            shift = ahead(int.from_bytes(other[4:8]), first)
+            if shift >= length or shift + inorder.seq_and_length(other)[1] <= 0:
+                continue  # they have no bytes in common
             if other[8:12] == row[8:12] and other[14:28] == row[14:28] and since <= at < number:
                 spans.append(_span(row, other, has_one_identity))
         mixed = inorder.hashes(run)[0]
@@ -206,12 +210,12 @@ class Recent:
             low, high = np.searchsorted(hashes, mixed), np.searchsorted(hashes, mixed, "right")
             of_run = (inorder.run_of(rows[low:high]) == run).all(axis=1) & (each.passed[places[low:high]] >= since_ns)
             numbers = places[low:high] + each.first
-            of_run &= (numbers < number) & (numbers >= since)
+            of_run &= (numbers < number) & (numbers >= since) & inorder.overlap(rows[low:high], whole[0])
             others = (other.tobytes()[: inorder.ROW.size] for other in rows[low:high][of_run])
             spans += [_span(row, other, has_one_identity) for other in others]
         reached = 0
-        for first, following in sorted(span for span in spans if span != (0, length)):  # else `has` compared it
-            if first > reached:
+        for begin, following in sorted(span for span in spans if span != (0, length)):  # else `has` compared it
+            if begin > reached:
                 break
             reached = max(reached, following)
         return reached >= length

@@ -354,3 +354,23 @@ def test_a_packet_that_is_whole_at_one_end_and_in_fragments_at_the_other_is_one(
     (flow,) = seen_by(tmp_path / "both.pcap", packet.pcap(packets)).flows
     assert flow.total("retransmissions") == 1 and not flow.total("gaps")
     assert sum(flow.payload_bytes) == seq - 1 + len(payload)
+
+
+def test_what_is_sent_again_is_compared_with_segments_of_its_own_bytes_alone(tmp_path, monkeypatch):
+    """Of a bulk sender each of whose segments has the same acknowledgement and window, some are sent again."""
+    compared = 0
+    span = copies._span
+
+    def counting(*args):
+        nonlocal compared
+        compared += 1
+        return span(*args)
+
+    monkeypatch.setattr(copies, "_span", counting)
+    wire = Wire().shake()
+    stream = b"".join(request(number, client_id="x" * 30_000) for number in range(20))
+    segments = [wire.send(0, stream[at : at + 1000]).packets[-1] for at in range(0, len(stream), 1000)]
+    wire.packets += segments[100:200] * 2
+    seen = wire.seen(tmp_path)
+    assert seen.flows[0].total("retransmissions") + seen.flows[0].total("duplicates") >= 200
+    assert compared < 2000

@@ -233,6 +233,18 @@ def run_of(rows: np.ndarray) -> np.ndarray:
     return run
 
 
+def overlap(rows: np.ndarray, row: np.ndarray) -> np.ndarray:
+    """Whether each segment and `row` have bytes of the stream in common, by their sequence numbers."""
+    ahead = (_seqs(rows) - _seqs(row[None])).view(np.int32).astype(np.int64)
+    meets: np.ndarray = (ahead < int(lengths(row[None])[0])) & (ahead + lengths(rows).astype(np.int64) > 0)
+    return meets
+
+
+def _seqs(rows: np.ndarray) -> np.ndarray:
+    swapped: np.ndarray = (rows[:, 0] >> np.uint64(32)).astype(np.uint32)
+    return swapped.byteswap()
+
+
 def seq_and_length(row: bytes) -> tuple[int, int]:
     """The sequence number and the payload's length in a row of bytes."""
     return int.from_bytes(row[4:8]), int.from_bytes(row[ROW.size - 8 : ROW.size - 4], "little")
