@@ -20,7 +20,7 @@ Refuses to know labels' text, sockets and how a scrape arrives.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from operator import attrgetter
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kproxy.metrics.bounds import (
     DURATION_NS,
@@ -146,6 +146,7 @@ class BrokerCells:
         "open",
         "queue",
         "queue_ns",
+        "tallies",
     )
 
     def __init__(self, cluster: str, broker: str) -> None:
@@ -158,6 +159,7 @@ class BrokerCells:
         self.disconnects: dict[tuple[str, str], int] = {}  # by listener and cause
         self.apis: dict[tuple[str, str], ApiCells] = {}  # by the labels api and version
         self.by_plan: dict[ApiPlan, ApiCells] = {}  # the same cells by their plan's identity; known APIs only
+        self.tallies: dict[ApiPlan, Any] = {}  # counters of the compiled core, which fills these cells
         # Times above 0 only: all other answered requests did not queue.
         self.queue = cell(QUEUE_NS)
         self.queue_ns = 0
@@ -297,6 +299,7 @@ class ClusterCells:
         if plan.known:
             if len(broker.by_plan) >= _MAX_PLANS:
                 broker.by_plan.clear()
+                broker.tallies.clear()
             broker.by_plan[plan] = cells
         return cells
 

@@ -500,8 +500,8 @@ def _process(metrics: Metrics) -> Iterator[Metric]:
         memory.add_metric((worker,), resident_bytes)
     yield cpu
     yield memory
-    build = InfoMetricFamily("kproxy_build", "The version of kproxy.")
-    build.add_metric((), {"version": __version__})
+    build = InfoMetricFamily("kproxy_build", "The version of kproxy, and its core: native or python.")
+    build.add_metric((), {"version": __version__, "core": metrics.core})
     yield build
     start = GaugeMetricFamily("kproxy_start_time_seconds", "When counting began, in seconds since the epoch.")
     start.add_metric((), metrics.started_ns / 1e9)

@@ -33,7 +33,7 @@ _NOT_SUMS: dict[type, set[str]] = {
         "otlp_pushed_ns",
     },
     ClusterCells: {"cluster", "brokers", "topics", "lags", "partition_series", "clients", "upstream", "pushes"},
-    BrokerCells: {"cluster", "broker", "live", "apis", "by_plan"},
+    BrokerCells: {"cluster", "broker", "live", "apis", "by_plan", "tallies"},
 }
 PLAIN = (int, float, str, tuple, list, dict)
 

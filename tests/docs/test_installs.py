@@ -14,6 +14,8 @@ from tests.project import ROOT, files
 PAGES = [path for path in files() if path.suffix in (".md", ".ipynb") and path.name != "CHANGELOG.md"]
 INSTALL = re.compile(r"pip install ((?:'[^']*'|[^\s`'\"&;#])+(?: [a-z][\w-]*)*)")
 
+NEEDS_CARGO = "./native"  # the compiled core, which `./dev core` builds from the same sources
+
 
 def installs() -> set[str]:
     """What the pages have pip install, each with its arguments as written."""
@@ -25,14 +27,15 @@ def test_all_are_of_a_checkout_and_of_extras_that_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = set(project["optional-dependencies"])
     assert len(installs()) > 5
-    for what in installs():
+    assert NEEDS_CARGO in installs() and (ROOT / NEEDS_CARGO / "pyproject.toml").is_file()
+    for what in installs() - {NEEDS_CARGO}:
         found = re.fullmatch(r"\.|'\.\[([\w,-]+)\]'(?: venv-pack)?", what)
         assert found, what
         assert set((found[1] or "").split(",")) - {""} <= extras, what
 
 
 @pytest.mark.ring2
-@pytest.mark.parametrize("what", sorted(installs()))
+@pytest.mark.parametrize("what", sorted(installs() - {NEEDS_CARGO}))
 def test_it_can_be_installed(what: str, tmp_path: Path) -> None:
     """By uv, which reads names as pip does, up to the download."""
     words = [word.strip("'") for word in what.split(" ")]

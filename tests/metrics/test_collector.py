@@ -85,7 +85,7 @@ LABELS = {
     "kproxy_insight_restarts": {"why"},
     "kproxy_worker_cpu_seconds": {"worker"},
     "kproxy_worker_resident_memory_bytes": {"worker"},
-    "kproxy_build": {"version"},
+    "kproxy_build": {"version", "core"},
     "kproxy_start_time_seconds": set(),
 }
 

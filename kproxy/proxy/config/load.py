@@ -107,7 +107,11 @@ def load(
 
 def _mistyped(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Variables that begin as ours do and are none, but those that Kubernetes sets for a Service called kproxy."""
-    known = ["KPROXY_CONFIG", *(f"KPROXY_{name.upper()}" for name in (*CLUSTER_SETTINGS, *PROCESS_SETTINGS))]
+    known = [
+        "KPROXY_CONFIG",
+        "KPROXY_CORE",
+        *(f"KPROXY_{name.upper()}" for name in (*CLUSTER_SETTINGS, *PROCESS_SETTINGS)),
+    ]
     services = [name.removesuffix("SERVICE_HOST") for name in environment if name.endswith("_SERVICE_HOST")]
     for variable in sorted(environment):
         if not variable.startswith("KPROXY_") or variable in known:

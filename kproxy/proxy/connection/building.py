@@ -11,6 +11,7 @@ from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.connection.filtering import ClusterFilters
 from kproxy.proxy.connection.labels import broker_label
 from kproxy.proxy.connection.worker import Worker
+from kproxy.proxy.relay.compiled import Lending
 from kproxy.proxy.relay.ends import Admitted, Dialled
 from kproxy.proxy.relay.relay import Relay
 from kproxy.proxy.tls.tls_socket import TlsSocket
@@ -75,7 +76,30 @@ def build(
         on_closed,
         worker.lanes,
     )
+    if worker.core is not None and _is_plain(worker, filters, client, dialled, authorizer, sinks):
+        relay.lend_to(Lending(worker.core, relay, counting, cluster.max_request_bytes))
     relay.principal = sys.intern(client.principal)
     relay.listener = listener
     relay.tls_version = client.sock.version() if isinstance(client.sock, TlsSocket) else None
     return relay, authorizer
+
+
+def _is_plain(
+    worker: Worker,
+    filters: ClusterFilters,
+    client: Admitted,
+    dialled: Dialled,
+    authorizer: Authorizer | None,
+    sinks: Iterable[Callable[[list[Event]], None]],
+) -> bool:
+    """Return whether the connection has nothing but metrics of headers and addresses to rewrite."""
+    return (
+        authorizer is None
+        and filters.kept is None
+        and not filters.interest.detail
+        and not worker.sinks
+        and worker.flight is None
+        and not list(sinks)
+        and not isinstance(client.sock, TlsSocket)
+        and not isinstance(dialled.sock, TlsSocket)
+    )

@@ -13,6 +13,7 @@ from kproxy.proxy.filters.feed import Feed
 from kproxy.proxy.filters.flight import FlightRecorder
 from kproxy.proxy.filters.policy.audit import Audit
 from kproxy.proxy.filters.tracing import Traces
+from kproxy.proxy.relay.compiled import Core
 from kproxy.proxy.relay.pressure import Pressure
 from kproxy.proxy.relay.readings import Readings
 from kproxy.proxy.relay.relay import Relay
@@ -47,6 +48,7 @@ class Worker:
     dialler: Dialler = field(init=False)
     ageing: Ageing = field(init=False)
     flight: FlightRecorder | None = None
+    core: Core | None = None  # None: Python relays everything
     readings: Readings = field(default_factory=Readings)  # of ZooKeeper's connections, and slow work
     lanes: SlowLanes = field(init=False)  # of slow work of all sessions
     traces: Traces = field(default_factory=Traces)
@@ -77,7 +79,7 @@ class Worker:
     def _give_up_held(self, session: object) -> None:
         """End the connection that has held a request for longest: there is no room left."""
         for relay in tuple(self.relays.values()):
-            if relay.session is session:
+            if relay.reads_with(session):
                 relay.give_up_held()
                 return
 
@@ -100,7 +102,7 @@ class Worker:
     @property
     def objects(self) -> int:
         """About how many Python objects the connections have."""
-        return sum(OBJECTS_PER_RELAY + len(relay.session.pending) for relay in self.relays.values())
+        return sum(OBJECTS_PER_RELAY + relay.pending_requests for relay in self.relays.values())
 
     def add(self, relay: Relay, number: int = 0) -> None:
         """Count a relay in; `number`: the one that its connection has already."""

@@ -21,6 +21,7 @@ from kproxy.proxy.connection.worker import Worker
 from kproxy.proxy.filters.flight import FlightRecorder
 from kproxy.proxy.process.changing.changes import Changes, same_upstream
 from kproxy.proxy.process.cluster import ClusterProxy
+from kproxy.proxy.relay.compiled import Core, native
 from kproxy.proxy.relay.pressure import Pressure
 from kproxy.proxy.sockets import descriptors
 from kproxy.proxy.sockets.listeners import Gate
@@ -80,6 +81,9 @@ class Relays:
             sinks,
             guard=guard,
         )
+        module = native()
+        if module is not None:
+            self.worker.core = Core(module, self.worker.poller, self.worker.pressure, metrics)
 
     # --- recording, begun before `start` ----------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from kproxy.proxy.process.changing.reload import Reloader
 from kproxy.proxy.process.cluster import ClusterProxy
 from kproxy.proxy.process.relays import Relays
 from kproxy.proxy.process.team import Alone, Team
+from kproxy.proxy.relay.compiled import NATIVE, PYTHON, native
 from kproxy.proxy.sockets import descriptors
 from kproxy.proxy.sockets.given import GivenSockets
 from kproxy.proxy.sockets.listeners import Listener, is_local, why_unbound
@@ -110,7 +111,8 @@ class Server:
                 raise ConfigError([("upstream_source_addresses", text)])
         require_writable(self.config.audit)
         shares = descriptors.reserve(self.config.max_connections, self.config.workers)
-        log.info("kproxy %s: at most %d connections", __version__, shares.connections)
+        self.metrics.core = PYTHON if native() is None else NATIVE
+        log.info("kproxy %s: at most %d connections, core: %s", __version__, shares.connections, self.metrics.core)
         self._otlp = self._otlp_push()
         relays = self._relays = self._team.relays(self, shares)
         relays.worker.gate.given = self.given

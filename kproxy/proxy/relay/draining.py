@@ -5,12 +5,8 @@ closes relays that take longer; a client has LINGER_S to notice the end. Refuses
 """
 
 import socket
-from asyncio import AbstractEventLoop, TimerHandle
 
 from kproxy.proxy.relay.pausing import Pausing
-from kproxy.proxy.relay.peer import Peer
-from kproxy.proxy.relay.pressure import Pressure
-from kproxy.proxy.sockets.poller import Poller
 from kproxy.proxy.sockets.sockets import flush_small_sends, has_unread
 from kproxy.wire.events import BROKER, CLIENT
 
@@ -21,16 +17,12 @@ LINGER_S = 1.0  # how long a drained client has to notice the end and to close
 class Draining(Pausing):
     """The part of a relay that closes it in order."""
 
-    _loop: AbstractEventLoop
-    _poller: Poller
-    _pressure: Pressure
-    _drained_as: str  # the cause of closing
-    _lingering: TimerHandle | None
-    _unheard: TimerHandle | None  # runs after the client has ended, and closes the connection at last
+    __slots__ = ()
 
     def finish(self, cause: str = "drained") -> None:
         """Serve until no request of the client is pending, then close: the end leaves with the last answer."""
         if not self._draining:
+            self._take_back()
             self._draining = self._finishing = True
             self._drained_as = cause
             self._between = self._step
@@ -41,6 +33,7 @@ class Draining(Pausing):
         """Read the request in transit to its end and no new one, deliver pending answers, close between two frames."""
         if self._draining and not self._finishing:
             return
+        self._take_back()
         self._draining = True
         self._finishing = False
         self._drained_as = cause or self._drained_as
@@ -108,11 +101,3 @@ class Draining(Pausing):
         except OSError:
             pass
         self.close(self._drained_as)
-
-    # --- of the relay ------------------------------------------------------------------------------------------------
-
-    def close(self, cause: str, *, reset: bool = False) -> None:
-        raise NotImplementedError
-
-    def _read_leftover(self, peer: Peer, side: int) -> None:
-        raise NotImplementedError

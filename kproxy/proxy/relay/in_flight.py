@@ -7,14 +7,11 @@ Refuses to know the requests.
 
 import os
 import socket
-from asyncio import AbstractEventLoop, TimerHandle
 
-from kproxy.proxy.relay.peer import Counting, Peer
-from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
-from kproxy.proxy.sockets.poller import Poller
+from kproxy.proxy.relay.pressure import FREE_REQUESTS
+from kproxy.proxy.relay.state import RelayState
 from kproxy.wire import pairing
 from kproxy.wire.events import CLIENT, SIDES
-from kproxy.wire.session import Session
 
 # How long a client's end may wait behind unread bytes while the broker answers nothing. Kafka clients never half-close
 # a connection and wait: the client is gone.
@@ -25,17 +22,10 @@ GONE_S = 5.0
 FEW, LENT, FULL = range(3)
 
 
-class InFlightLimit:
+class InFlightLimit(RelayState):
     """The part of a relay that pauses reading a client at the limit."""
 
-    session: Session
-    _loop: AbstractEventLoop
-    _poller: Poller
-    _peers: tuple[Peer, Peer]
-    _counting: Counting
-    _pressure: Pressure
-    _in_flight_state: int  # FEW, LENT or FULL
-    _silent: TimerHandle | None  # runs while the client has ended and the state is FULL
+    __slots__ = ()
 
     def _keep_bytes(self, count: int) -> None:
         if self._pressure.keep(count):
@@ -124,20 +114,3 @@ class InFlightLimit:
             self._silent.cancel()
             self._silent = None
             self._pressure.remove_ended(self._crowded_out)
-
-    # --- of the relay ------------------------------------------------------------------------------------------------
-
-    def close(self, cause: str, *, reset: bool = False) -> None:
-        raise NotImplementedError
-
-    def _unread(self, side: int, counted: bool = False) -> None:
-        raise NotImplementedError
-
-    def _resume(self, side: int) -> None:
-        raise NotImplementedError
-
-    def _broken(self, side: int, fault: OSError) -> None:
-        raise NotImplementedError
-
-    def _crashed(self) -> None:
-        raise NotImplementedError

@@ -6,26 +6,19 @@ caller bounds the pause, and must call `go_on`. Refuses to know kproxy's request
 
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any
 
-from kproxy.proxy.relay.peer import Peer
+from kproxy.proxy.relay.state import RelayState
 from kproxy.wire.events import BROKER, CLIENT
-from kproxy.wire.session import Session
 
 
-class Pausing:
+class Pausing(RelayState):
     """The part of a relay that pauses it."""
 
-    session: Session
-    closed: bool
-    _peers: tuple[Peer, Peer]
-    _between: Callable[[], None] | None  # called after each read, to check whether both sides are between two frames
-    _pause: Callable[[], None] | None  # called once the client's request in transit is complete
-    _draining: bool
-    _finishing: bool
+    __slots__ = ()
 
     def pause(self, on_paused: Callable[[], None]) -> None:
         """Read the client's request in transit to its end and call `on_paused`; no new one is read until `go_on`."""
+        self._take_back()
         self._pause = on_paused
         self._between = self._step
         self._read_client_by(self._recv_to_boundary)
@@ -82,32 +75,6 @@ class Pausing:
         client.readable = self._reader(CLIENT, recv_into)
         if was_reading:
             self._resume(CLIENT)
-
-    # --- of the relay ------------------------------------------------------------------------------------------------
-
-    def _reader(self, side: int, recv_into: Callable[[memoryview], int]) -> Callable[[], None]:
-        raise NotImplementedError
-
-    def _recv_to_boundary(self, buffer: memoryview) -> int:
-        raise NotImplementedError
-
-    def _keep(self, side: int, to: int, rest: Any, since: int) -> None:
-        raise NotImplementedError
-
-    def _unread(self, side: int, counted: bool = False) -> None:
-        raise NotImplementedError
-
-    def _resume(self, side: int) -> None:
-        raise NotImplementedError
-
-    def _unwritable(self, to: int) -> None:
-        raise NotImplementedError
-
-    def _drain_on(self) -> None:
-        raise NotImplementedError
-
-    def _now_ns(self) -> int:
-        raise NotImplementedError
 
 
 def _is_paused() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from asyncio import TimerHandle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Any, Protocol
 
 from kproxy.proxy.tls.tls_socket import TlsSocket
@@ -25,6 +25,8 @@ class Durations(Protocol):
 
 class Counting(Protocol):
     """The counters of a relay; `kproxy.metrics.ConnectionMetrics` implements it."""
+
+    pending: Sized  # requests in flight
 
     @property
     def inside(self) -> tuple[Durations, Durations]:

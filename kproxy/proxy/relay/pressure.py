@@ -34,10 +34,11 @@ MOST_ENDED = 64
 class Pressure:
     """Shared by all relays of a loop. `buffer` is the part of `whole` that the next read may fill."""
 
-    __slots__ = ("_ended", "_few", "_large", "buffer", "kept_bytes", "large_bytes", "lent", "whole")
+    __slots__ = ("_ended", "_few", "_large", "buffer", "kept_bytes", "large_bytes", "lent", "read_bytes", "whole")
 
     def __init__(self, buffer: memoryview) -> None:
         self.buffer = self.whole = buffer
+        self.read_bytes = len(buffer)  # of `buffer`
         self._few = buffer[:FEW_BYTES]
         self.kept_bytes = 0
         self.large_bytes = 0  # the part of them in large pieces
@@ -62,6 +63,7 @@ class Pressure:
         was_long = self.buffer is self.whole
         self.kept_bytes += change
         self.buffer = self._few if self.kept_bytes > MANY_BYTES else self.whole
+        self.read_bytes = len(self.buffer)
         return was_long and self.buffer is self._few
 
     def keep_large(self, count: int, close: Callable[[], None], now_ns: int) -> bool:

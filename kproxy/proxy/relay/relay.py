@@ -20,7 +20,7 @@ from __future__ import annotations  # otherwise each closure of `reader` has its
 import logging
 import socket
 import struct
-from asyncio import AbstractEventLoop, TimerHandle
+from asyncio import AbstractEventLoop
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,6 +28,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any
 
+from kproxy.proxy.relay.compiled import Lendable
 from kproxy.proxy.relay.draining import Draining
 from kproxy.proxy.relay.ends import ANONYMOUS
 from kproxy.proxy.relay.in_flight import FEW, FULL, InFlightLimit
@@ -52,8 +53,10 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER with a timeout of 0: close() sends
 log = logging.getLogger("kproxy.relay")
 
 
-class Relay(InFlightLimit, Draining):
+class Relay(InFlightLimit, Draining, Lendable):
     """A client connection and its broker connection, until both are closed."""
+
+    __slots__ = ()
 
     def __init__(
         self,
@@ -73,11 +76,12 @@ class Relay(InFlightLimit, Draining):
     ) -> None:
         """lanes: run the session's slow work; None: the relay runs it, in turns like all work that is put back."""
         self.info = info
-        self.number = 0  # unique among the connections of its owner
-        self.principal = ANONYMOUS  # the client's
-        self.listener = ""  # a label of metrics
-        self.tls_version: str | None = None  # of the client's side; None: no TLS
-        self.session = session
+        self.number = 0
+        self.principal = ANONYMOUS
+        self.listener = ""
+        self.tls_version = None
+        self._session = session
+        self._lending = None
         self._loop = loop
         self._poller = poller
         self._pressure = pressure
@@ -88,19 +92,19 @@ class Relay(InFlightLimit, Draining):
         self._on_fault = on_fault
         self._on_closed = on_closed
         self._lanes = lanes
-        self._session_ns = 0  # the last time passed to the session: it never decreases
-        self._faults = 0  # faults of the session that have been handled
+        self._session_ns = 0
+        self._faults = 0
         session.max_in_flight = min(session.most_in_flight, FREE_REQUESTS)  # the rest is lent
         self._in_flight_state = FEW
-        self._silent: TimerHandle | None = None  # runs while the client has ended and the in-flight limit is FULL
+        self._silent = None
         self._first_end = CLIENT
-        self._between: Callable[[], None] | None = None  # called between two frames
-        self._pause: Callable[[], None] | None = None
+        self._between = None
+        self._pause = None
         self._draining = False
-        self._finishing = False  # draining, while new requests are still served
-        self._drained_as = "drained"  # the cause of closing
-        self._lingering: TimerHandle | None = None
-        self._unheard: TimerHandle | None = None  # runs after the client has ended, and closes the connection at last
+        self._finishing = False
+        self._drained_as = "drained"
+        self._lingering = None
+        self._unheard = None
         self.closed = False
 
     def start(self, admits: Callable[[bytes], bool] | None = None) -> None:
@@ -150,7 +154,7 @@ class Relay(InFlightLimit, Draining):
         It is bound as defaults of parameters that nobody gives. In a closure each name would have a cell of its own:
         40 bytes of every connection, where a default takes 8.
         """
-        session = self.session
+        session = self._session
 
         def readable(
             self: Relay = self,
@@ -255,6 +259,10 @@ class Relay(InFlightLimit, Draining):
                     self._put_back(side, arrived)
                 if self._between is not None:
                     self._between()
+                elif (lending := self._lending) is not None:
+                    lending.reads -= 1
+                    if lending.reads <= 0:
+                        lending.try_it()
             except Exception:
                 self._crashed()
 
@@ -513,6 +521,11 @@ class Relay(InFlightLimit, Draining):
             if timer is not None:
                 timer.cancel()
         self._forget_end()
+        lending = self._lending
+        if lending is not None:
+            lending.take_back()
+            lending.end()
+            self._lending = None
         now_ns = self._now_ns()
         first = BROKER if cause.startswith(SIDES[BROKER]) else CLIENT
         try:

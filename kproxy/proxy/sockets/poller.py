@@ -43,7 +43,7 @@ from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from time import monotonic_ns, thread_time_ns, time_ns
-from typing import Any
+from typing import Any, Protocol
 
 from kproxy.proxy.log_limiter import LogLimiter
 
@@ -68,6 +68,18 @@ Callback = Callable[..., None]
 log = logging.getLogger("kproxy.poller")
 
 
+class Core(Protocol):
+    """The compiled core, `Lane` in native/src/tally.rs."""
+
+    def handle(self, ready: list[tuple[int, int]], readers: list[Callback | None], long_ns: int) -> int:
+        """Handle events in order until one ends after `long_ns`; return how many were handled."""
+        ...
+
+    def flush(self) -> None:
+        """Add what was counted to the metrics."""
+        ...
+
+
 class Poller:
     __slots__ = (
         "_again",
@@ -85,6 +97,7 @@ class Poller:
         "_queues",
         "_readers",
         "_writers",
+        "core",
         "is_in_order",
         "is_late",
         "lag_bucket",
@@ -119,6 +132,7 @@ class Poller:
         self.lag_bucket = 0
         # Wall-clock time minus `turn_ns`, at a late turn; steps of the wall clock change it.
         self.wall_offset_ns = time_ns() - self.turn_ns
+        self.core: Core | None = None  # handles the events of connections that it relays without Python
         loop.add_reader(self._epoll.fileno(), self._readable)
 
     def close(self) -> None:
@@ -157,6 +171,11 @@ class Poller:
         self._readers[fd] = callback
         self._ends.pop(fd, None)
         self._apply(fd, known)
+
+    def replace_reader(self, fd: int, callback: Callback) -> None:
+        """Call back this function in place of a socket's reader, if it has one."""
+        if fd < len(self._readers) and self._readers[fd] is not None:
+            self._readers[fd] = callback
 
     def add_end_reader(self, fd: int, callback: Callback) -> None:
         """Call back when the peer ends or resets, even if bytes are unread; again until the reader is removed."""
@@ -240,12 +259,19 @@ class Poller:
 
     def _readable(self) -> None:
         if self._again is None:  # otherwise that is the next turn: two in a row would delay the rest of the loop
-            self._ready()
+            self._turn()
 
     def _go_on(self) -> None:
         self._again = None
         if not self._epoll.closed:
+            self._turn()
+
+    def _turn(self) -> None:
+        try:
             self._ready()
+        finally:  # a callback that raises must not hold back what others have counted
+            if self.core is not None:
+                self.core.flush()
 
     def _ready(self) -> None:
         readers = self._readers
@@ -275,6 +301,11 @@ class Poller:
                 continue
             now_ns = turn_ns
             long_ns = min(turn_ns + SHORT_NS, until_ns)
+            if self.core is not None:
+                handled = self.core.handle(ready, readers, long_ns)
+                if self.now_ns > long_ns and not self._in_turn(ready[handled:], until_ns):
+                    return
+                continue
             rest = iter(ready)
             for fd, events in rest:
                 if events == _IN:
@@ -282,7 +313,7 @@ class Poller:
                     if reader is not None:  # unless an earlier event of this turn closed it
                         reader()
                 else:
-                    self._call_back(fd, events)
+                    self.call_back(fd, events)
                 before_ns, now_ns = now_ns, self.now_ns
                 if now_ns is before_ns:
                     self.now_ns = now_ns = monotonic_ns()
@@ -323,7 +354,7 @@ class Poller:
                 continue
             reader = readers[fd]
             if events != _IN:
-                self._call_back(fd, events)
+                self.call_back(fd, events)
             elif reader is not None:
                 reader()
             begun_ns, cpu_ns = cpu_ns, thread_time_ns()
@@ -367,7 +398,7 @@ class Poller:
         if fd in self._parked and self._register(fd, self._wanted(fd)):
             self._parked.remove(fd)
         del self.queuing[fd]
-        self._call_back(fd, events)
+        self.call_back(fd, events)
         if fd in self._parked and fd not in self.queuing:
             self._put_off(fd, _IN | _OUT)
         took = thread_time_ns() - begun_ns
@@ -383,7 +414,7 @@ class Poller:
             is_again = self.now_ns - last_ns < AGAIN_NS
             self._costly[fd] = self.now_ns, self.now_ns + AGAIN_NS if is_again else until_ns
 
-    def _call_back(self, fd: int, events: int) -> None:
+    def call_back(self, fd: int, events: int) -> None:
         """Run the callbacks of an event. An error or hang-up is for both: reading or writing then raises it."""
         if events != _OUT:
             reader = self._readers[fd]

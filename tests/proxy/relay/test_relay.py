@@ -27,6 +27,7 @@ from kproxy.wire import pairing
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import Exchange, Unanswered
 from kproxy.wire.state import FRAMES_PER_CALL
+from tests.native import lend_at_once, needs_core
 from tests.proxy.live import HOST, Live, Secured, Wire, arrival_times, behind_kproxy, kproxy, live, request, response
 from tests.wire.playbook import foreign_request, sized
 
@@ -37,21 +38,25 @@ BUSY_S = 180  # for hundreds of connections on a machine that is busy
 
 # They are about the socket itself, or send and receive without a turn of the loop.
 PLAIN_ONLY = (
-    "test_an_idle_connection_takes_few_bytes",
     "test_what_is_no_kafka_gets_one_clear_line_and_a_closed_door",
     "test_until_the_time_is_short_a_drain_answers_whatever_was_asked",
     "test_the_client_is_read_only_once_the_broker_is_connected",
-    "test_memory_is_given_back_without_the_garbage_collector",
     "test_an_answer_that_is_read_in_the_turn_of_its_request_is_not_older",
     "test_the_limit_of_connections_makes_clients_wait",
     "test_no_file_descriptors_left_makes_accepting_pause",
 )
+NOT_OVER_TLS = (
+    "test_an_idle_connection_takes_few_bytes",
+    "test_memory_is_given_back_without_the_garbage_collector",
+)
 
 
 def pytest_generate_tests(metafunc):
-    """Every property holds over TLS too, on both sides."""
-    if metafunc.function.__name__ not in PLAIN_ONLY:
-        metafunc.parametrize("over", ["plain", "tls"], indirect=True)
+    """Every property holds over TLS too, on both sides, and with connections that the compiled core relays."""
+    name = metafunc.function.__name__
+    if name not in PLAIN_ONLY:
+        core = pytest.param("core", marks=needs_core)
+        metafunc.parametrize("over", ["plain", core] if name in NOT_OVER_TLS else ["plain", "tls", core], indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +68,8 @@ def certified(tmp_path_factory):
 def over(request, certified, monkeypatch):
     if getattr(request, "param", "plain") == "tls":
         monkeypatch.setattr("tests.proxy.live.secured", certified)
+    elif getattr(request, "param", "plain") == "core":
+        lend_at_once(monkeypatch)
 
 
 def produce(correlation_id: int, size: int = 100, acks: int = -1) -> bytes:

@@ -1,0 +1,82 @@
+"""Programs by which the compiled core checks that a response is plain: no throttle time, no error, no broker address.
+
+A program is a tuple of integers, operations with their operands, which `native/src/program.rs` lists and runs. It is
+made from the layout like the plans of `codec`, and answers one question: whether `codec.response_scan` would return
+(0 or -1, 0 or None, (), False) for this response. Everything else is read in Python.
+
+Refuses to know requests, and what is done with a response that is not plain.
+"""
+
+from functools import cache
+
+from kproxy.protocol.apis import API_VERSIONS
+from kproxy.protocol.codec import api_message, is_noted, paths_of
+from kproxy.protocol.plans import FIXED, Walk, join, size_of
+from kproxy.protocol.schema import Field, Message, address_path
+
+Program = tuple[int, ...]
+
+SKIP, ZERO, TEXT, FIXED_ARRAY, EACH, EMPTY, MAYBE, TAGS = range(1, 9)
+_COMPACT = 0  # the width of a length that is a varint, one more than the length
+
+
+@cache
+def plain_response(api_key: int, version: int) -> Program | None:
+    """Return the program for a response from the byte after its correlation id on; None: it is never plain."""
+    carrier = address_path(api_key, version)
+    if carrier == "" or api_key == API_VERSIONS:  # ApiVersions may come in version 0 whatever was asked
+        return None
+    message = api_message(api_key, version, "response")
+    header = [TAGS, 0] if message.header_version(version) else []
+    return (*header, *_Layout(message, version, carrier).operations(message.fields, ""))
+
+
+class _Layout(Walk):
+    """The operations for the fields of one version of a message."""
+
+    def __init__(self, message: Message, version: int, carrier: str | None) -> None:
+        noted = {path for path in paths_of(message.fields, version) if is_noted(path)}
+        flexible = version in message.flexible_versions
+        super().__init__(message.name, version, flexible, noted | {carrier} if carrier else noted)
+        self._carrier = carrier
+
+    def operations(self, fields: tuple[Field, ...], path: str) -> list[int]:
+        """Return the operations for a struct."""
+        present = [field for field in fields if self.version in field.versions]
+        operations: list[int] = []
+        for field in present:
+            if self.version not in field.tagged_versions:
+                operations += self.of_field(field, join(path, field.name))
+        if self.flexible:
+            tagged = [field for field in present if self.version in field.tagged_versions]
+            looked_at = [field.tag or 0 for field in tagged if self.looks_below(join(path, field.name))]
+            operations += [TAGS, len(looked_at), *looked_at]
+        return operations
+
+    def of_field(self, field: Field, path: str) -> list[int]:
+        nullable = int(self.version in field.nullable_versions)
+        compact = self.flexible and field.compactable
+        if field.is_array:
+            return self.of_array(field, path, _COMPACT if compact else 4, nullable)
+        if not field.is_struct:
+            return self.of_primitive(field.type, path, compact, nullable)
+        body = self.operations(field.fields, path)
+        return [MAYBE, 0, len(body), *body] if nullable else body
+
+    def of_array(self, field: Field, path: str, width: int, nullable: int) -> list[int]:
+        if path == self._carrier:
+            return [EMPTY, width, nullable]
+        type_ = field.element_type
+        size = self.fixed_size(field, type_)
+        if size is not None and not self.looks_below(path + "[]"):
+            return [FIXED_ARRAY, width, nullable, size]
+        if field.is_struct:
+            body = self.operations(field.fields, path)
+        else:
+            body = self.of_primitive(type_, path + "[]", self.flexible and field.compactable, 0)
+        return [EACH, width, nullable, max(self.least_size(field, type_), 1), len(body), *body]
+
+    def of_primitive(self, type_: str, path: str, compact: bool, nullable: int) -> list[int]:
+        if type_ in FIXED:
+            return [ZERO if path in self.wanted else SKIP, size_of(FIXED[type_])]
+        return [TEXT, _COMPACT if compact else 2 if type_ == "string" else 4, nullable]

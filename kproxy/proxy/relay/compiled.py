@@ -1,0 +1,317 @@
+"""Relaying by the compiled core: connections whose frames need no decision leave Python until one does.
+
+Duty: lend a relay's connection to the core (`native/`) between two frames, and take it back for everything that the
+core does not do: a frame that is not plain, bytes that a side does not accept, an end, a pause, a drain, a trace. While
+it is lent, the core's functions stand in the poller in place of the relay's own, and the session is stale: whoever
+asks the relay for its session gets it back first.
+
+A connection that came back is lent again after a number of reads, which doubles each time it comes back soon, so that
+traffic that Python must read is not slowed down by passing to and fro. Refuses to know the contents of frames.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from kproxy.errors import ConfigError
+from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES
+from kproxy.metrics.counting import ConnectionMetrics
+from kproxy.metrics.process import Metrics
+from kproxy.protocol.programs import plain_response
+from kproxy.proxy.relay.in_flight import FEW
+from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
+from kproxy.proxy.relay.state import RelayState
+from kproxy.proxy.sockets.poller import Poller
+from kproxy.wire import frames
+from kproxy.wire.events import BROKER, CLIENT, Exchange
+from kproxy.wire.interest import ApiPlan
+from kproxy.wire.lending import first_fields, give_back, is_lent, lend
+from kproxy.wire.session import Session
+
+CHOICE = "KPROXY_CORE"  # the variable that chooses the implementation
+AUTO, NATIVE, PYTHON = "auto", "native", "python"  # auto: the compiled core if it is installed
+FEW_READS = 8  # before a connection is lent
+MOST_READS = 1024
+LONG_FRAMES = 64  # a connection that was lent for so many frames is soon lent again
+
+# Why the core gives a connection back, as in native/src/conn.rs.
+FRAME, UNSENT, ENDED, BROKEN, UNWRITABLE = range(1, 6)
+
+
+def native() -> ModuleType | None:
+    """Return the compiled core, None for Python alone. Raises ConfigError if it is asked for and not installed."""
+    choice = os.environ.get(CHOICE, AUTO)
+    if choice == PYTHON:
+        return None
+    if choice not in (AUTO, NATIVE):
+        raise ConfigError([(CHOICE, f"it is {choice!r}, and can be {AUTO}, {NATIVE} or {PYTHON}")])
+    try:
+        return import_module("kproxy_core")
+    except ImportError as fault:
+        if choice == AUTO and isinstance(fault, ModuleNotFoundError):
+            return None
+        text = f"the compiled core cannot be loaded: {fault}; pip install ./native builds it, {PYTHON} does without it"
+        raise ConfigError([(CHOICE, text)]) from None
+
+
+class Core:
+    """The compiled core of one event loop."""
+
+    def __init__(self, module: Any, poller: Poller, pressure: Pressure, metrics: Metrics) -> None:
+        self.module = module
+        self.metrics = metrics
+        bounds = DURATION_NS, EXCESS_WAIT_NS, QUEUE_NS, PROXY_NS, SIZE_BYTES
+        self.lane = module.Lane(
+            poller,
+            pressure,
+            metrics.clock_offset_ns,
+            len(pressure.whole),
+            tuple(map(list, bounds)),
+            (metrics.directions["request"], metrics.directions["response"]),
+            metrics.loop_lag,
+            metrics.slow,
+        )
+        self._programs: dict[tuple[int, int], Any] = {}
+        poller.core = self.lane
+
+    def program(self, plan: ApiPlan) -> Any:
+        """Return the program that recognises plain responses; None: there are none."""
+        key = plan.api_key, plan.api_version
+        if key not in self._programs:
+            operations = plain_response(*key)
+            self._programs[key] = None if operations is None else self.module.Program(operations)
+        return self._programs[key]
+
+    def tally(self, counting: ConnectionMetrics, plan: ApiPlan) -> Any:
+        """Return the core's counters of an API at the connection's broker."""
+        tallies = counting.of_broker.tallies
+        tally = tallies.get(plan)
+        if tally is None:
+            tally = tallies[plan] = self.lane.tally(counting.api_cells(plan), counting.of_broker)
+        return tally
+
+
+class Lending:
+    """A relay's connection in the core's hands, or waiting for that."""
+
+    __slots__ = (
+        "_conn",
+        "_core",
+        "_counting",
+        "_max_request_bytes",
+        "_relay",
+        "_since",
+        "_wait",
+        "is_lent",
+        "reads",
+    )
+
+    def __init__(self, core: Core, relay: "Lendable", counting: ConnectionMetrics, max_request_bytes: int) -> None:
+        self._core = core
+        self._relay = relay
+        self._counting = counting
+        self._wait = self.reads = FEW_READS  # until it is lent
+        self._since = 0  # frames when it was lent
+        self.is_lent = False
+        self._max_request_bytes = max_request_bytes
+        self._conn: Any = None  # made when it is lent for the first time
+
+    def try_it(self) -> None:
+        """Lend the connection if nothing stands against it."""
+        self.reads = self._wait
+        relay = self._relay
+        session = relay._session
+        state = lend(session) if relay.is_quiet else None
+        if state is None:
+            return
+        pending = []
+        for exchange in state.pending:
+            program = self._core.program(exchange.plan)
+            if program is None:
+                return
+            values = (
+                exchange.client_id,
+                exchange.acks,
+                exchange.max_wait_ms,
+                exchange.group_id,
+                exchange.transactional_id,
+            )
+            pending.append(
+                (
+                    exchange.plan,
+                    values,
+                    exchange.max_wait_ms,
+                    program,
+                    self._core.tally(self._counting, exchange.plan),
+                    exchange.correlation_id & 0xFFFFFFFF,
+                    exchange.number,
+                    exchange.request_bytes,
+                    exchange.request_start,
+                    exchange.request_end,
+                )
+            )
+        if self._conn is None:
+            self._conn = self._made()
+        self._since = sum(state.completed)
+        self._conn.enter(pending, *state[1:], relay._session_ns)
+        session.pending.clear()
+        self._counting.pending = self._conn
+        self.is_lent = True
+        relay._read_by((self._conn.side(CLIENT), self._conn.side(BROKER)))
+
+    def _made(self) -> Any:
+        client, broker = self._relay._peers
+        return self._core.module.Conn(
+            self._core.lane,
+            client.fd,
+            broker.fd,
+            self._max_request_bytes,
+            min(self._relay._session.most_in_flight, FREE_REQUESTS),
+            self,
+        )
+
+    def take_back(self) -> None:
+        """Bring the state home; nothing is sent or read by that."""
+        if not self.is_lent:
+            return
+        self.is_lent = False
+        relay = self._relay
+        session = relay._session
+        pending, number, received, completed, free_at, missing, session_ns, last = self._conn.take()
+        give_back(session, pending, number, received, completed, free_at, missing, last)
+        relay._session_ns = session_ns
+        self._counting.pending = session.pending
+        for side, peer in enumerate(relay._peers):
+            peer.seen = completed[side]
+        self._wait = FEW_READS if sum(completed) - self._since >= LONG_FRAMES else min(2 * self._wait, MOST_READS)
+        self.reads = self._wait
+        relay._read_in_python()
+
+    def end(self) -> None:
+        """Let go of the connection, which is closed."""
+        if self._conn is not None:
+            self._conn.end()
+
+    # --- called by the core ------------------------------------------------------------------------------------------
+
+    def learn(self, part: bytes) -> Any:
+        """Return how to relay requests that begin like this one; None: Python reads it."""
+        size, key_version, _ = frames.REQUEST_HEAD.unpack_from(part, 0)
+        plan = self._relay._session.interest.plan(key_version)
+        if not is_lent(plan):
+            return None
+        program = self._core.program(plan)
+        found = first_fields(plan, part, size + 4, frames.REQUEST_HEAD_BYTES)
+        if program is None or found is None:
+            return None
+        values, count = found
+        return count, plan, values, values[2], program, self._core.tally(self._counting, plan)
+
+    def came_back(
+        self, side: int, unsent: bytes | None, rest: bytes | None, frames_read: int, arrived: int, why: int, errno: int
+    ) -> None:
+        """Go on in Python with bytes that the core read and did not send, or with an end."""
+        relay = self._relay
+        try:
+            self.take_back()
+            if unsent is not None:
+                relay._peers[1 - side].frames += frames_read
+                relay._keep(side, 1 - side, unsent, arrived)
+            if why == ENDED:
+                relay._ended(side)
+            elif why == BROKEN:
+                relay._broken(side, OSError(errno, os.strerror(errno)))
+            elif why == UNWRITABLE:
+                relay._unwritable(1 - side)
+            if rest is not None and not relay.closed:
+                relay._read_on(side, rest, arrived)
+        except Exception:
+            relay._crashed()
+
+    def crashed(self, fault: BaseException) -> None:
+        """Close the connection after a defect of the core."""
+        try:
+            raise fault
+        except Exception:
+            self._relay._crashed()
+
+    def report_slow(self, plan: ApiPlan, values: Sequence[Any], request: Sequence[int], response: Sequence[int]) -> int:
+        """Report a slow exchange; return the time above which the next one is reported, in ns."""
+        correlation_id, number, request_bytes, start, end = request
+        response_bytes, at_ns, queue_ns, duration_ns = response
+        exchange = Exchange(plan, correlation_id, number, 0, request_bytes, start)
+        exchange.client_id, _, exchange.max_wait_ms, _, _ = values
+        exchange.request_end = end
+        exchange.response_bytes = response_bytes
+        exchange.response_start = exchange.response_end = at_ns
+        exchange.queue_ns, exchange.muted_ns = queue_ns, 0
+        slow = self._core.metrics.slow
+        slow.add(exchange, duration_ns, self._relay.info, self._counting.of_broker.broker)
+        return slow.threshold_ns
+
+
+class Lendable(RelayState):
+    """The part of a relay that lends its connection."""
+
+    __slots__ = ()
+
+    @property
+    def session(self) -> Session:
+        """Return the session, with the state of the connection: the core gives it back first."""
+        self._take_back()
+        return self._session
+
+    @property
+    def pending_requests(self) -> int:
+        """Return the number of requests in flight, wherever they are counted."""
+        return len(self._counting.pending)
+
+    def reads_with(self, session: object) -> bool:
+        """Return whether this is the relay's session."""
+        return self._session is session
+
+    def lend_to(self, lending: Lending) -> None:
+        """Let the core relay what needs no decision."""
+        self._lending = lending
+
+    def _take_back(self) -> None:
+        if self._lending is not None:
+            self._lending.take_back()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether nothing but plain relaying is going on."""
+        client, broker = self._peers
+        return (
+            not self.closed
+            and self._between is None
+            and self._pause is None
+            and not self._draining
+            and self._in_flight_state == FEW
+            and client.reading
+            and broker.reading
+            and client.unsent is None
+            and broker.unsent is None
+            and not (client.dead or broker.dead or client.ended or broker.ended)
+        )
+
+    def _read_by(self, readable: tuple[Callable[[], None], Callable[[], None]]) -> None:
+        """Read both sides by these functions from now on."""
+        for peer, each in zip(self._peers, readable, strict=True):
+            peer.readable = each
+            self._poller.replace_reader(peer.fd, each)
+
+    def _read_in_python(self) -> None:
+        client, broker = self._peers
+        self._read_by((self._reader(CLIENT, client.sock.recv_into), self._reader(BROKER, broker.sock.recv_into)))
+
+    def _read_on(self, side: int, rest: bytes, arrived: int) -> None:
+        """Read bytes in Python that the core has received."""
+        self._session.backlog[side] = memoryview(rest)
+        self._peers[side].arrived_ns = arrived
+        if not self._waits(side):
+            self._peers[side].readable()
+        else:
+            self._put_back(side, arrived)

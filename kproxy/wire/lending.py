@@ -1,0 +1,128 @@
+"""The state of a session that the compiled core takes over, and gives back (`proxy/relay/compiled.py`).
+
+Duty: say whether a session can be lent: it is between two frames on both sides, nothing of it is held, kept or waits,
+and each pending request is one of a lent plan. Refuses to know the core.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from kproxy.protocol.apis import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE
+from kproxy.wire.events import BROKER, CLIENT, NONE, UNANSWERED, Exchange
+from kproxy.wire.interest import FORWARD, ApiPlan
+from kproxy.wire.session import Session
+
+_READ = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))  # each changes the session's own state
+Values = tuple[Any, ...]  # client id, acks, max_wait_ms, group id, transactional id
+
+
+class Lent(NamedTuple):
+    """The state that passes; times in nanoseconds of the session's clock."""
+
+    pending: list[Exchange]
+    number: int  # of the next request
+    received: tuple[int, int]  # bytes, by side
+    completed: tuple[int, int]  # frames, by side
+    free_at: int  # when the last response ended
+
+
+def is_lent(plan: ApiPlan) -> bool:
+    """Return whether requests of this plan, and their responses without errors, need nothing but counting."""
+    return (
+        plan.known
+        and plan.request == FORWARD
+        and plan.quick_scan is not None
+        and plan.kept is None
+        and plan.request_reader is None
+        and plan.response_reader is None
+        and plan.api_key not in _READ
+    )
+
+
+def lend(session: Session) -> Lent | None:
+    """Return the state of a session; None: it cannot be lent now."""
+    if (
+        type(session) is not Session
+        or session._handlers[CLIENT] is not Session._requests
+        or session._handlers[BROKER] is not Session._answers
+        or session._client_left
+        or session._broker_left
+        or session._client_head
+        or session._broker_head
+        or session.backlog[CLIENT] is not None
+        or session.backlog[BROKER] is not None
+        or session._own_answers
+        or session._handshake is not None
+        or session._asked is not None
+        or session._mutes
+        or session._noted
+        or session.events
+        or session._ended
+        or not all(is_lent(exchange.plan) and exchange.outcome is UNANSWERED for exchange in session.pending)
+    ):
+        return None
+    received, completed = session._received, session.completed
+    return Lent(
+        session.pending, session._number, (received[0], received[1]), (completed[0], completed[1]), session._free_at
+    )
+
+
+def give_back(
+    session: Session,
+    pending: Iterable[tuple[ApiPlan, Values, int, int, int, int, int | None]],
+    number: int,
+    received: tuple[int, int],
+    completed: tuple[int, int],
+    free_at: int,
+    missing: int,
+    last: Values | None,
+) -> None:
+    """Restore a lent session.
+
+    pending: plan, first fields, correlation id, number, bytes, first and last byte of each request. missing: bytes of
+    the last request that have not arrived. last: the first fields of the last request.
+    """
+    exchanges: list[Exchange] = []
+    for plan, values, correlation_id, each, size, start, end in pending:
+        exchange = Exchange(plan, correlation_id, each, len(exchanges), size, start)
+        exchange.request_end = NONE if end is None else end
+        (
+            exchange.client_id,
+            exchange.acks,
+            exchange.max_wait_ms,
+            exchange.group_id,
+            exchange.transactional_id,
+        ) = values
+        exchanges.append(exchange)
+    session.pending[:] = exchanges
+    session._number = number
+    session._received[:] = received
+    session.completed[:] = completed
+    session._free_at = free_at
+    session._client_left = missing
+    session._client_exchange = exchanges[-1] if missing and exchanges else None
+    if last is not None and last[0] is not None:
+        session.client_id = last[0]
+
+
+def first_fields(plan: ApiPlan, part: bytes, size: int, head_bytes: int) -> tuple[Values, int] | None:
+    """Return (first fields, their bytes) of a request that begins with `part`; None: the session must read it.
+
+    size: bytes of the request, its 4-byte size included.
+    """
+    if plan.prefix is None:
+        return _NO_FIELDS, 0
+    try:
+        found = plan.prefix(part, head_bytes, min(size, len(part)))
+    except Exception:  # the session says what is wrong with it
+        return None
+    if found is None:
+        return None
+    values, stop = found
+    if values[1] == 0 or values[5:] != (None, None, None):  # no answer follows; a login; the client's software
+        return None
+    return values[:5], stop - head_bytes
+
+
+_NO_FIELDS: Values = (None,) * 5
+Learn = Callable[[bytes], Any]

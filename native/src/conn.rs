@@ -1,0 +1,504 @@
+//! One client connection and its broker connection while no frame of theirs needs a decision.
+
+use std::collections::VecDeque;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::Arc;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyTuple};
+
+use crate::program;
+use crate::sockets::{monotonic_ns, receive, receive_timed, send, Io};
+use crate::tally::{Lane, Program, Tally, Times};
+use crate::turn::Clock;
+
+const CLIENT: usize = 0;
+const BROKER: usize = 1;
+const REQUEST_HEAD: usize = 12; // size, API key, version, correlation id
+const RESPONSE_HEAD: usize = 8; // size, correlation id
+const MAX_USUAL: usize = 4; // of 512 bytes at most, and the texts in them
+const LATE_NS: i64 = 1_000_000; // as in kproxy/proxy/sockets/poller.py
+
+/// A beginning that many requests of the connection have: API, version and the bytes of the first fields.
+struct Usual {
+    key_version: u32,
+    prefix: Vec<u8>,
+    plan: PyObject,   // ApiPlan
+    values: PyObject, // of the first fields: client id, acks, ...
+    max_wait_ms: Option<i64>,
+    program: Py<Program>,
+    tally: Py<Tally>,
+}
+
+/// A request that is not answered.
+struct Pending {
+    usual: Arc<Usual>,
+    correlation_id: u32,
+    number: i64,
+    request_bytes: i64,
+    start: i64,
+    end: Option<i64>, // None: its last byte has not arrived
+}
+
+/// Why the connection leaves the lane.
+#[derive(Clone, Copy, PartialEq)]
+enum Leave {
+    No,
+    Frame,      // the next frame is Python's
+    Unsent,     // the other side does not take all bytes
+    Ended,      // the side has ended
+    Broken,     // the side cannot be read
+    Unwritable, // the other side cannot be written
+}
+
+/// What Python must be asked for before the bytes at `pos` can be read.
+#[derive(PartialEq)]
+enum Step {
+    Done,
+    Learn,
+}
+
+type State<'py> = (Bound<'py, PyList>, i64, (u64, u64), (u64, u64), i64, usize, i64, Option<PyObject>);
+type GivenPending = (PyObject, PyObject, Option<i64>, Py<Program>, Py<Tally>, u32, i64, i64, i64, i64);
+
+#[pyclass]
+pub struct Conn {
+    lane: Py<Lane>,
+    fds: [i32; 2],
+    max_request: u32,
+    limit: usize,
+    lending: PyObject, // has the methods `learn`, `came_back` and `report_slow`
+    pending: VecDeque<Pending>,
+    usual: Vec<Arc<Usual>>,
+    number: i64,
+    received: [u64; 2],
+    completed: [u64; 2],
+    free_at: i64,
+    left: usize, // bytes of the request in transit that have not arrived
+    session_ns: i64,
+    is_inside: bool,
+    last: Option<Arc<Usual>>,
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// What Python goes on with.
+struct Left {
+    unsent: Option<Vec<u8>>, // read, and not taken by the other side
+    rest: Option<Vec<u8>>,   // not read: it begins with a frame, or its continuation
+    frames: u64,             // that ended in this read
+    arrived: i64,
+    why: Leave,
+    errno: i32,
+}
+
+struct Slow {
+    pending: Pending,
+    response: i64,
+    response_bytes: i64,
+    queue: i64,
+    duration: i64,
+}
+
+impl Conn {
+    /// Reads requests from `pos` on; returns what it needs.
+    fn requests(&mut self, bytes: &[u8], pos: &mut usize, now: i64, why: &mut Leave) -> Step {
+        let size = bytes.len();
+        if self.left > 0 {
+            let taken = self.left.min(size);
+            self.left -= taken;
+            *pos += taken;
+            if self.left == 0 {
+                if let Some(last) = self.pending.back_mut() {
+                    last.end = Some(now);
+                }
+                self.completed[CLIENT] += 1;
+            }
+        }
+        while size - *pos >= REQUEST_HEAD {
+            let head = &bytes[*pos..];
+            let length = u32_at(head, 0);
+            if length < 8 || length > self.max_request || self.pending.len() >= self.limit {
+                break;
+            }
+            let whole = length as usize + 4;
+            let key_version = u32_at(head, 4);
+            let found = self.usual.iter().position(|usual| {
+                let until = REQUEST_HEAD + usual.prefix.len();
+                usual.key_version == key_version
+                    && until <= whole
+                    && head.get(REQUEST_HEAD..until) == Some(usual.prefix.as_slice())
+            });
+            let usual = match found {
+                Some(index) => self.usual[index].clone(),
+                None => return Step::Learn,
+            };
+            let here = whole.min(head.len());
+            let end = if here == whole { Some(now) } else { None };
+            self.pending.push_back(Pending {
+                usual: usual.clone(),
+                correlation_id: u32_at(head, 8),
+                number: self.number,
+                request_bytes: whole as i64,
+                start: now,
+                end,
+            });
+            self.last = Some(usual);
+            self.number += 1;
+            *pos += here;
+            if end.is_none() {
+                self.left = whole - here;
+                return Step::Done;
+            }
+            self.completed[CLIENT] += 1;
+        }
+        if *pos < size {
+            *why = Leave::Frame;
+        }
+        Step::Done
+    }
+
+    /// Reads answers to the end of `bytes`, or to one that Python must read; returns where.
+    fn answers(&mut self, py: Python<'_>, lane: &mut Lane, bytes: &[u8], now: i64, slow: &mut Vec<Slow>) -> usize {
+        let mut pos = 0;
+        while bytes.len() - pos >= RESPONSE_HEAD {
+            let head = &bytes[pos..];
+            let whole = u32_at(head, 0) as usize + 4;
+            let plain = match self.pending.front() {
+                Some(first) if first.correlation_id == u32_at(head, 4) && first.end.is_some() => {
+                    whole >= RESPONSE_HEAD
+                        && whole <= head.len()
+                        && program::is_plain(&first.usual.program.borrow(py).operations, &head[RESPONSE_HEAD..whole])
+                }
+                _ => false,
+            };
+            if !plain {
+                break;
+            }
+            let pending = match self.pending.pop_front() {
+                Some(pending) => pending,
+                None => break,
+            };
+            let queue = (self.free_at.min(now) - pending.start).max(0);
+            self.free_at = now;
+            self.completed[BROKER] += 1;
+            let times =
+                Times { request_start: pending.start, request_end: pending.end.unwrap_or(now), response: now, queue };
+            let usual = &pending.usual;
+            let mut tally = usual.tally.borrow_mut(py);
+            if !tally.is_fresh {
+                tally.is_fresh = true;
+                lane.fresh.push(usual.tally.clone_ref(py));
+            }
+            let duration = tally.count(pending.request_bytes, whole as i64, &times, usual.max_wait_ms);
+            drop(tally);
+            if duration - usual.max_wait_ms.unwrap_or(0) * 1_000_000 > lane.slow_ns {
+                slow.push(Slow { pending, response: now, response_bytes: whole as i64, queue, duration });
+            }
+            pos += whole;
+        }
+        pos
+    }
+
+    /// Asks Python about the request that begins at `frame`; false: the request is Python's.
+    fn learn_at(slf: &Bound<'_, Self>, frame: &[u8]) -> PyResult<bool> {
+        let py = slf.py();
+        let whole = u32_at(frame, 0) as usize + 4;
+        let part = &frame[..whole.min(frame.len()).min(REQUEST_HEAD + 512)];
+        let lending = slf.borrow().lending.clone_ref(py);
+        let learnt = lending.call_method1(py, intern!(py, "learn"), (PyBytes::new_bound(py, part),))?;
+        let found: Option<(usize, PyObject, PyObject, Option<i64>, Py<Program>, Py<Tally>)> = learnt.extract(py)?;
+        let (prefix_bytes, plan, values, max_wait_ms, program, tally) = match found {
+            Some(found) => found,
+            None => return Ok(false),
+        };
+        let prefix = match part.get(REQUEST_HEAD..REQUEST_HEAD + prefix_bytes) {
+            Some(prefix) => prefix,
+            None => return Ok(false),
+        };
+        let mut me = slf.borrow_mut();
+        if me.usual.len() >= MAX_USUAL {
+            me.usual.remove(0);
+        }
+        let key_version = u32_at(frame, 4);
+        let prefix = prefix.to_vec();
+        me.usual.push(Arc::new(Usual { key_version, prefix, plan, values, max_wait_ms, program, tally }));
+        Ok(true)
+    }
+
+    /// Relays what a side has sent. A defect here, or in Python that was asked, ends this connection and no other.
+    fn readable(slf: &Bound<'_, Self>, side: usize, lane: &Bound<'_, Lane>, clock: &mut Clock) -> PyResult<()> {
+        let (fd, to) = {
+            let me = slf.borrow();
+            if !me.is_inside {
+                return Ok(());
+            }
+            (me.fds[side], me.fds[1 - side])
+        };
+        let py = slf.py();
+        let mut buffer = std::mem::take(&mut lane.borrow_mut().buffer);
+        let result = catch_unwind(AssertUnwindSafe(|| Self::relay(slf, lane, side, (fd, to), clock, &mut buffer)));
+        lane.borrow_mut().buffer = buffer;
+        let left = match result {
+            Ok(Ok(None)) => return Ok(()),
+            Ok(Ok(Some(left))) => left,
+            Ok(Err(fault)) => return Self::crashed(slf, fault),
+            Err(_) => return Self::crashed(slf, PyRuntimeError::new_err("a panic of the compiled core")),
+        };
+        clock.write(&lane.borrow(), py)?;
+        let lending = slf.borrow().lending.clone_ref(py);
+        let unsent = left.unsent.map(|bytes| PyBytes::new_bound(py, &bytes));
+        let rest = left.rest.map(|bytes| PyBytes::new_bound(py, &bytes));
+        let said = (side, unsent, rest, left.frames, left.arrived, left.why as u8, left.errno);
+        lending.call_method1(py, intern!(py, "came_back"), said)?;
+        clock.read(&lane.borrow(), py)
+    }
+
+    fn crashed(slf: &Bound<'_, Self>, fault: PyErr) -> PyResult<()> {
+        let py = slf.py();
+        let lending = slf.borrow().lending.clone_ref(py);
+        lending.call_method1(py, intern!(py, "crashed"), (fault.into_value(py),))?;
+        Ok(())
+    }
+
+    fn relay(
+        slf: &Bound<'_, Self>,
+        lane: &Bound<'_, Lane>,
+        side: usize,
+        (fd, to): (i32, i32),
+        clock: &mut Clock,
+        buffer: &mut [u8],
+    ) -> PyResult<Option<Left>> {
+        let py = slf.py();
+        let start = clock.now;
+        let room = clock.room.min(buffer.len());
+        let mut arrived = clock.turn;
+        let read = if clock.is_late {
+            let (read, wall_ns) = receive_timed(fd, &mut buffer[..room]);
+            if let (Some(wall_ns), Io::Done(_)) = (wall_ns, &read) {
+                arrived = (wall_ns - clock.wall_offset).min(start);
+                if clock.is_in_order && clock.turn - arrived <= LATE_NS {
+                    clock.is_late = false; // sockets that became ready later are as recent
+                }
+            }
+            read
+        } else {
+            receive(fd, &mut buffer[..room])
+        };
+        let over = |why, errno| Some(Left { unsent: None, rest: None, frames: 0, arrived, why, errno });
+        let count = match read {
+            Io::Later => return Ok(None),
+            Io::Failed(errno) => return Ok(over(Leave::Broken, errno)),
+            Io::Done(0) => return Ok(over(Leave::Ended, 0)),
+            Io::Done(count) => count,
+        };
+        let bytes = &buffer[..count];
+        let mut why = Leave::No;
+        let mut slow = Vec::new();
+        let mut pos = 0;
+        let before;
+        let now;
+        {
+            let mut lane = lane.borrow_mut();
+            lane.lag.add(start - arrived, 1);
+            let mut me = slf.borrow_mut();
+            before = me.completed[side];
+            // The broker's time begins when kproxy handles the request, and ends when the answer arrives.
+            let at = if side == CLIENT { start } else { arrived.max(me.session_ns) };
+            me.session_ns = at;
+            now = at + lane.clock_offset_ns;
+            if side == BROKER {
+                pos = me.answers(py, &mut lane, bytes, now, &mut slow);
+                if pos < count {
+                    why = Leave::Frame;
+                }
+            }
+        }
+        if side == CLIENT {
+            loop {
+                let step = slf.borrow_mut().requests(bytes, &mut pos, now, &mut why);
+                if step == Step::Done {
+                    break;
+                }
+                if !Self::learn_at(slf, &bytes[pos..])? {
+                    why = Leave::Frame;
+                    break;
+                }
+            }
+        }
+        let mut sent = pos;
+        if pos > 0 {
+            match send(to, &bytes[..pos]) {
+                Io::Done(done) => sent = done,
+                Io::Later => sent = 0,
+                Io::Failed(_) => why = Leave::Unwritable,
+            }
+            if sent < pos {
+                why = Leave::Unsent;
+            }
+        }
+        clock.now = monotonic_ns();
+        let frames;
+        {
+            let mut lane = lane.borrow_mut();
+            let mut me = slf.borrow_mut();
+            me.received[side] += pos as u64;
+            frames = me.completed[side] - before;
+            if sent == pos && frames > 0 {
+                lane.inside[side].add(clock.now - arrived, frames);
+            }
+        }
+        for each in slow {
+            Self::report_slow(slf, lane, each)?;
+        }
+        if why == Leave::No {
+            return Ok(None);
+        }
+        let unsent = if sent < pos { Some(bytes[sent..pos].to_vec()) } else { None };
+        let rest = if pos < count { Some(bytes[pos..].to_vec()) } else { None };
+        Ok(Some(Left { unsent, rest, frames, arrived, why, errno: 0 }))
+    }
+
+    fn report_slow(slf: &Bound<'_, Self>, lane: &Bound<'_, Lane>, slow: Slow) -> PyResult<()> {
+        let py = slf.py();
+        let lending = slf.borrow().lending.clone_ref(py);
+        let Pending { usual, correlation_id, number, request_bytes, start, end, .. } = slow.pending;
+        let request = (correlation_id as i32, number, request_bytes, start, end.unwrap_or(start));
+        let response = (slow.response_bytes, slow.response, slow.queue, slow.duration);
+        let said = (&usual.plan, &usual.values, request, response);
+        let above: i64 = lending.call_method1(py, intern!(py, "report_slow"), said)?.extract(py)?;
+        lane.borrow_mut().slow_ns = above;
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl Conn {
+    #[new]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        lane: Py<Lane>,
+        client_fd: i32,
+        broker_fd: i32,
+        max_request_bytes: u32,
+        limit: usize,
+        lending: PyObject,
+    ) -> Self {
+        Conn {
+            lane,
+            fds: [client_fd, broker_fd],
+            max_request: max_request_bytes,
+            limit,
+            lending,
+            pending: VecDeque::new(),
+            usual: Vec::new(),
+            number: 0,
+            received: [0, 0],
+            completed: [0, 0],
+            free_at: 0,
+            left: 0,
+            session_ns: 0,
+            is_inside: false,
+            last: None,
+        }
+    }
+
+    /// Takes the state of a session whose sides are between two frames.
+    fn enter(
+        &mut self,
+        pending: Vec<GivenPending>,
+        number: i64,
+        received: (u64, u64),
+        completed: (u64, u64),
+        free_at: i64,
+        session_ns: i64,
+    ) {
+        self.pending.clear();
+        for (plan, values, max_wait_ms, program, tally, correlation_id, number, request_bytes, start, end) in pending {
+            let usual = Usual { key_version: 0, prefix: Vec::new(), plan, values, max_wait_ms, program, tally };
+            let usual = Arc::new(usual);
+            self.pending.push_back(Pending { usual, correlation_id, number, request_bytes, start, end: Some(end) });
+        }
+        self.number = number;
+        self.received = [received.0, received.1];
+        self.completed = [completed.0, completed.1];
+        self.free_at = free_at;
+        self.session_ns = session_ns;
+        self.left = 0;
+        self.last = None;
+        self.is_inside = true;
+    }
+
+    /// Gives the state back: pending requests as (plan, values, correlation id, number, bytes, start, end or None), the
+    /// number of the next one, bytes and frames by side, when the last answer ended, the bytes missing from the request
+    /// in transit, the session's time, and the first fields of the last request.
+    fn take<'py>(&mut self, py: Python<'py>) -> PyResult<State<'py>> {
+        self.is_inside = false;
+        let pending = PyList::empty_bound(py);
+        for each in self.pending.drain(..) {
+            pending.append(PyTuple::new_bound(
+                py,
+                &[
+                    each.usual.plan.clone_ref(py),
+                    each.usual.values.clone_ref(py),
+                    (each.correlation_id as i32).into_py(py),
+                    each.number.into_py(py),
+                    each.request_bytes.into_py(py),
+                    each.start.into_py(py),
+                    each.end.into_py(py),
+                ],
+            ))?;
+        }
+        let last = self.last.take().map(|usual| usual.values.clone_ref(py));
+        let received = (self.received[0], self.received[1]);
+        let completed = (self.completed[0], self.completed[1]);
+        Ok((pending, self.number, received, completed, self.free_at, self.left, self.session_ns, last))
+    }
+
+    /// Lets go of Python's object: the connection is closed.
+    fn end(&mut self, py: Python<'_>) {
+        self.is_inside = false;
+        self.lending = py.None();
+        self.usual.clear();
+        self.pending.clear();
+    }
+
+    /// Returns what the poller calls when a side is readable: 0 for the client's, 1 for the broker's.
+    fn side(slf: &Bound<'_, Self>, side: usize) -> Side {
+        Side { conn: slf.clone().unbind(), side: side.min(BROKER) }
+    }
+
+    fn __len__(&self) -> usize {
+        self.pending.len()
+    }
+}
+
+/// A side of a connection, as the poller's reader of its socket.
+#[pyclass(frozen)]
+pub struct Side {
+    conn: Py<Conn>,
+    side: usize,
+}
+
+impl Side {
+    pub fn read(&self, lane: &Bound<'_, Lane>, clock: &mut Clock) -> PyResult<()> {
+        Conn::readable(self.conn.bind(lane.py()), self.side, lane, clock)
+    }
+}
+
+#[pymethods]
+impl Side {
+    /// Reads in a turn that Python runs.
+    fn __call__(&self, py: Python<'_>) -> PyResult<()> {
+        let lane = self.conn.borrow(py).lane.clone_ref(py);
+        let lane = lane.bind(py);
+        let mut clock = Clock::of(&lane.borrow(), py)?;
+        self.read(lane, &mut clock)?;
+        let lane = lane.borrow();
+        clock.write(&lane, py)
+    }
+}

@@ -1,0 +1,191 @@
+//! Checks that a response is plain: well-formed, without throttle time, error or broker address.
+//!
+//! A program is a list of numbers that `kproxy/protocol/programs.py` makes from Kafka's layouts. It answers one
+//! question, and everything that is not plain is read by the Python session, as is a response that takes too long.
+
+/// The operations, each followed by its operands.
+pub const SKIP: u32 = 1; // bytes: skip them
+pub const ZERO: u32 = 2; // bytes: each of them must be 0
+pub const TEXT: u32 = 3; // width of the length (0: compact), whether null is allowed: skip the content
+pub const FIXED: u32 = 4; // width of the count, whether null is allowed, bytes of an element: skip an array
+pub const EACH: u32 = 5; // width, whether null is allowed, least bytes of an element, operations of the body
+pub const EMPTY: u32 = 6; // width, whether null is allowed: an array that must be empty
+pub const MAYBE: u32 = 7; // least marker, operations of the body: a struct that may be null
+pub const TAGS: u32 = 8; // count, tags: a tag section; a listed tag must not be present
+
+/// The most operations for one response, about 0.2 ms: other connections wait meanwhile.
+const MOST_OPERATIONS: u32 = 20_000;
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    operations_left: u32,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let end = self.at.checked_add(count)?;
+        let taken = self.bytes.get(self.at..end)?;
+        self.at = end;
+        Some(taken)
+    }
+
+    fn left(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
+    /// An unsigned varint of at most five bytes.
+    fn uvarint(&mut self) -> Option<u32> {
+        let mut value: u64 = 0;
+        for shift in [0, 7, 14, 21, 28] {
+            let byte = *self.take(1)?.first()?;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return u32::try_from(value).ok();
+            }
+        }
+        None
+    }
+
+    /// A length or count: Some(None) is null.
+    fn length(&mut self, width: u32) -> Option<Option<usize>> {
+        let length = match width {
+            0 => i64::from(self.uvarint()?) - 1,
+            2 => {
+                let raw = self.take(2)?;
+                i64::from(i16::from_be_bytes([raw[0], raw[1]]))
+            }
+            _ => {
+                let raw = self.take(4)?;
+                i64::from(i32::from_be_bytes([raw[0], raw[1], raw[2], raw[3]]))
+            }
+        };
+        Some(usize::try_from(length).ok())
+    }
+
+    fn run(&mut self, program: &[u32]) -> Option<()> {
+        let mut at = 0;
+        while at < program.len() {
+            self.operations_left = self.operations_left.checked_sub(1)?;
+            let operands = &program[at + 1..];
+            match program[at] {
+                SKIP => {
+                    self.take(operands[0] as usize)?;
+                    at += 2;
+                }
+                ZERO => {
+                    if self.take(operands[0] as usize)?.iter().any(|byte| *byte != 0) {
+                        return None;
+                    }
+                    at += 2;
+                }
+                TEXT => {
+                    match self.length(operands[0])? {
+                        Some(length) => {
+                            self.take(length)?;
+                        }
+                        None if operands[1] == 0 => return None,
+                        None => {}
+                    }
+                    at += 3;
+                }
+                FIXED => {
+                    match self.length(operands[0])? {
+                        Some(count) => {
+                            self.take(count.checked_mul(operands[2] as usize)?)?;
+                        }
+                        None if operands[1] == 0 => return None,
+                        None => {}
+                    }
+                    at += 4;
+                }
+                EACH => {
+                    let body = &operands[4..4 + operands[3] as usize];
+                    match self.length(operands[0])? {
+                        Some(count) => {
+                            if count.checked_mul(operands[2] as usize)? > self.left() {
+                                return None;
+                            }
+                            for _ in 0..count {
+                                self.run(body)?;
+                            }
+                        }
+                        None if operands[1] == 0 => return None,
+                        None => {}
+                    }
+                    at += 5 + body.len();
+                }
+                EMPTY => {
+                    match self.length(operands[0])? {
+                        Some(0) => {}
+                        None if operands[1] != 0 => {}
+                        _ => return None,
+                    }
+                    at += 3;
+                }
+                MAYBE => {
+                    let body = &operands[2..2 + operands[1] as usize];
+                    let marker = *self.take(1)?.first()? as i8;
+                    if i32::from(marker) >= operands[0] as i32 {
+                        self.run(body)?;
+                    }
+                    at += 3 + body.len();
+                }
+                TAGS => {
+                    let listed = &operands[1..1 + operands[0] as usize];
+                    let count = self.uvarint()? as usize;
+                    if count.checked_mul(2)? > self.left() {
+                        return None;
+                    }
+                    self.operations_left = self.operations_left.checked_sub(u32::try_from(count).ok()?)?;
+                    for _ in 0..count {
+                        let tag = self.uvarint()?;
+                        if listed.contains(&tag) {
+                            return None;
+                        }
+                        let size = self.uvarint()? as usize;
+                        self.take(size)?;
+                    }
+                    at += 2 + listed.len();
+                }
+                _ => return None,
+            }
+        }
+        Some(())
+    }
+}
+
+/// Whether all of a response behind its correlation id is plain.
+pub fn is_plain(program: &[u32], bytes: &[u8]) -> bool {
+    let mut reader = Reader { bytes, at: 0, operations_left: MOST_OPERATIONS };
+    reader.run(program).is_some() && reader.left() == 0
+}
+
+/// Checks a program before its first use, so that running it never reads beyond it: each operation is known and whole.
+pub fn is_sound(program: &[u32]) -> bool {
+    let mut at = 0;
+    while at < program.len() {
+        let operands = &program[at + 1..];
+        let (fixed, body, nested) = match program[at] {
+            SKIP | ZERO => (1, 0, false),
+            TEXT | EMPTY => (2, 0, false),
+            FIXED => (3, 0, false),
+            EACH => (4, operands.get(3).copied().unwrap_or(0) as usize, true),
+            MAYBE => (2, operands.get(1).copied().unwrap_or(0) as usize, true),
+            TAGS => (1, operands.first().copied().unwrap_or(0) as usize, false),
+            _ => return false,
+        };
+        if operands.len() < fixed || operands.len() - fixed < body {
+            return false;
+        }
+        if nested && !is_sound(&operands[fixed..fixed + body]) {
+            return false;
+        }
+        // An element of no bytes would let a count of 2^31 loop without reading anything.
+        if program[at] == EACH && operands[2] == 0 {
+            return false;
+        }
+        at += 1 + fixed + body;
+    }
+    true
+}

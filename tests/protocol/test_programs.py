@@ -1,0 +1,100 @@
+"""Programs recognise exactly the responses of which `codec.response_scan` says that nothing is to be done."""
+
+import random
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from kproxy.errors import ProtocolError
+from kproxy.protocol import codec
+from kproxy.protocol.codec import is_noted
+from kproxy.protocol.programs import plain_response
+from kproxy.protocol.schema import Field, address_path
+from tests.native import needs_core
+from tests.protocol.messages import Layout, vectors
+
+pytestmark = needs_core
+
+SKIP, EACH = 1, 5
+
+
+def is_plain(layout: Layout, frame: bytes) -> bool:
+    import kproxy_core
+
+    program = plain_response(layout.api_key, layout.version)
+    return program is not None and kproxy_core.is_plain(program, frame[layout.start :])
+
+
+def scanned(layout: Layout, frame: bytes) -> bool:
+    """Whether the session finds nothing in the response."""
+    try:
+        scan = codec.response_scan(layout.api_key, layout.version)
+        throttle_ms, error, errors, carries = scan(frame, layout.start, len(frame))
+    except ProtocolError:
+        return False
+    return throttle_ms in (-1, 0) and not error and not errors and not carries
+
+
+def quieted(fields: tuple[Field, ...], body: dict[str, Any], carrier: str | None, above: str = "") -> dict[str, Any]:
+    """The same body without throttle, errors and addresses."""
+    for field in fields:
+        if field.name not in body:
+            continue
+        path = f"{above}.{field.name}" if above else field.name
+        value = body[field.name]
+        if path == carrier or is_noted(path):
+            body[field.name] = [] if field.is_array else 0
+            if field.tag is not None:  # present at all, it is left to the session
+                del body[field.name]
+        elif field.is_struct and value is not None:
+            for item in value if field.is_array else (value,):
+                quieted(field.fields, item, carrier, path)
+    return body
+
+
+def test_vectors_with_and_without_what_is_noted() -> None:
+    plain = 0
+    for layout, frame, _, _ in vectors():
+        if layout.side != "response" or layout.api_key is None or layout.api_key == 18:
+            continue
+        _, body = layout.decode(frame)
+        if body.get("throttleTimeMs", 0) >= 0:  # a negative one is left to the session
+            assert is_plain(layout, frame) == scanned(layout, frame), layout
+        carrier = address_path(layout.api_key, layout.version)
+        quiet = layout.encode(quieted(layout.message.fields, deepcopy(body), carrier))
+        assert is_plain(layout, quiet) == scanned(layout, quiet), layout
+        plain += is_plain(layout, quiet)
+        assert not is_plain(layout, quiet[:-1]), layout
+        assert not is_plain(layout, quiet + b"\0"), layout
+    assert plain > 300
+
+
+def test_damaged_responses_are_never_plain_where_the_session_finds_something() -> None:
+    chance = random.Random(11)
+    plain = 0
+    for layout, frame, _, _ in vectors():
+        if layout.side != "response" or layout.api_key is None:
+            continue
+        _, body = layout.decode(frame)
+        quiet = layout.encode(quieted(layout.message.fields, body, address_path(layout.api_key, layout.version)))
+        for _ in range(20):
+            damaged = bytearray(quiet)
+            for _ in range(chance.randint(1, 3)):
+                if len(damaged) > layout.start:
+                    damaged[chance.randrange(layout.start, len(damaged))] = chance.choice((0, 1, 127, 128, 255))
+            if is_plain(layout, bytes(damaged)):
+                plain += 1
+                assert scanned(layout, bytes(damaged)), layout
+    assert plain > 1000
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [(9,), (SKIP,), (EACH, 0, 0, 1, 2, SKIP), (EACH, 0, 0, 0, 2, SKIP, 1), (EACH, 0, 0, 1, 1, SKIP), (8, 5, 1)],
+)
+def test_a_program_that_would_be_read_beyond_its_end_or_loop_is_refused(operations: tuple[int, ...]) -> None:
+    import kproxy_core
+
+    with pytest.raises(ValueError, match="not a program"):
+        kproxy_core.Program(operations)

@@ -1,0 +1,269 @@
+"""The compiled core and the session in Python are one relay: the same bytes leave, and the same is counted."""
+
+import asyncio
+import gc
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from kproxy.errors import ConfigError
+from kproxy.protocol.apis import FETCH, FIND_COORDINATOR, HEARTBEAT, LIST_OFFSETS, METADATA, PRODUCE
+from kproxy.proxy.relay import compiled
+from kproxy.proxy.relay.compiled import Lending
+from tests.native import lend_at_once, needs_core
+from tests.ports import free_ports
+from tests.proxy.live import HOST, Broker, Live, kproxy, live
+from tests.wire.playbook import foreign_request, request, response, sized
+
+pytestmark = needs_core
+
+ACKS = {"acks": -1}
+
+Exchange = tuple[bytes, bytes | None]  # a request, and its answer if there is one
+
+
+def exchanges(chance: random.Random, broker_port: int) -> Iterator[Exchange]:
+    """What a client asks and a broker answers: mostly the usual, and everything that the core leaves to Python."""
+    for number in range(chance.randint(20, 120)):
+        kind = chance.choices(
+            (
+                "produce",
+                "produce 13",
+                "fetch",
+                "heartbeat",
+                "offsets",
+                "no answer",
+                "metadata",
+                "coordinator",
+                "foreign",
+            ),
+            (30, 10, 20, 20, 5, 3, 2, 2, 1),
+        )[0]
+        size = chance.choice((10, 100, 1000, 1000, 40_000, 200_000))
+        client = chance.choice(("c", "c", "another", "Zoë", None))
+        error = chance.choices((0, 6, 29), (30, 1, 1))[0]
+        throttle_ms = chance.choices((0, 1), (40, 1))[0]
+        if kind in ("produce", "no answer"):
+            acks = 0 if kind == "no answer" else chance.choice((1, -1))
+            data = [{"name": "t", "partitionData": [{"index": 0, "records": bytes(size)}]}]
+            asked = request(PRODUCE, 8, number, {"acks": acks, "topicData": data}, client)
+            partitions = [{"index": 0, "errorCode": error, "baseOffset": number}]
+            said = {"responses": [{"name": "t", "partitionResponses": partitions}], "throttleTimeMs": throttle_ms}
+            yield asked, response(PRODUCE, 8, number, said) if acks else None
+        elif kind == "produce 13":
+            data = [{"partitionData": [{"index": 0, "records": bytes(size)}]}]
+            asked = request(PRODUCE, 13, number, {"acks": -1, "topicData": data}, client)
+            said = {"responses": [{"partitionResponses": [{"index": 0, "errorCode": error}]}]}
+            if error == 6:
+                said["nodeEndpoints"] = [{"nodeId": 1, "host": HOST, "port": broker_port}]
+            yield asked, response(PRODUCE, 13, number, said)
+        elif kind == "fetch":
+            asked = request(FETCH, 12, number, {"maxWaitMs": chance.choice((0, 500))}, client)
+            partitions = [{"partitionIndex": 0, "errorCode": error, "records": bytes(size)}]
+            said = {"responses": [{"topic": "t", "partitions": partitions}], "throttleTimeMs": throttle_ms}
+            yield asked, response(FETCH, 12, number, said)
+        elif kind == "heartbeat":
+            asked = request(HEARTBEAT, 4, number, {"groupId": "g", "memberId": "m"}, client)
+            yield asked, response(HEARTBEAT, 4, number, {"errorCode": 27 if error else 0})
+        elif kind == "offsets":
+            asked = request(LIST_OFFSETS, 5, number, {}, client)
+            damaged = sized(response(LIST_OFFSETS, 5, number)[4:-1])
+            yield asked, damaged if error else response(LIST_OFFSETS, 5, number)
+        elif kind == "metadata":
+            brokers = [{"nodeId": 1, "host": HOST, "port": broker_port}]
+            yield request(METADATA, 9, number, {}, client), response(METADATA, 9, number, {"brokers": brokers})
+        elif kind == "coordinator":
+            asked = request(FIND_COORDINATOR, 3, number, {"key": "g"}, client)
+            yield asked, response(FIND_COORDINATOR, 3, number, {"nodeId": 1, "host": HOST, "port": broker_port})
+        else:
+            yield foreign_request(999, 0, number, bytes(8)), sized(number.to_bytes(4) + bytes(size))
+
+
+def cut(chance: random.Random, stream: bytes) -> Iterator[bytes]:
+    while stream:
+        size = chance.choice((1, 3, 11, 12, 13, 100, 5000, 100_000, 1 << 20))
+        yield stream[:size]
+        stream = stream[size:]
+
+
+async def played(here: Live, seed: int) -> tuple[bytes, bytes]:
+    """Play a conversation; return (what reached the broker, what reached the client)."""
+    chance = random.Random(seed)
+    talk = list(exchanges(chance, here.broker.port))
+    client, broker = await here.connect()
+    window = asyncio.Semaphore(chance.choice((1, 2, 8, 30)))
+
+    async def asks() -> None:
+        pace = random.Random(seed + 1)
+        for asked, answer in talk:
+            if answer is not None:
+                await window.acquire()
+            for part in cut(pace, asked) if pace.random() < 0.3 else (asked,):
+                await client.send(part)
+                if len(part) < len(asked):
+                    await asyncio.sleep(0)
+
+    async def answers() -> bytes:
+        pace = random.Random(seed + 2)
+        heard = bytearray()
+        waiting = b""
+        for _, answer in talk:
+            heard += await broker.frame()
+            if answer is None:
+                continue
+            waiting += answer
+            if pace.random() < 0.7:  # otherwise several leave together
+                for part in cut(pace, waiting) if pace.random() < 0.3 else (waiting,):
+                    await broker.send(part)
+                waiting = b""
+            elif window.locked():
+                await broker.send(waiting)
+                waiting = b""
+        await broker.send(waiting)
+        return bytes(heard)
+
+    async def hears() -> bytes:
+        heard = bytearray()
+        for _, answer in talk:
+            if answer is not None:
+                heard += await client.frame()
+                window.release()
+        return bytes(heard)
+
+    _, at_broker, at_client = await asyncio.gather(asks(), answers(), hears())
+    client.close()
+    broker.close()
+    assert at_broker == b"".join(asked for asked, _ in talk)
+    await here.until(lambda: not here.relays)
+    return at_broker, at_client
+
+
+def counted(here: Live) -> Counter[tuple[str, ...]]:
+    """All counts that do not depend on time."""
+    (cluster,) = here.server.metrics.clusters.values()
+    found: Counter[tuple[str, ...]] = Counter()
+    for broker in cluster.brokers.values():
+        for (api, version), cells in broker.apis.items():
+            found[api, version, "requests"] += cells.requests
+            found[api, version, "request bytes"] += cells.request_bytes
+            found[api, version, "response bytes"] += cells.response_bytes
+            for name in ("request_size", "response_size"):
+                for bucket, count in enumerate(getattr(cells, name)):
+                    found[api, version, name, str(bucket)] += count
+            for name in ("duration", "waits", "excess_wait", "throttle"):
+                found[api, version, name] += sum(getattr(cells, name))
+            for code, count in cells.errors.items():
+                found[api, version, "error", str(code)] += count
+    for kind, count in cluster.faults.items():
+        found["fault", *kind] += count
+    for direction, cells in here.server.metrics.directions.items():
+        found["frames", direction] += sum(cells.counts)
+    return +found
+
+
+async def _all(seeds: range, port: int, broker_port: int) -> tuple[list[tuple[bytes, bytes]], Counter[tuple[str, ...]]]:
+    async with kproxy(Broker(port=broker_port), port=port) as here:
+        return [await played(here, seed) for seed in seeds], counted(here)
+
+
+def test_the_core_and_python_relay_and_count_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = range(40)
+    port, broker_port = free_ports(6), free_ports(1)
+    results = []
+    lent = Counter[bool]()
+    take_back = Lending.take_back
+
+    def counting(lending: Lending) -> None:
+        lent[lending.is_lent] += 1
+        take_back(lending)
+
+    async def test() -> None:
+        results.append(await _all(seeds, port, broker_port))
+
+    live(test())
+    lend_at_once(monkeypatch)
+    monkeypatch.setattr(Lending, "take_back", counting)
+    live(test())
+    (python, in_python), (native, in_native) = results
+    assert python == native
+    assert in_python == in_native
+    assert lent[True] > 500
+
+
+def test_a_defect_ends_one_connection_and_no_other(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    lend_at_once(monkeypatch)
+    learn = Lending.learn
+
+    def fails(lending: Lending, part: bytes) -> object:
+        if b"doomed" in part:
+            raise RuntimeError("a defect")
+        return learn(lending, part)
+
+    monkeypatch.setattr(Lending, "learn", fails)
+
+    async def test() -> None:
+        async with kproxy() as here:
+            ends = [await here.connect() for _ in range(3)]
+            for number in range(3):
+                for client, broker in ends:
+                    await client.send(request(PRODUCE, 8, number, ACKS))
+                    await broker.frame()
+                    await broker.send(response(PRODUCE, 8, number))
+                    await client.frame()
+            doomed, others = ends[0], ends[1:]
+            await doomed[0].send(request(PRODUCE, 8, 9, ACKS, "doomed"))
+            with pytest.raises(ConnectionResetError):
+                await doomed[0].rest()
+            for client, broker in others:
+                await client.send(request(PRODUCE, 8, 9, ACKS))
+                await broker.frame()
+                await broker.send(response(PRODUCE, 8, 9))
+                await client.frame()
+            assert here.counted.disconnects == {"defect": 1}
+            for wire in (wire for pair in ends for wire in pair):
+                wire.close()
+
+    live(test())
+    assert "a defect of kproxy closed the connection" in caplog.text
+
+
+def test_counters_of_a_cluster_that_is_gone_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lend_at_once(monkeypatch)
+
+    async def test() -> None:
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            for number in range(3):
+                await client.send(request(HEARTBEAT, 4, number))
+                await broker.frame()
+                await broker.send(response(HEARTBEAT, 4, number))
+                await client.frame()
+            client.close()
+            broker.close()
+            await here.until(lambda: not here.relays)
+            (cells,) = (
+                broker
+                for cluster in here.server.metrics.clusters.values()
+                for broker in cluster.brokers.values()
+                if broker.tallies
+            )
+            (tally,) = cells.tallies.values()
+            assert gc.is_tracked(tally)
+            assert cells in gc.get_referents(tally)  # so the collector sees the circle
+
+    live(test())
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [("rust", "it is 'rust', and can be auto, native or python"), ("native", "pip install ./native")],
+)
+def test_a_core_that_cannot_be_had_is_said(choice: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compiled.CHOICE, choice)
+    monkeypatch.setitem(sys.modules, "kproxy_core", None)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        compiled.native()
