@@ -159,7 +159,8 @@ class BrokerCells:
         self.disconnects: dict[tuple[str, str], int] = {}  # by listener and cause
         self.apis: dict[tuple[str, str], ApiCells] = {}  # by the labels api and version
         self.by_plan: dict[ApiPlan, ApiCells] = {}  # the same cells by their plan's identity; known APIs only
-        self.tallies: dict[ApiPlan, Any] = {}  # counters of the compiled core, which fills these cells
+        # Counters of the compiled core, which fill these cells, by API key and version: each reload makes new plans.
+        self.tallies: dict[tuple[int, int], Any] = {}
         # Times above 0 only: all other answered requests did not queue.
         self.queue = cell(QUEUE_NS)
         self.queue_ns = 0
@@ -299,7 +300,6 @@ class ClusterCells:
         if plan.known:
             if len(broker.by_plan) >= _MAX_PLANS:
                 broker.by_plan.clear()
-                broker.tallies.clear()
             broker.by_plan[plan] = cells
         return cells
 

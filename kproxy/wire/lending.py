@@ -11,6 +11,7 @@ from kproxy.protocol.apis import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from kproxy.wire.events import BROKER, CLIENT, NONE, UNANSWERED, Exchange
 from kproxy.wire.interest import FORWARD, ApiPlan
 from kproxy.wire.session import Session
+from kproxy.wire.state import MAX_CUT_ID
 
 _READ = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))  # each changes the session's own state
 Values = tuple[Any, ...]  # client id, acks, max_wait_ms, group id, transactional id
@@ -80,7 +81,7 @@ def give_back(
     """Restore a lent session.
 
     pending: plan, first fields, correlation id, number, bytes, first and last byte of each request. missing: bytes of
-    the last request that have not arrived. last: the first fields of the last request.
+    the last request that have not arrived. last: the first fields of the last request whose first fields are read.
     """
     exchanges: list[Exchange] = []
     for plan, values, correlation_id, each, size, start, end in pending:
@@ -101,8 +102,13 @@ def give_back(
     session._free_at = free_at
     session._client_left = missing
     session._client_exchange = exchanges[-1] if missing and exchanges else None
-    if last is not None and last[0] is not None:
-        session.client_id = last[0]
+    if last is not None:
+        session.client_id = cut_id(last[0])
+
+
+def cut_id(client_id: str | None) -> str | None:
+    """Return a client id as a session keeps it."""
+    return client_id and client_id[:MAX_CUT_ID]
 
 
 def first_fields(plan: ApiPlan, part: bytes, size: int, head_bytes: int) -> tuple[Values, int] | None:

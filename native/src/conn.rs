@@ -5,6 +5,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
 use pyo3::exceptions::PyRuntimeError;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
@@ -79,7 +80,7 @@ pub struct Conn {
     left: usize, // bytes of the request in transit that have not arrived
     session_ns: i64,
     is_inside: bool,
-    last: Option<Arc<Usual>>,
+    last: Option<Arc<Usual>>, // of the last request whose first fields are read
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -147,7 +148,9 @@ impl Conn {
                 start: now,
                 end,
             });
-            self.last = Some(usual);
+            if !usual.prefix.is_empty() {
+                self.last = Some(usual);
+            }
             self.number += 1;
             *pos += here;
             if end.is_none() {
@@ -435,11 +438,11 @@ impl Conn {
 
     /// Gives the state back: pending requests as (plan, values, correlation id, number, bytes, start, end or None), the
     /// number of the next one, bytes and frames by side, when the last answer ended, the bytes missing from the request
-    /// in transit, the session's time, and the first fields of the last request.
+    /// in transit, the session's time, and the first fields of the last request that had some to read.
     fn take<'py>(&mut self, py: Python<'py>) -> PyResult<State<'py>> {
         self.is_inside = false;
         let pending = PyList::empty_bound(py);
-        for each in self.pending.drain(..) {
+        for each in std::mem::take(&mut self.pending) {
             pending.append(PyTuple::new_bound(
                 py,
                 &[
@@ -459,6 +462,14 @@ impl Conn {
         Ok((pending, self.number, received, completed, self.free_at, self.left, self.session_ns, last))
     }
 
+    /// What is counted so far, without an end of the loan: requests, bytes by side, the first fields of the last request
+    /// that had some to read, and whether the oldest pending request is whole.
+    fn glance(&self, py: Python<'_>) -> (i64, (u64, u64), Option<PyObject>, bool) {
+        let last = self.last.as_ref().map(|usual| usual.values.clone_ref(py));
+        let awaits_answer = self.pending.front().map_or(false, |pending| pending.end.is_some());
+        (self.number, (self.received[0], self.received[1]), last, awaits_answer)
+    }
+
     /// Lets go of Python's object: the connection is closed.
     fn end(&mut self, py: Python<'_>) {
         self.is_inside = false;
@@ -474,6 +485,13 @@ impl Conn {
 
     fn __len__(&self) -> usize {
         self.pending.len()
+    }
+
+    /// The object of Python that lends this connection refers to it. What requests have in common is not visited: more
+    /// than one of them may hold it.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.lane)?;
+        visit.call(&self.lending)
     }
 }
 

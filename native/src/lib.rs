@@ -1,7 +1,7 @@
 //! The compiled core of kproxy: it relays what needs no decision.
 //!
 //! A `Lane` serves all connections of one event loop. It decides nothing: a frame that is not plain ends the turn of its
-//! connection, whose state goes to the Python session (`kproxy/proxy/relay/lane.py`).
+//! connection, whose state goes to the Python session (`kproxy/proxy/relay/compiled.py`).
 
 mod conn;
 mod program;

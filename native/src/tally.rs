@@ -189,6 +189,21 @@ pub struct Lane {
 
 #[pymethods]
 impl Lane {
+    /// The poller refers to the lane: without this neither would ever be freed.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.poller)?;
+        visit.call(&self.pressure)?;
+        visit.call(&self.slow)?;
+        for (cells, counts) in &self.own {
+            visit.call(cells)?;
+            visit.call(counts)?;
+        }
+        for tally in &self.fresh {
+            visit.call(tally)?;
+        }
+        Ok(())
+    }
+
     /// inside, lag: DurationCells. slow: has `threshold_ns`, the broker's time above which an exchange is reported.
     #[new]
     #[allow(clippy::too_many_arguments)]

@@ -16,7 +16,7 @@ from time import monotonic
 
 from kproxy.proxy.config.limits import AGE_JITTER, Limits
 from kproxy.proxy.relay.relay import Relay
-from kproxy.wire.events import CLIENT, NONE
+from kproxy.wire.events import CLIENT
 
 SLICE = 256
 _CHECKS = 4  # within idle_timeout_s
@@ -111,7 +111,6 @@ class Ageing:
 
     def _look(self, watched: _Watched, relay: Relay, now: float) -> None:
         """End a connection that is beyond its time, or give it a further place."""
-        session = relay.session
         if now >= watched.ends_at:
             if watched.steps is _ENDING:
                 watched.reached("max_age_s")
@@ -120,14 +119,14 @@ class Ageing:
             watched.ends_at = now + patience_s
             step(relay)
         elif watched.idle_s is not None and watched.steps is _ENDING:
-            received = session.received_bytes[CLIENT]
-            awaits_answer = bool(session.pending) and session.pending[0].request_end != NONE
-            if received != watched.received or awaits_answer:
+            seen = relay.glance()
+            received = seen.received_bytes[CLIENT]
+            if received != watched.received or seen.awaits_answer:
                 watched.received = received
                 watched.idle_since = now
             elif now - watched.idle_since >= watched.idle_s:
                 watched.reached("idle_timeout_s")
-                if session.at_boundary(CLIENT):
+                if relay.session.at_boundary(CLIENT):
                     relay.finish("idle_timeout")
                 else:  # in the middle of a request, the rest of which does not come
                     relay.close("idle_timeout")

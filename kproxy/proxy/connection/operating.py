@@ -14,7 +14,6 @@ from kproxy.proxy.connection.worker import Worker
 from kproxy.proxy.filters import tracing
 from kproxy.proxy.relay.relay import Relay
 from kproxy.wire.events import NONE
-from kproxy.wire.session import Session
 
 MAX_REQUESTS = 200  # in flight, of one connection in one answer
 MAX_NAME = 256  # characters of what a client calls itself
@@ -25,34 +24,30 @@ Json = dict[str, Any]
 
 def connection_row(relay: Relay) -> Json:
     """What is known of a connection without asking anybody: a row of /api/connections."""
-    info, session = relay.info, relay.session
-    sent, received = session.received_bytes
-    software = session.software
+    info, seen = relay.info, relay.glance()
+    sent, received = seen.received_bytes
+    software = relay.software
     return {
         "number": relay.number,
         "cluster": info.cluster,
         "listener": relay.listener,
         "client": str(Address(info.client_address, info.client_port)),
         "principal": relay.principal,
-        "client_id": client_id(session),
+        "client_id": _cut(seen.client_id),
         "software": None if software is None else " ".join(software)[:MAX_NAME],
         "tls": relay.tls_version,
         "broker": info.broker_id,
         "upstream": str(Address(info.broker_address, info.broker_port)),
         "opened_ns": info.opened_ns,
-        "requests": session.requests,
-        "requests_pending": len(session.pending),
+        "requests": seen.requests,
+        "requests_pending": relay.pending_requests,
         "bytes_in": sent,
         "bytes_out": received,
     }
 
 
-def client_id(session: Session) -> str | None:
-    """How a client calls itself in its requests; None where it does not, or no request was read that says so."""
-    name: str | None = session.client_id
-    if name is None:
-        name = next((one.client_id for one in session.pending if one.client_id is not None), None)
-    return None if name is None else name[:MAX_NAME]
+def _cut(client_id: str | None) -> str | None:
+    return client_id and client_id[:MAX_NAME]
 
 
 def requests(worker: Worker, number: int) -> list[Json] | None:
@@ -67,7 +62,7 @@ def requests(worker: Worker, number: int) -> list[Json] | None:
             "api": exchange.plan.api,
             "version": exchange.plan.api_version,
             "correlation_id": exchange.correlation_id,
-            "client_id": exchange.client_id or client_id(relay.session),
+            "client_id": exchange.client_id or _cut(relay.glance().client_id),
             "bytes": exchange.request_bytes,
             "pending_s": round(max(0, now_ns - exchange.request_start) / 1e9, 6),
             "is_whole": exchange.request_end != NONE,
@@ -160,12 +155,12 @@ def shown(captured: tuple[Any, ...]) -> Json:
 
 def end_fields(relay: Relay, now_ns: int) -> Iterator[Any]:
     """What the line about an ended connection says, in the order of END_LINE, the cause left out."""
-    info, session = relay.info, relay.session
+    info = relay.info
     row = connection_row(relay)
     yield from (info.cluster, relay.listener, "bootstrap" if info.broker_id is None else info.broker_id)
     yield from (row["client"], row["principal"], row["client_id"], row["software"], row["tls"])
     yield (now_ns - info.opened_ns) / 1e9
-    yield from (session.requests, relay._counting.errors, *session.received_bytes)
+    yield from (row["requests"], relay._counting.errors, row["bytes_in"], row["bytes_out"])
 
 
 END_LINE = (

@@ -3,7 +3,7 @@
 Duty: lend a relay's connection to the core (`native/`) between two frames, and take it back for everything that the
 core does not do: a frame that is not plain, bytes that a side does not accept, an end, a pause, a drain, a trace. While
 it is lent, the core's functions stand in the poller in place of the relay's own, and the session is stale: whoever
-asks the relay for its session gets it back first.
+asks the relay for its session gets it back first, and who wants only what is counted takes a glance.
 
 A connection that came back is lent again after a number of reads, which doubles each time it comes back soon, so that
 traffic that Python must read is not slowed down by passing to and fro. Refuses to know the contents of frames.
@@ -22,12 +22,12 @@ from kproxy.metrics.process import Metrics
 from kproxy.protocol.programs import plain_response
 from kproxy.proxy.relay.in_flight import FEW
 from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
-from kproxy.proxy.relay.state import RelayState
+from kproxy.proxy.relay.state import Glance, RelayState
 from kproxy.proxy.sockets.poller import Poller
 from kproxy.wire import frames
-from kproxy.wire.events import BROKER, CLIENT, Exchange
+from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
 from kproxy.wire.interest import ApiPlan
-from kproxy.wire.lending import first_fields, give_back, is_lent, lend
+from kproxy.wire.lending import cut_id, first_fields, give_back, is_lent, lend
 from kproxy.wire.session import Session
 
 CHOICE = "KPROXY_CORE"  # the variable that chooses the implementation
@@ -87,9 +87,10 @@ class Core:
     def tally(self, counting: ConnectionMetrics, plan: ApiPlan) -> Any:
         """Return the core's counters of an API at the connection's broker."""
         tallies = counting.of_broker.tallies
-        tally = tallies.get(plan)
+        key = plan.api_key, plan.api_version
+        tally = tallies.get(key)
         if tally is None:
-            tally = tallies[plan] = self.lane.tally(counting.api_cells(plan), counting.of_broker)
+            tally = tallies[key] = self.lane.tally(counting.api_cells(plan), counting.of_broker)
         return tally
 
 
@@ -172,11 +173,23 @@ class Lending:
             self,
         )
 
+    def glance(self) -> Glance:
+        """Return what the core has counted; the connection stays lent."""
+        requests, received_bytes, last, awaits_answer = self._conn.glance()
+        client_id = self._relay._session.client_id if last is None else cut_id(last[0])
+        return Glance(requests, received_bytes, client_id, awaits_answer)
+
     def take_back(self) -> None:
-        """Bring the state home; nothing is sent or read by that."""
+        """Bring the state home; nothing is sent or read by that. Raises nothing: a defect closes the connection."""
         if not self.is_lent:
             return
         self.is_lent = False
+        try:
+            self._bring_home()
+        except Exception:
+            self._relay._crashed()
+
+    def _bring_home(self) -> None:
         relay = self._relay
         session = relay._session
         pending, number, received, completed, free_at, missing, session_ns, last = self._conn.take()
@@ -262,6 +275,23 @@ class Lendable(RelayState):
         """Return the session, with the state of the connection: the core gives it back first."""
         self._take_back()
         return self._session
+
+    def glance(self) -> Glance:
+        """Return what is counted of the connection. It stays with the core if it is lent."""
+        if self._lending is not None and self._lending.is_lent:
+            return self._lending.glance()
+        session = self._session
+        pending = session.pending
+        client_id = session.client_id
+        if client_id is None:
+            client_id = next((one.client_id for one in pending if one.client_id is not None), None)
+        awaits_answer = bool(pending) and pending[0].request_end != NONE
+        return Glance(session.requests, session.received_bytes, client_id, awaits_answer)
+
+    @property
+    def software(self) -> tuple[str, str] | None:
+        """Return the name and version of the client's software, which the core never changes."""
+        return self._session.software
 
     @property
     def pending_requests(self) -> int:

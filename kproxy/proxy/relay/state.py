@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kproxy.proxy.relay.peer import Counting, Peer
 from kproxy.proxy.relay.pressure import Pressure
@@ -18,12 +18,22 @@ from kproxy.wire.events import Desync, Event
 from kproxy.wire.session import Session
 
 
+class Glance(NamedTuple):
+    """What is counted of a connection."""
+
+    requests: int
+    received_bytes: tuple[int, int]  # from the client and from the broker
+    client_id: str | None  # of the last request whose first fields were read
+    awaits_answer: bool  # the oldest pending request is whole
+
+
 class Loan(Protocol):
     """A relay's connection in the hands of the compiled core, or waiting for that."""
 
     reads: int  # that Python does before it is lent
     is_lent: bool
 
+    def glance(self) -> Glance: ...
     def try_it(self) -> None: ...
     def take_back(self) -> None: ...
     def end(self) -> None: ...

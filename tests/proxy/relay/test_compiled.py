@@ -7,16 +7,22 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from kproxy.errors import ConfigError
 from kproxy.protocol.apis import FETCH, FIND_COORDINATOR, HEARTBEAT, LIST_OFFSETS, METADATA, PRODUCE
+from kproxy.proxy.config.limits import Limits
+from kproxy.proxy.connection.operating import connection_row
 from kproxy.proxy.relay import compiled
 from kproxy.proxy.relay.compiled import Lending
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.interest import Interest
+from kproxy.wire.state import MAX_CUT_ID
 from tests.native import lend_at_once, needs_core
 from tests.ports import free_ports
-from tests.proxy.live import HOST, Broker, Live, kproxy, live
+from tests.proxy.live import HOST, Broker, Live, Wire, kproxy, live
 from tests.wire.playbook import foreign_request, request, response, sized
 
 pytestmark = needs_core
@@ -254,6 +260,121 @@ def test_counters_of_a_cluster_that_is_gone_are_freed(monkeypatch: pytest.Monkey
             (tally,) = cells.tallies.values()
             assert gc.is_tracked(tally)
             assert cells in gc.get_referents(tally)  # so the collector sees the circle
+
+    live(test())
+
+
+async def produces(client: Wire, broker: Wire, count: int = 4, name: str | None = "c") -> None:
+    """Requests that the core relays after the first ones."""
+    for number in range(count):
+        await client.send(request(PRODUCE, 8, number, ACKS, name))
+        await broker.frame()
+        await broker.send(response(PRODUCE, 8, number))
+        await client.frame()
+
+
+def test_who_looks_at_a_connection_leaves_it_to_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    lend_at_once(monkeypatch)
+
+    async def test() -> None:
+        async with kproxy(cluster={"limits": Limits(idle_timeout_s=600)}) as here:
+            client, broker = await here.connect()
+            await produces(client, broker)
+            await client.send(request(PRODUCE, 8, 9, ACKS, "another"))
+            await broker.frame()
+            (relay,) = here.server.relays.worker.relays.values()
+            (watched,) = [one for batch in here.server.relays.worker.ageing._wheel.values() for one in batch]
+            row = connection_row(relay)
+            here.server.relays.worker.ageing._look(watched, relay, watched.idle_since + 599)
+            assert relay._lending.is_lent
+            assert watched.received == row["bytes_in"], "it was looked at"
+            assert (row["requests"], row["requests_pending"], row["client_id"]) == (5, 1, "another")
+            assert relay.session.requests == 5
+            assert not relay._lending.is_lent
+            assert connection_row(relay) == row
+            client.close()
+            broker.close()
+
+    live(test())
+
+
+@pytest.mark.parametrize("name", [None, "n" * 300])
+def test_a_client_id_is_kept_as_python_keeps_it(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def kept() -> str | None:
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            await produces(client, broker)
+            await produces(client, broker, 2, name)
+            await client.send(request(HEARTBEAT, 4, 9, {}, "not read"))
+            await broker.frame()
+            (relay,) = here.server.relays.worker.relays.values()
+            found = relay.session.client_id
+            client.close()
+            broker.close()
+            return found
+
+    async def test() -> None:
+        in_python = await kept()
+        lend_at_once(monkeypatch)
+        assert await kept() == in_python == (name and name[:MAX_CUT_ID])
+
+    live(test())
+
+
+def test_a_state_that_does_not_come_home_closes_the_connection(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    lend_at_once(monkeypatch)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    async def test() -> None:
+        async with kproxy() as here:
+            for end in ("finish", "drain", "close"):
+                client, broker = await here.connect()
+                await produces(client, broker)
+                (relay,) = here.server.relays.worker.relays.values()
+                assert relay._lending.is_lent
+                with monkeypatch.context() as patch:
+                    patch.setattr(compiled, "give_back", fails)
+                    getattr(relay, end)("operator")
+                await here.until(lambda: not here.relays)
+                with suppress(ConnectionResetError):
+                    assert await client.rest() == b""
+                client.close()
+                broker.close()
+            assert here.counted.disconnects == {"defect": 2, "operator": 1}
+
+    live(test())
+    assert caplog.text.count("a defect of kproxy closed the connection") == 3
+
+
+def test_what_the_core_keeps_of_a_server_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lend_at_once(monkeypatch)
+
+    async def test() -> None:
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            await produces(client, broker)
+            (relay,) = here.server.relays.worker.relays.values()
+            poller, core = here.server.relays.worker.poller, here.server.relays.worker.core
+            assert poller in gc.get_referents(core.lane)  # so the collector sees the circle
+            assert relay._lending in gc.get_referents(relay._lending._conn)
+            client.close()
+            broker.close()
+
+    live(test())
+
+
+def test_a_reload_adds_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    lend_at_once(monkeypatch)
+
+    async def test() -> None:
+        async with kproxy() as here:
+            core = here.server.relays.worker.core
+            info = ConnectionInfo("default", "live:0", HOST, 1, HOST, 2, 1, 0)
+            counting = here.server.metrics.connection(info, "0", "1", [])
+            before, after = (Interest().plan(HEARTBEAT << 16 | 4) for _ in range(2))
+            assert core.tally(counting, before) is core.tally(counting, after)
 
     live(test())
 
