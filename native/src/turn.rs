@@ -63,7 +63,13 @@ pub fn handle(
         match reader {
             Some(reader) if reader.is_none() => {} // an earlier event of this turn closed it
             Some(reader) => match reader.downcast_exact::<Side>() {
-                Ok(side) => side.get().read(lane, &mut clock)?,
+                Ok(side) => {
+                    let before = clock.now;
+                    side.get().read(lane, &mut clock)?;
+                    if clock.now == before {
+                        clock.now = monotonic_ns(); // nothing was relayed: an end, or a defect
+                    }
+                }
                 Err(_) => in_python(lane, &mut clock, || reader.call0())?,
             },
             None => {

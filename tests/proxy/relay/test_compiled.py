@@ -8,6 +8,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from time import monotonic_ns
+from typing import Any
 
 import pytest
 
@@ -235,6 +237,35 @@ def test_a_defect_ends_one_connection_and_no_other(monkeypatch: pytest.MonkeyPat
 
     live(test())
     assert "a defect of kproxy closed the connection" in caplog.text
+
+
+def test_the_end_of_a_connection_takes_no_time_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    lend_at_once(monkeypatch)
+    came_back = Lending.came_back
+    done_ns: list[int] = []
+
+    def timed(lending: Lending, *said: Any) -> None:
+        came_back(lending, *said)
+        done_ns.append(monotonic_ns())
+
+    async def test() -> None:
+        async with kproxy() as here:
+            ends = [await here.connect() for _ in range(2)]
+            for client, broker in ends:
+                await produces(client, broker)
+            (first, first_broker), (second, second_broker) = ends
+            relay = list(here.server.relays.worker.relays.values())[1]
+            monkeypatch.setattr(Lending, "came_back", timed)
+            first.close()  # both in one turn of the loop
+            second.sock.send(request(PRODUCE, 8, 9, ACKS))
+            await second_broker.frame()
+            assert relay._lending.is_lent
+            (pending,) = relay.session.pending
+            assert pending.request_start - here.server.metrics.clock_offset_ns >= done_ns[0]
+            for wire in (second, first_broker, second_broker):
+                wire.close()
+
+    live(test())
 
 
 def test_counters_of_a_cluster_that_is_gone_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
