@@ -18,7 +18,8 @@ from kproxy.protocol.apis import FETCH, FIND_COORDINATOR, HEARTBEAT, LIST_OFFSET
 from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.connection.operating import connection_row
 from kproxy.proxy.relay import compiled
-from kproxy.proxy.relay.compiled import Lending
+from kproxy.proxy.relay.compiled import Core, Lending
+from kproxy.proxy.relay.relay import Relay
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.interest import Interest
 from kproxy.wire.state import MAX_CUT_ID
@@ -259,7 +260,7 @@ def test_the_end_of_a_connection_takes_no_time_of_the_next_one(monkeypatch: pyte
             first.close()  # both in one turn of the loop
             second.sock.send(request(PRODUCE, 8, 9, ACKS))
             await second_broker.frame()
-            assert relay._lending.is_lent
+            assert lending_of(relay).is_lent
             (pending,) = relay.session.pending
             assert pending.request_start - here.server.metrics.clock_offset_ns >= done_ns[0]
             for wire in (second, first_broker, second_broker):
@@ -295,6 +296,17 @@ def test_counters_of_a_cluster_that_is_gone_are_freed(monkeypatch: pytest.Monkey
     live(test())
 
 
+def lending_of(relay: Relay) -> Lending:
+    assert isinstance(relay._lending, Lending)
+    return relay._lending
+
+
+def core_of(here: Live) -> Core:
+    core = here.server.relays.worker.core
+    assert core is not None
+    return core
+
+
 async def produces(client: Wire, broker: Wire, count: int = 4, name: str | None = "c") -> None:
     """Requests that the core relays after the first ones."""
     for number in range(count):
@@ -317,11 +329,11 @@ def test_who_looks_at_a_connection_leaves_it_to_the_core(monkeypatch: pytest.Mon
             (watched,) = [one for batch in here.server.relays.worker.ageing._wheel.values() for one in batch]
             row = connection_row(relay)
             here.server.relays.worker.ageing._look(watched, relay, watched.idle_since + 599)
-            assert relay._lending.is_lent
+            assert lending_of(relay).is_lent
             assert watched.received == row["bytes_in"], "it was looked at"
             assert (row["requests"], row["requests_pending"], row["client_id"]) == (5, 1, "another")
             assert relay.session.requests == 5
-            assert not relay._lending.is_lent
+            assert not lending_of(relay).is_lent
             assert connection_row(relay) == row
             client.close()
             broker.close()
@@ -364,7 +376,7 @@ def test_a_state_that_does_not_come_home_closes_the_connection(monkeypatch: pyte
                 client, broker = await here.connect()
                 await produces(client, broker)
                 (relay,) = here.server.relays.worker.relays.values()
-                assert relay._lending.is_lent
+                assert lending_of(relay).is_lent
                 with monkeypatch.context() as patch:
                     patch.setattr(compiled, "give_back", fails)
                     getattr(relay, end)("operator")
@@ -387,9 +399,10 @@ def test_what_the_core_keeps_of_a_server_is_freed(monkeypatch: pytest.MonkeyPatc
             client, broker = await here.connect()
             await produces(client, broker)
             (relay,) = here.server.relays.worker.relays.values()
-            poller, core = here.server.relays.worker.poller, here.server.relays.worker.core
-            assert poller in gc.get_referents(core.lane)  # so the collector sees the circle
-            assert relay._lending in gc.get_referents(relay._lending._conn)
+            assert here.server.relays.worker.poller in gc.get_referents(
+                core_of(here).lane
+            )  # so the collector sees the circle
+            assert lending_of(relay) in gc.get_referents(lending_of(relay)._conn)
             client.close()
             broker.close()
 
@@ -401,7 +414,7 @@ def test_a_reload_adds_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def test() -> None:
         async with kproxy() as here:
-            core = here.server.relays.worker.core
+            core = core_of(here)
             info = ConnectionInfo("default", "live:0", HOST, 1, HOST, 2, 1, 0)
             counting = here.server.metrics.connection(info, "0", "1", [])
             before, after = (Interest().plan(HEARTBEAT << 16 | 4) for _ in range(2))
