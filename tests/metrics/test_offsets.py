@@ -752,6 +752,16 @@ def test_of_offsets_by_id_and_by_name_the_newer_one_and_the_higher_end_count(clu
     assert records(cluster) == {("billing", "orders"): 50}
 
 
+def test_an_offset_by_id_is_behind_the_end_that_is_known_by_name(cluster):
+    """Also where no end is known: a name that is learned makes none up."""
+    member, other = cluster.consumer(version=13), cluster.consumer("other")
+    fetch(other, ORDERS, 0, 100)
+    member.commit("billing", {ORDERS: 5, ("orders", 1): 5}, 10)
+    name_topics(other, IDS)
+    assert records(cluster) == {("billing", "orders"): 95}
+    assert unknown(cluster) == {("billing", "orders"): 1}
+
+
 # --- unknown, and bounds ---------------------------------------------------------------------------------------------
 
 

@@ -243,3 +243,20 @@ def test_an_answer_of_ours_is_the_frame_of_its_body_and_its_error_is_told(code: 
     pending = Dialogue().client(heartbeat(7)).session.pending
     said = answered(pending[0], {"errorCode": code, "throttleTimeMs": 3})
     assert said == Answer(response(HEARTBEAT, 4, 7, {"errorCode": code, "throttleTimeMs": 3}), (code,) if code else ())
+
+
+def test_a_decision_costs_by_the_length_of_the_request_and_little_by_that_of_records() -> None:
+    """Four frames, one more for each 256 bytes, and for each 4 KiB of a Produce: how many are decided in a call."""
+    records = [{"name": "t", "partitionData": [{"index": 0, "records": bytes(4096)}]}]
+    asked = {
+        PRODUCE: partial(request, PRODUCE, 9, body={"acks": -1, "topicData": records}),
+        METADATA: partial(request, METADATA, 9, body={"topics": [{"name": "t" * 4096}]}),
+    }
+    calls = {}
+    for key, ask in asked.items():
+        talk = Dialogue(interest(key), authorizer=Scripted(), transform=lambda exchange, frame: None)
+        talk.client(ask(0))
+        talk.client(b"".join(map(ask, range(1, 45))))
+        assert talk.session.completed[CLIENT] == 45 and not talk.faults
+        calls[key] = 1 + talk.calls
+    assert calls == {PRODUCE: 4, METADATA: 11}  # 64 frames of work in each: 11 of six frames, and 4 of 21

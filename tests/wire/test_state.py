@@ -139,6 +139,15 @@ def test_small_requests_of_many_fields_are_shared_out_over_calls(kind: str, deta
         assert len(calls) >= 4
 
 
+def test_first_fields_that_do_not_decode_cost_by_what_was_looked_at() -> None:
+    """A frame and one more for each 256 bytes: of requests of 1 KiB, 13 in a call."""
+    whole = request(PRODUCE, 9, 1, {"acks": -1, "topicData": [{"name": "t" * 1024}]})
+    ask = sized(whole[4:15] + b"\x80\x80\x80\x80\x10" + whole[16:])  # tagged fields without number
+    talk = Dialogue(Interest()).client(ask).client(ask * 130)
+    assert {fault.kind for fault in talk.faults} == {"malformed_request"} and talk.sent[BROKER] == ask * 131
+    assert talk.calls == 9
+
+
 def test_of_first_fields_only_so_much_is_looked_at_whatever_the_split() -> None:
     """Those of a whole request, too: its end must not decide whether they are read."""
     ask = tagged(PRODUCE, 9, 40_000)

@@ -87,6 +87,24 @@ def test_a_rule_that_decides_something_is_none(rules, settings):
     assert found(*rules, **settings) == []
 
 
+@pytest.mark.parametrize(
+    ("wider", "pattern", "is_wider"),
+    [
+        ("*", "?", True),
+        ("?", "*", False),
+        ("a*", "a?*", True),
+        ("a?", "a*", False),
+        ("?*", "*?", True),
+        ("?*", "*", False),
+        ("*", r"\*", True),
+        (r"\*", "*", False),
+        (r"\?", "?", False),
+    ],
+)
+def test_a_star_is_wider_than_a_question_mark_and_both_than_what_they_are_themselves(wider, pattern, is_wider):
+    assert _matches_all_of(Patterns([wider]), pattern) is is_wider
+
+
 PATTERNS = st.text("ab*?\\", max_size=6).filter(lambda text: not re.search(r"(?<!\\)(\\\\)*\\$", text))
 
 
