@@ -2,9 +2,13 @@
 
 import asyncio
 
+import pytest
+
 from kproxy.protocol.apis import HEARTBEAT
-from kproxy.proxy.config.limits import Limits
+from kproxy.proxy.config.limits import AGE_JITTER, Limits
 from kproxy.proxy.connection import ageing
+from kproxy.proxy.connection.ageing import BUSY_S
+from kproxy.wire.events import CLIENT
 from tests.proxy.live import kproxy, live, request, response
 
 
@@ -12,7 +16,9 @@ def limited(**limits):
     return {"cluster": {"limits": Limits(**limits)}}
 
 
-def test_an_idle_connection_ends_and_one_that_is_used_or_waits_does_not(monkeypatch):
+@pytest.fixture
+def passes(monkeypatch):
+    """passes(here, seconds): so much later by the clock of the wheel, which then has its turn."""
     now_s = 1000.0
     monkeypatch.setattr(ageing, "monotonic", lambda: now_s)
 
@@ -24,6 +30,10 @@ def test_an_idle_connection_ends_and_one_that_is_used_or_waits_does_not(monkeypa
             watching._timer.cancel()
             watching._tick()
 
+    return passes
+
+
+def test_an_idle_connection_ends_and_one_that_is_used_or_waits_does_not(passes):
     async def test():
         async with kproxy(**limited(idle_timeout_s=2.0)) as here:
             idle, idle_broker = await here.connect()
@@ -55,24 +65,32 @@ def test_an_idle_connection_ends_and_one_that_is_used_or_waits_does_not(monkeypa
     live(test())
 
 
-def test_a_connection_that_stops_in_the_middle_of_a_request_is_idle_too():
+def test_a_connection_that_stops_in_the_middle_of_a_request_is_idle_too(passes):
     async def test():
-        async with kproxy(**limited(idle_timeout_s=0.5)) as here:
+        async with kproxy(**limited(idle_timeout_s=2.0)) as here:
             client, _ = await here.connect()
-            await client.send(request(HEARTBEAT, 4, 1)[:-1])
+            part = request(HEARTBEAT, 4, 1)[:-1]
+            await client.send(part)
+            await here.until(lambda: _relay(here).session.received_bytes[CLIENT] == len(part))
+            passes(here, 2)  # a look at what has come
+            assert not here.limits
+            passes(here, 2)
             assert await client.rest() == b""
             await here.until(lambda: here.counted.disconnects == {"idle_timeout": 1})
 
     live(test())
 
 
-def test_an_old_connection_gets_the_answers_that_are_due_and_is_asked_to_come_again():
+def test_an_old_connection_gets_the_answers_that_are_due_and_is_asked_to_come_again(passes):
     async def test():
-        async with kproxy(**limited(max_age_s=1.0)) as here:
+        async with kproxy(**limited(max_age_s=3600.0)) as here:
             client, broker = await here.connect()
             await client.send(request(HEARTBEAT, 4, 1))
             await broker.frame()
-            await here.until(lambda: here.limits)
+            passes(here, 3600 * (1 - AGE_JITTER) - 2)
+            assert not here.limits
+            passes(here, 3600 * AGE_JITTER + 4)
+            assert here.limits == {"max_age_s": 1}
             await broker.send(response(HEARTBEAT, 4, 1))
             assert await client.rest() == response(HEARTBEAT, 4, 1)
             client.close()
@@ -82,19 +100,19 @@ def test_an_old_connection_gets_the_answers_that_are_due_and_is_asked_to_come_ag
     live(test())
 
 
-def test_an_old_connection_that_is_never_without_a_request_is_read_no_further(monkeypatch):
-    steps = [(step, 1.0) for step, _ in ageing._ENDING]
-    monkeypatch.setattr(ageing, "_ENDING", steps)
-
+def test_an_old_connection_that_is_never_without_a_request_is_read_no_further(passes):
     async def test():
-        async with kproxy(**limited(max_age_s=1.0)) as here:
+        async with kproxy(**limited(max_age_s=60.0)) as here:
             client, broker = await here.connect()
             await client.send(request(HEARTBEAT, 4, 1))
             await broker.frame()
-            await here.until(lambda: here.limits)
+            passes(here, 62)
             await client.send(request(HEARTBEAT, 4, 2))
             assert await broker.frame() == request(HEARTBEAT, 4, 2), "it is served for a while"
-            await here.until(lambda: not here.server.relays.worker.relays or not _relay(here)._finishing)
+            passes(here, BUSY_S - 2)
+            assert _relay(here)._finishing
+            passes(here, 4)
+            assert not _relay(here)._finishing
             await client.send(request(HEARTBEAT, 4, 3))
             assert await broker.is_silent()
             await broker.send(response(HEARTBEAT, 4, 1) + response(HEARTBEAT, 4, 2))
@@ -109,8 +127,7 @@ def _relay(here):
     return relay
 
 
-def test_the_wheel_forgets_those_that_have_closed_and_stops_when_it_is_empty(monkeypatch):
-    monkeypatch.setattr(ageing, "_LONGEST_S", 0.5)
+def test_the_wheel_forgets_those_that_have_closed_and_stops_when_it_is_empty(monkeypatch, passes):
     monkeypatch.setattr(ageing, "SLICE", 3)
 
     async def test():
@@ -121,9 +138,13 @@ def test_the_wheel_forgets_those_that_have_closed_and_stops_when_it_is_empty(mon
             for client, broker in pairs[:9]:
                 client.close()
                 broker.close()
+            await here.until(lambda: here.relays == 1)
+            passes(here, 62)
             await here.until(lambda: len(watching) == 1)
             pairs[9][0].close()
             pairs[9][1].close()
+            await here.until(lambda: here.relays == 0)
+            passes(here, 62)
             await here.until(lambda: len(watching) == 0 and watching._timer is None)
             await here.connect()
             assert len(watching) == 1 and watching._timer is not None
