@@ -120,6 +120,21 @@ def test_a_second_setup_waits_for_the_first(project):
             assert process.returncode == 0
 
 
+def test_a_step_of_the_setup_ends_with_it(project):
+    """Spark, which keeps its classes for a minute, went on without the `./dev` that had started it."""
+    first = "command=${1:-help}\n"
+    before, _, after = (project / "dev").read_text().partition(first)
+    (project / "dev").write_text(before + "set_up_demo() { quietly .venv/bin/kproxy; }\n" + first + after)
+    os.mkfifo(project / "says")
+    (project / ".venv/bin/kproxy").write_text("#!/bin/sh\nexec 3>says\necho started >&3\nexec tail -f /dev/null\n")
+    setup = start(project)
+    with (project / "says").open() as says:
+        assert says.readline() == "started\n"
+        setup.terminate()
+        assert says.read() == "", "it has ended"
+    assert setup.communicate(timeout=60) == ("", "") and setup.returncode == 1
+
+
 @pytest.mark.parametrize("passes", [True, False])
 def test_land_runs_ci_in_a_clone_without_the_environment_and_keeps_what_was_green(tmp_path, passes):
     """A project of its own, of which .ci/run says what it was given."""

@@ -1,5 +1,8 @@
 """`kproxy spark prepare`: Spark's classes are kept, so that later starts take less. See `kproxy.spark.classes`."""
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,7 +29,11 @@ def prepare() -> None:
     from kproxy.spark import classes, pipeline, sample, table
     from kproxy.views import progress
 
-    with progress.waiting("starting Spark") as says, TemporaryDirectory(prefix="kproxy-") as place:
+    with (
+        _sigterm_interrupts(),
+        progress.waiting("starting Spark") as says,
+        TemporaryDirectory(prefix="kproxy-") as place,
+    ):
         folder = Path(place)
         capture = folder / "sample.pcapng"
         sample.write(capture)
@@ -43,3 +50,13 @@ def prepare() -> None:
     kept = classes.archive()
     assert kept is not None
     click.echo(f"{kept}: {kept.stat().st_size / 1e6:,.0f} MB of classes, which Spark starts with from now on")
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Inside, SIGTERM raises KeyboardInterrupt, as SIGINT does: the JVM is ended and the unfinished files removed."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

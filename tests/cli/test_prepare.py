@@ -1,5 +1,7 @@
 """`kproxy spark prepare`, which ./dev runs before the tests: see tests/spark/test_classes.py for what it made."""
 
+import signal
+
 import pytest
 from click.testing import CliRunner
 
@@ -12,6 +14,17 @@ def test_a_folder_that_cannot_be_made_is_told_before_spark_starts(tmp_path, monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     done = CliRunner().invoke(cli, ["spark", "prepare"])
     assert done.exit_code != 0 and "cannot be written to: Not a directory" in str(done.exception)
+
+
+def test_sigterm_leaves_no_unfinished_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("kproxy.cli.spark.started", lambda *_: signal.raise_signal(signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    done = CliRunner().invoke(cli, ["spark", "prepare"])
+    assert done.exit_code == 1 and "Aborted!" in done.output
+    assert [*tmp_path.rglob("*")] == [tmp_path / "cache", tmp_path / "cache/kproxy"]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.ring2
