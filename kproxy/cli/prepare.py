@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 
 import click
 
@@ -54,9 +55,21 @@ def prepare() -> None:
 
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Inside, SIGTERM raises KeyboardInterrupt, as SIGINT does: the JVM is ended and the unfinished files removed."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Inside, SIGTERM does what SIGINT does, also where SIGINT was ignored: a JVM ends, unfinished files are removed.
+
+    Not at once while the JVM starts (`kproxy.interrupts.ComesLater`): one that pyspark forgets does not end.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    assert callable(handler)
+    handler(number, frame)

@@ -1,11 +1,13 @@
 """`kproxy spark prepare`, which ./dev runs before the tests: see tests/spark/test_classes.py for what it made."""
 
 import signal
+from contextlib import nullcontext
 
 import pytest
 from click.testing import CliRunner
 
 from kproxy.cli import cli
+from kproxy.interrupts import ComesLater
 from kproxy.spark import classes
 
 
@@ -16,15 +18,28 @@ def test_a_folder_that_cannot_be_made_is_told_before_spark_starts(tmp_path, monk
     assert done.exit_code != 0 and "cannot be written to: Not a directory" in str(done.exception)
 
 
-def test_sigterm_leaves_no_unfinished_files(tmp_path, monkeypatch):
+@pytest.mark.parametrize("starts", [True, False])
+def test_sigterm_waits_for_a_jvm_that_starts_and_leaves_no_unfinished_files(tmp_path, monkeypatch, starts):
+    """As SIGINT does, which a shell ignores for what it runs in the background."""
+    went_on = []
+
+    def started(*_):
+        with ComesLater() if starts else nullcontext():
+            signal.raise_signal(signal.SIGTERM)
+            went_on.append(True)
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("kproxy.cli.spark.started", lambda *_: signal.raise_signal(signal.SIGTERM))
-    before = signal.getsignal(signal.SIGTERM)
-    done = CliRunner().invoke(cli, ["spark", "prepare"])
-    assert done.exit_code == 1 and "Aborted!" in done.output
+    monkeypatch.setattr("kproxy.cli.spark.started", started)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        done = CliRunner().invoke(cli, ["spark", "prepare"])
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.exit_code == 1 and "Aborted!" in done.output and went_on == [True] * starts
     assert [*tmp_path.rglob("*")] == [tmp_path / "cache", tmp_path / "cache/kproxy"]
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.ring2
