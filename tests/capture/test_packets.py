@@ -476,7 +476,8 @@ def test_icmp_is_read_as_tshark_reads_it(tmp_path):
     """The packet that it quotes, of whose TCP header eight bytes are there at least, and the MTU of the next hop."""
     path = tmp_path / "icmp.pcap"
     path.write_bytes(packet.pcap([(at * 1_000_000, data) for at, (data, _, _) in enumerate(UNDELIVERED)]))
-    fields = ("icmp.mtu", "icmpv6.mtu", "tcp.srcport", "tcp.dstport", "tcp.seq", "ip.src", "ipv6.src")
+    ends = ("ip.src", "ip.dst", "ipv6.src", "ipv6.dst")
+    fields = ("icmp.mtu", "icmpv6.mtu", "tcp.srcport", "tcp.dstport", "tcp.seq", *ends)
     command = ["tshark", "-n", "-r", str(path), "-o", "tcp.relative_sequence_numbers:FALSE", "-T", "fields"]
     command += ["-E", "separator=,", "-E", "occurrence=l"]
     command += [part for field in fields for part in ("-e", field)]
@@ -488,12 +489,11 @@ def test_icmp_is_read_as_tshark_reads_it(tmp_path):
         _, key, seq, of_mtu, flags, number, start, end, length = segment
         assert (flags, packets.REASONS[number], of_mtu) == (packets.UNDELIVERED, reason, mtu)
         assert (start, length, quality.count("undelivered"), quality.count("not_tcp")) == (end, 0, 1, 0)
-        v4, v6, source_port, target_port, of_seq, source4, source6 = line.split(",")
+        v4, v6, source_port, target_port, of_seq, source4, target4, source6, target6 = line.split(",")
         assert (int(source_port), int(target_port), int(of_seq)) == (40000, 9092, seq)
         assert int(v4 or v6 or 0) == mtu
-        half = len(key) // 2 - 2
-        assert str(ipaddress.ip_address(key[:half])) == (source6 or source4)
-        assert key[-4:] == pack(">HH", 40000, 9092)
+        addresses = (ipaddress.ip_address(each).packed for each in (source6 or source4, target6 or target4))
+        assert key == b"".join(addresses) + pack(">HH", 40000, 9092)
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,18 @@ def test_first_fields_that_do_not_decode_cost_by_what_was_looked_at() -> None:
     assert talk.calls == 9
 
 
+def test_a_large_body_is_walked_in_slices_behind_a_request_that_began_alike() -> None:
+    topics = [{"name": f"topic-{number:06}", "partitionData": []} for number in range(8000)]
+    ask = request(PRODUCE, 9, 1, {"acks": -1, "topicData": topics})
+    talk, calls = Dialogue(Interest(detail=TOPICS)), []
+    for _ in range(3):
+        before = talk.calls
+        talk.client(ask)
+        calls.append(talk.calls - before)
+    assert talk.session.completed[CLIENT] == 3 and talk.sent[BROKER] == ask * 3
+    assert len(ask) // WALKED_PER_CALL <= calls[1] == calls[2]
+
+
 def test_of_first_fields_only_so_much_is_looked_at_whatever_the_split() -> None:
     """Those of a whole request, too: its end must not decide whether they are read."""
     ask = tagged(PRODUCE, 9, 40_000)
