@@ -41,9 +41,11 @@ def test_names_brokers_and_what_leaves_a_session_are_noted_up_to_a_bound(monkeyp
     one.note_forgotten("t", 0)
     assert one.forgotten is None  # no session that goes on
     one.forgotten = []
-    for partition in range(3):
+    for partition in range(4):
         one.note_forgotten("t", partition)
-    assert one.forgotten == [("t", 0), ("t", 1)]
+        one.note_latest("t", partition)
+        one.note_deleted("t", partition)
+    assert one.forgotten == one.latest == one.deleted == [("t", 0), ("t", 1)]
     assert not other.names and not other.brokers and other.forgotten is None  # each has its own
 
 

@@ -668,3 +668,14 @@ def test_a_list_of_many_names_is_filtered_in_slices():
         name for name in NAMES if name.startswith("orders")
     ]
     assert 0 < max(talk.judged) <= policy_lists._SLICE_SPANS and sum(talk.judged) >= len(NAMES)
+
+
+def test_the_settings_of_many_new_topics_are_hidden_in_slices_that_are_not_shorter_than_need_be():
+    talk = Sliced({"action": "deny", "api": "DescribeConfigs", "topic": "secret-*"}, {"action": "allow"})
+    topics = [{"name": name, "numPartitions": 1, "replicationFactor": 1} for name in NAMES]
+    talk.client(request(CREATE_TOPICS, 5, 1, {"topics": topics}))
+    talk.judged = [0]
+    talk.broker(response(CREATE_TOPICS, 5, 1, {"topics": [{**topic, "configs": []} for topic in topics]}))
+    shown = {topic["name"]: topic["numPartitions"] for topic in talk.answer(CREATE_TOPICS, 5)["topics"]}
+    assert shown == {name: 1 if name.startswith("orders") else -1 for name in NAMES}
+    assert max(talk.judged) == policy_lists._SLICE_SPANS and sum(talk.judged) == len(NAMES)
