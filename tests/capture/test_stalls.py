@@ -33,6 +33,20 @@ def test_what_was_acknowledged_and_is_sent_again_delayed_nothing():
         assert sum(talk.stalls.of(CLIENT, (0, 9 * MS, 260 * MS, 260 * MS), 0)) == 0
 
 
+def test_the_kind_of_loss_says_whether_it_held_up_the_beginning_of_an_answer():
+    times = 0, 50, 100, 120
+    for kind, of_request, of_answer in (
+        (LATE, (), (0, 30, 5, 0, 0, 0)),
+        (REPEATED, (0, 30, 0, 0, 0, 0), (0, 0, 5, 0, 0, 0)),
+    ):
+        stalls = Stalls()
+        stalls.add(50, 80, CLIENT, kind)
+        assert stalls.of(CLIENT, times, 0) == of_request
+        stalls = Stalls()
+        stalls.add(70, 105, BROKER, kind)
+        assert stalls.of(CLIENT, times, 0) == of_answer
+
+
 def test_the_same_packet_captured_twice_is_no_loss():
     talk, _ = conversation()
     talk.segment(0, 1, 1, ACK, BIG, memoryview(b"a" * 10), 10, 10 * MS)

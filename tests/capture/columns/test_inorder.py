@@ -530,6 +530,25 @@ def test_a_segment_that_comes_late_and_one_that_is_there_twice_cost_no_column(tm
     assert all_ == 400 and taken >= 390
 
 
+def test_a_connection_in_order_is_one_stretch_of_each_window(tmp_path, monkeypatch):
+    """Also where its acknowledgements are those of what the other side has sent in the same window."""
+    found = []
+    stretches = inorder.Order.stretches
+
+    def counted(self, positions):
+        found.append([each.places.stop - each.places.start for each in stretches(self, positions)])
+        return stretches(self, positions)
+
+    monkeypatch.setattr(mapped, "FIRST_RECORDS", 200)
+    monkeypatch.setattr(mapped, "RECORDS", 200)
+    monkeypatch.setattr(inorder.Order, "stretches", counted)
+    path = tmp_path / "stretches.pcap"
+    packets = heartbeats(Wire().shake(), 400).packets
+    path.write_bytes(packet.pcap([(number * 1000, data) for number, data in enumerate(packets)]))
+    told(path, 1)
+    assert [lengths for lengths in found if lengths] == [[200]] * 3 + [[2]]
+
+
 def test_an_acknowledgement_is_no_copy_of_the_data_behind_it(tmp_path, monkeypatch):
     """Without IPv4's identity and TCP's timestamps their headers differ in the length alone."""
     monkeypatch.setattr(mapped, "FIRST_RECORDS", 4096)
