@@ -11,7 +11,7 @@ from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tabl
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.parties import served_by
 from kproxy.analysis.pieces import CONNECTED, GROUPS, SOFTWARE, of_clients
-from kproxy.protocol.schema import served_versions
+from kproxy.protocol.schema import schema, served_versions
 from kproxy.wording import few
 
 _QUOTAS = {  # the quota that throttles an API; all others: request_percentage
@@ -110,7 +110,8 @@ def newest() -> str:
 
 
 def spoken(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Spoken, by client, those with the most requests first."""
+    """Rows of Spoken, by client, those with the most requests first. APIs that kproxy does not know are left out."""
+    known = ", ".join(map(str, sorted(schema().apis)))
     bounds = ", ".join(f"({key}, {first}, {last})" for key, first, last in served_by(newest())[1])
     return ask(
         {"exchanges": tables["exchanges"], "connections": tables["connections"]},
@@ -120,7 +121,8 @@ def spoken(tables: Tables, limits: Limits) -> Frame:
             select source, connection, cluster, {GROUPS["client"]} as client, client_address, api_key, api,
                 max(api_version) as highest, count(*) as requests,
                 min(unix_micros(`time`)) as first_us, max(unix_micros(`time`)) as last_us
-            from exchanges where api_version is not null and api != 'WriteTxnMarkers' and {of_clients(False)}
+            from exchanges
+            where api_version is not null and api_key in ({known}) and api != 'WriteTxnMarkers' and {of_clients(False)}
             group by source, connection, cluster, {GROUPS["client"]}, client_address, api_key, api""",
         used="""
             select e.cluster, client, nullif(s.software, '') as software, api_key, api,
