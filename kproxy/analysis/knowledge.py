@@ -9,6 +9,7 @@ from kproxy.analysis.pieces import GROUPS, KEYS, TOPIC, aborted, literal
 AWAY_NS = 60_000_000_000  # a group without a request for this long has no member: request.timeout.ms is shorter
 HEARTBEAT_NS = 3_000_000_000  # heartbeat.interval.ms
 SOON_NS = 10_000_000_000  # a rebalance that begins this soon after a coordinator's refusal follows from it
+CLOSES_NS = 3_000_000_000  # a member that left closes its connections this soon
 FOR_EVER = "9223372036854775807"
 LOADING = "COORDINATOR_LOAD_IN_PROGRESS"
 TROUBLES = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", LOADING)  # the first two have older names too
@@ -307,16 +308,24 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame, conne
             left join near a on {same_loss.format("a")} and a.separates = 1
             left join near b on l.cluster is not distinct from b.cluster and l.group_id = b.group_id
                 and l.loss + 1 = b.loss and b.separates = 1""",
-        # The first sign of the loss: a request that failed, or the end of a member's connection to the coordinator.
+        # The first sign of the loss: a request that failed, or the end of a member's connection to the coordinator,
+        # but for members that left.
+        leaving="""
+            select cluster, group_id, client_id, client_address, time_ns from group_events
+            where event = 'leave' and error is null""",
         signs=f"""
             select cluster, group_id, cast(null as string) as broker, request_start_ns as at_ns from exchanges
             where group_id is not null and (outcome in ('unanswered', 'lost') or error in ({_TROUBLES}))
             union all
             select e.cluster, e.group_id, e.broker, c.end_ns from (
-                select distinct source, connection, cluster, group_id, {GROUPS["broker"]} as broker from exchanges
-                where group_id is not null and api in {served}) e
+                select distinct source, connection, cluster, group_id, {GROUPS["broker"]} as broker, client_id,
+                    client_address
+                from exchanges where group_id is not null and api in {served}) e
             join connections c on e.source = c.source and e.connection = c.connection
-            where c.close != 'open'""",
+            left join leaving l on e.cluster is not distinct from l.cluster and e.group_id = l.group_id
+                and e.client_id is not distinct from l.client_id and e.client_address = l.client_address
+                and c.end_ns between l.time_ns and l.time_ns + {CLOSES_NS}
+            where c.close != 'open' and l.group_id is null""",
         first_signs="""
             select l.cluster, l.group_id, l.loss, min(s.at_ns) as sign_ns
             from framed l join signs s on l.cluster is not distinct from s.cluster and l.group_id = s.group_id
