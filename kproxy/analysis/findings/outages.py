@@ -43,6 +43,7 @@ class Silent(NamedTuple):
     held: int  # requests that were answered only when it was over
     held_connections: int
     failed: int  # requests that were never answered
+    failed_connections: int
     went_on: int  # clients that asked other brokers meanwhile
     is_told: bool  # whether an answer of another broker lacked it
     reset: int  # connections that ended as it began
@@ -76,11 +77,30 @@ def silent(tables: Tables, limits: Limits) -> Frame:
                 sum(answers) over (partition by cluster, broker order by step
                     range between {_BEFORE_STEPS} preceding and current row) as before
             from served""",
-        gaps=f"""
-            select t.cluster, t.broker, t.address, t.broker_id, t.last_ns, coalesce(next_ns, end_ns) as until_ns,
-                next_ns is not null as is_back
+        pauses=f"""
+            select t.cluster, t.broker, t.address, t.broker_id, t.last_ns, next_ns, end_ns
             from turns t join ends e on t.cluster is not distinct from e.cluster
             where coalesce(next_ns, end_ns) - t.last_ns >= {least_ns} and before >= {limits.silent_answers_min}""",
+        # Nobody may have a request for a broker that is back and leads nothing yet: then other brokers name it again.
+        unnamed=f"""
+            select p.cluster, p.broker, p.broker_id, p.last_ns, max(coalesce(p.next_ns, p.end_ns)) as over_ns,
+                max(t.time_ns) as gone_ns
+            from pauses p join topology t on t.cluster is not distinct from p.cluster and t.broker_id = p.broker_id
+                and t.kind = 'broker' and t.change = 'gone'
+                and t.time_ns between p.last_ns - {_NEAR_NS} and coalesce(p.next_ns, p.end_ns)
+            group by p.cluster, p.broker, p.broker_id, p.last_ns""",
+        named=f"""
+            select u.cluster, u.broker, u.last_ns, min(t.time_ns) as named_ns
+            from unnamed u join topology t on t.cluster is not distinct from u.cluster and t.broker_id = u.broker_id
+                and t.kind = 'broker' and t.change = 'appeared' and t.time_ns > u.gone_ns
+                and t.time_ns between u.last_ns + {least_ns} and u.over_ns
+            group by u.cluster, u.broker, u.last_ns""",
+        gaps="""
+            select p.cluster, p.broker, p.address, p.broker_id, p.last_ns,
+                coalesce(named_ns, next_ns, end_ns) as until_ns,
+                coalesce(named_ns, next_ns) is not null as is_back
+            from pauses p left join named n on p.cluster is not distinct from n.cluster and p.broker = n.broker
+                and p.last_ns = n.last_ns""",
         asked=f"""
             select cluster, broker_key as broker, {GROUPS["client"]} as client, client_address as host, api, outcome,
                 source, connection, request_end_ns, response_start_ns, coalesce(muted_ns, 0) as mute_ns,
@@ -91,7 +111,8 @@ def silent(tables: Tables, limits: Limits) -> Frame:
                 count_if(outcome = 'answered' and response_start_ns >= g.until_ns) as held,
                 count(distinct case when outcome = 'answered' and response_start_ns >= g.until_ns then {CONNECTION} end)
                     as held_connections,
-                count_if(outcome = 'unanswered') as failed
+                count_if(outcome = 'unanswered') as failed,
+                count(distinct case when outcome = 'unanswered' then {CONNECTION} end) as failed_connections
             from gaps g join asked a on {same} and not is_poll
                 and a.request_end_ns between g.last_ns - {_NEAR_NS} and g.until_ns
                 and (outcome = 'unanswered' or request_end_ns + mute_ns <= g.until_ns - {least_ns})
@@ -136,7 +157,8 @@ def silent(tables: Tables, limits: Limits) -> Frame:
             select g.cluster, g.address as broker, g.broker_id, g.until_ns - g.last_ns as silent_ns, g.is_back,
                 coalesce(closed_soon, 0) as closed_soon, coalesce(closed, 0) as closed, coalesce(kept, 0) as kept,
                 coalesce(held, 0) as held, coalesce(held_connections, 0) as held_connections,
-                coalesce(failed, 0) as failed, coalesce(went_on, 0) as went_on, t.times is not null as is_told,
+                coalesce(failed, 0) as failed, coalesce(failed_connections, 0) as failed_connections,
+                coalesce(went_on, 0) as went_on, t.times is not null as is_told,
                 coalesce(reset, 0) as reset, coalesce(handed_over, 0) as handed_over, coalesce(taken, 0) as taken,
                 cast(floor(g.last_ns / 1e3) as bigint) as first_us, cast(floor(g.until_ns / 1e3) as bigint) as last_us
             from gaps g {" ".join(_joined(name) for name in ("waited", "links", "elsewhere", "elected"))}
@@ -161,7 +183,12 @@ def judge_silent(row: Silent, limits: Limits) -> Iterator[Finding]:
     is_standing = (
         not is_gone
         and row.held + row.failed >= limits.silent_requests_min
-        and (row.held_connections > 1 or row.closed > 1 or row.is_told)
+        and (
+            row.held_connections > 1
+            or row.closed > 1
+            or row.is_told
+            or (not row.is_back and row.failed_connections > 1)  # when the capture ends
+        )
     )
     if not is_gone and not is_standing:
         return
