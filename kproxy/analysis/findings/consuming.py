@@ -235,6 +235,10 @@ def judge_stopped_fetching(row: StoppedFetching, limits: Limits) -> Iterator[Fin
     )
 
 
+# Twice auto.commit.interval.ms: between two commits a group that keeps up is behind by as much as is written meanwhile.
+_COMMITTED_SOON_NS = 10_000_000_000
+
+
 class Lagging(NamedTuple):
     """Lag of a client or a group in a topic, all of its partitions together.
 
@@ -336,6 +340,8 @@ def lagging_groups(tables: Tables, limits: Limits) -> Frame:
 def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
     span_us = row.active_us
     if span_us < limits.lag_span_s * 1e6 or row.last_records < limits.lag_records_min:
+        return
+    if row.by == "group" and row.last_lag_ns is not None and row.last_lag_ns < _COMMITTED_SOON_NS:
         return
     growth = row.last_records - row.first_records
     # A large lag grows by a small factor: then it counts by how fast it grows.

@@ -660,7 +660,8 @@ KINDS = {
             ("max.poll.records", "max.partition.fetch.bytes", "retention.ms"),
             ("lag_records_min", "lag_growth", "lag_growth_per_s", "lag_span_s"),
             "lag of each client and topic by its fetches, of each group and topic by its commits: size and growth, at "
-            "the group's last request, or at the end if its members fell silent a minute before without leaving",
+            "the group's last request, or at the end if its members fell silent a minute before without leaving; a "
+            "group that is less than 10 s behind is left out: so much may lie between two commits",
             "lag",
             True,
         ),
