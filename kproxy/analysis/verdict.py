@@ -49,6 +49,18 @@ CHECKED = {
     "growing_lag": ("Fetch", "OffsetCommit"),
     "open_transaction": ("AddPartitionsToTxn", "EndTxn"),
 }
+_WHOLE = ("broker_gone", "broker_standing_still")  # outages that were seen: what follows from them is no sign of others
+# Other kinds by which such a thing shows itself if the capture begins or ends during it, or which imply it: beside
+# these nobody says that there is none.
+_SIGNS = {
+    "broker_gone": ("connects_failed", "unanswered", "client_timeouts", "under_replicated"),
+    "broker_standing_still": ("client_timeouts", "unanswered", "late_answers"),
+    "producers_standing_still": ("not_enough_replicas", "offline_partitions", "client_timeouts", "unanswered"),
+    "resent_not_idempotent": ("doubtful_records", "client_timeouts", "unanswered"),
+    "coordinator_lost": ("broker_gone", "broker_standing_still", "connects_failed"),
+    "growing_lag": ("stopped_fetching", "stuck_stable_offset"),
+    "open_transaction": ("stuck_stable_offset",),
+}
 # Kinds whose evidence `failed` is a number of requests.
 FAILURES = ("unanswered", "client_timeouts", *REFUSED)
 
@@ -92,12 +104,17 @@ class Verdict:
         return chosen or [one for one in self.findings if one.severity == WARNING and one.kind in FELT]
 
     def not_found(self, apis: Collection[str]) -> list[str]:
-        """The kinds of CHECKED that are neither a finding nor a consequence; apis: those of the tables."""
+        """The kinds of CHECKED that are no finding, no consequence and without signs; apis: those of the tables."""
         kinds = {one.kind for root in self.findings for one in (root, *root.consequences)}
+        signs = {
+            one.kind for root in self.findings for one in (root, *(() if root.kind in _WHOLE else root.consequences))
+        }
         return [
             kind
             for kind, needed in CHECKED.items()
-            if kind not in kinds and (not needed or not set(apis).isdisjoint(needed))
+            if kind not in kinds
+            and signs.isdisjoint(_SIGNS.get(kind, ()))
+            and (not needed or not set(apis).isdisjoint(needed))
         ]
 
     def timeline(self, limit: int) -> list[Finding]:
