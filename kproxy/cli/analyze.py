@@ -251,7 +251,7 @@ def overview(places: tuple[str, ...], **given: Any) -> None:
 
         def ask(again: bool) -> None:
             with Tables(folder_of(again)) as tables:
-                show_overview("analyze", places, tables, **given)
+                show_overview("analyze", places, tables, **given, key_log=how["key_log"])
                 if given["shown"] != "table" and not given["quiet"]:  # a table has a section of it
                     _say_what_lacks(tables, places)
 

@@ -209,8 +209,9 @@ def show_overview(
     shown: str,
     out: str | None,
     quiet: bool,
+    key_log: str | None = None,
 ) -> None:
-    """Answer and show it, with tables of either engine."""
+    """Answer and show it, with tables of either engine. key_log: the file with TLS keys, if one was given."""
     from kproxy.analysis import sections
     from kproxy.analysis.findings import TABLES as OF_FINDINGS
     from kproxy.analysis.findings import findings
@@ -239,7 +240,24 @@ def show_overview(
         commands.insert(0, f"kproxy {program} findings {shlex.join(places)}")
     with answers.opened(out) as file:
         frames = {name: frame for name, (frame, _) in found.items()}
-        view.show(frames, rows, said, limit or FINDINGS_SHOWN, commands, shown, file, program == "analyze")
+        is_nothing = not rows["span"][0][0]["exchanges"]
+        why = why_nothing(tables, since, until, key_log) if is_nothing else ""
+        view.show(frames, rows, said, limit or FINDINGS_SHOWN, commands, shown, file, program == "analyze", why)
+
+
+def why_nothing(tables: Mapping[str, Any], since: str | None, until: str | None, key_log: str | None = None) -> str:
+    """The reason for an answer without exchanges, in sentences: the times that were given, or the captures' quality."""
+    from kproxy.analysis import sections
+    from kproxy.views import answers, summary
+
+    (span,) = answers.dicts(sections.span(tables))
+    if span["exchanges"]:
+        given = " and ".join(
+            f"{name} {text}" for name, text in (("--from", since), ("--to", until)) if text is not None
+        )
+        first, last = (str(span[name]).replace("T", " ").removesuffix("Z")[:19] for name in ("first", "last"))
+        return f"{given}: none of the {span['exchanges']:,} exchanges, from {first} to {last} UTC, is in this time."
+    return summary.why_nothing(answers.dicts(sections.quality(tables)), key_log)
 
 
 def check_tables(folders: Sequence[str], tables: Sequence[str], quiet: bool = False) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kproxy.cli import captures
-from kproxy.cli.asking import PLACES, TIMES, with_options
+from kproxy.cli.asking import PLACES, TIMES, why_nothing, with_options
 from kproxy.errors import KproxyError
 
 BEFORE = 3  # exchanges before a slow one
@@ -64,7 +64,8 @@ def _report(
             )
             found = figures.answered(tables, since, until, compared, lambda name: said(f"asking: {name}"))
             if found is None:
-                raise KproxyError(f"{places[0]}: there is no exchange to report on. {_why(tables, how)}")
+                why = why_nothing(tables, since, until, how["key_log"])
+                raise KproxyError(f"{places[0]}: there is no exchange to report on. {why}")
             before = {
                 (row["connection"], row["number"]): list(
                     answers.dicts(single.before(tables, row["connection"], row["number"], BEFORE, row["source"]))
@@ -118,20 +119,6 @@ def _options(how: dict[str, Any]) -> list[str]:
     words += ["--cluster", how["cluster"]] if how["cluster"] != "default" else []
     words += ["--rotated"] if how["rotated"] else []
     return words + (["--key-log", str(how["key_log"])] if how["key_log"] else [])
-
-
-def _why(tables: Any, how: dict[str, Any]) -> str:
-    """The reason for missing exchanges in the quality of captures."""
-    from kproxy.analysis.jobs import quality
-    from kproxy.capture.quality import Quality
-    from kproxy.views import summary
-
-    found = Quality()
-    for row in quality(tables["quality"]).arrow().to_pylist():
-        found.note(row["kind"], count=row["count"] or 0, size=row["bytes"] or 0)
-    if not found.count("packets") or found.count("kafka"):
-        return "The tables are empty, or --from and --to leave nothing of them."
-    return summary.verdict(found, how["key_log"])
 
 
 _CHOSEN = (

@@ -41,10 +41,12 @@ def show(
     shown: str,
     file: TextIO,
     is_checked: bool = True,
+    why_nothing: str = "",
 ) -> None:
     """Print the verdict, then sections. frames: the frame of each section. found: (rows, number of rows shown) of each.
 
     most_findings: number of findings shown; the verdict has the number of all. is_checked: findings were looked for.
+    why_nothing: why there is no exchange, in sentences.
     """
     rows = {name: some for name, (some, _) in found.items()}
     findings = said.findings[:most_findings]
@@ -59,7 +61,8 @@ def show(
         return
     (span,) = rows["span"]
     if not span["exchanges"]:
-        click.echo("No exchanges.", file=file)
+        for line in answers.wrapped(f"No exchanges. {why_nothing}".rstrip(), file):
+            click.echo(line, file=file)
     else:
         for line in textwrap.wrap(verdict.sentence(said), answers.width_of(file) or WIDTH, break_on_hyphens=False):
             click.echo(click.style(line, bold=True), file=file)

@@ -4,8 +4,8 @@ Duty: prints the quality of each capture, an overview if it is given one, the ro
 type. Complaints go to standard error. It computes no counts.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import click
 
@@ -142,6 +142,19 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
     if not lost:
         return "Complete: every byte that the ends acknowledged was captured." + twice
     return f"Not complete: {', '.join(lost)}. An exchange without an answer may have had one." + twice
+
+
+def why_nothing(quality: Iterable[Mapping[str, Any]], key_log: str | None = None) -> str:
+    """Return why tables have no exchanges, and what to do, in sentences. quality: rows of their table quality."""
+    found = Quality()
+    for row in quality:
+        found.note(row["kind"], count=row["count"] or 0, size=row["bytes"] or 0)
+    if not found.count("packets"):
+        return "The tables are empty: so are the captures, or nothing was recorded yet."
+    if found.count("kafka"):
+        told = f"{NOTHING_READ[0].upper()}{NOTHING_READ[1:]}"
+        return f"{told}. Convert without --port: Kafka is then recognised by its content, on any port."
+    return verdict(found, key_log)
 
 
 def _failed(quality: Quality) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from kproxy.analysis import jobs
 from kproxy.analysis.duck import Tables
-from kproxy.analysis.findings import findings, limits
+from kproxy.analysis.findings import KINDS, findings, limits
 from kproxy.analysis.verdict import verdict
 from kproxy.cli.asking import show_overview
 from kproxy.views.answers import dicts
@@ -89,6 +89,45 @@ def test_a_broker_that_handed_its_leaders_over_was_stopped_in_order(tmp_path, be
         "Broker 2 was away for 13.1 s after a controlled shutdown" in sentence(said)
     )
     assert ("out-of-memory" in gone.change) != is_in_order
+
+
+def test_a_broker_that_others_name_again_is_back_though_nobody_asks_it(tmp_path):
+    """A broker that knows it for dead later than others names it once more before."""
+
+    def named(table):
+        for at_s, change in ((21, "gone"), (22, "appeared"), (22.5, "gone"), (26, "appeared")):
+            row = {"kind": "broker", "change": change, "broker_id": 2}
+            table.add("topology", at_s, **row, time_ns=made.START_NS + round(at_s * NS))
+
+    with Tables(outage(tmp_path / "tables", named)) as tables:
+        (gone,) = [one for one in findings(tables) if one.kind == "broker_gone"]
+    assert dict(gone.evidence)["is_back"] and dict(gone.evidence)["silent_ns"] == 26 * NS - 18_901 * made.MS
+
+
+@pytest.mark.parametrize("clients", [2, 1])
+def test_a_broker_that_stands_still_when_the_capture_ends_is_a_finding(tmp_path, clients):
+    """One client alone may wait for itself."""
+    table = made.Made()
+    for number in range(400):
+        at_s = number / 10
+        for client in ("one", "other")[:clients]:
+            for broker in (1, 2):
+                waits = broker == 2 and at_s >= 34
+                if waits and at_s >= 35:
+                    continue
+                at_ns = made.START_NS + round(at_s * NS)
+                times = {"request_start_ns": at_ns, "request_end_ns": at_ns}
+                answer = {"response_start_ns": at_ns + made.MS, "response_end_ns": at_ns + made.MS}
+                lost = {"outcome": "unanswered", "latency_ns": None}
+                table.exchange(client, "Metadata", at_s, broker=broker, **times, **(lost if waits else answer))
+    for connection in range(2 * clients):
+        made._connection(
+            table, connection, "10.0.0.1", 0.0, 40.0, close="open", broker_address=f"10.0.1.{connection % 2 + 1}"
+        )
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        said = verdict(tables, findings(tables))
+    told = [text for _, text in timeline(said)]
+    assert ("broker 2 stood still for 6.00 s, up to the end" in told) == (clients == 2), told
 
 
 def test_requests_are_counted_to_an_outage_while_it_lasts(tmp_path):
@@ -183,6 +222,25 @@ def test_a_timeline_has_what_users_felt_in_the_order_of_time(tmp_path):
     times = [f"2026-01-01 00:00:{second}" for second in ("00.0", "18.9")]
     assert events[:2] == [(times[0], "group g: lag that grows"), (times[1], "broker 2 was gone for 13.1 s")]
     assert len(events) == EVENTS_SAID
+
+
+def test_what_shows_itself_by_signs_alone_is_not_said_to_be_missing(tmp_path):
+    """A capture that begins behind the end of a broker has connects that fail, and no broker that went."""
+    apis = ("Produce", "Metadata", "Heartbeat", "EndTxn")
+    with Tables(outage(tmp_path / "tables")) as tables:
+        said = verdict(tables, findings(tables))
+    (gone,) = [one for one in said.findings if one.kind == "broker_gone"]
+    of = {kind: replace(said, findings=[gone._replace(kind=kind, consequences=())]) for kind in KINDS}
+    everything = set(of["no_compression"].not_found(apis))
+    assert everything >= {"broker_gone", "coordinator_lost", "open_transaction"}
+    for sign, kinds in (
+        ("connects_failed", {"broker_gone", "coordinator_lost"}),
+        ("under_replicated", {"broker_gone"}),
+        ("stuck_stable_offset", {"open_transaction"}),
+    ):
+        assert everything - set(of[sign].not_found(apis)) == kinds
+    explained = replace(said, findings=[gone._replace(consequences=(gone._replace(kind="client_timeouts"),))])
+    assert "broker_standing_still" in explained.not_found(apis)
 
 
 def test_other_causes_are_named_by_their_kinds(tmp_path):

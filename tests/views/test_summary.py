@@ -226,6 +226,8 @@ def test_another_protocol_that_counts_as_kafka_by_its_port_is_told(tmp_path, ope
     result, lines = converted(tmp_path, path, "--port", "9092")
     assert result.exit_code == 1 and result.stderr == f"kproxy: {NOTHING_READ}\n"
     assert "Next:" not in lines and not any("name the brokers' ports" in line for line in lines)
+    shown = CliRunner().invoke(cli, ["analyze", "overview", str(tmp_path / "out")]).stdout
+    assert shown.startswith(f"No exchanges. N{NOTHING_READ[1:]}. Convert without --port: ")
 
 
 @pytest.mark.parametrize(

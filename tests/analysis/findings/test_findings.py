@@ -69,6 +69,17 @@ def test_versions_that_the_newest_kafka_has_dropped_are_told_once_where_brokers_
     assert answer["old_versions", "8 clients"].severity == "note"
 
 
+def test_an_api_that_kproxy_does_not_know_is_not_called_dropped(tmp_path, monkeypatch):
+    """Vendors have APIs of their own, and newer brokers further ones."""
+    monkeypatch.setitem(made.KEYS, "unknown_10007", 10007)
+    table = made.Made()
+    for second, (api, version) in enumerate((("unknown_10007", 0), ("Produce", 2))):
+        table.exchange("app", api, second, api_version=version)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (one,) = findings(tables, kinds=["old_versions"])
+    assert dict(one.evidence)["apis"] == "Produce v2"
+
+
 @pytest.mark.ring2
 def test_a_group_that_lost_members_over_and_over_does_not_come_to_rest(found):
     assert ("rebalance_storm", "group range-g") in found("k41_groups_a")
@@ -136,21 +147,24 @@ def test_hours_between_two_captures_hide_no_storm_and_make_no_lag(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "highest", "seconds", "grows"),
+    ("first", "last", "highest", "seconds", "age_s", "grows"),
     [
-        (1_000, 1_600, 1_600, 60, True),  # half as much again
-        (10_000, 11_500, 11_500, 60, False),  # swings
-        (288_877, 353_116, 353_116, 110, True),  # a large lag that grows fast
-        (288_877, 353_116, 400_000, 110, False),  # and catches up
-        (300_000, 310_000, 310_000, 60, False),  # fast, but less than a tenth of it
-        (0, 900, 900, 60, False),
-        (288_877, 353_116, 353_116, 8, False),  # a burst
+        (1_000, 1_600, 1_600, 60, None, True),  # half as much again
+        (10_000, 11_500, 11_500, 60, None, False),  # swings
+        (288_877, 353_116, 353_116, 110, None, True),  # a large lag that grows fast
+        (288_877, 353_116, 400_000, 110, None, False),  # and catches up
+        (300_000, 310_000, 310_000, 60, None, False),  # fast, but less than a tenth of it
+        (0, 900, 900, 60, None, False),
+        (288_877, 353_116, 353_116, 8, None, False),  # a burst
+        (432, 2_879, 2_879, 52, 2, False),  # as much as is written between two commits
+        (432, 28_790, 28_790, 52, 20, True),
     ],
 )
-def test_a_lag_grows_by_its_share_or_by_its_rate(first, last, highest, seconds, grows):
+def test_a_lag_grows_by_its_share_or_by_its_rate(first, last, highest, seconds, age_s, grows):
     until_us = 1_700_000_000_000_000
     times = (until_us - seconds * 10**6, until_us, seconds * 10**6)
-    row = consuming.Lagging("main", "reports", "orders", 3, 50, first, last, highest, None, *times, "group")
+    age_ns = None if age_s is None else age_s * 10**9
+    row = consuming.Lagging("main", "reports", "orders", 3, 50, first, last, highest, age_ns, *times, "group")
     assert [one.kind for one in consuming.judge_lagging(row, limits())] == ["growing_lag"] * grows
 
 
@@ -215,15 +229,23 @@ def test_answers_that_arrive_late_name_the_mtu_of_a_router(tmp_path):
 def test_a_coordinator_is_missed_from_the_first_sign_of_its_loss_up_to_its_return_or_the_last_request(
     tmp_path, comes_back, lost_s
 ):
-    """The sign is the first refusal, or the end of the member's connection before it; not the last good heartbeat."""
+    """The sign is the first refusal, or the end of the member's connection before it; not the last good heartbeat.
+
+    Nor is it the end of the connection of a member that left.
+    """
     table = made.Made()
     if lost_s == 28:
         made._connection(table, 0, "10.0.0.1", 0.0, 28.0, close="reset")
+    leaver = {"client_id": "leaver", "client_address": "10.0.0.1"}
+    table.add("group_events", 27.4, event="leave", group_id="g", time_ns=made.START_NS + 27_400 * made.MS, **leaver)
     for number in range(20):
         at_ns = made.START_NS + 3 * number * 10**9
         is_refused = 10 <= number < (15 if comes_back else 20)
         times = {"request_start_ns": at_ns, "response_end_ns": at_ns + made.MS, "errors": int(is_refused)}
         table.exchange("member", "Heartbeat", 3 * number, group_id="g", **times)
+        if number == 8:
+            key = table.exchange("leaver", "Heartbeat", 3 * number, group_id="g", **times)
+            made._connection(table, key["connection"], "10.0.0.1", 0.0, 27.5)
         if is_refused:
             refusal = {"event": "heartbeat", "group_id": "g", "error": "COORDINATOR_NOT_AVAILABLE", "time_ns": at_ns}
             table.add("group_events", 3 * number, **refusal)
@@ -415,6 +437,45 @@ def test_what_topics_hold_is_what_was_acknowledged(made_up):
     assert rows["of-twice"]["lost_batches"] == rows["of-trusting"]["failed_attempts"] == 0
     assert rows["of-gives-up"]["failed_attempts"] == rows["of-gives-up"]["lost_batches"] == 5
     assert rows["of-cutter"]["failed_attempts"] == 5 and rows["of-cutter"]["lost_batches"] == 0  # cut anew
+
+
+@pytest.mark.parametrize(
+    ("error", "sent_again", "goes_on", "ends_s", "lost"),
+    [
+        ("NOT_ENOUGH_REPLICAS", True, True, 100, 0),
+        ("NOT_ENOUGH_REPLICAS", False, True, 100, 1),
+        ("NOT_ENOUGH_REPLICAS", False, False, 100, 0),  # it may be sent again behind the end
+        ("NOT_ENOUGH_REPLICAS", False, False, 200, 1),  # not after delivery.timeout.ms
+        ("MESSAGE_TOO_LARGE", False, False, 100, 1),
+        (None, False, False, 100, 0),  # it still waits
+    ],
+)
+def test_a_batch_is_lost_that_its_client_does_not_send_again(tmp_path, error, sent_again, goes_on, ends_s, lost):
+    """The new leader has the retry, and another capture it."""
+    table = made.Made()
+
+    def write(at_s, batch, source, error="NONE"):
+        waits = {} if error else {"outcome": "unanswered", "latency_ns": None}
+        key = table.exchange("app", "Produce", at_s, acks=-1, source=source, **waits) | {"source": source}
+        table.partition(key, "request", "orders", records=3, bytes=300)
+        if error:
+            table.partition(key, "response", "orders", error_code=int(error != "NONE"), error=error)
+        times = {"base_timestamp": 1_000_000 + 100 * batch, "max_timestamp": 1_000_050 + 100 * batch}
+        table.add("batches", **key, direction="request", topic="orders", partition=0, records=3, magic=2, **times)
+
+    write(1, 1, "one")
+    write(50, 2, "one", error)
+    if sent_again:
+        write(55, 2, "other")
+    if goes_on:
+        write(56, 3, "other")
+    table.exchange("else", "Metadata", ends_s, broker=2)
+    for source in ("one", "other"):
+        table.add("connections", 0, source=source, connection=0, close="open")
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (row,) = sections.topics(tables).arrow().to_pylist()
+    assert (row["failed_attempts"], row["lost_batches"]) == (int(error is not None), lost)
+    assert row["written_records"] == 3 * (1 + sent_again + goes_on)
 
 
 def test_offsets_tell_which_retries_are_in_the_log_twice(made_up):
