@@ -57,7 +57,7 @@ _SIGNS = {
     "broker_standing_still": ("client_timeouts", "unanswered", "late_answers"),
     "producers_standing_still": ("not_enough_replicas", "offline_partitions", "client_timeouts", "unanswered"),
     "resent_not_idempotent": ("doubtful_records", "client_timeouts", "unanswered"),
-    "coordinator_lost": ("broker_gone", "broker_standing_still", "connects_failed"),
+    "coordinator_lost": ("broker_gone", "broker_standing_still", "connects_failed", "under_replicated"),
     "growing_lag": ("stopped_fetching", "stuck_stable_offset"),
     "open_transaction": ("stuck_stable_offset",),
 }

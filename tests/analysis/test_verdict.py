@@ -235,7 +235,7 @@ def test_what_shows_itself_by_signs_alone_is_not_said_to_be_missing(tmp_path):
     assert everything >= {"broker_gone", "coordinator_lost", "open_transaction"}
     for sign, kinds in (
         ("connects_failed", {"broker_gone", "coordinator_lost"}),
-        ("under_replicated", {"broker_gone"}),
+        ("under_replicated", {"broker_gone", "coordinator_lost"}),
         ("stuck_stable_offset", {"open_transaction"}),
     ):
         assert everything - set(of[sign].not_found(apis)) == kinds
