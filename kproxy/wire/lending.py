@@ -4,9 +4,10 @@ Duty: say whether a session can be lent: it is between two frames on both sides,
 and each pending request is one of a lent plan. Refuses to know the core.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from kproxy.errors import Malformed
 from kproxy.protocol.apis import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from kproxy.wire.events import BROKER, CLIENT, NONE, UNANSWERED, Exchange
 from kproxy.wire.interest import FORWARD, ApiPlan
@@ -120,7 +121,7 @@ def first_fields(plan: ApiPlan, part: bytes, size: int, head_bytes: int) -> tupl
         return _NO_FIELDS, 0
     try:
         found = plan.prefix(part, head_bytes, min(size, len(part)))
-    except Exception:  # the session says what is wrong with it
+    except Malformed:  # the session says what is wrong with it
         return None
     if found is None:
         return None
@@ -131,4 +132,3 @@ def first_fields(plan: ApiPlan, part: bytes, size: int, head_bytes: int) -> tupl
 
 
 _NO_FIELDS: Values = (None,) * 5
-Learn = Callable[[bytes], Any]

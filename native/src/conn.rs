@@ -19,7 +19,8 @@ const CLIENT: usize = 0;
 const BROKER: usize = 1;
 const REQUEST_HEAD: usize = 12; // size, API key, version, correlation id
 const RESPONSE_HEAD: usize = 8; // size, correlation id
-const MAX_USUAL: usize = 4; // of 512 bytes at most, and the texts in them
+const MAX_USUAL: usize = 4; // of MAX_PREFIX bytes at most, and the texts in them
+const MAX_PREFIX: usize = 512; // MAX_USUAL_PREFIX of kproxy/wire/client_side.py
 const LATE_NS: i64 = 1_000_000; // as in kproxy/proxy/sockets/poller.py
 
 /// A beginning that many requests of the connection have: API, version and the bytes of the first fields.
@@ -70,7 +71,7 @@ pub struct Conn {
     fds: [i32; 2],
     max_request: u32,
     limit: usize,
-    lending: PyObject, // has the methods `learn`, `came_back` and `report_slow`
+    lending: PyObject, // kproxy/proxy/relay/compiled.py; it has `learn`, `came_back`, `report_slow` and `crashed`
     pending: VecDeque<Pending>,
     usual: Vec<Arc<Usual>>,
     number: i64,
@@ -211,7 +212,7 @@ impl Conn {
     fn learn_at(slf: &Bound<'_, Self>, frame: &[u8]) -> PyResult<bool> {
         let py = slf.py();
         let whole = u32_at(frame, 0) as usize + 4;
-        let part = &frame[..whole.min(frame.len()).min(REQUEST_HEAD + 512)];
+        let part = &frame[..whole.min(frame.len()).min(REQUEST_HEAD + MAX_PREFIX)];
         let lending = slf.borrow().lending.clone_ref(py);
         let learnt = lending.call_method1(py, intern!(py, "learn"), (PyBytes::new_bound(py, part),))?;
         let found: Option<(usize, PyObject, PyObject, Option<i64>, Py<Program>, Py<Tally>)> = learnt.extract(py)?;

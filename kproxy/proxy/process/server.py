@@ -83,7 +83,7 @@ class Server:
 
     @property
     def relays(self) -> Relays:
-        """What this process relays, from the start on."""
+        """Return the relays of this process; they exist once it has started."""
         assert self._relays is not None
         return self._relays
 
@@ -339,8 +339,8 @@ class Server:
     async def reconfigure(self, new: Config, differing: Changes) -> None:
         """Run by other settings from now on. Raises ConfigError, and then nothing has changed.
 
-        What `differing` does not name is not touched. A cluster that it names is built anew, on the sockets that it
-        has; its open connections go on, or end one by one.
+        Settings that `differing` does not name stay as they are. A cluster that it names is built anew, on the sockets
+        that it has; its open connections go on, or end one by one.
         """
         former = self._admin
         if "admin" in differing.process:
@@ -377,7 +377,7 @@ class Server:
     async def stop(self, at_once: asyncio.Event | None = None) -> None:
         """Stop accepting after `drain_delay_s`, let connections finish what is under way, close.
 
-        From the start of it `not_ready` says so. `at_once` ends the waiting.
+        `not_ready` names the drain as a reason from its first moment on. `at_once` ends the waiting.
         """
         start = time.monotonic()
         self._at_once = at_once = at_once or asyncio.Event()

@@ -1,7 +1,7 @@
 """The team of a kproxy with workers: their parent, which has the ports, and hands each client to one of them.
 
-It relays nothing but ZooKeeper, whose clients are few. What workers count is added up here (`kproxy.metrics.shared`),
-what they know of brokers passes through here. A worker that dies is replaced, and so is the process that workers are
+It relays nothing but ZooKeeper, whose clients are few. It adds up the counts of the workers (`kproxy.metrics.shared`),
+and passes on what one of them learns of brokers. A worker that dies is replaced, and so is the process that workers are
 forked from; if that cannot be, kproxy drains and fails, so that whoever started it starts it anew. Refuses to know
 bytes of clients.
 """
@@ -41,7 +41,7 @@ ROWS_S = 2.0
 _ENDS_S = 3.0  # beyond the drain's time, for workers to end
 PARENT = 0  # its number among those that record: workers begin with 1
 _SENT_S = 5.0  # for a worker to take a message
-_PUSH_S = 0.005  # what changes within it is sent once, unless a client comes
+_PUSH_S = 0.005  # changes within this time are sent once, unless a client comes
 
 log = logging.getLogger("kproxy.processes")
 
@@ -107,7 +107,7 @@ class Parent:
     # --- what workers know -------------------------------------------------------------------------------------------
 
     def _begin(self, member: Member) -> None:
-        """What a new worker must know before its first client."""
+        """Send a new worker what it must know before its first client."""
         metrics = self._server.metrics
         beginning = Beginning(
             self._server.config.model_copy(update={"log_level": log_lines.level()}),
@@ -268,7 +268,7 @@ class Parent:
         self._shared.restarts = self._crew.restarts
 
     async def lags(self, cluster: str) -> Lags | None:
-        """What all workers know of consumers and groups (`lag_questions.LagSource`)."""
+        """Return the lags of consumers and groups, of all workers together (`lag_questions.LagSource`)."""
         await self._collect(True)
         return self._shared.lags(cluster)
 
