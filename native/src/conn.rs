@@ -55,14 +55,17 @@ enum Leave {
     Unwritable, // the other side cannot be written
 }
 
-/// What Python must be asked for before the bytes at `pos` can be read.
+/// Why the reading of requests stops.
 #[derive(PartialEq)]
 enum Step {
     Done,
-    Learn,
+    Learn, // Python must be asked about the request at `pos`
+    Wait,  // for the rest of the frame at `pos`
+    Leave, // Python must read the frame at `pos`
 }
 
-type State<'py> = (Bound<'py, PyList>, i64, (u64, u64), (u64, u64), i64, usize, i64, Option<PyObject>);
+type State<'py> = (Bound<'py, PyList>, i64, (u64, u64), (u64, u64), i64, usize, i64, Option<PyObject>, Parts<'py>);
+type Parts<'py> = Vec<Option<(Bound<'py, PyBytes>, i64)>>;
 type GivenPending = (PyObject, PyObject, Option<i64>, Py<Program>, Py<Tally>, u32, i64, i64, i64, i64);
 
 #[pyclass]
@@ -79,9 +82,18 @@ pub struct Conn {
     completed: [u64; 2],
     free_at: i64,
     left: usize, // bytes of the request in transit that have not arrived
+    parts: [Part; 2],
     session_ns: i64,
     is_inside: bool,
     last: Option<Arc<Usual>>, // of the last request whose first fields are read
+}
+
+/// The first bytes of a frame, which wait for the others.
+#[derive(Default)]
+struct Part {
+    bytes: Vec<u8>,
+    since: i64,   // when the first of them was read, by the session's clock
+    arrived: i64, // when the last of them arrived, by the monotonic clock
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -100,15 +112,14 @@ struct Left {
 
 struct Slow {
     pending: Pending,
-    response: i64,
+    times: Times,
     response_bytes: i64,
-    queue: i64,
     duration: i64,
 }
 
 impl Conn {
-    /// Reads requests from `pos` on; returns what it needs.
-    fn requests(&mut self, bytes: &[u8], pos: &mut usize, now: i64, why: &mut Leave) -> Step {
+    /// Reads requests from `pos` on, of which the first has arrived since `since`; returns why it stops.
+    fn requests(&mut self, bytes: &[u8], pos: &mut usize, since: i64, now: i64) -> Step {
         let size = bytes.len();
         if self.left > 0 {
             let taken = self.left.min(size);
@@ -125,7 +136,7 @@ impl Conn {
             let head = &bytes[*pos..];
             let length = u32_at(head, 0);
             if length < 8 || length > self.max_request || self.pending.len() >= self.limit {
-                break;
+                return Step::Leave;
             }
             let whole = length as usize + 4;
             let key_version = u32_at(head, 4);
@@ -137,6 +148,7 @@ impl Conn {
             });
             let usual = match found {
                 Some(index) => self.usual[index].clone(),
+                None if head.len() < whole.min(REQUEST_HEAD + MAX_PREFIX) => return Step::Wait, // for its first fields
                 None => return Step::Learn,
             };
             let here = whole.min(head.len());
@@ -146,7 +158,7 @@ impl Conn {
                 correlation_id: u32_at(head, 8),
                 number: self.number,
                 request_bytes: whole as i64,
-                start: now,
+                start: if *pos == 0 { since } else { now },
                 end,
             });
             if !usual.prefix.is_empty() {
@@ -161,37 +173,54 @@ impl Conn {
             self.completed[CLIENT] += 1;
         }
         if *pos < size {
-            *why = Leave::Frame;
+            Step::Wait
+        } else {
+            Step::Done
         }
-        Step::Done
     }
 
-    /// Reads answers to the end of `bytes`, or to one that Python must read; returns where.
-    fn answers(&mut self, py: Python<'_>, lane: &mut Lane, bytes: &[u8], now: i64, slow: &mut Vec<Slow>) -> usize {
-        let mut pos = 0;
-        while bytes.len() - pos >= RESPONSE_HEAD {
-            let head = &bytes[pos..];
+    /// Reads answers from `pos` on, of which the first has arrived since `since`; returns why it stops.
+    fn answers(
+        &mut self,
+        py: Python<'_>,
+        lane: &mut Lane,
+        bytes: &[u8],
+        pos: &mut usize,
+        (since, now): (i64, i64),
+        slow: &mut Vec<Slow>,
+    ) -> Step {
+        while bytes.len() - *pos >= RESPONSE_HEAD {
+            let head = &bytes[*pos..];
             let whole = u32_at(head, 0) as usize + 4;
-            let plain = match self.pending.front() {
-                Some(first) if first.correlation_id == u32_at(head, 4) && first.end.is_some() => {
-                    whole >= RESPONSE_HEAD
-                        && whole <= head.len()
-                        && program::is_plain(&first.usual.program.borrow(py).operations, &head[RESPONSE_HEAD..whole])
-                }
-                _ => false,
+            let first = match self.pending.front() {
+                Some(first) if first.correlation_id == u32_at(head, 4) && first.end.is_some() => first,
+                _ => return Step::Leave,
             };
-            if !plain {
-                break;
+            if whole > head.len() && whole <= lane.max_part {
+                return Step::Wait;
+            }
+            let body = match head.get(RESPONSE_HEAD..whole) {
+                Some(body) => body,
+                None => return Step::Leave,
+            };
+            if !program::is_plain(&first.usual.program.borrow(py).operations, body) {
+                return Step::Leave;
             }
             let pending = match self.pending.pop_front() {
                 Some(pending) => pending,
-                None => break,
+                None => return Step::Leave,
             };
-            let queue = (self.free_at.min(now) - pending.start).max(0);
+            let response_start = if *pos == 0 { since } else { now };
+            let queue = (self.free_at.min(response_start) - pending.start).max(0);
             self.free_at = now;
             self.completed[BROKER] += 1;
-            let times =
-                Times { request_start: pending.start, request_end: pending.end.unwrap_or(now), response: now, queue };
+            let times = Times {
+                request_start: pending.start,
+                request_end: pending.end.unwrap_or(now),
+                response_start,
+                response_end: now,
+                queue,
+            };
             let usual = &pending.usual;
             let mut tally = usual.tally.borrow_mut(py);
             if !tally.is_fresh {
@@ -201,11 +230,28 @@ impl Conn {
             let duration = tally.count(pending.request_bytes, whole as i64, &times, usual.max_wait_ms);
             drop(tally);
             if duration - usual.max_wait_ms.unwrap_or(0) * 1_000_000 > lane.slow_ns {
-                slow.push(Slow { pending, response: now, response_bytes: whole as i64, queue, duration });
+                slow.push(Slow { pending, times, response_bytes: whole as i64, duration });
             }
-            pos += whole;
+            *pos += whole;
         }
-        pos
+        if *pos < bytes.len() {
+            Step::Wait
+        } else {
+            Step::Done
+        }
+    }
+
+    /// Lets the first bytes of a frame wait for the others; false: there is no room for them.
+    fn keep(&mut self, lane: &mut Lane, side: usize, bytes: &[u8], since: i64, arrived: i64) -> bool {
+        if bytes.len() > lane.max_part || lane.part_bytes + bytes.len() > lane.max_parts {
+            return false;
+        }
+        lane.part_bytes += bytes.len();
+        let part = &mut self.parts[side];
+        part.bytes.extend_from_slice(bytes);
+        part.since = since;
+        part.arrived = arrived;
+        true
     }
 
     /// Asks Python about the request that begins at `frame`; false: the request is Python's.
@@ -279,10 +325,11 @@ impl Conn {
     ) -> PyResult<Option<Left>> {
         let py = slf.py();
         let start = clock.now;
-        let room = clock.room.min(buffer.len());
+        let kept = slf.borrow().parts[side].bytes.len();
+        let room = (kept + clock.room).min(buffer.len());
         let mut arrived = clock.turn;
         let read = if clock.is_late {
-            let (read, wall_ns) = receive_timed(fd, &mut buffer[..room]);
+            let (read, wall_ns) = receive_timed(fd, &mut buffer[kept..room]);
             if let (Some(wall_ns), Io::Done(_)) = (wall_ns, &read) {
                 arrived = (wall_ns - clock.wall_offset).min(start);
                 if clock.is_in_order && clock.turn - arrived <= LATE_NS {
@@ -291,21 +338,33 @@ impl Conn {
             }
             read
         } else {
-            receive(fd, &mut buffer[..room])
+            receive(fd, &mut buffer[kept..room])
         };
         let over = |why, errno| Some(Left { unsent: None, rest: None, frames: 0, arrived, why, errno });
         let count = match read {
             Io::Later => return Ok(None),
             Io::Failed(errno) => return Ok(over(Leave::Broken, errno)),
+            Io::Done(0) if kept > 0 => return Ok(over(Leave::Frame, 0)), // Python reads the part, and then the end
             Io::Done(0) => return Ok(over(Leave::Ended, 0)),
-            Io::Done(count) => count,
+            Io::Done(count) => kept + count,
         };
-        let bytes = &buffer[..count];
         let mut why = Leave::No;
         let mut slow = Vec::new();
         let mut pos = 0;
+        let mut step = Step::Done;
         let before;
         let now;
+        let since;
+        if kept > 0 {
+            let mut me = slf.borrow_mut();
+            let part = std::mem::take(&mut me.parts[side]);
+            buffer[..kept].copy_from_slice(&part.bytes);
+            lane.borrow_mut().part_bytes -= kept;
+            since = Some(part.since);
+        } else {
+            since = None;
+        }
+        let bytes = &buffer[..count];
         {
             let mut lane = lane.borrow_mut();
             lane.lag.add(start - arrived, 1);
@@ -316,23 +375,23 @@ impl Conn {
             me.session_ns = at;
             now = at + lane.clock_offset_ns;
             if side == BROKER {
-                pos = me.answers(py, &mut lane, bytes, now, &mut slow);
-                if pos < count {
-                    why = Leave::Frame;
-                }
+                step = me.answers(py, &mut lane, bytes, &mut pos, (since.unwrap_or(now), now), &mut slow);
             }
         }
         if side == CLIENT {
             loop {
-                let step = slf.borrow_mut().requests(bytes, &mut pos, now, &mut why);
-                if step == Step::Done {
+                step = slf.borrow_mut().requests(bytes, &mut pos, since.unwrap_or(now), now);
+                if step != Step::Learn {
                     break;
                 }
                 if !Self::learn_at(slf, &bytes[pos..])? {
-                    why = Leave::Frame;
+                    step = Step::Leave;
                     break;
                 }
             }
+        }
+        if step == Step::Leave {
+            why = Leave::Frame;
         }
         let mut sent = pos;
         if pos > 0 {
@@ -355,6 +414,12 @@ impl Conn {
             if sent == pos && frames > 0 {
                 lane.inside[side].add(clock.now - arrived, frames);
             }
+            if step == Step::Wait && why == Leave::No {
+                let since = if pos == 0 { since.unwrap_or(now) } else { now };
+                if !me.keep(&mut lane, side, &bytes[pos..], since, arrived) {
+                    why = Leave::Frame;
+                }
+            }
         }
         for each in slow {
             Self::report_slow(slf, lane, each)?;
@@ -367,12 +432,21 @@ impl Conn {
         Ok(Some(Left { unsent, rest, frames, arrived, why, errno: 0 }))
     }
 
+    /// Returns what waits for the rest of its frame, by side, and counts it no more.
+    fn drop_parts(&mut self, py: Python<'_>) -> [Part; 2] {
+        let parts = std::mem::take(&mut self.parts);
+        self.lane.borrow_mut(py).part_bytes -= parts[CLIENT].bytes.len() + parts[BROKER].bytes.len();
+        parts
+    }
+
     fn report_slow(slf: &Bound<'_, Self>, lane: &Bound<'_, Lane>, slow: Slow) -> PyResult<()> {
         let py = slf.py();
         let lending = slf.borrow().lending.clone_ref(py);
         let Pending { usual, correlation_id, number, request_bytes, start, end, .. } = slow.pending;
         let request = (correlation_id as i32, number, request_bytes, start, end.unwrap_or(start));
-        let response = (slow.response_bytes, slow.response, slow.queue, slow.duration);
+        let times = slow.times;
+        let response =
+            (slow.response_bytes, times.response_start, times.response_end, times.queue, slow.duration);
         let said = (&usual.plan, &usual.values, request, response);
         let above: i64 = lending.call_method1(py, intern!(py, "report_slow"), said)?.extract(py)?;
         lane.borrow_mut().slow_ns = above;
@@ -405,6 +479,7 @@ impl Conn {
             completed: [0, 0],
             free_at: 0,
             left: 0,
+            parts: Default::default(),
             session_ns: 0,
             is_inside: false,
             last: None,
@@ -439,7 +514,8 @@ impl Conn {
 
     /// Gives the state back: pending requests as (plan, values, correlation id, number, bytes, start, end or None), the
     /// number of the next one, bytes and frames by side, when the last answer ended, the bytes missing from the request
-    /// in transit, the session's time, and the first fields of the last request that had some to read.
+    /// in transit, the session's time, the first fields of the last request that had some to read, and by side what
+    /// waits for the rest of its frame, with the time when it arrived.
     fn take<'py>(&mut self, py: Python<'py>) -> PyResult<State<'py>> {
         self.is_inside = false;
         let pending = PyList::empty_bound(py);
@@ -460,7 +536,12 @@ impl Conn {
         let last = self.last.take().map(|usual| usual.values.clone_ref(py));
         let received = (self.received[0], self.received[1]);
         let completed = (self.completed[0], self.completed[1]);
-        Ok((pending, self.number, received, completed, self.free_at, self.left, self.session_ns, last))
+        let parts = self.drop_parts(py);
+        let parts = parts.map(|part| match part.bytes.is_empty() {
+            true => None,
+            false => Some((PyBytes::new_bound(py, &part.bytes), part.arrived)),
+        });
+        Ok((pending, self.number, received, completed, self.free_at, self.left, self.session_ns, last, parts.into()))
     }
 
     /// What is counted so far, without an end of the loan: requests, bytes by side, the first fields of the last request
@@ -474,6 +555,7 @@ impl Conn {
     /// Lets go of Python's object: the connection is closed.
     fn end(&mut self, py: Python<'_>) {
         self.is_inside = false;
+        self.drop_parts(py);
         self.lending = py.None();
         self.usual.clear();
         self.pending.clear();

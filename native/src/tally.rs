@@ -89,6 +89,7 @@ pub struct Tally {
     pub excess_wait: Histogram,
     pub queue: Histogram,
     pub sending_ns: i64,
+    pub receiving_ns: i64,
     cells: Option<Cells>, // None: cleared by the garbage collector
 }
 
@@ -96,7 +97,8 @@ pub struct Tally {
 pub struct Times {
     pub request_start: i64,
     pub request_end: i64,
-    pub response: i64,
+    pub response_start: i64,
+    pub response_end: i64,
     pub queue: i64,
 }
 
@@ -108,8 +110,8 @@ impl Tally {
         if times.queue > 0 {
             self.queue.add(times.queue, 1);
         }
-        let wait = times.response - times.request_start;
-        let between = times.response - times.request_end;
+        let wait = times.response_end - times.request_start;
+        let between = times.response_start - times.request_end;
         let duration = if wait == between {
             between - times.queue
         } else {
@@ -117,7 +119,8 @@ impl Tally {
             if times.request_end > ready {
                 self.sending_ns += times.request_end - ready;
             }
-            times.response - ready.max(times.request_end)
+            self.receiving_ns += times.response_end - times.response_start;
+            times.response_start - ready.max(times.request_end)
         };
         self.waits.add(wait, 1);
         self.duration.add_positive(duration);
@@ -143,6 +146,7 @@ impl Tally {
         add_to(api, intern!(py, "waits_ns"), self.waits.flush(lists[3].bind(py))?)?;
         add_to(api, intern!(py, "excess_wait_ns"), self.excess_wait.flush(lists[4].bind(py))?)?;
         add_to(api, intern!(py, "sending_ns"), std::mem::take(&mut self.sending_ns))?;
+        add_to(api, intern!(py, "receiving_ns"), std::mem::take(&mut self.receiving_ns))?;
         let queue_ns = self.queue.flush(cells.queue.bind(py))?;
         add_to(cells.broker.bind(py), intern!(py, "queue_ns"), queue_ns)
     }
@@ -182,6 +186,10 @@ pub struct Lane {
     pub inside: [Histogram; 2],
     pub lag: Histogram,
     pub slow_ns: i64,
+    #[pyo3(get)]
+    pub part_bytes: usize, // of incomplete frames that wait for their rest
+    pub max_part: usize,  // of one of them
+    pub max_parts: usize, // of all together; beyond it Python reads incomplete frames
     own: [(PyObject, Py<PyList>); 3], // the cells of `inside` and `lag`
     slow: PyObject,                   // kproxy/metrics/slow.py
     bounds: Bounds,
@@ -204,7 +212,8 @@ impl Lane {
         Ok(())
     }
 
-    /// inside, lag: DurationCells. slow: has `threshold_ns`, the broker's time above which an exchange is reported.
+    /// max_parts: bytes of one incomplete frame, and of all. inside, lag: DurationCells. slow: has `threshold_ns`, the
+    /// broker's time above which an exchange is reported.
     #[new]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -213,6 +222,7 @@ impl Lane {
         pressure: PyObject,
         clock_offset_ns: i64,
         buffer_bytes: usize,
+        max_parts: (usize, usize),
         bounds: Bounds,
         inside: (PyObject, PyObject),
         lag: PyObject,
@@ -232,6 +242,9 @@ impl Lane {
             inside: [empty.clone(), empty.clone()],
             lag: empty,
             slow_ns: 0,
+            part_bytes: 0,
+            max_part: max_parts.0,
+            max_parts: max_parts.1,
             own: [counts(inside.0)?, counts(inside.1)?, counts(lag)?],
             slow,
             bounds,
@@ -254,6 +267,7 @@ impl Lane {
             excess_wait: Histogram::new(excess),
             queue: Histogram::new(queues),
             sending_ns: 0,
+            receiving_ns: 0,
             cells: Some(Cells { api: api.unbind(), lists, broker: broker.unbind(), queue }),
         })
     }

@@ -334,13 +334,14 @@ async def kproxy(
 ) -> AsyncIterator[Live]:
     """A kproxy before that broker, on ports of its own, and ready. cluster: settings that are tables, as models.
 
-    Where a test says nothing of discovery, kproxy does not ask again after the loss of a broker: half a second to two
-    seconds later its question would come among the connections that the test awaits at the broker.
+    Where a test says nothing of discovery, kproxy asks once: a later question, at its interval or after the loss of a
+    broker, would come among the connections that the test awaits at the broker.
     """
     asks_again = "discovery_interval_s" in flags
     broker = broker or Broker()
     port = flags.pop("port", None) or free_ports(6)
-    flags = {"listen": f"{HOST}:{port}", "bootstrap": f"{HOST}:{broker.port}", "drain_timeout_s": 0.2} | flags
+    ours = {"listen": f"{HOST}:{port}", "bootstrap": f"{HOST}:{broker.port}", "drain_timeout_s": 0.2}
+    flags = ours | {"discovery_interval_s": 3600} | flags
     config = load(flags=flags)
     cluster = (secured.tables if secured is not None else {}) | (cluster or {})
     if cluster:

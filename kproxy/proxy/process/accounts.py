@@ -24,6 +24,7 @@ from kproxy.proxy.filters.policy.share_sessions import MOST as SHARE_SESSIONS
 from kproxy.proxy.log_lines import MAX_WAITING as MAX_LOG_LINES
 from kproxy.proxy.relay import pressure
 from kproxy.proxy.relay import zookeeper as zookeeper_relay
+from kproxy.proxy.relay.compiled import MAX_PART, MAX_PARTS
 from kproxy.proxy.relay.readings import TURN_NS
 from kproxy.proxy.sasl.clients import MAX_FRAME as MAX_LOGIN_FRAME
 from kproxy.proxy.sockets import proxy_header
@@ -110,6 +111,15 @@ ACCOUNTS: tuple[Account, ...] = (
         "there is none, that connection (`held_too_many` in `kproxy_protocol_faults_total`)",
         MAX_HELD_BYTES,
         lambda worker: worker.held.held_bytes,
+    ),
+    Account(
+        "parts",
+        "with the compiled core: the first bytes of a frame, which wait for the others",
+        f"{size(MAX_PART)} of each side",
+        f"{size(MAX_PARTS)}",
+        "they wait in the session, which forwards most of them at once",
+        MAX_PARTS,
+        lambda worker: 0 if worker.core is None else worker.core.part_bytes,
     ),
     Account(
         "slow_work",

@@ -34,6 +34,8 @@ CHOICE = "KPROXY_CORE"  # the variable that chooses the implementation
 AUTO, NATIVE, PYTHON = "auto", "native", "python"  # auto: the compiled core if it is installed
 FEW_READS = 8  # before a connection is lent
 MOST_READS = 1024
+MAX_PART = 64 * 1024  # bytes of an incomplete frame that waits in the core for its rest
+MAX_PARTS = 4 * 1024 * 1024  # of all connections; beyond it Python reads incomplete frames
 LONG_FRAMES = 64  # a connection that was lent for so many frames is soon lent again
 
 # Why the core gives a connection back, as in native/src/conn.rs.
@@ -68,6 +70,7 @@ class Core:
             pressure,
             metrics.clock_offset_ns,
             len(pressure.whole),
+            (MAX_PART, MAX_PARTS),
             tuple(map(list, bounds)),
             (metrics.directions["request"], metrics.directions["response"]),
             metrics.loop_lag,
@@ -75,6 +78,12 @@ class Core:
         )
         self._programs: dict[tuple[int, int], Any] = {}
         poller.core = self.lane
+
+    @property
+    def part_bytes(self) -> int:
+        """Return the bytes of incomplete frames that wait in the core."""
+        count: int = self.lane.part_bytes
+        return count
 
     def program(self, plan: ApiPlan) -> Any:
         """Return the program that recognises plain responses; None: there are none."""
@@ -192,7 +201,7 @@ class Lending:
     def _bring_home(self) -> None:
         relay = self._relay
         session = relay._session
-        pending, number, received, completed, free_at, missing, session_ns, last = self._conn.take()
+        pending, number, received, completed, free_at, missing, session_ns, last, parts = self._conn.take()
         give_back(session, pending, number, received, completed, free_at, missing, last)
         relay._session_ns = session_ns
         self._counting.pending = session.pending
@@ -201,6 +210,10 @@ class Lending:
         self._wait = FEW_READS if sum(completed) - self._since >= LONG_FRAMES else min(2 * self._wait, MOST_READS)
         self.reads = self._wait
         relay._read_in_python()
+        for side, part in enumerate(parts):
+            if part is not None:  # it is read in a later turn
+                session.backlog[side] = memoryview(part[0])
+                relay._put_back(side, part[1])
 
     def end(self) -> None:
         """Let go of the connection, which is closed."""
@@ -253,12 +266,12 @@ class Lending:
     def report_slow(self, plan: ApiPlan, values: Sequence[Any], request: Sequence[int], response: Sequence[int]) -> int:
         """Report a slow exchange; return the time above which the next one is reported, in ns."""
         correlation_id, number, request_bytes, start, end = request
-        response_bytes, at_ns, queue_ns, duration_ns = response
+        response_bytes, start_ns, end_ns, queue_ns, duration_ns = response
         exchange = Exchange(plan, correlation_id, number, 0, request_bytes, start)
         exchange.client_id, _, exchange.max_wait_ms, _, _ = values
         exchange.request_end = end
         exchange.response_bytes = response_bytes
-        exchange.response_start = exchange.response_end = at_ns
+        exchange.response_start, exchange.response_end = start_ns, end_ns
         exchange.queue_ns, exchange.muted_ns = queue_ns, 0
         slow = self._core.metrics.slow
         slow.add(exchange, duration_ns, self._relay.info, self._counting.of_broker.broker)

@@ -23,6 +23,7 @@ SECRETS = [f"secret-{number}".ljust(30_000, "x") for number in range(300)]
 
 # Accounts that a whole kproxy fills only slowly, or in another process: the tests that fill and empty them.
 ELSEWHERE = {
+    "parts": ("tests.proxy.relay.test_compiled",),
     "slow_work": ("tests.proxy.relay.test_slow_lanes", "tests.proxy.filters.policy.test_authorizer"),
     "frames": ("tests.wire.test_kept", "tests.proxy.filters.test_feed"),
     "logins": ("tests.proxy.admission.test_logins",),

@@ -21,6 +21,7 @@ from kproxy.proxy.relay import compiled
 from kproxy.proxy.relay.compiled import Core, Lending
 from kproxy.proxy.relay.relay import Relay
 from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import CLIENT
 from kproxy.wire.interest import Interest
 from kproxy.wire.state import MAX_CUT_ID
 from tests.native import lend_at_once, needs_core
@@ -183,12 +184,15 @@ def test_the_core_and_python_relay_and_count_alike(monkeypatch: pytest.MonkeyPat
     seeds = range(40)
     port, broker_port = free_ports(6), free_ports(1)
     results = []
-    lent = Counter[bool]()
+    by_core = 0  # frames
     take_back = Lending.take_back
 
     def counting(lending: Lending) -> None:
-        lent[lending.is_lent] += 1
+        nonlocal by_core
+        was_lent = lending.is_lent
         take_back(lending)
+        if was_lent:
+            by_core += sum(lending._relay._session.completed) - lending._since
 
     async def test() -> None:
         results.append(await _all(seeds, port, broker_port))
@@ -200,7 +204,8 @@ def test_the_core_and_python_relay_and_count_alike(monkeypatch: pytest.MonkeyPat
     (python, in_python), (native, in_native) = results
     assert python == native
     assert in_python == in_native
-    assert lent[True] > 500
+    frames = sum(count for key, count in in_native.items() if key[0] == "frames")
+    assert by_core > frames / 2
 
 
 def test_a_defect_ends_one_connection_and_no_other(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
@@ -389,6 +394,80 @@ def test_a_state_that_does_not_come_home_closes_the_connection(monkeypatch: pyte
 
     live(test())
     assert caplog.text.count("a defect of kproxy closed the connection") == 3
+
+
+ASKED = request(FETCH, 12, 9, {"rackId": "r" * 200}, "c")
+SAID = response(FETCH, 12, 9, {"responses": [{"topic": "t", "partitions": [{"records": bytes(2000)}]}]})
+
+
+@pytest.mark.parametrize("at", [1, 11, 12, 20])
+def test_a_frame_in_parts_waits_in_the_core(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lend_at_once(monkeypatch)
+
+    async def test() -> None:
+        async with kproxy() as here:
+            core = core_of(here)
+            client, broker = await here.connect()
+            await produces(client, broker)
+            (relay,) = here.server.relays.worker.relays.values()
+            for sender, receiver, frame in ((client, broker, ASKED), (broker, client, SAID)):
+                await sender.send(frame[:at])
+                await here.until(lambda: core.part_bytes == at)
+                await sender.send(frame[at:])
+                assert await receiver.frame() == frame
+                assert core.part_bytes == 0
+            assert lending_of(relay).is_lent
+            cells = next(
+                cells
+                for broker in core.metrics.clusters["default"].brokers.values()
+                for (api, _), cells in broker.apis.items()
+                if api == "Fetch"
+            )
+            core.lane.flush()
+            assert cells.receiving_ns > 0
+            for wire in (client, broker):
+                wire.close()
+
+    live(test())
+
+
+@pytest.mark.parametrize("room", [0, compiled.MAX_PARTS])
+def test_parts_that_wait_come_home(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room for them, and if somebody asks for the session."""
+    lend_at_once(monkeypatch)
+    monkeypatch.setattr(compiled, "MAX_PARTS", room)
+
+    async def test() -> None:
+        async with kproxy() as here:
+            core = core_of(here)
+            client, broker = await here.connect()
+            await produces(client, broker)
+            (relay,) = here.server.relays.worker.relays.values()
+            received = relay.glance().received_bytes
+            await client.send(request(HEARTBEAT, 4, 8))
+            await broker.frame()
+            await client.send(ASKED[:20])
+            await broker.send(response(HEARTBEAT, 4, 8)[:9])
+            if room:
+                await here.until(lambda: core.part_bytes == 20 + 9)
+            assert relay.session.backlog[CLIENT] is not None or not room
+            await here.until(
+                lambda: sum(relay.session.received_bytes) == sum(received) + len(request(HEARTBEAT, 4, 8)) + 29
+            )
+            assert core.part_bytes == 0
+            await broker.send(response(HEARTBEAT, 4, 8)[9:])
+            assert await client.frame() == response(HEARTBEAT, 4, 8)
+            await client.send(ASKED[20:])
+            assert await broker.frame() == ASKED
+            await broker.send(SAID[:100])
+            broker.end()
+            assert await client.rest() == SAID[:100]
+            client.close()
+            await here.until(lambda: not here.relays)
+            assert core.part_bytes == 0
+            broker.close()
+
+    live(test())
 
 
 def test_what_the_core_keeps_of_a_server_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
