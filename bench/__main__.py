@@ -22,6 +22,7 @@ _LEAST_WIDTH = 125  # also where the output is no terminal
 )
 @click.option("--quick", is_flag=True, help="A third of the requests, in fewer rounds: two minutes, and noisier.")
 @click.option("--detail", type=click.Choice(("headers", "topics")), default="headers", show_default=True)
+@click.option("--policy", is_flag=True, help="kproxy decides by 20 rules, which let this load pass; limits of topics.")
 @click.option(
     "--load",
     type=click.Choice((*cases.LOADS, "both")),
@@ -30,7 +31,7 @@ _LEAST_WIDTH = 125  # also where the output is no terminal
     help="paced: proxies idle between requests; saturating: they are what everything waits for.",
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of the table.")
-def main(names: str, rounds: int | None, quick: bool, detail: str, load: str, as_json: bool) -> None:
+def main(names: str, rounds: int | None, quick: bool, detail: str, policy: bool, load: str, as_json: bool) -> None:
     """CPU time and memory of kproxy beside HAProxy and nginx, with a broker and clients that cost next to nothing."""
     wanted = [case for case in cases.CASES if case.name in names.split(",")]
     if unknown := set(names.split(",")) - set(_NAMES):
@@ -47,7 +48,8 @@ def main(names: str, rounds: int | None, quick: bool, detail: str, load: str, as
             progress.refresh()
 
         try:
-            runs = [measure.run(wanted, rounds, 1 / 3 if quick else 1.0, step, detail, each) for each in loads]
+            share = 1 / 3 if quick else 1.0
+            runs = [measure.run(wanted, rounds, share, step, detail, each, policy=policy) for each in loads]
         except (BenchError, LoadError) as fault:
             raise click.ClickException(str(fault)) from fault
     if as_json:

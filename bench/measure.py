@@ -86,8 +86,13 @@ def run(
     progress: Progress,
     detail: str = "headers",
     load: str = cases.PACED,
+    *,
+    policy: bool = False,
 ) -> Run:
-    """`share`: of a case's requests per round, for a quicker and noisier run. `detail`: of kproxy. `load`: of LOADS."""
+    """`share`: of a case's requests per round, for a quicker and noisier run. `load`: of LOADS.
+
+    detail: of kproxy. policy: it decides by rules.
+    """
     cores = sorted(os.sched_getaffinity(0))
     # Two ends that saturate a proxy take more than a core between them.
     is_pinned = len(cores) > (1 if load == cases.PACED else 2)
@@ -102,11 +107,20 @@ def run(
         else:
             binary, load_core = processes.saturate(folder), None
             upstream = stack.enter_context(processes.saturating_broker(binary, folder, None))
-        starts = (processes.haproxy, processes.nginx, partial(processes.kproxy, detail=detail))
+        starts = (processes.haproxy, processes.nginx, partial(processes.kproxy, detail=detail, policy=policy))
         proxies = [stack.enter_context(start(upstream, folder, proxy_core)) for start in starts]
         stack.enter_context(processes.pinned(load_core))
         results = [
-            _measure(cases.limited(case, detail, load), version, rounds, share, proxies, upstream, progress, binary)
+            _measure(
+                cases.limited(case, "topics" if policy else detail, load),
+                version,
+                rounds,
+                share,
+                proxies,
+                upstream,
+                progress,
+                binary,
+            )
             for case in wanted
             for version in case.versions
         ]

@@ -61,6 +61,22 @@ stream {{
     }}
 }}
 """
+_RULES = 20
+_RULE = """\
+[[cluster.policy]]
+action = "deny"
+topic = "secret-{number}-*"
+group = "secret-{number}-*"
+"""
+_POLICY = """\
+workers = {workers}
+admin = "{admin}"
+[[cluster]]
+listen = "{listen}"
+bootstrap = ["{bootstrap}"]
+broker_port_base = {broker_port_base}
+detail = "{detail}"
+{rules}"""
 _NGINX_STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")  # Debian builds it apart
 
 
@@ -210,9 +226,15 @@ def nginx(upstream: Address, folder: Path, core: int | None) -> Iterator[Proxy]:
 
 @contextmanager
 def kproxy(
-    upstream: Address, folder: Path, core: int | None, detail: str = "headers", workers: int = 1
+    upstream: Address,
+    folder: Path,
+    core: int | None,
+    detail: str = "headers",
+    workers: int = 1,
+    *,
+    policy: bool = False,
 ) -> Iterator[Proxy]:
-    """In its default form but for `detail`: ports, rewriting, all metrics. Clients go where its Metadata sends them."""
+    """In its default form but for these: ports, rewriting, all metrics. Clients go where its Metadata sends them."""
     listen, admin = (_HOST, free_port()), (_HOST, free_port())
     base = free_port() - cases.NODE_ID
     settings = {"listen": text(listen), "bootstrap": text(upstream), "admin": text(admin), "broker-port-base": base}
@@ -221,12 +243,21 @@ def kproxy(
         for name, value in (settings | {"detail": detail, "workers": workers}).items()
         for part in (f"--{name}", str(value))
     ]
+    if policy:
+        config = folder / "kproxy.toml"
+        rules = "".join(_RULE.format(number=number) for number in range(_RULES))
+        config.write_text(_POLICY.format(detail=detail, workers=workers, rules=rules, **_with_underscores(settings)))
+        flags = ["--config", str(config)]
     with running("kproxy", [KPROXY, "run", *flags], folder, core) as process:
         until(process, "is not ready", lambda: is_open(admin) and get(admin, "/ready")[0] == 200)
         advertised = _advertised(listen)
         if advertised != (_HOST, base + cases.NODE_ID):
             raise BenchError(f"kproxy does not rewrite: through it, the broker says that it is at {text(advertised)}")
         yield Proxy("kproxy", process, advertised, admin)
+
+
+def _with_underscores(settings: dict[str, str | int]) -> dict[str, str | int]:
+    return {name.replace("-", "_"): value for name, value in settings.items()}
 
 
 def metrics(proxy: Proxy) -> str:

@@ -1,10 +1,12 @@
-"""Programs by which the compiled core checks that a response is plain: no throttle time, no error, no broker address.
+"""Programs by which the compiled core reads frames: whether a response is plain, and which names are in a request.
 
 A program is a tuple of integers, operations with their operands, which `native/src/program.rs` lists and runs. It is
-made from the layout like the plans of `codec`, and answers one question: whether `codec.response_scan` would return
-(0 or -1, 0 or None, (), False) for this response. Everything else is read in Python.
+made from the layout like the plans of `codec`. A response is plain if `codec.response_scan` would return
+(0 or -1, 0 or None, (), False) for it: no throttle time, no error, no broker address. A request's names are the values
+of given fields, as bytes: requests of one API and version with equal bytes have equal values in them. Whatever does not
+fit a program is read in Python; a request with tagged fields never fits.
 
-Refuses to know requests, and what is done with a response that is not plain.
+Refuses to know what is done with a frame.
 """
 
 from functools import cache
@@ -16,7 +18,8 @@ from kproxy.protocol.schema import Field, Message, address_path
 
 Program = tuple[int, ...]
 
-SKIP, ZERO, TEXT, FIXED_ARRAY, EACH, EMPTY, MAYBE, TAGS = range(1, 9)
+SKIP, ZERO, TEXT, FIXED_ARRAY, EACH, EMPTY, MAYBE, TAGS, NAME, COLLECT = range(1, 11)
+NO_TAGS = [ZERO, 1]  # a tag section that is empty: one byte
 _COMPACT = 0  # the width of a length that is a varint, one more than the length
 
 
@@ -28,17 +31,24 @@ def plain_response(api_key: int, version: int) -> Program | None:
         return None
     message = api_message(api_key, version, "response")
     header = [TAGS, 0] if message.header_version(version) else []
-    return (*header, *_Layout(message, version, carrier).operations(message.fields, ""))
+    return (*header, *_Response(message, version, carrier).operations(message.fields, ""))
+
+
+@cache
+def request_names(api_key: int, version: int, paths: frozenset[str]) -> Program:
+    """Return the program for a request, which has a client id, from the byte after its correlation id on.
+
+    paths: of the fields to collect, strings or of fixed size, as in `codec.paths_of`.
+    """
+    message = api_message(api_key, version, "request")
+    header_version = message.header_version(version)
+    header = [TEXT, 2, 1, *(NO_TAGS if header_version > 1 else ())]
+    layout = _Request(message.name, version, version in message.flexible_versions, paths)
+    return (*header, *layout.operations(message.fields, ""))
 
 
 class _Layout(Walk):
     """The operations for the fields of one version of a message."""
-
-    def __init__(self, message: Message, version: int, carrier: str | None) -> None:
-        noted = {path for path in paths_of(message.fields, version) if is_noted(path)}
-        flexible = version in message.flexible_versions
-        super().__init__(message.name, version, flexible, noted | {carrier} if carrier else noted)
-        self._carrier = carrier
 
     def operations(self, fields: tuple[Field, ...], path: str) -> list[int]:
         """Return the operations for a struct."""
@@ -48,9 +58,7 @@ class _Layout(Walk):
             if self.version not in field.tagged_versions:
                 operations += self.of_field(field, join(path, field.name))
         if self.flexible:
-            tagged = [field for field in present if self.version in field.tagged_versions]
-            looked_at = [field.tag or 0 for field in tagged if self.looks_below(join(path, field.name))]
-            operations += [TAGS, len(looked_at), *looked_at]
+            operations += self.of_tags([field for field in present if self.version in field.tagged_versions], path)
         return operations
 
     def of_field(self, field: Field, path: str) -> list[int]:
@@ -64,8 +72,6 @@ class _Layout(Walk):
         return [MAYBE, 0, len(body), *body] if nullable else body
 
     def of_array(self, field: Field, path: str, width: int, nullable: int) -> list[int]:
-        if path == self._carrier:
-            return [EMPTY, width, nullable]
         type_ = field.element_type
         size = self.fixed_size(field, type_)
         if size is not None and not self.looks_below(path + "[]"):
@@ -77,6 +83,47 @@ class _Layout(Walk):
         return [EACH, width, nullable, max(self.least_size(field, type_), 1), len(body), *body]
 
     def of_primitive(self, type_: str, path: str, compact: bool, nullable: int) -> list[int]:
+        fixed, text = self.operations_at(path)
         if type_ in FIXED:
-            return [ZERO if path in self.wanted else SKIP, size_of(FIXED[type_])]
-        return [TEXT, _COMPACT if compact else 2 if type_ == "string" else 4, nullable]
+            return [fixed, size_of(FIXED[type_])]
+        return [text, _COMPACT if compact else 2 if type_ == "string" else 4, nullable]
+
+    def operations_at(self, path: str) -> tuple[int, int]:
+        """Return the operation for a value of fixed size, and for one with its length before it."""
+        raise NotImplementedError
+
+    def of_tags(self, tagged: list[Field], path: str) -> list[int]:
+        """Return the operations for a tag section; `tagged`: the known fields in it."""
+        raise NotImplementedError
+
+
+class _Response(_Layout):
+    """The operations for a plain response; `carrier`: the path of its brokers."""
+
+    def __init__(self, message: Message, version: int, carrier: str | None) -> None:
+        noted = {path for path in paths_of(message.fields, version) if is_noted(path)}
+        flexible = version in message.flexible_versions
+        super().__init__(message.name, version, flexible, noted | {carrier} if carrier else noted)
+        self._carrier = carrier
+
+    def of_array(self, field: Field, path: str, width: int, nullable: int) -> list[int]:
+        if path == self._carrier:
+            return [EMPTY, width, nullable]
+        return super().of_array(field, path, width, nullable)
+
+    def operations_at(self, path: str) -> tuple[int, int]:
+        return ZERO if path in self.wanted else SKIP, TEXT
+
+    def of_tags(self, tagged: list[Field], path: str) -> list[int]:
+        looked_at = [field.tag or 0 for field in tagged if self.looks_below(join(path, field.name))]
+        return [TAGS, len(looked_at), *looked_at]
+
+
+class _Request(_Layout):
+    """The operations that collect values from a request."""
+
+    def operations_at(self, path: str) -> tuple[int, int]:
+        return (COLLECT, NAME) if path in self.wanted else (SKIP, TEXT)
+
+    def of_tags(self, tagged: list[Field], path: str) -> list[int]:
+        return NO_TAGS

@@ -79,6 +79,23 @@ class Authorizer(Protocol):
         """
         ...
 
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether no answer to an earlier request is awaited."""
+        ...
+
+    def deciding_fields(self, exchange: Exchange, head: Any) -> frozenset[str] | None:
+        """Return the paths of the fields by which requests of this plan and client id are decided, once and for all.
+
+        Empty: all are forwarded unchanged. None: each is decided by itself. `head` begins with the request's 4-byte
+        size, and has all of its client id. The answer holds until the session reads another request.
+        """
+        ...
+
+    def passes(self, exchange: Exchange, frame: Any) -> bool:
+        """Return whether complete requests with the deciding fields of this one are forwarded unchanged."""
+        ...
+
     def edit(self, exchange: Exchange, frame: Any) -> bytes | Later | None:
         """Return the edited response of such a request, before addresses are replaced; None: unchanged.
 

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 from kproxy.errors import Malformed
 from kproxy.protocol.apis import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE
+from kproxy.protocol.codec import api_message
 from kproxy.wire.events import BROKER, CLIENT, NONE, UNANSWERED, Exchange
-from kproxy.wire.interest import FORWARD, ApiPlan
+from kproxy.wire.frames import REQUEST_HEAD_BYTES
+from kproxy.wire.interest import AUTHORIZE, FORWARD, ApiPlan
 from kproxy.wire.session import Session
 from kproxy.wire.state import MAX_CUT_ID
 
@@ -29,10 +31,10 @@ class Lent(NamedTuple):
 
 
 def is_lent(plan: ApiPlan) -> bool:
-    """Return whether requests of this plan, and their responses without errors, need nothing but counting."""
+    """Return whether requests of this plan that are forwarded, and their responses without errors, are only counted."""
     return (
         plan.known
-        and plan.request == FORWARD
+        and plan.request in (FORWARD, AUTHORIZE)
         and plan.quick_scan is not None
         and plan.kept is None
         and plan.request_reader is None
@@ -54,6 +56,7 @@ def lend(session: Session) -> Lent | None:
         or session.backlog[CLIENT] is not None
         or session.backlog[BROKER] is not None
         or session._own_answers
+        or (session._authorizer is not None and not session._authorizer.is_quiet)
         or session._handshake is not None
         or session._asked is not None
         or session._mutes
@@ -112,23 +115,65 @@ def cut_id(client_id: str | None) -> str | None:
     return client_id and client_id[:MAX_CUT_ID]
 
 
-def first_fields(plan: ApiPlan, part: bytes, size: int, head_bytes: int) -> tuple[Values, int] | None:
-    """Return (first fields, their bytes) of a request that begins with `part`; None: the session must read it.
+class First(NamedTuple):
+    """What the first fields of a request have to do with all requests that begin with the same bytes."""
+
+    size: int  # bytes of these fields, behind the correlation id
+    values: Values
+    is_read: bool  # the session reads these values
+    deciding: frozenset[str]  # paths of further fields, by which the authorizer decides; empty: all are forwarded
+
+
+def first_fields(session: Session, plan: ApiPlan, part: bytes, size: int) -> First | None:
+    """Read the first fields of a request that begins with `part`; None: the session must read it.
 
     size: bytes of the request, its 4-byte size included.
     """
+    end = min(size, len(part))
     if plan.prefix is None:
-        return _NO_FIELDS, 0
-    try:
-        found = plan.prefix(part, head_bytes, min(size, len(part)))
-    except Malformed:  # the session says what is wrong with it
+        first = First(0, _NO_FIELDS, False, frozenset())
+    else:
+        try:
+            found = plan.prefix(part, REQUEST_HEAD_BYTES, end)
+        except Malformed:  # the session says what is wrong with it
+            return None
+        if found is None:
+            return None
+        values, stop = found
+        if values[1] == 0 or values[5:] != (None, None, None):  # no answer follows; a login; the client's software
+            return None
+        first = First(stop - REQUEST_HEAD_BYTES, values[:5], True, frozenset())
+    if plan.request == FORWARD or session._authorizer is None:
+        return first
+    id_end = _end_of_client_id(plan, part, end)
+    if id_end is None:
         return None
-    if found is None:
+    exchange = _exchange_of(plan, size)
+    deciding = session._authorizer.deciding_fields(exchange, part[:end])
+    if deciding is None:
         return None
-    values, stop = found
-    if values[1] == 0 or values[5:] != (None, None, None):  # no answer follows; a login; the client's software
+    values = first.values if first.is_read else (exchange.client_id, *_NO_FIELDS[1:])
+    return First(max(first.size, id_end - REQUEST_HEAD_BYTES), values, first.is_read, deciding)
+
+
+def passes(session: Session, plan: ApiPlan, frame: bytes) -> bool:
+    """Return whether all requests are forwarded that equal this one in their first and their deciding fields."""
+    assert session._authorizer is not None
+    return session._authorizer.passes(_exchange_of(plan, len(frame)), frame)
+
+
+def _exchange_of(plan: ApiPlan, size: int) -> Exchange:
+    """Return an exchange for questions about a request: it has no number and no place among those of the session."""
+    return Exchange(plan, 0, NONE, 0, size, 0)
+
+
+def _end_of_client_id(plan: ApiPlan, part: bytes, end: int) -> int | None:
+    """Return where the client id ends in a request; None: beyond `part`, or the request has none."""
+    at = REQUEST_HEAD_BYTES + 2
+    if end < at or api_message(plan.api_key, plan.api_version, "request").header_version(plan.api_version) == 0:
         return None
-    return values[:5], stop - head_bytes
+    stop = at + max(int.from_bytes(part[at - 2 : at], "big", signed=True), 0)
+    return stop if stop <= end else None
 
 
 _NO_FIELDS: Values = (None,) * 5

@@ -21,10 +21,12 @@ const REQUEST_HEAD: usize = 12; // size, API key, version, correlation id
 const RESPONSE_HEAD: usize = 8; // size, correlation id
 const MAX_USUAL: usize = 4; // of MAX_PREFIX bytes at most, and the texts in them
 const MAX_PREFIX: usize = 512; // MAX_USUAL_PREFIX of kproxy/wire/client_side.py
+const MAX_PASSED: usize = 16; // of program::MAX_NAMES bytes at most
 const LATE_NS: i64 = 1_000_000; // as in kproxy/proxy/sockets/poller.py
 
 /// A beginning that many requests of the connection have: API, version and the bytes of the first fields.
 struct Usual {
+    number: u64, // unique in the connection
     key_version: u32,
     prefix: Vec<u8>,
     plan: PyObject,   // ApiPlan
@@ -32,6 +34,8 @@ struct Usual {
     max_wait_ms: Option<i64>,
     program: Py<Program>,
     tally: Py<Tally>,
+    is_read: bool,               // its first fields are read, not only compared
+    names: Option<Py<Program>>, // collects what the authorizer decides by; None: all such requests pass
 }
 
 /// A request that is not answered.
@@ -59,13 +63,16 @@ enum Leave {
 #[derive(PartialEq)]
 enum Step {
     Done,
-    Learn, // Python must be asked about the request at `pos`
+    Learn, // Python must be asked about the first fields of the request at `pos`
+    Decide, // Python must be asked about the names in the request at `pos`
     Wait,  // for the rest of the frame at `pos`
     Leave, // Python must read the frame at `pos`
 }
 
 type State<'py> = (Bound<'py, PyList>, i64, (u64, u64), (u64, u64), i64, usize, i64, Option<PyObject>, Parts<'py>);
 type Parts<'py> = Vec<Option<(Bound<'py, PyBytes>, i64)>>;
+type Learnt =
+    Option<(usize, PyObject, PyObject, Option<i64>, Py<Program>, Py<Tally>, bool, Option<Py<Program>>)>;
 type GivenPending = (PyObject, PyObject, Option<i64>, Py<Program>, Py<Tally>, u32, i64, i64, i64, i64);
 
 #[pyclass]
@@ -77,6 +84,9 @@ pub struct Conn {
     lending: PyObject, // kproxy/proxy/relay/compiled.py; it has `learn`, `came_back`, `report_slow` and `crashed`
     pending: VecDeque<Pending>,
     usual: Vec<Arc<Usual>>,
+    learnt: u64,                  // how many there were
+    passed: Vec<(u64, Vec<u8>)>,  // names that the authorizer lets pass: the usual beginning's number, and the bytes
+    asked: Option<(Arc<Usual>, Vec<u8>)>, // the same of the request at which the reading stopped
     number: i64,
     received: [u64; 2],
     completed: [u64; 2],
@@ -119,7 +129,7 @@ struct Slow {
 
 impl Conn {
     /// Reads requests from `pos` on, of which the first has arrived since `since`; returns why it stops.
-    fn requests(&mut self, bytes: &[u8], pos: &mut usize, since: i64, now: i64) -> Step {
+    fn requests(&mut self, bytes: &[u8], pos: &mut usize, since: i64, now: i64, max_part: usize) -> Step {
         let size = bytes.len();
         if self.left > 0 {
             let taken = self.left.min(size);
@@ -151,6 +161,24 @@ impl Conn {
                 None if head.len() < whole.min(REQUEST_HEAD + MAX_PREFIX) => return Step::Wait, // for its first fields
                 None => return Step::Learn,
             };
+            if let Some(program) = &usual.names {
+                let body = match head.get(REQUEST_HEAD..whole) {
+                    Some(body) => body,
+                    None if whole <= max_part => return Step::Wait,
+                    None => return Step::Leave,
+                };
+                let mut names = self.asked.take().map_or_else(Vec::new, |(_, names)| names);
+                names.clear();
+                let is_readable = program::collects(&program.get().operations, body, &mut names);
+                let passes = self.passed.iter().any(|(number, passed)| *number == usual.number && *passed == names);
+                self.asked = Some((usual.clone(), names));
+                if !is_readable {
+                    return Step::Leave;
+                }
+                if !passes {
+                    return Step::Decide;
+                }
+            }
             let here = whole.min(head.len());
             let end = if here == whole { Some(now) } else { None };
             self.pending.push_back(Pending {
@@ -161,7 +189,7 @@ impl Conn {
                 start: if *pos == 0 { since } else { now },
                 end,
             });
-            if !usual.prefix.is_empty() {
+            if usual.is_read {
                 self.last = Some(usual);
             }
             self.number += 1;
@@ -203,7 +231,7 @@ impl Conn {
                 Some(body) => body,
                 None => return Step::Leave,
             };
-            if !program::is_plain(&first.usual.program.borrow(py).operations, body) {
+            if !program::is_plain(&first.usual.program.get().operations, body) {
                 return Step::Leave;
             }
             let pending = match self.pending.pop_front() {
@@ -261,8 +289,8 @@ impl Conn {
         let part = &frame[..whole.min(frame.len()).min(REQUEST_HEAD + MAX_PREFIX)];
         let lending = slf.borrow().lending.clone_ref(py);
         let learnt = lending.call_method1(py, intern!(py, "learn"), (PyBytes::new_bound(py, part),))?;
-        let found: Option<(usize, PyObject, PyObject, Option<i64>, Py<Program>, Py<Tally>)> = learnt.extract(py)?;
-        let (prefix_bytes, plan, values, max_wait_ms, program, tally) = match found {
+        let found: Learnt = learnt.extract(py)?;
+        let (prefix_bytes, plan, values, max_wait_ms, program, tally, is_read, names) = match found {
             Some(found) => found,
             None => return Ok(false),
         };
@@ -276,8 +304,38 @@ impl Conn {
         }
         let key_version = u32_at(frame, 4);
         let prefix = prefix.to_vec();
-        me.usual.push(Arc::new(Usual { key_version, prefix, plan, values, max_wait_ms, program, tally }));
+        me.learnt += 1;
+        let number = me.learnt;
+        let usual = Usual { number, key_version, prefix, plan, values, max_wait_ms, program, tally, is_read, names };
+        me.usual.push(Arc::new(usual));
         Ok(true)
+    }
+
+    /// Asks Python whether requests with the names of the one that begins at `frame` pass; false: it is Python's.
+    fn decide_at(slf: &Bound<'_, Self>, frame: &[u8]) -> PyResult<bool> {
+        let py = slf.py();
+        let whole = u32_at(frame, 0) as usize + 4;
+        let (lending, plan) = {
+            let me = slf.borrow();
+            let plan = match &me.asked {
+                Some((usual, _)) => usual.plan.clone_ref(py),
+                None => return Ok(false),
+            };
+            (me.lending.clone_ref(py), plan)
+        };
+        let said = (plan, PyBytes::new_bound(py, &frame[..whole.min(frame.len())]));
+        let passes: bool = lending.call_method1(py, intern!(py, "passes"), said)?.extract(py)?;
+        let mut me = slf.borrow_mut();
+        match me.asked.take() {
+            Some((usual, names)) if passes => {
+                if me.passed.len() >= MAX_PASSED {
+                    me.passed.remove(0);
+                }
+                me.passed.push((usual.number, names));
+            }
+            _ => {}
+        }
+        Ok(passes)
     }
 
     /// Relays what a side has sent. A defect here, or in Python that was asked, ends this connection and no other.
@@ -379,12 +437,15 @@ impl Conn {
             }
         }
         if side == CLIENT {
+            let max_part = lane.borrow().max_part;
             loop {
-                step = slf.borrow_mut().requests(bytes, &mut pos, since.unwrap_or(now), now);
-                if step != Step::Learn {
-                    break;
-                }
-                if !Self::learn_at(slf, &bytes[pos..])? {
+                step = slf.borrow_mut().requests(bytes, &mut pos, since.unwrap_or(now), now, max_part);
+                let goes_on = match step {
+                    Step::Learn => Self::learn_at(slf, &bytes[pos..])?,
+                    Step::Decide => Self::decide_at(slf, &bytes[pos..])?,
+                    _ => break,
+                };
+                if !goes_on {
                     step = Step::Leave;
                     break;
                 }
@@ -474,6 +535,9 @@ impl Conn {
             lending,
             pending: VecDeque::new(),
             usual: Vec::new(),
+            learnt: 0,
+            passed: Vec::new(),
+            asked: None,
             number: 0,
             received: [0, 0],
             completed: [0, 0],
@@ -497,9 +561,21 @@ impl Conn {
         session_ns: i64,
     ) {
         self.pending.clear();
+        self.usual.clear(); // what decides may have changed
+        self.passed.clear();
         for (plan, values, max_wait_ms, program, tally, correlation_id, number, request_bytes, start, end) in pending {
-            let usual = Usual { key_version: 0, prefix: Vec::new(), plan, values, max_wait_ms, program, tally };
-            let usual = Arc::new(usual);
+            let usual = Arc::new(Usual {
+                number: 0,
+                key_version: 0,
+                prefix: Vec::new(),
+                plan,
+                values,
+                max_wait_ms,
+                program,
+                tally,
+                is_read: false,
+                names: None,
+            });
             self.pending.push_back(Pending { usual, correlation_id, number, request_bytes, start, end: Some(end) });
         }
         self.number = number;
@@ -558,6 +634,8 @@ impl Conn {
         self.drop_parts(py);
         self.lending = py.None();
         self.usual.clear();
+        self.passed.clear();
+        self.asked = None;
         self.pending.clear();
     }
 

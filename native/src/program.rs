@@ -1,7 +1,8 @@
-//! Checks that a response is plain: well-formed, without throttle time, error or broker address.
+//! Checks that a response is plain: well-formed, without throttle time, error or broker address. And collects the names
+//! in a request, from which a policy's decision follows.
 //!
-//! A program is a list of numbers that `kproxy/protocol/programs.py` makes from Kafka's layouts. It answers one
-//! question, and everything that is not plain is read by the Python session, as is a response that takes too long.
+//! A program is a list of numbers that `kproxy/protocol/programs.py` makes from Kafka's layouts. Everything that does not
+//! fit it is read by the Python session, as is a frame that takes too long.
 
 /// The operations, each followed by its operands.
 pub const SKIP: u32 = 1; // bytes: skip them
@@ -12,14 +13,19 @@ pub const EACH: u32 = 5; // width, whether null is allowed, least bytes of an el
 pub const EMPTY: u32 = 6; // width, whether null is allowed: an array that must be empty
 pub const MAYBE: u32 = 7; // least marker, operations of the body: a struct that may be null
 pub const TAGS: u32 = 8; // count, tags: a tag section; a listed tag must not be present
+pub const NAME: u32 = 9; // width, whether null is allowed: collect the content, with its length before it
+pub const COLLECT: u32 = 10; // bytes: collect them
 
-/// The most operations for one response, about 0.2 ms: other connections wait meanwhile.
+/// The most operations for one frame, about 0.2 ms: other connections wait meanwhile.
 const MOST_OPERATIONS: u32 = 20_000;
+/// The most bytes of names in a request.
+pub const MAX_NAMES: usize = 512;
 
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
     operations_left: u32,
+    names: &'a mut Vec<u8>,
 }
 
 impl<'a> Reader<'a> {
@@ -61,6 +67,15 @@ impl<'a> Reader<'a> {
             }
         };
         Some(usize::try_from(length).ok())
+    }
+
+    fn collect(&mut self, count: usize) -> Option<()> {
+        let taken = self.take(count)?;
+        if self.names.len() + count > MAX_NAMES {
+            return None;
+        }
+        self.names.extend_from_slice(taken);
+        Some(())
     }
 
     fn run(&mut self, program: &[u32]) -> Option<()> {
@@ -148,6 +163,20 @@ impl<'a> Reader<'a> {
                     }
                     at += 2 + listed.len();
                 }
+                NAME => {
+                    let length = self.length(operands[0])?;
+                    if length.is_none() && operands[1] == 0 {
+                        return None;
+                    }
+                    let marker = length.map_or(0, |length| length as u64 + 1) as u32;
+                    self.names.extend_from_slice(&marker.to_be_bytes());
+                    self.collect(length.unwrap_or(0))?;
+                    at += 3;
+                }
+                COLLECT => {
+                    self.collect(operands[0] as usize)?;
+                    at += 2;
+                }
                 _ => return None,
             }
         }
@@ -157,7 +186,12 @@ impl<'a> Reader<'a> {
 
 /// Whether all of a response behind its correlation id is plain.
 pub fn is_plain(program: &[u32], bytes: &[u8]) -> bool {
-    let mut reader = Reader { bytes, at: 0, operations_left: MOST_OPERATIONS };
+    collects(program, bytes, &mut Vec::new())
+}
+
+/// Whether all of a frame behind its correlation id fits a program; `names` gets what the program collects.
+pub fn collects(program: &[u32], bytes: &[u8], names: &mut Vec<u8>) -> bool {
+    let mut reader = Reader { bytes, at: 0, operations_left: MOST_OPERATIONS, names };
     reader.run(program).is_some() && reader.left() == 0
 }
 
@@ -167,8 +201,8 @@ pub fn is_sound(program: &[u32]) -> bool {
     while at < program.len() {
         let operands = &program[at + 1..];
         let (fixed, body, nested) = match program[at] {
-            SKIP | ZERO => (1, 0, false),
-            TEXT | EMPTY => (2, 0, false),
+            SKIP | ZERO | COLLECT => (1, 0, false),
+            TEXT | EMPTY | NAME => (2, 0, false),
             FIXED => (3, 0, false),
             EACH => (4, operands.get(3).copied().unwrap_or(0) as usize, true),
             MAYBE => (2, operands.get(1).copied().unwrap_or(0) as usize, true),

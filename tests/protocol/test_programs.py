@@ -8,9 +8,11 @@ import pytest
 
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
+from kproxy.protocol.apis import HEARTBEAT, OFFSET_COMMIT, PRODUCE
 from kproxy.protocol.codec import is_noted
-from kproxy.protocol.programs import plain_response
+from kproxy.protocol.programs import plain_response, request_names
 from kproxy.protocol.schema import Field, address_path
+from kproxy.proxy.filters.policy.resources import NAMED, reader
 from tests.native import needs_core
 from tests.protocol.messages import Layout, vectors
 
@@ -87,6 +89,48 @@ def test_damaged_responses_are_never_plain_where_the_session_finds_something() -
                 plain += 1
                 assert scanned(layout, bytes(damaged)), layout
     assert plain > 1000
+
+
+NAMES = {
+    PRODUCE: frozenset(NAMED["Produce"]),
+    HEARTBEAT: frozenset(NAMED["Heartbeat"]),
+    OFFSET_COMMIT: frozenset(NAMED["OffsetCommit"]),
+}
+
+
+def test_requests_with_equal_names_are_read_alike() -> None:
+    """What a policy reads in a request follows from the collected bytes, however the rest of it is damaged."""
+    import kproxy_core
+
+    chance = random.Random(12)
+    read: dict[tuple[int, int, bytes], object] = {}
+    equal = 0
+    for layout, frame, _, _ in vectors():
+        if layout.side != "request" or layout.api_key not in NAMES:
+            continue
+        key, version = layout.api_key, layout.version
+        program = request_names(key, version, NAMES[key])
+        for _ in range(400):
+            damaged = bytearray(frame)
+            for _ in range(chance.randint(0, 3)):
+                at = chance.randrange(layout.start, len(damaged))
+                if chance.random() < 0.8:
+                    damaged[at] = chance.choice((0, 1, 2, 127, 128, 255, damaged[at] ^ 1))
+                else:
+                    damaged[at : at + chance.randint(0, 2)] = chance.randbytes(chance.randint(0, 2))
+            found = kproxy_core.names(program, bytes(damaged[layout.start :]))
+            if found is None:
+                continue
+            try:
+                names = reader(key, version)(damaged, layout.start, len(damaged))
+                outcome = names.topic, names.topic_id, names.group, names.transactional_id, names.all_of
+            except ProtocolError:
+                outcome = None
+            if (key, version, found) in read:
+                equal += 1
+            assert read.setdefault((key, version, found), outcome) == outcome, (layout, damaged)
+    assert equal > 5000
+    assert len({api for api, _, _ in read}) == len(NAMES)
 
 
 @pytest.mark.parametrize(

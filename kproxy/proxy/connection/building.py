@@ -76,7 +76,7 @@ def build(
         on_closed,
         worker.lanes,
     )
-    if worker.core is not None and _is_plain(worker, filters, client, dialled, authorizer, sinks):
+    if worker.core is not None and _is_plain(worker, filters, client, dialled, sinks):
         relay.lend_to(Lending(worker.core, relay, counting, cluster.max_request_bytes))
     relay.principal = sys.intern(client.principal)
     relay.listener = listener
@@ -89,13 +89,11 @@ def _is_plain(
     filters: ClusterFilters,
     client: Admitted,
     dialled: Dialled,
-    authorizer: Authorizer | None,
     sinks: Iterable[Callable[[list[Event]], None]],
 ) -> bool:
-    """Return whether the connection has nothing but metrics of headers and addresses to rewrite."""
+    """Return whether nothing but metrics of headers, an authorizer and addresses to rewrite wants the connection."""
     return (
-        authorizer is None
-        and filters.kept is None
+        filters.kept is None
         and not filters.interest.detail
         and not worker.sinks
         and worker.flight is None

@@ -56,6 +56,18 @@ class AnswerLogins:
             return self._login(exchange, frame)
         return self._behind.decide(exchange, frame) if self._behind is not None else None
 
+    @property
+    def is_quiet(self) -> bool:
+        return self._behind is None or self._behind.is_quiet
+
+    def deciding_fields(self, exchange: Exchange, head: Any) -> frozenset[str] | None:
+        if exchange.plan.api_key in LOGIN_APIS:
+            return None
+        return self._behind.deciding_fields(exchange, head) if self._behind is not None else frozenset()
+
+    def passes(self, exchange: Exchange, frame: Any) -> bool:
+        return self._behind is None or self._behind.passes(exchange, frame)
+
     def edit(self, exchange: Exchange, frame: Any) -> bytes | Later | None:
         return self._behind.edit(exchange, frame) if self._behind is not None else None
 
@@ -114,6 +126,10 @@ class RenewLogins(AnswerLogins):
 
     def decide(self, exchange: Exchange, frame: Any) -> Decision | Later:
         return self._without_session(exchange) or super().decide(exchange, frame)
+
+    @property
+    def is_quiet(self) -> bool:
+        return not (self.is_renewing or self._is_over or self.is_expired) and super().is_quiet
 
     def _without_session(self, exchange: Exchange) -> Close | None:
         """Decide a request of a client without a valid session; None lets it pass."""

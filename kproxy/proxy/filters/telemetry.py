@@ -344,6 +344,18 @@ class AnswerTelemetry:
             return None
         return self._answer(exchange, header["clientId"] or "", body)
 
+    @property
+    def is_quiet(self) -> bool:
+        return self._behind is None or self._behind.is_quiet
+
+    def deciding_fields(self, exchange: Exchange, head: Any) -> frozenset[str] | None:
+        if wants(exchange.plan.api_key, exchange.api_version):
+            return None
+        return self._behind.deciding_fields(exchange, head) if self._behind is not None else frozenset()
+
+    def passes(self, exchange: Exchange, frame: Any) -> bool:
+        return self._behind is None or self._behind.passes(exchange, frame)
+
     def edit(self, exchange: Exchange, frame: Any) -> bytes | Later | None:
         return self._behind.edit(exchange, frame) if self._behind is not None else None
 

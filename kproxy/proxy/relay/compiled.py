@@ -6,7 +6,9 @@ it is lent, the core's functions stand in the poller in place of the relay's own
 asks the relay for its session gets it back first, and who wants only what is counted takes a glance.
 
 A connection that came back is lent again after a number of reads, which doubles each time it comes back soon, so that
-traffic that Python must read is not slowed down by passing to and fro. Refuses to know the contents of frames.
+traffic that Python must read is not slowed down by passing to and fro. Where an authorizer decides, the core asks about
+each kind of request once, and forgets the answers when it gives the connection back. Refuses to know the contents of
+frames.
 """
 
 import os
@@ -19,7 +21,7 @@ from kproxy.errors import ConfigError
 from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES
 from kproxy.metrics.counting import ConnectionMetrics
 from kproxy.metrics.process import Metrics
-from kproxy.protocol.programs import plain_response
+from kproxy.protocol.programs import plain_response, request_names
 from kproxy.proxy.relay.in_flight import FEW
 from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
 from kproxy.proxy.relay.state import Glance, RelayState
@@ -27,7 +29,7 @@ from kproxy.proxy.sockets.poller import Poller
 from kproxy.wire import frames
 from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
 from kproxy.wire.interest import ApiPlan
-from kproxy.wire.lending import cut_id, first_fields, give_back, is_lent, lend
+from kproxy.wire.lending import cut_id, first_fields, give_back, is_lent, lend, passes
 from kproxy.wire.session import Session
 
 CHOICE = "KPROXY_CORE"  # the variable that chooses the implementation
@@ -77,6 +79,7 @@ class Core:
             metrics.slow,
         )
         self._programs: dict[tuple[int, int], Any] = {}
+        self._names: dict[tuple[int, int, frozenset[str]], Any] = {}
         poller.core = self.lane
 
     @property
@@ -92,6 +95,13 @@ class Core:
             operations = plain_response(*key)
             self._programs[key] = None if operations is None else self.module.Program(operations)
         return self._programs[key]
+
+    def names(self, plan: ApiPlan, paths: frozenset[str]) -> Any:
+        """Return the program that collects from a request the fields by which an authorizer decides."""
+        key = plan.api_key, plan.api_version, paths
+        if key not in self._names:
+            self._names[key] = self.module.Program(request_names(*key))
+        return self._names[key]
 
     def tally(self, counting: ConnectionMetrics, plan: ApiPlan) -> Any:
         """Return the core's counters of an API at the connection's broker."""
@@ -225,15 +235,22 @@ class Lending:
     def learn(self, part: bytes) -> Any:
         """Return how to relay requests that begin like this one; None: Python reads it."""
         size, key_version, _ = frames.REQUEST_HEAD.unpack_from(part, 0)
-        plan = self._relay._session.interest.plan(key_version)
+        session = self._relay._session
+        plan = session.interest.plan(key_version)
         if not is_lent(plan):
             return None
         program = self._core.program(plan)
-        found = first_fields(plan, part, size + 4, frames.REQUEST_HEAD_BYTES)
-        if program is None or found is None:
+        first = first_fields(session, plan, part, size + 4)
+        if program is None or first is None:
             return None
-        values, count = found
-        return count, plan, values, values[2], program, self._core.tally(self._counting, plan)
+        names = self._core.names(plan, first.deciding) if first.deciding else None
+        values = first.values
+        tally = self._core.tally(self._counting, plan)
+        return first.size, plan, values, values[2], program, tally, first.is_read, names
+
+    def passes(self, plan: ApiPlan, frame: bytes) -> bool:
+        """Return whether all requests that begin like this one and have the same names are relayed."""
+        return passes(self._relay._session, plan, frame)
 
     def came_back(
         self, side: int, unsent: bytes | None, rest: bytes | None, frames_read: int, arrived: int, why: int, errno: int

@@ -483,7 +483,7 @@ def test_connections_are_listed_by_page():
 
 def test_how_a_cluster_stands_and_how_dials_went_is_exposed():
     async def test():
-        async with kproxy(max_connections=9) as here:
+        async with kproxy(max_connections=9, discovery_interval_s=30) as here:
 
             def exposed(name: str, **labels: str) -> float | None:
                 return registry_of(here.server.metrics).get_sample_value(name, {"cluster": "default"} | labels)

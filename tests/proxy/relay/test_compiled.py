@@ -4,18 +4,20 @@ import asyncio
 import gc
 import random
 import re
+import struct
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from time import monotonic_ns
 from typing import Any
 
 import pytest
 
 from kproxy.errors import ConfigError
-from kproxy.protocol.apis import FETCH, FIND_COORDINATOR, HEARTBEAT, LIST_OFFSETS, METADATA, PRODUCE
+from kproxy.protocol.apis import FETCH, FIND_COORDINATOR, HEARTBEAT, LIST_OFFSETS, METADATA, OFFSET_COMMIT, PRODUCE
 from kproxy.proxy.config.limits import Limits
+from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.connection.operating import connection_row
 from kproxy.proxy.relay import compiled
 from kproxy.proxy.relay.compiled import Core, Lending
@@ -180,32 +182,133 @@ async def _all(seeds: range, port: int, broker_port: int) -> tuple[list[tuple[by
         return [await played(here, seed) for seed in seeds], counted(here)
 
 
+@contextmanager
+def frames_of_the_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Inside, connections are lent at once; yield the counts of frames that the core relayed."""
+    counts: list[int] = []
+    take_back = Lending.take_back
+
+    def counting(lending: Lending) -> None:
+        was_lent = lending.is_lent
+        take_back(lending)
+        if was_lent:
+            counts.append(sum(lending._relay._session.completed) - lending._since)
+
+    with monkeypatch.context() as patch:
+        lend_at_once(patch)
+        patch.setattr(Lending, "take_back", counting)
+        yield counts
+
+
 def test_the_core_and_python_relay_and_count_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = range(40)
     port, broker_port = free_ports(6), free_ports(1)
     results = []
-    by_core = 0  # frames
-    take_back = Lending.take_back
-
-    def counting(lending: Lending) -> None:
-        nonlocal by_core
-        was_lent = lending.is_lent
-        take_back(lending)
-        if was_lent:
-            by_core += sum(lending._relay._session.completed) - lending._since
 
     async def test() -> None:
         results.append(await _all(seeds, port, broker_port))
 
     live(test())
-    lend_at_once(monkeypatch)
-    monkeypatch.setattr(Lending, "take_back", counting)
-    live(test())
+    with frames_of_the_core(monkeypatch) as by_core:
+        live(test())
     (python, in_python), (native, in_native) = results
     assert python == native
     assert in_python == in_native
     frames = sum(count for key, count in in_native.items() if key[0] == "frames")
-    assert by_core > frames / 2
+    assert sum(by_core) > frames / 2
+
+
+RULES = (Rule(action="deny", topic="secret"), Rule(action="deny", client_id="another", group="g2"))
+
+
+def decided_requests(chance: random.Random) -> Iterator[bytes]:
+    """Requests that a policy decides by topics, groups and client ids."""
+    for number in range(chance.randint(50, 150)):
+        client = chance.choices(("c", "another", None), (8, 3, 1))[0]
+        kind = chance.choices((PRODUCE, HEARTBEAT, OFFSET_COMMIT, FETCH, LIST_OFFSETS), (10, 5, 3, 1, 1))[0]
+        topics = chance.choices(("a", "b", "secret"), (20, 5, 1), k=chance.choice((1, 1, 2)))
+        group = chance.choice(("g1", "g1", "g2"))
+        if kind == PRODUCE:
+            records = bytes(chance.choice((10, 1000, 1000, 100_000)))
+            data = [{"name": name, "partitionData": [{"index": 1, "records": records}]} for name in topics]
+            yield request(PRODUCE, chance.choice((7, 9)), number, {"acks": 1, "topicData": data}, client)
+        elif kind == HEARTBEAT:
+            yield request(HEARTBEAT, 4, number, {"groupId": group, "memberId": str(number)}, client)
+        elif kind == OFFSET_COMMIT:
+            named = [{"name": name, "partitions": [{"committedOffset": number}]} for name in topics]
+            yield request(OFFSET_COMMIT, 8, number, {"groupId": group, "topics": named}, client)
+        elif kind == FETCH:
+            yield request(
+                FETCH,
+                12,
+                number,
+                {"replicaId": -1, "topics": [{"topic": name, "partitions": [{}]} for name in topics]},
+                client,
+            )
+        else:
+            yield request(
+                LIST_OFFSETS,
+                5,
+                number,
+                {"replicaId": -1, "topics": [{"name": name, "partitions": [{}]} for name in topics]},
+                client,
+            )
+
+
+async def refused(here: Live, seed: int) -> tuple[bytes, bytes]:
+    """Send requests that a policy decides; return (what reached the broker, what reached the client)."""
+    chance = random.Random(seed)
+    asked = list(decided_requests(chance))
+    client, broker = await here.connect()
+    window = asyncio.Semaphore(chance.choice((1, 4)))
+    at_broker, at_client = bytearray(), bytearray()
+
+    async def asks() -> None:
+        pace = random.Random(seed + 1)
+        for each in asked:
+            await window.acquire()
+            for part in cut(pace, each) if pace.random() < 0.3 else (each,):
+                await client.send(part)
+
+    async def answers() -> None:
+        while frame := await broker.frame():
+            at_broker.extend(frame)
+            key, version, number = struct.unpack_from(">hhi", frame, 4)
+            await broker.send(response(key, version, number))
+
+    answering = asyncio.create_task(answers())
+    asking = asyncio.create_task(asks())
+    for _ in asked:
+        at_client.extend(await client.frame())
+        window.release()
+    await asking
+    client.close()
+    await answering
+    broker.close()
+    await here.until(lambda: not here.relays)
+    return bytes(at_broker), bytes(at_client)
+
+
+def test_the_core_relays_what_a_policy_lets_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = range(20)
+    port, broker_port = free_ports(6), free_ports(1)
+    results = []
+
+    async def test() -> None:
+        async with kproxy(Broker(port=broker_port), port=port, cluster={"policy": RULES}) as here:
+            found = [await refused(here, seed) for seed in seeds]
+            (cells,) = here.server.metrics.clusters.values()
+            results.append((found, counted(here), dict(cells.refusals)))
+
+    live(test())
+    with frames_of_the_core(monkeypatch) as by_core:
+        live(test())
+    (python, in_python, refusals), (native, in_native, by_native) = results
+    assert python == native
+    assert in_python == in_native
+    assert refusals == by_native
+    assert sum(refusals.values()) > 100
+    assert sum(by_core) > 500
 
 
 def test_a_defect_ends_one_connection_and_no_other(monkeypatch: pytest.MonkeyPatch, caplog) -> None:

@@ -18,8 +18,10 @@ from kproxy.protocol.apis import (
     DESCRIBE_TOPIC_PARTITIONS,
     ENVELOPE,
     FETCH,
+    HEARTBEAT,
     INVALID_REQUEST,
     METADATA,
+    OFFSET_COMMIT,
     PRODUCE,
     SHARE_ACKNOWLEDGE,
     SHARE_FETCH,
@@ -27,6 +29,7 @@ from kproxy.protocol.apis import (
 )
 from kproxy.protocol.apis import UNKNOWN_TOPIC_ID as UNKNOWN_TOPIC_ID_CODE
 from kproxy.protocol.codec import Slices, at_once, request_in_slices
+from kproxy.protocol.schema import schema
 from kproxy.proxy.filters.policy.audit import MAX_NAME, Audit
 from kproxy.proxy.filters.policy.auditing import AuditedRequests, Peer
 from kproxy.proxy.filters.policy.fetch_sessions import UNKNOWN_SESSION, unknown_session, without_session
@@ -84,6 +87,9 @@ SLICE_NAMES = 128  # names judged between two yields; a long name counts as seve
 NAME_SHIFT = 6
 _CLIENT_ID_AT = REQUEST_HEAD_BYTES + 2
 _NO_CLIENT_ID = ("ControlledShutdown", 0)  # the one version whose header ends before
+
+# The requests that are forwarded unchanged if their names are allowed: the others are edited, or their answers are.
+_DECIDED_BY_NAMES = {key: frozenset(NAMED[schema().apis[key].name]) for key in (PRODUCE, HEARTBEAT, OFFSET_COMMIT)}
 
 Denied = dict[tuple[str, str | UUID], int]  # (kind, name or topic id) -> the error code
 _NONE: Denied = {}
@@ -163,16 +169,11 @@ class PolicyAuthorizer(AuditedRequests):
         self._read_client_id(exchange, frame)
         if not plan.known or plan.api_key == ENVELOPE:
             return self._unknown(exchange)
-        key, version = plan.api_key, plan.api_version
-        treatment = self._treatments.get(plan)
-        if treatment is None:
-            if len(self._treatments) >= MAX_TREATMENTS:
-                self._treatments.clear()
-            treatment = self._treatments[plan] = self._treat(key, version)
+        treatment = self._treatment(plan)
         read, look = treatment.read, treatment.peek
         if read is None:
             return None
-        if len(frame) > SHORT_REQUEST and key != PRODUCE and plan.api in NAMED:
+        if len(frame) > SHORT_REQUEST and plan.api_key != PRODUCE and plan.api in NAMED:
             return Later(partial(self._decided, exchange, treatment))
         try:
             if look is not None and not look(frame, REQUEST_HEAD_BYTES, len(frame)):
@@ -186,6 +187,46 @@ class PolicyAuthorizer(AuditedRequests):
         if denied and names.elements > FEW_REFUSED:
             return Later(partial(self._decided, exchange, treatment))
         return at_once(self._obeyed(exchange, frame, treatment, names, denied, verdict))
+
+    @property
+    def is_quiet(self) -> bool:
+        return not (self._edits or self._lines)
+
+    def deciding_fields(self, exchange: Exchange, head: Any) -> frozenset[str] | None:
+        plan = exchange.plan
+        self._read_client_id(exchange, head)
+        if not plan.known or plan.api_key == ENVELOPE:
+            return None
+        treatment = self._treatment(plan)
+        if treatment.read is None:
+            return frozenset()
+        if (
+            treatment.peek is not None
+            or treatment.is_audited
+            or treatment.also is not None
+            or self._hides(plan.api_key)
+        ):
+            return None
+        return _DECIDED_BY_NAMES.get(plan.api_key)
+
+    def passes(self, exchange: Exchange, frame: Any) -> bool:
+        self._read_client_id(exchange, frame)
+        treatment = self._treatment(exchange.plan)
+        if treatment.read is None:
+            return True
+        try:
+            names = treatment.read(frame, REQUEST_HEAD_BYTES, len(frame))
+        except Malformed:
+            return False
+        return names is not None and not at_once(self._judged(exchange, treatment, names))[0]
+
+    def _treatment(self, plan: ApiPlan) -> Treatment:
+        treatment = self._treatments.get(plan)
+        if treatment is None:
+            if len(self._treatments) >= MAX_TREATMENTS:
+                self._treatments.clear()
+            treatment = self._treatments[plan] = self._treat(plan.api_key, plan.api_version)
+        return treatment
 
     def _decided(self, exchange: Exchange, treatment: Treatment, frame: memoryview) -> Slices[Decision]:
         """Decide a request in slices."""
