@@ -13,6 +13,7 @@ from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, QUEUE_NS
 from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, DurationCells, add
 from kproxy.metrics.lag import Fetching, Lags
 from kproxy.metrics.named import ClientCells, Topics
+from kproxy.metrics.produced import Produced
 from kproxy.metrics.slow import Slow
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import (
@@ -51,6 +52,7 @@ class ConnectionMetrics:
         "_open",
         "_seldom",
         "_slow",
+        "_topics",
         "errors",
         "inside",
         "lag",
@@ -83,6 +85,7 @@ class ConnectionMetrics:
         self._client: ClientCells | None = None
         self._group: str | None = None  # group of the last heartbeat that was passed on
         self._open = True
+        self._topics = topics
         self._slow = slow
         self._info = info
         self.errors = 0  # error codes in its responses, all levels
@@ -209,6 +212,12 @@ class ConnectionMetrics:
     def api_cells(self, plan: ApiPlan) -> ApiCells:
         """Return the cells of an API at the broker."""
         return self._by_plan.get(plan) or self._cluster.api_cells(self._cells, plan)
+
+    def produced(self, *, by_id: bool) -> Callable[..., None] | None:
+        """Return what takes produced records that are added up already; None: they are not counted."""
+        if self._topics is None or self._fetching is None:
+            return None
+        return Produced(self._topics, self._fetching.lags, self._cells.broker, by_id=by_id).add
 
     def count_error(self, cells: ApiCells, code: int, times: int) -> None:
         """Count the top-level error code of `times` responses."""

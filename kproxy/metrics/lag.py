@@ -77,12 +77,12 @@ class Fetching:
         self.asked_ns = 0
         self.positions: dict[Key, Position] = {}
         self.left: dict[Key, Position] = {}  # no longer fetched: paused, buffered enough, or reassigned
-        self._lags = lags
+        self.lags = lags
         self._counted = 0  # of `positions` and `left`, in `lags.positions`
 
     def events(self, events: list[Event]) -> None:
         """Learn from these events, without keeping any of them."""
-        lags = self._lags
+        lags = self.lags
         for event in events:
             if event.__class__ is Exchange and event.outcome is ANSWERED:
                 answered = event.response_body
@@ -115,12 +115,12 @@ class Fetching:
         self.client_id = (exchange.client_id or "")[:MAX_LABEL]
 
     def closed(self) -> None:
-        self._lags.fetching.discard(self)
-        self._lags.positions -= self._counted
+        self.lags.fetching.discard(self)
+        self.lags.positions -= self._counted
         self._counted = 0
 
     def _fetched(self, exchange: Exchange) -> None:
-        lags = self._lags
+        lags = self.lags
         asked, answered = exchange.request_body, exchange.response_body
         if asked is None or answered is None or (exchange.error_code and not answered.partitions):
             return
@@ -179,8 +179,8 @@ class Fetching:
         position = self.positions.pop(key, None)
         if position is None:
             return
-        if len(self.left) >= MAX_POSITIONS or self._lags.positions > MAX_ALL_POSITIONS:
-            self._lags.evicted[POSITION] += 1
+        if len(self.left) >= MAX_POSITIONS or self.lags.positions > MAX_ALL_POSITIONS:
+            self.lags.evicted[POSITION] += 1
             if not self.left:
                 return
             del self.left[next(iter(self.left))]

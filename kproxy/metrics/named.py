@@ -12,7 +12,7 @@ change on the event loop's thread only, and a scrape copies them in one step.
 """
 
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from uuid import UUID
 
 from kproxy.metrics.top import Top
@@ -115,6 +115,19 @@ class Topics:
                 carried.batches[codecs] = carried.batches.get(codecs, 0) + partition.batches
                 if partition.records > 0:  # a compressed message set hides its count
                     carried.records += partition.records
+
+    def produced(
+        self, topic: str | UUID, size: int, records: int, batches: Iterable[tuple[int, int]], now_ns: int
+    ) -> None:
+        """Count the records of Produce requests that were added up. size: in bytes. batches: (set of codecs, count)."""
+        cell = self.top.cells.get(topic) or self._cell_for(topic, size, now_ns)
+        cell.rank += size
+        cell.seen_ns = now_ns
+        carried = cell.request
+        carried.bytes += size
+        carried.records += records
+        for codecs, count in batches:
+            carried.batches[codecs] = carried.batches.get(codecs, 0) + count
 
     def _cell_for(self, topic: str | UUID, size: int, now_ns: int) -> TopicCells:
         """Return the cell of a topic that has none yet, or whose name is longer than Kafka allows."""

@@ -286,13 +286,19 @@ class Offsets:
                     self.partition_gone(key, broker, now_ns)
                 continue
             count = counts.get(key)
-            if count is None or partition.offset < 0 or (named := self._named(key)) is None:
-                continue
-            log = self._log(named)
-            if not log.reported_ns:  # gives the age of these records a bound
-                log.end(partition.offset, exchange.request_start, 0, source=PRODUCE, broker=broker)
-            unchanged_ns = exchange.request_start if partition.offset == log.high_watermark else 0
-            log.end(partition.offset + count, now_ns, unchanged_ns, source=PRODUCE, broker=broker)
+            if count is not None and partition.offset >= 0:
+                self.appended(key, partition.offset, partition.offset + count, exchange.request_start, now_ns, broker)
+
+    def appended(self, key: Key, first: int, end: int, asked_ns: int, answered_ns: int, broker: str | None) -> None:
+        """Learn the end of a log from records that were appended: their offsets, from `first` to before `end`."""
+        named = self._named(key)
+        if named is None:
+            return
+        log = self._log(named)
+        if not log.reported_ns:  # gives the age of these records a bound
+            log.end(first, asked_ns, 0, source=PRODUCE, broker=broker)
+        unchanged_ns = asked_ns if first == log.high_watermark else 0
+        log.end(end, answered_ns, unchanged_ns, source=PRODUCE, broker=broker)
 
     def listed(self, exchange: Exchange, broker: str | None) -> None:
         """Learn the ends in a ListOffsets response, which only a leader returns."""

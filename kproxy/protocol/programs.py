@@ -1,14 +1,16 @@
-"""Programs by which the compiled core reads frames: whether a response is plain, and which names are in a request.
+"""Programs by which the compiled core reads frames: whether a response is plain, and what it needs of a request.
 
 A program is a tuple of integers, operations with their operands, which `native/src/program.rs` lists and runs. It is
 made from the layout like the plans of `codec`. A response is plain if `codec.response_scan` would return
 (0 or -1, 0 or None, (), False) for it: no throttle time, no error, no broker address. A request's names are the values
-of given fields, as bytes: requests of one API and version with equal bytes have equal values in them. Whatever does not
-fit a program is read in Python; a request with tagged fields never fits.
+of given fields, as bytes: requests of one API and version with equal bytes have equal values in them. Of a Produce that
+is counted, the record batches of each topic-partition are added up, and the offsets are collected from its response.
+Whatever does not fit a program is read in Python; a request with tagged fields never fits.
 
 Refuses to know what is done with a frame.
 """
 
+from collections.abc import Mapping
 from functools import cache
 
 from kproxy.protocol.apis import API_VERSIONS
@@ -18,37 +20,59 @@ from kproxy.protocol.schema import Field, Message, address_path
 
 Program = tuple[int, ...]
 
-SKIP, ZERO, TEXT, FIXED_ARRAY, EACH, EMPTY, MAYBE, TAGS, NAME, COLLECT = range(1, 11)
+SKIP, ZERO, TEXT, FIXED_ARRAY, EACH, EMPTY, MAYBE, TAGS, NAME, ID, PARTITION, RECORDS, OFFSET = range(1, 14)
 NO_TAGS = [ZERO, 1]  # a tag section that is empty: one byte
 _COMPACT = 0  # the width of a length that is a varint, one more than the length
 
 
+# The fields of a Produce that is counted, with their operations.
+_TOPICS = frozenset(("topicData.name", "topicData.topicId"))
+_COUNTED = {"topicData.partitionData.index": [PARTITION]}
+_OFFSETS = {
+    "responses.partitionResponses.index": [PARTITION],
+    "responses.partitionResponses.baseOffset": [OFFSET],
+}
+_ANSWERED_TOPICS = ("responses.name", "responses.topicId")
+_NO_OPERATIONS: Mapping[str, list[int]] = {}
+
+
 @cache
-def plain_response(api_key: int, version: int) -> Program | None:
-    """Return the program for a response from the byte after its correlation id on; None: it is never plain."""
+def plain_response(api_key: int, version: int, *, offsets: bool = False) -> Program | None:
+    """Return the program for a response from the byte after its correlation id on; None: it is never plain.
+
+    offsets: of a Produce: collect the topic-partitions with the offset of the first record of each.
+    """
     carrier = address_path(api_key, version)
     if carrier == "" or api_key == API_VERSIONS:  # ApiVersions may come in version 0 whatever was asked
         return None
     message = api_message(api_key, version, "response")
     header = [TAGS, 0] if message.header_version(version) else []
-    return (*header, *_Response(message, version, carrier).operations(message.fields, ""))
+    layout = _Response(message, version, carrier, _OFFSETS if offsets else _NO_OPERATIONS)
+    return (*header, *layout.operations(message.fields, ""))
 
 
 @cache
-def request_names(api_key: int, version: int, paths: frozenset[str]) -> Program:
+def collecting(api_key: int, version: int, paths: frozenset[str], *, records: bool = False) -> Program:
     """Return the program for a request, which has a client id, from the byte after its correlation id on.
 
-    paths: of the fields to collect, strings or of fixed size, as in `codec.paths_of`.
+    paths: of the fields to collect, strings or of fixed size, as in `codec.paths_of`. records: of a Produce: collect
+    the topic-partitions too, with the sums over the record batches of each.
     """
     message = api_message(api_key, version, "request")
     header_version = message.header_version(version)
     header = [TEXT, 2, 1, *(NO_TAGS if header_version > 1 else ())]
-    layout = _Request(message.name, version, version in message.flexible_versions, paths)
+    flexible = version in message.flexible_versions
+    if records:
+        layout = _Request(message.name, version, flexible, paths | _TOPICS, _COUNTED, RECORDS)
+    else:
+        layout = _Request(message.name, version, flexible, paths, _NO_OPERATIONS, TEXT)
     return (*header, *layout.operations(message.fields, ""))
 
 
 class _Layout(Walk):
     """The operations for the fields of one version of a message."""
+
+    special: Mapping[str, list[int]]  # operations of some fields, by path
 
     def operations(self, fields: tuple[Field, ...], path: str) -> list[int]:
         """Return the operations for a struct."""
@@ -83,6 +107,8 @@ class _Layout(Walk):
         return [EACH, width, nullable, max(self.least_size(field, type_), 1), len(body), *body]
 
     def of_primitive(self, type_: str, path: str, compact: bool, nullable: int) -> list[int]:
+        if path in self.special:
+            return self.special[path]
         fixed, text = self.operations_at(path)
         if type_ in FIXED:
             return [fixed, size_of(FIXED[type_])]
@@ -100,11 +126,12 @@ class _Layout(Walk):
 class _Response(_Layout):
     """The operations for a plain response; `carrier`: the path of its brokers."""
 
-    def __init__(self, message: Message, version: int, carrier: str | None) -> None:
+    def __init__(self, message: Message, version: int, carrier: str | None, special: Mapping[str, list[int]]) -> None:
         noted = {path for path in paths_of(message.fields, version) if is_noted(path)}
         flexible = version in message.flexible_versions
         super().__init__(message.name, version, flexible, noted | {carrier} if carrier else noted)
         self._carrier = carrier
+        self.special = special
 
     def of_array(self, field: Field, path: str, width: int, nullable: int) -> list[int]:
         if path == self._carrier:
@@ -112,6 +139,8 @@ class _Response(_Layout):
         return super().of_array(field, path, width, nullable)
 
     def operations_at(self, path: str) -> tuple[int, int]:
+        if self.special and path in _ANSWERED_TOPICS:
+            return ID, NAME
         return ZERO if path in self.wanted else SKIP, TEXT
 
     def of_tags(self, tagged: list[Field], path: str) -> list[int]:
@@ -122,8 +151,26 @@ class _Response(_Layout):
 class _Request(_Layout):
     """The operations that collect values from a request."""
 
+    def __init__(
+        self,
+        title: str,
+        version: int,
+        flexible: bool,
+        paths: frozenset[str],
+        special: Mapping[str, list[int]],
+        records: int,
+    ) -> None:
+        super().__init__(title, version, flexible, paths)
+        self.special = special
+        self._records = records  # the operation for record batches
+
+    def of_primitive(self, type_: str, path: str, compact: bool, nullable: int) -> list[int]:
+        if type_ == "records":
+            return [self._records, _COMPACT if compact else 4, nullable]
+        return super().of_primitive(type_, path, compact, nullable)
+
     def operations_at(self, path: str) -> tuple[int, int]:
-        return (COLLECT, NAME) if path in self.wanted else (SKIP, TEXT)
+        return (ID, NAME) if path in self.wanted else (SKIP, TEXT)
 
     def of_tags(self, tagged: list[Field], path: str) -> list[int]:
         return NO_TAGS

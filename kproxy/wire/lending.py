@@ -5,42 +5,72 @@ and each pending request is one of a lent plan. Refuses to know the core.
 """
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from kproxy.errors import Malformed
-from kproxy.protocol.apis import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE
-from kproxy.protocol.codec import api_message
+from kproxy.protocol.apis import API_VERSIONS, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
+from kproxy.protocol.codec import api_message, paths_of
+from kproxy.protocol.plans import uuid_of
+from kproxy.wire.bodies import SUMS, Found
+from kproxy.wire.bodies.found import Sums
 from kproxy.wire.events import BROKER, CLIENT, NONE, UNANSWERED, Exchange
 from kproxy.wire.frames import REQUEST_HEAD_BYTES
-from kproxy.wire.interest import AUTHORIZE, FORWARD, ApiPlan
+from kproxy.wire.interest import AUTHORIZE, FORWARD, HEARTBEATS, ApiPlan
 from kproxy.wire.session import Session
-from kproxy.wire.state import MAX_CUT_ID
+from kproxy.wire.state import FEW_NAMED, FEW_NOTED, MAX_CUT_ID, NAMED_BYTES
 
 _READ = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))  # each changes the session's own state
 Values = tuple[Any, ...]  # client id, acks, max_wait_ms, group id, transactional id
 
 
+Carried = tuple[bytes, int, int, int, int, int]  # topic, partition, bytes, batches, records, codecs
+
+
 class Lent(NamedTuple):
     """The state that passes; times in nanoseconds of the session's clock."""
 
-    pending: list[Exchange]
+    pending: list[tuple[Exchange, list[Carried] | None]]
     number: int  # of the next request
     received: tuple[int, int]  # bytes, by side
     completed: tuple[int, int]  # frames, by side
     free_at: int  # when the last response ended
 
 
-def is_lent(plan: ApiPlan) -> bool:
+def is_lent(session: Session, plan: ApiPlan) -> bool:
     """Return whether requests of this plan that are forwarded, and their responses without errors, are only counted."""
     return (
         plan.known
         and plan.request in (FORWARD, AUTHORIZE)
-        and plan.quick_scan is not None
         and plan.kept is None
-        and plan.request_reader is None
-        and plan.response_reader is None
         and plan.api_key not in _READ
+        and not (session.interest.detail and plan.api_key in HEARTBEATS)  # they name the groups that have a lag
+        and (
+            (plan.quick_scan is not None and plan.request_reader is None and plan.response_reader is None)
+            or counts_records(session, plan)
+        )
     )
+
+
+def counts_records(session: Session, plan: ApiPlan) -> bool:
+    """Return whether requests of this plan are read for nothing but the sums of each topic-partition's records."""
+    return plan.api_key == PRODUCE and plan.request_reader is not None and session.interest.detail == SUMS
+
+
+def topic_of(plan: ApiPlan, raw: bytes) -> str | UUID:
+    """Return the topic in a Produce of that plan, as `found.Sums` has it."""
+    return uuid_of(raw) if produces_by_id(plan) else raw.decode("utf-8", "replace")
+
+
+def produces_by_id(plan: ApiPlan) -> bool:
+    """Return whether a Produce of that plan has ids of topics, not their names."""
+    return _produces_by_id(plan.api_version)
+
+
+@cache
+def _produces_by_id(version: int) -> bool:
+    return "topicData.topicId" in paths_of(api_message(PRODUCE, version, "request").fields, version)
 
 
 def lend(session: Session) -> Lent | None:
@@ -60,21 +90,29 @@ def lend(session: Session) -> Lent | None:
         or session._handshake is not None
         or session._asked is not None
         or session._mutes
-        or session._noted
+        or session._named
         or session.events
         or session._ended
-        or not all(is_lent(exchange.plan) and exchange.outcome is UNANSWERED for exchange in session.pending)
+        or not all(is_lent(session, each.plan) and each.outcome is UNANSWERED for each in session.pending)
     ):
         return None
+    pending = [(each, _carried(session, each)) for each in session.pending]
+    if any(carried is None and counts_records(session, each.plan) for each, carried in pending):
+        return None
     received, completed = session._received, session.completed
-    return Lent(
-        session.pending, session._number, (received[0], received[1]), (completed[0], completed[1]), session._free_at
-    )
+    return Lent(pending, session._number, (received[0], received[1]), (completed[0], completed[1]), session._free_at)
+
+
+def forget_notes(session: Session) -> None:
+    """Release the memory reserved for a session's pending requests, which are lent."""
+    if session._noted:
+        for exchange in session.pending:
+            session._forget(exchange)
 
 
 def give_back(
     session: Session,
-    pending: Iterable[tuple[ApiPlan, Values, int, int, int, int, int | None]],
+    pending: Iterable[tuple[ApiPlan, Values, int, int, int, int, int | None, list[tuple[Any, ...]] | None]],
     number: int,
     received: tuple[int, int],
     completed: tuple[int, int],
@@ -84,11 +122,12 @@ def give_back(
 ) -> None:
     """Restore a lent session.
 
-    pending: plan, first fields, correlation id, number, bytes, first and last byte of each request. missing: bytes of
-    the last request that have not arrived. last: the first fields of the last request whose first fields are read.
+    pending: plan, first fields, correlation id, number, bytes, first and last byte, and what is carried, of each
+    request. missing: bytes of the last request that have not arrived. last: the first fields of the last request whose
+    first fields are read.
     """
     exchanges: list[Exchange] = []
-    for plan, values, correlation_id, each, size, start, end in pending:
+    for plan, values, correlation_id, each, size, start, end, carried in pending:
         exchange = Exchange(plan, correlation_id, each, len(exchanges), size, start)
         exchange.request_end = NONE if end is None else end
         (
@@ -99,6 +138,8 @@ def give_back(
             exchange.transactional_id,
         ) = values
         exchanges.append(exchange)
+        if carried is not None:
+            exchange.request_body = _body(plan, carried)
     session.pending[:] = exchanges
     session._number = number
     session._received[:] = received
@@ -108,6 +149,36 @@ def give_back(
     session._client_exchange = exchanges[-1] if missing and exchanges else None
     if last is not None:
         session.client_id = cut_id(last[0])
+    for exchange in exchanges:
+        body = exchange.request_body
+        if body is not None and len(body.sums) > FEW_NOTED:
+            session._count_named(exchange, 0, len(body.sums) * NAMED_BYTES, exchange.request_start)
+
+
+def _carried(session: Session, exchange: Exchange) -> list[Carried] | None:
+    """Return what a Produce carries by topic-partition; None: it is not counted, or not known."""
+    body = exchange.request_body
+    if body is None or not counts_records(session, exchange.plan) or len(body.sums) > FEW_NAMED:
+        return None
+    carried: list[Carried] = []
+    for topic, topic_id, size, batches, records, codecs, partition in body.sums:
+        raw = topic.encode() if topic is not None else topic_id.bytes if topic_id is not None else b""
+        carried.append((raw, partition, size, batches, records, codecs))
+        if records < 0:  # a compressed message set hides its count
+            return None
+    return carried
+
+
+def _body(plan: ApiPlan, carried: list[tuple[Any, ...]]) -> Found:
+    """Return the body of a Produce as the session reads it."""
+    body = Found()
+    sums: list[Sums] = []
+    body.sums = sums
+    for raw, partition, size, batches, records, codecs, _ in carried:
+        topic = topic_of(plan, raw)
+        name, identity = (topic, None) if isinstance(topic, str) else (None, topic)
+        sums.append(Sums(name, identity, size, batches, records, codecs, partition))
+    return body
 
 
 def cut_id(client_id: str | None) -> str | None:

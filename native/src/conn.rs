@@ -10,7 +10,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
-use crate::program;
+use crate::program::{self, Found, Partition};
 use crate::sockets::{monotonic_ns, receive, receive_timed, send, Io};
 use crate::tally::{Lane, Program, Tally, Times};
 use crate::turn::Clock;
@@ -21,6 +21,7 @@ const REQUEST_HEAD: usize = 12; // size, API key, version, correlation id
 const RESPONSE_HEAD: usize = 8; // size, correlation id
 const MAX_USUAL: usize = 4; // of MAX_PREFIX bytes at most, and the texts in them
 const MAX_PREFIX: usize = 512; // MAX_USUAL_PREFIX of kproxy/wire/client_side.py
+const SPARE: usize = 256; // objects to use again, of a lane
 const MAX_PASSED: usize = 16; // of program::MAX_NAMES bytes at most
 const LATE_NS: i64 = 1_000_000; // as in kproxy/proxy/sockets/poller.py
 
@@ -34,8 +35,56 @@ struct Usual {
     max_wait_ms: Option<i64>,
     program: Py<Program>,
     tally: Py<Tally>,
-    is_read: bool,               // its first fields are read, not only compared
-    names: Option<Py<Program>>, // collects what the authorizer decides by; None: all such requests pass
+    is_read: bool,                // its first fields are read, not only compared
+    collects: Option<Py<Program>>, // reads the rest of the request; None: nothing of it is needed
+    is_decided: bool,             // by the names that are collected; else all such requests pass
+    is_counted: bool,             // the records of each topic-partition are
+}
+
+impl Usual {
+    /// The kind of a request whose first fields are not known.
+    fn of((plan, values, max_wait_ms, program, tally, is_counted): Given) -> Self {
+        Usual {
+            number: 0,
+            key_version: 0,
+            prefix: Vec::new(),
+            plan,
+            values,
+            max_wait_ms,
+            program,
+            tally,
+            is_read: false,
+            collects: None,
+            is_decided: false,
+            is_counted,
+        }
+    }
+}
+
+/// The memory of what a pending request carries.
+fn kept_bytes(found: &Found) -> usize {
+    found.names.len() + found.partitions.len() * std::mem::size_of::<Partition>()
+}
+
+fn found_of(partitions: Vec<GivenPartition>) -> Found {
+    let mut found = Found::default();
+    for (topic, index, bytes, batches, records, codecs) in partitions {
+        let start = found.names.len();
+        found.names.extend_from_slice(&topic);
+        let topic = (start, start + topic.len());
+        found.partitions.push(Partition { topic, index, bytes, batches, records, codecs, offset: -1 });
+    }
+    found
+}
+
+/// What was collected of each topic-partition, as tuples.
+pub fn as_tuples<'py>(py: Python<'py>, found: &Found) -> PyResult<Bound<'py, PyList>> {
+    let tuples = PyList::empty_bound(py);
+    for each in &found.partitions {
+        let topic = PyBytes::new_bound(py, found.topic(each));
+        tuples.append((topic, each.index, each.bytes, each.batches, each.records, each.codecs, each.offset))?;
+    }
+    Ok(tuples)
 }
 
 /// A request that is not answered.
@@ -46,6 +95,7 @@ struct Pending {
     request_bytes: i64,
     start: i64,
     end: Option<i64>, // None: its last byte has not arrived
+    found: Option<Box<Found>>, // what it carries, where that is counted
 }
 
 /// Why the connection leaves the lane.
@@ -71,9 +121,10 @@ enum Step {
 
 type State<'py> = (Bound<'py, PyList>, i64, (u64, u64), (u64, u64), i64, usize, i64, Option<PyObject>, Parts<'py>);
 type Parts<'py> = Vec<Option<(Bound<'py, PyBytes>, i64)>>;
-type Learnt =
-    Option<(usize, PyObject, PyObject, Option<i64>, Py<Program>, Py<Tally>, bool, Option<Py<Program>>)>;
-type GivenPending = (PyObject, PyObject, Option<i64>, Py<Program>, Py<Tally>, u32, i64, i64, i64, i64);
+type Learnt = Option<(usize, Given, bool, Option<Py<Program>>, bool)>;
+type Given = (PyObject, PyObject, Option<i64>, Py<Program>, Py<Tally>, bool);
+type GivenPending = (Given, u32, i64, i64, i64, i64, Option<Vec<GivenPartition>>);
+type GivenPartition = (Vec<u8>, i32, i64, i64, i64, i64);
 
 #[pyclass]
 pub struct Conn {
@@ -86,7 +137,8 @@ pub struct Conn {
     usual: Vec<Arc<Usual>>,
     learnt: u64,                  // how many there were
     passed: Vec<(u64, Vec<u8>)>,  // names that the authorizer lets pass: the usual beginning's number, and the bytes
-    asked: Option<(Arc<Usual>, Vec<u8>)>, // the same of the request at which the reading stopped
+    asked: Option<Arc<Usual>>, // of the request about whose names Python is asked: they are in `found`
+    found: Found,                 // in the request that is read
     number: i64,
     received: [u64; 2],
     completed: [u64; 2],
@@ -129,7 +181,7 @@ struct Slow {
 
 impl Conn {
     /// Reads requests from `pos` on, of which the first has arrived since `since`; returns why it stops.
-    fn requests(&mut self, bytes: &[u8], pos: &mut usize, since: i64, now: i64, max_part: usize) -> Step {
+    fn requests(&mut self, bytes: &[u8], pos: &mut usize, since: i64, now: i64, lane: &mut Lane) -> Step {
         let size = bytes.len();
         if self.left > 0 {
             let taken = self.left.min(size);
@@ -161,22 +213,32 @@ impl Conn {
                 None if head.len() < whole.min(REQUEST_HEAD + MAX_PREFIX) => return Step::Wait, // for its first fields
                 None => return Step::Learn,
             };
-            if let Some(program) = &usual.names {
+            let mut found = None;
+            if let Some(program) = &usual.collects {
                 let body = match head.get(REQUEST_HEAD..whole) {
                     Some(body) => body,
-                    None if whole <= max_part => return Step::Wait,
+                    None if whole <= lane.max_part => return Step::Wait,
                     None => return Step::Leave,
                 };
-                let mut names = self.asked.take().map_or_else(Vec::new, |(_, names)| names);
-                names.clear();
-                let is_readable = program::collects(&program.get().operations, body, &mut names);
-                let passes = self.passed.iter().any(|(number, passed)| *number == usual.number && *passed == names);
-                self.asked = Some((usual.clone(), names));
-                if !is_readable {
+                if !program::collects(&program.get().operations, body, &mut self.found) {
                     return Step::Leave;
                 }
-                if !passes {
+                let names = &self.found.names;
+                if usual.is_decided
+                    && !self.passed.iter().any(|(number, passed)| *number == usual.number && passed == names)
+                {
+                    self.asked = Some(usual);
                     return Step::Decide;
+                }
+                if usual.is_counted {
+                    let kept = kept_bytes(&self.found);
+                    if lane.part_bytes + kept > lane.max_parts {
+                        return Step::Leave;
+                    }
+                    lane.part_bytes += kept;
+                    let mut spare = lane.spare.pop().unwrap_or_default();
+                    std::mem::swap(&mut *spare, &mut self.found);
+                    found = Some(spare);
                 }
             }
             let here = whole.min(head.len());
@@ -188,6 +250,7 @@ impl Conn {
                 request_bytes: whole as i64,
                 start: if *pos == 0 { since } else { now },
                 end,
+                found,
             });
             if usual.is_read {
                 self.last = Some(usual);
@@ -231,10 +294,10 @@ impl Conn {
                 Some(body) => body,
                 None => return Step::Leave,
             };
-            if !program::is_plain(&first.usual.program.get().operations, body) {
+            if !program::collects(&first.usual.program.get().operations, body, &mut self.found) {
                 return Step::Leave;
             }
-            let pending = match self.pending.pop_front() {
+            let mut pending = match self.pending.pop_front() {
                 Some(pending) => pending,
                 None => return Step::Leave,
             };
@@ -256,6 +319,13 @@ impl Conn {
                 lane.fresh.push(usual.tally.clone_ref(py));
             }
             let duration = tally.count(pending.request_bytes, whole as i64, &times, usual.max_wait_ms);
+            if let Some(asked) = pending.found.take() {
+                lane.part_bytes -= kept_bytes(&asked);
+                tally.count_records(&asked, &self.found, &times);
+                if lane.spare.len() < SPARE {
+                    lane.spare.push(asked);
+                }
+            }
             drop(tally);
             if duration - usual.max_wait_ms.unwrap_or(0) * 1_000_000 > lane.slow_ns {
                 slow.push(Slow { pending, times, response_bytes: whole as i64, duration });
@@ -290,7 +360,7 @@ impl Conn {
         let lending = slf.borrow().lending.clone_ref(py);
         let learnt = lending.call_method1(py, intern!(py, "learn"), (PyBytes::new_bound(py, part),))?;
         let found: Learnt = learnt.extract(py)?;
-        let (prefix_bytes, plan, values, max_wait_ms, program, tally, is_read, names) = match found {
+        let (prefix_bytes, given, is_read, collects, is_decided) = match found {
             Some(found) => found,
             None => return Ok(false),
         };
@@ -306,7 +376,7 @@ impl Conn {
         let prefix = prefix.to_vec();
         me.learnt += 1;
         let number = me.learnt;
-        let usual = Usual { number, key_version, prefix, plan, values, max_wait_ms, program, tally, is_read, names };
+        let usual = Usual { number, key_version, prefix, is_read, collects, is_decided, ..Usual::of(given) };
         me.usual.push(Arc::new(usual));
         Ok(true)
     }
@@ -318,7 +388,7 @@ impl Conn {
         let (lending, plan) = {
             let me = slf.borrow();
             let plan = match &me.asked {
-                Some((usual, _)) => usual.plan.clone_ref(py),
+                Some(usual) => usual.plan.clone_ref(py),
                 None => return Ok(false),
             };
             (me.lending.clone_ref(py), plan)
@@ -327,10 +397,11 @@ impl Conn {
         let passes: bool = lending.call_method1(py, intern!(py, "passes"), said)?.extract(py)?;
         let mut me = slf.borrow_mut();
         match me.asked.take() {
-            Some((usual, names)) if passes => {
+            Some(usual) if passes => {
                 if me.passed.len() >= MAX_PASSED {
                     me.passed.remove(0);
                 }
+                let names = me.found.names.clone();
                 me.passed.push((usual.number, names));
             }
             _ => {}
@@ -437,9 +508,8 @@ impl Conn {
             }
         }
         if side == CLIENT {
-            let max_part = lane.borrow().max_part;
             loop {
-                step = slf.borrow_mut().requests(bytes, &mut pos, since.unwrap_or(now), now, max_part);
+                step = slf.borrow_mut().requests(bytes, &mut pos, since.unwrap_or(now), now, &mut lane.borrow_mut());
                 let goes_on = match step {
                     Step::Learn => Self::learn_at(slf, &bytes[pos..])?,
                     Step::Decide => Self::decide_at(slf, &bytes[pos..])?,
@@ -538,6 +608,7 @@ impl Conn {
             learnt: 0,
             passed: Vec::new(),
             asked: None,
+            found: Found::default(),
             number: 0,
             received: [0, 0],
             completed: [0, 0],
@@ -551,8 +622,10 @@ impl Conn {
     }
 
     /// Takes the state of a session whose sides are between two frames.
+    #[allow(clippy::too_many_arguments)]
     fn enter(
         &mut self,
+        py: Python<'_>,
         pending: Vec<GivenPending>,
         number: i64,
         received: (u64, u64),
@@ -563,20 +636,14 @@ impl Conn {
         self.pending.clear();
         self.usual.clear(); // what decides may have changed
         self.passed.clear();
-        for (plan, values, max_wait_ms, program, tally, correlation_id, number, request_bytes, start, end) in pending {
-            let usual = Arc::new(Usual {
-                number: 0,
-                key_version: 0,
-                prefix: Vec::new(),
-                plan,
-                values,
-                max_wait_ms,
-                program,
-                tally,
-                is_read: false,
-                names: None,
-            });
-            self.pending.push_back(Pending { usual, correlation_id, number, request_bytes, start, end: Some(end) });
+        for (given, correlation_id, number, request_bytes, start, end, partitions) in pending {
+            let usual = Arc::new(Usual::of(given));
+            let found = partitions.map(|partitions| Box::new(found_of(partitions)));
+            if let Some(found) = &found {
+                self.lane.borrow_mut(py).part_bytes += kept_bytes(found);
+            }
+            let end = Some(end);
+            self.pending.push_back(Pending { usual, correlation_id, number, request_bytes, start, end, found });
         }
         self.number = number;
         self.received = [received.0, received.1];
@@ -588,14 +655,21 @@ impl Conn {
         self.is_inside = true;
     }
 
-    /// Gives the state back: pending requests as (plan, values, correlation id, number, bytes, start, end or None), the
-    /// number of the next one, bytes and frames by side, when the last answer ended, the bytes missing from the request
+    /// Gives the state back: pending requests as (plan, values, correlation id, number, bytes, start, end or None, what they
+    /// carry or None), the number of the next one, bytes and frames by side, when the last answer ended, the bytes missing from the request
     /// in transit, the session's time, the first fields of the last request that had some to read, and by side what
     /// waits for the rest of its frame, with the time when it arrived.
     fn take<'py>(&mut self, py: Python<'py>) -> PyResult<State<'py>> {
         self.is_inside = false;
         let pending = PyList::empty_bound(py);
         for each in std::mem::take(&mut self.pending) {
+            let partitions = match &each.found {
+                Some(found) => {
+                    self.lane.borrow_mut(py).part_bytes -= kept_bytes(found);
+                    as_tuples(py, found)?.into_py(py)
+                }
+                None => py.None(),
+            };
             pending.append(PyTuple::new_bound(
                 py,
                 &[
@@ -606,6 +680,7 @@ impl Conn {
                     each.request_bytes.into_py(py),
                     each.start.into_py(py),
                     each.end.into_py(py),
+                    partitions,
                 ],
             ))?;
         }
@@ -636,6 +711,8 @@ impl Conn {
         self.usual.clear();
         self.passed.clear();
         self.asked = None;
+        let kept: usize = self.pending.iter().filter_map(|each| each.found.as_deref()).map(kept_bytes).sum();
+        self.lane.borrow_mut(py).part_bytes -= kept;
         self.pending.clear();
     }
 

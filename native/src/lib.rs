@@ -11,7 +11,7 @@ mod tally;
 mod turn;
 
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyList};
 
 #[pymodule]
 fn kproxy_core(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -21,7 +21,7 @@ fn kproxy_core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<conn::Conn>()?;
     module.add_class::<conn::Side>()?;
     module.add_function(wrap_pyfunction!(is_plain, module)?)?;
-    module.add_function(wrap_pyfunction!(names, module)?)?;
+    module.add_function(wrap_pyfunction!(collected, module)?)?;
     Ok(())
 }
 
@@ -32,11 +32,16 @@ fn is_plain(program: Vec<u32>, response: &[u8]) -> PyResult<bool> {
     Ok(program::is_plain(&program, response))
 }
 
-/// Returns what a program collects from a request, from the byte after its correlation id on; None: it does not fit.
+/// Returns what a program collects from a frame, from the byte after its correlation id on; None: it does not fit.
+///
+/// The names as bytes; partitions as (topic, index, bytes, batches, records, codecs, offset).
 #[pyfunction]
-fn names(py: Python<'_>, program: Vec<u32>, request: &[u8]) -> PyResult<Option<Py<PyBytes>>> {
+fn collected(py: Python<'_>, program: Vec<u32>, frame: &[u8]) -> PyResult<Option<(Py<PyBytes>, Py<PyList>)>> {
     tally::checked(&program)?;
-    let mut found = Vec::new();
-    let fits = program::collects(&program, request, &mut found);
-    Ok(fits.then(|| PyBytes::new_bound(py, &found).unbind()))
+    let mut found = program::Found::default();
+    if !program::collects(&program, frame, &mut found) {
+        return Ok(None);
+    }
+    let partitions = conn::as_tuples(py, &found)?.unbind();
+    Ok(Some((PyBytes::new_bound(py, &found.names).unbind(), partitions)))
 }

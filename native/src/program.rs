@@ -1,5 +1,5 @@
-//! Checks that a response is plain: well-formed, without throttle time, error or broker address. And collects the names
-//! in a request, from which a policy's decision follows.
+//! Checks that a response is plain: well-formed, without throttle time, error or broker address. And collects what is in a
+//! Produce: names, from which a policy's decision follows, and the records of each topic-partition with their offsets.
 //!
 //! A program is a list of numbers that `kproxy/protocol/programs.py` makes from Kafka's layouts. Everything that does not
 //! fit it is read by the Python session, as is a frame that takes too long.
@@ -13,19 +13,59 @@ pub const EACH: u32 = 5; // width, whether null is allowed, least bytes of an el
 pub const EMPTY: u32 = 6; // width, whether null is allowed: an array that must be empty
 pub const MAYBE: u32 = 7; // least marker, operations of the body: a struct that may be null
 pub const TAGS: u32 = 8; // count, tags: a tag section; a listed tag must not be present
-pub const NAME: u32 = 9; // width, whether null is allowed: collect the content, with its length before it
-pub const COLLECT: u32 = 10; // bytes: collect them
+pub const NAME: u32 = 9; // width, whether null is allowed: a name; collect it, with its length before it
+pub const ID: u32 = 10; // bytes: an id; collect it
+pub const PARTITION: u32 = 11; // the next four bytes are the partition's index in the topic that was collected last
+pub const RECORDS: u32 = 12; // width, whether null is allowed: the partition's record batches; add them up
+pub const OFFSET: u32 = 13; // the next eight bytes are the offset of the partition's first record
 
 /// The most operations for one frame, about 0.2 ms: other connections wait meanwhile.
 const MOST_OPERATIONS: u32 = 20_000;
-/// The most bytes of names in a request.
+/// The most bytes of names in a frame, and the most topic-partitions with records (FEW_NAMED of kproxy/wire/state.py).
 pub const MAX_NAMES: usize = 512;
+pub const MAX_PARTITIONS: usize = 16;
+
+const BATCH_HEADER: usize = 61; // of magic 2
+const BATCH_START: usize = 12; // base offset and length, which the length does not count
+const CONTROL: u16 = 0x20;
+
+/// A topic-partition of a Produce: the sums of its record batches in a request, the first offset in a response.
+#[derive(Clone)]
+pub struct Partition {
+    pub topic: (usize, usize), // in the names: the content alone
+    pub index: i32,
+    pub bytes: i64,
+    pub batches: i64,
+    pub records: i64,
+    pub codecs: i64, // bits
+    pub offset: i64,
+}
+
+/// What a program collects.
+#[derive(Clone, Default)]
+pub struct Found {
+    pub names: Vec<u8>,
+    pub partitions: Vec<Partition>,
+    topic: (usize, usize),
+    index: i32,
+}
+
+impl Found {
+    pub fn clear(&mut self) {
+        self.names.clear();
+        self.partitions.clear();
+    }
+
+    pub fn topic(&self, partition: &Partition) -> &[u8] {
+        &self.names[partition.topic.0..partition.topic.1]
+    }
+}
 
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
     operations_left: u32,
-    names: &'a mut Vec<u8>,
+    found: &'a mut Found,
 }
 
 impl<'a> Reader<'a> {
@@ -71,11 +111,48 @@ impl<'a> Reader<'a> {
 
     fn collect(&mut self, count: usize) -> Option<()> {
         let taken = self.take(count)?;
-        if self.names.len() + count > MAX_NAMES {
+        let start = self.found.names.len();
+        if start + count > MAX_NAMES {
             return None;
         }
-        self.names.extend_from_slice(taken);
+        self.found.names.extend_from_slice(taken);
+        self.found.topic = (start, start + count);
         Some(())
+    }
+
+    fn add(&mut self, partition: Partition) -> Option<()> {
+        let found = &mut self.found;
+        let is_same = |one: &Partition| {
+            one.index == partition.index && found.names[one.topic.0..one.topic.1] == found.names[found.topic.0..found.topic.1]
+        };
+        if found.partitions.len() >= MAX_PARTITIONS || found.partitions.iter().any(is_same) {
+            return None;
+        }
+        found.partitions.push(partition);
+        Some(())
+    }
+
+    /// Adds up complete batches of magic 2 without control records; all other records are Python's.
+    fn records(&mut self, bytes: usize) -> Option<()> {
+        let mut left = self.take(bytes)?;
+        let (mut batches, mut records, mut codecs) = (0, 0, 0);
+        while !left.is_empty() {
+            self.operations_left = self.operations_left.checked_sub(1)?;
+            let header = left.get(..BATCH_HEADER)?;
+            let length = i32::from_be_bytes([header[8], header[9], header[10], header[11]]);
+            let attributes = u16::from_be_bytes([header[21], header[22]]);
+            let count = i32::from_be_bytes([header[57], header[58], header[59], header[60]]);
+            let size = usize::try_from(length).ok()?.checked_add(BATCH_START)?;
+            if header[16] != 2 || attributes & CONTROL != 0 || count < 0 || size < BATCH_HEADER {
+                return None;
+            }
+            left = left.get(size..)?;
+            batches += 1;
+            records += i64::from(count);
+            codecs |= 1 << (attributes & 7);
+        }
+        let (topic, index) = (self.found.topic, self.found.index);
+        self.add(Partition { topic, index, bytes: bytes as i64, batches, records, codecs, offset: -1 })
     }
 
     fn run(&mut self, program: &[u32]) -> Option<()> {
@@ -169,13 +246,33 @@ impl<'a> Reader<'a> {
                         return None;
                     }
                     let marker = length.map_or(0, |length| length as u64 + 1) as u32;
-                    self.names.extend_from_slice(&marker.to_be_bytes());
+                    self.found.names.extend_from_slice(&marker.to_be_bytes());
                     self.collect(length.unwrap_or(0))?;
                     at += 3;
                 }
-                COLLECT => {
+                ID => {
                     self.collect(operands[0] as usize)?;
                     at += 2;
+                }
+                PARTITION => {
+                    let raw = self.take(4)?;
+                    self.found.index = i32::from_be_bytes([raw[0], raw[1], raw[2], raw[3]]);
+                    at += 1;
+                }
+                RECORDS => {
+                    match self.length(operands[0])? {
+                        Some(0) => {}
+                        Some(length) => self.records(length)?,
+                        None if operands[1] == 0 => return None,
+                        None => {}
+                    }
+                    at += 3;
+                }
+                OFFSET => {
+                    let raw = self.take(8)?.try_into().ok()?;
+                    let (topic, index, offset) = (self.found.topic, self.found.index, i64::from_be_bytes(raw));
+                    self.add(Partition { topic, index, bytes: 0, batches: 0, records: 0, codecs: 0, offset })?;
+                    at += 1;
                 }
                 _ => return None,
             }
@@ -186,12 +283,13 @@ impl<'a> Reader<'a> {
 
 /// Whether all of a response behind its correlation id is plain.
 pub fn is_plain(program: &[u32], bytes: &[u8]) -> bool {
-    collects(program, bytes, &mut Vec::new())
+    collects(program, bytes, &mut Found::default())
 }
 
-/// Whether all of a frame behind its correlation id fits a program; `names` gets what the program collects.
-pub fn collects(program: &[u32], bytes: &[u8], names: &mut Vec<u8>) -> bool {
-    let mut reader = Reader { bytes, at: 0, operations_left: MOST_OPERATIONS, names };
+/// Whether all of a frame behind its correlation id fits a program; `found` gets what the program collects.
+pub fn collects(program: &[u32], bytes: &[u8], found: &mut Found) -> bool {
+    found.clear();
+    let mut reader = Reader { bytes, at: 0, operations_left: MOST_OPERATIONS, found };
     reader.run(program).is_some() && reader.left() == 0
 }
 
@@ -201,8 +299,9 @@ pub fn is_sound(program: &[u32]) -> bool {
     while at < program.len() {
         let operands = &program[at + 1..];
         let (fixed, body, nested) = match program[at] {
-            SKIP | ZERO | COLLECT => (1, 0, false),
-            TEXT | EMPTY | NAME => (2, 0, false),
+            PARTITION | OFFSET => (0, 0, false),
+            SKIP | ZERO | ID => (1, 0, false),
+            TEXT | EMPTY | NAME | RECORDS => (2, 0, false),
             FIXED => (3, 0, false),
             EACH => (4, operands.get(3).copied().unwrap_or(0) as usize, true),
             MAYBE => (2, operands.get(1).copied().unwrap_or(0) as usize, true),

@@ -1,12 +1,15 @@
 //! The counters that the connections of a lane fill, until Python takes them into the cells of the metrics.
 
+use std::collections::HashMap;
+
 use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString};
+use pyo3::types::{PyBytes, PyList, PyString};
 
-use crate::{program, turn};
+use crate::program::{self, Found};
+use crate::turn;
 
 /// A histogram: a value counts at the first bound that is not below it.
 #[derive(Clone)]
@@ -70,12 +73,32 @@ fn add_to(object: &Bound<'_, PyAny>, name: &Bound<'_, PyString>, count: i64) -> 
     Ok(())
 }
 
+/// The records produced to one topic-partition since the last flush.
+struct Carried {
+    topic: Vec<u8>, // name or id
+    index: i32,
+    bytes: i64,
+    records: i64,
+    batches: Vec<(i64, i64)>, // by codecs
+    seen: i64,                // when the last request began
+    appends: Vec<Append>,
+}
+
+/// Records that were appended one behind the other: offsets, and when the first was asked for and the last answered.
+struct Append {
+    first: i64,
+    end: i64,
+    asked: i64,
+    answered: i64,
+}
+
 /// The cells of the metrics (`kproxy/metrics/cells.py`) that a tally is flushed into.
 struct Cells {
     api: PyObject,          // ApiCells
     lists: [Py<PyList>; 5], // its request_size, response_size, duration, waits and excess_wait
     broker: PyObject,       // BrokerCells
     queue: Py<PyList>,
+    produced: PyObject, // takes what is carried; None: nothing is
 }
 
 /// The counters of one (cluster, broker, API, version).
@@ -90,6 +113,9 @@ pub struct Tally {
     pub queue: Histogram,
     pub sending_ns: i64,
     pub receiving_ns: i64,
+    carried: Vec<Carried>,
+    places: HashMap<Vec<u8>, usize>, // in `carried`: by the topic's name or id with the partition's index behind it
+    place: usize,                    // of the last one: the next one is mostly the same
     cells: Option<Cells>, // None: cleared by the garbage collector
 }
 
@@ -132,6 +158,53 @@ impl Tally {
 }
 
 impl Tally {
+    /// Counts the records of an answered Produce; `said`: the offsets in the answer.
+    pub fn count_records(&mut self, asked: &Found, said: &Found, times: &Times) {
+        for each in &asked.partitions {
+            let topic = asked.topic(each);
+            let carried = self.carried_to(topic, each.index);
+            carried.bytes += each.bytes;
+            carried.records += each.records;
+            carried.seen = times.request_start;
+            match carried.batches.iter_mut().find(|(codecs, _)| *codecs == each.codecs) {
+                Some((_, count)) => *count += each.batches,
+                None => carried.batches.push((each.codecs, each.batches)),
+            }
+            let answer = said.partitions.iter().find(|one| one.index == each.index && said.topic(one) == topic);
+            let first = answer.map_or(-1, |answer| answer.offset);
+            if first < 0 || each.records == 0 {
+                continue;
+            }
+            match carried.appends.last_mut() {
+                Some(last) if last.end == first => {
+                    last.end += each.records;
+                    last.answered = times.response_start;
+                }
+                _ => carried.appends.push(Append {
+                    first,
+                    end: first.saturating_add(each.records),
+                    asked: times.request_start,
+                    answered: times.response_start,
+                }),
+            }
+        }
+    }
+
+    fn carried_to(&mut self, topic: &[u8], index: i32) -> &mut Carried {
+        let is_same = |carried: &Carried| carried.index == index && carried.topic == topic;
+        if !self.carried.get(self.place).map_or(false, is_same) {
+            let mut key = topic.to_vec();
+            key.extend_from_slice(&index.to_be_bytes());
+            self.place = *self.places.entry(key).or_insert(self.carried.len());
+            if self.place == self.carried.len() {
+                let (batches, appends) = (Vec::new(), Vec::new());
+                let topic = topic.to_vec();
+                self.carried.push(Carried { topic, index, bytes: 0, records: 0, batches, seen: 0, appends });
+            }
+        }
+        &mut self.carried[self.place]
+    }
+
     fn flush(&mut self, py: Python<'_>) -> PyResult<()> {
         self.is_fresh = false;
         let cells = match &self.cells {
@@ -148,7 +221,16 @@ impl Tally {
         add_to(api, intern!(py, "sending_ns"), std::mem::take(&mut self.sending_ns))?;
         add_to(api, intern!(py, "receiving_ns"), std::mem::take(&mut self.receiving_ns))?;
         let queue_ns = self.queue.flush(cells.queue.bind(py))?;
-        add_to(cells.broker.bind(py), intern!(py, "queue_ns"), queue_ns)
+        add_to(cells.broker.bind(py), intern!(py, "queue_ns"), queue_ns)?;
+        self.places.clear();
+        self.place = 0;
+        for carried in self.carried.drain(..) {
+            let appends: Vec<_> = carried.appends.iter().map(|one| (one.first, one.end, one.asked, one.answered)).collect();
+            let topic = PyBytes::new_bound(py, &carried.topic);
+            let said = (topic, carried.index, carried.bytes, carried.records, carried.batches, carried.seen, appends);
+            cells.produced.call1(py, said)?;
+        }
+        Ok(())
     }
 }
 
@@ -160,6 +242,7 @@ impl Tally {
             visit.call(&cells.api)?;
             visit.call(&cells.broker)?;
             visit.call(&cells.queue)?;
+            visit.call(&cells.produced)?;
             for list in &cells.lists {
                 visit.call(list)?;
             }
@@ -182,6 +265,7 @@ pub struct Lane {
     pub pressure: PyObject,
     pub clock_offset_ns: i64,
     pub buffer: Vec<u8>,
+    pub spare: Vec<Box<Found>>,
     pub fresh: Vec<Py<Tally>>, // those that have counted since the last flush
     pub inside: [Histogram; 2],
     pub lag: Histogram,
@@ -238,6 +322,7 @@ impl Lane {
             pressure,
             clock_offset_ns,
             buffer: vec![0; buffer_bytes],
+            spare: Vec::new(),
             fresh: Vec::new(),
             inside: [empty.clone(), empty.clone()],
             lag: empty,
@@ -252,7 +337,9 @@ impl Lane {
     }
 
     /// Makes the counters of one (cluster, broker, API, version), which are flushed into an ApiCells and a BrokerCells.
-    fn tally(&self, api: Bound<'_, PyAny>, broker: Bound<'_, PyAny>) -> PyResult<Tally> {
+    ///
+    /// produced: takes the records produced to a topic-partition since the last flush (metrics/produced.py); or None.
+    fn tally(&self, api: Bound<'_, PyAny>, broker: Bound<'_, PyAny>, produced: PyObject) -> PyResult<Tally> {
         let list = |name: &str| -> PyResult<Py<PyList>> { api.getattr(name)?.extract() };
         let lists =
             [list("request_size")?, list("response_size")?, list("duration")?, list("waits")?, list("excess_wait")?];
@@ -268,7 +355,10 @@ impl Lane {
             queue: Histogram::new(queues),
             sending_ns: 0,
             receiving_ns: 0,
-            cells: Some(Cells { api: api.unbind(), lists, broker: broker.unbind(), queue }),
+            carried: Vec::new(),
+            places: HashMap::new(),
+            place: 0,
+            cells: Some(Cells { api: api.unbind(), lists, broker: broker.unbind(), queue, produced }),
         })
     }
 

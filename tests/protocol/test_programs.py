@@ -3,6 +3,7 @@
 import random
 from copy import deepcopy
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -10,11 +11,14 @@ from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
 from kproxy.protocol.apis import HEARTBEAT, OFFSET_COMMIT, PRODUCE
 from kproxy.protocol.codec import is_noted
-from kproxy.protocol.programs import plain_response, request_names
-from kproxy.protocol.schema import Field, address_path
+from kproxy.protocol.programs import collecting, plain_response
+from kproxy.protocol.schema import Field, address_path, schema
 from kproxy.proxy.filters.policy.resources import NAMED, reader
+from kproxy.wire.bodies import SUMS, body_reader
 from tests.native import needs_core
 from tests.protocol.messages import Layout, vectors
+from tests.wire.playbook import request, response
+from tests.wire.produces import records
 
 pytestmark = needs_core
 
@@ -98,6 +102,62 @@ NAMES = {
 }
 
 
+def topic_in(version: int, raw: bytes) -> UUID | str:
+    return UUID(bytes=raw) if version >= 13 else raw.decode("utf-8", "replace")
+
+
+def damage(chance: random.Random, frame: bytes, start: int) -> bytes:
+    damaged = bytearray(frame)
+    for _ in range(chance.randint(0, 3)):
+        at = chance.randrange(start, len(damaged))
+        if chance.random() < 0.8:
+            damaged[at] = chance.choice((0, 1, 2, 127, 128, 255, damaged[at] ^ 1))
+        else:
+            damaged[at : at + chance.randint(0, 2)] = chance.randbytes(chance.randint(0, 2))
+    return bytes(damaged)
+
+
+def test_records_and_offsets_are_those_that_the_session_reads() -> None:
+    """Of whole and of damaged Produces, whatever is not left to the session."""
+    import kproxy_core
+
+    chance = random.Random(13)
+    equal = offsets = 0
+    for version in schema().apis[PRODUCE].request.versions:
+        for _ in range(60):
+            data, answers = [], []
+            for topic in range(chance.randint(0, 2)):
+                of = {"topicId": UUID(int=topic)} if version >= 13 else {"name": f"topic {topic}"}
+                indexes = chance.sample(range(99), chance.choice((1, 2, 9)))
+                data.append(of | {"partitionData": [{"index": each, "records": records(chance)} for each in indexes]})
+                said = [{"index": each, "baseOffset": chance.choice((-1, 7, 1 << 40))} for each in indexes]
+                answers.append(of | {"partitionResponses": said})
+            asked = request(PRODUCE, version, 1, {"acks": 1, "topicData": data}, "c")[4:]
+            answer = response(PRODUCE, version, 1, {"responses": answers})[4:]
+            program = collecting(PRODUCE, version, frozenset(), records=True)
+            for _ in range(30):
+                damaged = damage(chance, asked, 8)
+                collected = kproxy_core.collected(program, damaged[8:])
+                if collected is None:
+                    continue
+                sums = body_reader(PRODUCE, version, "request", SUMS)(damaged, 8, len(damaged)).sums
+                mine = [(*each[2:6], each[1], topic_in(version, each[0])) for each in collected[1]]
+                theirs = [(*each[2:], each.topic_id or each.topic) for each in sums]
+                assert mine == theirs
+                equal += bool(mine)
+            of_answer = plain_response(PRODUCE, version, offsets=True)
+            for _ in range(10):
+                damaged = damage(chance, answer, 4)
+                collected = kproxy_core.collected(of_answer, damaged[4:])
+                if collected is None:
+                    continue
+                said = body_reader(PRODUCE, version, "response", SUMS)(damaged, 4, len(damaged)).partitions
+                assert [(each[1], each[6]) for each in collected[1]] == [(each.partition, each.offset) for each in said]
+                offsets += bool(said)
+    assert equal > 3000
+    assert offsets > 1000
+
+
 def test_requests_with_equal_names_are_read_alike() -> None:
     """What a policy reads in a request follows from the collected bytes, however the rest of it is damaged."""
     import kproxy_core
@@ -109,18 +169,13 @@ def test_requests_with_equal_names_are_read_alike() -> None:
         if layout.side != "request" or layout.api_key not in NAMES:
             continue
         key, version = layout.api_key, layout.version
-        program = request_names(key, version, NAMES[key])
+        program = collecting(key, version, NAMES[key])
         for _ in range(400):
-            damaged = bytearray(frame)
-            for _ in range(chance.randint(0, 3)):
-                at = chance.randrange(layout.start, len(damaged))
-                if chance.random() < 0.8:
-                    damaged[at] = chance.choice((0, 1, 2, 127, 128, 255, damaged[at] ^ 1))
-                else:
-                    damaged[at : at + chance.randint(0, 2)] = chance.randbytes(chance.randint(0, 2))
-            found = kproxy_core.names(program, bytes(damaged[layout.start :]))
-            if found is None:
+            damaged = damage(chance, frame, layout.start)
+            collected = kproxy_core.collected(program, damaged[layout.start :])
+            if collected is None:
                 continue
+            found, _ = collected
             try:
                 names = reader(key, version)(damaged, layout.start, len(damaged))
                 outcome = names.topic, names.topic_id, names.group, names.transactional_id, names.all_of

@@ -76,7 +76,7 @@ def build(
         on_closed,
         worker.lanes,
     )
-    if worker.core is not None and _is_plain(worker, filters, client, dialled, sinks):
+    if worker.core is not None and _is_plain(worker, client, dialled, sinks):
         relay.lend_to(Lending(worker.core, relay, counting, cluster.max_request_bytes))
     relay.principal = sys.intern(client.principal)
     relay.listener = listener
@@ -86,16 +86,13 @@ def build(
 
 def _is_plain(
     worker: Worker,
-    filters: ClusterFilters,
     client: Admitted,
     dialled: Dialled,
     sinks: Iterable[Callable[[list[Event]], None]],
 ) -> bool:
-    """Return whether nothing but metrics of headers, an authorizer and addresses to rewrite wants the connection."""
+    """Return whether nothing but metrics, what follows groups, an authorizer and addresses want the connection."""
     return (
-        filters.kept is None
-        and not filters.interest.detail
-        and not worker.sinks
+        not worker.sinks
         and worker.flight is None
         and not list(sinks)
         and not isinstance(client.sock, TlsSocket)

@@ -114,10 +114,10 @@ ACCOUNTS: tuple[Account, ...] = (
     ),
     Account(
         "parts",
-        "with the compiled core: the first bytes of a frame, which wait for the others",
+        "with the compiled core: the first bytes of a frame, which wait for the others; what pending Produces carry",
         f"{size(MAX_PART)} of each side",
         f"{size(MAX_PARTS)}",
-        "they wait in the session, which forwards most of them at once",
+        "the session has them: it forwards most bytes at once, and counts what requests name",
         MAX_PARTS,
         lambda worker: 0 if worker.core is None else worker.core.part_bytes,
     ),

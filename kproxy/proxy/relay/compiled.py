@@ -21,7 +21,8 @@ from kproxy.errors import ConfigError
 from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES
 from kproxy.metrics.counting import ConnectionMetrics
 from kproxy.metrics.process import Metrics
-from kproxy.protocol.programs import plain_response, request_names
+from kproxy.protocol.apis import PRODUCE
+from kproxy.protocol.programs import collecting, plain_response
 from kproxy.proxy.relay.in_flight import FEW
 from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
 from kproxy.proxy.relay.state import Glance, RelayState
@@ -29,7 +30,18 @@ from kproxy.proxy.sockets.poller import Poller
 from kproxy.wire import frames
 from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
 from kproxy.wire.interest import ApiPlan
-from kproxy.wire.lending import cut_id, first_fields, give_back, is_lent, lend, passes
+from kproxy.wire.lending import (
+    Values,
+    counts_records,
+    cut_id,
+    first_fields,
+    forget_notes,
+    give_back,
+    is_lent,
+    lend,
+    passes,
+    produces_by_id,
+)
 from kproxy.wire.session import Session
 
 CHOICE = "KPROXY_CORE"  # the variable that chooses the implementation
@@ -78,8 +90,8 @@ class Core:
             metrics.loop_lag,
             metrics.slow,
         )
-        self._programs: dict[tuple[int, int], Any] = {}
-        self._names: dict[tuple[int, int, frozenset[str]], Any] = {}
+        self._responses: dict[tuple[int, int, bool], Any] = {}
+        self._requests: dict[tuple[int, int, frozenset[str], bool], Any] = {}
         poller.core = self.lane
 
     @property
@@ -88,20 +100,23 @@ class Core:
         count: int = self.lane.part_bytes
         return count
 
-    def program(self, plan: ApiPlan) -> Any:
-        """Return the program that recognises plain responses; None: there are none."""
-        key = plan.api_key, plan.api_version
-        if key not in self._programs:
-            operations = plain_response(*key)
-            self._programs[key] = None if operations is None else self.module.Program(operations)
-        return self._programs[key]
+    def of_response(self, plan: ApiPlan, *, counts: bool) -> Any:
+        """Return the program that recognises plain responses; None: there are none. counts: it collects offsets."""
+        key = plan.api_key, plan.api_version, counts
+        if key not in self._responses:
+            operations = plain_response(plan.api_key, plan.api_version, offsets=counts)
+            self._responses[key] = None if operations is None else self.module.Program(operations)
+        return self._responses[key]
 
-    def names(self, plan: ApiPlan, paths: frozenset[str]) -> Any:
-        """Return the program that collects from a request the fields by which an authorizer decides."""
-        key = plan.api_key, plan.api_version, paths
-        if key not in self._names:
-            self._names[key] = self.module.Program(request_names(*key))
-        return self._names[key]
+    def of_request(self, plan: ApiPlan, paths: frozenset[str], *, counts: bool) -> Any:
+        """Return the program that collects fields of requests; None: there are none. counts: it adds records up."""
+        if not (paths or counts):
+            return None
+        key = plan.api_key, plan.api_version, paths, counts
+        if key not in self._requests:
+            operations = collecting(plan.api_key, plan.api_version, paths, records=counts)
+            self._requests[key] = self.module.Program(operations)
+        return self._requests[key]
 
     def tally(self, counting: ConnectionMetrics, plan: ApiPlan) -> Any:
         """Return the core's counters of an API at the connection's broker."""
@@ -109,7 +124,8 @@ class Core:
         key = plan.api_key, plan.api_version
         tally = tallies.get(key)
         if tally is None:
-            tally = tallies[key] = self.lane.tally(counting.api_cells(plan), counting.of_broker)
+            produced = counting.produced(by_id=produces_by_id(plan)) if plan.api_key == PRODUCE else None
+            tally = tallies[key] = self.lane.tally(counting.api_cells(plan), counting.of_broker, produced)
         return tally
 
 
@@ -145,12 +161,10 @@ class Lending:
         session = relay._session
         state = lend(session) if relay.is_quiet else None
         if state is None:
+            self._wait = min(2 * self._wait, MOST_READS)
             return
         pending = []
-        for exchange in state.pending:
-            program = self._core.program(exchange.plan)
-            if program is None:
-                return
+        for exchange, carried in state.pending:
             values = (
                 exchange.client_id,
                 exchange.acks,
@@ -158,20 +172,21 @@ class Lending:
                 exchange.group_id,
                 exchange.transactional_id,
             )
+            given = self._given(exchange.plan, values)
+            if given is None:
+                return
             pending.append(
                 (
-                    exchange.plan,
-                    values,
-                    exchange.max_wait_ms,
-                    program,
-                    self._core.tally(self._counting, exchange.plan),
+                    given,
                     exchange.correlation_id & 0xFFFFFFFF,
                     exchange.number,
                     exchange.request_bytes,
                     exchange.request_start,
                     exchange.request_end,
+                    carried,
                 )
             )
+        forget_notes(session)
         if self._conn is None:
             self._conn = self._made()
         self._since = sum(state.completed)
@@ -180,6 +195,14 @@ class Lending:
         self._counting.pending = self._conn
         self.is_lent = True
         relay._read_by((self._conn.side(CLIENT), self._conn.side(BROKER)))
+
+    def _given(self, plan: ApiPlan, values: Values) -> tuple[Any, ...] | None:
+        """Return what the core needs of all requests that begin with these values; None: none of them is plain."""
+        counts = counts_records(self._relay._session, plan)
+        program = self._core.of_response(plan, counts=counts)
+        if program is None:
+            return None
+        return plan, values, values[2], program, self._core.tally(self._counting, plan), counts
 
     def _made(self) -> Any:
         client, broker = self._relay._peers
@@ -237,16 +260,14 @@ class Lending:
         size, key_version, _ = frames.REQUEST_HEAD.unpack_from(part, 0)
         session = self._relay._session
         plan = session.interest.plan(key_version)
-        if not is_lent(plan):
+        if not is_lent(session, plan):
             return None
-        program = self._core.program(plan)
         first = first_fields(session, plan, part, size + 4)
-        if program is None or first is None:
+        given = None if first is None else self._given(plan, first.values)
+        if first is None or given is None:
             return None
-        names = self._core.names(plan, first.deciding) if first.deciding else None
-        values = first.values
-        tally = self._core.tally(self._counting, plan)
-        return first.size, plan, values, values[2], program, tally, first.is_read, names
+        collects = self._core.of_request(plan, first.deciding, counts=counts_records(session, plan))
+        return first.size, given, first.is_read, collects, bool(first.deciding)
 
     def passes(self, plan: ApiPlan, frame: bytes) -> bool:
         """Return whether all requests that begin like this one and have the same names are relayed."""
