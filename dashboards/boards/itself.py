@@ -107,9 +107,11 @@ PARTS = (
         ),
         series(
             "Back-pressure",
-            "Pauses a second in reading a side because the other took no more.",
+            "Pauses a second in reading a side because the other took no more; attempts a second to watch a socket for "
+            "which epoll had no room (raise fs.epoll.max_user_watches).",
             "cps",
             (rate("kproxy_paused_reads_total", *CLUSTER, by="instance, side"), "{{instance}} {{side}}"),
+            (rate("kproxy_epoll_refusals_total", *PROCESS, by="instance"), "{{instance}} no room in epoll"),
         ),
     ),
     row(

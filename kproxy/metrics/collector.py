@@ -473,6 +473,12 @@ def _process(metrics: Metrics) -> Iterator[Metric]:
     yield from _otlp(metrics)
     unread = metrics.log_lines_dropped()
     yield CounterMetricFamily("kproxy_log_lines_dropped", "Log lines dropped since nothing read the log.", value=unread)
+    yield CounterMetricFamily(
+        "kproxy_epoll_refusals",
+        "Attempts to watch a socket that failed since epoll had no room. Such sockets are slow; raise "
+        "fs.epoll.max_user_watches.",
+        value=metrics.epoll_refusals(),
+    )
     yield GaugeMetricFamily("kproxy_workers", "Processes that relay; 1: a single process.", value=metrics.workers)
     yield CounterMetricFamily(
         "kproxy_worker_restarts",

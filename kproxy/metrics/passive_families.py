@@ -21,7 +21,7 @@ OF_A_PROXY = frozenset(
             "config_last_reload_success_timestamp_seconds",
         ),
         *("config_last_reload_successful", "config_reloads", "connection_limit", "dial_failures", "dial_seconds"),
-        *("failed_upgrades", "limits_reached", "listeners", "loop_lag_seconds", "loops_refused"),
+        *("epoll_refusals", "failed_upgrades", "limits_reached", "listeners", "loop_lag_seconds", "loops_refused"),
         *("neutralised_addresses", "own_answers", "paused_reads", "policy_refusals", "predecessor_connections"),
         *("proxy_duration_seconds", "ready", "rewritten_addresses", "tls_handshake_seconds", "tls_handshakes"),
         *("zookeeper_bytes", "zookeeper_connections", "zookeeper_dial_failures", "zookeeper_open_connections"),

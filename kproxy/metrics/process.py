@@ -44,6 +44,7 @@ class Metrics:
         self.insight_restarts = {"ended": 0, "hung": 0}  # of the insight process
         self.worker_usage: dict[str, tuple[int, int]] = {}  # by worker: ns of CPU, bytes of memory
         self.log_lines_dropped: Callable[[], int] = int  # since the start; 0 unless the server's logging sets it
+        self.epoll_refusals: Callable[[], int] = int  # attempts to watch a socket for which epoll had no room
         self.audit_lines: Callable[[], tuple[int, int]] = lambda: (0, 0)  # written and dropped since the start
         self.reloads = ReloadCells(self.started_ns)
         self.upgrades = {"failed": 0}  # failed attempts to pass to a new process; a successful one ends this process

@@ -40,6 +40,7 @@ LABELS = {
     "kproxy_certificate_expiry_timestamp_seconds": {"cluster", "side", "file"},
     "kproxy_certificate_reloads": {"cluster", "side", "result"},
     "kproxy_log_lines_dropped": set(),
+    "kproxy_epoll_refusals": set(),
     "kproxy_proxy_duration_seconds": {"direction"},
     "kproxy_throttle_seconds": {"cluster", "api", "broker"},
     "kproxy_throttled_responses": {"cluster", "api", "broker"},

@@ -71,10 +71,12 @@ class Relays:
         self._recorder: Recorder | None = None
         metrics.connection_limit = shares.connections
         metrics.log_lines_dropped = log_lines.dropped
+        poller = Poller(asyncio.get_running_loop())
+        metrics.epoll_refusals = lambda: poller.refused
         self.worker = Worker(
             config,
             Gate(shares.connections, max_sockets=shares.listening),
-            Poller(asyncio.get_running_loop()),
+            poller,
             Pressure(memoryview(bytearray(READ_BYTES))),
             metrics.clock_offset_ns,
             metrics,

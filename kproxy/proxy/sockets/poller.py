@@ -31,6 +31,9 @@ last event counts an eighth, and MOST_NS at most, so one long event, such as a g
 socket costly. A second one within AGAIN_NS does, whatever the number of cheap events in between. If all events of a
 socket turn costly at once, others of its kind wait for one of them.
 
+No room. The kernel bounds the sockets that the epolls of a user watch. Sockets for which epoll has no room are polled
+every RETRY_S, until it has room.
+
 All times are nanoseconds of the monotonic clock. The interface is the loop's. Refuses to know the protocol of the
 sockets.
 """
@@ -60,6 +63,7 @@ LOOK_NS = 10_000_000  # from one measured turn to the next
 _COSTLY = len(CHEAP_NS)  # the kind after those of CHEAP_NS
 _NEW = _COSTLY + 1  # sockets without a measured event
 _UNKNOWN = -1
+RETRY_S = 0.1  # from one poll to the next of sockets for which epoll has no room; a poll takes 0.2 us for each
 MOST_NS = 1_000_000  # the most that one event counts
 AGAIN_NS = 8_000_000_000  # a second event above CHEAP_NS within this time makes a socket costly for as long
 
@@ -96,6 +100,8 @@ class Poller:
         "_parked",
         "_queues",
         "_readers",
+        "_retry",
+        "_unwatched",
         "_writers",
         "core",
         "is_in_order",
@@ -103,6 +109,7 @@ class Poller:
         "lag_bucket",
         "now_ns",
         "queuing",
+        "refused",
         "turn_ns",
         "wall_offset_ns",
     )
@@ -122,7 +129,10 @@ class Poller:
         # By kind: queued events by file descriptor, the oldest first.
         self._queues: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(_NEW + 1)]
         self.queuing: dict[int, int] = {}  # the kind of each queued file descriptor
-        self._parked: set[int] = set()  # queued since an earlier turn, and so not in the epoll
+        self._parked: set[int] = set()  # not in the epoll: queued since an earlier turn, or without room
+        self._unwatched: dict[int, None] = {}  # those of them without room, which wait for `_retry`, the oldest first
+        self._retry: Handle | None = None
+        self.refused = 0  # attempts to watch a socket for which epoll had no room
         self._again: Handle | None = None  # the next turn: epoll does not wake the loop for queued sockets
         self.turn_ns = self.now_ns = monotonic_ns()
         self.is_late = False
@@ -140,8 +150,9 @@ class Poller:
             return
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
-        if self._again is not None:
-            self._again.cancel()
+        for handle in (self._again, self._retry):
+            if handle is not None:
+                handle.cancel()
         self._later.clear()
 
     def later(self, callback: Callback, *args: Any) -> None:
@@ -223,13 +234,14 @@ class Poller:
         if fd in self._parked:
             if not events:
                 self._parked.remove(fd)
+                self._unwatched.pop(fd, None)
         elif not events:
             self._epoll.unregister(fd)
         elif known:
             self._epoll.modify(fd, events)
         elif not self._register(fd, events):
             self._parked.add(fd)
-            self._put_off(fd, _IN | _OUT)
+            self._put_off(fd)
 
     def _register(self, fd: int, events: int) -> bool:
         """Add a socket to the epoll; False: the kernel has no room for it."""
@@ -238,17 +250,41 @@ class Poller:
         except OSError as fault:
             if fault.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
-            text = "epoll has no room for a socket: %s; raise sysctl fs.epoll.max_user_watches, or give it memory"
-            self._limiter.log(logging.ERROR, "watches", text, fault.strerror)
+            self.refused += 1
+            text = "epoll has no room for a socket: %s; raise sysctl fs.epoll.max_user_watches, or give it memory; "
+            text += "until then such sockets wait %g s for each turn"
+            self._limiter.log(logging.ERROR, "watches", text, fault.strerror, RETRY_S)
             return False
         return True
 
-    def _put_off(self, fd: int, events: int) -> None:
-        """Queue a socket that has no room in the epoll: it is tried in each turn, since nothing else would wake it."""
-        self._queues[_COSTLY][fd] = events
-        self.queuing[fd] = _COSTLY
-        if self._again is None:
+    def _put_off(self, fd: int) -> None:
+        """Poll a socket for which epoll has no room after RETRY_S: nothing else would wake it."""
+        self._unwatched[fd] = None
+        if self._retry is None:
+            self._retry = self._loop.call_later(RETRY_S, self._poll_unwatched)
+
+    def _poll_unwatched(self) -> None:
+        """Watch the sockets for which epoll has room now; of the others, queue those that are ready."""
+        self._retry = None
+        if self._epoll.closed:
+            return
+        unwatched = self._unwatched
+        while unwatched and self._register(fd := next(iter(unwatched)), self._wanted(fd)):
+            del unwatched[fd]
+            self._parked.remove(fd)
+        if not unwatched:
+            return
+        polling = select.poll()
+        for fd in unwatched:
+            polling.register(fd, self._wanted(fd))
+        for fd, events in polling.poll(0):
+            del unwatched[fd]
+            self._queues[_COSTLY][fd] = events
+            self.queuing[fd] = _COSTLY
+        if self.queuing and self._again is None:
             self._again = self._loop.call_soon(self._go_on)
+        if unwatched:
+            self._retry = self._loop.call_later(RETRY_S, self._poll_unwatched)
 
     def _wanted(self, fd: int) -> int:
         """The events with a callback."""
@@ -395,12 +431,13 @@ class Poller:
     def _handle(self, fd: int, events: int) -> None:
         """Handle one queued event; record when it was done, and its cost."""
         begun_ns = thread_time_ns()
-        if fd in self._parked and self._register(fd, self._wanted(fd)):
-            self._parked.remove(fd)
         del self.queuing[fd]
+        if fd in self._parked:
+            if self._register(fd, self._wanted(fd)):
+                self._parked.remove(fd)
+            else:
+                self._put_off(fd)
         self.call_back(fd, events)
-        if fd in self._parked and fd not in self.queuing:
-            self._put_off(fd, _IN | _OUT)
         took = thread_time_ns() - begun_ns
         self.now_ns = monotonic_ns()
         self._measured(fd, took)

@@ -632,6 +632,85 @@ def test_a_socket_that_comes_while_epoll_has_no_room_is_served(caplog):
     live(test())
 
 
+@pytest.mark.parametrize("waits_for", ["bytes", "end"])
+def test_sockets_that_epoll_has_no_room_for_are_polled_with_a_pause(monkeypatch, waits_for):
+    """They were tried in each turn of the loop, which took a whole core; and ends of peers were not told."""
+    polls = 0
+    poll_unwatched = Poller._poll_unwatched
+
+    def counted(self: Poller) -> None:
+        nonlocal polls
+        polls += 1
+        poll_unwatched(self)
+
+    monkeypatch.setattr(Poller, "_poll_unwatched", counted)
+    turns = 0
+    go_on = Poller._go_on
+
+    def turn(self: Poller) -> None:
+        nonlocal turns
+        turns += 1
+        go_on(self)
+
+    monkeypatch.setattr(Poller, "_go_on", turn)
+
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        poller._epoll = Exhausted(poller._epoll, 1 << 30)
+        told: list[int] = []
+        pairs = [socket.socketpair() for _ in range(3)]
+        for number, (ours, _) in enumerate(pairs):
+
+            def tell(number: int = number, ours: socket.socket = ours) -> None:
+                told.append(number)
+                poller.remove_reader(ours.fileno())
+
+            (poller.add_end_reader if waits_for == "end" else poller.add_reader)(ours.fileno(), tell)
+        await until(lambda: polls == 3)
+        assert not turns and poller.refused == 6  # one attempt in a poll, whatever their number
+        if waits_for == "end":
+            pairs[1][1].send(b"unread")
+            await until(lambda: polls == 5)
+            assert not told
+            pairs[1][1].close()
+        else:
+            pairs[1][1].send(b"y")
+        await until(lambda: told == [1])
+        assert turns == 1 and list(poller._unwatched) == [pairs[0][0].fileno(), pairs[2][0].fileno()]
+        poller._epoll.times = 0
+        await until(lambda: not poller._unwatched)
+        before = polls
+        pairs[2][1].close() if waits_for == "end" else pairs[2][1].send(b"y")
+        await until(lambda: told == [1, 2])
+        assert polls == before  # epoll watches them
+        closed(poller, pairs)
+
+    live(test())
+
+
+def test_a_reader_that_raises_is_called_again_though_epoll_has_no_room():
+    """Its socket was neither watched nor queued afterwards."""
+
+    async def test():
+        poller = Poller(asyncio.get_running_loop())
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        poller._epoll = Exhausted(poller._epoll, 1 << 30)
+        ours, theirs = socket.socketpair()
+        calls = 0
+
+        def raises() -> None:
+            nonlocal calls
+            calls += 1
+            raise ValueError
+
+        poller.add_reader(ours.fileno(), raises)
+        theirs.send(b"y")
+        await until(lambda: calls == 2)
+        closed(poller, [(ours, theirs)])
+
+    live(test())
+
+
 def test_an_end_is_noticed_whatever_is_unread():
     async def test():
         poller = Poller(asyncio.get_running_loop())
