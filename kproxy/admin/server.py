@@ -5,10 +5,11 @@ slices between which the relays run; all other answers are small, and computed o
 
 Connections: at most `max_connections`, each with REQUEST_S for the headers of a request, as long again for its body,
 and IDLE_S between two requests. A new connection that takes the last place displaces the one that has been silent for
-longest, from the network with the most connections; a client that is reading its answer goes last. If none is silent,
-accepting pauses, and every connection closes after its current answer, of which the client must take a piece within
-FULL_S. So neither silent nor busy connections lock out others for longer than the current requests take, and a new
-connection never displaces one that has just completed its handshake.
+longest, from the network with the most connections; a client that is reading its answer goes last. Whoever has sent a
+request is not silent: without TLS, kproxy reads what new connections have sent before it displaces one, except for a
+network with more than FEW. If none is silent, accepting pauses, and every connection closes after its current answer,
+of which the client must take a piece within FULL_S. So neither silent nor busy connections lock out others for longer
+than the current requests take, and a new connection never displaces one that has just completed its handshake.
 
 Answers: a large answer is written in pieces, so kproxy holds it once, without copies in transports. All of them
 together have MAX_UNTAKEN bytes; beyond that, kproxy closes the client that has taken nothing for longest. A stream ends
@@ -65,6 +66,7 @@ STALLED_S = 0.25  # without a byte of the client in a TLS handshake: longer than
 KEPT_S = 1.0  # for the first request after a handshake, or the next one, before the connection may be displaced
 _NEW, _TAKING = 3, 4  # the last ranks of `_rank`
 MAX_CONNECTIONS = 32
+READ_TURNS = 10  # of the loop, from the accept of a connection to the begin of its request, if that is here
 FEW = 4  # connections of one network: a browser, or a scraper beside an operator, has as many
 READ_BYTES = 16 * 1024  # in the kernel; as chunks of one byte, the most expensive case, they take 2 ms to parse
 _FAULT_CHARS = 300  # of the error about malformed HTTP: aiohttp quotes all of it, escaped
@@ -166,6 +168,7 @@ class Admin:
         self._openings = Openings(max(1, max_connections // 2))
         self._readers = Readers()
         self._turns = Turns()
+        self._deciding: asyncio.Handle | None = None  # until it is known whom the newest connection displaces
 
     async def start(self) -> None:
         """Bind and serve. Raises OSError if the address cannot be bound."""
@@ -202,6 +205,8 @@ class Admin:
 
     async def stop(self) -> None:
         self.gate.close()
+        if self._deciding is not None:
+            self._deciding.cancel()
         await self._tasks.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
@@ -245,8 +250,28 @@ class Admin:
         connection.is_opening = self._tls is not None
         self.gate.enter()
         self._networks[network] += 1
-        self._make_room(connection)
         self._tasks.spawn(self._serve(client, peer, connection))
+        if self._deciding is not None:
+            self._deciding.cancel()
+            self._deciding = None
+        if self.gate.is_open:
+            return
+        if self._tls is None and self._networks[network] <= FEW:
+            self._make_room_after_reads(connection)
+        else:
+            self._make_room(connection)
+
+    def _make_room_after_reads(self, connection: "_Connection", turns: int = READ_TURNS) -> None:
+        """Make room after so many turns of the loop, in which it reads what new connections have sent.
+
+        Until then no further one is accepted, unless another one ends.
+        """
+        self._deciding = None
+        if turns:
+            loop = asyncio.get_running_loop()
+            self._deciding = loop.call_soon(self._make_room_after_reads, connection, turns - 1)
+        else:
+            self._make_room(connection)
 
     async def _serve(self, client: socket.socket, peer: Address, connection: "_Connection") -> None:
         loop = asyncio.get_running_loop()
@@ -299,7 +324,9 @@ class Admin:
             others = [other for other in others if other.is_opening]
         if others:
             now = asyncio.get_running_loop().time()
-            ranks = {other: _rank(other, now - self._idle[other]) for other in others} | {connection: _TAKING}
+            ranks = {other: _rank(other, now - self._idle[other]) for other in others}
+            if connection in self._idle:
+                ranks[connection] = _TAKING
 
             def order(other: _Connection) -> tuple[int, int, int]:
                 return min(ranks[other], _NEW), -max(self._networks[other.network], FEW), ranks[other]

@@ -389,6 +389,8 @@ def test_others_that_begin_handshakes_leave_one_that_is_far_away_the_time_for_it
         ("shaken 9", 0, "begins@busy", "shaken 9"),
         ("takes@busy 0.1", 0, "begins@busy", "takes@busy 0.1"),  # they would keep out all that come from there
         ("opening 0", 1, "opening@busy", "opening 0"),
+        ("shaken 0.1", 0, "asks@busy", "shaken 0.1"),  # the new one has a request under way by now
+        ("", 0, "asks@busy", None),
     ],
 )
 def test_who_goes_where_all_places_are_taken(idle, waiting, comes, goes):
@@ -413,7 +415,8 @@ def test_who_goes_where_all_places_are_taken(idle, waiting, comes, goes):
         admin._idle = {other: now - float(other.silent_s) for other in others}
         admin._openings._count = waiting
         newest = Other(comes if "@" in comes else f"{comes}@newest")
-        admin._idle[newest] = now
+        if not comes.startswith("asks"):
+            admin._idle[newest] = now
         admin._make_room(newest)
         admin.gate.leave()
         admin._make_room(newest)  # nobody goes where a place is free
@@ -422,6 +425,32 @@ def test_who_goes_where_all_places_are_taken(idle, waiting, comes, goes):
 
     run(main())
     assert gone == ([] if goes is None else [goes])
+
+
+def test_who_has_sent_a_request_is_not_silent_before_it_is_read():
+    """Of 400 requests a second that took 0.3 s each, those that had just been accepted were reset in favour of others."""
+
+    async def takes_long(_):
+        for _ in range(30):
+            await asyncio.sleep(0)
+        return "done"
+
+    async def main():
+        async with serving(api={"slow": takes_long}, max_connections=4) as client:
+            url = client._base_url
+            clients = [
+                socket.create_connection((url.host, url.port), source_address=(f"127.0.7.{number}", 0))
+                for number in range(1, 41)
+            ]
+            for sock in clients:
+                sock.sendall(b"GET /api/slow HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                sock.setblocking(False)
+            for sock in clients:
+                reader, writer = await asyncio.open_connection(sock=sock)
+                assert (await reader.read()).endswith(b'"done"')
+                writer.close()
+
+    run(main())
 
 
 @pytest.mark.parametrize("path", ["metrics", "nothing-here"])
