@@ -9,6 +9,7 @@ to know what a change does: `server` and `reload` do.
 """
 
 import asyncio
+import inspect
 import logging
 import os
 import signal
@@ -88,6 +89,7 @@ class Process:
         self._upgrading: asyncio.Task[None] | None = None
         self._successor: subprocess.Popen[bytes] | None = None  # that has taken over
         self._ours: socket.socket | None = None  # our end towards those who follow, where this process stands in
+        self._stand_in = inspect.getsource(stand_in)
         self._current = 0  # the process that runs now, as far as this one has heard
         self._tasks = Tasks("process")
         server.given = inheritance.given
@@ -104,7 +106,7 @@ class Process:
         if self._successor is not None and self._ours is not None:
             self._ours.set_inheritable(True)
             logging.shutdown()
-            command = stand_in.command(self._current, self._ours.fileno())
+            command = stand_in.command(self._stand_in, self._current, self._ours.fileno())
             signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)  # what comes now waits for the program that stands in
             with suppress(OSError):  # this interpreter was removed or replaced since the upgrade
                 os.execv(command[0], command)

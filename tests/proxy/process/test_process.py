@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+import kproxy as kproxy_package
 from kproxy.metrics import Metrics
 from kproxy.protocol.apis import HEARTBEAT
 from kproxy.proxy.config.load import load
@@ -498,6 +500,50 @@ def test_who_stands_in_needs_no_interpreter_that_was_removed_since(settings, tmp
             python.unlink()
             client.close()
             await kproxy.says("the kproxy before this one has ended")
+            assert await kproxy.end() == 0
+        finally:
+            await kproxy.kill()
+
+    live(test(), TIMEOUT_S)
+
+
+def test_nobody_needs_the_package_that_was_removed_since(settings, tmp_path):
+    """The process that should stand in was started from the package: it ended, and the new kproxy with it."""
+    root = Path(kproxy_package.__file__).parents[1].resolve()
+    installed, removed = tmp_path / "installed", tmp_path / "removed"
+    shutil.copytree(root / "kproxy", installed / "kproxy", ignore=shutil.ignore_patterns("__pycache__"))
+    elsewhere = [path for path in sys.path if path and Path(path).resolve() != root]
+    python = Path(sys.executable).resolve()  # not that of a virtual environment, which has the package as well
+
+    async def test():
+        first, second = Mute(1), Brokers(1)
+        config = settings(first, second)
+        config.process["drain_timeout_s"] = 600
+        config.write()
+        kproxy = Kproxy(config.file, config.admin, (str(python), *KPROXY[1:]))
+        await kproxy.start(PYTHONPATH=os.pathsep.join([str(installed), *elsewhere]), PYTHONSAFEPATH="1")
+        try:
+            await kproxy.ready()
+            client = await Wire.dial(config.one)
+            await client.send(request(HEARTBEAT, 4, 9))
+            await until(lambda: 9 in Brokers.seen)
+            kproxy.signal(signal.SIGUSR2)
+            await kproxy.says("generation 2")
+            installed.rename(removed)
+            client.close()
+            await kproxy.says("the kproxy before this one has ended")
+            await until(lambda: stands_in(kproxy))
+            since = len(kproxy.lines)
+            kproxy.signal(signal.SIGUSR2)  # there is no kproxy to upgrade to
+            await kproxy.says("No module named 'kproxy'", since)
+            await kproxy.says(
+                "the new kproxy has not taken over, this one goes on: it ended before it was ready", since
+            )
+            async with Load(config.two) as load:
+                await load.more()
+            load.assert_lossless()
+            kproxy.signal(signal.SIGHUP)
+            await kproxy.says("reload by SIGHUP: the settings are those that run", since)
             assert await kproxy.end() == 0
         finally:
             await kproxy.kill()

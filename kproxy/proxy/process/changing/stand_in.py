@@ -5,8 +5,10 @@ new kproxy would count as dead, or be killed. So the first process stays, as thi
 kproxy: it passes signals on, learns who follows whom, and ends with the status of the last one. It imports next to
 nothing and costs 10 MB. Where systemd is told of the new process (Type=notify), nobody stands in.
 
-Usage: python -m kproxy.proxy.process.changing.stand_in PID FD, both of the kproxy that runs now. FD is its end of a
-socket pair: whoever follows writes its process id, and whoever runs notices by its end that nobody stands in any more.
+Usage: python -P -c SOURCE PID FD: this module's source, and the process id and a file descriptor of the kproxy that runs
+now. FD is its end of a socket pair: whoever follows writes its process id, and whoever runs notices by its end that
+nobody stands in any more. SOURCE, since the package may be removed or replaced after an upgrade, before the first
+process has drained.
 """
 
 import os
@@ -27,9 +29,9 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def command(pid: int, fd: int) -> list[str]:
-    """What becomes of a process that stands in."""
-    return [sys.executable, "-m", "kproxy.proxy.process.changing.stand_in", str(pid), str(fd)]
+def command(source: str, pid: int, fd: int) -> list[str]:
+    """What becomes of a process that stands in. source: of this module."""
+    return [sys.executable, "-P", "-c", source, str(pid), str(fd)]
 
 
 def stand_in(pid: int, fd: int) -> int:

@@ -5,7 +5,7 @@ import sys
 
 # The follower ends with status 7 at the first SIGHUP. The signal is sent before the program that stands in is there.
 FIRST = """
-import os, signal, subprocess, sys
+import inspect, os, signal, subprocess, sys
 from kproxy.proxy.process.changing import stand_in
 
 follower = subprocess.Popen(
@@ -16,7 +16,7 @@ ours, theirs = os.pipe()
 os.set_inheritable(ours, True)
 signal.pthread_sigmask(signal.SIG_BLOCK, stand_in.FORWARDED)
 os.kill(os.getpid(), signal.SIGHUP)
-command = stand_in.command(follower.pid, ours)
+command = stand_in.command(inspect.getsource(stand_in), follower.pid, ours)
 os.execv(command[0], command)
 """
 
