@@ -428,7 +428,7 @@ def test_who_goes_where_all_places_are_taken(idle, waiting, comes, goes):
 
 
 def test_who_has_sent_a_request_is_not_silent_before_it_is_read():
-    """Of 400 requests a second that took 0.3 s each, those that had just been accepted were reset in favour of others."""
+    """Beside many slow requests, connections that had just been accepted were reset in favour of others."""
 
     async def takes_long(_):
         for _ in range(30):

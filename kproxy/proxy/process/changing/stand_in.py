@@ -5,10 +5,9 @@ new kproxy would count as dead, or be killed. So the first process stays, as thi
 kproxy: it passes signals on, learns who follows whom, and ends with the status of the last one. It imports next to
 nothing and costs 10 MB. Where systemd is told of the new process (Type=notify), nobody stands in.
 
-Usage: python -P -c SOURCE PID FD: this module's source, and the process id and a file descriptor of the kproxy that runs
-now. FD is its end of a socket pair: whoever follows writes its process id, and whoever runs notices by its end that
-nobody stands in any more. SOURCE, since the package may be removed or replaced after an upgrade, before the first
-process has drained.
+Usage: python -P -c SOURCE PID FD: this module's source, then the process id and a file descriptor of the kproxy that
+runs now. FD is its end of a socket pair: whoever follows writes its process id, and whoever runs notices by its end
+that nobody stands in any more. SOURCE and no name of a module: the package may be removed or replaced by then.
 """
 
 import os
