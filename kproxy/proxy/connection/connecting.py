@@ -204,7 +204,8 @@ class Connections:
     async def _end(self, relay: Relay) -> None:
         """Bring a connection to its end that was being made when its settings ceased to hold."""
         await asyncio.sleep(FIRST_REQUEST_S)
-        await drain([relay], self._worker.config.drain_timeout_s, asyncio.Event(), f"cluster {self._cluster.name}")
+        timeout_s, name = self._worker.config.drain_timeout_s, self._cluster.name
+        await drain([relay], timeout_s, asyncio.Event(), f"cluster {name}", serves=False)
 
     def _closed(self, own: Address, ticket: Ticket, relay: Relay, cause: str) -> None:
         """A relay ended, whose connection to its broker had the own end `own`."""

@@ -41,16 +41,20 @@ def spread_s(connections: int, timeout_s: float) -> float:
     return min(SPREAD_SHARE * timeout_s, SPREAD_PER_CONNECTION_S * connections)
 
 
-async def drain(relays: Collection[Relay], timeout_s: float, at_once: asyncio.Event, cause: str) -> Drained:
+async def drain(
+    relays: Collection[Relay], timeout_s: float, at_once: asyncio.Event, cause: str, *, serves: bool = True
+) -> Drained:
     """Let connections finish within `timeout_s` seconds, or until `at_once`; what is left then is closed.
 
-    cause: what the log calls the reason.
+    cause: what the log calls the reason. serves: whether a connection whose moment has come is served as long as it has
+    requests under way; False: no new request of it is read.
     """
     relays = [relay for relay in relays if not relay.closed]
     random.shuffle(relays)
     loop = asyncio.get_running_loop()
     start = loop.time()
-    asks = asyncio.create_task(_finish_each(relays, spread_s(len(relays), timeout_s), random.random))
+    over_s = spread_s(len(relays), timeout_s)
+    asks = asyncio.create_task(_end_each(relays, over_s, random.random, serves=serves))
 
     async def until(end: float) -> None:
         while any(not relay.closed for relay in relays) and loop.time() < end and not at_once.is_set():
@@ -87,7 +91,7 @@ async def _open(relays: Collection[Relay]) -> AsyncIterator[Relay]:
             await asyncio.sleep(0)
 
 
-async def _finish_each(relays: Collection[Relay], over_s: float, jitter: Callable[[], float]) -> None:
+async def _end_each(relays: Collection[Relay], over_s: float, jitter: Callable[[], float], *, serves: bool) -> None:
     """Ask one connection after the other to end, each at a moment of its share of the time."""
     loop = asyncio.get_running_loop()
     start = loop.time()
@@ -98,5 +102,9 @@ async def _finish_each(relays: Collection[Relay], over_s: float, jitter: Callabl
             await asyncio.sleep(wait_s)
         elif number % _TURN == 0:
             await asyncio.sleep(0)
-        if not relay.closed:
+        if relay.closed:
+            continue
+        if serves:
             relay.finish()
+        else:
+            relay.drain()

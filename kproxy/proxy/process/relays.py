@@ -205,9 +205,13 @@ class Relays:
             log_lines.set_level(new.log_level)
 
     async def drain_cluster(self, name: str, at_once: asyncio.Event) -> None:
-        """Bring the open connections of a cluster to their ends, those that came before this moment."""
+        """Bring the open connections of a cluster to their ends, those that came before this moment.
+
+        From a connection's moment on no new request is read: what its client may do, or where its requests go, was
+        decided by settings that no longer hold.
+        """
         relays = [relay for relay in self.worker.relays.values() if relay.info.cluster == name]
-        drained = await drain(relays, self.config.drain_timeout_s, at_once, f"cluster {name}")
+        drained = await drain(relays, self.config.drain_timeout_s, at_once, f"cluster {name}", serves=False)
         log.info("cluster=%s: %d connections drained, %d closed before their requests were answered", name, *drained)
         while self._is_leaving(name) and not at_once.is_set():  # connections that were being made; each ends in time
             await waited(at_once, _LEAVING_S)

@@ -8,10 +8,14 @@ from ipaddress import ip_network
 import pytest
 
 from kproxy.errors import ConfigError
+from kproxy.protocol.apis import PRODUCE
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.process.changing.changes import Changes
+from kproxy.proxy.relay.compiled import CHOICE
+from tests.native import lend_at_once, needs_core
 from tests.proxy.live import HOST, Broker, Wire, kproxy, live
 from tests.proxy.process.test_cluster import node, told
+from tests.wire.playbook import request, response
 
 TAKES_HEADERS = {"accept_proxy_protocol": True, "trusted_proxies": (ip_network(HOST),)}
 
@@ -49,6 +53,42 @@ def test_a_client_that_was_on_its_way_in_leaves_with_its_cluster_and_so_do_its_s
             assert not here.server.metrics.clusters
 
     live(test())
+
+
+@pytest.mark.parametrize("core", ["python", pytest.param("native", marks=needs_core)])
+def test_a_client_that_always_asks_has_no_request_relayed_by_rights_that_no_longer_hold(core, monkeypatch):
+    """It was served by them for 85 % of drain_timeout_s, since it always had a request under way."""
+    lend_at_once(monkeypatch)
+    monkeypatch.setenv(CHOICE, core)
+
+    async def test():
+        async with kproxy(drain_timeout_s=20) as here:
+            client, broker = await here.connect()
+            for number in range(3):
+                await client.send(request(PRODUCE, 8, number, {"acks": -1}))
+                await broker.frame()
+                await broker.send(response(PRODUCE, 8, number))
+                await client.frame()
+            (relay,) = here.server.relays.worker.relays.values()
+            assert (relay._lending is not None and relay._lending.is_lent) == (core == "native")
+            await client.send(request(PRODUCE, 8, 3, {"acks": -1}))
+            await broker.frame()
+            config = here.server.config
+            (cluster,) = config.clusters
+            new = config.model_copy(update={"clusters": (cluster.model_copy(update={"read_only": True}),)})
+            here.server.reloader.reads(lambda: new)
+            assert (await here.server.reloader.reload("the test")).outcome == "applied"
+            await here.until(lambda: relay._draining)  # its moment has come
+            await client.send(request(PRODUCE, 8, 4, {"acks": -1}))
+            later = await here.connect()  # what has arrived until now is read, if it ever is
+            await broker.send(response(PRODUCE, 8, 3))
+            await client.frame()
+            assert await client.rest() == b""
+            assert await broker.rest() == b""
+            for wire in (client, broker, *later):
+                wire.close()
+
+    live(test(), 20)
 
 
 def test_connections_to_a_former_cluster_do_not_tell_where_brokers_of_the_next_one_are():
