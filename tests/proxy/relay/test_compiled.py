@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 from uuid import UUID
@@ -20,6 +21,7 @@ from kproxy.protocol.apis import FETCH, FIND_COORDINATOR, HEARTBEAT, LIST_OFFSET
 from kproxy.proxy.config.lag import Lag
 from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.config.policy import Rule
+from kproxy.proxy.config.telemetry import Telemetry
 from kproxy.proxy.connection.operating import connection_row
 from kproxy.proxy.relay import compiled
 from kproxy.proxy.relay.compiled import Core, Lending
@@ -465,6 +467,55 @@ def test_who_looks_at_a_connection_leaves_it_to_the_core(monkeypatch: pytest.Mon
             assert relay.session.requests == 5
             assert not lending_of(relay).is_lent
             assert connection_row(relay) == row
+            client.close()
+            broker.close()
+
+    live(test())
+
+
+DENIED = Rule(action="deny", topic=("secret",))
+
+
+@pytest.mark.parametrize(
+    ("settings", "cluster", "is_lent"),
+    [
+        ({}, {}, True),
+        ({"read_only": True}, {}, True),
+        ({}, {"policy": (DENIED,)}, True),
+        ({}, {"policy": (Rule(action="deny", group="secret"),)}, True),
+        ({}, {"policy": (Rule(action="deny", group="g"),)}, False),
+        ({}, {"policy": (Rule(action="deny", client_id="c", group="g"),)}, False),
+        ({}, {"policy_default": "deny", "policy": (Rule(action="allow", api=("Produce",)),)}, False),
+        ({"audit": "audit.jsonl"}, {}, True),
+        ({}, {"telemetry": Telemetry()}, True),
+        ({"detail": "topics"}, {}, False),
+        ({"record": "tables"}, {}, False),
+        ({"flight": "dumps"}, {}, False),
+    ],
+    ids=str,
+)
+def test_the_core_has_a_heartbeat_if_nothing_refuses_or_reads_it(
+    settings: dict[str, Any],
+    cluster: dict[str, Any],
+    is_lent: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    lend_at_once(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    is_refused = bool(cluster.keys() & {"policy"}) and not is_lent
+
+    async def test() -> None:
+        async with kproxy(cluster=cluster, **settings) as here:
+            client, broker = await here.connect()
+            for number in range(4):
+                await client.send(request(HEARTBEAT, 4, number, {"groupId": "g"}, "c"))
+                if not is_refused:
+                    await broker.frame()
+                    await broker.send(response(HEARTBEAT, 4, number))
+                await client.frame()
+            (relay,) = here.server.relays.worker.relays.values()
+            assert (relay._lending is not None and relay._lending.is_lent) == is_lent
             client.close()
             broker.close()
 
