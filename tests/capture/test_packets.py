@@ -66,9 +66,9 @@ def erspan_3(payload, platform=b"", is_ip=False):
     return bytes((0x20, 1)) + bytes(8) + bytes((is_ip << 3, len(platform) and 1)) + platform + payload
 
 
-def nflog(payload, order="<"):
+def nflog(payload, order="<", family=2):
     fields = ((1, pack(">HBx", 0x0800, 3)), (10, b"kafka\0"), (9, payload))
-    return b"\2\0\0\0" + b"".join(
+    return bytes((family, 0, 0, 0)) + b"".join(
         pack(order + "HH", 4 + len(value), kind) + value + bytes(-len(value) % 4 * (kind != 9))
         for kind, value in fields
     )
@@ -166,13 +166,46 @@ LAYERS = {
     "nflog, big endian": (239, nflog(ipv4(SEGMENT), ">"), KEY),
     "pktap": (258, pktap(1, ethernet(ipv4(SEGMENT))), KEY),
     "pktap, raw": (258, pktap(12, ipv6(SEGMENT)), KEY6),
+    "pktap, old number": (149, pktap(1, ethernet(ipv4(SEGMENT))), KEY),
+    "raw, number of FreeBSD": (12, ipv4(SEGMENT), KEY),
+    "raw, number of OpenBSD": (14, ipv6(SEGMENT), KEY6),
+    "raw, ipv4 alone": (228, ipv4(SEGMENT), KEY),
+    "raw, ipv6 alone": (229, ipv6(SEGMENT), KEY6),
+    "null, ipv6 of NetBSD": (0, b"\x18\0\0\0" + ipv6(SEGMENT), KEY6),
+    "null, ipv6 of FreeBSD": (0, b"\0\0\0\x1c" + ipv6(SEGMENT), KEY6),
+    "nflog, ipv6": (239, nflog(ipv6(SEGMENT), family=10), KEY6),
+    "cisco hdlc, broadcast": (50, b"\x8f\0\x08\0" + ipv4(SEGMENT), KEY),
+    "ppp, mpls": (9, ppp(mpls(ipv4(SEGMENT), 99), 0x281), KEY),
+    "ppp, mpls multicast": (9, ppp(mpls(ipv6(SEGMENT), 99), 0x283), KEY6),
+    "qinq before the standard": (1, ethernet(tag(V4, ipv4(SEGMENT)), 0x9100), KEY),
+    "mpls, ethernet with a tag": (
+        1,
+        ethernet(mpls(MACS + ethernet(tag(V4, ipv4(SEGMENT)), DOT1Q)[12:], 99), 0x8847),
+        KEY,
+    ),
+    "nsh, ipv6": (1, ethernet(nsh(ipv6(SEGMENT), 2), 0x894F), KEY6),
+    "nsh in nsh, mpls": (1, ethernet(nsh(nsh(mpls(ipv4(SEGMENT), 99), 5), 4), 0x894F), KEY),
+    "vxlan, port of Linux": (1, ethernet(ipv4(vxlan(ethernet(ipv4(SEGMENT)), 8472), protocol=17)), KEY),
+    "vxlan-gpe, ethernet": (1, ethernet(ipv4(vxlan(ethernet(ipv4(SEGMENT)), 4790), protocol=17)), KEY),
+    "gtp-u with an N-PDU number": (1, ethernet(ipv4(gtp(ipv4(SEGMENT), b"\0\0\1\0", 1), protocol=17)), KEY),
+    "erspan 3, ip alone": (1, ethernet(gre(0x22EB, bytes(4) + erspan_3(ipv4(SEGMENT), is_ip=True), 0x1000)), KEY),
+    "erspan 3, ipv6 alone": (1, ethernet(gre(0x22EB, bytes(4) + erspan_3(ipv6(SEGMENT), is_ip=True), 0x1000)), KEY6),
+    "ipv6 mobility": (1, ethernet(ipv6(extension + SEGMENT, protocol=135), V6), KEY6),
 }
 # What tshark reads with an option, or not at all.
 DECODE_AS = {
     "vxlan on another port": "udp.port==48000,vxlan",
     "geneve on another port": "udp.port==48000,geneve",
+    "vxlan, port of Linux": "udp.port==8472,vxlan",
 }
-NOT_BY_TSHARK = {"ipv6 without length (offload)", "nflog, big endian"}
+NOT_BY_TSHARK = {
+    "ipv6 without length (offload)",
+    "ipv6 mobility",
+    "nflog, big endian",
+    "vxlan-gpe, ethernet",
+    "erspan 3, ip alone",
+    "erspan 3, ipv6 alone",
+}
 
 
 def test_tshark_finds_the_same_segments(tmp_path):
@@ -243,7 +276,11 @@ def fragments(data, sizes, build):
 
 
 def four(part, offset, more):
-    return ethernet(ipv4(part, fragment=offset // 8 | (0x2000 if more else 0)))
+    return numbered(7, part, offset, more)
+
+
+def numbered(identity, part, offset, more):
+    return ethernet(ipv4(part, fragment=offset // 8 | (0x2000 if more else 0), identity=identity))
 
 
 def six(part, offset, more):
@@ -278,12 +315,12 @@ def test_fragments_that_were_captured_twice_are_one_datagram(build, order):
         ]
         return len([segment for segment in segments if segment is not None])
 
-    assert found(0) == 1 and found(packets.SAME_PACKET_NS + 10_000) == 1
+    assert found(0) == 1 and found(1_000_000_000) == 1
     dissector.finish()
     assert (quality.count("duplicate_packets"), quality.count("fragments")) == (6, 0)
 
 
-@pytest.mark.parametrize("apart_ns, found", ((29_000_000_000, 1), (31_000_000_000, 0), (-31_000_000_000, 0)))
+@pytest.mark.parametrize("apart_ns, found", ((30_000_000_000, 1), (30_000_000_001, 0), (-30_000_000_001, 0)))
 def test_fragments_of_another_time_are_of_another_datagram(apart_ns, found):
     """The identity of a datagram has 16 bits, and what was lost leaves its other fragments behind."""
     first, second = fragments(SEGMENT, (16, 999), four)
@@ -322,6 +359,31 @@ def test_fragments_that_never_become_whole_are_counted_and_bounded():
     assert (quality.count("fragments"), quality.size("fragments")) == (1000, 64000)
 
 
+def test_a_copy_of_a_fragment_is_known_while_256_datagrams_are_kept():
+    quality = Quality()
+    dissector = packets.Dissector(quality)
+    first, *others = (list(fragments(SEGMENT, (16, 999), lambda *part, n=n: numbered(n, *part))) for n in range(257))
+
+    def copies_of_the_first(then):
+        for part in [part for datagram in then for part in datagram]:
+            dissector.segment(1, part, 0, len(part), 0)
+        before = quality.count("duplicate_packets")
+        dissector.segment(1, first[1], 0, len(first[1]), 0)
+        return quality.count("duplicate_packets") - before
+
+    assert copies_of_the_first([first, *others[:255]]) == 1
+    assert copies_of_the_first(others[255:]) == 0
+
+
+def test_a_datagram_is_of_65535_bytes_at_most():
+    quality = Quality()
+    dissector = packets.Dissector(quality)
+    for size in (23, 24):  # behind 8191 words of eight bytes
+        part = ethernet(ipv4(bytes(size), fragment=0x1FFD))
+        dissector.segment(1, part, 0, len(part), 0)
+        assert quality.count("malformed") == size - 23
+
+
 @pytest.mark.parametrize(
     ("link", "data", "kind"),
     [
@@ -340,6 +402,37 @@ def test_what_holds_no_segment_is_counted_by_kind(link, data, kind):
     assert [(row.kind, row.bytes) for row in quality] == [(kind, len(data))]
 
 
+def test_what_carries_no_tcp_is_not_called_unread():
+    """Numbers of IANA: of Ethernet types, and of IP protocols."""
+    kinds = {"ARP": 0x0806, "RARP": 0x8035, "LACP": 0x8809, "PPPoE discovery": 0x8863, "802.1X": 0x888E, "LLDP": 0x88CC}
+    kinds |= {"PTP": 0x88F7, "CFM": 0x8902, "802.3 with a length": 0x5FF}
+    protocols = {"ICMP": 1, "IGMP": 2, "ICMPv6": 58, "nothing": 59, "EIGRP": 88, "OSPF": 89, "PIM": 103, "VRRP": 112}
+    found = {name: dissect(1, ethernet(bytes(60), kind))[1] for name, kind in kinds.items()}
+    found |= {
+        name: dissect(1, ethernet(ipv4(bytes(60), protocol=number)))[1]
+        for name, number in {**protocols, "SCTP": 132}.items()
+    }
+    assert {name: [row.kind for row in quality] for name, quality in found.items()} == dict.fromkeys(found, ["not_tcp"])
+
+
+@pytest.mark.parametrize("nested", (lambda count: _tagged(count), lambda count: _extended(count)))
+def test_what_lies_around_a_segment_is_read_seven_layers_deep(nested):
+    for count, is_found in ((7, True), (8, False)):
+        segment, quality = dissect(1, nested(count))
+        assert (segment is not None, quality.count("malformed")) == (is_found, not is_found)
+
+
+def _tagged(count):
+    data, kind = ipv4(SEGMENT), V4
+    for _ in range(count):
+        data, kind = tag(kind, data), DOT1Q
+    return ethernet(data, kind)
+
+
+def _extended(count):
+    return ethernet(ipv6((bytes((60, 0)) + bytes(6)) * (count - 1) + extension + SEGMENT, protocol=60), V6)
+
+
 @pytest.mark.parametrize(
     ("link", "data", "kind", "named"),
     [
@@ -351,6 +444,7 @@ def test_what_holds_no_segment_is_counted_by_kind(link, data, kind):
         (1, ethernet(gre(V4, ipv4(SEGMENT), 0x4000)), "unread", "GRE with source routing"),
         (1, ethernet(ipv4(bytes((51, 0)) * 400, protocol=51)), "unread", "IP protocol 51"),  # nothing but these
         (1, ethernet(ipv4(udp(4500, bytes(80)), protocol=17)), "unread", "UDP port 4500"),
+        (1, ethernet(ipv4(udp(1701, bytes(80)), protocol=17)), "unread", "UDP port 1701"),
         (1, ethernet(ipv6(pack(">HH", 51820, 9) + udp(9, bytes(80))[4:], protocol=17), V6), "unread", "UDP port 51820"),
     ],
 )
@@ -464,9 +558,10 @@ UNDELIVERED = (
     (_quoting(3, 3), "port_unreachable", 0),
     *((_quoting(3, code), "prohibited", 0) for code in (9, 10, 13)),
     (_quoting(3, 4, 1400), "too_big", 1400),
+    (_quoting(3, 4, 68), "too_big", 68),
     (_quoting(2, 0, 1280, version=6), "too_big", 1280),
     (_quoting(1, 0, version=6), "net_unreachable", 0),
-    (_quoting(1, 1, version=6), "prohibited", 0),
+    *((_quoting(1, code, version=6), "prohibited", 0) for code in (1, 5, 6)),
     (_quoting(1, 3, version=6), "host_unreachable", 0),
     (_quoting(1, 4, version=6), "port_unreachable", 0),
 )
@@ -494,6 +589,12 @@ def test_icmp_is_read_as_tshark_reads_it(tmp_path):
         assert int(v4 or v6 or 0) == mtu
         addresses = (ipaddress.ip_address(each).packed for each in (source6 or source4, target6 or target4))
         assert key == b"".join(addresses) + pack(">HH", 40000, 9092)
+
+
+@pytest.mark.parametrize("data", (_quoting(3, 4, 67), _quoting(2, 0, 1279, version=6), _quoting(3, 3, 1400)))
+def test_an_mtu_that_no_link_has_and_one_beside_another_reason_are_not_believed(data):
+    segment = packets.Dissector(Quality(), reads_icmp=True).segment(1, data, 0, len(data), 5)
+    assert (segment[4], segment[3]) == (packets.UNDELIVERED, 0)
 
 
 @pytest.mark.parametrize(
