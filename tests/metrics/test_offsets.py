@@ -496,6 +496,14 @@ def test_offsets_that_were_asked_for_before_a_commit_do_not_replace_it(cluster, 
     assert records(cluster) == {("billing", "orders"): 993}
 
 
+def test_an_offset_of_0_that_was_read_is_one(cluster):
+    tool = cluster.consumer("tool")
+    list_offsets(tool, ORDERS, 100)
+    fetch_offsets(tool, "new", {ORDERS: 0})
+    fetch_offsets(tool, "none", {ORDERS: -1})
+    assert records(cluster) == {("new", "orders"): 100}
+
+
 @pytest.mark.parametrize("version", [2, 8, 10])
 def test_a_group_that_commits_minus_one_has_no_offset(version):
     """Kafka accepts it, and its tool shows `-` for offset and lag. Another worker knew what was committed before."""

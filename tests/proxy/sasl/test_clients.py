@@ -267,6 +267,34 @@ def test_what_is_no_login_ends_as_at_a_broker(
         assert len(str(fault)) < 200
 
 
+GUESSED = request(AUTHENTICATE, 2, {"authBytes": b"\0alice\0guessed"})
+GSSAPI = request(HANDSHAKE, 1, {"mechanism": "GSSAPI"})
+
+
+@pytest.mark.parametrize(
+    ("frames", "waits"),
+    [
+        ((PLAIN, GUESSED), 1),  # before its answer
+        ((GSSAPI,), 1),
+        ((PLAIN, PLAIN), 1),
+        ((PLAIN, TOKEN), 0),
+        ((PLAIN, TOKEN[:-3]), 0),  # it does not decode: nothing was guessed
+        ((PLAIN,), 0),
+    ],
+)
+def test_a_login_that_is_refused_waits_once(
+    users: UsersFile, monkeypatch: pytest.MonkeyPatch, frames: tuple[bytes, ...], waits: int
+) -> None:
+    waited: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", wait)
+    answers_to(users, *frames)
+    assert waited == [0.0] * waits
+
+
 def test_what_a_client_named_before_its_login_is_kept(users: UsersFile) -> None:
     _, fault, talk = answers_to(users, NAMED, PLAIN, TOKEN)
     assert fault is None and talk.counted == [("PLAIN", "success")]
