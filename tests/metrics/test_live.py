@@ -4,6 +4,7 @@ import json
 
 from kproxy.metrics import Metrics, live
 from kproxy.metrics.collector import registry_of
+from kproxy.metrics.groups import InsightCells
 from kproxy.metrics.lag import Lag
 from kproxy.metrics.named import Topics
 from kproxy.wire.connection import ConnectionInfo
@@ -154,6 +155,36 @@ def test_rows_are_the_largest_and_no_more_than_were_asked_for():
     connected(metrics, broker="7").events([failed])
     assert live.error_rows(metrics, 10) == [["demo", "7", "Produce", "NOT_LEADER_OR_FOLLOWER", 1]]
     assert live.topic_rows(metrics, 10) == live.group_rows(metrics, 10) == live.lag_rows(metrics, 0, 10) == []
+
+
+def test_the_largest_come_first_and_names_decide_between_equals():
+    metrics = Metrics()
+    for cluster, broker, count in (("demo", "c", 1), ("demo", "b", 3), ("demo", "a", 1), ("alpha", "z", 1)):
+        for _ in range(count):
+            connected(metrics, cluster, broker)
+    assert [row[:3] for row in live.broker_rows(metrics, 9)] == [
+        ["demo", "b", 3],
+        ["alpha", "z", 1],
+        ["demo", "a", 1],
+        ["demo", "c", 1],
+    ]
+    once, twice = exchange(PRODUCE, MS), exchange(FETCH, MS)
+    once.errors, twice.errors = (6,), (3, 3)
+    connected(metrics, broker="a").events([once, twice])
+    assert [(row[2], row[4]) for row in live.error_rows(metrics, 9)] == [("Fetch", 2), ("Produce", 1)]
+    assert len(live.error_rows(metrics, 1)) == 1
+    demo, insight = metrics.cluster("demo"), InsightCells()
+    demo.insight = lambda: insight
+    for name, connections, rebalances, members in (("c", 1, 2, 9), ("b", 5, 2, 10), ("a", 1, 2, 9), ("d", 4, 3, 0)):
+        cells = demo.clients.top.cell_for((name, "librdkafka", "2.6"), 1, metrics.now_ns())
+        cells.open = connections
+        group = insight.groups.cell_for(name, 1, metrics.now_ns())
+        group.rebalances, group.members, group.duration_ns = rebalances, members, 1_234_567_890
+        group.seen_ns = metrics.now_ns()
+    assert [(row[1], row[4]) for row in live.client_rows(metrics, 9)] == [("b", 5), ("d", 4), ("a", 1), ("c", 1)]
+    assert [row[1] for row in live.group_rows(metrics, 9)] == ["d", "b", "a", "c"]
+    assert live.group_rows(metrics, 1) == [["demo", "d", "Empty", 0, -1, 3, 1.235, 0, None, None]]
+    assert len(live.client_rows(metrics, 2)) == 2
 
 
 def test_a_lag_that_is_not_known_comes_before_none():

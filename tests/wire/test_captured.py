@@ -129,6 +129,19 @@ def test_a_hole_inside_a_body_ends_neither_the_request_nor_the_answer() -> None:
     assert talk.exchanges[-1].response_end >= end
 
 
+def test_a_hole_that_takes_the_end_of_a_body_ends_its_request_or_its_answer_there() -> None:
+    ask = request(PRODUCE, 9, 1, {"acks": 1, "topicData": [{"name": "t" * 200, "partitionData": []}]})
+    reply = response(METADATA, 9, 2, {"clusterId": "c" * 200})
+    talk = captured().client(ask[:60]).gap(CLIENT, len(ask) - 60)
+    ended = talk.now
+    talk.client(request(METADATA, 9, 2)).broker(response(PRODUCE, 9, 1)).broker(reply[:60])
+    talk.gap(BROKER, len(reply) - 60)
+    assert talk.session.completed == [2, 2] and not talk.session.pending
+    assert [exchange.correlation_id for exchange in talk.exchanges] == [1, 2]
+    assert 0 < talk.exchanges[0].request_end <= ended
+    assert talk.exchanges[1].response_end > talk.exchanges[1].request_end > ended
+
+
 @pytest.mark.parametrize("piece", (100, 3000))
 def test_every_byte_that_is_skipped_is_counted_once(piece: int) -> None:
     talk = captured(midstream=True)
