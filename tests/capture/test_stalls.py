@@ -1,5 +1,8 @@
 """What held up an exchange: lost bytes and closed windows, side by side with its queue."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from kproxy.capture.packets import ACK
 from kproxy.capture.stalls import CLOSED, KEPT, LATE, REPEATED, Stalls
 from tests.capture.test_reassembly import BIG, conversation
@@ -74,3 +77,37 @@ def test_a_closed_window_is_its_readers_and_only_beside_what_explains_it_already
         stalls.add(1000 + number, 1002 + number, CLIENT, LATE)
     stalls.keep()
     assert len(stalls.since(0)) == KEPT and stalls.span == (1000 + KEPT, 1002 + 2 * KEPT - 1)
+
+
+moments = st.integers(0, 24)
+intervals = st.tuples(moments, st.integers(1, 9), st.sampled_from((0, 1)), st.sampled_from((LATE, REPEATED, CLOSED)))
+
+
+@given(st.lists(intervals, max_size=5), st.none() | moments, st.tuples(*[moments] * 4).map(sorted), moments)
+def test_what_explains_a_wait_is_what_a_count_of_every_nanosecond_says(found, closed_ns, times, waited_ns):
+    """closed_ns: since when the broker's window is closed, which it still is."""
+    begun, asked, start, end = times
+    for client in (0, 1):
+        stalls = Stalls()
+        for at, length, side, kind in found:
+            assert stalls.add(at, at + length, side, kind)
+        if closed_ns is not None:
+            stalls.window(1 - client, False, closed_ns)
+        overlap = [each for each in stalls.found if {*range(*each[:2])} & {*range(begun, end)}]
+        still = [(closed_ns, end, 1 - client, CLOSED)] * (closed_ns is not None and closed_ns < end)
+        assert stalls.between(begun, end) == overlap + still or begun == end
+        explained = [0] * 6
+        for now in range(min(begun + waited_ns, start), end):
+            here = [each for each in overlap + still if each[0] <= now < each[1]]
+            part = 0 if now < min(asked, start) else 1 if now < start else 2
+            lost = {
+                0: any(side == client and kind != CLOSED for _, _, side, kind in here),
+                1: any(
+                    (side != client and kind == LATE) or (side == client and kind == REPEATED and at == asked)
+                    for at, _, side, kind in here
+                ),
+                2: any(side != client and kind != CLOSED for _, _, side, kind in here),
+            }[part]
+            closed = any(kind == CLOSED and (side == client) == (part > 0) for _, _, side, kind in here)
+            explained[part + (0 if lost else 3)] += lost or closed
+        assert stalls.of(client, times, waited_ns) == (tuple(explained) if any(explained) else ())
