@@ -515,6 +515,16 @@ def test_copies_of_requests_whose_ends_do_not_come_are_bounded(acks: int, author
         assert interest.held._noted_bytes == 0  # with the answer or, where none comes, with the request
 
 
+def test_a_request_that_names_many_partitions_counts_with_their_memory() -> None:
+    interest = Interest(rewrite=True, detail=TOPICS, held=HeldBudget(noted_limit_bytes=1 << 30))
+    partitions = [{"partition": number, "fetchOffset": 5} for number in range(200)]
+    talk = Dialogue(interest, transform=untouched)
+    talk.client(request(FETCH, 4, 1, {"topics": [{"topic": "t", "partitions": partitions}]}))
+    body = talk.session.pending[0].request_body
+    assert body is not None and len(body.partitions) == 200
+    assert sum(map(sys.getsizeof, body.partitions)) <= interest.held._noted_bytes <= 200 * 500
+
+
 def session_of(talk: Dialogue) -> Session:
     return talk.session
 
