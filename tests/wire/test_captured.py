@@ -57,11 +57,12 @@ def test_a_damaged_size_leads_to_no_request_of_an_api_that_nobody_knows() -> Non
     ("api_key", "version"), [(120, 3), (10_007, 0), (-2, 40), (FETCH, 30), (FETCH, 32), (12, 3000)]
 )
 @pytest.mark.parametrize("client", [b"c", b"d\n", b"\xff\xfe", b"n" * 32_767, None])
+@pytest.mark.parametrize("more", [b"more", b""])
 def test_an_unknown_api_or_version_is_an_opaque_exchange_of_its_client(
-    api_key: int, version: int, client: bytes
+    api_key: int, version: int, client: bytes, more: bytes
 ) -> None:
     name = b"\xff\xff" if client is None else len(client).to_bytes(2) + client
-    foreign = foreign_request(api_key, version, 2, name + b"more")
+    foreign = foreign_request(api_key, version, 2, name + more)
     known = None if client is None else client.decode("utf-8", "replace")
     for requests in ((foreign, request(12, 4, 3)), (request(12, 4, 1), foreign, request(12, 4, 3))):
         for talk in (captured(), Dialogue()):

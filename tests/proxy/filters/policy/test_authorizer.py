@@ -611,6 +611,21 @@ def test_long_names_are_more_work_than_short_ones():
     assert max(talk.judged) == 1 and sum(talk.judged) == 20
 
 
+def test_a_large_produce_is_decided_at_once_unless_it_names_many_topics():
+    """A decision in slices has the connection wait for its turn among all that are decided so."""
+    turns = []
+    for count, size in ((1, 100_000), (15, 7_000), (25, 10), (25, 2_000)):
+        talk = Sliced({"action": "deny", "topic": "secret-*"})
+        topics = [
+            {"name": "t" * 400 + str(number), "partitionData": [{"index": 0, "records": bytes(size)}]}
+            for number in range(count)
+        ]
+        talk.client(request(PRODUCE, 9, 1, {"acks": 1, "topicData": topics}))
+        assert len(talk.requests()) == 1
+        turns.append(talk.calls)
+    assert turns[:3] == [0, 0, 0] and turns[3] > 0
+
+
 @pytest.mark.parametrize("key, version, body", [
     (15, 5, {"groups": NAMES}),
     (OFFSET_FETCH, 8, {"groups": [{"groupId": name, "topics": []} for name in NAMES]}),
