@@ -412,7 +412,7 @@ def test_what_carries_no_tcp_is_not_called_unread():
         name: dissect(1, ethernet(ipv4(bytes(60), protocol=number)))[1]
         for name, number in {**protocols, "SCTP": 132}.items()
     }
-    assert {name: [row.kind for row in quality] for name, quality in found.items()} == dict.fromkeys(found, ["not_tcp"])
+    assert not {name for name, quality in found.items() if [row.kind for row in quality] != ["not_tcp"]}
 
 
 @pytest.mark.parametrize("nested", (lambda count: _tagged(count), lambda count: _extended(count)))

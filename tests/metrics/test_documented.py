@@ -1,6 +1,6 @@
 """The bounds and times of metrics are those that the docs state."""
 
-from kproxy.metrics import lag, named, offsets, pushed_pieces, telemetry, top
+from kproxy.metrics import cells, groups, known, lag, named, offsets, pushed_pieces, telemetry, top
 from tests.documented import missing, size
 
 MINUTE_NS = 60 * 10**9
@@ -19,6 +19,23 @@ def test_the_bounds_of_names_and_positions_are_those_of_the_docs():
         f"names of {named.MAX_LABEL} characters",
     )
     assert named.MAX_CLIENTS == named.MAX_TOPICS
+
+
+def test_the_bounds_of_series_are_those_of_the_docs():
+    assert not missing(
+        "inside/bounds.md",
+        f"| {cells.MAX_APIS} APIs per cluster, those of every day always,"
+        f" and {cells.MAX_ERRORS} pairs of an API and an error;",
+        f"| {cells.UNKNOWN_APIS} each, the rest share `unknown_other`;",
+        f"| series of brokers that nobody has connected to yet | {known.MAX_BORN} per cluster |",
+        f"| series of groups | {groups.MAX_GROUPS} of a cluster, the rest share `other`;",
+        f"; {groups.MAX_PARTITIONS:,} partitions are remembered as offline, and as not in sync |",
+        f"| names of topics by id | {named.MAX_NAMES} per cluster |",
+        f"`other` has {telemetry.MAX_OTHER} |",
+        f"; {lag.PARTITION_SERIES} series by partition of each kind, or none;"
+        f" the {lag.MAX_SERIES} largest lags of clients and of groups are shown",
+    )
+    assert cells.UNKNOWN_ERRORS == cells.UNKNOWN_APIS
 
 
 def test_the_bounds_of_pushed_metrics_are_those_of_the_docs():

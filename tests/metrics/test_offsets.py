@@ -496,12 +496,14 @@ def test_offsets_that_were_asked_for_before_a_commit_do_not_replace_it(cluster, 
     assert records(cluster) == {("billing", "orders"): 993}
 
 
-def test_an_offset_of_0_that_was_read_is_one(cluster):
+def test_0_is_an_offset_and_an_end(cluster):
     tool = cluster.consumer("tool")
     list_offsets(tool, ORDERS, 100)
     fetch_offsets(tool, "new", {ORDERS: 0})
     fetch_offsets(tool, "none", {ORDERS: -1})
-    assert records(cluster) == {("new", "orders"): 100}
+    list_offsets(tool, CLICKS, 0)  # nothing was ever produced
+    fetch_offsets(tool, "idle", {CLICKS: 0})
+    assert records(cluster) == {("new", "orders"): 100, ("idle", "clicks"): 0} and not unknown(cluster)
 
 
 @pytest.mark.parametrize("version", [2, 8, 10])

@@ -39,3 +39,12 @@ def test_brokers_are_read_from_the_answers_that_list_them(key: int) -> None:
         walker.finish()
         assert walker.fault is None
         assert found.brokers == walker.brokers == {("10.0.0.1", 9092): 7}
+
+
+def test_only_an_answer_to_metadata_has_topics_behind_its_brokers() -> None:
+    """In version 0 at once, later behind other fields."""
+    answers = [(api, version) for api in schema().apis.values() if api.response for version in api.response.versions]
+    assert {(api.name, bodies.head_array(api.key, version)) for api, version in answers} == {
+        ("Metadata", "brokers"),
+        *((api.name, None) for api in schema().apis.values() if api.response and api.name != "Metadata"),
+    }

@@ -1,6 +1,15 @@
 """The bounds of a policy are those that the docs state."""
 
-from kproxy.proxy.filters.policy import audit, authorizer, globs, pending, policy, resources, share_sessions
+from kproxy.proxy.filters.policy import (
+    audit,
+    authorizer,
+    globs,
+    pending,
+    policy,
+    resources,
+    share_sessions,
+    topic_names,
+)
 from tests.documented import missing, size
 
 
@@ -21,4 +30,11 @@ def test_the_bounds_of_a_policy_are_those_of_the_docs():
         "policy.md",
         f"at most {audit.MAX_NAMES} of a kind, {audit.MAX_NAME} characters each. A thread writes the lines;"
         f" {audit.MAX_WAITING:,} may",
+    )
+    assert not missing(
+        "inside/bounds.md",
+        f"| names of topics by id, for the policy | {topic_names.MAX_NAMES} per cluster |",
+        f" for a connection under a policy | {share_sessions.MOST}, {authorizer.MAX_CURSORS} |",
+        f"| {policy.MAX_REMEMBERED} of a cluster, in {size(policy.MAX_REMEMBERED_BYTES)};"
+        f" {policy.MAX_CLEARANCES} sets of rules that apply |",
     )

@@ -1,0 +1,22 @@
+"""The bounds of a capture's reader are those that the docs state."""
+
+from kproxy.capture import flows, keys, records, splits, storage
+from kproxy.capture.columns import mapped
+from tests.documented import missing, size
+
+
+def test_the_bounds_of_a_reader_are_those_of_the_docs():
+    assert not missing(
+        "inside/bounds.md",
+        f"as for captures: {flows.MAX_FLOWS * keys.SHARDS} flows;",
+        f"1 MiB of a frame, {size(flows.ZOOKEEPER_BYTES)} of all large ones per shard |",
+        f"| two ranges of {size(storage.RANGE_BYTES)} of each open file; a million files of one folder or pattern |",
+        f"| plain pcap: {mapped.RECORDS}, in {size(mapped.BUFFER_BYTES)} or, if large, in place in the file;"
+        f" else {size(records.WINDOW)}; {size(mapped.KEPT_BYTES)} of packets of the last millisecond",
+    )
+    assert storage.MOST_FILES == 1_000_000
+    assert not missing(
+        "scale.md",
+        f"by requests of {size(storage.RANGE_BYTES)};",
+        f"Captures of up to {size(splits.SPLIT_BYTES)} are read whole by one task",
+    )
