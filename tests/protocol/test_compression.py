@@ -99,8 +99,8 @@ def test_of_lz4_what_kafkas_reader_ignores_is_ignored(magic):
 def test_lz4_that_lacks_its_end_mark_alone_gives_all_that_its_blocks_have(size, store_size):
     """The library keeps what its buffer had no room for until the end mark comes: well compressed records were lost."""
     plain = b"".join(b"hello world %d " % (number % 7) for number in range(size))
-    for linked in (False, True):
-        whole = lz4.frame.compress(plain, block_linked=linked, store_size=store_size)
+    for linked, summed in ((False, False), (True, False), (False, True)):
+        whole = lz4.frame.compress(plain, block_linked=linked, store_size=store_size, block_checksum=summed)
         for cut in range(5):
             assert decompress(LZ4, whole[: len(whole) - cut]) == plain
 
@@ -172,6 +172,16 @@ def test_a_bomb_costs_no_more_than_the_limit(codec):
     finally:
         tracemalloc.stop()
     assert peak < 16 << 20  # of 64 MiB; libraries double their buffers as they go
+
+
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_what_has_the_size_of_the_limit_is_read_and_one_byte_more_is_not(codec):
+    for times in (1, 40, 3000):
+        plain = TEXT[: 31 * times]
+        packed = compress(codec, plain)
+        assert decompress(codec, packed, limit_bytes=len(plain)) == plain
+        with pytest.raises(Malformed, match="allowed"):
+            decompress(codec, packed, limit_bytes=len(plain) - 1)
 
 
 def test_claims_of_size_allocate_nothing():

@@ -799,3 +799,17 @@ def test_flipped_bits_raise_nothing_and_settle_everything(seed: int) -> None:
         assert not talk.session.pending and isinstance(talk.events[-1], Closed)
         numbers = [e.number for e in talk.exchanges if e.number != NONE] + [u.exchange.number for u in talk.unanswered]
         assert sorted(numbers) == list(range(talk.session._number))
+
+
+@pytest.mark.parametrize("kind", [Session, CapturedSession])
+def test_what_a_clock_that_went_back_makes_shorter_than_nothing_waited_for_no_time(kind: type[Session]) -> None:
+    """As between the packets of a capture: the second answer bears an earlier time than its request."""
+    talk = Dialogue(Interest(), kind)
+    for side, data, now in (
+        (CLIENT, request(12, 4, 1), 10),
+        (CLIENT, request(12, 4, 2), 20),
+        (BROKER, response(12, 4, 1), 30),
+        (BROKER, response(12, 4, 2), 15),
+    ):
+        talk.session.receive(side, memoryview(data), now)
+    assert [exchange.queue_ns for exchange in talk.session.events if isinstance(exchange, Exchange)] == [0, 0]
