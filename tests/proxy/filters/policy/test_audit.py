@@ -75,14 +75,15 @@ def test_a_reader_that_stops_costs_lines_that_are_counted_and_nothing_else(tmp_p
 def test_a_file_that_cannot_be_written_loses_lines_until_it_can(tmp_path):
     path = tmp_path / "not-yet" / "audit.jsonl"
     audit = Audit(str(path))
-    audit.add({"number": 1})
+    for number in (1, 2, 3):  # the second and the third would have had the number of those before them
+        audit.add({"number": number})
     audit.flush(10)
-    assert audit.dropped == 1
+    assert audit.dropped == 3
     path.parent.mkdir()
-    audit.add({"number": 2})
+    audit.add({"number": 4})
     audit.flush(10)
     missing, line = lines(path)
-    assert missing["missing_lines"] == 1 and line == {"number": 2}
+    assert missing["missing_lines"] == 3 and line == {"number": 4}
     audit.close()
 
 
