@@ -335,6 +335,18 @@ def test_many_consumers_together_hold_a_bounded_number_of_positions(monkeypatch)
     assert lags.positions == 0 and not lags.fetching
 
 
+def test_positions_that_fit_are_kept_when_their_partitions_are_left(monkeypatch):
+    monkeypatch.setattr(lag, "MAX_ALL_POSITIONS", 20)
+    cluster = Cluster()
+    consumer = cluster.consumer()
+    topics = {(f"t{number}", 0): 1 for number in range(20)}
+    few = dict(list(topics.items())[:5])
+    for asked in (topics, few):
+        consumer.fetch(asked, dict.fromkeys(asked, (10, None)))
+    lags = cluster.metrics.cluster("default").lags
+    assert (lags.positions, lags.evicted[offsets.POSITION]) == (20, 0)
+
+
 def test_lag_is_scraped_where_bodies_are_looked_at_and_nowhere_else():
     blind = Cluster(detail=0)
     consumer = blind.consumer()
