@@ -1,12 +1,18 @@
 """A capture whose clock was set while it was made: the same exchanges, and durations as if it had not been."""
 
+from itertools import pairwise
 from math import ceil
 from struct import pack_into, unpack_from
 
 import pyarrow.parquet as pq
 import pytest
 
+from kproxy.capture.clock import Clock
+from kproxy.capture.packets import ETHERNET, SYN
+from kproxy.capture.quality import Quality
+from kproxy.capture.records import Window
 from kproxy.convert.processes import convert
+from tests.capture.packet import BROKER, CLIENT, ethernet, ipv4, tcp
 from tests.captures import capture
 
 SECOND = 1_000_000_000
@@ -62,3 +68,126 @@ def test_durations_are_those_of_a_clock_that_was_not_set(tmp_path, steps, count)
     assert [row["request_start_ns"] for row in set_rows] == [row["request_start_ns"] for row in rows]
     assert quality["clock_step"]["count"] == count and "clock_back" not in quality.keys() - before.keys()
     assert (quality["clock_step"]["first_ns"], quality["clock_step"]["last_ns"]) == (step_ns[0], step_ns[-1])
+
+
+# --- what a step is, packet by packet ---------------------------------------------------------------------------------
+
+
+def timestamp(ticks):
+    return b"" if ticks is None else b"\1\1\x08\x0a" + ticks.to_bytes(4) + bytes(4)
+
+
+def seen(time_ns, seq, ticks=None, **more):
+    """A packet of a client."""
+    return time_ns, ethernet(ipv4(tcp(seq=seq, options=more.pop("options", timestamp(ticks)), **more)))
+
+
+def read(packets, *cuts):
+    """(times without steps, steps) of packets in windows that are cut at these places."""
+    quality = Quality()
+    clock, times = Clock(quality), []
+    edges = [0, *cuts, len(packets)]
+    for begin, end in pairwise(edges):
+        data, records = b"", []
+        for time_ns, frame in packets[begin:end]:
+            records.append((time_ns, ETHERNET, len(data), len(data) + len(frame), len(frame)))
+            data += frame
+        times += [record[0] for record in clock.take(Window(data, 0, records)).records]
+    assert quality.count("clock_step") == clock.steps
+    return times, clock.steps
+
+
+MS = 1_000_000
+T = 1_700_000_000 * SECOND
+NEAR = 64 << 20
+
+
+def back(jump_ns, seq_ahead=0, **more):
+    return [seen(T, 1000), seen(T + jump_ns, 1000 + seq_ahead & 0xFFFF_FFFF, **more)]
+
+
+def forth(jump_ns, ticks, seq_ahead=1, before=5000):
+    return [
+        seen(T, 1000, before),
+        seen(T + jump_ns, 1000 + seq_ahead, ticks & 0xFFFF_FFFF if ticks is not None else None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("packets", "after_ns"),
+    [
+        (back(-250 * MS), 0),  # a step of unknown size: both packets get the same time
+        (back(-250 * MS + 1), None),
+        (back(-5 * SECOND + 10 * MS - 1), 10 * MS - 1),  # five seconds, and the packets are that far apart
+        (back(-5 * SECOND + 10 * MS), 0),
+        (back(-5 * SECOND, NEAR - 1), 0),
+        (back(-5 * SECOND, NEAR), None),  # no connection sends as much in between
+        (back(-5 * SECOND, -1), None),  # it was overtaken, or captures were joined
+        (back(-5 * SECOND, source=BROKER, target=CLIENT), None),  # another direction
+        (back(-5 * SECOND, flags=SYN), None),
+        (forth(4 * SECOND, 5019), 0),  # less than half of the time by a clock of ten ticks a second
+        (forth(4 * SECOND, 5020), None),
+        (forth(4 * SECOND, 5000), 0),
+        (forth(4 * SECOND, 5000, seq_ahead=0), None),  # the same packet at another place
+        (forth(4 * SECOND, 4999), None),
+        (forth(4 * SECOND, 3, before=0xFFFF_FFFE), 0),
+        (forth(4 * SECOND, None), None),
+        (forth(4 * SECOND + 9 * MS, 5001), 9 * MS),
+        (forth(250 * MS, 5001), 0),
+        (forth(250 * MS - 1, 5001), None),
+    ],
+)
+@pytest.mark.parametrize("cuts", ((), (1,)))
+def test_a_step_is_what_a_connection_shows(packets, after_ns, cuts):
+    """after_ns: how long after the first packet the second one is then; None: no step."""
+    (first, last), steps = read(packets, *cuts)
+    assert (first, steps) == (T, int(after_ns is not None))
+    assert last == (packets[1][0] if after_ns is None else T + after_ns)
+
+
+@pytest.mark.parametrize(
+    ("off_ns", "steps"), ((0, 2), (250 * MS - 1, 2), (-250 * MS + 1, 2), (250 * MS, 1), (-250 * MS, 1))
+)
+def test_the_clock_is_set_back_to_where_it_was(off_ns, steps):
+    """No connection has to show that."""
+    away = seen(T + off_ns, 7, source=BROKER, target=CLIENT)
+    for cuts in ((), (1,), (2,), (1, 2)):
+        times, found = read([seen(T, 1000), seen(T - 5 * SECOND, 1001), away], *cuts)
+        assert found == steps and times[:2] == [T, T]
+        assert times[2] == (
+            T + max(0, off_ns % SECOND if off_ns % SECOND < 10 * MS else 0) if steps == 2 else away[0] + 5 * SECOND
+        )
+
+
+@pytest.mark.parametrize("where", ("before", "behind"))
+@pytest.mark.parametrize(("count", "steps"), ((255, 1), (256, 0)))
+def test_the_256_packets_before_and_behind_a_jump_may_show_it(where, count, steps):
+    others = [seen(T, 1, source=(b"\x0a\1\1" + bytes((n % 250,)), 1000 + n)) for n in range(count)]
+    if where == "before":
+        packets = [seen(T, 1000), *others, seen(T - 5 * SECOND, 1001)]
+    else:
+        packets = [
+            seen(T, 1000),
+            *((time_ns - 5 * SECOND, frame) for time_ns, frame in others),
+            seen(T - 5 * SECOND, 1001),
+        ]
+    for cuts in ((), (1,), *(((100,), (len(packets) - 1,)) if where == "before" else ())):
+        assert read(packets, *cuts)[1] == steps
+
+
+@pytest.mark.parametrize(
+    ("options", "is_read"),
+    [
+        (b"\x08\x0a" + bytes(3) + b"\7" + bytes(4) + b"\1\1", True),
+        (b"\2\4\5\xb4" + b"\x08\x0a" + bytes(3) + b"\7" + bytes(4) + b"\1\1", True),  # behind a segment size
+        (b"\1\1\1\1" + b"\x08\x0a" + bytes(3) + b"\7" + bytes(4) + b"\1\1", True),
+        (b"\0\1" + b"\x08\x0a" + bytes(3) + b"\7" + bytes(4), False),  # behind the end
+        (b"\5\1" + b"\x08\x0a" + bytes(3) + b"\7" + bytes(4), False),  # an option shorter than its own head
+        (b"\x08\x0b" + bytes(3) + b"\7" + bytes(6), False),
+        (b"\1\1\1\1\1\1\x08\x0a", False),  # cut short
+        (b"\1\1\1\1\1\1\1\x08", False),
+    ],
+)
+def test_timestamps_are_read_wherever_they_are_among_the_options(options, is_read):
+    packets = [seen(T, 1000, options=options), seen(T + 4 * SECOND, 1001, options=options)]
+    assert read(packets)[1] == is_read
