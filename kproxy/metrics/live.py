@@ -211,14 +211,13 @@ class History:
             for key, (count, rebalances_now) in groups.items()
             if rebalances_now or count > self._rebalances.get(key, 0)
         ]
-        seconds = max(1, now_ns - self._since_ns) / 1e9
         sample = {
             "n": number,
             "t": now_ns // 1_000_000,
-            "d": round(seconds, 3),
+            "d": round(max(1, now_ns - self._since_ns) / 1e9, 3),
             "s": [[number, *(some[0] if len(some) == 1 else _added(some))] for number, some in shown.items()],
             "g": changed[:MAX_GROUPS],
-            "p": _since(_process(metrics), self._base_process, seconds),
+            "p": _since(_process(metrics), self._base_process),
         }
         return json.dumps(sample, separators=(",", ":"))
 
@@ -263,7 +262,7 @@ def _process(metrics: Metrics) -> list[Any]:
     return [inside, metrics.loop_lag.counts.copy()]
 
 
-def _since(now: list[Any], before: list[Any], seconds: float) -> list[float | None]:
+def _since(now: list[Any], before: list[Any]) -> list[float | None]:
     """Return the p99 of the time inside kproxy, and of the time that bytes waited to be read, in s; None: no data."""
     found: list[float | None] = []
     for counts, earlier in zip(now, before, strict=True):

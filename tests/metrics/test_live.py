@@ -3,6 +3,7 @@
 import json
 
 from kproxy.metrics import Metrics, live
+from kproxy.metrics.bounds import PROXY_NS
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.groups import InsightCells
 from kproxy.metrics.lag import Lag
@@ -128,6 +129,23 @@ def test_rebalances_of_a_group_that_was_not_there_before_are_in_its_first_sample
     history.close(metrics, {}, START + 2 * SECOND)
     assert [sample["g"] for sample in samples_of(history)] == [[[1, 2, 0]], []]
     assert history.groups.names[1] == ("c", "new")
+
+
+def test_times_inside_kproxy_are_those_of_the_sample_alone():
+    metrics, history = Metrics(), live.History()
+    inside = next(iter(metrics.directions.values())).counts
+    history.close(metrics, {}, START)
+    for number, bucket in enumerate((-2, 0, 4), 1):
+        inside[bucket] += 100
+        metrics.loop_lag.counts[bucket] += 100
+        history.close(metrics, {}, START + number * SECOND)
+    slow, fast, middle = (sample["p"] for sample in samples_of(history))
+    bounds_s = [bound / 1e9 for bound in PROXY_NS]
+    for place in (0, 1):
+        assert bounds_s[-2] < slow[place] <= bounds_s[-1]
+        assert 0 < fast[place] <= bounds_s[0]
+        assert bounds_s[3] < middle[place] <= bounds_s[4]
+    assert json.loads(history.open(metrics, {}, START + 4 * SECOND))["p"] == [None, None]
 
 
 def test_what_is_too_much_even_by_api_is_under_one_name():
