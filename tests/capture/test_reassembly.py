@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kproxy.capture.packets import ACK, FIN
-from kproxy.capture.reassembly import BEHIND, FURTHEST, KEPT_STRAYS, MASK, MAX_QUEUED, PATIENCE, Conversation
+from kproxy.capture.reassembly import BEHIND, FURTHEST, KEPT_STRAYS, MASK, MAX_QUEUED, PATIENCE, Budget, Conversation
 
 BIG = 65535
 
@@ -324,3 +324,23 @@ def test_no_segments_however_absurd_break_it(segments):
     assert sorted(ears.closed) == [0, 1]
     for half in talk.halves:
         assert not half.pieces and not half.queued_bytes
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "shared"),
+    [
+        (1, 4096, 1 << 30),  # pieces of a side
+        (1 << 20, 4, 1 << 30),  # bytes of a side
+        (1000, 100, 100_000),  # bytes of all connections
+    ],
+)
+def test_what_waits_behind_a_hole_is_bounded_by_each_of_three_bounds(size, count, shared):
+    """Nothing is acknowledged, so that no hole is given up because segments go by."""
+    ears = Ears()
+    talk = Conversation(ears, Budget(shared))
+    for side in (0, 1):
+        talk.open(side, 0)
+    for number in range(count + 1):
+        talk.segment(0, 2 + number * (size + 1), 1, ACK, BIG, memoryview(bytes(size)), size, number)
+        assert len(ears.gaps) == int(number == count)
+    assert ears.gaps == [(0, 0, 1)]
