@@ -1034,6 +1034,29 @@ def test_a_worker_is_told_of_what_another_saw_end():
     assert (lags.logs[ORDERS].high_watermark, lags.committed["kept", ORDERS].offset) == (20, 13)
 
 
+def test_an_answer_to_kproxy_undoes_nothing_that_came_after_its_question(cluster):
+    member = cluster.consumer()
+    fetch(member, ORDERS, 0, 1000)
+    member.commit("gone", {ORDERS: 5})
+    asked_ns = cluster.now_ns + S
+    cluster.now_ns += 2 * S
+    member.commit("billing", {ORDERS: 900})
+    delete_groups(member, {"gone": 0})
+    lags = cluster.metrics.cluster("default").lags
+    for group in ("billing", "gone"):
+        lags.told_offsets(group, {ORDERS: 10}, (), asked_ns, lambda _: True)
+        lags.told_offsets(group, {}, [ORDERS], asked_ns, lambda _: True)
+    assert records(cluster) == {("billing", "orders"): 100}
+    later_ns = cluster.now_ns + S
+    lags.told_offsets("billing", {}, [ORDERS], later_ns, lambda _: False)  # of another topic it may be silent
+    assert records(cluster) == {("billing", "orders"): 100}
+    lags.told_offsets("billing", {ORDERS: 950}, [ORDERS], later_ns, lambda _: True)
+    lags.told_offsets("gone", {ORDERS: 20}, [ORDERS], later_ns, lambda _: True)
+    assert records(cluster) == {("billing", "orders"): 50, ("gone", "orders"): 980}
+    lags.told_offsets("billing", {}, [ORDERS], later_ns + S, lambda _: True)
+    assert records(cluster) == {("gone", "orders"): 980}
+
+
 @pytest.mark.parametrize("by_asking", [True, False])
 def test_offsets_that_were_asked_for_before_a_commit_do_not_replace_that_of_another_worker(by_asking):
     """Asked by kproxy itself, or by a tool whose worker does not see the commit; whatever is reported first."""
