@@ -228,3 +228,40 @@ def test_clients_that_are_connected_stay_and_those_that_left_make_room():
     now_ns += SWEEP_NS
     assert top.cell_for("comes", 1, now_ns) is not top.other
     assert {f"stays-{number}" for number in range(9)} | {"comes"} == top.cells.keys()
+
+
+def test_a_place_is_taken_by_twice_as_much_and_a_bit_and_once_a_minute():
+    """At times that are whole minutes: a tenth of the places may change at once, and one more each minute."""
+    begun = 1_700_000_040 * SECOND
+    assert begun % (60 * SECOND) == 0
+    top = Top(10, TopicCells)
+
+    def count(key, size, now_ns):
+        cell = top.cells.get(key) or top.cell_for(key, size, now_ns)
+        cell.rank += size
+        cell.seen_ns = now_ns
+        return key in top.cells
+
+    def series(now_ns):
+        return {key for key, _ in top.shown(now_ns)}
+
+    assert all(count(f"old{number}", 100 + number, begun) for number in range(10))
+    assert not count("new", 200, begun)  # twice as much as the smallest
+    assert count("new", 1, begun)
+    assert top.cells["new"].rank == 201 and "old0" not in top.cells
+    assert not count("next", 10_000, begun)
+    assert not count("next", 1, begun + 60 * SECOND - 1)
+    assert count("next", 1, begun + 60 * SECOND) and "old1" not in top.cells
+    assert not count("third", 10_000, begun + 60 * SECOND)
+    assert {"old0", "old1", "new", "next"} <= series(begun + 300 * SECOND - 1)
+    assert series(begun + 300 * SECOND) == series(begun + 300 * SECOND - 1) - {"old0"}
+
+
+def test_sizes_are_halved_every_ten_minutes():
+    begun = 1_700_000_040 * SECOND
+    top = Top(10, TopicCells)
+    top.cell_for("first", 1, begun).rank = 1001
+    top.cells["first"].seen_ns = begun
+    for seconds, rank in ((599, 1001), (659, 500), (1199, 500), (1259, 250)):
+        top.cell_for(f"at {seconds}", 1, begun + seconds * SECOND).seen_ns = begun + seconds * SECOND
+        assert top.cells["first"].rank == rank, seconds
