@@ -1034,6 +1034,22 @@ def test_a_worker_is_told_of_what_another_saw_end():
     assert (lags.logs[ORDERS].high_watermark, lags.committed["kept", ORDERS].offset) == (20, 13)
 
 
+def test_the_time_of_the_last_record_of_an_answer_is_known_and_of_those_before_it_is_not(cluster):
+    written_ms = cluster.now_ns // 10**6 - 30_000
+    cluster.consumer().fetch({ORDERS: 900}, {ORDERS: (1000, batch(900, 10, written_ms))})
+    log = cluster.metrics.cluster("default").lags.logs[ORDERS]
+    assert [log.written_ms(offset) for offset in (900, 909, 910, 911)] == [-1, -1, written_ms, written_ms]
+
+
+def test_a_hundred_groups_that_were_deleted_are_still_asked_for(cluster):
+    """They may have been made again by clients that do not come by here."""
+    admin = cluster.consumer()
+    for number in range(150):
+        cluster.now_ns += S
+        delete_groups(admin, {f"g{number}": 0})
+    assert set(cluster.metrics.cluster("default").lags.groups()) == {f"g{number}" for number in range(50, 150)}
+
+
 def test_an_answer_to_kproxy_undoes_nothing_that_came_after_its_question(cluster):
     member = cluster.consumer()
     fetch(member, ORDERS, 0, 1000)
