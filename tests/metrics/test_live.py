@@ -131,6 +131,17 @@ def test_rebalances_of_a_group_that_was_not_there_before_are_in_its_first_sample
     assert history.groups.names[1] == ("c", "new")
 
 
+def test_a_sample_that_has_not_begun_is_null():
+    metrics, history = Metrics(), live.History()
+    assert history.open(metrics, {}, START) == "null" and history.last == 0
+    history.close(metrics, {}, START)
+    assert history.open(metrics, {}, START) == "null" and (history.last, history.begun_ns) == (0, START)
+    assert json.loads(history.open(metrics, {}, START + SECOND)) == {
+        **{"n": 0, "t": START // MS + 1000, "d": 1.0, "s": [], "g": []},
+        "p": [None, None],
+    }
+
+
 def test_times_inside_kproxy_are_those_of_the_sample_alone():
     metrics, history = Metrics(), live.History()
     inside = next(iter(metrics.directions.values())).counts

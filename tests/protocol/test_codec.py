@@ -341,6 +341,10 @@ def test_what_is_not_known() -> None:
         codec.decode_data("GroupMetadataKey", b"\0\1\0\0")
     with pytest.raises(Unsupported):
         codec.decode_data("GroupMetadataValue", b"\0\x63\0\0")
+    with pytest.raises(Unsupported):
+        codec.decode_data("GroupMetadataValue", b"\0\x63")  # it is there in whole
+    with pytest.raises(Malformed, match="1 bytes, too short for a version"):
+        codec.decode_data("GroupMetadataValue", b"\0")
     for short in (b"", b"\0", b"\0\0\0"):
         with pytest.raises(Malformed):
             codec.decode_request(short)

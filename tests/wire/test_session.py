@@ -813,3 +813,16 @@ def test_what_a_clock_that_went_back_makes_shorter_than_nothing_waited_for_no_ti
     ):
         talk.session.receive(side, memoryview(data), now)
     assert [exchange.queue_ns for exchange in talk.session.events if isinstance(exchange, Exchange)] == [0, 0]
+
+
+def test_bytes_that_wait_when_a_connection_ends_were_received_too() -> None:
+    """More frames came than one call takes."""
+    session = Session(Interest())
+    asked = b"".join(request(12, 4, number) for number in range(100))
+    session.receive(CLIENT, memoryview(asked), MS)
+    waiting = session.backlog[CLIENT]
+    assert waiting is not None and session.received_bytes == (len(asked) - len(waiting), 0)
+    for side in (CLIENT, BROKER):
+        session.close(side, 2 * MS)
+    (closed,) = (event for event in session.events if isinstance(event, Closed))
+    assert closed.received_bytes == (len(asked), 0)

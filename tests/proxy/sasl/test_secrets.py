@@ -32,3 +32,5 @@ def test_neither_do_the_mechanisms_and_their_tracebacks() -> None:
 def test_a_peers_text_is_one_short_line_without_them() -> None:
     assert without("no:\n  hunter2\tis wrong", [Secret("hunter2"), Secret("")]) == "no: *** is wrong"
     assert len(without("x" * 10_000, [])) == 303
+    assert without("x" * 300, []) == "x" * 300 and without("x" * 301, []) == "x" * 300 + "..."
+    assert without("abcd", [], at_most=4) == "abcd" and without("abcde", [], at_most=4) == "abcd..."
