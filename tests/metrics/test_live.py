@@ -137,7 +137,11 @@ def test_a_sample_that_has_not_begun_is_null():
     history.close(metrics, {}, START)
     assert history.open(metrics, {}, START) == "null" and (history.last, history.begun_ns) == (0, START)
     assert json.loads(history.open(metrics, {}, START + SECOND)) == {
-        **{"n": 0, "t": START // MS + 1000, "d": 1.0, "s": [], "g": []},
+        "n": 0,
+        "t": START // MS + 1000,
+        "d": 1.0,
+        "s": [],
+        "g": [],
         "p": [None, None],
     }
 

@@ -48,3 +48,38 @@ def test_only_an_answer_to_metadata_has_topics_behind_its_brokers() -> None:
         ("Metadata", "brokers"),
         *((api.name, None) for api in schema().apis.values() if api.response and api.name != "Metadata"),
     }
+
+
+def test_what_was_deleted_is_read_from_the_answers_that_say_so() -> None:
+    """With the error of what was not."""
+    ids = [UUID(int=4), UUID(int=5)]
+    partitions = [{"partitionIndex": 3}, {"partitionIndex": 4, "errorCode": 86}]
+    for key, body, deleted in (
+        (20, {"responses": [{"name": "t"}, {"name": "u", "errorCode": 41}]}, [("t", -1)]),
+        (42, {"results": [{"groupId": "g"}, {"groupId": "h", "errorCode": 68}]}, [("g", -1)]),
+        (47, {"topics": [{"name": "t", "partitions": partitions}]}, [("t", 3)]),
+        (20, {"responses": [{"name": None, "topicId": each} for each in ids]}, [(each, -1) for each in ids]),
+    ):
+        by_id = body.get("responses", [{}])[0].get("topicId")
+        for version in schema().apis[key].response.versions:
+            if by_id and version < 6:
+                continue
+            frame = codec.encode_response(key, version, {"correlationId": 1}, body)
+            assert bodies.body_reader(key, version, "response", bodies.SUMS)(frame, 4, len(frame)).deleted == deleted
+
+
+def test_what_a_request_asks_for_is_read_where_its_answer_depends_on_it() -> None:
+    latest = {"partitionIndex": 3, "timestamp": -1}, {"partitionIndex": 4, "timestamp": -2}
+    for key, body, said in (
+        (1, {"rackId": "r1"}, {"has_rack": True}),
+        (1, {"rackId": ""}, {"has_rack": False}),
+        (2, {"isolationLevel": 1, "topics": [{"name": "t", "partitions": latest}]}, {"latest": [("t", 3)]}),
+        (2, {"isolationLevel": 1}, {"isolation_level": 1}),
+        (26, {"transactionalId": "x", "committed": True}, {"is_commit": True}),
+        (26, {"transactionalId": "x", "committed": False}, {"is_commit": False}),
+    ):
+        version = schema().apis[key].request.versions[-1]
+        header = {"requestApiKey": key, "requestApiVersion": version, "correlationId": 1, "clientId": "c"}
+        frame = codec.encode_request(header, body)
+        found = bodies.body_reader(key, version, "request", bodies.SUMS)(frame, 8, len(frame))
+        assert {name: getattr(found, name) for name in said} == said
