@@ -925,7 +925,7 @@ def test_an_answer_that_a_quota_emptied_confirms_no_end(cluster):
     member = cluster.consumer()
     member.fetch({ORDERS: 5}, {ORDERS: (5, None)}, epoch=0)
     member.commit("billing", {ORDERS: 5})
-    throttled = {"throttleTimeMs": 9000, "responses": []}
+    throttled = {"throttleTimeMs": 1, "responses": []}
     for _ in range(7):
         cluster.now_ns += 9 * S
         member.ask(FETCH, 12, {"sessionEpoch": 1, "topics": [], "forgottenTopicsData": []}, throttled)

@@ -8,7 +8,7 @@ from kproxy.metrics import Metrics
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
 from kproxy.metrics.named import EXPIRY_NS, MAX_TOPICS, TopicCells
-from kproxy.metrics.published import Published
+from kproxy.metrics.published import PROCESS, Published
 from kproxy.metrics.shared import Shared, _pushes, _Shown
 from kproxy.metrics.telemetry import GAUGE, PushingClient, Series
 from kproxy.metrics.tls import TlsSide
@@ -58,6 +58,23 @@ def test_one_worker_shown_by_its_parent_is_what_it_would_show_itself():
     wrong = {name: (value, seen.get(name)) for name, value in alone.items() if seen.get(name) != value}
     assert not set(wrong) - apart
     assert len(alone) > 500
+
+
+def test_the_cpu_time_of_a_worker_goes_on_from_that_of_its_predecessor():
+    shared = Shared(Metrics())
+
+    def uses(worker, cpu_ns, memory):
+        shared.take(worker, [((PROCESS,), pickle.dumps((cpu_ns, memory)))])
+
+    uses(1, 500, 64)
+    uses(2, 40, 32)
+    assert shared.merged().worker_usage == {"1": (500, 64), "2": (40, 32)}
+    shared.gone(1)
+    assert shared.merged().worker_usage == {"1": (500, 0), "2": (40, 32)}
+    uses(1, 7, 16)
+    assert shared.merged().worker_usage == {"1": (507, 16), "2": (40, 32)}
+    shared.gone(1)
+    assert shared.merged().worker_usage == {"1": (507, 0), "2": (40, 32)}
 
 
 def test_two_workers_add_up_and_the_counters_of_one_that_is_gone_stay():
