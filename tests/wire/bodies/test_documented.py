@@ -1,8 +1,19 @@
-"""The bounds of the logs that bodies are read for are those that the docs state."""
+"""The bounds of what is read of a body are those that the docs state."""
 
-from kproxy.wire.bodies import logs
+from kproxy.wire.bodies import found, logs
 from tests.documented import missing, size
 
 
 def test_the_bounds_of_copies_of_logs_are_those_of_the_docs() -> None:
-    assert not missing("inside/bounds.md", f"copies of {size(logs.ALL_BYTES)}, {size(logs.BATCH_BYTES)} of one batch |")
+    assert not missing(
+        "inside/bounds.md", f"copies of {size(logs.ALL_BYTES)}, {size(logs.BATCH_BYTES)} of one batch |"
+    )
+
+
+def test_the_bounds_of_what_one_body_names_are_those_of_the_docs() -> None:
+    assert not missing(
+        "inside/bounds.md",
+        f"| topic-partitions and batches that pending requests, or one body, name | {found.MAX_FORGOTTEN}, and",
+        f"| names of topics by id | {found.MAX_NAMES} per cluster |",
+    )
+    assert found.MAX_ERRORS == found.MAX_FORGOTTEN  # there is one for each topic-partition
