@@ -16,6 +16,7 @@ from kproxy.metrics.published import Published
 from kproxy.metrics.shared import Shared
 from kproxy.metrics.telemetry import (
     CHARACTERS,
+    GAUGE,
     MAX_ITEMS,
     MAX_LABEL,
     MAX_LABELS,
@@ -24,6 +25,8 @@ from kproxy.metrics.telemetry import (
     OWN_LABELS,
     PER_SLICE,
     Pushes,
+    PushingClient,
+    Series,
     parse,
 )
 from tests.pushed import DELTA, counter, gauge, pushed
@@ -156,6 +159,14 @@ def test_long_names_and_labels_are_fewer_series_and_short_ones_have_room_beside_
     assert len(client.values) + len(client.sums) < 25 and len(client.sums) == 10
     assert {f"s{number}" for number in range(5)} < {series.name for series in client.values}
     assert sum(map(client.characters, (*client.values, *client.sums))) <= 40 * CHARACTERS
+
+
+def test_the_characters_of_a_series_are_all_that_its_client_chose():
+    client = PushingClient("shop", ("librdkafka", "2.6.1"), 0)
+    series = Series("name", GAUGE, (("key", "value"), ("k", "")))
+    assert client.characters(series) == len("shoplibrdkafka2.6.1namekeyvaluek")
+    cut = PushingClient("c" * 1000, ("s" * 1000, "v" * 1000), 0)
+    assert cut.characters(Series("n", GAUGE, ())) == 3 * MAX_LABEL + 1
 
 
 def test_one_name_is_a_counter_or_a_gauge_and_the_first_has_it():

@@ -5,9 +5,7 @@ from tests.documented import missing, size
 
 
 def test_the_bounds_of_copies_of_logs_are_those_of_the_docs() -> None:
-    assert not missing(
-        "inside/bounds.md", f"copies of {size(logs.ALL_BYTES)}, {size(logs.BATCH_BYTES)} of one batch |"
-    )
+    assert not missing("inside/bounds.md", f"copies of {size(logs.ALL_BYTES)}, {size(logs.BATCH_BYTES)} of one batch |")
 
 
 def test_the_bounds_of_what_one_body_names_are_those_of_the_docs() -> None:
