@@ -343,6 +343,8 @@ def test_what_is_not_known() -> None:
         codec.decode_data("GroupMetadataValue", b"\0\x63\0\0")
     with pytest.raises(Unsupported):
         codec.decode_data("GroupMetadataValue", b"\0\x63")  # it is there in whole
+    with pytest.raises(Unsupported):
+        codec.decode_data("GroupMetadataValue", b"\1\0" + bytes(40))  # 256, and not 0
     with pytest.raises(Malformed, match="1 bytes, too short for a version"):
         codec.decode_data("GroupMetadataValue", b"\0")
     for short in (b"", b"\0", b"\0\0\0"):
