@@ -1,0 +1,40 @@
+"""Which reads of a connection are passed on to those that follow groups and bodies."""
+
+import pytest
+
+from kproxy.metrics import Metrics
+from kproxy.protocol.apis import HEARTBEAT, METADATA
+from kproxy.wire.bodies import Found
+from kproxy.wire.events import Exchange
+from kproxy.wire.interest import Interest
+from tests.metrics.test_metrics import PRODUCE, exchange, info
+
+
+def beat(group):
+    return exchange(Interest().plan(HEARTBEAT << 16 | 4), group_id=group)
+
+
+def test_heartbeats_are_passed_on_when_the_group_changes_and_then_no_more():
+    """On an idle cluster most events are heartbeats."""
+    told = []
+    connection = Metrics().connection(info(), "main", "1")
+    connection.tell(lambda events: told.append([event.group_id for event in events]))
+    for group in ("a", "a", "b", "b", "a", "a"):
+        connection.events([beat(group)])
+    assert told == [["a"], ["b"], ["a"]]
+    connection.events([beat("a"), exchange(PRODUCE)])
+    connection.events([exchange(PRODUCE, group_id="c")])  # no heartbeat: its group is not followed
+    connection.events([beat("a"), beat("a")])
+    assert len(told) == 3
+
+
+@pytest.mark.parametrize("side", ("request_body", "response_body"))
+def test_what_was_decoded_is_passed_on_with_all_of_its_read(side):
+    told = []
+    connection = Metrics().connection(info(), "main", "1")
+    connection.tell(told.append)
+    plain = exchange(Interest().plan(METADATA << 16 | 9))
+    read: list[Exchange] = [plain, exchange(PRODUCE, **{side: Found()})]
+    connection.events([plain])
+    connection.events(read)
+    assert told == [read]
