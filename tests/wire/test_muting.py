@@ -52,6 +52,14 @@ def test_a_pipelined_request_waits_through_every_earlier_mute() -> None:
     assert waits == [(0, 0, 1), (1, 20, 22), (2, 50, 53)]
 
 
+def test_the_shortest_throttle_mutes() -> None:
+    talk = Dialogue().client(request(METADATA, 9, 1) + request(METADATA, 9, 2))
+    talk.broker(response(METADATA, 9, 1, {"throttleTimeMs": 1}))
+    talk.now += 9 * MS
+    talk.broker(response(METADATA, 9, 2))
+    assert [(e.queue_ns, e.muted_ns) for e in talk.exchanges] == [(0, 0), (1 * MS, 1 * MS)]
+
+
 def test_a_throttle_that_held_back_its_own_answer_mutes_nothing() -> None:
     """Before KIP-219 brokers waited first and answered then."""
     talk = Dialogue().client(request(METADATA, 5, 1) + request(METADATA, 5, 2))

@@ -20,6 +20,11 @@ def found(*rules, **settings):
     return list(idle_rules(Cluster.model_validate(cluster)))
 
 
+def test_a_rule_for_more_apis_than_the_one_before_it_decides():
+    assert not found(ALLOW | {"api": "Fetch"}, DENY | {"api": ["Fetch", "Produce"]})
+    assert not found(ALLOW | {"api": "Fetch"}, DENY)
+
+
 @pytest.mark.parametrize(
     ("rules", "settings", "place", "why"),
     [
@@ -41,6 +46,12 @@ def found(*rules, **settings):
         ([ALLOW | {"api": "Produce"}], {"read_only": True}, "policy[0].api", "read_only denies"),
         ([ALLOW, DENY | {"topic": "secret"}], {}, "policy[1]", r"policy\[0\] comes before it and allows all"),
         ([DENY | {"topic": "a*"}, ALLOW | {"topic": ["abc", "a-*"]}], {}, "policy[1]", "denies all that it allows"),
+        (
+            [ALLOW | {"api": ["Fetch", "Produce"]}, DENY | {"api": "Fetch"}],
+            {},
+            "policy[1]",
+            "allows all that it denies",
+        ),
         (
             [ALLOW | {"address": "10.0.0.0/8", "version": "0-8"}, DENY | {"address": "10.1.0.0/16", "version": "3"}],
             {},
