@@ -6,12 +6,14 @@ it was before. A step counts only if a connection shows it:
 
 - back: a connection goes on, in sequence, STEP_NS or more before a packet that it had already sent. Concatenated
   captures, and packets that overtook others, do not look like that;
-- forth: the clock jumps by STEP_NS or more, and the TCP timestamps of a connection show less than half of that (they
-  count 10 times a second at least);
+- forth: the clock jumps by STEP_NS or more, and the TCP timestamps of a connection show less than half of that. How
+  often they count is measured by the packets before the jump, among the frequencies TICKS_NS of known kernels; if there
+  are too few packets, they count 10 times a second at least;
 - and a jump back to the clock before a step.
 
-The true time between the packets before and after a step is unknown: a step is assumed to be of whole seconds if they
-are then less than WHOLE_NS apart, else they get the same time.
+A jump forth is the step and a true pause: the TCP timestamps say how long that was, as during a broker's outage. Where
+they do not, a step is assumed to be of whole seconds if the packets before and after it are then less than WHOLE_NS
+apart, else these get the same time.
 
 Memory: the last BESIDE packets of a window. Work: for a jump the BESIDE packets before and after it. Refuses to know
 payloads and flows.
@@ -34,6 +36,9 @@ WHOLE_NS = 10_000_000
 BESIDE = 256
 NEAR = 64 << 20  # bytes that a connection may have sent in between
 SLOWEST_TICK_NS = 100_000_000  # of TCP timestamps: 1 ms is usual, and 10 ms of old kernels
+TICKS_NS = (1_000, 1_000_000, 4_000_000, 10_000_000, SLOWEST_TICK_NS)  # 1 us: Linux 6.7's tcp_usec_ts
+LEAST_TICKS = 10  # that tell one frequency from another
+DRIFT = 500  # two clocks differ by much less than this part of a time
 
 
 class _Seen(NamedTuple):
@@ -52,7 +57,7 @@ class Clock:
         self._quality = quality
         self._dissect = Dissector(Quality()).segment
         self._shift_ns = 0  # added to the times now
-        self._last: Window | None = None  # the end of the window before, with the times of the capture
+        self._last: Window | None = None  # the end of the window before, with these times
         self._last_ns = -1
 
     def take(self, window: Window) -> Window:
@@ -62,61 +67,73 @@ class Clock:
             return window
         times = times_of(records)
         jumps = np.diff(times, prepend=times[0] if self._last_ns < 0 else self._last_ns)
-        shifts: list[tuple[int, int]] = [(0, self._shift_ns)]  # from which record on
-        for index in np.flatnonzero(np.abs(jumps) >= STEP_NS).tolist():
-            jump = int(jumps[index])
-            if self._is_step(window, index, jump):
-                self._shift_ns -= _size(jump)
-                self.steps += 1
-                self._quality.note("clock_step", int(times[index]) + self._shift_ns)
-                shifts.append((index, self._shift_ns))
         self._last_ns = int(times[-1])
+        shifted = times + self._shift_ns
+        is_shifted = self._shift_ns != 0
+        for index in np.flatnonzero(np.abs(jumps) >= STEP_NS).tolist():
+            step = self._step(window, shifted, index, int(jumps[index]))
+            if step:
+                self._shift_ns -= step
+                self.steps += 1
+                shifted[index:] -= step
+                self._quality.note("clock_step", int(shifted[index]))
+                is_shifted = True
+        if is_shifted:
+            window = window._replace(records=_at(records, shifted))
         last = kept(window, max(0, len(records) - BESIDE))
         self._last = last._replace(records=last.records[-BESIDE:])
-        if len(shifts) == 1 and not self._shift_ns:
-            return window
-        shifted = times.copy()
-        for number, (index, shift_ns) in enumerate(shifts):
-            until = shifts[number + 1][0] if number + 1 < len(shifts) else len(records)
-            shifted[index:until] += shift_ns
-        return window._replace(records=_at(records, shifted))
+        return window
 
     def clear(self) -> None:
         """Another capture begins."""
         self._shift_ns, self._last, self._last_ns = 0, None, -1
 
-    def _is_step(self, window: Window, index: int, jump: int) -> bool:
+    def _step(self, window: Window, times: np.ndarray, index: int, jump: int) -> int:
+        """Return by how many nanoseconds the clock was set at a record whose time jumps; 0: it was not.
+
+        times: of the window's records, without the steps before this one.
+        """
         if jump > 0 and self._shift_ns > 0 and abs(jump - self._shift_ns) < STEP_NS:
-            return True  # back to where it was
-        before = self._seen(window, max(0, index - BESIDE), index)
-        if index < BESIDE and self._last is not None:
-            earlier = self._seen(self._last, max(0, len(self._last.records) + index - BESIDE), len(self._last.records))
-            before = {key: each for key, each in earlier.items() if key not in before} | before
+            return _size(jump)  # back to where it was
+        before = self._seen(window, times, max(0, index - BESIDE), index)
+        if index < BESIDE and self._last is not None and self._last.records:
+            earlier = times_of(self._last.records)
+            low = max(0, len(earlier) + index - BESIDE)
+            for key, (first, last) in self._seen(self._last, earlier, low, len(earlier)).items():
+                before[key] = first, before.get(key, (first, last))[1]
         for number in range(index, min(len(window.records), index + BESIDE)):
-            found = self._packet(window, number)
-            if found is None:
+            found = self._packet(window, number, int(times[number]))
+            if found is None or found[0] not in before:
                 continue
-            key, seen = found
-            earlier_one = before.get(key)
-            if earlier_one is None:
-                continue
+            seen, (first, last) = found[1], before[found[0]]
             if jump < 0:
-                went_on = (seen.seq - earlier_one.seq) & MASK < NEAR
-                if went_on and earlier_one.time_ns - seen.time_ns >= STEP_NS:
-                    return True
-            elif earlier_one.ticks >= 0 and seen.ticks >= 0:
-                ticks = (seen.ticks - earlier_one.ticks) & MASK
-                if not ticks and seen.seq == earlier_one.seq:
+                went_on = (seen.seq - last.seq) & MASK < NEAR
+                if went_on and last.time_ns - seen.time_ns >= STEP_NS:
+                    return _size(jump)
+            elif last.ticks >= 0 and seen.ticks >= 0:
+                ticks = (seen.ticks - last.ticks) & MASK
+                if not ticks and seen.seq == last.seq:
                     continue  # maybe the same packet, captured at the other end too
-                return ticks < HALF and ticks * SLOWEST_TICK_NS < (seen.time_ns - earlier_one.time_ns) // 2
-        return False
+                tick_ns = _tick_ns(first, last)
+                apart_ns = seen.time_ns - last.time_ns
+                missing = apart_ns - ticks * (tick_ns or SLOWEST_TICK_NS)
+                if ticks >= HALF or 2 * missing <= jump + apart_ns // DRIFT:
+                    return 0
+                return _size(jump) if not tick_ns or jump - missing < WHOLE_NS else missing
+        return 0
 
-    def _seen(self, window: Window, low: int, high: int) -> dict[bytes, _Seen]:
-        """The last packet of each direction of a connection."""
-        return dict(found for number in range(low, high) if (found := self._packet(window, number)) is not None)
+    def _seen(self, window: Window, times: np.ndarray, low: int, high: int) -> dict[bytes, tuple[_Seen, _Seen]]:
+        """The first and the last packet of each direction of a connection."""
+        ends: dict[bytes, tuple[_Seen, _Seen]] = {}
+        for number in range(low, high):
+            found = self._packet(window, number, int(times[number]))
+            if found is not None:
+                key, seen = found
+                ends[key] = ends[key][0] if key in ends else seen, seen
+        return ends
 
-    def _packet(self, window: Window, number: int) -> tuple[bytes, _Seen] | None:
-        time_ns, link, start, end, _ = window.records[number]
+    def _packet(self, window: Window, number: int, time_ns: int) -> tuple[bytes, _Seen] | None:
+        _, link, start, end, _ = window.records[number]
         segment = self._dissect(link, window.data, start, end, time_ns)
         if segment is None or segment[4] & SYN:
             return None
@@ -128,6 +145,15 @@ def _size(jump: int) -> int:
     """The step of a jump: of whole seconds if the packets around it can be that far apart."""
     whole = jump // SECOND * SECOND
     return whole if jump - whole < WHOLE_NS else jump
+
+
+def _tick_ns(first: _Seen, last: _Seen) -> int | None:
+    """Nanoseconds between two counts of a sender's TCP timestamp; None: its packets are too few to tell."""
+    ticks = (last.ticks - first.ticks) & MASK if first.ticks >= 0 else 0
+    passed_ns = last.time_ns - first.time_ns
+    if not LEAST_TICKS <= ticks < HALF or passed_ns <= 0:
+        return None
+    return next((tick_ns for tick_ns in TICKS_NS if 0.5 < passed_ns / (ticks * tick_ns) < 2), None)
 
 
 def _ticks(options: bytes) -> int:

@@ -191,3 +191,14 @@ def test_the_256_packets_before_and_behind_a_jump_may_show_it(where, count, step
 def test_timestamps_are_read_wherever_they_are_among_the_options(options, is_read):
     packets = [seen(T, 1000, options=options), seen(T + 4 * SECOND, 1001, options=options)]
     assert read(packets)[1] == is_read
+
+
+def test_a_step_forth_inside_a_pause_leaves_the_pause_as_long_as_it_was(tmp_path):
+    """The TCP timestamps of connections, which count milliseconds, tell the one from the other."""
+    path = capture("k41_java_cluster")
+    rows, _ = tables(path, tmp_path / "tables")
+    changed, _ = stepped(path, tmp_path / path.name, [(746.5 / 11_580, 30)])  # the packet after 443 ms of silence
+    set_rows, quality = tables(changed, tmp_path / "set")
+    assert quality["clock_step"]["count"] == 1
+    apart_ns = [abs(a["request_start_ns"] - b["request_start_ns"]) for a, b in zip(rows, set_rows, strict=True)]
+    assert max(apart_ns) < 3_000_000 < 443_000_000 // 100
