@@ -1,7 +1,7 @@
 """Findings about producers that stood still: for a time none of their writes was acknowledged, though they tried.
 
 A client waits from its first write that is not acknowledged to the first acknowledgement after it, or to its last try.
-Clients that send nothing do not wait, nor do clients over a quota (`throttled`), nor clients whose records are
+That may be the first write of the capture. Clients that send nothing do not wait, nor do clients over a quota (`throttled`), nor clients whose records are
 refused as invalid. Refuses to know engines, and how findings look.
 """
 
@@ -55,9 +55,11 @@ def standstills(tables: Tables, limits: Limits) -> Frame:
             select cluster, client, answered_us, us,
                 lag(answered_us) over (partition by cluster, client order by answered_us, us) as before_us
             from writes where is_good and answered_us is not null""",
+        tried="select cluster, client, min(us) as first_us from writes group by cluster, client",
         gaps=f"""
-            select cluster, client, before_us as since_us, answered_us as until_us from good
-            where answered_us - before_us >= {least_us}
+            select g.cluster, g.client, coalesce(before_us, t.first_us) as since_us, answered_us as until_us
+            from good g join tried t on {theirs.format("g", "t")}
+            where answered_us - coalesce(before_us, t.first_us) >= {least_us}
             union all
             select cluster, client, max(answered_us), cast(null as bigint) from good group by cluster, client""",
         refusals=f"""

@@ -497,6 +497,27 @@ def test_producers_that_try_and_are_not_acknowledged_stand_still(made_up):
     assert sentence(still) == said and dict(still.evidence)["refused"] == 24
 
 
+@pytest.mark.parametrize("refused_s", [8, 2])
+def test_a_producer_stands_still_from_its_first_write_where_the_capture_begins_so(tmp_path, refused_s):
+    table = made.Made()
+
+    def write(client, at_s, **columns):
+        ended = {"response_end_ns": made.START_NS + round(at_s * 1000 + 2) * made.MS}
+        return table.exchange(client, "Produce", at_s, acks=-1, partitions=1, **ended, **columns)
+
+    for number in range(40):
+        key = write("waiting", number / 2, errors=int(number < 2 * refused_s))
+        if number < 2 * refused_s:
+            table.partition(key, "response", "x", error_code=19, error="NOT_ENOUGH_REPLICAS")
+        write("calm", number / 2)
+        if number > 20:
+            write("later", number / 2)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        still = findings(tables, kinds=["producers_standing_still"])
+    told = [(one.where, *(round((ns - made.START_NS) / 1e6) for ns in (one.since_ns, one.until_ns))) for one in still]
+    assert told == ([("client waiting", 0, 8_002)] if refused_s == 8 else [])
+
+
 def test_records_whose_offsets_are_acknowledged_again_are_lost(made_up):
     """Others get the offsets: of partition 0 all five, of partition 1 the last two of four."""
     with Tables(made_up) as tables:
