@@ -237,13 +237,15 @@ LONG_POLLS = ("Fetch", "ShareFetch", "JoinGroup", "SyncGroup")
 _WENT_ON_US = 1_000_000  # a client with a request this long after a connection's end has not ended with it
 OVERDUE_NS = 5_000_000_000  # beyond the max_wait_ms of a Fetch; the wait for a group's members has no known limit
 _GAVE_UP_NS = 1_000_000_000
+_CLOSES_US = 3_000_000  # a consumer that leaves its group closes its connections this soon
 
 
 def missed_answers() -> dict[str, str]:
     """Steps of a question over `exchanges` and `connections`: `missed`, requests whose client missed the answer.
 
     They were not answered when their connection ended, and their client went on afterwards or had waited. The last
-    requests of a client that ends do not count, nor do long polls that end in time. On a connection that was open at
+    requests of a client that ends do not count, nor those of a consumer that leaves its group, even if another with its
+    client id follows, nor do long polls that end in time. On a connection that was open at
     the capture's end, where `is_open`, they had waited for OVERDUE_NS by then.
     """
     polls = ", ".join(map(literal, LONG_POLLS))
@@ -265,16 +267,26 @@ def missed_answers() -> dict[str, str]:
             select o.source, o.connection, max(c.end_ns), true
             from connections o join captured c on o.source = c.source where o.close = 'open'
             group by o.source, o.connection""",
+        "left_group": f"""
+            select cluster, {client} as client, client_address as host, unix_micros(`time`) as left_us
+            from exchanges where api = 'LeaveGroup'""",
+        "closing": f"""
+            select distinct u.source, u.connection, true as has_left from cut_off u
+            join ended n on u.source = n.source and u.connection = n.connection
+            join left_group g on u.cluster is not distinct from g.cluster and u.client = g.client
+                and u.host = g.host and n.end_ns / 1e3 - left_us between 0 and {_CLOSES_US}""",
         "missed": f"""
             select u.*, n.end_ns, n.is_open, greatest(n.end_ns - u.request_end_ns, 0) as waited_ns
             from cut_off u join ended n on u.source = n.source and u.connection = n.connection
             left join last_asked l on u.cluster is not distinct from l.cluster and u.client = l.client
                 and u.host = l.host
+            left join closing c on u.source = c.source and u.connection = c.connection
             where case when u.api = 'Fetch' or u.api = 'ShareFetch'
                 then n.end_ns - u.request_end_ns >= u.allowed_ns + {OVERDUE_NS}
                 when u.api in ({polls}) then false
                 when n.is_open then n.end_ns - u.request_end_ns >= {OVERDUE_NS}
-                else l.last_us >= n.end_ns / 1e3 + {_WENT_ON_US} or n.end_ns - u.request_end_ns >= {_GAVE_UP_NS} end""",
+                else (c.has_left is null and l.last_us >= n.end_ns / 1e3 + {_WENT_ON_US})
+                    or n.end_ns - u.request_end_ns >= {_GAVE_UP_NS} end""",
     }
 
 

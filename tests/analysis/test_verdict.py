@@ -130,6 +130,31 @@ def test_a_broker_that_stands_still_when_the_capture_ends_is_a_finding(tmp_path,
     assert ("broker 2 stood still for 6.00 s, up to the end" in told) == (clients == 2), told
 
 
+@pytest.mark.parametrize("clients", [2, 1])
+def test_a_broker_that_stands_still_when_the_capture_begins_is_a_finding(tmp_path, clients):
+    """From the first request that it keeps waiting; one client alone may wait for itself."""
+    table = made.Made()
+    for number in range(200):
+        at_s = number / 10
+        for client in ("one", "other")[:clients]:
+            for broker in (1, 2):
+                waits_s = max(6 - at_s, 0) if broker == 2 else 0
+                if waits_s and at_s >= 1:
+                    continue
+                at_ns = made.START_NS + round(at_s * NS)
+                answer_ns = at_ns + round(waits_s * NS) + made.MS
+                times = {"request_start_ns": at_ns, "request_end_ns": at_ns}
+                times |= {"response_start_ns": answer_ns, "response_end_ns": answer_ns}
+                table.exchange(client, "Metadata", at_s, broker=broker, **times)
+    for connection in range(2 * clients):
+        place = {"close": "open", "broker_address": f"10.0.1.{connection % 2 + 1}"}
+        made._connection(table, connection, "10.0.0.1", 0.0, 20.0, **place)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        said = verdict(tables, findings(tables))
+    told = [text for _, text in timeline(said)]
+    assert ("broker 2 stood still for 6.00 s" in told) == (clients == 2), told
+
+
 def test_requests_are_counted_to_an_outage_while_it_lasts(tmp_path):
     """Of those that lack replicas half failed a minute later."""
 
@@ -152,14 +177,20 @@ def test_requests_are_counted_to_an_outage_while_it_lasts(tmp_path):
 
 
 def test_the_same_words_count_the_same_everywhere(tmp_path):
-    """A client that goes on misses its answers, one that ends does not, one that waits at the capture's end does if it
-    is overdue; what Metadata refuses is refused."""
+    """A client that goes on misses its answers, one that ends does not, nor does a consumer that left its group where
+    another follows under its name; one that waits at the capture's end does if it is overdue; what Metadata refuses is
+    refused."""
 
     def also(table):
         lost = {"outcome": "unanswered", "latency_ns": None}
         key = table.exchange("ending", "Metadata", 39, request_end_ns=made.START_NS + 39 * NS, **lost)
         ends = {"start_ns": made.START_NS, "end_ns": made.START_NS + 39 * NS, "close": "fin"}
         table.add("connections", 0, connection=key["connection"], client_address="10.0.0.1", **ends)
+        table.exchange("flapper", "LeaveGroup", 10, group_id="g", broker=3)
+        key = table.exchange("flapper", "Metadata", 10, request_end_ns=made.START_NS + 10 * NS, **lost)
+        ends = {"start_ns": made.START_NS, "end_ns": made.START_NS + 10_100 * made.MS, "close": "reset"}
+        table.add("connections", 0, connection=key["connection"], client_address="10.0.0.1", **ends)
+        table.exchange("flapper", "Metadata", 12, broker=3)
         for at_s in (20, 38):
             key = table.exchange("waiting", "Heartbeat", at_s, request_end_ns=made.START_NS + at_s * NS, **lost)
             table.add("connections", 0, connection=key["connection"], client_address="10.0.0.1", close="open")
@@ -173,11 +204,11 @@ def test_the_same_words_count_the_same_everywhere(tmp_path):
         said = verdict(tables, findings(tables))
         refused = list(dicts(jobs.errors(tables["exchanges"], tables["partitions"], tables["connections"])))
     of = said.figures
-    assert (of.unanswered, of.left_out, of.refused, of.everyday) == (11, 13, 5, 1)
+    assert (of.unanswered, of.left_out, of.refused, of.everyday) == (11, 14, 5, 1)
     (typo,) = [one for one in said.findings if one.kind == "unknown_topic"]
     assert dict(typo.evidence)["failed"] == 5
     counts = {(row["api"], row["error"]): row["exchanges"] for row in refused}
-    assert (counts["Produce", "unanswered"], counts["Metadata", "not_missed"]) == (10, 1)
+    assert (counts["Produce", "unanswered"], counts["Metadata", "not_missed"]) == (10, 2)
     assert counts["Heartbeat", "unanswered"] == counts["Heartbeat", "in_flight_at_end"] == 1
     parts = next(figures(said))[2]
     assert parts == "11 unanswered, 5 refused; 1 answer with errors of rebalances and elections apart"

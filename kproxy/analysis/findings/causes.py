@@ -15,8 +15,9 @@ from kproxy.analysis.findings.kinds import LARGEST, NAMED
 
 NS = 1_000_000_000
 # Conditions on times. OVERLAPS: consequence and cause at the same time, or soon after it. BEGINS: the consequence began
-# meanwhile or soon after. DURING: it began meanwhile. EVER: the consequence is of a longer time, such as a percentile.
-OVERLAPS, BEGINS, EVER, DURING = "overlaps", "begins", "ever", "during"
+# meanwhile or soon after. DURING: it began meanwhile. MOSTLY: the cause lasted for at least half of its time. EVER: the
+# consequence is of a longer time, such as a percentile.
+OVERLAPS, BEGINS, EVER, DURING, MOSTLY = "overlaps", "begins", "ever", "during", "mostly"
 _STEP_NS = NS  # the step in which failures are counted, or longer
 _BEFORE_NS = 5 * NS  # a standstill begins at the last successful answer: one heartbeat (3 s) earlier
 _AFTER_NS = {OVERLAPS: 10 * NS, BEGINS: 30 * NS, DURING: NS}  # session.timeout.ms, request.timeout.ms
@@ -56,6 +57,7 @@ EDGES: tuple[Edge, ...] = (
     *_edges(_DOWN, ("client_timeouts", "unanswered"), (), DURING),  # at brokers that wait for its replication
     *_edges(_DOWN, ("no_leader", "timed_out"), (), OVERLAPS),
     *_edges(_DOWN, ("producers_standing_still",), (), BEGINS),
+    *_edges(_DOWN, ("resent_not_idempotent", "doubtful_records"), (), DURING),  # one failed request is no finding
     *_edges(_DOWN, ("coordinator_lost", "controller_changes", "offline_partitions", "fenced"), (), BEGINS),
     # Replicas and leaders.
     *_edges(("under_replicated",), ("not_enough_replicas", "timed_out"), (), OVERLAPS),
@@ -70,7 +72,8 @@ EDGES: tuple[Edge, ...] = (
     # Groups.
     *_edges(("coordinator_lost",), ("rebalance_storm", "straggler", "members_gone"), ("group_id",), BEGINS),
     *_edges(("rebalance_storm",), ("straggler", "members_gone"), ("group_id",), OVERLAPS),
-    # Consumers.
+    # Consumers. A group that cannot commit, or whose members join anew, lags by what is written meanwhile.
+    *_edges(("coordinator_lost",), ("growing_lag",), ("group_id",), MOSTLY),
     *_edges(("stopped_fetching",), ("growing_lag",), ("group_id",), OVERLAPS),
     *_edges(("stopped_fetching",), ("growing_lag",), ("client",), OVERLAPS),
     # Transactions.
@@ -229,6 +232,9 @@ def _is_same(name: str, cause: Finding, of_cause: Mapping[str, Any], one: Findin
 
 
 def _is_near(when: str, cause: Finding, one: Finding) -> bool:
+    if when == MOSTLY:
+        lasted_ns = (one.until_ns or 0) - (one.since_ns or 0)
+        return 0 < lasted_ns <= 2 * _shared_ns(cause, one)
     if when == EVER or cause.since_ns is None or one.since_ns is None:
         return True
     begins, ends = cause.since_ns - _BEFORE_NS, (cause.until_ns or cause.since_ns) + _AFTER_NS[when]

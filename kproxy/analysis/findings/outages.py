@@ -77,10 +77,27 @@ def silent(tables: Tables, limits: Limits) -> Frame:
                 sum(answers) over (partition by cluster, broker order by step
                     range between {_BEFORE_STEPS} preceding and current row) as before
             from served""",
+        asked=f"""
+            select cluster, broker_key as broker, {GROUPS["client"]} as client, client_address as host, api, outcome,
+                source, connection, request_end_ns, response_start_ns, coalesce(muted_ns, 0) as mute_ns,
+                api in ({polls}) as is_poll
+            from exchanged where {of_clients(False)} and request_end_ns is not null""",
+        # A broker that is silent when the tables begin: from the first request that waits for it.
+        first_asked="""
+            select cluster, broker, min(request_end_ns) as asked_ns from asked where not is_poll
+            group by cluster, broker""",
+        first_answered="""
+            select cluster, broker, min(address) as address, max(broker_id) as broker_id, min(first_ns) as answered_ns
+            from served group by cluster, broker""",
         pauses=f"""
             select t.cluster, t.broker, t.address, t.broker_id, t.last_ns, next_ns, end_ns
             from turns t join ends e on t.cluster is not distinct from e.cluster
-            where coalesce(next_ns, end_ns) - t.last_ns >= {least_ns} and before >= {limits.silent_answers_min}""",
+            where coalesce(next_ns, end_ns) - t.last_ns >= {least_ns} and before >= {limits.silent_answers_min}
+            union all
+            select f.cluster, f.broker, address, broker_id, asked_ns, answered_ns, null
+            from first_asked f join first_answered a
+                on f.cluster is not distinct from a.cluster and f.broker = a.broker
+            where answered_ns - asked_ns >= {least_ns}""",
         # Nobody may have a request for a broker that is back and leads nothing yet: then other brokers name it again.
         unnamed=f"""
             select p.cluster, p.broker, p.broker_id, p.last_ns, max(coalesce(p.next_ns, p.end_ns)) as over_ns,
@@ -101,11 +118,6 @@ def silent(tables: Tables, limits: Limits) -> Frame:
                 coalesce(named_ns, next_ns) is not null as is_back
             from pauses p left join named n on p.cluster is not distinct from n.cluster and p.broker = n.broker
                 and p.last_ns = n.last_ns""",
-        asked=f"""
-            select cluster, broker_key as broker, {GROUPS["client"]} as client, client_address as host, api, outcome,
-                source, connection, request_end_ns, response_start_ns, coalesce(muted_ns, 0) as mute_ns,
-                api in ({polls}) as is_poll
-            from exchanged where {of_clients(False)} and request_end_ns is not null""",
         waited=f"""
             select {gap},
                 count_if(outcome = 'answered' and response_start_ns >= g.until_ns) as held,

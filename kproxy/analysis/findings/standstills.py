@@ -1,8 +1,8 @@
 """Findings about producers that stood still: for a time none of their writes was acknowledged, though they tried.
 
-A client waits from its first write that is not acknowledged to the first acknowledgement after it, or to its last try.
-That may be the first write of the capture. Clients that send nothing do not wait, nor do clients over a quota (`throttled`), nor clients whose records are
-refused as invalid. Refuses to know engines, and how findings look.
+A client waits from its first write that is not acknowledged, which may be the first of the capture, to the first
+acknowledgement after it, or to its last try. Clients that send nothing do not wait, nor do clients over a quota
+(`throttled`), nor clients whose records are refused as invalid. Refuses to know engines, and how findings look.
 """
 
 from collections.abc import Iterator

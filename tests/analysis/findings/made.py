@@ -20,6 +20,7 @@ KEYS = {
     "Fetch": 1,
     "OffsetCommit": 8,
     "Heartbeat": 12,
+    "LeaveGroup": 13,
     "SyncGroup": 14,
     "AddPartitionsToTxn": 24,
     "EndTxn": 26,

@@ -3,7 +3,7 @@
 import pytest
 
 from kproxy.analysis.findings import KINDS
-from kproxy.analysis.findings.causes import BEGINS, EDGES, EVER, folded
+from kproxy.analysis.findings.causes import BEGINS, EDGES, EVER, MOSTLY, folded
 from kproxy.analysis.findings.finding import Finding, Moment, found
 
 SECOND_US = 1_000_000
@@ -43,6 +43,8 @@ def test_an_edge_holds_where_and_when_it_says(edge):
     others = [each for each in EDGES if each[:2] == edge[:2] and each.when != BEGINS]
     if edge.when == BEGINS and not others:
         assert len(fold([cause, before])) == 2  # it began before its cause
+    if edge.when == MOSTLY:
+        assert len(fold([cause, one(edge.consequence, 1005, 1060, last_lag_records=5000)])) == 2  # it lasted on
     assert fold([cause._replace(cluster="another"), consequence])[0].consequences == ()
 
 
@@ -139,3 +141,15 @@ def test_a_broker_is_slow_because_another_stands_still_if_most_of_its_slow_reque
     assert len(roots) == (1 if follows else 2)
     (kept,) = [each for root in roots for each in (root, *root.consequences) if each.kind == "slow_broker"]
     assert dict(kept.evidence) == {"slow": 40}  # whole, whichever it is
+
+
+def test_retries_and_a_lag_that_an_outage_brought_about_are_its_consequences():
+    """Also of a client with one failed request, too few for a finding; not a group's lag of hours before the outage."""
+    gone = one("broker_gone", 100, 120)
+    lost = one("coordinator_lost", 100, 118, {"group_id": "g", "broker_id": 2})
+    retried = one("resent_not_idempotent", 101, 108, {"client": "pay-writer", "topic": "payments"})
+    lags = [one("growing_lag", begin_s, 115, {"group_id": "g", "topic": "t"}) for begin_s in (95, 10)]
+    assert [each.kind for each in fold([gone, lost, retried, lags[0]])] == ["broker_gone"]
+    assert [each.kind for each in fold([gone, lost, retried, lags[1]])] == ["broker_gone", "growing_lag"]
+    later = one("resent_not_idempotent", 125, 128, {"client": "pay-writer", "topic": "payments"})
+    assert len(fold([gone, later])) == 2
