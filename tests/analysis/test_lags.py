@@ -10,6 +10,7 @@ from kproxy.analysis import engine, jobs
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.findings import PROBES, findings, limits
 from kproxy.analysis.lags import TABLES as OF_LAG
+from kproxy.analysis.lags import ends
 from kproxy.analysis.lags.brought import TABLES as OF_FETCHES
 from kproxy.analysis.lags.followers import NO_LEADER
 from kproxy.analysis.lags.groups import NO_END, NO_OUTCOME
@@ -156,6 +157,23 @@ def test_a_refused_partition_has_no_commit(made_up):
         found = {row["group_id"]: row for row in dicts(jobs.group_lag(*(tables[name] for name in OF_LAG)))}
     assert found["partly"]["uncommitted_partitions"] == 1
     assert found["produced"]["uncommitted_partitions"] == 0
+
+
+def test_a_new_leader_whose_high_watermark_rises_again_has_not_truncated_its_log(tmp_path):
+    """So the lag before still has a trend; answers of the former leader show nothing."""
+
+    def elected(t):
+        for name, told in (("raised", (50, 30, 60)), ("truncated", (50, 30, 40))):
+            t.commit(name, name, 10)
+            for end, epoch in zip(told, (3, 4, 4), strict=True):
+                t.fetch(name, 10, end, epoch=epoch)
+            t.fetch(name, 10, 55, epoch=3, client="late")
+
+    with Tables(tables_of(elected, tmp_path)) as tables:
+        needed = {name: tables[name] for name in ("partitions", "exchanges", "changes", "topology")}
+        answer = "select topic, is_lost from turns"
+        found = list(engine.rows(engine.ask(needed, told_ends=ends.TOLD_ENDS, **ends.turns(), answer=answer)))
+    assert found == [("truncated", False)]
 
 
 def scene(t):

@@ -59,6 +59,7 @@ EDGES: tuple[Edge, ...] = (
     *_edges(_DOWN, ("producers_standing_still",), (), BEGINS),
     *_edges(_DOWN, ("resent_not_idempotent", "doubtful_records"), (), DURING),  # one failed request is no finding
     *_edges(_DOWN, ("coordinator_lost", "controller_changes", "offline_partitions", "fenced"), (), BEGINS),
+    *_edges(_DOWN, ("straggler", "members_gone"), (), BEGINS),  # members that joined anew, under new ids
     # Replicas and leaders.
     *_edges(("under_replicated",), ("not_enough_replicas", "timed_out"), (), OVERLAPS),
     *_edges(("offline_partitions",), ("no_leader", "growing_lag"), ("topic",), OVERLAPS),
@@ -83,7 +84,7 @@ EDGES: tuple[Edge, ...] = (
     *_edges(("login_failed",), ("connection_churn", "reconnect_storm", "unanswered"), ("client",), OVERLAPS),
     *_edges(("refused_authorization",), ("connection_churn", "reconnect_storm"), ("client",), OVERLAPS),
     *_edges(("reconnect_storm",), ("connection_churn",), ("client",), OVERLAPS),
-    *_edges(("throttled",), ("client_timeouts", "producers_standing_still"), ("client",), OVERLAPS),
+    *_edges(("throttled",), ("client_timeouts", "unanswered", "producers_standing_still"), ("client",), OVERLAPS),
     # kproxy.
     *_edges(("core_full",), ("slow_broker",), (), EVER),
 )

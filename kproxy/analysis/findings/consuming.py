@@ -321,12 +321,12 @@ def lagging_groups(tables: Tables, limits: Limits) -> Frame:
         {"lags": lags},
         answer=f"""
             select cluster, group_id as client, topic, count(*) as partitions, sum(commits) as fetches,
-                coalesce(sum(first_lag_records), 0) as first_records, sum(least_lag_records) as last_records,
+                sum(coalesce(least(own_first_records, least_lag_records), 0)) as first_records,
+                sum(least_lag_records) as last_records,
                 sum(max_lag_records) as max_records, max(behind_ns) as last_lag_ns,
-                min(unix_micros(coalesce(first_known, first_commit))) as first_us,
+                min(unix_micros(first_commit)) as first_us,
                 max(least(unix_micros(end_seen), until_us)) as last_us,
-                max(least(unix_micros(end_seen), until_us))
-                    - min(unix_micros(coalesce(first_known, first_commit))) as active_us,
+                max(least(unix_micros(end_seen), until_us)) - min(unix_micros(first_commit)) as active_us,
                 'group' as `by`,
                 count_if(lag_records is null) as unknown_partitions,
                 max(case when lag_records is null then `unknown` end) as `unknown`, max(silent_us) as silent_us

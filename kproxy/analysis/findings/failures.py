@@ -55,6 +55,11 @@ RETRIED = (
     *("NOT_LEADER_OR_FOLLOWER", "LEADER_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR", "UNKNOWN_TOPIC_OR_PARTITION"),
 )
 _RETRIED_KINDS = ("no_leader", "timed_out")  # whose requests clients send again by themselves
+_OWN_EPOCH = (
+    "Without a transactional.id no other producer fences this one: it gave up on batches (delivery.timeout.ms), began "
+    "a new epoch, and requests of the one before arrived after that. What it gave up on may be missing: look for what "
+    "held it up, such as a quota, a broker that was gone, or a full queue in the client."
+)
 _IN_GROUPS = ("fenced",)  # kinds whose errors may name a group instead of a topic
 
 
@@ -201,6 +206,7 @@ class Refused(NamedTuple):
     first_us: int
     last_us: int
     moments: str | None = None
+    is_transactional: bool = True  # or not known
 
 
 def topics_not_given() -> dict[str, str]:
@@ -238,21 +244,21 @@ def refused(tables: Tables, limits: Limits) -> Frame:
         {name: tables[name] for name in ("exchanges", "partitions", "topology")},
         failed=f"""
             select {keys}, cluster, {GROUPS["client"]} as client, {GROUPS["broker"]} as broker, broker_id, api, error,
-                group_id, error_code, unix_micros(`time`) as us
+                group_id, transactional_id, error_code, unix_micros(`time`) as us
             from exchanges where outcome = 'answered' and errors > 0 and {of_clients(False)}""",
         inside=f"""
             select {keys}, error, {TOPIC} as topic from partitions where direction = 'response' and error_code != 0
             group by {keys}, error, {TOPIC}""",
         each_one=f"""
             select f.cluster, f.client, f.broker, f.broker_id, f.api, f.source, f.connection, f.`number`, f.us,
-                f.group_id, coalesce(i.error, case when coalesce(f.error_code, 0) != 0 then f.error end) as error,
-                i.topic
+                f.group_id, f.transactional_id, i.topic,
+                coalesce(i.error, case when coalesce(f.error_code, 0) != 0 then f.error end) as error
             from failed f left join inside i on {same}""",
         named=f"select *, case {cases} end as kind from each_one",
         once_each="""
             select cluster, client, api, kind, source, connection, `number`, max(error) as error, max(topic) as topic,
-                count(distinct topic) as topics, max(group_id) as group_id, max(broker) as broker,
-                max(broker_id) as broker_id, max(us) as us
+                count(distinct topic) as topics, max(group_id) as group_id, max(transactional_id) as transactional_id,
+                max(broker) as broker, max(broker_id) as broker_id, max(us) as us
             from named
             where kind is not null and not (kind = 'unknown_topic' and api = 'OffsetFetch')
             group by cluster, client, api, kind, source, connection, `number`""",
@@ -262,30 +268,33 @@ def refused(tables: Tables, limits: Limits) -> Frame:
             where {of_clients(False)} group by cluster, {GROUPS["client"]}, api""",
         kinds="""
             select cluster, client, api, kind, error, count(*) as failed, count(distinct topic) as topics,
-                min(topic) as topic, max(group_id) as group_id, min(broker) as broker, max(broker) as broker_too,
-                max(broker_id) as broker_id, min(us) as first_us, max(us) as last_us
+                min(topic) as topic, max(group_id) as group_id, max(transactional_id) as transactional_id,
+                min(broker) as broker, max(broker) as broker_too, max(broker_id) as broker_id,
+                min(us) as first_us, max(us) as last_us
             from once_each group by cluster, client, api, kind, error""",
         **topics_not_given(),
         by_metadata="""
             select n.cluster, n.client, 'Metadata' as api, n.kind, count(*) as failed, max(n.topics) as topics,
                 max(n.error) as error, min(n.topic) as topic, cast(null as string) as group_id,
-                cast(null as string) as broker, cast(null as string) as broker_too, cast(null as int) as broker_id,
+                cast(null as string) as transactional_id, cast(null as string) as broker,
+                cast(null as string) as broker_too, cast(null as int) as broker_id,
                 min(f.us) as first_us, max(f.us) as last_us
             from not_given n join failed f on n.cluster is not distinct from f.cluster and n.client = f.client
                 and f.api = 'Metadata'
             group by n.cluster, n.client, n.kind""",
         every_kind="""
-            select cluster, client, api, kind, error, failed, topics, topic, group_id, broker, broker_too, broker_id,
-                first_us, last_us from kinds
+            select cluster, client, api, kind, error, failed, topics, topic, group_id, transactional_id, broker,
+                broker_too, broker_id, first_us, last_us from kinds
             union all
-            select cluster, client, api, kind, error, failed, topics, topic, group_id, broker, broker_too, broker_id,
-                first_us, last_us from by_metadata""",
+            select cluster, client, api, kind, error, failed, topics, topic, group_id, transactional_id, broker,
+                broker_too, broker_id, first_us, last_us from by_metadata""",
         answer=f"""
             select k.cluster, k.client, k.api, k.kind, sum(failed) as failed, max(a.asked) as asked,
                 array_join(array_sort(collect_list(error)), ', ') as errors, max(topics) as topics, min(topic) as topic,
                 max(group_id) as group_id, case when min(broker) = max(broker_too) then min(broker) end as broker,
-                case when min(broker) = max(broker_too) then max(broker_id) end as broker_id, min(first_us) as first_us,
-                max(last_us) as last_us, max(t.moments) as moments
+                case when min(broker) = max(broker_too) then max(broker_id) end as broker_id,
+                min(first_us) as first_us, max(last_us) as last_us, max(t.moments) as moments,
+                max(transactional_id) is not null as is_transactional
             from every_kind k left join asked a on k.cluster is not distinct from a.cluster
                 and k.client is not distinct from a.client and k.api = a.api
             left join times t on k.cluster is not distinct from t.cluster
@@ -316,6 +325,7 @@ def judge_refused(row: Refused, limits: Limits) -> Iterator[Finding]:
         {name: value for name, value in place.items() if value is not None or name in ("client", "api")},
         (row.first_us, row.last_us),
         evidence,
+        _OWN_EPOCH if row.kind == "fenced" and row.api == "Produce" and not row.is_transactional else None,
     )
 
 

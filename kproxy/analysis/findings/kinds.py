@@ -331,10 +331,10 @@ KINDS = {
         ),
         Kind(
             "fenced",
-            "Clients fenced by another",
+            "Clients that are fenced",
             "{failed} of {asked} {api} requests were refused: {errors}",
             "A newer producer or member has the same id, or the broker dropped the state of its producer id: the "
-            "client must stop.",
+            "client must stop. An idempotent producer without a transactional.id is fenced by its own next epoch.",
             "Give each process its own transactional.id or group.instance.id; look for a process that still runs "
             "after its replacement started, and for a transaction.timeout.ms that is too short.",
             ("transactional.id", "group.instance.id", "transaction.timeout.ms"),

@@ -80,7 +80,7 @@ class Lost(NamedTuple):
     partitions: int
     ranges: list[str]
     acks: int | None
-    broker: str | None  # that acknowledged them, where it is one alone
+    broker: str | None  # that acknowledged them
     broker_id: int | None
     keeper: str | None  # that gave the offsets to others
     keeper_id: int | None
@@ -89,7 +89,7 @@ class Lost(NamedTuple):
 
 
 def lost(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Lost, by client and topic, the most records first.
+    """Rows of Lost, by client, topic and the broker that acknowledged, the most records first.
 
     The same batch acknowledged twice at one offset (a retry with the same sequence, a capture at both ends) counts
     once; of two different batches at one offset, the one acknowledged first is lost. But a deposed leader may still
@@ -160,20 +160,19 @@ def lost(tables: Tables, limits: Limits) -> Frame:
             select cluster, client, topic, `partition`, sum(last_offset - first_offset + 1) as records,
                 count(*) as batches, concat(cast(`partition` as string), ': ', cast(min(first_offset) as string),
                     ' to ', cast(max(last_offset) as string)) as told,
-                min(acks) as acks, min(broker) as broker,
-                max(broker) as broker_too, max(broker_id) as broker_id, min(keeper) as keeper,
+                min(acks) as acks, min(broker) as broker, max(broker_id) as broker_id, min(keeper) as keeper,
                 max(keeper) as keeper_too, max(keeper_id) as keeper_id, min(us) as first_us, max(again_us) as last_us
-            from overwritten group by cluster, client, topic, `partition`""",
+            from overwritten
+            group by cluster, client, topic, `partition`, coalesce(cast(broker_id as string), broker)""",
         answer="""
             select cluster, client, topic, sum(records) as records, sum(batches) as batches, count(*) as partitions,
-                array_sort(collect_list(told)) as ranges, min(acks) as acks,
-                case when min(broker) = max(broker_too) then min(broker) end as broker,
-                case when min(broker) = max(broker_too) then max(broker_id) end as broker_id,
+                array_sort(collect_list(told)) as ranges, min(acks) as acks, min(broker) as broker,
+                max(broker_id) as broker_id,
                 case when min(keeper) = max(keeper_too) then min(keeper) end as keeper,
                 case when min(keeper) = max(keeper_too) then max(keeper_id) end as keeper_id,
                 min(first_us) as first_us, max(last_us) as last_us
-            from by_partition group by cluster, client, topic
-            order by records desc, cluster nulls first, client nulls first, topic nulls first""",
+            from by_partition group by cluster, client, topic, coalesce(cast(broker_id as string), broker)
+            order by records desc, cluster nulls first, client nulls first, topic nulls first, broker nulls first""",
     )
 
 

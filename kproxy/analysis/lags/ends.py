@@ -14,6 +14,7 @@ LOG = ("cluster", "topic", "`partition`")
 OF = ", ".join(LOG)
 GONE = "(3, 100)"  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
 FAR = 2**62  # after every time
+_CATCHES_UP_US = 30_000_000  # replica.lag.time.max.ms: the longest that a high watermark waits for a follower
 
 # Ends in answers, followers' too: KEYS, time, us, cluster, topic, partition, end_offset. is_start: it may be a new log,
 # empty or begun by a Produce; is_mark: a high watermark, or from ListOffsets; is_leaders: certainly the leader's.
@@ -148,7 +149,11 @@ def _of_new_starts() -> dict[str, str]:
 
 
 def _of_truncations() -> dict[str, str]:
-    """Step `truncated`: a leader of the newest epoch reported a lower end than before; `us` is just before that."""
+    """Step `truncated`: a leader of the newest epoch reported a lower end than before; `us` is just before that.
+
+    If its log soon ends there again, it is not truncated: a new leader learns the high watermark from its followers,
+    and answers on different connections overtake each other.
+    """
     asked = "direction = 'request' and api in ('Fetch', 'ListOffsets') and leader_epoch >= 0"
     keys = " and ".join(f"q.{key} = a.{key}" for key in KEYS)
     same_row = " and ".join(f"t.{key} = f.{key}" for key in (*KEYS, "topic", "`partition`"))
@@ -165,10 +170,17 @@ def _of_truncations() -> dict[str, str]:
                 and q.`partition` = a.`partition` and a.end_offset >= 0 and coalesce(a.error_code, 0) = 0
             where q.leader_epoch = q.newest and q.newest > q.oldest
             group by q.cluster, q.topic, q.`partition`""",
-        "truncated": f"""
-            select n.cluster, n.topic, n.`partition`, n.new_us - 1 as us
+        "lowered": f"""
+            select n.cluster, n.topic, n.`partition`, n.new_us, max(t.end_offset) as old_end
             from told_newest n join told_ends t on {same("n", "t")} and t.us < n.new_us
             group by n.cluster, n.topic, n.`partition`, n.new_us having max(t.end_offset) > max(n.new_end)""",
+        "truncated": f"""
+            select l.cluster, l.topic, l.`partition`, l.new_us - 1 as us
+            from lowered l left join told_ends t on {same("l", "t")} and t.end_offset >= l.old_end
+                and t.us between l.new_us and l.new_us + {_CATCHES_UP_US}
+            left join epochs f on {same_row}
+            group by l.cluster, l.topic, l.`partition`, l.new_us
+            having count(case when coalesce(f.leader_epoch = f.newest, true) then t.us end) = 0""",
         "fenced": f"""
             select {", ".join(f"e.{key}" for key in KEYS)}, e.topic, e.`partition`, t.us as from_us
             from epochs e join truncated t on {same("e", "t")} where e.leader_epoch < e.newest""",

@@ -276,7 +276,7 @@ def _at_the_end(where: str | None, is_while_active: bool = False) -> dict[str, s
     own += ["is_open", "client", "host", "first_us", "until_us", "span_us", "silent_us"]
     own += [f"held_{n}" for n in _MOMENTS]
     middle, last = _MOMENTS[len(_MOMENTS) // 2 - 1], _MOMENTS[-1]
-    of_activity = ", a.until_us, a.silent_us" if is_while_active else ""
+    of_activity = ", a.until_us, a.silent_us, a.own_first_records" if is_while_active else ""
     by_then = "and m.told_us <= c.until_us" if is_while_active else ""
     committer = (
         "case when direction = 'request' then named_struct('t', unix_micros(`time`), 'c', client, 'h', host) end"

@@ -527,6 +527,37 @@ def test_records_whose_offsets_are_acknowledged_again_are_lost(made_up):
     assert sentence(lost) == f"7 records, {said} (partition and offsets 0: 100 to 104, 1: 42 to 43)"
 
 
+def test_records_that_two_brokers_lost_are_two_findings_each_of_its_time(tmp_path):
+    table = made.Made()
+    for at_s, broker, offset, batch in (
+        (1, 1, 100, 1),
+        (2, 2, 100, 2),
+        (3, 2, 105, 3),
+        (50, 2, 110, 4),
+        (51, 3, 110, 5),
+    ):
+        key = table.exchange("writer", "Produce", at_s, broker=broker, acks=1)
+        table.partition(key, "request", "t", bytes=250, records=5)
+        table.partition(key, "response", "t", error_code=0, error="NONE", offset=offset)
+        table.add("batches", **key, direction="request", topic="t", partition=0, records=5, base_timestamp=batch)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        lost = findings(tables, kinds=["records_lost"])
+    told = {(dict(one.place)["broker_id"], dict(one.evidence)["offsets"]): one.until_ns for one in lost}
+    assert told.keys() == {(1, "0: 100 to 104"), (2, "0: 110 to 114")}
+    assert round((told[1, "0: 100 to 104"] - made.START_NS) / 1e9) == 2
+
+
+@pytest.mark.parametrize("transactional_id", [None, "tx"])
+def test_a_producer_without_transactions_is_fenced_by_itself(tmp_path, transactional_id):
+    table = made.Made()
+    for number in range(5):
+        key = table.exchange("greedy", "Produce", number, errors=1, transactional_id=transactional_id)
+        table.partition(key, "response", "t", error_code=47, error="INVALID_PRODUCER_EPOCH")
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (one,) = findings(tables, kinds=["fenced"])
+    assert one.change.startswith("Without a transactional.id" if transactional_id is None else "Give each process")
+
+
 @pytest.mark.parametrize(
     ("acknowledged", "lost"),
     [
