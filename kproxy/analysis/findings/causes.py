@@ -8,6 +8,7 @@ it and its consequences; only the cause has advice. Refuses to know how anything
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 from kproxy.analysis.findings.finding import SEVERITIES, Finding, Moment
@@ -190,7 +191,7 @@ def _with(root: Finding, consequences: Sequence[Finding]) -> Finding:
         return root
     order = sorted(consequences, key=lambda one: (SEVERITIES.index(one.severity), one.kind, -one.weight, one.where))
     gravest = min((root, *order), key=lambda one: SEVERITIES.index(one.severity)).severity
-    weight = min(1.0, root.weight + sum(one.weight for one in order))
+    weight = 1 - prod(1 - one.weight for one in (root, *order))  # a sum of many would be 1 for all of them
     return root._replace(severity=gravest, weight=weight, consequences=tuple(order))
 
 

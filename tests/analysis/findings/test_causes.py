@@ -2,9 +2,9 @@
 
 import pytest
 
-from kproxy.analysis.findings import KINDS
+from kproxy.analysis.findings import KINDS, limits
 from kproxy.analysis.findings.causes import BEGINS, EDGES, EVER, MOSTLY, folded
-from kproxy.analysis.findings.finding import Finding, Moment, found
+from kproxy.analysis.findings.finding import Finding, Moment, found, ranked
 
 SECOND_US = 1_000_000
 PLACE = {"broker_id": 2, "broker": "10.0.0.2:9092", "topic": "orders", "client": "app", "group_id": "g"}
@@ -153,3 +153,14 @@ def test_retries_and_a_lag_that_an_outage_brought_about_are_its_consequences():
     assert [each.kind for each in fold([gone, lost, retried, lags[1]])] == ["broker_gone", "growing_lag"]
     later = one("resent_not_idempotent", 125, 128, {"client": "pay-writer", "topic": "payments"})
     assert len(fold([gone, later])) == 2
+
+
+def test_of_two_grave_causes_the_one_with_more_consequences_comes_first():
+    roots = []
+    for broker, groups in ((1, 12), (2, 20)):
+        roots.append(one("broker_gone", 100 * broker, 100 * broker + 20, {"broker_id": broker}))
+        lost = [one("coordinator_lost", 100 * broker, 100 * broker + 9, {"broker_id": broker}) for _ in range(groups)]
+        roots += [each._replace(where=f"group {number}") for number, each in enumerate(lost)]
+    first, second = ranked(fold(roots), limits())
+    assert [dict(each.place)["broker_id"] for each in (first, second)] == [2, 1]
+    assert 0 < second.weight < first.weight < 1

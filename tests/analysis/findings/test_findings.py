@@ -364,6 +364,24 @@ def test_the_lag_of_a_group_that_stopped_is_that_at_its_last_request(
         assert ("no request of the group for" in sentence(one)) == (silent_s is not None)
 
 
+def test_a_partition_that_a_group_commits_late_does_not_hide_the_growth_of_the_others(tmp_path):
+    """Of partition 0 it commits a tenth of what is written; of partition 1 it commits nothing for 290 s."""
+    table = made.Made()
+    for second in range(301):
+        for partition in (0, 1):
+            key = table.exchange("writer", "Produce", second, acks=-1)
+            told = {"offset": 1000 * second, "end_offset": 1000 * (second + 1)}
+            table.partition(key, "response", "orders", partition, error_code=0, **told)
+            if partition == 0 or second > 290:
+                key = table.exchange("reader", "OffsetCommit", second + 0.1, group_id="g")
+                table.partition(key, "request", "orders", partition, offset=100 * (second + 1))
+                table.partition(key, "response", "orders", partition, error_code=0)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (one,) = findings(tables, kinds=["growing_lag"])
+    assert one.where == "group g, topic orders"
+    assert 290e9 < dict(one.evidence)["span_ns"] <= 300e9
+
+
 def test_replicas_out_of_sync_are_known_up_to_the_last_message_about_them(tmp_path):
     table = made.Made()
     for topic, change, at_s, isr in (("a", "created", 1, [1, 2]), ("a", "isr_shrunk", 20, [1])):
