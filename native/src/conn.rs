@@ -209,7 +209,7 @@ impl Conn {
                     && head.get(REQUEST_HEAD..until) == Some(usual.prefix.as_slice())
             });
             let usual = match found {
-                Some(index) => self.usual[index].clone(),
+                Some(index) => &self.usual[index],
                 None if head.len() < whole.min(REQUEST_HEAD + MAX_PREFIX) => return Step::Wait, // for its first fields
                 None => return Step::Learn,
             };
@@ -227,7 +227,7 @@ impl Conn {
                 if usual.is_decided
                     && !self.passed.iter().any(|(number, passed)| *number == usual.number && passed == names)
                 {
-                    self.asked = Some(usual);
+                    self.asked = Some(usual.clone());
                     return Step::Decide;
                 }
                 if usual.is_counted {
@@ -252,8 +252,8 @@ impl Conn {
                 end,
                 found,
             });
-            if usual.is_read {
-                self.last = Some(usual);
+            if usual.is_read && !self.last.as_ref().map_or(false, |last| Arc::ptr_eq(last, usual)) {
+                self.last = Some(usual.clone());
             }
             self.number += 1;
             *pos += here;
@@ -294,7 +294,13 @@ impl Conn {
                 Some(body) => body,
                 None => return Step::Leave,
             };
-            if !program::collects(&first.usual.program.get().operations, body, &mut self.found) {
+            let program = &first.usual.program;
+            let is_plain = if first.found.is_some() {
+                program::collects(&program.get().operations, body, &mut self.found)
+            } else {
+                lane.is_plain(py, program, body)
+            };
+            if !is_plain {
                 return Step::Leave;
             }
             let mut pending = match self.pending.pop_front() {

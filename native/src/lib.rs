@@ -21,6 +21,7 @@ fn kproxy_core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<conn::Conn>()?;
     module.add_class::<conn::Side>()?;
     module.add_function(wrap_pyfunction!(is_plain, module)?)?;
+    module.add_function(wrap_pyfunction!(fits, module)?)?;
     module.add_function(wrap_pyfunction!(collected, module)?)?;
     Ok(())
 }
@@ -30,6 +31,13 @@ fn kproxy_core(module: &Bound<'_, PyModule>) -> PyResult<()> {
 fn is_plain(program: Vec<u32>, response: &[u8]) -> PyResult<bool> {
     tally::checked(&program)?;
     Ok(program::is_plain(&program, response))
+}
+
+/// Returns whether a response of the size of a plain one differs from it in bytes alone on which nothing depends.
+#[pyfunction]
+fn fits(program: Vec<u32>, plain: &[u8], response: &[u8]) -> PyResult<bool> {
+    tally::checked(&program)?;
+    Ok(program::shape_of(&program, plain).map_or(false, |shape| shape.fits(response)))
 }
 
 /// Returns what a program collects from a frame, from the byte after its correlation id on; None: it does not fit.

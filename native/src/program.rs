@@ -61,11 +61,26 @@ impl Found {
     }
 }
 
+/// A plain response: others of its size that differ from it in free bytes alone are plain too.
+#[derive(Default)]
+pub struct Shape {
+    bytes: Vec<u8>,
+    mask: Vec<u8>, // 0: the byte is free, since no operation depends on its value
+}
+
+impl Shape {
+    pub fn fits(&self, bytes: &[u8]) -> bool {
+        let pairs = bytes.iter().zip(&self.bytes).zip(&self.mask);
+        bytes.len() == self.bytes.len() && pairs.fold(0, |found, ((one, other), mask)| found | (one ^ other) & mask) == 0
+    }
+}
+
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
     operations_left: u32,
     found: &'a mut Found,
+    mask: Option<&'a mut [u8]>,
 }
 
 impl<'a> Reader<'a> {
@@ -74,6 +89,15 @@ impl<'a> Reader<'a> {
         let taken = self.bytes.get(self.at..end)?;
         self.at = end;
         Some(taken)
+    }
+
+    /// Takes bytes whose values nothing depends on.
+    fn skip(&mut self, count: usize) -> Option<()> {
+        self.take(count)?;
+        if let Some(mask) = &mut self.mask {
+            mask[self.at - count..self.at].fill(0);
+        }
+        Some(())
     }
 
     fn left(&self) -> usize {
@@ -162,7 +186,7 @@ impl<'a> Reader<'a> {
             let operands = &program[at + 1..];
             match program[at] {
                 SKIP => {
-                    self.take(operands[0] as usize)?;
+                    self.skip(operands[0] as usize)?;
                     at += 2;
                 }
                 ZERO => {
@@ -173,9 +197,7 @@ impl<'a> Reader<'a> {
                 }
                 TEXT => {
                     match self.length(operands[0])? {
-                        Some(length) => {
-                            self.take(length)?;
-                        }
+                        Some(length) => self.skip(length)?,
                         None if operands[1] == 0 => return None,
                         None => {}
                     }
@@ -183,9 +205,7 @@ impl<'a> Reader<'a> {
                 }
                 FIXED => {
                     match self.length(operands[0])? {
-                        Some(count) => {
-                            self.take(count.checked_mul(operands[2] as usize)?)?;
-                        }
+                        Some(count) => self.skip(count.checked_mul(operands[2] as usize)?)?,
                         None if operands[1] == 0 => return None,
                         None => {}
                     }
@@ -236,7 +256,7 @@ impl<'a> Reader<'a> {
                             return None;
                         }
                         let size = self.uvarint()? as usize;
-                        self.take(size)?;
+                        self.skip(size)?;
                     }
                     at += 2 + listed.len();
                 }
@@ -289,8 +309,18 @@ pub fn is_plain(program: &[u32], bytes: &[u8]) -> bool {
 /// Whether all of a frame behind its correlation id fits a program; `found` gets what the program collects.
 pub fn collects(program: &[u32], bytes: &[u8], found: &mut Found) -> bool {
     found.clear();
-    let mut reader = Reader { bytes, at: 0, operations_left: MOST_OPERATIONS, found };
+    let mut reader = Reader { bytes, at: 0, operations_left: MOST_OPERATIONS, found, mask: None };
     reader.run(program).is_some() && reader.left() == 0
+}
+
+/// The shape of a response; None: it is not plain.
+pub fn shape_of(program: &[u32], bytes: &[u8]) -> Option<Shape> {
+    let mut mask = vec![0xff; bytes.len()];
+    let mut found = Found::default();
+    let mask_of = Some(mask.as_mut_slice());
+    let mut reader = Reader { bytes, at: 0, operations_left: MOST_OPERATIONS, found: &mut found, mask: mask_of };
+    reader.run(program)?;
+    (reader.left() == 0).then(|| Shape { bytes: bytes.to_vec(), mask })
 }
 
 /// Checks a program before its first use, so that running it never reads beyond it: each operation is known and whole.

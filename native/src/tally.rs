@@ -8,7 +8,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
 
-use crate::program::{self, Found};
+use crate::program::{self, Found, Shape};
 use crate::turn;
 
 /// A histogram: a value counts at the first bound that is not below it.
@@ -265,6 +265,7 @@ pub struct Lane {
     pub pressure: PyObject,
     pub clock_offset_ns: i64,
     pub buffer: Vec<u8>,
+    shapes: Vec<(Py<Program>, Shape)>,
     pub spare: Vec<Box<Found>>,
     pub fresh: Vec<Py<Tally>>, // those that have counted since the last flush
     pub inside: [Histogram; 2],
@@ -277,6 +278,40 @@ pub struct Lane {
     own: [(PyObject, Py<PyList>); 3], // the cells of `inside` and `lag`
     slow: PyObject,                   // kproxy/metrics/slow.py
     bounds: Bounds,
+}
+
+/// The shapes that are remembered, of a few hundred bytes.
+const SHAPES: usize = 16;
+const LARGEST_SHAPE: usize = 256;
+
+impl Lane {
+    /// Whether a response is plain: most are, but for free bytes, as the last one of their program was.
+    pub fn is_plain(&mut self, py: Python<'_>, program: &Py<Program>, response: &[u8]) -> bool {
+        let operations = &program.get().operations;
+        if response.len() > LARGEST_SHAPE {
+            return program::is_plain(operations, response);
+        }
+        let place = self.shapes.iter().position(|(of, _)| of.is(program));
+        if let Some(place) = place {
+            if self.shapes[place].1.fits(response) {
+                return true;
+            }
+        }
+        let shape = match program::shape_of(operations, response) {
+            Some(shape) => shape,
+            None => return false,
+        };
+        match place {
+            Some(place) => self.shapes[place].1 = shape,
+            None => {
+                if self.shapes.len() >= SHAPES {
+                    self.shapes.remove(0);
+                }
+                self.shapes.push((program.clone_ref(py), shape));
+            }
+        }
+        true
+    }
 }
 
 #[pymethods]
@@ -322,6 +357,7 @@ impl Lane {
             pressure,
             clock_offset_ns,
             buffer: vec![0; buffer_bytes],
+            shapes: Vec::new(),
             spare: Vec::new(),
             fresh: Vec::new(),
             inside: [empty.clone(), empty.clone()],

@@ -77,13 +77,16 @@ def test_vectors_with_and_without_what_is_noted() -> None:
 
 
 def test_damaged_responses_are_never_plain_where_the_session_finds_something() -> None:
+    import kproxy_core
+
     chance = random.Random(11)
-    plain = 0
+    plain = shaped = 0
     for layout, frame, _, _ in vectors():
         if layout.side != "response" or layout.api_key is None:
             continue
         _, body = layout.decode(frame)
         quiet = layout.encode(quieted(layout.message.fields, body, address_path(layout.api_key, layout.version)))
+        program = plain_response(layout.api_key, layout.version)
         for _ in range(20):
             damaged = bytearray(quiet)
             for _ in range(chance.randint(1, 3)):
@@ -92,7 +95,13 @@ def test_damaged_responses_are_never_plain_where_the_session_finds_something() -
             if is_plain(layout, bytes(damaged)):
                 plain += 1
                 assert scanned(layout, bytes(damaged)), layout
+                shaped += kproxy_core.fits(program, quiet[layout.start :], bytes(damaged[layout.start :]))
+            else:
+                assert program is None or not kproxy_core.fits(
+                    program, quiet[layout.start :], bytes(damaged[layout.start :])
+                ), layout
     assert plain > 1000
+    assert shaped > 1000
 
 
 NAMES = {
