@@ -1,8 +1,9 @@
 """The alert that ends a TLS handshake, as far as it is in clear (RFC 5246, RFC 8446 section 6).
 
-Duty: follows the records of both sides until they are encrypted. From TLS 1.3 on a client's alert is encrypted; its
-size distinguishes it from all other first messages of a client. Memory: the head of a record for each side. Refuses to
-know the consequences of an alert.
+Duty: follows the records of both sides until they are encrypted. With TLS 1.3 an alert that ends the handshake is
+encrypted, but for those about the first messages. Its size distinguishes it from all other messages that a client sends
+first, and a server next after the client's Finished. Memory: the head of a record for each side. Refuses to know the
+consequences of an alert.
 """
 
 from typing import Protocol
@@ -65,18 +66,20 @@ class Handshake(Protocol):
 class Alerts:
     """Takes the bytes of a TLS connection from its first one on."""
 
-    __slots__ = ("_flow", "_heads", "_is_encrypted", "_is_server_first", "_left")
+    __slots__ = ("_flow", "_heads", "_is_1_3", "_is_encrypted", "_is_over", "_is_server_first", "_left")
 
     def __init__(self, flow: Handshake) -> None:
         self._flow = flow
         self._heads = (bytearray(), bytearray())
         self._left = [0, 0]  # bytes of a record that are still to come
         self._is_encrypted = [False, False]
+        self._is_1_3 = False  # the server encrypts before the client does
+        self._is_over = False  # no further record says anything about the handshake
         self._is_server_first = True  # its first record is still to come
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:
         head = self._heads[side]
-        while view and not self._is_encrypted[side] and self._flow.alert is None:
+        while view and not self._is_over and self._flow.alert is None:
             if left := self._left[side]:
                 self._left[side] = max(0, left - len(view))
                 view = view[left:]
@@ -105,12 +108,23 @@ class Alerts:
             self._is_server_first = False
             flow.is_answered_in_clear = not (CHANGE_CIPHER_SPEC <= kind <= APPLICATION_DATA and head[1] == _MAJOR)
         if kind == ALERT and length == _ALERT_BYTES:
-            if head[_HEAD] == FATAL:
+            if head[_HEAD] == FATAL and not self._is_server_first:  # before its first record the client met an end
                 flow.alert = side, _NAMES.get(head[_HEAD + 1], f"alert {head[_HEAD + 1]}")
                 flow.deafen()
         elif kind not in (CHANGE_CIPHER_SPEC, HANDSHAKE):
-            if kind == APPLICATION_DATA and side == flow.client and length == _ENCRYPTED_BYTES:
-                flow.alert = side, ENCRYPTED
-            self._is_encrypted[side] = True
-            if all(self._is_encrypted):
-                flow.deafen()
+            self._encrypted(side, is_alert=kind == APPLICATION_DATA and length == _ENCRYPTED_BYTES)
+
+    def _encrypted(self, side: int, *, is_alert: bool) -> None:
+        """Handle an encrypted record; is_alert: it has the size of an alert of TLS 1.3."""
+        flow = self._flow
+        is_client, is_first = side == flow.client, not self._is_encrypted[side]
+        self._is_encrypted[side] = True
+        if not is_client and not self._is_encrypted[flow.client]:
+            self._is_1_3 = True
+            return
+        if is_client and not is_alert and self._is_1_3:  # its Finished, or data behind it
+            return
+        if is_alert and (is_first if is_client else self._is_1_3):  # a client's later one is its close_notify
+            flow.alert = side, ENCRYPTED
+        self._is_over = True
+        flow.deafen()

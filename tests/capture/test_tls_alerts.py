@@ -102,6 +102,30 @@ def test_an_alert_that_is_encrypted_as_java_does_is_told_by_its_size(authority, 
     assert row.sentence.endswith(f"(an alert that TLS 1.3 encrypts by a client of {SERVER} ×1)")
 
 
+@pytest.mark.parametrize("cut", [None, 1])
+def test_a_server_that_refuses_the_client_after_its_finished_is_told(cut, authority, tmp_path):
+    """A certificate is asked for and not given: TLS 1.3 encrypts the alert."""
+    pieces = talked(*contexts(authority, V1_3, server_asks=True))
+    (row,) = (row for row in seen(pieces, tmp_path, cut) if row.kind == "tls_alert")
+    assert row.sentence.endswith(f"(an alert that TLS 1.3 encrypts by the server {SERVER} ×1)")
+
+
+def test_the_answer_to_a_clients_close_notify_is_no_refusal(authority, tmp_path):
+    client, server = contexts(authority, V1_3)
+    server.num_tickets = 0
+    *pieces, of_server, of_client = talked(client, server, b"")
+    assert (of_server[0], len(of_server[1])) == (1, 24)
+    quality = seen([*pieces, of_client, of_server], tmp_path)
+    assert (quality.count("tls"), quality.count("tls_alert")) == (1, 0)
+
+
+def test_a_client_that_meets_an_end_is_told_of_the_server(authority, tmp_path):
+    """Its alert says that it did not decode the end; the server has said nothing."""
+    (hello,) = (data for _, data in talked(*contexts(authority, V1_3))[:1])
+    quality = seen([(0, hello), (0, b"\x15\x03\x01\0\x02\x02\x32")], tmp_path)
+    assert (quality.count("tls_unanswered"), quality.count("tls_alert")) == (1, 0)
+
+
 def test_versions_that_do_not_meet_are_the_servers_alert(authority, tmp_path):
     client, _ = contexts(authority, V1_2)
     _, server = contexts(authority, V1_3)
