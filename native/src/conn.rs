@@ -701,12 +701,14 @@ impl Conn {
         Ok((pending, self.number, received, completed, self.free_at, self.left, self.session_ns, last, parts.into()))
     }
 
-    /// What is counted so far, without an end of the loan: requests, bytes by side, the first fields of the last request
-    /// that had some to read, and whether the oldest pending request is whole.
+    /// What is counted so far, without an end of the loan: requests, bytes by side with those that wait for the rest of
+    /// their frame, the first fields of the last request that had some to read, and whether the oldest pending request
+    /// is whole.
     fn glance(&self, py: Python<'_>) -> (i64, (u64, u64), Option<PyObject>, bool) {
         let last = self.last.as_ref().map(|usual| usual.values.clone_ref(py));
         let awaits_answer = self.pending.front().map_or(false, |pending| pending.end.is_some());
-        (self.number, (self.received[0], self.received[1]), last, awaits_answer)
+        let received = |side: usize| self.received[side] + self.parts[side].bytes.len() as u64;
+        (self.number, (received(CLIENT), received(BROKER)), last, awaits_answer)
     }
 
     /// Lets go of Python's object: the connection is closed.

@@ -177,7 +177,7 @@ impl Tally {
             }
             match carried.appends.last_mut() {
                 Some(last) if last.end == first => {
-                    last.end += each.records;
+                    last.end = last.end.saturating_add(each.records);
                     last.answered = times.response_start;
                 }
                 _ => carried.appends.push(Append {

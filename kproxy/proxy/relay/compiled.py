@@ -21,7 +21,6 @@ from kproxy.errors import ConfigError
 from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES
 from kproxy.metrics.counting import ConnectionMetrics
 from kproxy.metrics.process import Metrics
-from kproxy.protocol.apis import PRODUCE
 from kproxy.protocol.programs import collecting, plain_response
 from kproxy.proxy.relay.in_flight import FEW
 from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
@@ -118,13 +117,13 @@ class Core:
             self._requests[key] = self.module.Program(operations)
         return self._requests[key]
 
-    def tally(self, counting: ConnectionMetrics, plan: ApiPlan) -> Any:
-        """Return the core's counters of an API at the connection's broker."""
+    def tally(self, counting: ConnectionMetrics, plan: ApiPlan, *, counts: bool) -> Any:
+        """Return the core's counters of an API at the connection's broker. counts: records are counted too."""
         tallies = counting.of_broker.tallies
-        key = plan.api_key, plan.api_version
+        key = plan.api_key, plan.api_version, counts
         tally = tallies.get(key)
         if tally is None:
-            produced = counting.produced(by_id=produces_by_id(plan)) if plan.api_key == PRODUCE else None
+            produced = counting.produced(by_id=produces_by_id(plan)) if counts else None
             tally = tallies[key] = self.lane.tally(counting.api_cells(plan), counting.of_broker, produced)
         return tally
 
@@ -202,7 +201,7 @@ class Lending:
         program = self._core.of_response(plan, counts=counts)
         if program is None:
             return None
-        return plan, values, values[2], program, self._core.tally(self._counting, plan), counts
+        return plan, values, values[2], program, self._core.tally(self._counting, plan, counts=counts), counts
 
     def _made(self) -> Any:
         client, broker = self._relay._peers

@@ -18,6 +18,7 @@ import pytest
 
 from kproxy.errors import ConfigError
 from kproxy.protocol.apis import FETCH, FIND_COORDINATOR, HEARTBEAT, LIST_OFFSETS, METADATA, OFFSET_COMMIT, PRODUCE
+from kproxy.protocol.records import Record, write_batch
 from kproxy.proxy.config.lag import Lag
 from kproxy.proxy.config.limits import Limits
 from kproxy.proxy.config.policy import Rule
@@ -608,6 +609,30 @@ def test_a_frame_in_parts_waits_in_the_core(at: int, monkeypatch: pytest.MonkeyP
     live(test())
 
 
+def test_a_connection_with_a_request_in_parts_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was closed with the first bytes of a request, which did not count as received."""
+    lend_at_once(monkeypatch)
+
+    async def test() -> None:
+        async with kproxy(cluster={"limits": Limits(idle_timeout_s=600)}) as here:
+            client, broker = await here.connect()
+            await produces(client, broker)
+            (relay,) = here.server.relays.worker.relays.values()
+            ageing = here.server.relays.worker.ageing
+            (watched,) = [one for batch in ageing._wheel.values() for one in batch]
+            ageing._look(watched, relay, watched.idle_since + 1)
+            await client.send(ASKED[:20])
+            await here.until(lambda: core_of(here).part_bytes == 20)
+            ageing._look(watched, relay, watched.idle_since + 600)
+            assert lending_of(relay).is_lent
+            await client.send(ASKED[20:])
+            assert await broker.frame() == ASKED
+            client.close()
+            broker.close()
+
+    live(test())
+
+
 @pytest.mark.parametrize("room", [0, compiled.MAX_PARTS])
 def test_parts_that_wait_come_home(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without room for them, and if somebody asks for the session."""
@@ -674,7 +699,42 @@ def test_a_reload_adds_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
             info = ConnectionInfo("default", "live:0", HOST, 1, HOST, 2, 1, 0)
             counting = here.server.metrics.connection(info, "0", "1", [])
             before, after = (Interest().plan(HEARTBEAT << 16 | 4) for _ in range(2))
-            assert core.tally(counting, before) is core.tally(counting, after)
+            assert core.tally(counting, before, counts=False) is core.tally(counting, after, counts=False)
+
+    live(test())
+
+
+def test_records_are_counted_after_a_reload_that_asks_for_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counters of the connections before it took no records, and the first ones ended the counting of a turn."""
+    lend_at_once(monkeypatch)
+    data = [{"name": "t", "partitionData": [{"index": 3, "records": write_batch([Record(0, 1, None, b"x")])}]}]
+    said = [{"name": "t", "partitionResponses": [{"index": 3, "baseOffset": 41}]}]
+
+    async def test() -> None:
+        async with kproxy(cluster={"lag": Lag(ask_interval_s=0)}) as here:
+            before = await here.connect()
+            await produces(*before)
+            (cluster,) = here.server.config.clusters
+            topics = cluster.model_copy(update={"detail": "topics"})
+            config = here.server.config.model_copy(update={"clusters": (topics,)})
+            here.server.reloader.reads(lambda: config)
+            report, _ = await asyncio.gather(here.server.reloader.reload("the test"), here.broker.answer_kproxy())
+            assert report.outcome == "applied"
+            client, broker = await here.connect()
+            for number in range(4):
+                await client.send(request(PRODUCE, 8, number, ACKS | {"topicData": data}))
+                await broker.frame()
+                await broker.send(response(PRODUCE, 8, number, {"responses": said}))
+                await client.frame()
+            relay = here.server.relays.worker.relays[max(here.server.relays.worker.relays)]
+            assert lending_of(relay).is_lent
+            core_of(here).lane.flush()
+            (cells,) = here.server.metrics.clusters.values()
+            assert cells.topics is not None and cells.lags is not None
+            assert cells.topics.top.cells["t"].request.records == 4
+            assert cells.lags.logs["t", 3].high_watermark == 42
+            for wire in (client, broker, *before):
+                wire.close()
 
     live(test())
 
