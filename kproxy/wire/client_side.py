@@ -475,6 +475,8 @@ class ClientSide(Holding):
             self._malformed_request(exchange, why, now)
             return
         exchange.decoded = FAILED
+        if exchange.plan.kept is not None:
+            exchange.request_frame = exchange.response_frame = None  # it is not kept: the connection ends before
         text = f"{exchange.plan.title} request does not decode ({why}); what follows could not be decided"
         self._fatal(CLIENT, "malformed_request", text, exchange.plan, now)
 

@@ -340,3 +340,18 @@ def test_at_headers_groups_cost_what_others_do() -> None:
     asked, told = followed[11, 5]
     count, files = calls(Interest(rewrite=True, kept=Kept(APIS)), 11, 5, asked, told)
     assert count > plain[0] + 1 and "wire/keeping.py" in files  # with a detail it is otherwise
+
+
+def test_a_kept_request_that_cannot_be_decided_ends_the_connection_in_order() -> None:
+    """The session raised, and did not close: it had not begun to keep the request."""
+    keep = kept()
+    scripted = Scripted()
+    scripted.by_header.add(1)
+    interest = Interest(kept=keep, details=True, authorizes=lambda key, version: True)
+    asked = bytearray(request(JOIN_GROUP, 5, 1, {"groupId": "g"}))
+    group_at = asked.index(b"\0\1g")
+    asked[group_at : group_at + 2] = b"\x7f\xff"
+    talk = Dialogue(interest, authorizer=scripted).client(bytes(asked))
+    assert [fault.kind for fault in talk.faults] == ["malformed_request"]
+    assert [each.exchange.request_frame for each in talk.unanswered] == [None]
+    assert keep.held_bytes == 0
