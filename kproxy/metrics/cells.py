@@ -159,8 +159,8 @@ class BrokerCells:
         self.disconnects: dict[tuple[str, str], int] = {}  # by listener and cause
         self.apis: dict[tuple[str, str], ApiCells] = {}  # by the labels api and version
         self.by_plan: dict[ApiPlan, ApiCells] = {}  # the same cells by their plan's identity; known APIs only
-        # Counters of the compiled core, which fill these cells, by API key, version, and whether records are counted, which
-        # a reload may change. It makes new plans each time.
+        # Counters of the compiled core, which fill these cells, by API key, version, and whether records are counted: a
+        # reload may change that, and makes new plans.
         self.tallies: dict[tuple[int, int, bool], Any] = {}
         # Times above 0 only: all other answered requests did not queue.
         self.queue = cell(QUEUE_NS)

@@ -54,6 +54,8 @@ impl Found {
     pub fn clear(&mut self) {
         self.names.clear();
         self.partitions.clear();
+        self.topic = (0, 0);
+        self.index = 0;
     }
 
     pub fn topic(&self, partition: &Partition) -> &[u8] {
