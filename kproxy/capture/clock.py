@@ -15,8 +15,11 @@ A jump forth is the step and a true pause: the TCP timestamps say how long that 
 they do not, a step is assumed to be of whole seconds if the packets before and after it are then less than WHOLE_NS
 apart, else these get the same time.
 
-Memory: the last BESIDE packets of a window. Work: for a jump the BESIDE packets before and after it. Refuses to know
-payloads and flows.
+If no connection shows what the last jump of a window was, the next windows may. The packets between, fewer than BESIDE,
+keep their times then, since they were handed on before.
+
+Memory: the last BESIDE packets of a window, and what they say of their connections. Work: for a jump the BESIDE packets
+before and after it. Refuses to know payloads and flows.
 """
 
 from collections.abc import Sequence
@@ -49,6 +52,15 @@ class _Seen(NamedTuple):
     ticks: int  # of the TCP timestamp; -1: it has none
 
 
+class _Jump(NamedTuple):
+    """A jump of the clock that no connection has shown to be a step, or none, so far."""
+
+    size: int  # nanoseconds
+    before: dict[bytes, tuple[_Seen, _Seen]]  # the first and the last packet of each direction of a connection
+    shift_ns: int  # added to the times there
+    room: int  # packets after those seen so far that may still show it
+
+
 class Clock:
     """Takes the windows of a capture one after the other; the steps of its clock are noted in `quality`."""
 
@@ -59,6 +71,7 @@ class Clock:
         self._shift_ns = 0  # added to the times now
         self._last: Window | None = None  # the end of the window before, with these times
         self._last_ns = -1
+        self._open: _Jump | None = None  # the last jump, if the next window may show what it is
 
     def take(self, window: Window) -> Window:
         """A window with the times as if the clock had not been set."""
@@ -66,6 +79,7 @@ class Clock:
         if not records:
             return window
         times = times_of(records)
+        self._close(window, times)
         jumps = np.diff(times, prepend=times[0] if self._last_ns < 0 else self._last_ns)
         self._last_ns = int(times[-1])
         shifted = times + self._shift_ns
@@ -73,10 +87,8 @@ class Clock:
         for index in np.flatnonzero(np.abs(jumps) >= STEP_NS).tolist():
             step = self._step(window, shifted, index, int(jumps[index]))
             if step:
-                self._shift_ns -= step
-                self.steps += 1
                 shifted[index:] -= step
-                self._quality.note("clock_step", int(shifted[index]))
+                self._set(step, int(shifted[index]))
                 is_shifted = True
         if is_shifted:
             window = window._replace(records=_at(records, shifted))
@@ -86,7 +98,24 @@ class Clock:
 
     def clear(self) -> None:
         """Another capture begins."""
-        self._shift_ns, self._last, self._last_ns = 0, None, -1
+        self._shift_ns, self._last, self._last_ns, self._open = 0, None, -1, None
+
+    def _set(self, step: int, time_ns: int) -> None:
+        """The clock was set by `step` nanoseconds before the packet at `time_ns`."""
+        self._shift_ns -= step
+        self.steps += 1
+        self._quality.note("clock_step", time_ns)
+
+    def _close(self, window: Window, times: np.ndarray) -> None:
+        """Look for what the last jump before this window was."""
+        jump, self._open = self._open, None
+        if jump is None or not (step := self._shown(jump, window, times + jump.shift_ns, 0)):
+            return
+        self._set(step, int(times[0]) + self._shift_ns - step)
+        if self._last is not None:
+            since = times_of(self._last.records).copy()
+            since[-(BESIDE - jump.room) :] -= step
+            self._last = self._last._replace(records=_at(self._last.records, since))
 
     def _step(self, window: Window, times: np.ndarray, index: int, jump: int) -> int:
         """Return by how many nanoseconds the clock was set at a record whose time jumps; 0: it was not.
@@ -101,15 +130,23 @@ class Clock:
             low = max(0, len(earlier) + index - BESIDE)
             for key, (first, last) in self._seen(self._last, earlier, low, len(earlier)).items():
                 before[key] = first, before.get(key, (first, last))[1]
-        for number in range(index, min(len(window.records), index + BESIDE)):
+        return self._shown(_Jump(jump, before, self._shift_ns, BESIDE), window, times, index)
+
+    def _shown(self, jump: _Jump, window: Window, times: np.ndarray, index: int) -> int:
+        """Return the step that the packets from `index` on show a jump to be; 0: none.
+
+        times: of the window's records, without the steps before the jump.
+        """
+        size, before, _, room = jump
+        for number in range(index, min(len(window.records), index + room)):
             found = self._packet(window, number, int(times[number]))
             if found is None or found[0] not in before:
                 continue
             seen, (first, last) = found[1], before[found[0]]
-            if jump < 0:
+            if size < 0:
                 went_on = (seen.seq - last.seq) & MASK < NEAR
                 if went_on and last.time_ns - seen.time_ns >= STEP_NS:
-                    return _size(jump)
+                    return _size(size)
             elif last.ticks >= 0 and seen.ticks >= 0:
                 ticks = (seen.ticks - last.ticks) & MASK
                 if not ticks and seen.seq == last.seq:
@@ -117,9 +154,11 @@ class Clock:
                 tick_ns = _tick_ns(first, last)
                 apart_ns = seen.time_ns - last.time_ns
                 missing = apart_ns - ticks * (tick_ns or SLOWEST_TICK_NS)
-                if ticks >= HALF or 2 * missing <= jump + apart_ns // DRIFT:
+                if ticks >= HALF or 2 * missing <= size + apart_ns // DRIFT:
                     return 0
-                return _size(jump) if not tick_ns or jump - missing < WHOLE_NS else missing
+                return _size(size) if not tick_ns or size - missing < WHOLE_NS else missing
+        if (room := room - (len(window.records) - index)) > 0:
+            self._open = jump._replace(room=room)
         return 0
 
     def _seen(self, window: Window, times: np.ndarray, low: int, high: int) -> dict[bytes, tuple[_Seen, _Seen]]:

@@ -175,6 +175,52 @@ def test_the_256_packets_before_and_behind_a_jump_may_show_it(where, count, step
         assert read(packets, *cuts)[1] == steps
 
 
+def away(time_ns, number):
+    """A packet of a connection of which nothing else is seen."""
+    return seen(time_ns, 1, source=(b"\x0a\1\1" + bytes((number % 250,)), 1000 + number))
+
+
+@pytest.mark.parametrize(("between", "steps"), ((1, 1), (3, 1), (254, 1), (255, 1), (256, 0)))
+@pytest.mark.parametrize("forth", (False, True))
+def test_a_later_window_may_show_a_step(between, steps, forth):
+    """The packets before it keep their times, since they were handed on; all later ones have those without the step."""
+    step = 5 * SECOND if forth else -5 * SECOND
+    packets = [seen(T, 1000, 7), *(away(T + step + n, n) for n in range(between))]
+    packets += [seen(T + step + between, 1001, 7), away(T + step + between + 1, 300)]
+    for cuts in ((between + 1,), (2, between + 1), tuple(range(1, between + 2))):
+        times, found = read(packets, *dict.fromkeys(cuts))
+        assert found == steps
+        shift = step if steps else 0
+        assert times[: between + 1] == [time_ns for time_ns, _ in packets[: between + 1]]
+        assert times[between + 1 :] == [T + step - shift + between, T + step - shift + between + 1]
+
+
+def test_a_step_that_a_later_window_shows_counts_for_the_next_one():
+    """What is between them was earlier than its times say."""
+    b = {"source": (b"\x0a\1\1\1", 1000)}
+    packets = [seen(T, 1000), seen(T - HOUR * SECOND, 1, **b), seen(T - HOUR * SECOND + 1, 1001)]
+    packets.append(seen(T - (HOUR + 60) * SECOND + 2, 2, **b))
+    assert read(packets, 2) == ([T, T - HOUR * SECOND, T + 1, T + 2], 2)
+
+
+@pytest.mark.parametrize("cuts", ((), (1,), (2,), (3,), (1, 2, 3)))
+def test_a_pause_that_one_connection_shows_is_no_step_by_another(cuts):
+    """The first one that has timestamps before and after tells."""
+    b = {"source": (b"\x0a\1\1\1", 1000)}
+    packets = [seen(T, 1000, 7), seen(T, 1, 7, **b), seen(T + 4 * SECOND, 2, 4007, **b), seen(T + 4 * SECOND, 1001, 7)]
+    assert read(packets, *cuts) == ([time_ns for time_ns, _ in packets], 0)
+
+
+def test_another_capture_shows_no_step_of_the_one_before():
+    clock = Clock(Quality())
+    for time_ns, frame in (seen(T, 1000), away(T - 5 * SECOND, 1)):
+        clock.take(Window(frame, 0, [(time_ns, ETHERNET, 0, len(frame), len(frame))]))
+    clock.clear()
+    time_ns, frame = seen(T - 5 * SECOND, 1001)
+    taken = clock.take(Window(frame, 0, [(time_ns, ETHERNET, 0, len(frame), len(frame))]))
+    assert (taken.records[0][0], clock.steps) == (time_ns, 0)
+
+
 @pytest.mark.parametrize(
     ("options", "is_read"),
     [
