@@ -59,7 +59,6 @@ MAX_PENDING = 16 * 1024  # offsets of open transactions
 FENCED_NS = 30 * 10**9  # how long a former leader may still answer as leader: broker.session.timeout.ms is 9 s
 MAX_FORMER = 4
 MARKS = 16  # per log: fetched ranges with their age (a consumer commits what it just fetched), and as many earlier ends
-_MAX_WRITTEN_MS = (2**63 - 1) // 10**6  # producers write any int64
 UNKNOWN = -1  # a time that no batch contained; a leader epoch that no response contained
 
 END, COMMITTED, POSITION, GROUP = KINDS = ("end", "committed", "position", "group")  # kinds counted in `evicted`
@@ -197,8 +196,7 @@ class Log:
     def read(self, first: int, following: int, written_ms: int, now_ns: int) -> None:
         """Learn that records from `first` to before `following` were fetched, the newest written at `written_ms`."""
         self.marks.append((first, following, written_ms))
-        if written_ms <= _MAX_WRITTEN_MS:
-            self.written.add(following, min(written_ms * 10**6, now_ns), now_ns)  # a later time would hide all others
+        self.written.add(following, min(written_ms * 10**6, now_ns), now_ns)  # a later time would hide all others
 
     def age_s(self, offset: int, written_ms: int, now_ns: int, wall_ns: int) -> tuple[float | None, bool]:
         """Return the age in s of the record at an offset (None: unknown), and whether it is exact, not an upper bound.
