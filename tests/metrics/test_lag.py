@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kproxy.metrics import Metrics, lag, offsets
-from kproxy.metrics.named import EXPIRY_NS, MAX_LABEL, OTHER
+from kproxy.metrics.named import EXPIRY_NS, MAX_LABEL, OTHER, Topics
 from kproxy.protocol.apis import FETCH, METADATA, OFFSET_COMMIT
 from kproxy.protocol.records import Record, write_batch
 from kproxy.wire.bodies import TOPICS
@@ -364,6 +364,65 @@ def test_lag_is_scraped_where_bodies_are_looked_at_and_nowhere_else():
     assert found[RECORDS] == {client: 5, group: 5}
     age_s = time_ns() / 1e9 - NOW_MS / 1000
     assert found[SECONDS] == {client: pytest.approx(age_s, rel=1e-3), group: pytest.approx(age_s, rel=1e-3)}
+
+
+T = 1_000_000 * 10**9
+ORDERS = ("orders", 0)
+UNCONFIRMED = lag.UNCONFIRMED_NS
+
+
+@pytest.mark.parametrize(
+    ("end", "fetched_ns", "behind", "is_told"),
+    [
+        (8, -1, lag.Lag(3, None), True),
+        (8, 0, lag.Lag(3, None, 1), True),  # a group is behind it: at least so many records
+        (5, -1, lag.Lag(0, 0.0, is_exact=True), True),
+        (5, 0, lag.Lag(None, None, 1), False),
+        (5, 1, lag.Lag(0, 0.0, is_exact=True), True),  # a session has left it out since, as unchanged
+        (8, 1, lag.Lag(3, None), True),
+    ],
+)
+def test_an_end_is_confirmed_for_a_minute(end, fetched_ns, behind, is_told):
+    """fetched_ns: -1: the end was told a nanosecond less than a minute ago; 0: a minute; 1: a session confirms it."""
+    lags = lag.Lags(Topics())
+    log = lags.logs[ORDERS] = offsets.Log()
+    log.end(end, T, 0)
+    lags._commit("billing", ORDERS, 5, T, OFFSET_COMMIT)
+    now_ns = T + UNCONFIRMED + min(0, fetched_ns)
+    fetching = lag.Fetching(lags)
+    fetching.asked_ns = now_ns - UNCONFIRMED + max(0, fetched_ns)
+    fetching.positions[ORDERS] = offsets.Position(5, -1, T)
+    lags.fetching.add(fetching)
+    if fetched_ns < 0:
+        fetching.asked_ns = 0
+    assert dict(lags.shown(now_ns, T))["group"] == [("billing", "orders", behind)]
+    assert lags.ends(now_ns) == ({ORDERS: end} if is_told else {})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        (lag.Lag(3, 5.0, 1, True), lag.Lag(4, 7.0, 2, False), lag.Lag(7, 7.0, 3, False)),
+        (lag.Lag(3, 5.0), lag.Lag(None, None, 1), lag.Lag(3, 5.0, 1, False)),
+        (lag.Lag(None, None, 1), lag.Lag(None, None, 1), lag.Lag(None, None, 2, False)),
+        (lag.Lag(0, None), lag.Lag(2, None), lag.Lag(2, None)),
+        (lag.Lag(0, None), lag.Lag(0, None), lag.Lag(0, None)),
+        (lag.Lag(1, 5.0, 0, True), lag.Lag(1, 5.0, 0, False), lag.Lag(2, 5.0, 0, True)),
+    ],
+)
+def test_lags_of_partitions_add_up_and_the_oldest_record_gives_the_age(one, other, both):
+    assert lag._plus(one, other) == lag._plus(other, one) == both
+
+
+def test_of_several_consumers_with_one_name_the_one_that_is_furthest_behind_counts():
+    lags = lag.Lags(Topics())
+    lags.logs[ORDERS] = offsets.Log()
+    lags.logs[ORDERS].end(100, T, 0)
+    for offset in (50, 20, 70):
+        fetching = lag.Fetching(lags)
+        fetching.client_id, fetching.positions[ORDERS] = "c", offsets.Position(offset, -1, T)
+        lags.fetching.add(fetching)
+    assert dict(lags.shown(T, T))["client_id"] == [("c", "orders", lag.Lag(80, None))]
 
 
 @settings(max_examples=80)

@@ -9,7 +9,7 @@ import pytest
 
 from kproxy.metrics import Metrics, lag, offsets
 from kproxy.metrics import shared as shared_cells
-from kproxy.metrics.named import EXPIRY_NS, Topics
+from kproxy.metrics.named import EXPIRY_NS, MAX_LABEL, Topics
 from kproxy.metrics.offsets import Log, Offsets, Position, has_ended
 from kproxy.metrics.published import Published
 from kproxy.metrics.shared import Shared
@@ -193,7 +193,8 @@ def test_the_end_is_known_from_list_offsets_of_the_latest(cluster):
     assert records(cluster) == {} and unknown(cluster) == {("billing", "orders"): 1}
     list_offsets(tool, ORDERS, 7, timestamp=-2)  # the earliest
     list_offsets(tool, ORDERS, 90, isolation=1)  # the last stable offset
-    list_offsets(tool, ORDERS, 91, replica=3)  # what a follower has to copy
+    for replica in (0, 3):
+        list_offsets(tool, ORDERS, 91, replica=replica)  # what a follower has to copy
     list_offsets(tool, ORDERS, 92, error=6)
     assert records(cluster) == {} and unknown(cluster) == {("billing", "orders"): 1}
     list_offsets(tool, ORDERS, 100)
@@ -426,11 +427,12 @@ def test_an_end_that_has_risen_since_is_not_lowered():
     assert (log.high_watermark, log.raised_ns, log.reported_ns, log.epoch) == (400, 5 * S, 5 * S, 6)
 
 
+@pytest.mark.parametrize("broker", [0, 2])
 @pytest.mark.parametrize("version", [12, 13, 15, 17])
-def test_replication_is_no_consumer_but_knows_the_end(cluster, version):
+def test_replication_is_no_consumer_but_knows_the_end(cluster, version, broker):
     replica, member = cluster.consumer("broker-2-fetcher-0", version=version), cluster.consumer()
     name_topics(replica, IDS)
-    fetch(replica, ORDERS, 100, 100, replica=2)
+    fetch(replica, ORDERS, 100, 100, replica=broker)
     member.commit("billing", {ORDERS: 60})
     assert records(cluster) == {("billing", "orders"): 40}
     assert not cluster.lags("client_id")
@@ -1263,3 +1265,89 @@ def test_of_an_offset_by_id_and_one_by_name_the_later_one_stays_when_the_name_is
         ("audit", ORDERS): 3,
     }
     assert all(isinstance(position, Position) for position in lags.committed.values())
+
+
+def test_the_clients_that_committed_before_are_known_the_latest_four():
+    position = Position(0, 0, 0)
+    for client in ("a", "b", "", "c", "a", "d", "e", "f"):
+        position = Position(0, 0, 0, client=client).after(position)
+    assert (position.client, position.former) == ("f", ("c", "a", "d", "e"))
+    merged = Position(0, 0, 0, client="x", former=("e", "x", "y")).after(position)
+    assert (merged.client, merged.former) == ("x", ("d", "e", "f", "y"))
+    assert Position(0, 0, 0).after(position) == position  # an answer to a question names no client
+
+
+@pytest.mark.parametrize(
+    ("of_all_so_far", "written_ms"),
+    [
+        ([(0, 10, 5000)], 5000),
+        ([(0, 10, 5000), (12, 20, 9000)], 5000),  # offset 10 is before the second one
+        ([(0, 2, 5000), (2, 4, 5900), (4, 10, 5500)], 5500),  # the last record's, though one before it is newer
+        ([(0, 2, 5000), (2, 10, 3000)], 5000),  # producers' clocks differ: none is older than what was before it
+        ([(0, 11, 5000)], -1),
+        ([(0, 10, 2**63 - 1)], 2**63 - 1),  # producers write any time
+    ],
+)
+def test_a_record_was_written_when_the_last_one_before_it_was(of_all_so_far, written_ms):
+    one = log()
+    for first, following, at_ms in of_all_so_far:
+        one.read(first, following, at_ms, T)
+    assert one.written_ms(10) == written_ms
+    assert one.age_s(10, -1, T, T)[0] in (None, (T - min(T, one.written.latest_ns(10) or T)) / S)
+
+
+def test_what_kproxy_asked_for_counts_when_nothing_was_learned_since_the_question():
+    """A commit of the very same nanosecond is replaced, as one before it."""
+    lags = Offsets(Topics())
+    for asked_ns, offset in ((T - 1, 7), (T, 9)):
+        lags._commit("billing", ORDERS, 7, T, OFFSET_COMMIT)
+        lags.told_offsets("billing", {ORDERS: 9}, (), asked_ns, lambda _: True)
+        assert lags.committed["billing", ORDERS].offset == offset
+    for asked_ns, is_there in ((T - 1, True), (T, False)):
+        lags._commit("billing", ORDERS, 7, T, OFFSET_COMMIT)
+        lags.told_offsets("billing", {}, [ORDERS], asked_ns, lambda _: True)
+        assert (("billing", ORDERS) in lags.committed) == is_there
+
+
+def test_of_what_a_coordinator_wrote_at_one_time_the_last_to_take_effect_counts(cluster):
+    member = cluster.consumer()
+    fetch(member, ORDERS, 0, 100)
+    commit_in_transaction(member, 3, {ORDERS: 10})
+    member.commit("shop", {ORDERS: 50})
+    end_transaction(member, 3, commits=True)
+    assert records(cluster) == {("shop", "orders"): 90}
+
+
+def test_transactions_without_an_accepted_offset_are_bounded(cluster, monkeypatch):
+    monkeypatch.setattr(offsets, "MAX_PENDING", 3)
+    producer = cluster.consumer()
+    for number in range(10):
+        commit_in_transaction(producer, 3, {ORDERS: 1}, f"shop-{number}", errors=(0,))
+    lags = cluster.metrics.cluster("default").lags
+    assert list(lags._pending) == ["shop-7", "shop-8", "shop-9"] and lags.evicted["committed"] == 0
+
+
+def test_groups_whose_names_were_cut_are_not_asked_for():
+    lags = Offsets(Topics())
+    for size in (MAX_LABEL - 1, MAX_LABEL, MAX_LABEL + 1):
+        lags.note_group("g" * size)
+        lags._commit("c" * size, ORDERS, 7, T, OFFSET_COMMIT)
+    lags.note_group("")
+    lags.note_group(None)
+    assert sorted(lags.groups()) == ["c" * (MAX_LABEL - 1), "g" * (MAX_LABEL - 1)]
+    assert list(lags.seen) == ["g" * (MAX_LABEL - 1), "g" * MAX_LABEL]
+
+
+def test_ids_of_topics_are_bounded(monkeypatch):
+    """Of topics, of those that were created again, and of those without a known name: the oldest are forgotten."""
+    monkeypatch.setattr(offsets, "MAX_NAMES", 3)
+    lags = Offsets(Topics())
+    for number in range(5):
+        lags.name_topics({UUID(int=number): f"t{number}"}, T)
+    assert list(lags._ids) == ["t2", "t3", "t4"] and not lags._former
+    for number in range(10, 15):
+        lags.name_topics({UUID(int=number): "t4"}, T)
+    assert list(lags._former) == [UUID(int=number) for number in (11, 12, 13)]
+    for number in range(20, 25):
+        lags._commit("billing", (UUID(int=number), 0), 7, T, OFFSET_COMMIT)
+    assert lags._nameless == {UUID(int=number) for number in (20, 21, 22)}

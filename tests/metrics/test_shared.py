@@ -4,12 +4,17 @@ import asyncio
 import pickle
 from uuid import UUID
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from kproxy.metrics import Metrics
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
-from kproxy.metrics.named import EXPIRY_NS, MAX_TOPICS, TopicCells
-from kproxy.metrics.published import PROCESS, Published
-from kproxy.metrics.shared import Shared, _pushes, _Shown
+from kproxy.metrics.named import EXPIRY_NS, MAX_CLIENTS, MAX_TOPICS, TopicCells
+from kproxy.metrics.offsets import Log, Position
+from kproxy.metrics.published import CLIENT, COMMITTED, FETCHING, LOG, NAMES, PROCESS, SEEN, TOPIC, Published
+from kproxy.metrics.shared import Shared, _clients, _last_removed, _later, _pushes, _Shown
 from kproxy.metrics.telemetry import GAUGE, PushingClient, Series
 from kproxy.metrics.tls import TlsSide
 from kproxy.wire.bodies import Found, Sums
@@ -317,3 +322,166 @@ def test_what_another_client_pushes_under_an_instance_id_at_another_worker_does_
     assert shown(("a", 1.0), ("a", 2.0)) == ("a", 2.0)
     assert shown(("a", 1.0), ("thief", 666.0)) == ("a", 1.0)
     assert shown(("a", 1.0), ("thief", 666.0), ("a", 3.0)) == ("a", 3.0)
+
+
+def clients_of(*of_workers):
+    return [(client, cells.open, cells.left_ns) for client, cells in _clients(list(of_workers))]
+
+
+def test_connected_clients_come_first_then_those_that_left_last():
+    first = {"idle": (0, 50), "both": (1, 20), "moved": (0, 90), None: (3, 7)}
+    second = {"both": (2, 10), "moved": (1, 30), "earlier": (0, 40), None: (1, 9)}
+    assert clients_of(first, second) == [
+        ("moved", 1, 90),
+        ("both", 3, 20),
+        ("idle", 0, 50),
+        ("earlier", 0, 40),
+        (None, 4, 9),
+    ]
+    assert clients_of({"a": (1, 0)}) == [("a", 1, 0)]
+
+
+@pytest.mark.parametrize("count", (MAX_CLIENTS, MAX_CLIENTS + 1))
+def test_clients_of_all_workers_have_one_bound(count):
+    many = {number: (1, number) for number in range(count)}
+    shown = clients_of({number: each for number, each in many.items() if number % 2}, many)
+    assert [client for client, _, _ in shown][:MAX_CLIENTS] == sorted(many, reverse=True)[:MAX_CLIENTS]
+    assert shown[MAX_CLIENTS:] == ([(None, 0, 0)] if count > MAX_CLIENTS else [])
+
+
+def log_of(end, raised_ns, reported_ns, lowered_ns=0, epoch=-1):
+    log = Log()
+    log.high_watermark, log.raised_ns, log.reported_ns = end, raised_ns, reported_ns
+    log.lowered_ns, log.epoch, log.is_led, log.broker = lowered_ns, epoch, True, str(end)
+    return log
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "end", "lowered_ns"),
+    [
+        (log_of(50, 10, 90), log_of(100, 30, 40), 100, 0),
+        (log_of(50, 10, 90, lowered_ns=29), log_of(100, 30, 40), 100, 29),  # it has grown since
+        (log_of(50, 10, 90, lowered_ns=30), log_of(100, 30, 40), 50, 30),
+        (log_of(50, 10, 90, lowered_ns=35), log_of(100, 30, 40, lowered_ns=7), 50, 35),
+        (log_of(50, 10, 30, epoch=6), log_of(100, 30, 40, epoch=5), 50, 30),
+        (log_of(50, 10, 29, epoch=6), log_of(100, 30, 40, epoch=5), 100, 0),
+        (log_of(50, 10, 90, epoch=5), log_of(100, 30, 40, epoch=5), 100, 0),
+        (log_of(50, 10, 90, epoch=0), log_of(100, 30, 40, epoch=-1), 100, 0),  # of a log without known epoch
+        (log_of(100, 10, 30), log_of(100, 30, 40), 100, 0),
+        (log_of(100, 10, 30, lowered_ns=30, epoch=6), log_of(100, 30, 40, epoch=5), 100, 30),
+    ],
+)
+def test_of_two_ends_the_higher_one_counts_unless_the_lower_one_is_newer(low, high, end, lowered_ns):
+    for one, other in ((low, high), (high, low)):
+        log = _later(one, other)
+        late = low if end < high.high_watermark else high
+        assert (log.high_watermark, log.lowered_ns, log.epoch) == (end, lowered_ns, max(low.epoch, high.epoch))
+        assert (log.reported_ns, log.broker, log.is_led) == (late.reported_ns, late.broker, True)
+        raised_ns = max(low.raised_ns, high.raised_ns) if low.high_watermark == high.high_watermark else late.raised_ns
+        assert log.raised_ns == raised_ns
+        assert list(log.ends) == ([(50, low.reported_ns)] if low.high_watermark < end else [])
+
+
+def test_the_latest_removals_of_two_workers_stay(monkeypatch):
+    monkeypatch.setattr("kproxy.metrics.shared.MAX_REMOVED", 3)
+    assert _last_removed({"a": 5, "b": 9}, {"a": 7, "c": 1, "d": 8}) == {"a": 7, "d": 8, "b": 9}
+    assert _last_removed({"a": 7}, {"a": 5}) == {"a": 7}
+
+
+@settings(max_examples=60)
+@given(
+    limit=st.integers(0, 3),
+    rounds=st.lists(
+        st.tuples(st.dictionaries(st.sampled_from("abcde"), st.integers(1, 5)), st.booleans()), min_size=1, max_size=8
+    ),
+)
+def test_no_series_of_topics_goes_back_and_their_sum_is_that_of_all(limit, rounds):
+    """Each round counts more of some topics, at one of two workers, of which the first one may have ended."""
+    shown, workers, before = _Shown(limit), [{}, {}], {}
+    for number, (more, is_over) in enumerate(rounds):
+        of_worker = workers[number % 2]
+        for topic, count in more.items():
+            of_worker[topic] = topic_cells(
+                count + (of_worker[topic].request.bytes // 1000 if topic in of_worker else 0)
+            )
+        gone, living = (workers[0], workers[1:]) if is_over else ({}, workers)
+        found = dict(shown.of(living, gone))
+        named = found.keys() - {None}
+        assert len(named) == min(limit, len(workers[0].keys() | workers[1].keys()))
+        assert all(each not in before or before[each].request.bytes <= found[each].request.bytes for each in found)
+        assert before.keys() <= found.keys()
+        for name in ("bytes", "records"):
+            sums = [sum(getattr(cells.request, name) for cells in each.values()) for each in (found, *workers)]
+            assert sums[0] == sum(sums[1:])
+        before = found
+
+
+def test_clusters_stay_apart():
+    """Of the same topics, groups and clients; of a cluster of which nothing of lag was reported nothing is shown."""
+    own = Metrics()
+    for name in ("a", "b", "c"):
+        own.cluster(name)
+    shared, identity = Shared(own), UUID(int=7)
+    for size, name in enumerate(("a", "b"), 1):
+        units = {
+            ("cluster", name): {},
+            (LOG, name, ("orders", 0)): log_of(100 * size, 5, 5),
+            (LOG, name, (identity, 0)): log_of(300 * size, 5, 5),
+            (NAMES, name): {identity: f"named-{name}"},
+            (COMMITTED, name, ("billing", ("orders", 0))): Position(10 * size, -1, 5),
+            (COMMITTED, name, ("billing", (identity, 0))): Position(20 * size, -1, 5),
+            (FETCHING, name, 1): ("client", 5, {("orders", 0): Position(50 * size, -1, 5)}, {}),
+            (SEEN, name): [f"seen-{name}"],
+            (TOPIC, name, "orders"): topic_cells(size),
+            (CLIENT, name, ("client", "java", "1")): (size, 0),
+        }
+        shared.take(size, [(path, pickle.dumps(value)) for path, value in units.items()])
+    shared.take(3, [(("cluster", "c"), pickle.dumps({})), ((SEEN, "c"), pickle.dumps(["seen-c"]))])
+    merged = shared.merged().clusters
+    for size, name in enumerate(("a", "b"), 1):
+        for lags in (merged[name].lags, shared.lags(name)):
+            assert {key: log.high_watermark for key, log in lags.logs.items()} == {
+                ("orders", 0): 100 * size,
+                (f"named-{name}", 0): 300 * size,
+            }
+            assert {key: position.offset for key, position in lags.committed.items()} == {
+                ("billing", ("orders", 0)): 10 * size,
+                ("billing", (f"named-{name}", 0)): 20 * size,
+            }
+            assert [each.positions["orders", 0].offset for each in lags.fetching] == [50 * size]
+        assert list(shared.lags(name).seen) == [f"seen-{name}"]
+        assert [(topic, cells.request.bytes) for topic, cells in merged[name].topics.top.shown(0)] == [
+            ("orders", 1000 * size)
+        ]
+        assert [cells.open for _, cells in merged[name].clients.top.shown(0)] == [size]
+    assert shared.lags("c") is None and merged["c"].lags is None and merged["c"].topics is None
+    assert shared.has("a") and not shared.has("d")
+    shared.take(1, [(("cluster", "a"), None)])
+    assert not shared.has("a") and shared.has("b")
+    assert shared.lags("b").logs["orders", 0].high_watermark == 200
+
+
+def test_what_kproxy_learned_by_asking_is_kept_from_the_question_on():
+    shared = Shared(Metrics())
+    shared.take(1, [((LOG, "default", (topic, 0)), pickle.dumps(log_of(100, 5, 5))) for topic in "abc"])
+    lags = shared.lags("default")
+    for topic, at_ns in (("a", 9), ("b", 10), ("c", 11)):
+        lags.logs[topic, 0] = log_of(40, at_ns, at_ns, lowered_ns=at_ns)
+        lags.committed["g", (topic, 0)] = Position(7, -1, at_ns)
+    shared.told("default", lags, 10)
+    found = shared.lags("default")
+    assert {topic: log.high_watermark for (topic, _), log in found.logs.items()} == {"a": 100, "b": 40, "c": 40}
+    assert {topic for _, (topic, _) in found.committed} == {"b", "c"}
+    ((cluster, ended),) = shared.take_ended()
+    assert (cluster, ended.lowered) == ("default", {("b", 0): (40, 10, -1), ("c", 0): (40, 11, -1)})
+
+
+def test_an_instance_id_that_two_clients_used_first_at_one_time_stays_with_the_one_that_is_known():
+    def client(client_id, pushed_ns, value):
+        made = PushingClient(client_id, ("", ""), 0, since_ns=5)
+        made.pushed_ns, made.values = pushed_ns, {Series("x", GAUGE, ()): value}
+        return {UUID(int=7): made}
+
+    for second, value in (("a", 1.0), ("thief", 1.0)):
+        pushes = _pushes([client("a", 9, 1.0), client(second, 9, 2.0)])
+        assert [*pushes.clients[UUID(int=7)].values.values()] == [value]
