@@ -201,7 +201,7 @@ class Lags(Offsets):
         now_ns: by the clock of the events. wall_ns: by the wall clock, compared with records' timestamps.
         """
         labels = _Labels(self._topics)
-        logs = {(labels[topic], number): log for (topic, number), log in self.logs.copy().items() if log.is_known}
+        logs = {(labels[topic], number): log for (topic, number), log in self.logs.copy().items() if log.is_led}
         fetching = self.fetching.copy()
         groups = {(name, labels[topic], number): at for (name, (topic, number)), at in self.committed.copy().items()}
         given = {(client, *of[1:]) for of, at in groups.items() for client in at.former}
@@ -249,7 +249,7 @@ class Lags(Offsets):
             of = labels[key[0]], key[1]
             end = log.high_watermark
             is_confirmed = of in confirmed or log.reported_ns + UNCONFIRMED_NS > now_ns
-            if log.is_known and (is_confirmed or behind.get(of, end) < end):
+            if log.is_led and (is_confirmed or behind.get(of, end) < end):
                 found[of] = end
         return found
 

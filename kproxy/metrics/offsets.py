@@ -95,7 +95,8 @@ class Log:
     `high_watermark` is the end, from `source` (an API key), since `raised_ns`, and confirmed by a response at
     `reported_ns`. `lowered_ns`: higher ends reported until then are ignored; for a re-created log it is the time when
     the former one was removed. `broker` is the label of the broker that last answered as leader, `epoch` its leader
-    epoch; `is_led`: a leader has answered at least once.
+    epoch; `is_led`: a leader has answered at least once. Until then the end is not known: a follower's high watermark may
+    be lower.
     """
 
     __slots__ = (
@@ -179,11 +180,6 @@ class Log:
         self.ends.clear()
         self.earlier_ends.clear()
         self.written.clear()
-
-    @property
-    def is_known(self) -> bool:
-        """Return whether the end is known: a leader has answered (a follower's high watermark may be lower)."""
-        return self.is_led and self.reported_ns > 0
 
     def lower(self, offset: int, at_ns: int, epoch: int) -> None:
         """Lower the end to the one that another process learned at `at_ns`, unless a response raised it since."""

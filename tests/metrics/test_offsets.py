@@ -1205,11 +1205,11 @@ def test_another_process_lowers_an_end_that_nothing_has_raised_since(offset, at_
 
 def test_an_end_is_known_once_a_leader_has_told_it():
     one = Log()
-    assert not one.is_known
+    assert not one.is_led
     one.end(10, T, 0, by_leader=False)
-    assert not one.is_known and one.high_watermark == 10
+    assert not one.is_led and one.high_watermark == 10
     one.end(10, T + 1, 0, broker="1")
-    assert one.is_known and one.broker == "1"
+    assert one.is_led and one.broker == "1"
     one.end(11, T + 2, 0)
     assert one.broker == "1"  # who does not say who it is does not replace it
 
@@ -1351,3 +1351,12 @@ def test_ids_of_topics_are_bounded(monkeypatch):
     for number in range(20, 25):
         lags._commit("billing", (UUID(int=number), 0), 7, T, OFFSET_COMMIT)
     assert lags._nameless == {UUID(int=number) for number in (20, 21, 22)}
+
+
+@pytest.mark.parametrize(("written_ms", "is_known"), [(-1, False), (0, False), (1, True)])
+def test_records_without_a_time_have_no_age(cluster, written_ms, is_known):
+    member = cluster.consumer()
+    member.fetch({ORDERS: 0}, {ORDERS: (2, batch(0, 1, written_ms))})
+    member.commit("billing", {ORDERS: 0})
+    assert (cluster.lags("group")["billing", "orders"][1] is not None) == is_known
+    assert len(cluster.metrics.cluster("default").lags.logs[ORDERS].marks) == is_known
