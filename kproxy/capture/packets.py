@@ -268,12 +268,12 @@ class Dissector:
 
     def _undelivered(self, protocol: int, data: bytes, at: int, end: int, time_ns: int) -> Segment | str:
         """The segment that an ICMP message reports as not delivered; it may be cut behind its sequence number."""
-        if at + 8 > end:
+        inner = at + 8
+        if inner + 20 > end:
             return "not_tcp"
         kinds = _BY_ICMP if protocol == _ICMP else _BY_ICMP6
         reason = kinds.get((data[at], data[at + 1]))
-        inner = at + 8
-        if reason is None or inner + 20 > end:
+        if reason is None:
             return "not_tcp"
         if protocol == _ICMP:
             first, _, _, fragment, carried = _V4(data, inner)

@@ -7,6 +7,8 @@ import tracemalloc
 from struct import pack
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kproxy.capture import packets
 from kproxy.capture.quality import Quality
@@ -348,6 +350,59 @@ def test_fragments_that_overlap_hold_no_more_than_a_datagram_can_have():
     assert quality.count("malformed") == 1
 
 
+@settings(max_examples=150)
+@given(st.data())
+def test_where_fragments_overlap_the_earlier_offset_wins_and_of_one_offset_the_first(data):
+    """Against one byte after the other; a TCP header is in the fragment at 0."""
+    words = data.draw(st.integers(5, 12))
+    total = 8 * words - data.draw(st.integers(0, 7))
+    parts = [(0, data.draw(st.integers(3, words)))]
+    parts += data.draw(st.lists(st.tuples(st.integers(1, words - 1), st.integers(1, words)), max_size=12))
+    parts.append((words - 1, 1))
+    dissector, known, size, found = packets.Dissector(Quality()), {}, None, None
+    for number, (word, count) in enumerate(data.draw(st.permutations(parts))):
+        offset, stop = 8 * word, min(8 * (word + count), total)
+        part = (b"" if offset else tcp()) + bytes((number + 1,)) * total
+        part = part[: stop - offset]
+        frame = four(part, offset, stop < total)
+        assert found is None
+        found = dissector.segment(1, frame, 0, len(frame), 0)
+        known.setdefault(offset, part)
+        size = total if stop == total else size
+        by_offset = sorted(known.items(), reverse=True)
+        whole = {offset + at: byte for offset, part in by_offset for at, byte in enumerate(part)}
+        assert (found is not None) == (size is not None and len(whole) == total)
+        if found is not None:
+            assert found[0][found[6] : found[7]] == bytes(whole[at] for at in range(20, total))
+            return
+
+
+@pytest.mark.parametrize(("held", "full"), ((0xFFFF, 0), (0x10000, 1)))
+def test_a_datagram_whose_fragments_overlap_is_given_up_when_they_are_more_than_it_can_have(held, full):
+    quality = Quality()
+    dissector = packets.Dissector(quality)
+    for number in range(held // 1000 + 1):
+        part = numbered(7, bytes(min(1000, held - 1000 * number)), 8 * number, True)
+        dissector.segment(1, part, 0, len(part), 0)
+    assert quality.count("fragments") == 0
+    part = numbered(7, bytes(8), 8000, True)
+    dissector.segment(1, part, 0, len(part), 0)
+    assert quality.count("fragments") == full * 66
+    assert quality.size("fragments") == full * held
+
+
+@pytest.mark.parametrize("apart_ns", (packets.SAME_PACKET_NS, -packets.SAME_PACKET_NS))
+def test_a_fragment_captured_again_within_a_second_is_a_copy(apart_ns):
+    first, _ = fragments(SEGMENT, (16, 999), four)
+    for further_ns, copies in ((0, 1), (1, 0)):
+        quality = Quality()
+        dissector = packets.Dissector(quality)
+        for time_ns in (1 << 60, (1 << 60) + apart_ns + (further_ns if apart_ns > 0 else -further_ns)):
+            dissector.segment(1, first, 0, len(first), time_ns)
+        assert quality.count("duplicate_packets") == copies
+    assert packets.SAME_PACKET_NS == 999_999_999  # a SYN is sent again after a second
+
+
 def test_fragments_that_never_become_whole_are_counted_and_bounded():
     quality = Quality()
     dissector = packets.Dissector(quality)
@@ -539,11 +594,11 @@ def test_a_fragment_cut_by_the_snap_length_is_counted_as_truncated():
     assert quality.count("truncated") == 1
 
 
-def _quoting(kind, code, number=0, *, version=4, cut=0):
+def _quoting(kind, code, number=0, *, version=4, cut=0, **quotes):
     """An ICMP message about a SYN of the client, from a router to the client."""
     syn = packet.tcp(source=packet.CLIENT, seq=4_000_000_001, flags=packets.SYN)
     if version == 4:
-        quoted = ipv4(syn)
+        quoted = ipv4(syn, **quotes)
         message = packet.icmp(kind, code, number, quoted[: len(quoted) - cut])
         return ethernet(ipv4(message, protocol=1, source=(b"\x0a\0\0\x63", 0), target=packet.CLIENT))
     quoted = packet.ipv6(syn)
@@ -557,6 +612,7 @@ UNDELIVERED = (
     *((_quoting(3, code, cut=12), "host_unreachable", 0) for code in (1, 7, 12)),
     (_quoting(3, 3), "port_unreachable", 0),
     *((_quoting(3, code), "prohibited", 0) for code in (9, 10, 13)),
+    (_quoting(3, 10, options=bytes(8)), "prohibited", 0),
     (_quoting(3, 4, 1400), "too_big", 1400),
     (_quoting(3, 4, 68), "too_big", 68),
     (_quoting(2, 0, 1280, version=6), "too_big", 1280),
@@ -591,6 +647,12 @@ def test_icmp_is_read_as_tshark_reads_it(tmp_path):
         assert key == b"".join(addresses) + pack(">HH", 40000, 9092)
 
 
+def test_icmp_may_quote_the_first_fragment_of_a_datagram():
+    data = _quoting(3, 4, 1400, fragment=0x2000)
+    segment = packets.Dissector(Quality(), reads_icmp=True).segment(1, data, 0, len(data), 5)
+    assert segment[1:5] == (KEY, 4_000_000_001, 1400, packets.UNDELIVERED)
+
+
 @pytest.mark.parametrize("data", (_quoting(3, 4, 67), _quoting(2, 0, 1279, version=6), _quoting(3, 3, 1400)))
 def test_an_mtu_that_no_link_has_and_one_beside_another_reason_are_not_believed(data):
     segment = packets.Dissector(Quality(), reads_icmp=True).segment(1, data, 0, len(data), 5)
@@ -608,6 +670,9 @@ def test_an_mtu_that_no_link_has_and_one_beside_another_reason_are_not_believed(
         _quoting(128, 0, version=6),
         ethernet(ipv4(packet.icmp(3, 3, 0, ipv4(packet.udp(53, b"12345678"), protocol=17)), protocol=1)),
         ethernet(ipv4(packet.icmp(3, 3, 0, ipv4(packet.tcp(), fragment=5)), protocol=1)),
+        ethernet(ipv4(packet.icmp(3, 3, 0, ipv4(packet.tcp(), fragment=0x1FFF)), protocol=1)),
+        ethernet(ipv4(packet.icmp(3, 3, 0, b"\x44" + ipv4(packet.tcp())[1:]), protocol=1)),  # a header of 16 bytes
+        ethernet(ipv4(packet.icmp(3, 3, 0, b"\x65" + ipv4(packet.tcp())[1:]), protocol=1)),  # of IPv6
         ethernet(ipv4(b"\3\3", protocol=1)),
     ),
 )

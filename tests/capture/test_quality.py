@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kproxy.capture import quality
-from kproxy.capture.quality import KINDS, NONE, SAME_STREAM_NS, Quality, Row
+from kproxy.capture.quality import FEW_PACKETS, KINDS, NONE, SAME_STREAM_NS, Quality, Row, Stream, Twice
 
 KIND = st.sampled_from(("gap", "packets", "fault"))
 TIMES = st.one_of(st.just(NONE), st.integers(0, 9))
@@ -43,7 +43,7 @@ def test_counts_and_times_are_those_of_all_notes_also_of_two_that_are_added(note
 
 
 def test_packets_that_all_have_one_time_have_none():
-    for count, last_ns, expected in ((9, 7, 9), (9, 8, 0), (2, 7, 0)):
+    for count, last_ns, expected in ((9, 7, 9), (9, 8, 0), (FEW_PACKETS, 7, FEW_PACKETS), (FEW_PACKETS - 1, 7, 0)):
         told = Quality()
         told.note("packets", 7, count=count, last_ns=last_ns)
         assert told.count("no_times") == expected == sum(row.count for row in told if row.kind == "no_times")
@@ -93,3 +93,50 @@ def test_a_bounded_number_of_streams_is_compared_and_forgetting_begins_again(mon
 @pytest.mark.parametrize("kind", ("gap", "same_stream"))
 def test_what_never_happened_counts_nothing(kind):
     assert (Quality().count(kind), Quality().size(kind)) == (0, 0)
+
+
+def connection(numbers=(0, 0), first_ns=50, last_ns=60, size=0, name="a to x"):
+    made = Quality()
+    made.stream(numbers, name, first_ns, last_ns, size)
+    (stream,) = made.streams()
+    assert (stream.name, stream.first_ns, stream.last_ns, stream.size) == (name, first_ns, last_ns, size)
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("later", "is_part"),
+    [
+        (connection((100, 200)), True),
+        (connection((103, 204)), True),  # the other one has 7 bytes
+        (connection((103, 205)), False),
+        (connection((99, 200)), False),  # it begins before
+        (connection((100, 199)), False),
+        (connection((100, 200), first_ns=99), True),
+        (connection((100, 200), first_ns=100), False),  # the other one is over
+        (connection((100, 200), last_ns=10), True),
+        (connection((100, 200), first_ns=5, last_ns=9), False),  # the other one has not begun
+    ],
+)
+def test_a_connection_is_part_of_another_capture_of_it_that_began_before(later, is_part):
+    earlier = connection((100, 200), 10, 100, 7)
+    assert later.is_part_of(earlier) == is_part
+
+
+def test_sequence_numbers_begin_again_after_4_gib():
+    assert connection((1, 0xFFFF_FFFF)).is_part_of(connection((0xFFFF_FFFF, 0xFFFF_FFFD), 10, 100, 4))
+
+
+def test_connections_of_a_capture_are_compared_with_those_of_the_captures_before():
+    twice = Twice()
+    a, b = connection((100, 200), 10, 100, 50), connection((1, 2), 10, 100, 50, name="b to x")
+    assert not list(twice.add([a, a, b]))  # not with one another
+    parts = [connection((110, 210)), connection((110, 210), name="b to x"), connection((50, 170), 5, 80, 90)]
+    assert list(twice.add(parts)) == [parts[0], parts[2]]  # whichever of the two captures began first
+    assert list(twice.add([Stream(b.key, 1000, 1001, 0)])) == [Stream(b.key, 1000, 1001, 0)]  # the very same ends
+
+
+def test_a_connection_is_compared_with_the_last_64_of_the_same_ends():
+    twice = Twice()
+    list(twice.add([connection((1000 * number, 0), 10, 100, 5) for number in range(65)]))
+    forgotten, kept = connection((1, 0)), connection((1001, 0))
+    assert list(twice.add([forgotten, kept])) == [kept]
