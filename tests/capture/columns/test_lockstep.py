@@ -109,6 +109,19 @@ def some_records(dice: random.Random, oddness: float) -> bytes:
     return data[: -dice.randrange(1, 70)] if data and dice.random() < oddness else data
 
 
+@pytest.mark.parametrize("batches", ((1, 1, 1), (2, 2, 2), (3, 3, 3), (2, 0, 1), (0, 0, 0)))
+def test_batches_are_those_of_their_own_body(batches: tuple[int, ...]) -> None:
+    """Read round by round, the first ones of all bodies come first."""
+    layout = next(each for each in TELLING if (each.api_key, each.version, each.side) == (1, 12, "response"))
+    frames = []
+    for number, count in enumerate(batches):
+        records = b"".join(
+            write_batch([Record(100 * number + each, 1_700_000_000_000, None, b"v")]) for each in range(count)
+        )
+        frames.append(layout.encode({"responses": [{"topic": "t", "partitions": [{"records": records}]}]}))
+    assert same(layout, frames, bodies.BATCHES, random.Random(1), 0.0) == (len(frames), len(frames))
+
+
 NAMES = ("orders", "payments", "a", "Grüße", "x" * 200, "")
 
 
