@@ -69,6 +69,8 @@ def same(
     found = read(layout, frames, detail, *laid_out(frames, dice, oddness))
     if found is None:
         return 0, 0
+    if found.bodies is not None:
+        assert (np.diff(found.bodies.of) >= 0).all() and (np.diff(found.bodies.batch_of) >= 0).all()
     count = rows = 0
     for number, frame in enumerate(frames):
         if found.left[number] or found.short[number]:
