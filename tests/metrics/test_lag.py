@@ -414,6 +414,23 @@ def test_lags_of_partitions_add_up_and_the_oldest_record_gives_the_age(one, othe
     assert lag._plus(one, other) == lag._plus(other, one) == both
 
 
+def test_of_what_a_consumer_left_the_latest_positions_stay_and_each_other_one_is_counted(monkeypatch):
+    monkeypatch.setattr(lag, "MAX_POSITIONS", 2)
+    lags = lag.Lags(Topics())
+    fetching = lag.Fetching(lags)
+    for number, held in enumerate(([0], [0, 1], [1, 2], [2, 3])):
+        fetching.positions["orders", number] = offsets.Position(7, -1, T)
+        fetching._leave(("orders", number), T + number)
+        fetching._leave(("orders", number), T + 9)  # it has none there any more
+        assert [each for _, each in fetching.left] == held
+        assert lags.evicted[offsets.POSITION] == max(0, number - 1)
+    lags.positions = lag.MAX_ALL_POSITIONS + 1
+    other = lag.Fetching(lags)
+    other.positions[ORDERS] = offsets.Position(7, -1, T)
+    other._leave(ORDERS, T)
+    assert not other.left and lags.evicted[offsets.POSITION] == 3
+
+
 def test_of_several_consumers_with_one_name_the_one_that_is_furthest_behind_counts():
     lags = lag.Lags(Topics())
     lags.logs[ORDERS] = offsets.Log()
