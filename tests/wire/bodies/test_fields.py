@@ -5,6 +5,7 @@ import pytest
 from kproxy.protocol import codec
 from kproxy.protocol.schema import address_path, schema
 from kproxy.wire import bodies
+from kproxy.wire.bodies import Wanted
 
 
 def test_which_answers_name_topics_beside_their_ids() -> None:
@@ -83,3 +84,14 @@ def test_what_a_request_asks_for_is_read_where_its_answer_depends_on_it() -> Non
         frame = codec.encode_request(header, body)
         found = bodies.body_reader(key, version, "request", bodies.SUMS)(frame, 8, len(frame))
         assert {name: getattr(found, name) for name in said} == said
+
+
+def test_offsets_are_read_where_sums_are_wanted_since_lag_needs_them() -> None:
+    apis = ("Fetch", "ListOffsets", "OffsetCommit", "OffsetFetch", "TxnOffsetCommit")
+    assert {
+        (api.name, side)
+        for api in schema().apis.values()
+        for side in ("request", "response")
+        if (message := getattr(api, side)) is not None
+        and Wanted(api.key, message.versions[-1], side, bodies.SUMS).detail == bodies.TOPICS
+    } == {*((name, side) for name in apis for side in ("request", "response")), ("Produce", "response")}
