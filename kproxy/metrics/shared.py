@@ -361,7 +361,7 @@ def _closed(broker: dict[str, Any]) -> dict[str, Any]:
     """Return a broker's cells of an ended process: its open connections count as ended."""
     disconnects = broker["disconnects"].copy()
     for listener, count in broker["open"].items():
-        disconnects[listener, WORKER_LOST] = disconnects.get((listener, WORKER_LOST), 0) + count
+        disconnects[listener, WORKER_LOST] += count
     return {**broker, "disconnects": disconnects, "open": dict.fromkeys(broker["open"], 0), "elsewhere": 0}
 
 

@@ -118,6 +118,18 @@ def test_what_is_stepped_over_before_the_tail(layout: Layout) -> None:
         check_hidden(layout, frame, sent)
 
 
+@pytest.mark.parametrize("version", schema().apis[3].response.versions)
+def test_the_head_of_an_answer_is_completed_to_one_that_is_empty_behind_it(version: int) -> None:
+    layout = Layout(schema().apis[3].response, version, 3, "response")
+    brokers = [{"nodeId": 7, "host": "h" * 300, "port": 9092}]
+    whole = layout.encode({"brokers": brokers, "topics": [{"name": "t", "partitions": [{}]}]})
+    walker = BodyWalker(3, version, marks_head=True)
+    walker.feed(whole, 4, len(whole))
+    assert walker.fault is None and walker.head_end is not None
+    headed = whole[: walker.head_end] + bodies.empty_rest(3, version)
+    assert layout.decode(headed)[1] == layout.decode(layout.encode({"brokers": brokers}))[1]
+
+
 def large(layout: Layout, endpoints: int) -> bytes:
     node = {"host": "broker.example", "port": 9092}
     partitions = [{"partitionIndex": index, "errorCode": index % 3, "records": b"\xff" * 50_000} for index in range(20)]
