@@ -432,6 +432,20 @@ def _goes_on_behind_the_cursor(talk: Decided, page: dict[str, Any], topic: str) 
     assert asked == page["nextCursor"] | {"topicName": topic}
 
 
+def test_the_last_sixteen_lists_that_end_at_a_hidden_topic_can_be_paged_on():
+    talk = Decided({"action": "deny", "topic": "__*"})
+    for number in range(17):
+        talk.client(request(75, 0, number, {"topics": []}))
+        body = {"topics": [], "nextCursor": {"topicName": f"__{number}", "partitionIndex": number}}
+        talk.broker(sized(codec.encode_response(75, 0, {"correlationId": number}, body)))
+    pages = [codec.decode_response(frame, 75, 0)[1]["nextCursor"] for frame in talk.answers()]
+    assert [page["partitionIndex"] for page in pages] == [*range(17)] and not any("__" in str(page) for page in pages)
+    for number, page in enumerate(pages):
+        talk.client(request(75, 0, 17 + number, {"topics": [], "cursor": page}))
+    asked = [codec.decode_request(frame)[1]["cursor"]["topicName"] for frame in talk.requests()[17:]]
+    assert asked == [pages[0]["topicName"], *(f"__{number}" for number in range(1, 17))]
+
+
 def _is_whole_without_filters(rules: list[Rule], default: str | None, ask: bytes, answer: bytes) -> bool:
     talk = Decided(*rules, policy_default=default, filter_lists=False).client(ask)
     if not talk.requests():
