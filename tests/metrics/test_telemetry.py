@@ -161,6 +161,19 @@ def test_long_names_and_labels_are_fewer_series_and_short_ones_have_room_beside_
     assert sum(map(client.characters, (*client.values, *client.sums))) <= 40 * CHARACTERS
 
 
+def test_sums_of_earlier_pushes_leave_less_room_for_long_names_and_labels():
+    taken = Taken(max_series=40)
+    labels = {f"{number}{'k' * 150}": "v" * 256 for number in range(MAX_LABELS)}
+    taken.take(A, *(counter(f"c{number}", 1, DELTA, **labels) for number in range(80)))
+    (client,) = taken.pushes.clients.values()
+    sums = set(client.sums)
+    assert 2 < len(sums) < 25
+    taken.take(A, *(gauge(f"g{number}", number, **labels) for number in range(80)))
+    assert set(client.sums) == sums and not client.values
+    taken.take(A, gauge("short", 1))
+    assert len(client.values) == 1
+
+
 def test_the_characters_of_a_series_are_all_that_its_client_chose():
     client = PushingClient("shop", ("librdkafka", "2.6.1"), 0)
     series = Series("name", GAUGE, (("key", "value"), ("k", "")))
