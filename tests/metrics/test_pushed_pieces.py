@@ -89,6 +89,10 @@ def test_the_largest_push_is_parsed_in_small_pieces_and_walked_in_small_steps(mo
         (b"\xff" * 100_000, "ten bytes"),
         (b"\x00\x01" * 50_000, "without a number"),
         (b"\x12\x64" + bytes(100) * 1, None),  # an unknown field is passed on
+        (b"\x08\1" + b"\x09" + b"\1" * 8 + b"\x15" + b"\1" * 4 + b"\x10\x96\1", None),  # of each wire type
+        (b"\x08", "end within a field"),
+        (b"\x11" + bytes(7), "end within a field"),
+        (b"\x15" + bytes(3), "end within a field"),
         (b"\x12" + b"\xa0\x8d\x06" + bytes(100_000), "beside its list"),
         (b"\x0a", "end within a field"),
     ],
