@@ -47,3 +47,45 @@ def test_an_answer_is_never_later_than_what_was_learned(seed):
         assert answer is None or answer <= best
     marks.clear()
     assert marks.latest_ns(10**6) is None
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "now_ns", "is_kept"),
+    [
+        (10 * S + MIN_SPACING_NS - 1, 20 * S, False),
+        (10 * S + MIN_SPACING_NS, 19 * S, True),
+        (30 * S, 30 * S + 160 * S - 1, True),
+        (30 * S, 30 * S + 160 * S, True),  # an eighth of its age
+        (30 * S, 30 * S + 160 * S + 8, False),
+        (9 * S, 20 * S, False),  # earlier than one before it: that one says more
+    ],
+)
+def test_a_point_too_close_behind_another_one_is_left_out(time_ns, now_ns, is_kept):
+    marks = Marks()
+    marks.add(5, 10 * S, 10 * S)
+    marks.add(6, time_ns, now_ns)
+    assert marks.points() == [(5, 10 * S), *([(6, time_ns)] if is_kept else [])]
+
+
+def test_a_point_replaces_the_later_offsets_that_are_not_later():
+    marks = Marks()
+    for offset, at_s in ((5, 10), (7, 20), (9, 30), (11, 40)):
+        marks.add(offset, at_s * S, 40 * S)
+    marks.add(6, 30 * S, 40 * S)
+    assert marks.points() == [(5, 10 * S), (6, 30 * S), (11, 40 * S)]
+    marks.add(6, 32 * S, 40 * S)  # of one offset the later time counts
+    assert [marks.latest_ns(offset) for offset in (4, 5, 6, 10, 11)] == [None, 10 * S, 32 * S, 32 * S, 40 * S]
+
+
+def test_points_that_are_too_many_are_thinned_to_an_eighth_of_their_age():
+    marks = Marks()
+    for second in range(MAX_POINTS + 1):
+        marks.add(second, second * S, second * S)
+        assert len(marks) == second + 1 or second == MAX_POINTS
+    times = [at for _, at in marks.points()]
+    now_ns = MAX_POINTS * S
+    naive = [0]
+    for second in range(1, MAX_POINTS + 1):
+        if second * S - naive[-1] >= max(MIN_SPACING_NS, (now_ns - second * S) // 8):
+            naive.append(second * S)
+    assert times == naive[-MAX_POINTS:]
