@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from kproxy.metrics import Metrics, live
 from kproxy.metrics.bounds import PROXY_NS
 from kproxy.metrics.collector import registry_of
@@ -86,6 +88,13 @@ def test_samples_add_up_to_what_was_counted_since_the_first_one():
     assert history.series.names == [("other",) * 3, ("demo", "1", "Produce")]
     history.close(metrics, run(live.totals(metrics))[0], START + 6 * SECOND)
     assert samples_of(history)[-1]["s"] == []  # nothing happened
+
+
+@pytest.mark.parametrize(("count", "turns"), [(0, 1), (39, 1), (40, 2), (41, 2), (120, 4)])
+def test_totals_are_added_up_forty_in_a_turn(count, turns):
+    found = {("demo", str(number), "Produce"): live.Total() for number in range(count)}
+    sums, taken = run(live.summed(found, live.by_api))
+    assert taken == turns and sums.keys() == ({("demo", "", "Produce")} if count else set())
 
 
 def test_a_flood_of_brokers_and_apis_is_bounded_in_a_sample_and_in_turns():
