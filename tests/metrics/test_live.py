@@ -88,6 +88,8 @@ def test_samples_add_up_to_what_was_counted_since_the_first_one():
     assert history.series.names == [("other",) * 3, ("demo", "1", "Produce")]
     history.close(metrics, run(live.totals(metrics))[0], START + 6 * SECOND)
     assert samples_of(history)[-1]["s"] == []  # nothing happened
+    history.close(metrics, {}, START + 6 * SECOND + 1_234_567_890)
+    assert (samples_of(history)[-1]["d"], samples_of(history)[-1]["t"]) == (1.235, (START + 7_234_567_890) // MS)
 
 
 @pytest.mark.parametrize(("count", "turns"), [(0, 1), (39, 1), (40, 2), (41, 2), (120, 4)])
