@@ -108,3 +108,13 @@ def test_the_threshold_halves_in_three_seconds_and_has_a_floor():
     for second, times in ((0, 64), (3, 32), (6, 16), (5, 16), (14, 2), (17, 1), (1000, 1)):  # 5: the clock went back
         slow.settle(START + second * SECOND)
         assert slow.threshold_ns == times * FLOOR_NS
+
+
+def test_the_threshold_doubles_when_more_than_so_many_come_in_one_second():
+    for last_ns, times in ((SECOND - 1, 2), (SECOND, 1)):
+        metrics = Metrics()
+        connection = connected(metrics)
+        connection.events([exchange(PRODUCE, 50 * MS, START)] * PER_SECOND)
+        assert metrics.slow.threshold_ns == FLOOR_NS
+        connection.events([exchange(PRODUCE, 50 * MS, START + last_ns)])
+        assert metrics.slow.threshold_ns == times * FLOOR_NS and len(metrics.slow.rows) == PER_SECOND + 1
