@@ -2,6 +2,7 @@ import json
 import random
 import struct
 import tracemalloc
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from uuid import UUID
@@ -325,12 +326,13 @@ def test_locate_in_a_tagged_field() -> None:
     assert frame[array_end:] == b"\x03\x03abc"
 
 
-def test_a_request_says_its_api_in_four_bytes() -> None:
+@pytest.mark.parametrize("read", (codec.decode_request, codec.decode_flat_request))
+def test_a_request_says_its_api_in_four_bytes(read: Callable[[bytes], object]) -> None:
     for size in range(4):
         with pytest.raises(Malformed, match=f"a request of {size} bytes: too short for an API key and a version"):
-            codec.decode_request(bytes(size))
+            read(bytes(size))
     with pytest.raises(Unsupported, match="API key 1000"):
-        codec.decode_request(b"\x03\xe8\0\0")
+        read(b"\x03\xe8\0\0")
 
 
 def test_what_is_not_known() -> None:
