@@ -1,8 +1,8 @@
-"""What peers can make a process hold: each kind of thing, how much of it, and what happens beyond that.
+"""The memory that peers can make a process hold: each kind of content, its bound, and the effect of reaching it.
 
-Duty: one place that names every such thing with the constants that bound it, and with what measures it in a running
-worker. The table in docs/limits.md is `table()`, and a test fills each account through sockets. Refuses to hold
-anything itself, and to enforce: each bound is enforced where the thing is held.
+Duty: one place that lists every kind with the constants that bound it, and with a function that measures it in a
+running worker. The table in docs/limits.md is `table()`, and a test fills each account through sockets. Refuses to hold
+anything itself, and to enforce bounds: the holder of the content does.
 """
 
 from collections.abc import Callable, Iterable
@@ -40,19 +40,19 @@ Measure = Callable[[Worker], int]
 
 
 class Account(NamedTuple):
-    """One kind of thing. The texts are cells of a table in Markdown."""
+    """One kind of content. The texts are cells of a table in Markdown."""
 
     key: str
     what: str
-    of_one: str  # of a connection, or of an address
-    of_all: str  # of a process, or of each of its clusters
-    then: str  # what happens beyond, and what counts it
-    limit: int  # of all, in what `measure` returns, as far as it is no setting
-    measure: Measure | None = None  # in a worker, now; None: what holds it is found in no worker alone
+    of_one: str  # bound per connection, or per address
+    of_all: str  # bound per process, or per cluster
+    then: str  # effect of reaching the bound, and its counter
+    limit: int  # `of_all` in the unit of `measure`, or the setting's default
+    measure: Measure | None = None  # current amount in a worker; None: no worker has it alone
 
 
 def size(count: int) -> str:
-    """Bytes, as texts write them."""
+    """Return a number of bytes as text."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= unit and count % unit == 0:
             return f"{count // unit} {name}"
@@ -258,12 +258,12 @@ ACCOUNTS: tuple[Account, ...] = (
 
 
 def table(accounts: Iterable[Account] = ACCOUNTS) -> str:
-    """The accounts as a table in Markdown."""
+    """Return the accounts as a table in Markdown."""
     rows = [(each.what, each.of_one, each.of_all, each.then) for each in accounts]
     head = ("what", "per connection", "all together", "beyond it")
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * 4, *rows)) + "\n"
 
 
 def held(worker: Worker) -> dict[str, int]:
-    """What a worker holds now, by the keys of the accounts that are measured in it: all 0 where nobody is connected."""
+    """Return the amount of each measured account in a worker, by key; all are 0 if nobody is connected."""
     return {each.key: each.measure(worker) for each in ACCOUNTS if each.measure is not None}

@@ -1,8 +1,8 @@
-"""What can run and is likely not meant: readable secrets, policies and users without effect, lag never or always asked.
+"""Settings that are valid but probably a mistake: readable secrets, ineffective policies and users, bad lag intervals.
 
-None of it ends a start: `kproxy check` and `kproxy doctor` warn, a start and a reload log it. Certain but not complete,
-as for rules that never decide (`filters.policy.idle`). What a start finds out by itself is not repeated here. Refuses
-to know how it is shown, and to have the value of a secret.
+None of them prevents a start: `kproxy check` and `kproxy doctor` warn, a start and a reload log them. Each warning is
+certain, but the list is not complete, as for rules that never decide (`filters.policy.idle`). Warnings that a start
+gives by itself are not repeated here. Refuses to know how a warning is shown, and to hold the value of a secret.
 """
 
 import difflib
@@ -17,8 +17,8 @@ from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.filters.policy.globs import Patterns
 from kproxy.proxy.sasl.users import UsersError, read
 
-MIN_ASK_INTERVAL_S = 1.0  # below it, questions for lag are a load of their own: 150 requests a second at 0.001
-MAX_COMPARED = 1000  # users among whom one of a similar name is looked for: of so many it takes 10 ms a name
+MIN_ASK_INTERVAL_S = 1.0  # more frequent lag requests are a load of their own: 150 requests a second at 0.001
+MAX_COMPARED = 1000  # users to search for a similar name: with so many it takes 10 ms per name
 
 
 class Caution(NamedTuple):
@@ -30,7 +30,7 @@ class Caution(NamedTuple):
 
 
 def cautions(config: Config) -> Iterator[Caution]:
-    """All of them, of settings that have no fault."""
+    """Yield all warnings about settings that have no fault."""
     secrets = [("admin_token_file", config.admin_token_file)]
     if config.admin_tls is not None:
         secrets.append(("admin_tls.key", config.admin_tls.key))
@@ -56,7 +56,7 @@ def _secrets(cluster: Cluster) -> Iterator[tuple[str, Path | None]]:
 
 
 def _is_read_by_all(path: Path) -> bool:
-    """Links are left out: Kubernetes mounts Secrets as such, readable by all users of a container that has one."""
+    """Whether all users may read it; never for a link: Kubernetes mounts Secrets as links that all users may read."""
     try:
         if path.is_symlink() or not path.stat().st_mode & stat.S_IROTH:
             return False
@@ -66,7 +66,7 @@ def _is_read_by_all(path: Path) -> bool:
 
 
 def _refuses_nothing(cluster: Cluster) -> Iterator[Caution]:
-    """Rules are there, and none of them, nor the default, refuses a client's request."""
+    """Warn if there are rules, but neither they nor the default refuse any request."""
     if cluster.read_only or not cluster.policy or any(rule.action == "deny" for rule in cluster.policy):
         return
     for number, rule in enumerate(cluster.policy):
@@ -87,7 +87,10 @@ def _is_for_everybody(rule: Rule) -> bool:
 
 
 def _unknown_to_each_other(cluster: Cluster) -> Iterator[Caution]:
-    """Principals of rules that are no user, and users whom no rule allows anything. Where users are all clients."""
+    """Warn of principals in rules that match no user, and of users whom no rule allows anything.
+
+    Checked only if every client logs in as one of the users in the file.
+    """
     settings = cluster.authentication
     if settings is None or settings.users_file is None or "OAUTHBEARER" in settings.mechanisms:
         return
@@ -126,7 +129,7 @@ def _unknown_to_each_other(cluster: Cluster) -> Iterator[Caution]:
 
 
 def _lag(cluster: Cluster) -> Iterator[Caution]:
-    """`[cluster.lag]` that has no effect, since offsets are not read, or asks too often or too seldom."""
+    """Warn of a `[cluster.lag]` without effect, as offsets are not read, or one that asks too often or rarely."""
     place = f"{cluster.name}: lag"
     if cluster.detail == "headers":
         if "lag" in cluster.model_fields_set:

@@ -1,9 +1,10 @@
 """One configured cluster, live: its ports, its brokers, and the connections through them.
 
 Every broker's port is bound before an answer that names it leaves: by asking the cluster (`discovery`) and, for a
-broker first seen later, inside the transform of that answer. A port that cannot be bound is still what clients get,
-never the broker's own address: it is logged, counted and tried again. Where another process has the ports and asks the
-cluster (`Ports`), this one serves the clients that it is given. Refuses to know bytes, and metrics' meaning.
+broker that appears later, inside the transform of that answer. If a port cannot be bound, clients still get that port
+and never the broker's own address; the fault is logged and counted, and binding is retried. If another process has the
+ports and asks the cluster (`Ports`), this one serves the clients passed to it. Refuses to know bytes, and the meaning
+of metrics.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ from kproxy.proxy.upstream.connector import BrokerConnector, Step
 from kproxy.proxy.upstream.proxy_protocol import UNREAD, SendProxyHeader
 from kproxy.proxy.upstream.request import ClosedByBroker
 
-LOOKED_UP = 64  # names of brokers at once, to find the one on the sidecar's machine
+LOOKED_UP = 64  # names of brokers to resolve at once, to find the one on the sidecar's machine
 
 log = logging.getLogger("kproxy.cluster")
 
@@ -62,19 +63,19 @@ class Known:
     brokers: dict[int, Address] = field(
         default_factory=dict
     )  # the address that each broker advertises, to find leaks of it
-    open: frozenset[int] = frozenset()  # brokers whose port is open, and stays theirs
-    assigned: dict[int, int] = field(default_factory=dict)  # ports that were given out as node ids appeared
-    beside: int | None = None  # route sidecar
-    ports: tuple[tuple[int, tuple[str, ...]], ...] = ()  # each port that kproxy listens on, and the addresses
+    open: frozenset[int] = frozenset()  # brokers whose port is open and will not be given to another broker
+    assigned: dict[int, int] = field(default_factory=dict)  # ports assigned as node ids appeared
+    beside: int | None = None  # route sidecar: the broker on this machine
+    ports: tuple[tuple[int, tuple[str, ...]], ...] = ()  # (port, local addresses) of each listener
 
 
 class Ports(Protocol):
-    """The ports of a cluster that another process has, which asks the cluster for its brokers too."""
+    """The ports of a cluster, held by another process, which also asks the cluster for its brokers."""
 
     def bind(self, node_id: int, host: str, port: int, *, is_news: bool) -> bool:
-        """An answer names a broker; is_news: at a new address. Returns whether its port is open.
+        """Process a broker named by an answer; is_news: its address is new. Returns whether its port is open.
 
-        A port that is given to the broker by then is in the cluster's routes.
+        On return the cluster's routes include a port that was assigned to the broker.
         """
 
     def broker_lost(self) -> None:
@@ -82,7 +83,7 @@ class Ports(Protocol):
 
 
 def _welcome_steps(cluster: Cluster, tls: ClusterTls, find_broker: Welcome, authenticate: Welcome) -> Iterator[Welcome]:
-    """Yield the steps at the start of a client's connection, in the order of their bytes."""
+    """Yield the steps at the start of a client's connection, in wire order."""
     if cluster.accept_proxy_protocol:
         yield ReadProxyHeader(cluster.trusted_proxies)
     if tls.welcome is not None:
@@ -94,7 +95,7 @@ def _welcome_steps(cluster: Cluster, tls: ClusterTls, find_broker: Welcome, auth
 
 
 def _connector_steps(cluster: Cluster, tls: ClusterTls, login: Step | None) -> Iterator[Step]:
-    """Yield the steps at the start of a connection to a broker, in the order of their bytes."""
+    """Yield the steps at the start of a connection to a broker, in wire order."""
     if cluster.proxy_protocol is not None:
         yield SendProxyHeader(cluster.proxy_protocol)
     if tls.broker_step is not None:
@@ -104,7 +105,7 @@ def _connector_steps(cluster: Cluster, tls: ClusterTls, login: Step | None) -> I
 
 
 class ClusterProxy:
-    """One cluster of a kproxy: `start` binds what the configuration names, `stop` closes every port for good."""
+    """One cluster of a kproxy: `start` binds the configured ports, `stop` closes every port for good."""
 
     def __init__(
         self,
@@ -116,10 +117,10 @@ class ClusterProxy:
         changed: Callable[[], None] = lambda: None,
         busy: Callable[[], Collection[int]] | None = None,
     ) -> None:
-        """ports: set where another process has them, which sends the cluster's state (`take`).
+        """ports: set if another process holds them and sends the cluster's state (`take`).
 
-        serve(client): passes an accepted client to another process; changed(): the state that other processes share
-        (`known`) may have changed; busy(): the brokers with connections in other processes. Raises ConfigError.
+        serve(client): passes an accepted client to another process; changed(): called when the state shared with other
+        processes (`known`) may have changed; busy(): brokers with connections in other processes. Raises ConfigError.
         """
         if faults := [(f"{cluster.name}: {place}", text) for place, text in idle_rules(cluster)]:
             raise ConfigError(faults)
@@ -129,7 +130,7 @@ class ClusterProxy:
         self._worker = worker
         self._changed = changed
         self._busy = busy if busy is not None else self._brokers_with_relays
-        self._named: dict[int, Address] = {}  # brokers, by the cluster when it was last asked
+        self._named: dict[int, Address] = {}  # brokers that the cluster named when last asked
         causes = DIAL_CAUSES if cluster.login is None else (*DIAL_CAUSES, *LOGIN_CAUSES)
         self._metrics = worker.metrics.upstream(cluster.name, causes, self._state)
         self._cells = worker.metrics.cluster(cluster.name)
@@ -159,7 +160,7 @@ class ClusterProxy:
             self._advertise,
             self._find_leak,
             self._broker_lost,
-            # Redirected clients bring their own TLS and login: kproxy's are for its questions alone.
+            # Redirected clients do their own TLS and login: kproxy's are for its own requests only.
             self._connector if self._redirected is None else BrokerConnector(worker.dialler),
             _welcome_steps(cluster, self._tls, self._find_broker, self._authenticate),
             logins=self._logins if self._redirected is None else None,
@@ -177,25 +178,25 @@ class ClusterProxy:
                 takes_telemetry=cluster.telemetry is not None,
             )
         self._known = KnownAddresses(cluster.bootstrap, lambda node_id, host: self.routes.advertised(node_id, host))
-        self._leaking: set[str] = set()  # APIs, as their labels, whose leak is in the log
+        self._leaking: set[str] = set()  # labels of APIs whose leak has been logged
         self._bootstrap: Listener | None = None
         self._ports: BrokerPorts | None = None
         self._gives_ports = cluster.any_brokers is not None
         self._stopped = False
-        self._successor: ClusterProxy | None = None  # runs by newer settings, and gets what open connections learn
-        self._same_upstream = True  # as the successor: else nothing learnt here is true there
+        self._successor: ClusterProxy | None = None  # runs with newer settings; receives what open connections learn
+        self._same_upstream = True  # as the successor; if not, broker addresses learned here do not apply there
         self._tasks = Tasks(f"cluster={cluster.name}")
         self._limiter = LogLimiter(log)
 
     @property
     def address(self) -> Address:
-        """Where clients bootstrap; the port is the bound one."""
+        """The bootstrap address, with the bound port."""
         assert self._bootstrap is not None
         return Address(self.cluster.listen.host, self._bootstrap.port)
 
     @property
     def connector(self) -> BrokerConnector:
-        """The way to its brokers, with all that a connection there begins with."""
+        """The connector to its brokers, with every step at the start of a connection."""
         return self._connector
 
     @property
@@ -210,19 +211,19 @@ class ClusterProxy:
 
     @property
     def admission(self) -> Admission:
-        """Where its clients are counted."""
+        """The admission that counts its clients."""
         return self._connections.admission
 
     def destination_of(self, client: socket.socket) -> Address:
-        """Where a client that is accepted believes to be connected. Raises OSError if it has gone already."""
+        """Return the address that an accepted client believes it reached. Raises OSError if it has disconnected."""
         return self._topology.destination_of(client)
 
     def connect(self, client: Incoming) -> None:
-        """Serve a client that is accepted, and that the gate has counted."""
+        """Serve an accepted client that the gate has counted."""
         self._connections.connect(client)
 
     def not_ready(self) -> Iterator[str]:
-        """Why clients of this cluster should not be sent here."""
+        """Yield the reasons not to send clients of this cluster here."""
         name = self.cluster.name
         if self._discovery.not_ready:
             yield f"cluster {name}: {self._discovery.not_ready}"
@@ -236,12 +237,12 @@ class ClusterProxy:
     # --- start and stop ----------------------------------------------------------------------------------------------
 
     def start(self, former: "ClusterProxy | None" = None) -> None:
-        """Bind what the configuration names; the rest follows as soon as the cluster answers. Raises ConfigError.
+        """Bind the configured ports; the others follow as soon as the cluster answers. Raises ConfigError.
 
-        former: at a reload the cluster that it replaces, whose ports stay open.
+        former: the cluster that this one replaces at a reload; its ports stay open.
         """
         if self.ports is not None:
-            return  # `take` brings all
+            return  # `take` brings the state
         worker = self._worker
         cluster = self.cluster
         listen = cluster.listen
@@ -300,7 +301,7 @@ class ClusterProxy:
         )
 
     def _serve(self) -> None:
-        """Start the tasks of a process that serves clients, which are not ports and discovery."""
+        """Start the tasks of every process that serves clients; ports and discovery are not among them."""
         self._tasks.spawn(self._tls.watch())
         if self._redirected is not None:
             self._tasks.spawn(self._redirected.destinations.run())
@@ -313,18 +314,18 @@ class ClusterProxy:
         self._latest.broker_lost()
 
     def broker_lost(self) -> None:
-        """A broker could not be dialled, or reset a connection: ask for the brokers soon."""
+        """Ask for the brokers soon: one could not be dialled, or reset a connection."""
         if self.ports is not None:
             self.ports.broker_lost()
         else:
             self._discovery.broker_lost()
 
     def loop_found(self, upstream: Address, evidence: str) -> None:
-        """A connection to that upstream came back to this kproxy: refuse it, and close what goes there."""
+        """Refuse this upstream and close its connections: one of them came back to this kproxy."""
         self._connections.loops.found(upstream, evidence)
 
     def close(self) -> None:
-        """Close every port for good: answers that are still in flight open none again."""
+        """Close every port for good: answers still in flight open no port again."""
         self._stopped = True
         if self._bootstrap is not None:
             self._bootstrap.close()
@@ -334,7 +335,7 @@ class ClusterProxy:
     # --- other settings ----------------------------------------------------------------------------------------------
 
     def learn_all(self, upstreams: Mapping[int, Address]) -> None:
-        """Take in where brokers are, as somebody knew who was here before, and bind their ports."""
+        """Apply broker addresses that a predecessor learned, and bind the brokers' ports."""
         if self.ports is None:
             for node_id, address in upstreams.items():
                 has_port = self._ports is not None and self._ports.was_given(node_id)
@@ -342,12 +343,12 @@ class ClusterProxy:
 
     @property
     def given_ports(self) -> dict[int, Held]:
-        """The ports that were given out as node ids appeared."""
+        """The ports assigned as node ids appeared."""
         assignment = self._ports.assignment if self._ports is not None else None
         return assignment.held() if assignment is not None else {}
 
     def adopt_ports(self, held: Mapping[int, Held]) -> None:
-        """Take the ports that another process has given out, which has served clients until now."""
+        """Take over port assignments of the process that has served clients until now."""
         if self._ports is not None:
             self._ports.adopt(held)
             for node_id in held:
@@ -360,27 +361,27 @@ class ClusterProxy:
         return {info.broker_id for info in infos if info.cluster == self.cluster.name and info.broker_id is not None}
 
     def _evicted(self, node_id: int) -> None:
-        """A broker's port stands for another one from now on: nobody is to be led there."""
+        """Forget a broker whose port was assigned to another one."""
         self.routes.upstreams.pop(node_id, None)
         self._known.forget(node_id)
         fold_broker(self._cells, self._metrics, str(node_id))
 
     @property
     def _latest(self) -> "ClusterProxy":
-        """The cluster that has replaced this one, or this one."""
+        """The newest successor of this cluster, or this one."""
         latest = self
         while latest._successor is not None:
             self._same_upstream = self._same_upstream and latest._same_upstream
             latest = latest._successor
         if latest is not self:
-            self._successor = latest  # those between are kept no longer
+            self._successor = latest  # drops the references to those between
         return latest
 
     def follow(self, former: "ClusterProxy", *, same_upstream: bool, ends: bool) -> None:
-        """Take the place of a cluster that was run by other settings.
+        """Replace a cluster that ran with other settings.
 
-        same_upstream: the brokers are the same, so their addresses and whether the cluster is ready are kept.
-        ends: connections that it is making are closed as soon as all that their clients have asked is answered.
+        same_upstream: the brokers are the same, so their addresses and the cluster's readiness are kept. ends:
+        connections that `former` is setting up are closed as soon as all requests of their clients are answered.
         """
         if same_upstream:
             if former._named and self._ports is not None:
@@ -393,7 +394,7 @@ class ClusterProxy:
         former.retire(self, ends=ends)
 
     def retire(self, successor: "ClusterProxy | None", *, ends: bool) -> None:
-        """Close every port and ask no more; open connections go on, and unless `ends` those being made."""
+        """Close every port and stop asking; open connections continue, and unless `ends`, so do those being set up."""
         self._successor = successor
         if ends:
             self.end_new()
@@ -401,21 +402,21 @@ class ClusterProxy:
         self._tasks.stop()
 
     def end_new(self) -> None:
-        """From now on bring connections that are being made to their ends as soon as they are."""
+        """From now on drain connections as soon as they are set up."""
         self._connections.ends = True
         self._connections.admission.hurry()
 
     @property
     def making(self) -> int:
-        """How many clients' connections are being made."""
+        """How many clients' connections are being set up."""
         return self._connections.making
 
     def show_state(self) -> None:
-        """Have metrics show the state of this one from now on."""
+        """Make the metrics show the state of this cluster from now on."""
         self._worker.metrics.upstream(self.cluster.name, DIAL_CAUSES, self._state)
 
     def set_pace(self, discovery_interval_s: float, accept_backlog: int) -> None:
-        """Set how often the cluster is asked, and how many clients may wait to be accepted."""
+        """Set how often the cluster is asked, in seconds, and the listen backlog."""
         self._discovery.interval_s = discovery_interval_s
         if self._ports is not None:
             self._ports.backlog = accept_backlog
@@ -423,7 +424,7 @@ class ClusterProxy:
             listener.set_backlog(accept_backlog)
 
     async def stop(self) -> None:
-        """Accept no more, and cancel connections that are still being made."""
+        """Stop accepting, and cancel connections that are being set up."""
         self.close()
         await self._connections.stop()
         await self._tasks.cancel()
@@ -437,7 +438,7 @@ class ClusterProxy:
     async def _find_broker(self, client: Incoming) -> None:
         """Refuse a server name of a broker that no answer has named. Raises UpstreamError.
 
-        Names are the client's choice: it is counted as one that bootstraps, and makes no series of its own.
+        Clients choose the name: such a dial is counted as a bootstrap connection and makes no series of its own.
         """
         node_id = client.node_id
         if node_id is not None and node_id not in self.routes.upstreams:
@@ -464,7 +465,8 @@ class ClusterProxy:
             self.address.port,
             dict(self.routes.upstreams),
             self._known.brokers | self._named,
-            # Ports of absent brokers may pass to others: a worker asks before an answer that names one leaves.
+            # The port of an absent broker may be assigned to another: before an answer that names it leaves, workers
+            # ask.
             frozenset(self.brokers.keys() - absent.keys()),
             {node_id: port for node_id, port in assigned.items() if node_id not in absent},
             self._topology.beside,
@@ -472,7 +474,7 @@ class ClusterProxy:
         )
 
     def take(self, known: Known) -> None:
-        """Apply the state that the process with the ports has sent; the first call begins to serve."""
+        """Apply the state sent by the process that holds the ports; the first call starts serving."""
         if not self.has_routes:
             self.routes = self._topology.routes = Routes(self.cluster, known.listen_port)
             self._serve()
@@ -496,7 +498,7 @@ class ClusterProxy:
 
     @property
     def has_routes(self) -> bool:
-        """Whether it has started; where another process has the ports: whether that has sent its state."""
+        """Whether it has started or, if another process holds the ports, has received that process's state."""
         return hasattr(self, "routes")
 
     # --- the cluster's brokers ---------------------------------------------------------------------------------------
@@ -510,7 +512,7 @@ class ClusterProxy:
             raise ClosedByBroker(f"{fault}; {UNREAD}") from fault
 
     async def _learn(self, asked: Address, brokers: Brokers | None) -> str:
-        """Apply a broker's list of all brokers; returns why clients must wait still, or an empty text."""
+        """Apply a broker's list of all brokers; returns why clients must still wait, or an empty text."""
         self._named = dict(brokers or {})
         reason = await self._taken_in(asked, brokers)
         self._changed()
@@ -550,9 +552,9 @@ class ClusterProxy:
         return ""
 
     async def _beside(self, asked: Address, brokers: Brokers) -> int | None:
-        """Return which broker answers at an address, None if that is uncertain: answers do not name their sender.
+        """Return the broker that answers at an address, None if uncertain: answers do not name their sender.
 
-        A sidecar dials localhost, and the broker gives its name: then it is the one of this machine at that port.
+        A sidecar dials localhost, but the broker advertises its name: it is the broker of this machine with that port.
         """
         same = [node_id for node_id, at in brokers.items() if at == asked]
         if same or len(brokers) == 1:
@@ -566,17 +568,17 @@ class ClusterProxy:
         return here[0] if len(here) == 1 and await self._is_here(asked) else None
 
     async def _is_here(self, address: Address) -> bool:
-        """Whether that is this machine; a name that is not looked up in time is not."""
+        """Whether the address is of this machine; False if its name is not resolved in time."""
         dialler = self._worker.dialler
         try:
             async with asyncio.timeout(dialler.timeout_s):
                 places = await dialler.resolver.addresses(address)
-        except OSError:  # a TimeoutError is one
+        except OSError:  # includes TimeoutError
             return False
         return any(is_local(place[0]) for _, place in places)
 
     def _warn_of_unknown_upstreams(self) -> None:
-        """Some clients dial brokers alone once they know them, and would not come back after a restart of kproxy."""
+        """Warn: clients that dial only brokers they already know would not come back after a restart of kproxy."""
         unknown = [str(node_id) for node_id in self.routes.declared() if node_id not in self.routes.upstreams]
         if unknown and self._discovery.not_ready:  # logged once, not at every interval
             log.warning(
@@ -587,10 +589,10 @@ class ClusterProxy:
             )
 
     def _advertise(self, node_id: int, host: str, port: int) -> tuple[Address, bool]:
-        """Return (the address that clients get for a broker which advertises host:port, whether that port is open)."""
+        """Return (the address that clients get for a broker that advertises host:port, whether that port is open)."""
         latest = self._latest
-        # A worker's next cluster has no routes before its parent's state comes; until then these are the ones in force.
-        if latest is not self and not self._same_upstream:  # the ports in force, but nothing of those brokers
+        # A worker's new cluster has no routes until its parent sends the state; until then these routes are in force.
+        if latest is not self and not self._same_upstream:  # use the ports in force, learn no broker
             self._known.learn(node_id, Address(host, port))
             return (latest if latest.has_routes else self).routes.advertised(node_id, host), True
         if latest is not self and latest.has_routes:
@@ -599,7 +601,7 @@ class ClusterProxy:
         return self.routes.advertised(node_id, host), is_bound
 
     def learn_broker(self, node_id: int, host: str, port: int, *, is_named: bool = True) -> bool:
-        """Apply a broker's address; returns whether its port is open. is_named: an answer has it, just now."""
+        """Apply a broker's address; returns whether its port is open. is_named: it is from an answer just received."""
         if is_named and self._gives_ports and self._ports is not None:
             self._ports.name(node_id)
         before, said_before = self.routes.upstreams.get(node_id), self._known.brokers.get(node_id)
@@ -630,14 +632,14 @@ class ClusterProxy:
         return True
 
     def _expose(self, broker: str, node_id: int | None) -> None:
-        """Begin the series of a broker behind a port at 0, before its first connection."""
+        """Start the series of the broker behind a port at 0, before its first connection."""
         self._cells.expect(broker, listener_label(node_id, self.cluster.route))
         self._metrics.broker_known(broker)
 
     # --- leaks -------------------------------------------------------------------------------------------------------
 
     def _find_leak(self, api: str, version: int, answer: bytes | memoryview) -> str:
-        """Count an answer that has a broker's own address; returns why it must not leave, or an empty text."""
+        """Count an answer that contains a broker's own address; returns why it must not leave, or an empty text."""
         address = self._known.find(answer)
         if address is None:
             return ""

@@ -1,7 +1,7 @@
 """A proxy inside a program: `kproxy.Proxy`.
 
-Duty: settings as keyword arguments, and the server's life as an `async with`. It installs no signal handler and leaves
-logging to the program. Refuses to know what the settings mean: `kproxy.proxy.config.load` reads and checks them.
+Duty: settings as keyword arguments, and the server's lifetime as an `async with`. It installs no signal handler and
+leaves logging to the program. Refuses to know what the settings mean: `kproxy.proxy.config.load` reads and checks them.
 """
 
 import asyncio
@@ -20,27 +20,27 @@ from kproxy.proxy.process.server import Server
 
 _POLL_S = 0.02
 _HOST = "127.0.0.1"
-_PORTS_IN_A_ROW = 16  # bootstrap and the brokers behind it, as far as a test or a notebook has them
+_PORTS_IN_A_ROW = 16  # the bootstrap port and up to 15 broker ports: enough for a test or a notebook
 _TRIES = 100
 
 
 class Proxy:
-    """A proxy before one cluster, for as long as its `async with` lasts.
+    """A proxy in front of one cluster, for as long as its `async with` lasts.
 
         async with kproxy.Proxy(listen="127.0.0.1:19092", bootstrap="kafka-1:9092") as proxy:
             print(proxy.address)
 
-    The settings are those of the configuration file, of one `[[cluster]]` and of the process, by their names there
-    (`broker_port_base=20000`); tables are dicts (`tls={"certificate": "tls.crt"}`), those of which there can be several
-    lists of dicts. Values are text or of the setting's own type. Entering binds the ports, asks the cluster for its
-    brokers and returns when clients can be served; leaving finishes the requests under way, for `drain_timeout_s` at
-    most. It can be entered again, when it was left.
+    The settings are those of the configuration file, of one `[[cluster]]` and of the process, under the same names
+    (`broker_port_base=20000`). A table is a dict (`tls={"certificate": "tls.crt"}`), an array of tables a list of
+    dicts. A value is a text or of the setting's own type. Entering binds the ports, asks the cluster for its brokers
+    and returns when clients can be served; leaving finishes the requests in flight, for at most `drain_timeout_s`.
+    After leaving, it can be entered again.
 
     Without `listen` it takes a free port of this machine, with free ports for the brokers behind it.
 
-    Raises ConfigError for settings that cannot be, and on entering, for what only this machine can refuse: an address
-    that cannot be bound, a folder that cannot be written to; UpstreamError where no broker has answered within
-    `ready_timeout_s` seconds; KproxyError where it is entered twice, or asked for its address before that.
+    Raises ConfigError for invalid settings, and on entering for an address that cannot be bound or a folder that cannot
+    be written to; UpstreamError if no broker has answered within `ready_timeout_s` seconds; KproxyError if it is
+    entered twice, or asked for its address before it is entered.
     """
 
     def __init__(
@@ -66,18 +66,18 @@ class Proxy:
         if found.flight is not None and FINDINGS in found.flight.triggers:
             raise ConfigError([("flight.triggers", "nobody looks for findings inside a program: use kproxy run")])
         self._settings = found
-        self._server: Server | None = None  # while it is entered
+        self._server: Server | None = None  # set while entered
         self._ready_timeout_s = ready_timeout_s
 
     @property
     def address(self) -> Address:
-        """(host, port) where clients bootstrap; `str` of it is HOST:PORT. Only inside the `async with`."""
+        """The (host, port) where clients bootstrap; its `str` is HOST:PORT. Available only inside the `async with`."""
         (address,) = self._running.addresses.values()
         return address
 
     @property
     def admin_address(self) -> Address | None:
-        """(host, port) of /metrics, /health and /ready; None without the setting `admin`."""
+        """The (host, port) of /metrics, /health and /ready; None without the setting `admin`."""
         return self._running.admin_address
 
     @property
@@ -118,7 +118,7 @@ def _no_such(name: str, known: list[str]) -> str:
 
 
 def _free_port() -> int:
-    """A free port that has free ones behind it: port N + 1 + id stands for a broker, and the system knows only of N."""
+    """Return a free port N followed by free ones for brokers (N + 1 + id): the system offers only single ports."""
     port = 0
     for _ in range(_TRIES):
         with ExitStack() as stack:

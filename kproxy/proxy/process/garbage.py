@@ -1,20 +1,21 @@
-"""When Python looks for unreachable cycles, and among how many objects: everybody waits for it.
+"""The schedule of Python's garbage collections, which stop the process while they run.
 
-A collection walks every object of a generation, 0.15 to 0.4 us each; to ask for a generation's objects walks them, too,
-0.02 to 0.1 us each. kproxy hardly needs any: what a connection owns is freed by its last reference (`Session`,
-`Relay`). What is left are cycles of exceptions and of the admin's HTTP server, most of which die young. So no
-generation that kproxy or Python walks often may grow with what clients make:
+A collection walks every object of a generation, 0.15 to 0.4 us each; gc.get_objects() walks them too, 0.02 to 0.1 us
+each. kproxy hardly needs collections: the last reference to a connection frees all that it owns (`Session`, `Relay`).
+The remaining cycles come from exceptions and from the admin's HTTP server, and most die young. So clients must not be
+able to grow a generation that is walked often:
 
-- Young ones. Python collects after some allocations more than there were deallocations. Requests that wait for a broker
-  are freed in the order in which they came: each new one then pays for the end of an old one, so that Python sees no
-  growth while all that are pending become young again, and a collection walks 130,000 objects in 50 ms. Hence kproxy
-  looks itself every LOOK_S, and every SOON_S while more than SOME are young.
-- Middle ones, those that one collection has left: by Python after every tenth collection of young ones, by kproxy once
-  its own have handed on MANY, and every MIDDLE_S. What they leave becomes old, so there are never many.
-- All. Python would start one whenever the number of old objects has grown by a quarter, so a client that makes objects
-  would decide when: half a second while 700 clients have 4,096 requests pending each. They come every INTERVAL_S, and
-  are left out while more than FEW objects are estimated, but for one in MOST_LEFT_OUT: memory stays bounded by an
-  hour's cycles.
+- Young objects. Python collects when allocations exceed deallocations by a threshold. Pending requests are freed in
+  arrival order: each new one replaces an old one, so that Python sees no growth while all pending ones become young
+  again, and a collection walks 130,000 objects in 50 ms. Hence kproxy checks every LOOK_S, and every SOON_S while more
+  than SOME are young.
+- Middle generation: objects that survived one collection. Python collects it after every tenth collection of young
+  ones; kproxy after its own collections have passed on MANY objects, and every MIDDLE_S. Survivors become old, so it
+  stays small.
+- All objects. Python would collect whenever the number of old objects has grown by a quarter, so a client that makes
+  objects would decide when: half a second while 700 clients have 4,096 pending requests each. kproxy collects every
+  INTERVAL_S and skips while more than FEW objects are estimated, at most MOST_LEFT_OUT times in a row: memory is
+  bounded by the cycles of one hour.
 
 Refuses to know what the objects are.
 """
@@ -24,8 +25,8 @@ import gc
 from collections.abc import Callable
 
 LOOK_S = 0.25
-SOON_S = 0.02  # in which kproxy makes some 7,000 objects at most
-SOME = 1000  # of which Python itself walks 700 at a time
+SOON_S = 0.02  # s, enough for kproxy to make about 7,000 objects
+SOME = 1000  # objects; Python itself walks 700 at a time
 MIDDLE_S = 1.0
 MANY = 10_000  # objects, walked in some 3 ms
 INTERVAL_S = 60.0
@@ -35,17 +36,17 @@ _NEVER = 1 << 30
 
 
 class Collections:
-    """Python's collections for as long as a loop runs. objects(): an estimate of how many objects there are in all."""
+    """Schedules Python's collections while a loop runs. objects(): an estimate of the number of all objects."""
 
     def __init__(self, objects: Callable[[], int]) -> None:
         self._objects = objects
         self._left_out = 0
-        self._handed_on = 0  # young objects that our collections met, at most, since they became old
-        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}  # by what they call
+        self._handed_on = 0  # young objects passed on since the last middle collection, at most
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}  # by callback
         self._thresholds = gc.get_threshold()
 
     def start(self) -> None:
-        """From here on they are ours. What exists now stays until the process ends: no collection walks it again."""
+        """Take over the schedule, and exempt all objects that exist now from every later collection."""
         gc.freeze()
         self._thresholds = gc.get_threshold()
         gc.set_threshold(*self._thresholds[:2], _NEVER)
@@ -54,7 +55,7 @@ class Collections:
         self._later(INTERVAL_S, self._all)
 
     def stop(self) -> None:
-        """They are Python's again."""
+        """Return the schedule to Python."""
         if self._timers:
             for timer in self._timers.values():
                 timer.cancel()

@@ -1,11 +1,11 @@
-"""A kproxy as a process of its own: what signals, the service manager, the file of settings and a new version do to it.
+"""kproxy as a process of its own: signals, the service manager, changes of the settings file and upgrades.
 
-    SIGTERM, SIGINT   drain and end; the second one does not wait
+    SIGTERM, SIGINT   drain and end; the second signal closes at once
     SIGHUP            reload
     SIGUSR2           upgrade in place: a new process takes over, this one drains
 
-One change at a time: a reload waits for the one before it, an upgrade that fails leaves everything as it was. Refuses
-to know what a change does: `server` and `reload` do.
+One change at a time: a reload waits for the previous one, and a failed upgrade leaves everything as it was. Refuses to
+know how a change is made: `server` and `reload` do that.
 """
 
 import asyncio
@@ -42,15 +42,15 @@ log = logging.getLogger("kproxy.process")
 
 @dataclass
 class Inheritance:
-    """What a process has got from whoever started it. Taken out of the environment: it is not about our children."""
+    """Resources inherited from the parent process. `of` removes their variables, so that children do not see them."""
 
-    link: socket.socket | None = None  # to the kproxy that this one follows
-    keeper: socket.socket | None = None  # to the process that stands in
-    given: GivenSockets = field(default_factory=GivenSockets)  # by systemd
+    link: socket.socket | None = None  # to the kproxy that this one replaces
+    keeper: socket.socket | None = None  # to the stand-in process
+    given: GivenSockets = field(default_factory=GivenSockets)  # passed by systemd
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> "Inheritance":
-        """Raises ConfigError for sockets that cannot be ours."""
+        """Return the inherited resources. Raises ConfigError for sockets that kproxy cannot use."""
         found = cls(upgrade.inherited(environment))
         number = environment.pop(KEEPER, "")
         if number:
@@ -61,9 +61,9 @@ class Inheritance:
 
 
 class Process:
-    """Runs a server for as long as nobody ends it.
+    """Runs a server until a signal ends it.
 
-    load(): reads the settings anew, None where they are in no file; file: the one to watch, if the settings say so.
+    load(): reads the settings anew, None if they come from no file; file: watched for changes if `watch_config` is set.
     """
 
     def __init__(
@@ -85,20 +85,20 @@ class Process:
         self._started = asyncio.Event()
         self._asked = asyncio.Event()
         self._again = asyncio.Event()
-        self._ends = 0  # signals that ask for it
+        self._ends = 0  # signals that ask this process to end
         self._upgrading: asyncio.Task[None] | None = None
-        self._successor: subprocess.Popen[bytes] | None = None  # that has taken over
-        self._ours: socket.socket | None = None  # our end towards those who follow, where this process stands in
+        self._successor: subprocess.Popen[bytes] | None = None  # the process that has taken over
+        self._ours: socket.socket | None = None  # our end of the channel to successors, while this process stands in
         self._stand_in = inspect.getsource(stand_in)
-        self._current = 0  # the process that runs now, as far as this one has heard
+        self._current = 0  # the latest successor known to this process
         self._tasks = Tasks("process")
         server.given = inheritance.given
         server.reloader.reads(load)
 
     def run(self) -> None:
-        """Serve until a signal ends it, or another kproxy follows; then this process may stand in, and not return.
+        """Serve until a signal ends it or a successor takes over; in the second case it may stand in and never return.
 
-        For a process that ends with it: the signals stay ignored, so that one that comes late cannot change its status.
+        If the process ends here, its signals stay ignored, so that a late one cannot change the exit status.
         """
         import uvloop
 
@@ -107,14 +107,14 @@ class Process:
             self._ours.set_inheritable(True)
             logging.shutdown()
             command = stand_in.command(self._stand_in, self._current, self._ours.fileno())
-            signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)  # what comes now waits for the program that stands in
+            signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)  # later signals wait for the stand-in program
             with suppress(OSError):  # this interpreter was removed or replaced since the upgrade
                 os.execv(command[0], command)
             sys.exit(stand_in.stand_in(self._current, self._ours.fileno()))
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        # Not loop.add_signal_handler: a loop that ends restores the default, and that would kill the process.
+        # loop.add_signal_handler would not do: a loop that ends restores the default action, which kills the process.
         for number in _ALL:
             signal.signal(number, lambda number, _: loop.call_soon_threadsafe(self._signalled, number))
         if self._keeper is not None:
@@ -136,7 +136,7 @@ class Process:
                 self._notifier.stopping("draining", config.drain_delay_s + config.drain_timeout_s + 10)
             try:
                 await self._server.stop(self._again)
-                if self._upgrading is not None:  # it was given up, and the new process is ended
+                if self._upgrading is not None:  # the upgrade was abandoned: wait until its process has ended
                     await asyncio.wait([self._upgrading])
             finally:
                 collections.stop()
@@ -166,7 +166,7 @@ class Process:
             raise ConfigError(faults)
 
     async def _follow(self, link: upgrade.Link) -> None:
-        """Take over from the kproxy at the other end. Raises KproxyError, and then that one goes on."""
+        """Take over from the kproxy at the other end. Raises KproxyError; the other kproxy then continues to serve."""
         server = self._server
         state = await link.receive_state(self._given)
         server.hold(True)
@@ -181,7 +181,7 @@ class Process:
         await link.send({"is": "ready"})
         state = await link.receive_state(self._given)
         server.learn_all(state.bootstraps, state.learnt, state.ports)
-        self._given.close()  # of ports that these settings do not have
+        self._given.close()  # sockets of ports that these settings do not use
         server.hold(False)
         await link.send({"is": "serving"})
         await link.expect("yours", upgrade.SWITCH_S)
@@ -189,7 +189,7 @@ class Process:
         self._tasks.spawn(self._predecessor(link))
 
     async def _predecessor(self, link: upgrade.Link) -> None:
-        """Show what the kproxy before this one still has, until it has ended."""
+        """Keep the metric of the predecessor's open connections current until the predecessor has ended."""
         metrics = self._server.metrics
         try:
             while True:
@@ -220,7 +220,7 @@ class Process:
             self._upgrading = self._tasks.spawn(self._upgrade(name))
 
     def _end(self, name: str) -> None:
-        """The first time: drain, unless this is being done since another kproxy follows; the second time: at once."""
+        """Drain at the first signal, unless a drain has begun because of a successor; close at once at the second."""
         self._ends += 1
         if self._ends > 1:
             self._again.set()
@@ -228,18 +228,18 @@ class Process:
         self._asked.set()
 
     def _pass_on(self, number: int) -> None:
-        """To the kproxy that runs now, where this process stands in: while it drains, a third one may follow."""
+        """Pass a signal to the latest successor: while this process drains, a third one may replace the second."""
         if self._successor is not None and self._ours is not None:
             self._current = stand_in.follower(self._ours.fileno(), self._current)
             with suppress(ProcessLookupError):
                 os.kill(self._current, number)
 
     def _passed_on(self, number: int, _: object) -> None:
-        """A signal between the end of the loop and the program that stands in."""
+        """Handle a signal that arrives between the end of the loop and the start of the stand-in program."""
         self._pass_on(number)
 
     def _nobody_stands_in(self) -> None:
-        """Who stands in says nothing, so this is its end: whoever has killed it wants an end of this one as well."""
+        """Drain: the stand-in process was killed. It never writes, so a readable socket means its end."""
         assert self._keeper is not None
         asyncio.get_running_loop().remove_reader(self._keeper)
         if not self._asked.is_set():
@@ -249,7 +249,7 @@ class Process:
     # --- reload ------------------------------------------------------------------------------------------------------
 
     async def _reload(self, asker: str) -> None:
-        await self._started.wait()  # by the settings of before
+        await self._started.wait()  # the start reads the previous settings
         self._notifier.reloading()
         await self._server.reloader.reload(asker)
         self._notifier.ready(self._describe())
@@ -264,16 +264,16 @@ class Process:
     # --- upgrade -----------------------------------------------------------------------------------------------------
 
     async def _upgrade(self, asker: str) -> None:
-        """Start a new kproxy and let it take over; if it cannot, this one goes on as if nothing had been.
+        """Start a new kproxy and let it take over; if it cannot, this one continues unchanged.
 
-        If this one is asked to end meanwhile, both do: whoever asked knows of no other.
+        If this process is asked to end meanwhile, both end: the sender of the signal knows only this one.
         """
         log.info("%s: a new kproxy is started", asker)
         self._server.reloader.close("an upgrade is under way")
         child: subprocess.Popen[bytes] | None = None
         ours, theirs = ExitStack(), ExitStack()  # the ends of the channels between the two
         try:
-            await self._server.reloader.settled()  # it may open ports that the new one reads in its settings
+            await self._server.reloader.settled()  # it may open ports that the new process also binds
             our_end, its_end = upgrade.pair()
             ours.enter_context(our_end)
             theirs.enter_context(its_end)
@@ -282,7 +282,7 @@ class Process:
             child = await asyncio.to_thread(self._start_child, its_end, keeper)
             theirs.close()
             await self._unless_it_ends(self._hand_over(link, child))
-        except (KproxyError, OSError, RuntimeError) as fault:  # a RuntimeError: there can be no further thread
+        except (KproxyError, OSError, RuntimeError) as fault:  # RuntimeError: no further thread can be started
             self._server.hold(False)
             self._server.metrics.upgrades["failed"] += 1
             if child is not None:
@@ -291,7 +291,7 @@ class Process:
                 self._server.reloader.close("")
             self._upgrading = None
             ours.close()
-            goes_on = "drains" if self._asked.is_set() else "goes on"  # and takes the next upgrade
+            goes_on = "drains" if self._asked.is_set() else "goes on"  # and accepts the next upgrade
             log.error("%s: the new kproxy has not taken over, this one %s: %s", asker, goes_on, fault)
             return
         finally:
@@ -300,14 +300,14 @@ class Process:
             stand_in.adopt_orphans()
         self._successor = child
         self._ours, self._current = keeper_ours, child.pid
-        if self._ends:  # asked in the moment of the change
+        if self._ends:  # asked to end during the takeover
             child.terminate()
         log.info("process %d has taken over, this one drains", child.pid)
         self._tasks.spawn(self._report(link))
         self._asked.set()
 
     async def _unless_it_ends(self, work: Coroutine[Any, Any, None]) -> None:
-        """Raises KproxyError if this process is asked to end before the work is done, and what the work raises."""
+        """Wait for `work` and raise its exception. Raises KproxyError if this process is asked to end before that."""
         working, asked = asyncio.create_task(work), asyncio.create_task(self._asked.wait())
         await asyncio.wait((working, asked), return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
@@ -320,7 +320,7 @@ class Process:
     def _keeper_for_child(
         self, ours: ExitStack, theirs: ExitStack
     ) -> tuple[socket.socket | None, socket.socket | None]:
-        """(our end, theirs): whether this process stands in; if somebody else does, (None, the end that we have)."""
+        """Return (our end, child's end) if this process will stand in; (None, inherited end) if another one does."""
         if self._notifier:
             return None, None
         if self._keeper is not None:
@@ -336,7 +336,7 @@ class Process:
             environment[KEEPER] = str(keeper.fileno())
             files.append(keeper.fileno())
         command = [sys.executable, *sys.orig_argv[1:]]
-        # A process group of its own: Ctrl-C is for the process that the terminal knows, which passes it on.
+        # Use a separate process group: the terminal sends Ctrl-C to the first process, which passes it on.
         return subprocess.Popen(command, env=environment, pass_fds=files, stdin=subprocess.DEVNULL, process_group=0)
 
     async def _hand_over(self, link: upgrade.Link, child: "subprocess.Popen[bytes]") -> None:
@@ -372,7 +372,7 @@ class Process:
         )
 
     async def _report(self, link: upgrade.Link) -> None:
-        """Tell the one that follows what is left here."""
+        """Report the number of connections still open here to the successor."""
         with suppress(OSError):
             while True:
                 await link.send({"is": "drains", "connections": self._server.connections})

@@ -1,7 +1,7 @@
-"""The relays of one process: its worker, its clusters, its recorder and its flight recorder.
+"""The relays of one process: its worker, clusters, recorder and flight recorder.
 
-A kproxy of one process has one `Relays`. With workers each of them has one, and so has their parent, which accepts all
-clients but relays those of ZooKeeper alone. Refuses to know admin ports, signals and other processes.
+A kproxy of one process has one `Relays`. With workers, each worker has one, and so has their parent, which accepts all
+clients but relays only those of ZooKeeper. Refuses to know admin ports, signals and other processes.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kproxy.proxy.connection.zookeeper import ZooKeeperProxy
     from kproxy.tables.recorder import Recorder
 
-_ROWS_PER_SLICE = 50  # of about 3 us each
+_ROWS_PER_SLICE = 50  # about 3 us per row
 _MAKING_S = 0.02
 _LEAVING_S = 0.1
 
@@ -43,7 +43,7 @@ log = logging.getLogger("kproxy.server")
 
 
 class Relays:
-    """`start` serves the clusters of the configuration, `drain` and `close` end that, in this order."""
+    """Serves the clusters of the configuration: call `start`, then `drain`, then `close`."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class Relays:
         build: Callable[[Worker, Cluster], ClusterProxy] = ClusterProxy,
         counts_elsewhere: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        """build: makes each cluster; guard: finds connections that lead back here.
+        """build: makes each cluster; guard: detects connections that lead back here.
 
-        counts_elsewhere: whether another process counts what connections of a cluster do, by its name.
+        counts_elsewhere(name): whether another process counts the connections of that cluster.
         """
         self.config = config
         self.clusters: list[ClusterProxy] = []
         self.zookeeper: list[ZooKeeperProxy] = []
         self.flight: FlightRecorder | None = None
-        self._former: list[ClusterProxy] = []  # retired by the last reload, or still with clients on their way in
+        self._former: list[ClusterProxy] = []  # retired by the last reload, or still setting up clients' connections
         self._metrics = metrics
         self._build = build
         self._counts_elsewhere = counts_elsewhere
@@ -90,14 +90,14 @@ class Relays:
     # --- recording, begun before `start` ----------------------------------------------------------------------------
 
     def record(self, number: int | None = None, *, beside: bool = False) -> None:
-        """Begin to record tables, if `record` is set. number: the worker's; beside: another kproxy does too."""
+        """Start recording tables, if `record` is set. number: the worker's; beside: another kproxy also records."""
         if self.config.record is not None:
             self._recorder = _started_recorder(self.config, number, beside=beside)
             self._metrics.recorder_dropped = self._recorder.dropped
             self.worker.sinks = (*self.worker.sinks, self._recorder)
 
     def keep_flight(self, number: int | None = None) -> None:
-        """Begin to keep the last exchanges for dumps, if `flight` is set. number: the worker's."""
+        """Start keeping the last exchanges for dumps, if `flight` is set. number: the worker's."""
         if self.config.flight is not None:
             details = {cluster.name: cluster.detail for cluster in self.config.clusters}
             self.flight = FlightRecorder(self.config.flight, details, self._metrics, number)
@@ -114,7 +114,7 @@ class Relays:
             proxy.start()
 
     def faults(self) -> Iterator[tuple[str, str]]:
-        """Build the clusters, start none, and tell the faults of their settings: (place, text)."""
+        """Build the clusters without starting them; yields the faults of their settings: (place, text)."""
         for cluster in self.config.clusters:
             try:
                 self._build(self.worker, cluster)
@@ -125,30 +125,30 @@ class Relays:
         """Serve the clients of each registry. Raises ConfigError."""
         if not self.config.zookeeper:
             return
-        from kproxy.proxy.connection.zookeeper import ZooKeeperProxy  # its layouts are not everybody's
+        from kproxy.proxy.connection.zookeeper import ZooKeeperProxy  # few installations need its layouts
 
         for settings in self.config.zookeeper:
             self.zookeeper.append(ZooKeeperProxy(self.worker, settings, self._recorder))
             self.zookeeper[-1].start()
 
     def operate(self, operation: str, *arguments: Any) -> Any:
-        """Run one of `operating.OPERATIONS` on the connections."""
+        """Run one of `operating.OPERATIONS` on the connections; returns its result."""
         return OPERATIONS[operation](self.worker, *arguments)
 
     def connection_rows(self, after: int, limit: int) -> Iterator[list[dict[str, Any]]]:
-        """Open connections, the oldest first, whose number is above `after`, in slices that take little time each."""
+        """Yield open connections, oldest first, with a number above `after`, in slices that each take little time."""
         relays = self.worker.relays
         numbers = sorted(relays)
         first = bisect_right(numbers, after)
         for start in range(first, min(first + limit, len(numbers)), _ROWS_PER_SLICE):
             end = min(start + _ROWS_PER_SLICE, first + limit)
-            asked = [relays[number] for number in numbers[start:end] if number in relays]  # some have ended meanwhile
+            asked = [relays[number] for number in numbers[start:end] if number in relays]  # some have ended since
             yield [connection_row(relay) for relay in asked if not relay.closed]
 
     # --- other settings ----------------------------------------------------------------------------------------------
 
     def replace_clusters(self, new: Config, differing: Changes) -> None:
-        """Serve the clusters of other settings. Raises ConfigError, and then nothing has changed."""
+        """Serve the clusters of other settings. Raises ConfigError; nothing has changed then."""
         worker = self.worker
         former = {proxy.cluster.name: proxy for proxy in self.clusters}
         before, worker.config = worker.config, new
@@ -205,24 +205,23 @@ class Relays:
             log_lines.set_level(new.log_level)
 
     async def drain_cluster(self, name: str, at_once: asyncio.Event) -> None:
-        """Bring the open connections of a cluster to their ends, those that came before this moment.
+        """Drain the connections of a cluster that are open now.
 
-        From a connection's moment on no new request is read: what its client may do, or where its requests go, was
-        decided by settings that no longer hold.
+        No further request is read from them: the policy or the route that applied to them is no longer in force.
         """
         relays = [relay for relay in self.worker.relays.values() if relay.info.cluster == name]
         drained = await drain(relays, self.config.drain_timeout_s, at_once, f"cluster {name}", serves=False)
         log.info("cluster=%s: %d connections drained, %d closed before their requests were answered", name, *drained)
-        while self._is_leaving(name) and not at_once.is_set():  # connections that were being made; each ends in time
+        while self._is_leaving(name) and not at_once.is_set():  # connections still being set up; each ends in time
             await waited(at_once, _LEAVING_S)
         if not self._serves(name):
-            self._metrics.clusters.pop(name, None)  # its series end with its last connection
+            self._metrics.clusters.pop(name, None)  # the series end with the last connection
 
     def _serves(self, name: str) -> bool:
         return any(proxy.cluster.name == name for proxy in self.clusters)
 
     def _is_leaving(self, name: str) -> bool:
-        """Whether a cluster that is removed has clients still, whose ends are counted."""
+        """Whether a removed cluster still has clients, whose connections are counted until they end."""
         if self._serves(name):
             return False
         if self._counts_elsewhere(name) or any(p.making for p in self._former if p.cluster.name == name):
@@ -239,7 +238,7 @@ class Relays:
             listener.stop_accepting()
 
     async def drain(self, at_once: asyncio.Event) -> tuple[int, int]:
-        """Let connections finish; returns how many did, and how many were closed at the end of the time."""
+        """Let connections finish; returns how many finished and how many were closed at the timeout."""
         timeout_s = self.config.drain_timeout_s
         end = time.monotonic() + timeout_s
         relays = self.worker.relays
@@ -251,12 +250,12 @@ class Relays:
         return finished + further.finished, closed + further.closed
 
     async def drain_zookeeper(self, at_once: asyncio.Event) -> None:
-        """Let clients of registries finish."""
+        """Let ZooKeeper's clients finish."""
         timeout_s = self.config.drain_timeout_s
         await asyncio.gather(*(listener.drain(timeout_s, at_once) for listener in self.zookeeper))
 
     async def close(self) -> None:
-        """Let go of sockets and threads; after `drain`."""
+        """Close sockets and threads; call it after `drain`."""
         for cluster in self.clusters:
             await cluster.stop()
         self.worker.gate.close()
@@ -266,7 +265,7 @@ class Relays:
         await asyncio.to_thread(self.worker.feed.close)
 
     async def stop_recording(self) -> None:
-        """Write the rows that are left and end both recorders."""
+        """Write the remaining rows and stop both recorders."""
         if self.flight is not None:
             await self.flight.stop()
         if self._recorder is not None:
@@ -274,7 +273,7 @@ class Relays:
 
 
 def _started_recorder(config: Config, number: int | None, *, beside: bool) -> "Recorder":
-    with of_extras(lambda missing: ConfigError([("record", missing)])):  # heavy, and not everybody's
+    with of_extras(lambda missing: ConfigError([("record", missing)])):  # heavy, and optional
         from kproxy.tables.recorder import Recorder
         from kproxy.tables.retention import Retention
     assert config.record is not None

@@ -1,8 +1,8 @@
-"""A kproxy, to be started, asked, reconfigured and stopped.
+"""A kproxy that can be started, queried, reconfigured and stopped.
 
 Duty: the parts that exist once, however many processes relay: the admin port, the settings, the push to a collector,
-the link to the process that decodes. `relays` has the parts of each process that relays, `team` these processes.
-Refuses to know signals and the service manager (`process`).
+the link to the decoding process. `relays` has the parts of each relaying process, `team` has these processes. Refuses
+to know signals and the service manager (`process`).
 """
 
 import asyncio
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from kproxy.proxy.process.otlp.push import OtlpPush
     from kproxy.proxy.tls.contexts import Reloading
 
-MAX_ROWS = 10_000  # of /api/connections in one answer
+MAX_ROWS = 10_000  # rows of /api/connections in one response
 _DEFAULT_ROWS = 1000
 _ZOOKEEPER_ROWS = 1000
 LOOPBACK = "localhost"
-_ROWS_PER_SLICE = 50  # of about 3 us each
+_ROWS_PER_SLICE = 50  # about 3 us per row
 _ADMIN_RETIRES_S = 1.0
 _MAKING_S = 0.02
 
@@ -55,29 +55,29 @@ log = logging.getLogger("kproxy.server")
 
 
 class Server:
-    """A kproxy: `start` and `stop` inside a running loop. As a process of its own: see `process`.
+    """A kproxy: call `start` and `stop` inside a running loop. `process` runs it as a process of its own.
 
-    given: listening sockets that it takes in place of its own.
+    given: listening sockets to use instead of new ones.
     """
 
     def __init__(self, config: Config, sinks: Sequence[Sink] = (), team: Team | None = None) -> None:
-        """team: the processes that relay; None: this one alone."""
+        """team: the processes that relay; None: only this process."""
         self.config = config
         self.metrics = Metrics()
         self.sinks: Sequence[Sink] = tuple(sinks)
         self.given = GivenSockets()
-        self.records_beside = False  # a kproxy that this one follows records into the same folder, while it drains
-        self.questions: dict[str, Question] = {}  # further reads of the admin API; whoever composes adds them
+        self.records_beside = False  # the predecessor records into the same folder while it drains
+        self.questions: dict[str, Question] = {}  # further reads of the admin API, added by the caller
         self.reloader = Reloader(self)
-        self.link: FeedLink | None = None  # to the process that decodes
+        self.link: FeedLink | None = None  # to the decoding process
         self._team = team or Alone()
         self._relays: Relays | None = None
         self._is_held = False
         self._admin: Admin | None = None
-        self._at_once = asyncio.Event()  # nothing is waited for any more
+        self._at_once = asyncio.Event()  # set: a drain waits no longer
         self._otlp: OtlpPush | None = None
         self._draining = False
-        self._sampling: asyncio.Task[None] | None = None  # for the page of the admin port
+        self._sampling: asyncio.Task[None] | None = None  # samples for the page of the admin port
         self._tasks = Tasks("server")
         self._warned_of: set[Caution] = set()
 
@@ -89,12 +89,12 @@ class Server:
 
     @property
     def clusters(self) -> Sequence[ClusterProxy]:
-        """Those that are served, in the order of the settings; none before the start."""
+        """The served clusters, in the order of the settings; empty before the start."""
         return self._relays.clusters if self._relays is not None else ()
 
     @property
     def addresses(self) -> dict[str, Address]:
-        """Where each cluster's clients bootstrap, by its name."""
+        """Each cluster's bootstrap address, by the cluster's name."""
         return {cluster.cluster.name: cluster.address for cluster in self.clusters}
 
     @property
@@ -102,7 +102,7 @@ class Server:
         return Address(*self._admin.address) if self._admin else None
 
     async def start(self) -> None:
-        """Bind, listen and serve. Raises ConfigError where the configuration cannot be."""
+        """Bind, listen and serve. Raises ConfigError for a configuration that cannot work on this machine."""
         if self.config.upstream_mark is not None and not can_mark(self.config.upstream_mark):
             raise ConfigError([("upstream_mark", "kproxy may not mark its sockets: give it CAP_NET_ADMIN")])
         for source in self.config.upstream_source_addresses:
@@ -130,8 +130,8 @@ class Server:
         self._tasks.spawn(self._warn(self.config))
 
     async def _warn(self, config: Config) -> None:
-        """Log what `kproxy check` warns of, each once: whoever never runs it is to know as well."""
-        from kproxy.proxy.process.cautions import cautions  # difflib, for a moment at a start
+        """Log each warning of `kproxy check` once, for operators who never run that command."""
+        from kproxy.proxy.process.cautions import cautions  # imports difflib, needed only at a start
 
         for caution in await asyncio.to_thread(lambda: tuple(cautions(config))):
             if caution not in self._warned_of:
@@ -141,14 +141,14 @@ class Server:
     def _otlp_push(self) -> "OtlpPush | None":
         if self.config.otlp is None:
             return None
-        from kproxy.proxy.process.otlp.push import OtlpPush  # few push
+        from kproxy.proxy.process.otlp.push import OtlpPush  # imported only if used
 
         return OtlpPush(self.config.otlp, self.metrics, self.counted, self.config.clusters[0].listen.port)
 
     def _follow_groups(self) -> None:
-        """Know the groups and leaders of clusters whose `detail` asks for it."""
+        """Follow the groups and partition leaders of clusters whose `detail` asks for it."""
         if self.link is None:
-            from kproxy.proxy.process.knowledge.feed_link import FeedLink  # with all that follows groups
+            from kproxy.proxy.process.knowledge.feed_link import FeedLink  # imports the code that follows groups
 
             self.link = FeedLink(self.metrics, self._give_streams)
         self.link.ensure(self.config)
@@ -158,7 +158,7 @@ class Server:
         self._team.give_streams(self.link)
 
     async def preflight(self) -> list[tuple[str, str]]:
-        """Build what `start` would, and start nothing; returns the faults, those of all clusters."""
+        """Build the same parts as `start`, without starting them; returns the faults of all clusters."""
         shares = descriptors.shares(1 << 20, self.config.max_connections or descriptors.DEFAULT_CONNECTIONS)
         relays = Relays(self.config, self.metrics, shares)
         faults: list[tuple[str, str]] = []
@@ -182,7 +182,7 @@ class Server:
         return faults
 
     def objects(self) -> int:
-        """About how many objects the garbage collector walks."""
+        """About how many objects the garbage collector walks in a full collection."""
         return self.relays.worker.objects
 
     async def until(self, asked: asyncio.Event) -> None:
@@ -197,7 +197,7 @@ class Server:
     async def _start_admin(self, address: Address | None, shares: descriptors.Shares) -> None:
         if address is None:
             return
-        # HTTP and the text formats take 11 MB: a kproxy without an admin port goes without.
+        # The imports for HTTP and the text formats take 11 MB: load them only if there is an admin port.
         from kproxy.admin.guard import Guard, Token
         from kproxy.admin.live import Live
         from kproxy.admin.operator import Operator
@@ -266,11 +266,11 @@ class Server:
         }
 
     async def operate(self, operation: str, *arguments: Any) -> list[Any]:
-        """Run one of `operating.OPERATIONS` in each process that serves connections; returns what each gave."""
+        """Run one of `operating.OPERATIONS` in each process that serves connections; returns each result."""
         return await self._team.operate(operation, *arguments)
 
     async def counted(self) -> Metrics:
-        """All cells, of all processes, as they are now."""
+        """Return the current cells of all processes."""
         return await self._team.counted()
 
     @property
@@ -278,7 +278,7 @@ class Server:
         return self._draining
 
     def not_ready(self) -> list[str]:
-        """Why traffic should not be sent here; nothing: it can."""
+        """Return the reasons not to send traffic here; an empty list: ready."""
         if self._draining:
             return ["draining"]
         return [*chain.from_iterable(cluster.not_ready() for cluster in self.clusters), *self._team.not_ready()]
@@ -287,7 +287,7 @@ class Server:
 
     @property
     def listeners(self) -> list[Listener]:
-        """All open ports, that of the admin server too."""
+        """All open ports, including the admin port."""
         gates = [
             *([self._relays.worker.gate] if self._relays is not None else []),
             *([self._admin.gate] if self._admin is not None else []),
@@ -296,11 +296,11 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
+        """How many clients are connected to this process."""
         return self._relays.worker.gate.connections if self._relays is not None else 0
 
     def is_broker_port(self, address: Address) -> bool:
-        """Whether a port may come to stand for a broker that its cluster has yet to name."""
+        """Whether a port may be assigned to a broker that its cluster has not named yet."""
         return any(
             proxy.cluster.route == "ports" and any(address.port in entry.ports for entry in proxy.cluster.brokers)
             for proxy in self.clusters
@@ -312,7 +312,7 @@ class Server:
         )
 
     def hold(self, held: bool) -> None:
-        """Accept nobody, or go on: clients wait in the backlog meanwhile, of sockets that another process may have."""
+        """Stop or resume accepting: clients wait in the backlog meanwhile, where another process may accept them."""
         self._is_held = held
         for gate in {listener.gate for listener in self.listeners}:
             gate.hold(held)
@@ -323,9 +323,9 @@ class Server:
         learnt: Mapping[str, Mapping[str, Any]],
         ports: Mapping[str, Mapping[str, Sequence[Any]]],
     ) -> None:
-        """Take in what another kproxy knew of the brokers of its clusters, where these are the same.
+        """Apply the broker addresses that another kproxy has learned, for clusters that share a bootstrap broker.
 
-        ports: those that it has given out as node ids appeared, with the seconds for which a broker was absent.
+        ports: assigned as node ids appeared, each with the seconds for which its broker has been absent.
         """
         for proxy in self.clusters:
             name = proxy.cluster.name
@@ -337,10 +337,10 @@ class Server:
     # --- other settings ----------------------------------------------------------------------------------------------
 
     async def reconfigure(self, new: Config, differing: Changes) -> None:
-        """Run by other settings from now on. Raises ConfigError, and then nothing has changed.
+        """Apply other settings. Raises ConfigError; nothing has changed then.
 
-        Settings that `differing` does not name stay as they are. A cluster that it names is built anew, on the sockets
-        that it has; its open connections go on, or end one by one.
+        Settings that `differing` does not name stay as they are. A cluster that it names is rebuilt on the sockets that
+        it has; its open connections continue, or are drained.
         """
         former = self._admin
         if "admin" in differing.process:
@@ -368,16 +368,16 @@ class Server:
         self._team.reconfigured(new, differing)
 
     async def _retire_admin(self, admin: "Admin") -> None:
-        """Close an admin port that another has replaced: once the answer under way has left."""
+        """Close an admin port that has been replaced, after a delay in which its current response can leave."""
         await asyncio.sleep(_ADMIN_RETIRES_S)
         await admin.stop()
 
     # --- stopping ----------------------------------------------------------------------------------------------------
 
     async def stop(self, at_once: asyncio.Event | None = None) -> None:
-        """Stop accepting after `drain_delay_s`, let connections finish what is under way, close.
+        """Stop accepting after `drain_delay_s`, let connections finish the requests in flight, close.
 
-        `not_ready` names the drain as a reason from its first moment on. `at_once` ends the waiting.
+        `not_ready` names the drain as a reason from the start. `at_once` ends every wait.
         """
         start = time.monotonic()
         self._at_once = at_once = at_once or asyncio.Event()
@@ -427,13 +427,13 @@ class Server:
         ]
 
     def _api_connections(self, query: "Query") -> AsyncIterator[list[dict[str, Any]]]:
-        """Open connections, the oldest first: at most `limit`, of those whose number is above `after`."""
+        """Yield open connections, oldest first: at most `limit` with a number above `after`."""
         limit = parameters.number(query, "limit", _DEFAULT_ROWS, MAX_ROWS)
         after = parameters.number(query, "after", 0, 1 << 62)
         return self._team.connection_rows(after, limit)
 
     async def _api_zookeeper(self, query: "Query") -> Any:
-        """Clients of ZooKeeper, the oldest first: at most `limit`, of those whose number is above `after`."""
+        """Return ZooKeeper's clients, oldest first: at most `limit` with a number above `after`."""
         limit = parameters.number(query, "limit", _DEFAULT_ROWS, _ZOOKEEPER_ROWS)
         after = parameters.number(query, "after", 0, 1 << 62)
         rows = [row for listener in self.relays.zookeeper for row in listener.rows(after, limit)]

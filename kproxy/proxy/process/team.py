@@ -1,7 +1,7 @@
-"""The processes that relay the clients of a kproxy: the server's own (`Alone`), or workers (`workers/parent.py`).
+"""The processes that relay the clients of a kproxy: only the server's own (`Alone`), or workers (`workers/parent.py`).
 
-Duty: whatever the server needs from all of them: counters, operations, open connections, the drain. Refuses to know
-ports, the admin API and how settings change.
+Duty: everything that the server needs from all of them: counters, operations, open connections, the drain. Refuses to
+know ports, the admin API and how settings change.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from kproxy.wire.connection import Sink
 if TYPE_CHECKING:
     from kproxy.proxy.process.knowledge.feed_link import FeedLink
 
-Render = Callable[[str], tuple[bytes, str]]  # by the header Accept: a scrape and its content type; on a thread
+Render = Callable[[str], tuple[bytes, str]]  # (Accept header) -> (scrape, content type); called on a thread
 
 
 class Owner(Protocol):
-    """A server, as its team sees it."""
+    """The server's attributes that a team uses."""
 
     config: Config
     metrics: Metrics
@@ -31,13 +31,13 @@ class Owner(Protocol):
 
 
 class Team(Protocol):
-    """The methods stand in the order in which a server calls them first."""
+    """The relaying processes. Its methods are in the order in which a server first calls them."""
 
     def relays(self, server: Owner, shares: descriptors.Shares) -> Relays:
         """Make the relays of the server's own process."""
 
     def keep(self, *, beside: bool) -> None:
-        """Begin to record and to keep a flight, as the settings say; beside: another kproxy records there too.
+        """Start the recorder and the flight recorder, if set; beside: another kproxy records into the same folder.
 
         Raises ConfigError for a folder that cannot be used.
         """
@@ -46,35 +46,35 @@ class Team(Protocol):
         """Start the other processes. Raises KproxyError."""
 
     def give_streams(self, link: "FeedLink") -> None:
-        """The process that decodes has been started anew: send it the copies that relays keep for it."""
+        """Send relays' copies to the new decoding process, which has been restarted."""
 
     def not_ready(self) -> Sequence[str]:
-        """The reasons why the team takes no clients now."""
+        """Return the reasons why the team accepts no clients now."""
 
     async def lost(self) -> str:
         """Wait until no process relays and none can be started; returns the reason."""
 
     def reconfigured(self, new: Config, differing: Changes) -> None:
-        """The server runs by other settings."""
+        """Apply other settings of the server."""
 
     async def counted(self, *, with_lags: bool = True) -> Metrics:
-        """The cells of all processes, as they are now."""
+        """Return the current cells of all processes."""
 
     def renders(self) -> Render:
         """Return the function that renders a scrape of all processes."""
 
     async def operate(self, operation: str, *arguments: Any) -> list[Any]:
-        """Run one of `operating.OPERATIONS` in each process; returns what each gave."""
+        """Run one of `operating.OPERATIONS` in each process; returns each result."""
 
     def connection_rows(self, after: int, limit: int) -> AsyncIterator[list[dict[str, Any]]]:
-        """Open connections of all processes, as `Relays.connection_rows`."""
+        """Yield open connections of all processes, as `Relays.connection_rows` does."""
 
     async def drain(self, at_once: asyncio.Event) -> tuple[int, int]:
-        """Let connections finish, as `Relays.drain`."""
+        """Let connections finish, as `Relays.drain` does."""
 
 
 class Alone:
-    """The server's own process relays all."""
+    """The server's own process relays all connections."""
 
     _metrics: Metrics
     _relays: Relays
@@ -102,7 +102,7 @@ class Alone:
         return await never
 
     def reconfigured(self, new: Config, differing: Changes) -> None:
-        """The relays are reconfigured already."""
+        """Do nothing: the server has reconfigured the relays."""
 
     async def counted(self, *, with_lags: bool = True) -> Metrics:
         return self._metrics

@@ -37,7 +37,7 @@ DRAINS = frozenset(("policy", "policy_default", "read_only", "filter_lists", "au
 
 @dataclass(frozen=True)
 class Changes:
-    """The differences. Clusters are known by their names."""
+    """The differences. Clusters are identified by name."""
 
     process: tuple[str, ...] = ()  # settings that change at once
     restart: tuple[str, ...] = ()  # changes that need a restart: `record (None -> tables)`
@@ -128,5 +128,5 @@ def same_upstream(old: Cluster | Upstream, new: Cluster) -> bool:
 
 
 def _shown(name: str, value: Any) -> str:
-    """A value in a message; never that of a table, which may hold a secret."""
+    """Return a value for a message; never that of a table, which may hold a secret."""
     return str(value) if isinstance(value, (str, int, float, Address, Path)) or value is None else f"another {name}"

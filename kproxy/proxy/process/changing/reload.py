@@ -1,8 +1,8 @@
-"""Other settings for a kproxy that runs: read whole, compared, applied whole or not at all.
+"""Reload of the settings of a running kproxy: read completely, compared, and applied completely or not at all.
 
-Duty: one reload after the other, whoever asks for it, and what became of each: a line in the log, an outcome for the
-API, cells for metrics. The settings that run are always those of one whole configuration, so that a restart changes
-nothing: if one of several changes needs a restart, none of them is applied. Refuses to know how a change is made.
+Duty: run one reload at a time, whoever requests it, and report its outcome: a log line, an answer for the API, cells
+for metrics. The settings in force are always those of one complete configuration, so that a restart changes nothing: if
+one of several changes needs a restart, none is applied. Refuses to know how a change is made.
 """
 
 import asyncio
@@ -21,20 +21,20 @@ Load = Callable[[], Config]
 
 
 class Outcome(NamedTuple):
-    """What became of a reload: `applied`, `unchanged` or `refused`."""
+    """The outcome of a reload: `applied`, `unchanged` or `refused`."""
 
     outcome: str
     changes: Sequence[str] = ()
     faults: Sequence[tuple[str, str]] = ()  # (place, what is wrong and how to fix it)
 
     def as_json(self) -> dict[str, Any]:
-        """As the admin API answers."""
+        """Return the answer of the admin API."""
         faults = [{"place": place, "text": text} for place, text in self.faults]
         return {"outcome": self.outcome, "changes": list(self.changes), "faults": faults}
 
 
 class Reconfigurable(Protocol):
-    """A kproxy that runs."""
+    """A running kproxy."""
 
     config: Config
     metrics: Metrics
@@ -52,20 +52,20 @@ class Reloader:
         self._closed = ""
 
     def reads(self, load: Load | None) -> None:
-        """What reads the settings as at the start: the file, the environment and the flags. None: there is no file."""
+        """Set the function that reads the settings again: file, environment and flags. None: there is no file."""
         self._load = load
 
     def close(self, reason: str) -> None:
-        """Refuse reloads, for that reason; "": no longer."""
+        """Refuse reloads, for that reason; "": accept them again."""
         self._closed = reason
 
     async def settled(self) -> None:
-        """Return when the reload under way has ended, if there is one."""
+        """Return when the current reload, if any, has ended."""
         async with self._one:
             return
 
     async def reload(self, asker: str) -> Outcome:
-        """Read the settings and run by them. Raises nothing that a configuration can cause."""
+        """Read and apply the settings. Never raises because of a configuration."""
         async with self._one:
             outcome = await self._reload()
             metrics = self._server.metrics

@@ -1,13 +1,14 @@
-"""Stands in for a kproxy that another one follows, where somebody knows only the first one's process id.
+"""Stands in for a kproxy that was replaced, if its parent knows only the first process's id.
 
-A shell, a container, runit or supervisord watches the process that it has started: if that ended with its drain, the
-new kproxy would count as dead, or be killed. So the first process stays, as this program, for as long as there is a
-kproxy: it passes signals on, learns who follows whom, and ends with the status of the last one. It imports next to
-nothing and costs 10 MB. Where systemd is told of the new process (Type=notify), nobody stands in.
+A shell, a container, runit or supervisord watches the process that it started: if that process ended after its drain,
+the new kproxy would be considered dead, or be killed. So the first process stays, running this program, for as long as
+there is a kproxy: it passes signals on, follows further upgrades, and ends with the status of the last kproxy. It
+imports next to nothing and costs 10 MB. It is not used if systemd is notified of the new process (Type=notify).
 
-Usage: python -P -c SOURCE PID FD: this module's source, then the process id and a file descriptor of the kproxy that
-runs now. FD is its end of a socket pair: whoever follows writes its process id, and whoever runs notices by its end
-that nobody stands in any more. SOURCE and no name of a module: the package may be removed or replaced by then.
+Usage: python -P -c SOURCE PID FD: this module's source, then the process id of the running kproxy and a file
+descriptor. FD is this end of a socket pair: each successor writes its process id, and the running kproxy detects the
+end of the stand-in by the end of the channel. SOURCE is not a module's name, as the package may be removed or replaced
+by then.
 """
 
 import os
@@ -21,7 +22,7 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 def adopt_orphans() -> None:
-    """From now on processes whose parent has gone become this one's children; it outlasts exec. No-op elsewhere."""
+    """Make this process the parent of orphaned descendants, also after exec (Linux only; elsewhere a no-op)."""
     if sys.platform == "linux":
         import ctypes
 
@@ -29,7 +30,7 @@ def adopt_orphans() -> None:
 
 
 def command(source: str, pid: int, fd: int) -> list[str]:
-    """What becomes of a process that stands in. source: of this module."""
+    """Return the command line of a stand-in process. source: the source of this module."""
     return [sys.executable, "-P", "-c", source, str(pid), str(fd)]
 
 
@@ -41,7 +42,7 @@ def stand_in(pid: int, fd: int) -> int:
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     for number in (*FORWARDED, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # those that came before this program ran come now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # delivers signals that arrived before this program ran
     watched = [wake_read, fd]
     while True:
         current = follower(fd, current)
@@ -60,7 +61,7 @@ def stand_in(pid: int, fd: int) -> int:
 
 
 def follower(fd: int, current: int) -> int:
-    """The process that runs now. fd: reading from it does not block."""
+    """Return the process id of the running kproxy. fd: must be non-blocking."""
     with suppress(BlockingIOError, ConnectionError):
         while text := os.read(fd, 4096):
             current = int(text.split()[-1])
@@ -68,7 +69,7 @@ def follower(fd: int, current: int) -> int:
 
 
 def _ended(current: int) -> int | None:
-    """Wait for children that have ended; the status of the current one, or None while it runs."""
+    """Reap children that have ended; returns the status of the current one, or None while it runs."""
     status = None
     while True:
         try:

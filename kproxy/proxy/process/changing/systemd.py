@@ -1,7 +1,7 @@
-"""What systemd and kproxy say to each other: sockets handed in at the start, and how the service stands.
+"""systemd's protocols: listening sockets passed at the start, and reports of the service's state.
 
-The protocols are those of sd_listen_fds(3) and sd_notify(3), by environment variables, so that nothing of this happens
-where they are not set. Refuses to know clusters. Bounded: one datagram per call, WAIT_S for room for it.
+They follow sd_listen_fds(3) and sd_notify(3) and depend on environment variables: without these, nothing happens.
+Refuses to know clusters. Bounded: one datagram per call, WAIT_S until the socket is writable.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from kproxy.errors import ConfigError
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.sockets.given import GivenSockets
 
-FIRST_FD = 3  # of those that systemd hands in
-EXTEND_S = 30  # how much longer a start may take, said anew at each of the reports
-REPORT_S = 5.0  # how often a start that waits for the cluster says so
+FIRST_FD = 3  # first file descriptor that systemd passes
+EXTEND_S = 30  # how much longer a start may take, from each report on
+REPORT_S = 5.0  # between reports of a start that waits for the cluster
 WAIT_S = 0.2
 _MAX_STATUS = 512  # characters
 
@@ -26,9 +26,9 @@ log = logging.getLogger("kproxy.systemd")
 
 
 def given_sockets(environment: MutableMapping[str, str], given: GivenSockets) -> None:
-    """Put the sockets that systemd hands in into the pool, with their names (FileDescriptorName=); ConfigError.
+    """Put the sockets that systemd passes into the pool, with their names (FileDescriptorName=). Raises ConfigError.
 
-    The variables are removed: they are not about the processes that this one starts.
+    The variables are removed: they do not apply to child processes.
     """
     count, pid, names = (environment.pop(f"LISTEN_{name}", "") for name in ("FDS", "PID", "FDNAMES"))
     environment.pop("LISTEN_PIDFDID", None)
@@ -49,7 +49,7 @@ def given_sockets(environment: MutableMapping[str, str], given: GivenSockets) ->
 
 
 def _add(fd: int, name: str, given: GivenSockets) -> str:
-    """Take in one socket; why it cannot be one of ours, or nothing."""
+    """Add one socket to the pool; returns why it cannot be used, or an empty text."""
     try:
         sock = socket.socket(fileno=fd)
     except OSError as fault:
@@ -66,10 +66,10 @@ def _add(fd: int, name: str, given: GivenSockets) -> str:
 def unused(
     given: GivenSockets, clusters: Sequence[str], wanted: Sequence[str], is_broker_port: Callable[[Address], bool]
 ) -> list[tuple[str, str]]:
-    """The faults of given sockets that no listener has taken.
+    """Return the faults of given sockets that no listener has taken.
 
-    wanted: where kproxy listens, for the message. is_broker_port: whether it will listen there once a cluster names
-    that broker: such a socket stays in the pool.
+    wanted: the addresses of kproxy's listeners, for the message. is_broker_port: whether kproxy will listen there once
+    a cluster names that broker; such a socket stays in the pool.
     """
     faults = []
     for each in given:
@@ -86,11 +86,11 @@ def unused(
 
 
 class Notifier:
-    """Reports to the service manager, where there is one that wants to know (Type=notify)."""
+    """Reports to the service manager, if it asks for reports (Type=notify)."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
         self._path = environment.get("NOTIFY_SOCKET", "")
-        if self._path.startswith("@"):  # of the abstract namespace
+        if self._path.startswith("@"):  # abstract namespace
             self._path = "\0" + self._path[1:]
         usec = environment.get("WATCHDOG_USEC", "")
         pid = environment.get("WATCHDOG_PID", "")
@@ -101,7 +101,7 @@ class Notifier:
         return bool(self._path)
 
     def say(self, *lines: str) -> None:
-        """Send some `NAME=value`; a manager that does not listen is no reason to stop."""
+        """Send `NAME=value` lines; a manager that does not read them is no reason to stop."""
         if not self._path:
             return
         try:
@@ -109,14 +109,14 @@ class Notifier:
                 sock.settimeout(WAIT_S)
                 sock.sendto("\n".join(lines).encode(), self._path)
         except OSError as fault:
-            log.debug("systemd was not told %s: %s", lines[0], fault)
+            log.debug("systemd was not notified of %s: %s", lines[0], fault)
 
     def status(self, text: str) -> None:
-        """The line that `systemctl status` shows."""
+        """Set the line that `systemctl status` shows."""
         self.say(f"STATUS={' '.join(text.split())[:_MAX_STATUS]}")
 
     def starting(self, reasons: Sequence[str]) -> None:
-        """Not ready yet: without this the manager would give up after TimeoutStartSec."""
+        """Report the wait for readiness: without it the manager would abort the start after TimeoutStartSec."""
         text = " ".join("; ".join(reasons).split())[:_MAX_STATUS]
         self.say(f"EXTEND_TIMEOUT_USEC={EXTEND_S * 1_000_000}", f"STATUS=waiting: {text}")
 
@@ -124,14 +124,14 @@ class Notifier:
         self.say("READY=1", f"MAINPID={os.getpid()}", f"STATUS={' '.join(text.split())[:_MAX_STATUS]}")
 
     def reloading(self) -> None:
-        """A reload begins; `ready` ends it."""
+        """Report the start of a reload; `ready` reports its end."""
         self.say("RELOADING=1", f"MONOTONIC_USEC={monotonic_ns() // 1000}", "STATUS=reloading")
 
     def stopping(self, text: str, within_s: float) -> None:
         self.say("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int(within_s * 1e6)}", f"STATUS={text}")
 
     async def run(self, not_ready: Callable[[], Sequence[str]], describe: Callable[[], str]) -> None:
-        """Say READY=1 as soon as nothing speaks against it; then, for ever, that the loop turns (WatchdogSec=)."""
+        """Report READY=1 as soon as kproxy is ready; then, for ever, that the event loop runs (WatchdogSec=)."""
         if not self:
             return
         waits = 0.0

@@ -1,17 +1,17 @@
-"""A new kproxy takes the place of one that runs: its listening sockets, and what it has learnt.
+"""Hands the listening sockets and the learned state of a running kproxy to a new process that replaces it.
 
-The one that runs starts the other and they talk over a pair of sockets, a JSON object per message:
+The running process starts the new one, and they exchange a JSON object per message over a pair of sockets:
 
-    old -> new   {"is": "sockets", "names": [...]}, with their file descriptors; as many messages as it takes
-    old -> new   {"is": "state", ...}: see `State`; all sockets that there are have been sent
-    new -> old   {"is": "ready"}: it has read its settings, bound the rest, and its brokers have answered
+    old -> new   {"is": "sockets", "names": [...]}, with their file descriptors; in as many messages as needed
+    old -> new   {"is": "state", ...}: see `State`; all sockets have been sent
+    new -> old   {"is": "ready"}: it has read its settings, bound the other ports, and its brokers have answered
     old -> new   {"is": "sockets", ...} bound since, {"is": "state", ...}: the old one has stopped accepting
     new -> old   {"is": "serving"}: it accepts
-    old -> new   {"is": "yours"}: the service manager knows of it
-    old -> new   {"is": "drains", "connections": N}, once in a while; the end of the channel: it is gone
+    old -> new   {"is": "yours"}: the service manager has been notified of the new process
+    old -> new   {"is": "drains", "connections": N}, every REPORT_S; the channel ends when the old process does
 
-Both have the same sockets, so that clients wait in the backlog and none is refused. Until `serving`, whatever happens
-to the new one leaves the old one as it was. Bounded: START_S for the new one to be ready. Refuses to know clusters'
+Both have the same sockets, so that clients wait in the backlog and none is refused. A failure of the new process before
+`serving` leaves the old one unchanged. Bounded: the new process has START_S to become ready. Refuses to know clusters'
 insides, signals, and what the processes are called.
 """
 
@@ -25,30 +25,30 @@ from typing import Any
 from kproxy.errors import KproxyError
 from kproxy.proxy.sockets.given import GivenSockets
 
-START_S = 60.0  # for the new one to be ready
-SWITCH_S = 10.0  # for each step after that
+START_S = 60.0  # until the new process is ready
+SWITCH_S = 10.0  # for each later step
 REPORT_S = 1.0
 VARIABLE = "_KPROXY_UPGRADE_FD"
 _MAX_MESSAGE = 256 * 1024
-_FILES = 128  # in a message; Linux takes 253
-_LEARNT = 512  # brokers in a message
+_FILES = 128  # per message; Linux allows 253
+_LEARNT = 512  # brokers or ports per message
 
 
 @dataclass
 class State:
-    """What the old one knows and the new one needs."""
+    """The state of the old process that the new one needs."""
 
-    generation: int = 1  # 1: nobody was before it
-    waits_for: list[str] = field(default_factory=list)  # clusters that are ready, and have to be in the new one
-    bootstraps: dict[str, list[str]] = field(default_factory=dict)  # cluster -> its addresses, as texts
+    generation: int = 1  # 1: there was no predecessor
+    waits_for: list[str] = field(default_factory=list)  # clusters ready here, and required to be ready in the new one
+    bootstraps: dict[str, list[str]] = field(default_factory=dict)  # cluster -> bootstrap addresses
     learnt: dict[str, dict[str, list[Any]]] = field(default_factory=dict)  # cluster -> node id -> [host, port]
-    record: str = ""  # the folder into which it records, and goes on to while it drains
-    # cluster -> node id -> [port, seconds for which the cluster has not named it], of ports given out as ids appeared
+    record: str = ""  # the folder that it records into, also while it drains
+    # cluster -> node id -> [port, seconds of absence of its broker]; ports assigned as node ids appeared
     ports: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
 
 
 class Link:
-    """One end of the channel between the two."""
+    """One end of the channel between the two processes."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -58,7 +58,7 @@ class Link:
         return self._sock.fileno()
 
     async def send(self, message: dict[str, Any], files: Sequence[int] = ()) -> None:
-        """Raises OSError."""
+        """Send a message with file descriptors. Raises OSError."""
         data = json.dumps(message).encode()
         while True:
             try:
@@ -71,7 +71,7 @@ class Link:
                 await self._ready(for_room=True)
 
     async def receive(self) -> tuple[dict[str, Any], list[int]]:
-        """The next message and its file descriptors. Raises EOFError at the other's end."""
+        """Return the next message and its file descriptors. Raises EOFError at the end of the channel."""
         while True:
             try:
                 data, files, _, _ = socket.recv_fds(self._sock, _MAX_MESSAGE, _FILES, socket.MSG_CMSG_CLOEXEC)
@@ -85,7 +85,7 @@ class Link:
             return json.loads(data), list(files)
 
     async def expect(self, kind: str, within_s: float) -> dict[str, Any]:
-        """The next message, which is of that kind. Raises KproxyError."""
+        """Return the next message, which must be of that kind. Raises KproxyError."""
         try:
             async with asyncio.timeout(within_s):
                 message, _ = await self.receive()
@@ -104,7 +104,7 @@ class Link:
             await self.send({"is": "sockets", "names": names}, [sock.fileno() for _, sock in part])
 
     async def send_state(self, state: State) -> None:
-        """In as many messages as its brokers take."""
+        """Send a state, in as many messages as its brokers and ports need."""
         rest = asdict(state)
         learnt = [(name, node_id, at) for name, brokers in state.learnt.items() for node_id, at in brokers.items()]
         rest["learnt"] = {}
@@ -117,7 +117,7 @@ class Link:
         await self.send({"is": "state", **rest})
 
     async def receive_state(self, given: GivenSockets) -> State:
-        """Everything up to the state: the sockets go into the pool. Raises KproxyError."""
+        """Receive messages up to the state; the sockets go into the pool. Raises KproxyError."""
         learnt: dict[str, dict[str, list[Any]]] = {}
         ports: dict[str, dict[str, list[Any]]] = {}
         while True:
@@ -138,7 +138,7 @@ class Link:
                         ports.setdefault(name, {})[node_id] = held
                 case "state":
                     known = {name: value for name, value in message.items() if name in State.__dataclass_fields__}
-                    for name in message.get("ports", {}):  # that of a cluster may be empty
+                    for name in message.get("ports", {}):  # a cluster may have no ports
                         ports.setdefault(name, {})
                     return State(**{**known, "learnt": learnt, "ports": ports})
 
@@ -162,12 +162,12 @@ class Link:
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """The two ends of a channel."""
+    """Return the two ends of a channel."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def inherited(environment: MutableMapping[str, str]) -> socket.socket | None:
-    """The end of the channel of a process that an old kproxy has started; None: nobody has."""
+    """Return this process's end of the channel to the old kproxy that started it; None if none did."""
     number = environment.pop(VARIABLE, "")
     if not number:
         return None
@@ -177,6 +177,6 @@ def inherited(environment: MutableMapping[str, str]) -> socket.socket | None:
 
 
 def for_child(environment: MutableMapping[str, str], file: int) -> dict[str, str]:
-    """The environment of a new kproxy."""
+    """Return the environment for a new kproxy."""
     left_out = ("WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
     return {name: value for name, value in environment.items() if name not in left_out} | {VARIABLE: str(file)}

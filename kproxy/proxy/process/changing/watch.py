@@ -1,8 +1,8 @@
 """Notices when the content of a file changes, however it is replaced.
 
-An editor renames a new file over the old one, Kubernetes moves a symbolic link that stands somewhere in the path, and
-some file systems tell no one of either: so the file is looked at once in a while. It counts as changed once it was the
-same at two looks, so that one that is still being written is not read. Refuses to know what stands in it.
+An editor renames a new file over the old one, Kubernetes replaces a symbolic link somewhere in the path, and some file
+systems report neither. So the file is polled. A change counts once two looks agree, so that a file that is still being
+written is not read. Refuses to know the file's content.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _Look = tuple[int, int, int, int]
 
 
 class Watch:
-    """Watches one file, from what it held at the start."""
+    """Watches one file for changes from its content at the start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -26,13 +26,13 @@ class Watch:
         self._digest = self._content()
 
     async def changed(self, look_s: float = LOOK_S) -> None:
-        """Return when the content is another than at the last return, or at the start."""
+        """Return when the content differs from that at the last return, or at the start."""
         while True:
             await asyncio.sleep(look_s)
             look = self._look()
             if look == self._seen:
                 continue
-            while (again := self._look()) != look or again is None:  # it is being written, or is not there yet
+            while (again := self._look()) != look or again is None:  # being written, or missing
                 look = again
                 await asyncio.sleep(look_s)
             await asyncio.sleep(look_s)

@@ -1,1 +1,1 @@
-"""What live traffic tells of groups and leaders, decoded beside the relays."""
+"""Groups and leaders of live clusters, decoded from copies of traffic outside the relays."""

@@ -1,8 +1,8 @@
-"""The owner's side of the process that decodes (`feed_process.py`): starts it, gives it streams, keeps what it counts.
+"""The owner's side of the decoding process (`feed_process.py`): starts it, gives it streams, keeps its counters.
 
-Nothing runs until a cluster's `detail` asks for it. If the process ends it is started again, with a pause that doubles;
-what it knew is gone, counters begin anew, and relays go on. One that does not answer for HANGS_S is killed. Refuses to
-know what is decoded.
+Nothing runs until a cluster's `detail` asks for it. If the process ends, it is restarted after a pause that doubles
+each time; its knowledge is lost, its counters restart at 0, and relays continue. A process that does not answer for
+HANGS_S is killed. Refuses to know what is decoded.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from kproxy.proxy.config.settings import Config
 from kproxy.proxy.process.knowledge import feed_process
 from kproxy.proxy.sockets.channel import Channel, Gone, pair
 
-MAX_GROUPS = 1000  # of /api/groups in one answer
+MAX_GROUPS = 1000  # groups of /api/groups per response
 DEFAULT_GROUPS = 100
-GROUPS_PER_SLICE = 16  # of a hundred members each: 2 ms of the loop
+GROUPS_PER_SLICE = 16  # of a hundred members each, this takes 2 ms of the event loop
 ASK_S = 2.0
 BEAT_S = 5.0
-CLOCK_NS = 10_000_000  # by which a clock was set
+CLOCK_NS = 10_000_000  # smallest change of the clock offset that is passed on
 HANGS_S = 30.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
@@ -43,23 +43,23 @@ log = logging.getLogger("kproxy.insight")
 
 
 def is_wanted(config: Config) -> bool:
-    """Whether any cluster is to be known."""
+    """Whether any cluster is to be decoded."""
     return any(cluster.detail != "headers" for cluster in config.clusters)
 
 
 def _begun(theirs: socket.socket) -> "subprocess.Popen[bytes]":
-    """The process, begun with its end of the channel, which is closed here: only now, also if nobody waits any more."""
+    """Start the process with its end of the channel, and close that end here, also if the caller was cancelled."""
     with theirs:
         return subprocess.Popen(
             feed_process.command(theirs.fileno()),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in a terminal is its owner's, also while it is still loaded
+            start_new_session=True,  # Ctrl-C in a terminal is for the owner only, also while this process still imports
         )
 
 
 class FeedLink:
-    """`give(sock)`: hand the other end of a stream to each process that relays, whenever there is a new process."""
+    """The decoding process and its channel. give(): called for each new process, to hand out streams to it."""
 
     def __init__(self, metrics: Metrics, give: Callable[[], None]) -> None:
         self._metrics = metrics
@@ -70,24 +70,24 @@ class FeedLink:
         self._restart: asyncio.TimerHandle | None = None
         self._starting: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._hung = False  # the process was killed for it
+        self._hung = False  # the process was killed because it hung
         self._closed = False
-        self.record: Path | None = None  # the folder that what is known is written to
-        self.settings: dict[str, Any] = {}  # what the tables there say of how they were made
-        self._cells: dict[str, bytes] = {}  # as last sent, by cluster
+        self.record: Path | None = None  # the folder for tables of its rows
+        self.settings: dict[str, Any] = {}  # how the tables' content was made, for their metadata
+        self._cells: dict[str, bytes] = {}  # pickled cells by cluster, as last received
 
     @property
     def is_running(self) -> bool:
         return self._channel is not None
 
     def ensure(self, config: Config) -> None:
-        """Start it if the settings want it and it does not run; clusters that are gone are forgotten."""
+        """Start the process if the settings need it and it does not run; forget clusters that were removed."""
         self.record = config.record
         self.settings = {"detail": {cluster.name: cluster.detail for cluster in config.clusters}}
         self.follow({cluster.name for cluster in config.clusters if cluster.detail != "headers"})
 
     def follow(self, wanted: Set[str]) -> None:
-        """The same, of clusters by their names."""
+        """Start the process for these clusters, as `ensure` does."""
         for name in wanted:
             self._show(name)
         for name in self._cells.keys() - wanted:
@@ -98,7 +98,7 @@ class FeedLink:
             self._starting = asyncio.get_running_loop().create_task(self._start())
 
     def stream(self) -> socket.socket | None:
-        """The writing end of a new stream to the process; None: it does not run."""
+        """Return the writing end of a new stream to the process; None if it does not run."""
         if self._channel is None:
             return None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -114,10 +114,10 @@ class FeedLink:
         return ours
 
     def api_groups(self, query: Mapping[str, str]) -> AsyncIterator[list[dict[str, Any]]]:
-        """Groups as last heard of, by cluster and group: at most `limit`, of those behind `after` (CLUSTER/GROUP).
+        """Yield groups, ordered by cluster and group: at most `limit`, those after `after` (CLUSTER/GROUP).
 
-        In slices, of which none keeps the loop. None where no cluster is followed. Raises ValueError, and NotNow while
-        the process that knows them begins, later too.
+        They come in slices that do not block the event loop; none if no cluster is followed. Raises ValueError, and
+        NotNow at any point while the decoding process is restarting.
         """
         self._asked()
         limit = parameters.number(query, "limit", DEFAULT_GROUPS, MAX_GROUPS)
@@ -125,13 +125,13 @@ class FeedLink:
         return self._group_slices((cluster, group), limit)
 
     def _asked(self) -> Channel | None:
-        """Whom to ask for groups; None where no cluster is followed."""
+        """Return the channel for requests about groups; None if no cluster is followed. Raises NotNow."""
         if self._cells and self._channel is None:
             raise NotNow("the process that follows groups is being started: ask again")
         return self._channel
 
     async def _group_slices(self, after: tuple[str, str], limit: int) -> AsyncIterator[list[dict[str, Any]]]:
-        while limit > 0 and (channel := self._asked()) is not None:  # it may end between two slices
+        while limit > 0 and (channel := self._asked()) is not None:  # the process may end between two slices
             wanted = min(limit, GROUPS_PER_SLICE)
             try:
                 found: list[dict[str, Any]] = await channel.ask("groups", after, wanted, timeout_s=ASK_S)
@@ -144,7 +144,7 @@ class FeedLink:
             after = found[-1]["cluster"], found[-1]["group"]
 
     async def close(self) -> None:
-        """End the process."""
+        """Stop the process, and wait until it has written its rows."""
         self._closed = True
         if self._restart is not None:
             self._restart.cancel()
@@ -167,7 +167,8 @@ class FeedLink:
                 process.kill()
                 await asyncio.to_thread(process.wait)
 
-    # --- its life ----------------------------------------------------------------------------------------------------
+    # --- starting and restarting
+    # ---------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
         ours, theirs = pair()
@@ -189,22 +190,22 @@ class FeedLink:
         self._give()
 
     async def _watch(self, channel: Channel, pid: int) -> None:
-        """Kill the process if it hangs; its end is then seen as any other. Tell it of a clock that was set."""
+        """Kill the process if it hangs; `_ended` then restarts it. Send it changes of the clock offset."""
         told_ns = self._metrics.clock_offset_ns
         while await channel.has_beat(HANGS_S):
             if abs(self._metrics.clock_offset_ns - told_ns) > CLOCK_NS:
                 told_ns = self._metrics.clock_offset_ns
                 channel.send("clock", told_ns)
             await asyncio.sleep(BEAT_S)
-        if channel.closed:  # `_ended` sees to it
+        if channel.closed:  # `_ended` restarts it
             return
         self._hung = True
         log.error("the process that follows groups (pid %d) hangs: no answer for %g s, it is killed", pid, HANGS_S)
-        with suppress(ProcessLookupError):  # our own child, not waited for yet: the number is still its
+        with suppress(ProcessLookupError):  # the child has not been reaped, so the pid is still valid
             os.kill(pid, signal.SIGKILL)
 
     def _ended(self) -> None:
-        """The process is gone, unasked, or takes nothing any more."""
+        """Restart the process: it has ended unasked, or no longer reads its channel."""
         channel, self._channel = self._channel, None
         if self._closed:
             return
@@ -227,7 +228,8 @@ class FeedLink:
         self._restart = asyncio.get_running_loop().call_later(self._pause_s, again)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
-    # --- what it counts ----------------------------------------------------------------------------------------------
+    # --- counters
+    # ------------------------------------------------------------------------------------------------------
 
     def _take(self, name: str, cells: bytes) -> None:
         if name in self._cells:
@@ -238,7 +240,7 @@ class FeedLink:
         self._metrics.insight_dropped += rows
 
     def _show(self, name: str) -> None:
-        """From now on a scrape of the cluster has what is known; loaded there, on its thread, once until it changes."""
+        """Add the cluster's knowledge to scrapes; they unpickle it on their own thread, once per change."""
         self._cells.setdefault(name, b"")
         loaded = b"", InsightCells()
 

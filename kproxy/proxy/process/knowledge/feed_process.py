@@ -1,16 +1,17 @@
-"""The process that decodes what relays have kept, and knows of each cluster what its traffic tells.
+"""The process that decodes the exchanges copied by relays and keeps the knowledge of each cluster.
 
-Decoding an answer about 50,000 partitions takes a second of Python, and a thread of the relay's process would take that
-from its loop; so this is a program of its own, of low priority. It has a channel to its owner (the parent of several
-workers, or the one process), and a stream from each process that relays. It ends when its owner is gone.
+Decoding an answer about 50,000 partitions takes a second of Python, and a thread of the relaying process would take
+that from its event loop; so this is a separate program, of low priority. It has a channel to its owner (the parent of
+several workers, or the only process), and a stream from each relaying process. It ends when its owner does.
 
-Exchanges of several connections and processes come in the order of their answers, as long as none is later than
-REORDER_S. None waits longer than WAIT_S, whatever its time is: packets have the clock of the machine, which may be set,
-and this process is told of that (`clock`) a little later. Once a second the owner gets the cells of clusters that have
-changed, whole. With `record` their rows become tables; when the owner ends, what has come is fed and written first.
+Exchanges of several connections and processes are sorted by the times of their answers, if none is later than
+REORDER_S. None waits longer than WAIT_S, whatever its time: exchanges carry wall clock time, which may be set, and this
+process learns of that (`clock`) a little later. Once a second it sends its owner all cells of each cluster that has
+changed. With `record`, rows are written to tables; when the owner ends, all exchanges received are decoded and written
+first.
 
-Bounded: HELD_BYTES of exchanges that wait here, then streams are not read and relays drop; and what each cluster's
-knowledge is bounded by. Refuses to know relays and HTTP.
+Bounded: HELD_BYTES of waiting exchanges, beyond which streams are not read and relays drop; and the bounds of each
+cluster's knowledge. Refuses to know relays and HTTP.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ REORDER_S = 0.15
 WAIT_S = 1.0
 HELD_BYTES = 32 << 20
 PUBLISH_S = 1.0
-_TURN_S = 0.02  # of work, then the channel has its turn
+_TURN_S = 0.02  # s of work before the channel is served
 _STEP_S = 0.05
 _READ_BYTES = 1 << 20
 _NICE = 5
@@ -52,16 +53,16 @@ log = logging.getLogger("kproxy.insight")
 
 
 def run(file: int) -> None:
-    """Be that process, to its end; `file`: its end of the channel."""
+    """Run the decoding process until it ends; `file`: its end of the channel."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # the owner is told, and then is gone
+        signal.signal(number, signal.SIG_IGN)  # its owner handles them, and ends
     os.nice(_NICE)
     gc.freeze()
     asyncio.run(_Process(socket.socket(fileno=file)).run())
 
 
 def command(file: int) -> list[str]:
-    """What runs it as a program of its own."""
+    """Return the command line that runs it as a separate program."""
     return [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import run; run({file})"]
 
 
@@ -78,8 +79,8 @@ class _Process:
         self._changed: set[str] = set()
         self._clock_offset_ns = 0
         self._recorder: KnowledgeRecorder | None = None
-        self._told_dropped = 0  # of its rows that are lost
-        self._last_source: dict[str, str] = {}  # by cluster
+        self._told_dropped = 0  # lost rows that were reported
+        self._last_source: dict[str, str] = {}  # of the latest exchange, by cluster
 
     async def run(self) -> None:
         handlers: dict[str, Handler] = {
@@ -99,31 +100,31 @@ class _Process:
             self._finish()
 
     def _begin(self, clock_offset_ns: int, record: Path | None, settings: dict[str, Any], log_format: str) -> None:
-        """record: the folder that rows are written to."""
+        """Begin: set the clock offset and the log; record: the folder for tables of rows."""
         log_lines.begin("warning", log_format)
         self._clock_offset_ns = clock_offset_ns
         if record is not None:
-            from kproxy.tables.knowledge_recorder import KnowledgeRecorder  # heavy, and not everybody's
+            from kproxy.tables.knowledge_recorder import KnowledgeRecorder  # heavy, and optional
 
             self._recorder = KnowledgeRecorder(record, settings)
 
     def _clock(self, offset_ns: int) -> None:
-        """Monotonic time plus this is the time that exchanges have from now on."""
+        """Set the difference of wall clock and monotonic time, which gives the time of later exchanges."""
         self._clock_offset_ns = offset_ns
 
     def _forget(self, names: Iterable[str]) -> None:
-        """Clusters that the settings do not have any more."""
+        """Complete clusters that the settings no longer contain."""
         for name in names:
             self._complete(name)
 
     def _complete(self, name: str) -> None:
-        """Nothing more comes of a cluster."""
+        """Record the last rows of a cluster and forget it."""
         cluster = self._clusters.pop(name, None)
         if cluster is not None and self._recorder is not None:
             self._record(self._last_source.pop(name, None), cluster.knowledge.finish())
 
     def _finish(self) -> None:
-        """Feed what has come from processes that are gone, and write all rows."""
+        """Decode what ended processes have sent, and write all rows."""
         assert self._recorder is not None
         for sock, unpacker in self._sources.items():
             with suppress(OSError):
@@ -138,7 +139,7 @@ class _Process:
     # --- streams -----------------------------------------------------------------------------------------------------
 
     def _source(self, files: Iterable[int]) -> None:
-        """Read what another process that relays has kept."""
+        """Read the exchanges of another relaying process."""
         for file in files:
             sock = socket.socket(fileno=file)
             sock.setblocking(False)
@@ -170,7 +171,7 @@ class _Process:
             heappush(self._heap, (heard.at_ns, self._serial, now, heard))
 
     def _read(self, reads: bool) -> None:
-        """Read the streams, or leave what comes in their buffers."""
+        """Start or stop reading the streams; unread data stays in their buffers."""
         self._is_reading = reads
         loop = asyncio.get_running_loop()
         for sock in self._sources:
@@ -191,7 +192,7 @@ class _Process:
             await asyncio.sleep(0 if self._heap and self._is_due() else _STEP_S)
 
     def _is_due(self) -> bool:
-        """Whether nothing can come any more that was answered before the first that waits."""
+        """Whether no earlier answer than that of the first waiting exchange can still arrive."""
         if not self._is_reading:
             return True
         at_ns, _, came_s, _ = self._heap[0]
@@ -203,7 +204,7 @@ class _Process:
         self._held_bytes -= heard.size_bytes
         try:
             self._hear(heard)
-        except Exception:  # one exchange that is not understood must not cost all others
+        except Exception:  # a fault in one exchange must not cost all others
             log.exception("a defect of kproxy: api=%d is not understood", heard.api_key)
             self._cluster(heard.whose.cluster).cells.left_out["undecodable"] += 1
 
@@ -228,7 +229,8 @@ class _Process:
             cluster = self._clusters[name] = KnownCluster(name)
         return cluster
 
-    # --- what is told ------------------------------------------------------------------------------------------------
+    # --- reports to the owner
+    # ------------------------------------------------------------------------------------------
 
     async def _publish(self) -> None:
         while True:
@@ -249,7 +251,7 @@ class _Process:
                 await asyncio.sleep(0)
 
     def _tick(self) -> None:
-        """What waited for what else might be heard, where nothing is."""
+        """Record rows that waited for later exchanges, after which none can come in time."""
         now_ns = monotonic_ns() + self._clock_offset_ns - int(REORDER_S * 1e9)
         for name, cluster in self._clusters.items():
             found = cluster.tick(now_ns)
@@ -259,7 +261,7 @@ class _Process:
                     self._record(self._last_source.get(name), found)
 
     def _groups(self, after: tuple[str, str], limit: int) -> list[dict[str, Any]]:
-        """Groups of all clusters in the order of (cluster, group), those above `after`."""
+        """Return groups of all clusters after `after`, in the order of (cluster, group)."""
         found: list[dict[str, Any]] = []
         for name in sorted(self._clusters):
             if name >= after[0] and len(found) < limit:

@@ -1,10 +1,10 @@
-"""Knowledge of one live cluster: exchanges in, rows out, and what of them is counted and shown.
+"""Knowledge of one live cluster: exchanges in; rows, metrics and /api/groups out.
 
-Duty: decode, unless it is an answer of Metadata that says what an earlier one said; feed `insight`; count its rows in
-cells for metrics; and remember of each group its last rebalance, for /api/groups, and who owns which partition.
+Duty: decode exchanges, except Metadata answers that only repeat an earlier one; feed `insight`; count its rows in cells
+for metrics; keep each group's last rebalance, for /api/groups, and the owner of each partition.
 
-A group is split where a member that it has replaced commits what another one owns by then: both worked on those
-partitions. Nothing on the wire ties a Fetch to a group, so one that only reads is not seen.
+A group is split if a replaced member commits a partition that another member owns by then: both processed it. Nothing
+on the wire ties a Fetch to a group, so a replaced member that only fetches is not seen.
 
 Bounds: those of `insight.knowledge`, `insight.repeats` and `metrics.groups`; the last rebalance of as many groups as
 knowledge follows; MAX_OWNED partitions with their owners, of the groups that rebalanced last. Refuses to know where
@@ -30,26 +30,26 @@ from kproxy.protocol.apis import FETCH, OFFSET_COMMIT
 from kproxy.proxy.filters.feed import Heard
 
 PROTOCOLS = ("classic", "consumer", "share", "streams")
-OF_LOG = ("stored", "removed")  # events
+OF_LOG = ("stored", "removed")  # events of the coordinator's log
 MAX_OWNED = 200_000
-MAX_SHOWN_MEMBERS = 100  # of one group in /api/groups
+MAX_SHOWN_MEMBERS = 100  # per group in /api/groups
 
-# Events that tell of a failure, by what failed; and errors that are part of every rebalance.
+# The failed operation of each failure event; and errors that are part of every rebalance.
 _FAILED = {"join_answered": "join", "sync_answered": "sync", "heartbeat_failed": "heartbeat", "commit_failed": "commit"}
 _USUAL = frozenset(("MEMBER_ID_REQUIRED", "REBALANCE_IN_PROGRESS", "NONE"))
-# What a coordinator answers a member that is not, or no longer, one of the group's.
+# Errors that a coordinator returns to a member that is not, or is no longer, in the group.
 _REPLACED = frozenset((22, 25, 82, 110, 113))  # ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ..._EPOCH
 
 
 class _Owners(NamedTuple):
-    """Who owns which partitions of a group, as far as was seen."""
+    """The observed owners of a group's partitions."""
 
     generation: int
     members: dict[tuple[Any, int], str]  # (topic, partition) -> member id
 
 
 class KnownCluster:
-    """One cluster, known from its traffic."""
+    """The knowledge of one cluster, gained from its traffic."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -61,7 +61,7 @@ class KnownCluster:
         self._owned_count = 0
 
     def hear(self, heard: Heard) -> list[Row]:
-        """The rows that an exchange gives; what does not decode, or is known already, gives none."""
+        """Return the rows of an exchange; none if it does not decode or repeats known content."""
         if heard.api_key == FETCH:
             return self._hear_log(heard)
         if self.repeats.is_one(heard.api_key, heard.api_version, heard.request, heard.response):
@@ -98,7 +98,7 @@ class KnownCluster:
         return rows
 
     def _hear_log(self, heard: Heard) -> list[Row]:
-        """The rows of a batch of a coordinator's log; None know it as that: the topic has no name yet."""
+        """Return the rows of a batch of a coordinator's log; none while the name of its topic is unknown."""
         topic, identity, partition = json.loads(heard.request)
         log = named(topic, None if identity is None else UUID(identity), self.knowledge.topics.names)
         if log is None or heard.response is None:
@@ -111,7 +111,7 @@ class KnownCluster:
         return self._counted(self.knowledge.feed_log(logged))
 
     def tick(self, now_ns: int) -> list[Row]:
-        """The rows of what waited until now."""
+        """Return the rows that were due by now."""
         return self._counted(self.knowledge.due(now_ns))
 
     def _counted(self, rows: Iterable[Row]) -> list[Row]:
@@ -145,7 +145,7 @@ class KnownCluster:
             cells.leadership(row.topic, row.partition, row.change, row.leader, missing)
 
     def _owned(self, row: Assignment) -> None:
-        """A partition was given to a member."""
+        """Record the owner of a partition."""
         owners = self._owners.pop(row.group_id, None)
         if owners is None or owners.generation != row.generation:
             self._owned_count -= 0 if owners is None else len(owners.members)
@@ -157,7 +157,7 @@ class KnownCluster:
             self._owned_count -= len(self._owners.pop(next(iter(self._owners))).members)
 
     def _look_for_split(self, spoken: Spoken) -> None:
-        """Whether a commit was refused, of a member that was replaced, for a partition that another one owns."""
+        """Count refused commits of replaced members for partitions that another member owns."""
         owners = self._owners.get(spoken.request["groupId"])
         if owners is None or spoken.response is None:
             return
@@ -173,7 +173,7 @@ class KnownCluster:
             self.cells.group(spoken.request["groupId"], spoken.response_start).split += split
 
     def _stands(self, group_id: str, protocols: tuple[str, ...], at_ns: int) -> None:
-        """How a group is after what was just heard of it: in these protocols, if it has had several."""
+        """Update the group's gauges of these protocols after an event."""
         for protocol in protocols:
             group = self.knowledge.groups.get(group_id, protocol)
             if group is None:
@@ -186,7 +186,7 @@ class KnownCluster:
     # --- /api/groups -------------------------------------------------------------------------------------------------
 
     def groups(self, after: str | None, limit: int) -> Iterator[dict[str, Any]]:
-        """Groups in the order of their ids, those above `after`; `limit`, and all protocols of the last one's id."""
+        """Yield groups in the order of their ids, above `after`: `limit` groups, and every protocol of the last id."""
         above = [group for group in self.knowledge.groups if after is None or group.group_id > after]
         above.sort(key=lambda group: group.group_id)
         for number, group in enumerate(above):

@@ -1,8 +1,8 @@
-"""OpenTelemetry's exporter of metrics over HTTP, as `otlp.py` needs it: quiet, and without surprises.
+"""OpenTelemetry's exporter of metrics over HTTP for `push.py`: without log lines, redirects or response bodies.
 
-It says only that a push failed; why, its session knows. Redirects are not followed: headers would go to whoever is
-named there. Of an answer, nothing is read but its head: a body could be endless. Needs the extra `otlp`. Refuses to
-know when pushes are made.
+The exporter reports only that a push failed; its session knows the reason. Redirects are not followed: the headers
+would go to another host. Only the head of a response is read, as a body could be endless. Needs the extra `otlp`.
+Refuses to know when pushes are made.
 """
 
 import logging
@@ -21,7 +21,7 @@ from prometheus_client import Metric
 from kproxy.metrics.otlp import metrics_data
 from kproxy.proxy.config.otlp import Otlp
 
-# Its lines are not limited and may repeat what a collector answers; what they say is in those of `otlp.py`.
+# Its log lines are not limited and may repeat a collector's response; `push.py` logs the reason of each failure.
 logging.getLogger("opentelemetry.exporter.otlp.proto.http.metric_exporter").addFilter(lambda _: False)
 
 
@@ -30,22 +30,22 @@ def _hide_arguments(record: logging.LogRecord) -> bool:
     return True
 
 
-# What reads OTEL_EXPORTER_OTLP_HEADERS repeats each header that it does not understand.
+# The parser of OTEL_EXPORTER_OTLP_HEADERS logs each header that it does not understand.
 logging.getLogger("opentelemetry.util.re").addFilter(_hide_arguments)
 
-_DEEPEST = 10  # exceptions that caused each other
+_DEEPEST = 10  # exceptions in a chain of causes
 _PHRASES = {status.value: f" {status.phrase}" for status in HTTPStatus}
 
 
 class _Session(requests.Session):
-    """Knows how the last request ended; never what was answered, which may repeat a header."""
+    """Keeps the reason why the last request failed, never the response, which may repeat a header."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fault = ""
 
     def request(self, *arguments: Any, **named: Any) -> requests.Response:
-        if self.verify is not True:  # as an argument, REQUESTS_CA_BUNDLE does not replace it
+        if self.verify is not True:  # passed as an argument, it takes precedence over REQUESTS_CA_BUNDLE
             named["verify"] = self.verify
         named["stream"] = True
         try:
@@ -54,18 +54,18 @@ class _Session(requests.Session):
             self.fault = _why(fault)
             raise
         response.close()
-        response.raw = None  # so it has no body
+        response.raw = None  # drop the body
         self.fault = f"it answered {response.status_code}{_PHRASES.get(response.status_code, '')}"
         if response.is_redirect:
             raise requests.TooManyRedirects(self.fault, response=response)
         return response
 
     def get_redirect_target(self, resp: requests.Response) -> None:
-        """None: what resolves redirects would read the body first."""
+        """Return None, which prevents redirects: following one would read the body first."""
 
 
 def _why(fault: BaseException) -> str:
-    """What the system or TLS said at the bottom of what the libraries made of it; else their own words."""
+    """Return the reason from the operating system or TLS at the root of an exception, else the exception's own text."""
     each: BaseException | None = fault
     for _ in range(_DEEPEST):
         if each is None:
@@ -95,7 +95,7 @@ class Exporter:
         started_ns: int,
         headers: Mapping[str, str] | None,
     ) -> str:
-        """Push these families; returns why that failed, or nothing."""
+        """Push these families; returns why that failed, or ""."""
         made = self._made
         if made is None or headers != self._headers:
             made = self._made = self._make(headers)
@@ -107,7 +107,7 @@ class Exporter:
         return session.fault or "it was not sent"
 
     def hurry(self) -> None:
-        """What is under way is not tried again; another push may follow."""
+        """Stop retries of the current push; another one may follow."""
         made, self._made = self._made, None
         if made is not None:
             made[0].shutdown()

@@ -1,10 +1,10 @@
-"""OTLP over gRPC, as `otlp.py` needs it: OpenTelemetry's messages and service, over a channel of grpcio.
+"""OTLP over gRPC for `push.py`: OpenTelemetry's messages and service over a channel of grpcio.
 
-Each push has a channel of its own: renewed certificates are used, nothing runs between two pushes, and no state of gRPC
-is there when a process forks. OpenTelemetry's own exporter is not used: it logs what a collector answers, which may
-repeat a header, and takes settings from its environment that would contradict ours. Bounds: POINTS of a message, since
-collectors take 4 MiB of one; MAX_ANSWER_BYTES of an answer; `timeout_s` of a push. Needs the extra `otlp-grpc`. Refuses
-to know when pushes are made.
+Each push has a channel of its own: renewed certificates are used, nothing runs between pushes, and there is no gRPC
+state when a process forks. OpenTelemetry's own exporter is not used: it logs the collector's response, which may repeat
+a header, and takes settings from the environment that would contradict kproxy's. Bounds: POINTS per message, as
+collectors limit a message to 4 MiB; MAX_ANSWER_BYTES of a response; `timeout_s` of a push. Needs the extra `otlp-grpc`.
+Refuses to know when pushes are made.
 """
 
 import time
@@ -24,15 +24,15 @@ from prometheus_client import Metric as Family
 from kproxy.metrics.otlp import metrics_data
 from kproxy.proxy.config.otlp import Otlp
 
-POINTS = 4000  # of one message: of histograms 2 MB, of others 1 MB
+POINTS = 4000  # per message: 2 MB of histograms, 1 MB of other metrics
 MAX_ANSWER_BYTES = 64 * 1024
 VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.max_metadata_size", MAX_ANSWER_BYTES),
-    ("grpc.enable_retries", 0),  # the next push has everything again
+    ("grpc.enable_retries", 0),  # the next push is complete
 )
-# How grpcio's own reasons begin, where there was no collector to speak to. Nothing else tells them from an answer's.
+# The starts of grpcio's own messages when it reached no collector; nothing else distinguishes them from a response's.
 _OURS = ("failed to connect to all addresses", "DNS resolution failed")
 
 
@@ -50,7 +50,7 @@ class GrpcExporter:
         started_ns: int,
         headers: Mapping[str, str] | None,
     ) -> str:
-        """Push these families; returns why that failed, or nothing."""
+        """Push these families; returns why that failed, or ""."""
         settings = self._settings
         data = metrics_data(families, resource, started_ns, time.time_ns())
         sent = _metadata(_of_environment() if headers is None else headers)
@@ -68,7 +68,7 @@ class GrpcExporter:
         return ""
 
     def hurry(self) -> None:
-        """What is under way ends; another push may follow."""
+        """Abort the current push; another one may follow."""
         channel = self._channel
         if channel is not None:
             channel.close()
@@ -90,7 +90,7 @@ class GrpcExporter:
 
 
 def portions(data: MetricsData, most: int) -> Iterator[MetricsData]:
-    """The same metrics, as `metrics_data` makes them, in messages of at most so many points."""
+    """Yield the metrics, as made by `metrics_data`, in messages of at most `most` points."""
     (of_resource,) = data.resource_metrics
     (scope,) = of_resource.scope_metrics
 
@@ -113,13 +113,13 @@ def portions(data: MetricsData, most: int) -> Iterator[MetricsData]:
 
 
 def _reason(fault: Any) -> str:
-    """What grpcio found out by itself; of what a collector answers, only the status."""
+    """Return grpcio's own reason; of a collector's response only the status."""
     name, details = fault.code().name, fault.details() or ""
     return f"{name}: {details}" if details.startswith(_OURS) else f"the status was {name}"
 
 
 def _metadata(headers: Mapping[str, str]) -> tuple[tuple[str, str | bytes], ...]:
-    """Headers as gRPC wants them: small letters, and bytes where a name says so."""
+    """Return headers as gRPC requires: lower-case names, and bytes for names that end in "-bin"."""
     named = ((name.lower(), value) for name, value in headers.items())
     return tuple((name, value.encode() if name.endswith("-bin") else value) for name, value in named)
 

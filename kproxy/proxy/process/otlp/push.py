@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kproxy.proxy.process.otlp.grpc import GrpcExporter
 
 OUTCOMES = ("success", "failed")
-LAST_S = 3.0  # for the push at the end
+LAST_S = 3.0  # for the last push
 SLACK_S = 5.0  # for serializing metrics, before a push is abandoned
 MAX_HEADERS_BYTES = 64 * 1024
 MAX_REASON = 300  # characters
@@ -98,12 +98,12 @@ class OtlpPush:
         if self._thread is not None and self._thread.is_alive():
             fault = "an earlier push has not ended"
         else:
-            bound_s = 2 * self._settings.timeout_s + SLACK_S  # of an attempt, connecting and its answer have their time
+            bound_s = 2 * self._settings.timeout_s + SLACK_S  # connecting and the response each have `timeout_s`
             metrics = await self._gather()
             try:
                 async with asyncio.timeout(bound_s):
                     fault = await self._on_a_thread(metrics)
-                self._thread = None  # what it had to do is done
+                self._thread = None  # it has done its work
             except TimeoutError:
                 fault = f"its answer has not ended after {bound_s:g} s"
         self._outcomes["failed" if fault else "success"] += 1
@@ -144,7 +144,7 @@ class OtlpPush:
             return self._exporter.push(families, self._resource, metrics.started_ns, headers)[:MAX_REASON]
         except ConfigError as fault:
             return str(fault)
-        except Exception as fault:  # of a library: the loop goes on, and the log says what it was
+        except Exception as fault:  # an exception of a library: log it and continue
             return f"{type(fault).__name__}: {fault}"[:MAX_REASON]
 
     def _headers(self) -> Mapping[str, str] | None:

@@ -1,17 +1,16 @@
-"""The workers of a kproxy, as its parent sees them: started, given clients, and replaced when they end.
+"""The parent's view of the workers of a kproxy: starts them, gives them clients, and replaces those that end.
 
-A client goes to the worker with the fewest connections of its port, and of those to the one with the fewest in all: the
-clients of a busy broker are spread, whatever the others do. The parent keeps a client's socket until the worker has
-taken it, so a worker that dies costs only connections that it had taken. A replacement comes at once, later where
-workers end soon after they began. A worker that takes nothing for LATE_S gets no further client until it does; one that
-does not answer for HANGS_S, nor when it is asked again, is killed.
+A client goes to the worker with the fewest connections of its port and, among equals, the fewest in all: the clients of
+a busy broker are spread, whatever the other ports have. The parent keeps a client's socket until the worker has taken
+it, so a worker that dies loses only connections that it had taken. Its replacement starts at once, or after a pause if
+workers end soon after their start. A worker that takes nothing for LATE_S gets no further client until it does; one
+that answers neither a request within HANGS_S nor a repeated one is killed.
 
-The template may die as well (the kernel, short of memory, chooses among all processes): another one is started, the
-workers of the former go on.
+The template may die as well (the kernel, short of memory, chooses among all processes): another one is started, and the
+workers of the former continue.
 
-Bounded: UNTAKEN clients on their way to one worker, and as many in it as it has descriptors for; who does not fit waits
-here, and all are counted by the gate.
-Refuses to know what workers do with a client, and what their messages mean.
+Bounded: UNTAKEN clients on their way to one worker, and as many in it as it has descriptors for; further clients wait
+here, and the gate counts all of them. Refuses to know what workers do with a client, and what their messages mean.
 """
 
 import asyncio
@@ -35,16 +34,16 @@ from kproxy.proxy.tasks import waited
 
 UNTAKEN = 64
 LATE_S = 0.5
-BEAT_S = 5.0  # between two questions whether a worker's loop turns
+BEAT_S = 5.0  # between two checks that a worker's event loop runs
 HANGS_S = 30.0
-_STEADY_S = 1.0  # a worker that ends after so long is replaced at once
+_STEADY_S = 1.0  # a worker that lived at least this long is replaced at once
 _FIRST_PAUSE_S = 0.1
 _LAST_PAUSE_S = 10.0
-_STATUS_S = 5.0  # for a worker whose channel has ended to end itself
+_STATUS_S = 5.0  # for a worker to end after its channel has ended
 _STEADY_TEMPLATE_S = 60.0
-_TEMPLATES = 6  # in a row that have forked no worker: there is no sense in another one
+_TEMPLATES = 6  # consecutive templates that forked no worker, before kproxy gives up
 
-Port = tuple[str, int | None]  # cluster, and node id or None: the bootstrap port
+Port = tuple[str, int | None]  # cluster, and node id or None for the bootstrap port
 
 log = logging.getLogger("kproxy.processes")
 
@@ -55,14 +54,14 @@ class Client(NamedTuple):
     number: int
     port: Port
     peer: Address
-    own: Address  # the address that it dialled
+    own: Address  # releases its place in the connection limits
     sock: socket.socket  # closed once a worker has taken it
-    uncount: Callable[[], None] = lambda: None  # from the limits that it was let in by
-    tell: Callable[[str], str | None] = lambda host: None  # for the address that it told; the limit it is beyond
+    uncount: Callable[[], None] = lambda: None  # closed once a worker has taken it
+    count_address: Callable[[str], str | None] = lambda host: None  # returns the limit that the address exceeds
 
 
 class Member:
-    """One worker: what it has, and the channel to it."""
+    """One worker: its clients, and the channel to it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -72,8 +71,8 @@ class Member:
         self.is_gone = False
         self.started_s = time.monotonic()
         self.untaken: dict[int, Client] = {}
-        self.waits_since_s = 0.0  # when it last took a client, or got one while it had none to take
-        self.clients: dict[int, Client] = {}  # those that it has taken, and `untaken`
+        self.waits_since_s = 0.0  # when it last took a client, or got one while it had none pending
+        self.clients: dict[int, Client] = {}  # taken clients and `untaken`
         self.by_port: Counter[Port] = Counter()
 
     def __str__(self) -> str:
@@ -81,13 +80,13 @@ class Member:
 
     @property
     def fits(self) -> bool:
-        """Whether it takes the clients that it gets."""
+        """Whether it can be given another client."""
         is_late = self.untaken and time.monotonic() - self.waits_since_s > LATE_S
         return len(self.untaken) < UNTAKEN and not is_late
 
 
 def _status(pid: int) -> int | None:
-    """How a process has ended, where it is this one's child by now; None: somebody else knows."""
+    """Return the wait status of a process if it is a child of this one; None if another process has reaped it."""
     try:
         of, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -96,10 +95,10 @@ def _status(pid: int) -> int | None:
 
 
 class Crew:
-    """`size` workers. The rest is the owner's:
+    """`size` workers. The owner provides the callbacks:
 
-    handlers(member): what takes a worker's messages; begin(member): send what a new worker must know first;
-    ended(member): it is gone, its clients with it; left(client): a connection has ended.
+    handlers(member): returns the handlers of a worker's messages; begin(member): sends a new worker its initial state;
+    ended(member): called when it has ended, with its clients; left(client): called when a connection has ended.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class Crew:
     ) -> None:
         self.size = size
         self.restarts = 0
-        self.most_in_each = sys.maxsize  # clients of one worker
+        self.most_in_each = sys.maxsize  # clients per worker
         self.connections: dict[tuple[Address, Address], Client] = {}  # by (peer, own)
         self._template = template
         self._handlers = handlers
@@ -121,16 +120,16 @@ class Crew:
         self._on_end = ended
         self._on_left = left
         self._members: dict[int, Member] = {}
-        self._by_pid: dict[int, asyncio.Future[int | None]] = {}  # the status of each, None: not known
-        self._orphans: set[int] = set()  # workers whose template has gone
-        self._early: dict[int, int] = {}  # of those that ended before it was known that they began
-        self._waiting: deque[Client] = deque()  # for a worker
+        self._by_pid: dict[int, asyncio.Future[int | None]] = {}  # wait status by pid, None: unknown
+        self._orphans: set[int] = set()  # workers whose template has ended
+        self._early: dict[int, int] = {}  # pid -> status of workers that ended before their start was reported
+        self._waiting: deque[Client] = deque()  # clients without a worker yet
         self._numbers = 0
-        self._failures = 0  # workers in a row that ended soon
+        self._failures = 0  # consecutive workers that ended soon
         self._forking = asyncio.Lock()
         self._has_template = asyncio.Event()
         self._has_template.set()
-        self._templates = 0  # in a row that ended soon and forked nothing
+        self._templates = 0  # consecutive templates that ended soon and forked nothing
         self._template_since_s = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -138,14 +137,14 @@ class Crew:
         self._changed = asyncio.Event()
 
     def brokers_with_clients(self, cluster: str) -> set[int]:
-        """The node ids whose ports have connections of a cluster, those that wait for a worker included."""
+        """Return the node ids whose ports have connections of a cluster, including clients that wait for a worker."""
         ports = (client.port for client in self.connections.values())
         return {node_id for name, node_id in ports if name == cluster and node_id is not None}
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Fork all workers; returns when each is ready or the first has failed, which raises Gone."""
+        """Fork all workers; returns when each is ready. Raises Gone if one ends before."""
         self._template.watch(self._worker_ended, self._template_lost)
         for number in range(1, self.size + 1):
             await self._fork(number)
@@ -157,7 +156,7 @@ class Crew:
         self._spawn(self._watch())
 
     async def _watch(self) -> None:
-        """Kill workers that hang; their ends are then seen and counted as any other."""
+        """Kill workers that hang; their ends are handled and counted like any other."""
         asked: set[Member] = set()
 
         async def ask(member: Member) -> None:
@@ -187,7 +186,7 @@ class Crew:
                 ours.close()
                 raise
             self._templates = 0
-        if self._stopping:  # the workers have been told to drain already: this one ends with its channel
+        if self._stopping:  # the workers have been sent `drain` already: this one ends with its channel
             ours.close()
             return
         status = self._by_pid[member.pid] = asyncio.get_running_loop().create_future()
@@ -206,11 +205,11 @@ class Crew:
         self._changed.set()
         self._give()
 
-    # --- those that live ---------------------------------------------------------------------------------------------
+    # --- running workers ----------------------------------------------------------------------------------------------
 
     @property
     def members(self) -> list[Member]:
-        """The workers that run, ready or not."""
+        """The running workers, ready or not."""
         return list(self._members.values())
 
     @property
@@ -219,21 +218,21 @@ class Crew:
 
     @property
     def is_lost(self) -> bool:
-        """Whether no worker can be started any more."""
+        """Whether no further worker can be started."""
         return self._lost.is_set()
 
     async def lost(self) -> None:
-        """Return when no worker can be started any more."""
+        """Return when no further worker can be started."""
         await self._lost.wait()
 
     def broadcast(self, name: str, *values: Any, but: Member | None = None) -> None:
-        """Send a message to all workers."""
+        """Send a message to all workers, except `but`."""
         for member in self.members:
             if member is not but:
                 member.channel.send(name, *values)
 
     async def ask_all(self, name: str, *values: Any, timeout_s: float) -> list[tuple[Member, Any]]:
-        """The replies of those workers that give one in time."""
+        """Return the replies of the workers that answer in time."""
         asked = self.ready
         replies = await asyncio.gather(
             *(member.channel.ask(name, *values, timeout_s=timeout_s) for member in asked), return_exceptions=True
@@ -250,9 +249,10 @@ class Crew:
         uncount: Callable[[], None],
         count: Callable[[str], str | None] = lambda host: None,
     ) -> None:
-        """Give a client to a worker, now or as soon as there is one.
+        """Give a client to a worker, now or as soon as one fits.
 
-        uncount(): its connection has ended. count(host): it comes from that address; the limit that it is beyond.
+        uncount(): called when its connection has ended. count(host): counts its address; returns the limit that it
+        exceeds.
         """
         self._numbers += 1
         client = Client(self._numbers, port, normal(incoming.peer), normal(own), incoming.sock, uncount, count)
@@ -296,15 +296,15 @@ class Crew:
             del self.connections[client.peer, client.own]
         self._on_left(client)
 
-    # --- their ends --------------------------------------------------------------------------------------------------
+    # --- ended workers ------------------------------------------------------------------------------------------------
 
     def _gone(self, member: Member) -> None:
-        """Its channel has ended: so has it, or it is about to."""
+        """Handle the end of a worker's channel: the worker has ended, or is about to."""
         if member.is_gone:
             return
         member.is_gone = True
         member.is_ready = False
-        if member.channel.given_up:  # it must not take what others get now
+        if member.channel.given_up:  # it must not serve clients that others get now
             with suppress(ProcessLookupError):
                 os.kill(member.pid, signal.SIGKILL)
         if self._members.get(member.number) is member:
@@ -323,7 +323,7 @@ class Crew:
             self._give()
 
     async def _replace(self, member: Member) -> None:
-        """Say how a worker ended, and start another in its place."""
+        """Log how a worker ended, and start another one in its place."""
         how = await self._how_it_ended(member)
         self.restarts += 1
         self._changed.set()
@@ -393,7 +393,7 @@ class Crew:
         self._changed.set()
 
     def _watch_orphan(self, pid: int) -> None:
-        """A worker whose template has gone: nobody reports its end."""
+        """Watch a worker whose template has ended, since nobody else reports its end."""
         try:
             file = os.pidfd_open(pid)
         except OSError:  # it has ended, or cannot be watched
@@ -429,7 +429,7 @@ class Crew:
     # --- stopping ----------------------------------------------------------------------------------------------------
 
     def stop_replacing(self) -> None:
-        """From now on a worker that ends is not replaced; clients that no worker has got are closed."""
+        """Replace no worker that ends from now on, and close clients that no worker has got."""
         self._stopping = True
         while self._waiting:
             client = self._waiting.popleft()
@@ -437,7 +437,7 @@ class Crew:
             self._forget(client)
 
     async def close(self, within_s: float) -> None:
-        """Wait for the workers' ends, kill those that take longer."""
+        """Wait until the workers have ended, and kill those that take longer than `within_s`."""
         self.stop_replacing()
         end = time.monotonic() + within_s
         while self._members and time.monotonic() < end:

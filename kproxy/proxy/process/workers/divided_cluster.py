@@ -1,12 +1,12 @@
-"""A cluster that several processes share: the parent has its ports and its discovery, workers its connections.
+"""A cluster shared by several processes: the parent has its ports and its discovery, workers its connections.
 
-The parent is the one source of what is known of brokers. It sends the whole of it to the workers whenever it changes;
-what a worker learns from an answer goes to the parent first, and from there to the others. A worker that meets a broker
-without a port asks the parent to open it and waits for the reply, since the answer that names the broker must not
-leave before. Bounded: ASK_S for such a wait, WAIT_S of waits in any second; beyond, the answer leaves, and the broker
-counts as one without a port. What a worker sends of a broker names the settings by which it was learnt: those of the
-parent may be others by then. A client whose address only a PROXY header tells waits COUNT_S at most for the parent to
-count it. Refuses to know metrics, and how messages travel.
+The parent holds the state of the brokers. It sends all of it to the workers at every change; an address that a worker
+learns from an answer goes to the parent first, and from there to the others. A worker that finds a broker without a
+port in an answer asks the parent to open one and waits for the reply, since the answer must not leave before. Bounded:
+ASK_S for one such wait, WAIT_S of waits in any second; beyond, the answer leaves, and the broker counts as one without
+a port. A worker's message about a broker names the settings under which the address was learned, as the parent may have
+others by then. A client whose address comes in a PROXY header waits at most COUNT_S for the parent to count it. Refuses
+to know metrics, and how messages travel.
 """
 
 import logging
@@ -27,21 +27,21 @@ from kproxy.proxy.sockets.channel import Channel, Gone
 ASK_S = 0.25
 COUNT_S = 5.0
 WAIT_S = 0.5
-AGAIN_S = 1.0  # a port that could not be opened is asked for again; the parent says so when it is
+AGAIN_S = 1.0  # before the parent is asked again for a port that it could not open; it reports the port when it is open
 MAX_REFUSED = 4096
 
 log = logging.getLogger("kproxy.cluster")
 
 
 class HandOver:
-    """Gives the clients of a cluster, as the parent accepts them, to workers. tell(): have these know what it knows."""
+    """Gives the clients of a cluster that the parent accepts to workers. tell(): sends them the parent's state."""
 
     def __init__(self, crew: Crew, tell: Callable[[], None]) -> None:
         self._crew = crew
         self._tell = tell
 
     def serves(self, worker: Worker, cluster: Cluster, changed: Callable[[], None]) -> ClusterProxy:
-        """The parent's part of a cluster. Raises ConfigError."""
+        """Return the parent's part of a cluster. Raises ConfigError."""
         proxy = ClusterProxy(
             worker,
             cluster,
@@ -52,18 +52,18 @@ class HandOver:
         return proxy
 
     def _give(self, worker: Worker, proxy: ClusterProxy, client: Incoming) -> None:
-        """Give a client that is accepted to a worker, which knows by then what any of them has learnt of brokers."""
+        """Give an accepted client to a worker, which has received all learned broker addresses by then."""
         self._tell()
-        admission = proxy.admission  # where it was counted, whatever follows
+        admission = proxy.admission  # the one that counted it, even if a reload replaces it
         try:
             own = proxy.destination_of(client.sock)
-        except OSError:  # it has gone already
+        except OSError:  # it has disconnected
             client.sock.close()
             worker.gate.leave()
             admission.left(client.ticket)
             return
         port = proxy.cluster.name, client.node_id
-        if admission.counts_headers:  # which changes the ticket
+        if admission.counts_headers:  # counting a PROXY header's address changes the ticket
             count = partial(admission.count_address, client)
             self._crew.hand_over(port, own, client, lambda: admission.left(client.ticket), count)
         else:
@@ -71,10 +71,10 @@ class HandOver:
 
 
 class PortsOfParent:
-    """A worker's part of a cluster, whose ports (`cluster.Ports`) its parent has."""
+    """A worker's part of a cluster whose ports (`cluster.Ports`) the parent has."""
 
     def __init__(self, worker: Worker, cluster: Cluster, channel: Channel) -> None:
-        """Raises ConfigError."""
+        """Create the cluster. Raises ConfigError."""
         self.proxy = ClusterProxy(worker, cluster, ports=self)
         self.proxy.admission.count_elsewhere = self._count
         self._worker = worker
@@ -84,23 +84,23 @@ class PortsOfParent:
         self._all_open = cluster.route == "sidecar"
         self._gives_ports = cluster.any_brokers is not None
         self._open: set[int] = set()
-        self._waited_s = 0.0  # for replies, in the second that began at
+        self._waited_s = 0.0  # spent waiting for replies in `_second`
         self._second = 0
-        self._refused: dict[int, float] = {}  # brokers that the parent has no port for -> until when it is not asked
+        self._refused: dict[int, float] = {}  # broker without a port -> when to ask the parent again
         self._limits = LogLimiter(log)
 
     def take(self, known: Known) -> None:
-        """Take in what the parent knows."""
+        """Apply the parent's state."""
         self._open = set(known.open) if self._gives_ports else self._open | known.open
         self.proxy.take(known)
 
     def connect(self, client: Incoming) -> None:
-        """Serve a client that the parent has accepted, which it sends behind what it knows."""
+        """Serve a client that the parent has accepted and sent, after its state."""
         self._worker.gate.enter()
         self.proxy.connect(client)
 
     async def _count(self, client: Incoming) -> str | None:
-        """Have the parent count the address of a client, which only we know; the limit that it is beyond."""
+        """Have the parent count a client's address, which only the worker knows; returns the limit that it exceeds."""
         try:
             limit = await self._channel.ask("count", client.number, client.peer.host, timeout_s=COUNT_S)
         except Gone as fault:
@@ -118,7 +118,7 @@ class PortsOfParent:
         return True
 
     def _ask_for_port(self, node_id: int, host: str, port: int) -> bool:
-        """Have the parent open a broker's port; whether it is open."""
+        """Have the parent open a broker's port; returns whether it is open."""
         now = time.monotonic()
         if int(now) != self._second:
             self._second, self._waited_s = int(now), 0.0

@@ -1,9 +1,9 @@
-"""The team of a kproxy with workers: their parent, which has the ports, and hands each client to one of them.
+"""The team of a kproxy with workers: their parent, which has the ports and hands each client to one of them.
 
-It relays nothing but ZooKeeper, whose clients are few. It adds up the counts of the workers (`kproxy.metrics.shared`),
-and passes on what one of them learns of brokers. A worker that dies is replaced, and so is the process that workers are
-forked from; if that cannot be, kproxy drains and fails, so that whoever started it starts it anew. Refuses to know
-bytes of clients.
+It relays only ZooKeeper, which has few clients. It adds up the workers' counters (`kproxy.metrics.shared`), and sends
+all workers the broker addresses that one of them learns. A worker that dies is replaced, and so is the process that
+workers are forked from; if that fails, kproxy drains and exits with an error, so that its supervisor restarts it.
+Refuses to know bytes of clients.
 """
 
 import asyncio
@@ -36,18 +36,18 @@ from kproxy.tables.claim import claim
 if TYPE_CHECKING:
     from kproxy.proxy.process.knowledge.feed_link import FeedLink
 
-SCRAPE_S = 0.5  # for workers to send what they have counted; a worker that does not is shown as it last was
+SCRAPE_S = 0.5  # for workers to send their counters; a late worker is shown with its previous ones
 ROWS_S = 2.0
-_ENDS_S = 3.0  # beyond the drain's time, for workers to end
-PARENT = 0  # its number among those that record: workers begin with 1
-_SENT_S = 5.0  # for a worker to take a message
+_ENDS_S = 3.0  # for workers to end, beyond the drain timeout
+PARENT = 0  # the parent's number as a recorder: workers begin with 1
+_SENT_S = 5.0  # for a worker to receive a message
 _PUSH_S = 0.005  # changes within this time are sent once, unless a client comes
 
 log = logging.getLogger("kproxy.processes")
 
 
 class Parent:
-    """A `team.Team` of so many workers."""
+    """A `team.Team` with a number of workers."""
 
     _server: Owner
     _relays: Relays
@@ -79,9 +79,9 @@ class Parent:
         return self._relays
 
     def keep(self, *, beside: bool) -> None:
-        """Workers record, each into files of its own; the folder is claimed for all of them until this process ends.
+        """Claim the folder for all workers, each of which records into its own files, until this process ends.
 
-        They have the flight recorder too; a folder that cannot be used is told before they begin.
+        Workers run the flight recorder too; its folder is checked here, before they start.
         """
         config = self._server.config
         if config.record is not None:
@@ -104,10 +104,10 @@ class Parent:
         await self._crew.lost()
         return "no worker can be started any more"
 
-    # --- what workers know -------------------------------------------------------------------------------------------
+    # --- messages to workers ------------------------------------------------------------------------------------------
 
     def _begin(self, member: Member) -> None:
-        """Send a new worker what it must know before its first client."""
+        """Send a new worker the state that it needs before its first client."""
         metrics = self._server.metrics
         beginning = Beginning(
             self._server.config.model_copy(update={"log_level": log_lines.level()}),
@@ -124,7 +124,7 @@ class Parent:
             self._give_stream(self._server.link, member)
 
     def _give_stream(self, link: "FeedLink", member: Member) -> None:
-        """A stream to the process that decodes what relays keep, if it runs."""
+        """Give a worker a stream to the decoding process, if that runs."""
         sock = link.stream()
         if sock is not None:
             member.channel.send("insight", files=[sock.fileno()])
@@ -155,19 +155,19 @@ class Parent:
     def reconfigured(self, new: Config, differing: Changes) -> None:
         self._crew.most_in_each = descriptors.reserve(new.max_connections, new.workers, warns=False).in_each
         self._crew.broadcast("reconfigure", new, differing)
-        self._pushed.clear()  # it was of the former settings
+        self._pushed.clear()  # it is of the former settings
         self._changed()
         self._push_now()  # before the next client, and the next reload
 
-    # --- what workers say --------------------------------------------------------------------------------------------
+    # --- messages from workers ----------------------------------------------------------------------------------------
 
     def _handlers(self, member: Member) -> Mapping[str, Handler]:
         def bind(name: str, upstream: Upstream, node_id: int, host: str, port: int) -> tuple[bool, int | None]:
-            """Returns whether the broker's port is open, and which one was given to it, if one was."""
+            """Return whether the broker's port is open, and the port assigned to the broker, if any."""
             cluster = self._named(name)
             if cluster is None:
                 return False, None
-            if not same_upstream(upstream, cluster.cluster):  # a reload has given the cluster other brokers meanwhile
+            if not same_upstream(upstream, cluster.cluster):  # a reload has given the cluster other brokers since
                 return node_id in cluster.brokers, None
             return cluster.learn_broker(node_id, host, port), cluster.routes.assigned.get(node_id)
 
@@ -178,7 +178,7 @@ class Parent:
 
         def count(number: int, host: str) -> str | None:
             client = member.clients.get(number)
-            return client.tell(host) if client is not None else None
+            return client.count_address(host) if client is not None else None
 
         return {
             "bind": bind,
@@ -212,7 +212,7 @@ class Parent:
         return loops
 
     def _found(self, name: str, *values: Any) -> None:
-        """The parent itself has found a loop (`loop`), or met a worker's question (never: it reads no client)."""
+        """Send workers a loop that the parent has found (never in a client's bytes: it reads none)."""
         self._crew.broadcast(name, *values)
 
     def _dialled(self, own: Address, upstream: Address) -> None:
@@ -241,7 +241,7 @@ class Parent:
             if asker.number == process:
                 asker.channel.send("question", number)
 
-    # --- what all count ----------------------------------------------------------------------------------------------
+    # --- counters of all workers --------------------------------------------------------------------------------------
 
     def renders(self) -> Render:
         from kproxy.metrics.collector import registry_of
@@ -250,7 +250,7 @@ class Parent:
         loop = asyncio.get_running_loop()
 
         def scrape(accept: str) -> tuple[bytes, str]:
-            """The workers are asked on the loop."""
+            """Collect the counters on the event loop and render them here, on a thread."""
             asyncio.run_coroutine_threadsafe(self._collect(True), loop).result()
             return render(registry_of(self._shared.merged()), accept)
 
@@ -261,7 +261,7 @@ class Parent:
         return self._shared.merged()
 
     async def _collect(self, with_lags: bool) -> None:
-        """Have workers send what they have counted so far."""
+        """Have workers send their current counters."""
         await self._crew.ask_all("publish", with_lags, timeout_s=SCRAPE_S)
         self._spread_ends()
         self._shared.workers = len(self._crew.ready)

@@ -1,7 +1,6 @@
-"""How `kproxy run` becomes one process or several, in the order that forking needs.
+"""Makes `kproxy run` one process or several, in the order that forking needs.
 
-The template is forked before anything else: no thread runs yet, not even that of the log. Refuses to know what the
-processes do.
+The template is forked first, before any thread runs, even that of the log. Refuses to know what the processes do.
 """
 
 from kproxy.proxy import log_lines
@@ -10,7 +9,7 @@ from kproxy.proxy.process.server import Server
 
 
 def begun(config: Config) -> Server:
-    """A kproxy that has not started yet, with its log; of several processes, one that workers can be forked from."""
+    """Return a server that has not started, with its log; for several processes, its template is forked."""
     if config.workers == 1:
         log_lines.begin(config.log_level, config.log_format)
         return Server(config)

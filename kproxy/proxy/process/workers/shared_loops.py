@@ -1,8 +1,8 @@
-"""Loops through a kproxy of several processes: what one of them dials, another accepts.
+"""Detection of loops through a kproxy of several processes: one process dials, another accepts.
 
-All share the token of kproxy's own questions, whose numbers tell which process asked. The parent accepts, so workers
-report to it the own end of each connection that they make. Where one process finds a loop, all refuse that upstream and
-close what goes there. Refuses to know channels: it is given a callable.
+All processes share the token of kproxy's own requests; a request's number identifies the process that sent it. Workers
+report the local address of each connection that they dial to the parent, which accepts. When one process finds a loop,
+all refuse that upstream and close their connections to it. Refuses to know channels: it is given a callable.
 """
 
 import re
@@ -14,13 +14,13 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.sockets.listeners import Listener
 from kproxy.proxy.upstream.loops import IsOurs, LoopGuard
 
-PROCESSES = 1024  # more than there can be
+PROCESSES = 1024  # upper bound
 
-Report = Callable[..., None]  # (name, *values): a message to the parent; from there, to all workers
+Report = Callable[..., None]  # (name, *values): sends a message to the parent, which sends it to all workers
 
 
 class SharedLoops(LoopGuard):
-    """What one process knows of loops. `process`: a worker's number; 0 is the parent."""
+    """The loop detection of one process. `process`: a worker's number; 0 is the parent."""
 
     def __init__(self, is_ours: IsOurs, token: str, process: int, report: Report) -> None:
         super().__init__(is_ours, token=token, process=process, processes=PROCESSES)
@@ -33,7 +33,7 @@ class SharedLoops(LoopGuard):
             self._report("dialled", self.own_end(sock), upstream)
 
     def dialled_elsewhere(self, own: Address, upstream: Address) -> None:
-        """A worker is making a connection from `own`."""
+        """Record a connection from `own` that a worker is making."""
         self._dialled[own] = upstream
 
     def closed(self, own: Address) -> None:
@@ -45,12 +45,12 @@ class SharedLoops(LoopGuard):
     def came_back(self, first_bytes: bytes) -> Address | None:
         found: re.Match[bytes] | None = self._question.search(first_bytes)
         if found is not None and int(found[1]) % PROCESSES != self._process:
-            self._report("question", int(found[1]))  # who asked it knows the upstream
+            self._report("question", int(found[1]))  # the process that sent it knows the upstream
             return None
         return super().came_back(first_bytes)
 
     def asked(self, number: int) -> Address | None:
-        """The upstream of one of this process's own questions, that came back to another."""
+        """Return the upstream of one of this process's own requests that another process received."""
         return self._questions.get(number)
 
     def refuse(self, upstream: Address) -> None:
@@ -58,20 +58,20 @@ class SharedLoops(LoopGuard):
         self._report("loop", upstream)
 
     def refused_elsewhere(self, upstream: Address) -> None:
-        """Another process has found a loop through that upstream."""
+        """Refuse an upstream through which another process has found a loop."""
         super().refuse(upstream)
 
 
 class PortElsewhere(Listener):
-    """A port that the parent listens on: a worker knows where it is, so as not to dial it."""
+    """A port on which the parent listens: a worker knows its addresses, so that it does not dial it."""
 
     def __init__(self, hosts: Sequence[str], port: int) -> None:
         self.port = port
         self._addresses = [numeric(host) for host in hosts]
-        self._sockets = []  # the parent has them
+        self._sockets = []  # held by the parent
 
     def accept(self, wanted: bool) -> None:
-        """The parent does."""
+        """Do nothing: the parent accepts."""
 
     def close(self) -> None:
-        """The parent does."""
+        """Do nothing: the parent closes it."""

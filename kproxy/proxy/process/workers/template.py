@@ -1,14 +1,15 @@
-"""The process that workers are forked from: it has imported everything, and runs neither a loop nor a thread.
+"""The process that workers are forked from: it has imported all modules, and runs neither an event loop nor a thread.
 
-An event loop must not be forked, nor a process with threads, whose locks a child would find locked for ever. So this
-process is forked from kproxy before those begin, and forks each worker on demand, those that replace others too. The
-pages of what is imported are shared by all.
+Neither an event loop nor a process with threads may be forked: a child would find locks of those threads locked for
+ever. So kproxy forks this process before it starts either, and this process forks each worker on demand, including
+replacements. All workers share the memory pages of the imported modules.
 
-It reports the end of each worker to its parent, and ends after them when the parent has gone: workers notice that
-themselves, and have so long to drain. It ignores the signals that stop kproxy, as workers do: the parent is told.
+It reports the end of each worker to its parent. When the parent has ended, it waits for its workers, which detect the
+parent's end themselves and have the drain time to finish, and then ends. It ignores the signals that stop kproxy, as
+workers do: the parent handles them.
 
-Where it has been killed, kproxy has both by now and cannot fork another: a new program takes its place, which imports
-everything anew (`anew`). Refuses to know what a worker does.
+If it is killed, kproxy has a loop and threads by then and cannot fork another one: a new program that imports all
+modules anew takes its place (`anew`). Refuses to know what a worker does.
 """
 
 import asyncio
@@ -33,17 +34,17 @@ from kproxy.proxy.sockets.channel import pair
 
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 FORK_S = 30.0  # for the template to fork a worker
-_KILL_AFTER_S = 5.0  # beyond the time that workers have to drain
+_KILL_AFTER_S = 5.0  # beyond the workers' drain time
 _REAP_S = 0.01
 
 Work = Callable[[socket.socket], None]
 
 
 class Template:
-    """The parent's end: `fork` a worker, and learn of the ends of those forked."""
+    """The parent's end: forks workers, and reports their ends."""
 
     def __init__(self, work: Work, drain_s: float) -> None:
-        """Fork the process. `work(sock)`: what a worker does with its end of a channel; its return ends the worker."""
+        """Fork the process. `work(sock)`: runs a worker with its end of a channel; the worker ends when it returns."""
         self._work = work
         self._drain_s = drain_s
         self._sock, theirs = pair()
@@ -60,19 +61,19 @@ class Template:
         self._pids: dict[int, asyncio.Future[int]] = {}
 
     def watch(self, ended: Callable[[int, int], None], lost: Callable[[], None]) -> None:
-        """From now on: `ended(pid, status as waitpid has it)` of each worker; `lost()`: the template itself is gone."""
+        """Call `ended(pid, waitpid's status)` at the end of each worker and `lost()` at the end of the template."""
         self._ended, self._lost = ended, lost
         self._sock.setblocking(False)
         asyncio.get_running_loop().add_reader(self._sock, self._readable)
 
     def _readable(self) -> None:
-        """Take what is there: after a reset, which libuv tells once, that is all up to its end."""
+        """Read all messages: libuv reports a reset only once, so nothing may be left before the end of the channel."""
         while True:
             try:
                 data = self._sock.recv(4096)
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionResetError:  # it has not read that it was to fork; what it told is still there
+            except ConnectionResetError:  # it ended before it had read all requests; its own messages can still be read
                 continue
             except OSError:
                 data = b""
@@ -110,9 +111,9 @@ class Template:
         return pid
 
     async def anew(self) -> None:
-        """Another process in place of one that has gone. Raises OSError; if it cannot work, it is `lost` as well."""
+        """Start another process in place of one that has ended. Raises OSError; calls `lost` if it cannot work."""
         await _reaped(self.pid)
-        sock, theirs = pair()  # where this fails, `close` still has the former one
+        sock, theirs = pair()  # if this fails, `close` still has the former one
         with theirs:
             self._sock.close()
             self._sock = sock
@@ -120,7 +121,7 @@ class Template:
         self.watch(self._ended, self._lost)
 
     async def close(self) -> None:
-        """End the template, after its workers, which are ending."""
+        """Stop the template; its workers are ending and it ends after them."""
         asyncio.get_running_loop().remove_reader(self._sock)
         self._sock.close()
         with suppress(TimeoutError):
@@ -131,7 +132,7 @@ class Template:
         await _reaped(self.pid)
 
     def kill(self) -> None:
-        """End a template that hangs."""
+        """Kill a template that hangs."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
@@ -143,20 +144,20 @@ async def _reaped(pid: int) -> None:
 
 
 def _start(sock: socket.socket, work: Work, drain_s: float) -> int:
-    """A template that is a program of its own, started from a process that must not fork one; returns its pid."""
+    """Start a template as a separate program, for a process that must not fork; returns its pid."""
     file = sock.fileno()
     begin = f"again({file}, {work.__module__!r}, {work.__qualname__!r}, {drain_s!r}, {__version__!r})"
     program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import again; {begin}"
     child = subprocess.Popen([sys.executable, "-c", program], pass_fds=[file], stdin=subprocess.DEVNULL)
-    child.returncode = 0  # it is waited for here, not there
+    child.returncode = 0  # `_reaped` waits for it instead of Popen
     return child.pid
 
 
 def again(file: int, module: str, work: str, drain_s: float, version: str) -> None:
-    """Be the template in place of one that has gone. `version`: of the kproxy that it is for."""
+    """Run the template in place of one that has ended. `version`: that of the running kproxy."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    if version != __version__:  # it has been replaced on disk since: the two may not understand each other
+    if version != __version__:  # replaced on disk since: the two may not understand each other
         sys.exit(f"kproxy {version} runs, {__version__} is installed: no worker can be forked for it")
     found = getattr(importlib.import_module(module), work)
     gc.collect()
@@ -165,12 +166,12 @@ def again(file: int, module: str, work: str, drain_s: float, version: str) -> No
 
 
 def _run(work: Callable[[], None]) -> None:
-    """What a forked process does, to its end: nothing of its parent's stack runs in it."""
+    """Run a forked process until it ends, without returning into its parent's stack."""
     status = 1
     try:
         work()
         status = 0
-    except SystemExit:  # the parent has been told why
+    except SystemExit:  # the parent has received the reason
         pass
     except BaseException:
         traceback.print_exc()
@@ -181,7 +182,7 @@ def _run(work: Callable[[], None]) -> None:
 
 
 def _serve(sock: socket.socket, work: Work, drain_s: float) -> None:
-    os.closerange(3, sock.fileno())  # sockets that kproxy was given would stay open here after it has closed them
+    os.closerange(3, sock.fileno())  # else sockets passed to kproxy would stay open here after kproxy has closed them
     os.closerange(sock.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -191,7 +192,7 @@ def _serve(sock: socket.socket, work: Work, drain_s: float) -> None:
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     workers: set[int] = set()
-    end: float | None = None  # when workers that have not ended are killed
+    end: float | None = None  # when workers that still run are killed
     while end is None or workers:
         waited = [woken] if end is not None else [woken, sock.fileno()]
         ready, _, _ = select.select(waited, [], [], None if end is None else max(0.0, end - monotonic()))
@@ -201,7 +202,7 @@ def _serve(sock: socket.socket, work: Work, drain_s: float) -> None:
         if sock.fileno() in ready:
             try:
                 data, ancillary, _, _ = sock.recvmsg(64, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
-            except ConnectionResetError:  # the parent has gone before it read all that it was told
+            except ConnectionResetError:  # the parent has ended before it read all messages
                 data, ancillary = b"", []
             if data and ancillary:
                 pid = _fork(sock, array("i", ancillary[0][2])[0], work, (woken, wakes))
@@ -247,5 +248,5 @@ def _reap(workers: set[int], sock: socket.socket | None) -> None:
 
 
 def _tell(sock: socket.socket, message: tuple[object, ...]) -> None:
-    with suppress(OSError):  # the parent is gone
+    with suppress(OSError):  # the parent has ended
         sock.send(pickle.dumps(message))

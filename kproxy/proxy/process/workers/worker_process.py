@@ -1,8 +1,8 @@
-"""A worker as a process of its own: it relays the clients that its parent accepts, and counts what they do.
+"""A worker process: it relays the clients that its parent accepts, and counts their traffic.
 
-It has `Relays` and nothing else of a kproxy: ports, discovery and admin are the parent's, joined to it by a channel. It
-ends when the parent says so, or is gone; either way its connections are drained first. Refuses to know what its
-siblings do.
+It has `Relays` and no other part of a kproxy: ports, discovery and the admin port are the parent's, connected to it by
+a channel. It drains its connections and ends when the parent asks for that or has ended. Refuses to know what other
+workers do.
 """
 
 import asyncio
@@ -34,26 +34,26 @@ from kproxy.proxy.sockets.channel import Channel, Handler
 from kproxy.proxy.tasks import Tasks
 from kproxy.wire.authorizer import MAX_HELD_REQUEST
 
-PUBLISH_S = 1.0  # what a worker has counted since is lost if it is killed
-_FLUSH_S = 1.0  # for the last messages to be taken
+PUBLISH_S = 1.0  # counters since the last report are lost if a worker is killed
+_FLUSH_S = 1.0  # for the parent to receive the last messages
 
 log = logging.getLogger("kproxy.processes")
 
 
 @dataclass
 class Beginning:
-    """What the parent says to a worker first."""
+    """The parent's first message to a worker."""
 
     config: Config
     number: int
-    token: str  # of kproxy's own questions
+    token: str  # of kproxy's own requests
     connection_limit: int
     clock_offset_ns: int
     started_ns: int
 
 
 def work(sock: socket.socket) -> None:
-    """Be a worker, to its end; `sock`: its end of the channel."""
+    """Run a worker until it ends; `sock`: its end of the channel."""
     import uvloop
 
     uvloop.run(_Process(sock).run())
@@ -61,7 +61,7 @@ def work(sock: socket.socket) -> None:
 
 
 class _Process:
-    """The messages of a worker."""
+    """The message handlers of a worker."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -70,8 +70,8 @@ class _Process:
         self._at_once = asyncio.Event()
         self._beginning: Beginning
         self._serving: Serving | None = None
-        self._early: dict[str, Known] = {}  # the last of each cluster by these settings, that came before it serves
-        self._stream: socket.socket | None = None  # as well
+        self._early: dict[str, Known] = {}  # latest state by cluster, received before it serves
+        self._stream: socket.socket | None = None  # received before it serves
 
     async def run(self) -> None:
         handlers: dict[str, Handler] = {
@@ -116,7 +116,7 @@ class _Process:
         channel.close()
 
     def _serve(self) -> "Serving":
-        """Serve by the settings that it has now, and by what has come meanwhile. Raises KproxyError, OSError."""
+        """Start serving with the current settings and the messages received so far. Raises KproxyError, OSError."""
         serving = Serving(self._beginning, self._channel)
         serving.start()
         self._serving = serving
@@ -135,13 +135,13 @@ class _Process:
 
     def _begin(self, beginning: Beginning) -> None:
         self._beginning = beginning
-        logging.getLogger().handlers.clear()  # the parent's, whose thread does not run here
+        logging.getLogger().handlers.clear()  # the parent's handlers, whose thread does not run here
         log_lines.begin(beginning.config.log_level, beginning.config.log_format, worker=beginning.number)
         self._begun.set()
 
     def _parent_gone(self) -> None:
         if not self._stop.is_set():
-            if self._begun.is_set():  # else there is nothing to drain, nor a log yet
+            if self._begun.is_set():  # else there is nothing to drain, and no log yet
                 log.error("the parent process is gone: draining")
             self._stop.set()
 
@@ -155,13 +155,13 @@ class _Process:
         if self._serving is not None:
             try:
                 self._serving.reconfigure(new, differing)
-            except Exception as fault:  # a file has changed since, or so: no client may be served by what was before
+            except Exception as fault:  # for example a changed file: no client may be served with the former settings
                 log.error("the new settings do not work here: %s", fault)
                 logging.shutdown()
-                os._exit(1)  # the parent starts another one, with these settings
+                os._exit(1)  # the parent starts another worker with these settings
         else:
             self._beginning.config = new
-            self._early.clear()  # ports and brokers by the former settings; the parent sends those of all clusters anew
+            self._early.clear()  # state of the former settings; the parent sends that of all clusters again
             if "log_level" in differing.process:
                 log_lines.set_level(new.log_level)
 
@@ -185,7 +185,7 @@ class _Process:
             self._channel.send("left", number)
 
     def _insight(self, files: Iterable[int] = ()) -> None:
-        """A stream to the process that decodes what relays keep."""
+        """Use a new stream to the decoding process."""
         for file in files:
             sock = socket.socket(fileno=file)
             if self._serving is None:
@@ -202,14 +202,14 @@ class _Process:
                 await self._publish(False)
 
     async def _publish(self, with_lags: bool) -> bool:
-        """Send what has changed; the reply to whoever asked comes behind it."""
+        """Send changed counters; the reply to `publish` follows them in the channel."""
         if self._serving is not None:
             async for changes in self._serving.published.changes(with_lags):
                 self._channel.send("cells", changes)
         return True
 
     def _ended(self, cluster: str, *ended: Any) -> None:
-        """Groups, topics and lower ends of logs, of which this worker may not have heard."""
+        """Forget groups, topics and lower ends of logs that other workers have seen end."""
         cells = self._serving.metrics.clusters.get(cluster) if self._serving is not None else None
         if cells is not None and cells.lags is not None:
             cells.lags.ended(*ended)
@@ -218,7 +218,7 @@ class _Process:
         return self._serving.rows(after, limit) if self._serving is not None else []
 
     def _operate(self, operation: str, arguments: tuple[Any, ...]) -> Any:
-        assert self._serving is not None  # only those that are ready are asked
+        assert self._serving is not None  # only ready workers are asked
         return self._serving.operate(operation, *arguments)
 
     def _loop(self, upstream: Address) -> None:
@@ -234,7 +234,7 @@ class Serving:
     """Serves the clients that the parent accepts, from `start` to `stop`."""
 
     def __init__(self, beginning: Beginning, channel: Channel) -> None:
-        """Raises ConfigError where what passes cannot be recorded."""
+        """Create the relays. Raises ConfigError if tables cannot be recorded."""
         config, number = beginning.config, beginning.number
         self.metrics = Metrics()
         self.metrics.clock_offset_ns = beginning.clock_offset_ns
@@ -250,7 +250,7 @@ class Serving:
         self._relays = Relays(
             config,
             self.metrics,
-            # The parent has accepted within its limit; all of that may come to this worker.
+            # All connections that the parent admits within its limit may come to this worker.
             shares._replace(connections=max(shares.connections, beginning.connection_limit)),
             guard=lambda is_ours: SharedLoops(is_ours, beginning.token, number, channel.send),
             build=lambda worker, cluster: PortsOfParent(worker, cluster, channel).proxy,
@@ -262,11 +262,11 @@ class Serving:
         self._relays.keep_flight(number)
 
     def start(self) -> None:
-        """Raises ConfigError."""
+        """Serve all clusters. Raises ConfigError."""
         self._relays.start()
 
     async def stop(self, at_once: asyncio.Event) -> tuple[int, int]:
-        """Drain, as `Relays.drain`; `at_once` ends the waiting."""
+        """Drain and close, as `Relays.drain` does; `at_once` ends the waiting."""
         self._at_once = at_once
         self._draining = True
         self._relays.retire()
@@ -284,11 +284,11 @@ class Serving:
         return self._relays.operate(operation, *arguments)
 
     def feed_into(self, sock: socket.socket) -> None:
-        """From now on what relays keep goes there."""
+        """Send relays' copies into this stream from now on."""
         self._worker.feed.use(sock)
 
     def reconfigure(self, new: Config, differing: Changes) -> None:
-        """Run by other settings: the parent already does."""
+        """Apply other settings, which the parent has applied already."""
         limit = self._worker.gate.max_connections
         self._relays.replace_clusters(new, differing)
         self._relays.set_limits(new, differing)
@@ -302,14 +302,14 @@ class Serving:
         return self._worker.now_ns()
 
     def take(self, known: Known) -> None:
-        """Take in what the parent knows of a cluster."""
+        """Apply the parent's state of a cluster."""
         cluster = self._named(known.name)
         if cluster is not None:
             cluster.take(known)
             self._listens(known.name, known.ports)
 
     def _listens(self, name: str, ports: Iterable[tuple[int, tuple[str, ...]]]) -> None:
-        """Take the ports of a cluster for kproxy's own from now on, and those that it had before no longer."""
+        """Treat exactly these ports of a cluster as kproxy's own from now on."""
         listeners = self._worker.gate.listeners
         listeners -= self._elsewhere.pop(name, set())
         now = {PortElsewhere(hosts, port) for port, hosts in ports}
@@ -318,7 +318,7 @@ class Serving:
             listeners |= now
 
     def connect(self, name: str, client: Incoming) -> bool:
-        """Serve a client; False: it is not to be served any more."""
+        """Serve a client; returns False if its cluster is gone or the worker drains."""
         cluster = self._named(name)
         if cluster is None or self._draining:
             return False
@@ -326,13 +326,13 @@ class Serving:
         return True
 
     def rows(self, after: int, limit: int) -> list[dict[str, Any]]:
-        """The oldest open connections whose number is above `after`, as /api/connections has them."""
+        """Return the oldest open connections whose number is above `after`, as rows of /api/connections."""
         relays = sorted(self._worker.relays.values(), key=lambda relay: relay.number)
         rows = [connection_row(relay) for relay in relays if relay.number > after][:limit]
         return [{**row, "worker": self._number} for row in rows]
 
     def loop_elsewhere(self, upstream: Address) -> None:
-        """Another process has found a loop through that upstream."""
+        """Close and refuse connections to an upstream through which another process has found a loop."""
         loops = self._worker.loops
         assert isinstance(loops, SharedLoops)
         loops.refused_elsewhere(upstream)
@@ -341,7 +341,7 @@ class Serving:
                 relay.close("loop", reset=True)
 
     def came_back(self, number: int) -> None:
-        """A question of this worker arrived at one of kproxy's ports."""
+        """Handle the arrival of one of this worker's requests at one of kproxy's own ports."""
         loops = self._worker.loops
         assert isinstance(loops, SharedLoops)
         upstream = loops.asked(number)
