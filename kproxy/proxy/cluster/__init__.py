@@ -1,1 +1,1 @@
-"""Which brokers a cluster has, which port stands for which, and what kproxy asks them at an interval."""
+"""A cluster's brokers, the port of each broker, and kproxy's own requests to brokers."""

@@ -1,6 +1,6 @@
-"""In which order the bootstrap addresses of a cluster are tried: pure.
+"""The order in which a cluster's bootstrap addresses are tried. Pure.
 
-Refuses to know sockets and clocks other than the one it is given.
+Refuses to know sockets and clocks other than the one that it is given.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,11 +8,11 @@ from time import monotonic
 
 from kproxy.proxy.config.addresses import Address
 
-AVOIDED_S = 30.0  # an address that failed is tried last for so long
+AVOIDED_S = 30.0  # s for which an address that failed is tried last
 
 
 class BootstrapAddresses:
-    """The bootstrap addresses take turns at being the first; those that failed lately come last."""
+    """Rotates the bootstrap addresses; those that failed lately come last."""
 
     def __init__(self, addresses: Sequence[Address], clock: Callable[[], float] = monotonic) -> None:
         self._addresses = list(addresses)
@@ -24,7 +24,7 @@ class BootstrapAddresses:
         self._failed_at[address] = self._clock()
 
     def in_order(self) -> list[Address]:
-        """All of them, the one to try first at the front."""
+        """Return all addresses, the one to try first at the front."""
         addresses = self._addresses
         self._turn = (self._turn + 1) % len(addresses)
         since = self._clock() - AVOIDED_S

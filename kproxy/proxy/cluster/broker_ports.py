@@ -1,10 +1,10 @@
-"""The ports that stand for a cluster's brokers: bound as brokers become known, tried again where that failed.
+"""The ports that represent a cluster's brokers: bound as brokers become known, retried after a failure.
 
-Bounded by MAX_BROKERS, and by the file descriptors set aside for listening: an answer could name as many brokers as
+Bounded by MAX_BROKERS, and by the file descriptors reserved for listening: an answer could name as many brokers as
 there are ports. A port that cannot be bound is advertised all the same, never the broker's own address. It keeps the
-cluster from being ready, and so does a broker for which no port stands: it is not declared, its node id is too high, or
-all ports that are given out stand for others (`port_assignment`). Who has which port is written to `ports_file` once in
-a turn of the loop, by the process that serves clients. Refuses to know how brokers are found and what happens on a
+cluster from being ready, and so does a broker without a port: it is not declared, its node id is too high, or all ports
+of the range are assigned to others (`port_assignment`). The assignment is written to `ports_file`, at most once per
+turn of the event loop, by the process that serves clients. Refuses to know how brokers are found and what happens on a
 connection.
 """
 
@@ -21,18 +21,18 @@ from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.sockets.listeners import Accepted, Gate, Listener, why_unbound
 
-MAX_BROKERS = 4096  # those that are not declared
+MAX_BROKERS = 4096  # brokers that are not declared
 RETRY_S = 10.0
 _RETRIES_PER_TURN = 64
-_HELD_S = 0.5  # between two looks whether this process serves clients by now
-_LISTED = 8  # brokers in one line of the log
-_REASONS = 3  # why ports are not bound, in one line
+_HELD_S = 0.5  # s between two checks whether this process serves clients by now
+_LISTED = 8  # brokers per log line
+_REASONS = 3  # reasons for unbound ports per log line
 
 log = logging.getLogger("kproxy.cluster")
 
 
 class BrokerPorts:
-    """The broker ports of one cluster. `accepted(node_id)`: what takes the connections of that broker's port."""
+    """The broker ports of one cluster. `accepted(node_id)`: returns the function that takes a port's connections."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class BrokerPorts:
         busy: Callable[[], Collection[int]] = tuple,
         evicted: Callable[[int], None] = lambda node_id: None,
     ) -> None:
-        """busy(): node ids with open connections; evicted(node_id): its port stands for another broker from now on."""
+        """busy(): node ids with open connections; evicted(node_id): called when its port passes to another broker."""
         self.open: dict[int, Listener] = {}  # by node id
-        self._unbound: dict[int, str] = {}  # node id -> why its port is not bound
-        self._without: dict[int, None] = {}  # node ids for which no port stands
+        self._unbound: dict[int, str] = {}  # node id -> reason
+        self._without: dict[int, None] = {}  # node ids that have no port
         self.backlog = backlog  # of ports that are bound from now on
         self._gate = gate
         self._cluster = cluster
@@ -57,8 +57,8 @@ class BrokerPorts:
         self._accepted = accepted
         self._retry: asyncio.TimerHandle | None = None
         self._report: asyncio.Handle | None = None
-        self.former: dict[int, int] = {}  # node id -> the port that it had before a reload: no news
-        self._new: list[int] = []  # bound since the log last said so
+        self.former: dict[int, int] = {}  # node id -> port before a reload, to log only changes
+        self._new: list[int] = []  # bound since the last log line
         self._failed: list[int] = []  # not bound since then
         self._closed = False
         self._limiter = LogLimiter(log)
@@ -66,7 +66,7 @@ class BrokerPorts:
         self._evicted = evicted
         self._writing: asyncio.TimerHandle | None = None
         self._file: Path | None = None
-        self._kept: Mapping[int, int] | None = None  # the ports in the file, as last read or written; None: not known
+        self._kept: Mapping[int, int] | None = None  # ports in the file as last read or written; None: unknown
         self.assignment: PortAssignment | None = None
         entry = cluster.any_brokers
         if entry is not None and cluster.route == "ports":
@@ -80,19 +80,20 @@ class BrokerPorts:
         return f"{ports} without a port: {_listed(lacking)}" if lacking else ports
 
     def not_ready(self) -> Iterator[str]:
-        """Why clients cannot reach some broker."""
+        """Yield the reasons why clients cannot reach some broker."""
         yield from list(self._unbound.values())[:_LISTED]
         if len(self._unbound) > _LISTED:
             yield f"and so {len(self._unbound) - _LISTED} more brokers"
         if self._without:
             yield self._why_without(self._without)
 
-    # --- ports that are given out ------------------------------------------------------------------------------------
+    # --- assigned ports
+    # ------------------------------------------------------------------------------------------------
 
     def restore(self, held: Mapping[int, Held] | None, *, may_give: bool = False) -> None:
-        """Begin with the ports that former settings gave out; None: with those of the file.
+        """Start with the ports assigned under the former settings; None: with those of the file.
 
-        may_give: the cluster has answered before.
+        may_give: the cluster has already answered.
         """
         if self.assignment is None:
             return
@@ -108,7 +109,7 @@ class BrokerPorts:
         self.assignment.restore(held or {})
 
     def adopt(self, held: Mapping[int, Held]) -> None:
-        """Take the ports as the process that serves clients until now gave them out, in place of those given here."""
+        """Replace the assignments by those of the process that served clients until now."""
         if self.assignment is None:
             return
         before = dict(self.assignment.ports)
@@ -117,7 +118,7 @@ class BrokerPorts:
         for node_id in before:
             listener = self.open.get(node_id)
             if listener is not None and self.assignment.ports.get(node_id) != listener.port:
-                for sock in listener.sockets:  # it stays open, for another broker
+                for sock in listener.sockets:  # the port stays open, for another broker
                     self._gate.given.put(listener.name, sock.dup())
                 del self.open[node_id]
                 listener.close()
@@ -127,7 +128,7 @@ class BrokerPorts:
         self._write_soon()
 
     def name(self, node_id: int) -> None:
-        """An answer names a broker: give it a port if it has none and needs one."""
+        """Assign a port to a broker named by an answer, if it has none and needs one."""
         assignment = self.assignment
         if assignment is None or node_id < 0:
             return
@@ -154,11 +155,11 @@ class BrokerPorts:
         self._write_soon()
 
     def was_given(self, node_id: int) -> bool:
-        """Whether a port of the range was given to a broker."""
+        """Whether the broker has a port of the range."""
         return self.assignment is not None and node_id in self.assignment.ports
 
     def answered(self, node_ids: Collection[int]) -> None:
-        """A complete answer of the cluster has these brokers, and no others."""
+        """Apply the brokers of a complete answer, which names all brokers of the cluster."""
         if self.assignment is None:
             return
         if self.assignment.answered(node_ids):
@@ -167,7 +168,7 @@ class BrokerPorts:
             self.name(node_id)
 
     def answered_nothing(self) -> None:
-        """The cluster names its brokers only after a login: give ports out as answers to clients name them."""
+        """Start assigning ports as answers to clients name brokers: this cluster names them only after a login."""
         if self.assignment is not None:
             self.assignment.may_give = True
 
@@ -179,7 +180,7 @@ class BrokerPorts:
         self._writing = None
         assert self._file is not None and self.assignment is not None
         loop = asyncio.get_running_loop()
-        if self._gate.is_held:  # another process serves clients, and has the file
+        if self._gate.is_held:  # another process serves clients, and owns the file
             self._writing = loop.call_later(_HELD_S, self._write)
             return
         try:
@@ -190,7 +191,7 @@ class BrokerPorts:
             self._writing = loop.call_later(RETRY_S, self._write)
 
     def _log_file(self, doing: str, fault: Exception) -> None:
-        """A file that is not ours may be anybody's: it is left as it is."""
+        """Log a fault of the file. A file of unknown origin is left unchanged."""
         name = self._cluster.name
         if isinstance(fault, OSError):
             text = "cluster=%s: cannot %s ports_file %s: %s; a restart may give brokers other ports"
@@ -211,10 +212,11 @@ class BrokerPorts:
             f"brokers that are named, were within {ABSENT_S:g} s, or have connections: raise port_count"
         )
 
-    # --- ports that are open -----------------------------------------------------------------------------------------
+    # --- open ports
+    # ----------------------------------------------------------------------------------------------------
 
     def bind(self, node_id: int) -> bool:
-        """Make sure that a broker's port is open; whether it is. After `close` no further port opens."""
+        """Open a broker's port, unless it is open; returns whether it is. After `close` no further port opens."""
         if node_id in self.open or self._cluster.route != "ports":
             return True
         if self._closed:
@@ -257,14 +259,14 @@ class BrokerPorts:
         return True
 
     def forget(self, known: Collection[int]) -> None:
-        """Give up unbound ports of brokers that the cluster no longer names; declared ones are still wanted."""
+        """Stop retrying unbound ports of brokers that the cluster no longer names, except declared ones."""
         wanted = {*known, *self._routes.declared()}
         for brokers in (self._unbound, self._without):
             for node_id in [node_id for node_id in brokers if node_id not in wanted]:
                 del brokers[node_id]
 
     def close(self) -> None:
-        """Close all of them, for good."""
+        """Close all ports for good."""
         self._closed = True
         for handle in (self._retry, self._report, self._writing):
             if handle is not None:
@@ -282,20 +284,20 @@ class BrokerPorts:
         return False
 
     def _try_again(self) -> None:
-        """Try some of the ports again, those that waited longest first."""
+        """Retry the ports that have waited longest, at most _RETRIES_PER_TURN."""
         self._retry = None
         for node_id in list(self._unbound)[:_RETRIES_PER_TURN]:
             reason = self._unbound[node_id]
             if not self.bind(node_id):
                 self._unbound.pop(node_id, None)
-                self._unbound[node_id] = reason  # at the end: others have their turn first
+                self._unbound[node_id] = reason  # moved to the end, so that others come first
 
     def _report_soon(self) -> None:
         if self._report is None:
             self._report = asyncio.get_running_loop().call_soon(self._report_new)
 
     def _report_new(self) -> None:
-        """One line for all ports of one turn, bound and not: an answer may name thousands."""
+        """Log one line for all ports of one turn, bound and not: an answer may name thousands."""
         self._report = None
         new, self._new = self._new, []
         without = [node_id for node_id in self._failed if node_id in self._without]
@@ -323,7 +325,7 @@ def _without(node_ids: Collection[int]) -> str:
 
 
 def _listed(values: Collection[object]) -> str:
-    """The first of them, and how many more there are."""
+    """Return the first values as text, and how many more there are."""
     texts = [str(value) for value in list(values)[:_LISTED]]
     if len(values) > _LISTED:
         texts.append(f"and {len(values) - _LISTED} more")

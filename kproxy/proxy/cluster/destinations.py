@@ -1,9 +1,9 @@
-"""Which broker is behind an address that a client dialled itself: for transparent listeners, which rewrite nothing.
+"""Identifies the broker at an address that a client dialled, for transparent listeners, which rewrite nothing.
 
-Brokers name themselves by host, clients dial numbers, so names are looked up here: when a broker is first named, and
-again with each round of discovery. It serves labels only; where it is wrong or knows nothing, traffic passes all the
-same. Bounded: MAX_BROKERS brokers, PLACES addresses of each, one look-up at a time. Refuses to know sockets and
-listeners.
+Brokers advertise host names and clients dial numeric addresses, so names are resolved here: when a broker is first
+named, and again in each round of discovery. The result is used only for labels; if it is wrong or missing, traffic
+passes all the same. Bounded: MAX_BROKERS brokers, PLACES addresses of each, one look-up at a time. Refuses to know
+sockets and listeners.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ PLACES = 16
 
 
 class Destinations:
-    """The brokers of one cluster by the numeric addresses that they have."""
+    """The brokers of one cluster by their numeric addresses."""
 
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
-        self._named: dict[int, Address] = {}  # node id -> as the broker names itself
+        self._named: dict[int, Address] = {}  # node id -> advertised address
         self._at: dict[Address, int] = {}  # numeric address -> node id
         self._new: asyncio.Queue[int] = asyncio.Queue(MAX_BROKERS)
 
@@ -30,11 +30,11 @@ class Destinations:
         return len(self._named)
 
     def broker_at(self, destination: Address) -> int | None:
-        """The node id of the broker at a numeric address; None: no answer has told."""
+        """Return the node id of the broker at a numeric address; None if no answer has named one."""
         return self._at.get(normal(destination))
 
     def learn(self, brokers: Iterable[tuple[int, Address]], *, again: bool = False) -> list[int]:
-        """Take in where brokers say they are; returns those not known before. again: look all names up once more."""
+        """Apply advertised addresses; returns the brokers not known before. again: resolve all names once more."""
         new = []
         for node_id, address in brokers:
             is_new = node_id not in self._named
@@ -49,13 +49,13 @@ class Destinations:
         return new
 
     async def run(self) -> None:
-        """Look names up as they come, for ever."""
+        """Resolve names as they come, for ever."""
         while True:
             node_id = await self._new.get()
             try:
                 places = await self._resolver.addresses(self._named[node_id])
             except OSError:
-                continue  # what was known of it before still holds
+                continue  # its former addresses remain
             found = {normal(Address(*place[:2])) for _, place in places[:PLACES]}
             for address in [address for address, at in self._at.items() if at == node_id and address not in found]:
                 del self._at[address]

@@ -1,8 +1,8 @@
-"""Learns a cluster's brokers: asks at start until one answers, then at an interval, and soon after one was lost.
+"""Learns a cluster's brokers: asks at the start until one answers, then at an interval, and soon after losing one.
 
-It does not end: whatever a round raises is logged, the cluster counts as not ready, and the next round comes. Bounded:
-one question at a time, at most one round per MIN_INTERVAL_S once the cluster has answered. Refuses to know ports and
-what is done with an answer.
+It never ends: an exception in a round is logged, the cluster counts as not ready, and the next round follows. Bounded:
+one request at a time, at most one round per MIN_INTERVAL_S once the cluster has answered. Refuses to know ports and the
+use of an answer.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from kproxy.proxy.tasks import waited
 
 FIRST_RETRY_S = 0.2
 LAST_RETRY_S = 10.0
-DEBOUNCE_S = 0.5  # a broker that goes down loses many connections at once: one round for all of them
+DEBOUNCE_S = 0.5  # a broker that goes down closes many connections at once: one round for all of them
 MIN_INTERVAL_S = 2.0
 
 Brokers = Mapping[int, Address]
@@ -29,9 +29,9 @@ log = logging.getLogger("kproxy.discovery")
 class Discovery:
     """Asks one cluster for its brokers for as long as kproxy runs.
 
-    ask(address): node id -> address of all brokers, None if it wants a login first; raises UpstreamError.
-    learn(address, brokers): takes an answer in, and returns what still keeps clients from coming, or nothing.
-    ports(): the open ports by broker, for the log.
+    ask(address): returns node id -> address of all brokers, None if the broker requires a login; raises UpstreamError.
+    learn(address, brokers): applies an answer; returns why clients still cannot be served, or "". ports(): the open
+    ports by broker, for the log.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Discovery:
         self._limiter = LogLimiter(log)
 
     def broker_lost(self) -> None:
-        """A broker could not be dialled, or reset a connection: ask soon."""
+        """Ask soon: a broker could not be dialled, or reset a connection."""
         self._lost.set()
 
     async def run(self) -> None:
-        """Ask, for ever."""
+        """Ask for ever."""
         loop = asyncio.get_running_loop()
         retry_s = FIRST_RETRY_S
         while True:
@@ -74,7 +74,7 @@ class Discovery:
                 await asyncio.sleep(max(DEBOUNCE_S, asked_at + MIN_INTERVAL_S - loop.time()))
 
     async def _round(self) -> str:
-        """Ask one address after the other until one answers; why clients cannot come, or nothing."""
+        """Ask the addresses in turn until one answers; returns why clients cannot be served, or ""."""
         reason = "no bootstrap address"
         for address in self._addresses.in_order():
             try:
@@ -84,7 +84,7 @@ class Discovery:
             except UpstreamError as fault:
                 self._addresses.failed(address)
                 reason = str(fault)
-            except Exception as fault:  # a defect here must not end what /ready and new brokers depend on
+            except Exception as fault:  # a defect here must not end discovery: /ready and new brokers depend on it
                 self._addresses.failed(address)
                 reason = f"a defect of kproxy, asking {address}: {fault!r}"
                 text = "cluster=%s: %s; it is asked again. Please report these lines"

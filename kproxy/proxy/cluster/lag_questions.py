@@ -1,14 +1,14 @@
-"""What kproxy asks brokers at an interval: where logs end that groups read, and what groups have committed.
+"""The lag monitor's requests to brokers at an interval: ends of consumed logs, and offsets committed by groups.
 
-Traffic does not show all of it: consumers stop, other kproxies are beside other brokers, offsets and groups are deleted
-elsewhere. So the coordinators of all groups that were seen are asked for their offsets (OffsetFetch), and the leaders
-of all partitions with a committed offset for their ends (ListOffsets). Leaders and coordinators are asked for when they
-are not known, and again when a broker is no longer the one.
+Traffic does not show all of them: consumers stop, other brokers have other kproxies, offsets and groups are deleted
+elsewhere. So the coordinators of all groups seen are asked for offsets (OffsetFetch), and the leaders of all partitions
+with a committed offset for the ends of their logs (ListOffsets). Leaders and coordinators are looked up if they are
+unknown, and again if a broker no longer is one.
 
-Bounded: MAX_GROUPS groups and MAX_PARTITIONS partitions of a round, which take turns where there are more; one
-connection to a broker, one request on it at a time, each in the dialler's timeout. After a round in which no broker
-answered the next one comes later, up to MAX_PAUSE_S. What brokers refuse is counted, and logged once. Refuses to know
-how lag is computed, and requests' bytes.
+Bounded: MAX_GROUPS groups and MAX_PARTITIONS partitions per round, which take turns if there are more; one connection
+per broker, one request on it at a time, each within the dialler's timeout. After a round in which no broker answered,
+the pause doubles, up to MAX_PAUSE_S. Errors from brokers are counted, and logged once. Refuses to know how lag is
+computed, and requests' bytes.
 """
 
 import asyncio
@@ -58,11 +58,11 @@ from kproxy.wording import few
 MAX_GROUPS = 2000
 MAX_PARTITIONS = 20_000
 MAX_PAUSE_S = 300.0
-GROUPS_PER_TURN = 10  # whose offsets are taken in before the loop has its turn
+GROUPS_PER_TURN = 10  # groups whose offsets are applied before the event loop continues
 PARTITIONS_PER_TURN = 200
 
 _NOT_AUTHORIZED = frozenset((TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED))
-_FEW = 3  # names in a line of the log
+_FEW = 3  # names per log line
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -72,17 +72,17 @@ log = logging.getLogger("kproxy.lag")
 
 
 class LagSource(Protocol):
-    """Where the offsets of a cluster are kept."""
+    """Holds the offsets of a cluster."""
 
     async def lags(self, cluster: str) -> Lags | None:
-        """What is known now, by all processes; None: nothing reads bodies yet."""
+        """Return the current offsets of all processes; None if nothing decodes bodies yet."""
 
     def learned(self, cluster: str, lags: Lags, since_ns: int) -> None:
-        """These have been told what brokers answered since then."""
+        """Publish `lags`, to which brokers' answers since `since_ns` were applied."""
 
 
 class OwnLags:
-    """Offsets of a kproxy of one process."""
+    """The offsets of a kproxy of one process."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -91,13 +91,14 @@ class OwnLags:
         return self._metrics.cluster(cluster).lags
 
     def learned(self, cluster: str, lags: Lags, since_ns: int) -> None:
-        """Nothing is to be done: these are the ones that a scrape shows."""
+        """Do nothing: a scrape shows these same offsets."""
 
 
 class LagQuestions:
     """Asks one cluster for as long as kproxy runs.
 
-    address_of(node id): where a broker is, if it is not where the cluster says. now_ns(): the clock of the events.
+    address_of(node id): a broker's address that takes precedence over the advertised one. now_ns(): the clock of
+    events.
     """
 
     def __init__(
@@ -127,14 +128,14 @@ class LagQuestions:
         cells.asks_for_lag(schema().apis[api_key].name for api_key in APIS)
 
     async def run(self) -> None:
-        """Ask, for ever."""
+        """Ask for ever."""
         pause_s = self._interval_s
         while True:
             await asyncio.sleep(pause_s * random.uniform(0.9, 1.1))
             is_answered = False
             try:
                 is_answered = await self.round()
-            except Exception as fault:  # a defect here must not end what alerts depend on
+            except Exception as fault:  # a defect here must not end the requests: alerts depend on them
                 text = (
                     "cluster=%s: a defect of kproxy, asking for lag: %r; it is asked again. Please report these lines"
                 )
@@ -142,7 +143,7 @@ class LagQuestions:
             pause_s = self._interval_s if is_answered else min(2 * pause_s, max(self._interval_s, MAX_PAUSE_S))
 
     async def round(self) -> bool:
-        """Ask once for everything that there is to ask; whether some broker answered, or none had to."""
+        """Ask once for all offsets; returns whether some broker answered or none had to."""
         lags = await self._source.lags(self._cells.cluster)
         groups = self._some("groups", lags.groups(), MAX_GROUPS) if lags is not None else []
         if lags is None or not groups:
@@ -165,13 +166,14 @@ class LagQuestions:
             self._source.learned(self._cells.cluster, lags, begun_ns)
         return brokers.answers > 0
 
-    # --- who is to be asked ------------------------------------------------------------------------------------------
+    # --- leaders and coordinators
+    # --------------------------------------------------------------------------------------
 
     def _where(self, node_id: int) -> Address | None:
         return self._address_of(node_id) or self._brokers.get(node_id)
 
     async def _find_leaders(self, brokers: "_Brokers", topics: Collection[str]) -> None:
-        """Ask for the leaders of topics of which none is known."""
+        """Ask for the leaders of topics without a known one."""
         unknown = sorted(topic for topic in topics if topic not in self._leaders)
         answer = await self._asked(brokers, None, METADATA, leaders, unknown)
         if answer is not None:
@@ -188,7 +190,8 @@ class LagQuestions:
             self._brokers.update(answer.brokers)
             self._coordinators |= answer.found
 
-    # --- what is asked -----------------------------------------------------------------------------------------------
+    # --- offsets
+    # -------------------------------------------------------------------------------------------------------
 
     async def _ask_groups(self, brokers: "_Brokers", lags: Lags, groups: Collection[str]) -> None:
         await self._find_coordinators(brokers, groups)
@@ -210,7 +213,7 @@ class LagQuestions:
     async def _find_hidden(
         self, brokers: "_Brokers", found: Mapping[str, Mapping[Partition, int]], keys: Mapping[str, list[Key]]
     ) -> None:
-        """Ask once more which topics may be described, where coordinators left some out: it may have been revoked."""
+        """Check again whether topics missing from coordinators' answers may be described: ACLs may have changed."""
         left_out: set[str | UUID | None] = set()
         for group, offsets in found.items():
             left_out |= {topic for topic, _ in keys.get(group, ())} - {topic for topic, _ in offsets}
@@ -257,7 +260,7 @@ class LagQuestions:
         ask: Ask[K, V],
         of: Collection[K],
     ) -> Answer[K, V] | None:
-        """Ask a broker, by its node id or, for None, any; count how it went. None: it did not answer."""
+        """Ask a broker, or any broker for None, and count the outcome. Returns None if it did not answer."""
         if not of:
             return Answer()
         api = schema().apis[api_key].name
@@ -281,7 +284,7 @@ class LagQuestions:
         return answer
 
     def _some(self, what: str, items: Sequence[K], most: int) -> Sequence[K]:
-        """Those whose turn it is, where there are too many for one round."""
+        """Return the items of this round: all, or the next `most` in turn."""
         if len(items) <= most:
             return items
         items = sorted(items, key=str)  # the same order in each round
@@ -290,7 +293,7 @@ class LagQuestions:
         return [*items[start:], *items[:start]][:most]
 
     def _say(self, kind: str, text: str) -> None:
-        """Log a line, once until it is no longer so."""
+        """Log a line once, until its kind is removed from `_said`."""
         if kind not in self._said:
             self._said.add(kind)
             log.warning(
@@ -299,7 +302,7 @@ class LagQuestions:
 
 
 class _Brokers:
-    """The brokers that are asked in one round: a connection to each, made when it is first needed."""
+    """The brokers asked in one round; each connection is made when it is first needed."""
 
     def __init__(
         self,
@@ -316,7 +319,7 @@ class _Brokers:
         self._where = where
         self._named = named
         self._stack = stack
-        self._open: dict[int | None, tuple[Conversation, Offers] | None] = {}  # None: it has failed in this round
+        self._open: dict[int | None, tuple[Conversation, Offers] | None] = {}  # None: it failed in this round
 
     async def ask(
         self,
@@ -324,7 +327,7 @@ class _Brokers:
         ask: Ask[K, V],
         of: Collection[K],
     ) -> Answer[K, V] | None:
-        """What a broker answers; None: nothing, now or before in this round."""
+        """Return a broker's answer; None if it has failed now or earlier in this round."""
         try:
             async with asyncio.timeout(self._connector.dialler.timeout_s):
                 if node_id not in self._open:
@@ -341,7 +344,7 @@ class _Brokers:
         return answer
 
     async def _connect(self, node_id: int | None) -> tuple[Conversation, Offers]:
-        """A connection to a broker, or to the first that answers. Raises UpstreamError and ProtocolError."""
+        """Connect to a broker, or to the first that answers. Raises UpstreamError and ProtocolError."""
         if node_id is not None:
             address = self._where(node_id)
             if address is None:

@@ -1,10 +1,10 @@
-"""The questions that lag needs: who leads partitions and coordinates groups, where logs end, what groups committed.
+"""Requests of the lag monitor: partition leaders, group coordinators, ends of logs, committed offsets.
 
-In versions since Kafka 0.11 (`TooOld`): an older Metadata would create the topics that it names. Each function asks on
-one connection, and returns what was answered beside what was refused, by error code. One request has at most
+Versions are those since Kafka 0.11 (`TooOld`): an older Metadata would create the topics that it names. Each function
+uses one connection, and returns the results and, separately, the error codes. One request has at most
 PARTITIONS_PER_REQUEST partitions, GROUPS_PER_REQUEST groups or TOPICS_PER_REQUEST topics. Raises UpstreamError, and
-ProtocolError for an answer that does not decode. The caller bounds the time. Refuses to know when to ask, and what the
-answers are for.
+ProtocolError for an answer that does not decode. The caller bounds the time. Refuses to know when to ask, and the use
+of the answers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ APIS = (METADATA, LIST_OFFSETS, OFFSET_FETCH, FIND_COORDINATOR)
 PARTITIONS_PER_REQUEST = 1000
 GROUPS_PER_REQUEST = TOPICS_PER_REQUEST = 100
 
-# The first version in which all offsets of a group can be asked for, a topic is not created by asking, and so on.
+# The first versions that can return all offsets of a group, do not create topics, and so on.
 _OLDEST = {METADATA: 4, LIST_OFFSETS: 1, OFFSET_FETCH: 2, FIND_COORDINATOR: 0}
 _LAST_BY_NAME = 9  # version 10 of OffsetFetch answers topic ids
-_FIRST_BATCHED = {OFFSET_FETCH: 8, FIND_COORDINATOR: 4}  # of several groups in one request
-_LATEST = -1  # the timestamp by which a ListOffsets asks for the end of a log
+_FIRST_BATCHED = {OFFSET_FETCH: 8, FIND_COORDINATOR: 4}  # versions that take several groups in one request
+_LATEST = -1  # the timestamp with which ListOffsets requests the end of a log
 
 Offers = Mapping[int, tuple[int, int]]  # API key -> (lowest, highest) version
 Partition = tuple[str, int]
@@ -37,16 +37,16 @@ T = TypeVar("T")
 
 
 class TooOld(UpstreamError):
-    """The broker offers no version of an API in which kproxy can ask."""
+    """The broker supports no version of an API that kproxy can use."""
 
 
 @dataclass
 class Answer(Generic[K, V]):
-    """What was answered, and the error code of what was refused. `requests`: how many it took."""
+    """Results and error codes by key. `requests`: the number of requests sent."""
 
     found: dict[K, V] = field(default_factory=dict)
     refused: dict[K, int] = field(default_factory=dict)
-    brokers: dict[int, Address] = field(default_factory=dict)  # that the answers name, by node id
+    brokers: dict[int, Address] = field(default_factory=dict)  # named by the answers, by node id
     requests: int = 0
 
     def add(self, key: K, code: int, value: V) -> None:
@@ -57,7 +57,7 @@ class Answer(Generic[K, V]):
 
 
 async def leaders(talk: Conversation, offers: Offers, topics: Iterable[str]) -> Answer[str, dict[int, int]]:
-    """Of each topic, the node id of each partition's leader; partitions without a leader are left out."""
+    """Return topic -> partition -> node id of its leader; partitions without a leader are left out."""
     version = _version(offers, METADATA)
     answer: Answer[str, dict[int, int]] = Answer()
     for some in _pieces(topics, TOPICS_PER_REQUEST):
@@ -72,7 +72,7 @@ async def leaders(talk: Conversation, offers: Offers, topics: Iterable[str]) -> 
 
 
 async def coordinators(talk: Conversation, offers: Offers, groups: Iterable[str]) -> Answer[str, int]:
-    """The node id of each group's coordinator."""
+    """Return each group's coordinator as a node id."""
     version = _version(offers, FIND_COORDINATOR)
     answer: Answer[str, int] = Answer()
     for some in _pieces(groups, GROUPS_PER_REQUEST if version >= _FIRST_BATCHED[FIND_COORDINATOR] else 1):
@@ -92,7 +92,7 @@ async def coordinators(talk: Conversation, offers: Offers, groups: Iterable[str]
 async def ends(
     talk: Conversation, offers: Offers, partitions: Iterable[Partition]
 ) -> Answer[Partition, tuple[int, int]]:
-    """(end, leader epoch or -1) of each log, as its leader says; read_uncommitted, so it is the high watermark."""
+    """Return (end, leader epoch or -1) of each log from its leader: the high watermark, as it asks read_uncommitted."""
     version = _version(offers, LIST_OFFSETS)
     answer: Answer[Partition, tuple[int, int]] = Answer()
     for some in _pieces(sorted(partitions), PARTITIONS_PER_REQUEST):
@@ -115,7 +115,7 @@ async def ends(
 
 
 async def committed(talk: Conversation, offers: Offers, groups: Iterable[str]) -> Answer[str, dict[Partition, int]]:
-    """Of each group all offsets that it has committed, as its coordinator says.
+    """Return all committed offsets of each group from its coordinator.
 
     Topics that kproxy may not describe are missing, without an error.
     """
@@ -146,7 +146,7 @@ async def _ask(talk: Conversation, answer: Answer[K, V], api_key: int, version: 
 
 
 def _version(offers: Offers, api_key: int) -> int:
-    """The newest version that both sides speak. Raises TooOld."""
+    """Return the newest version that both sides support. Raises TooOld."""
     if api_key not in offers or newest(offers, api_key) < _OLDEST[api_key]:
         name = schema().apis[api_key].name
         raise TooOld(f"it offers no {name} from version {_OLDEST[api_key]} on, which Kafka has since 0.11")

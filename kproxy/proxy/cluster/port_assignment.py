@@ -1,29 +1,29 @@
-"""Which port of a range stands for which node id, where ids are not declared: given out as ids appear.
+"""Assignment of a range of ports to node ids that are not declared, as the ids appear.
 
 Invariants: a node id keeps its port while the cluster names it, and no two ids have one port. A port passes to another
-id only when none is free: then that of the id that complete answers of the cluster have lacked the longest, for
-ABSENT_S at least, and which has no open connection. Nothing is given out before the first complete answer, whose ids
-get ports in their order: so a restart of a cluster that stays the same gives the same ports. Bounded by the range.
-Refuses to know sockets, files and messages.
+id only if none is free: then the port of the id that complete answers have lacked the longest, for ABSENT_S at least,
+and that has no open connection. No port is assigned before the first complete answer, whose ids get ports in ascending
+order: so a restart of an unchanged cluster assigns the same ports. Bounded by the range. Refuses to know sockets, files
+and messages.
 """
 
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-ABSENT_S = 300.0  # clients ask for brokers anew after metadata.max.age.ms, 5 minutes by default
-RETRY_S = 1.0  # between two searches for a port that may pass to another id, since connections are counted for each
+ABSENT_S = 300.0  # clients refresh metadata after metadata.max.age.ms, 5 minutes by default
+RETRY_S = 1.0  # between two searches for a port to reassign, since each one counts connections
 
 
 class Held(NamedTuple):
     """The port of a node id."""
 
     port: int
-    absent_s: float | None = None  # for how long the cluster has not named the id; None: it does
+    absent_s: float | None = None  # how long complete answers have lacked the id; None: they name it
 
 
 class Given(NamedTuple):
-    """A port that was given out, and the node id that it stood for before."""
+    """An assigned port, and the node id that had it before."""
 
     port: int
     former: int | None = None
@@ -31,7 +31,7 @@ class Given(NamedTuple):
 
 
 class PortAssignment:
-    """The ports of one range. is_declared(node_id): it has another port; clock: seconds that only go on."""
+    """The ports of one range. is_declared(node_id): whether it has another port; clock(): monotonic seconds."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class PortAssignment:
         self.range = ports
         self._is_declared = is_declared
         self.ports: dict[int, int] = {}  # by node id; other objects read it
-        self.absent: dict[int, float] = {}  # node id -> since when complete answers lack it, the longest first
+        self.absent: dict[int, float] = {}  # node id -> time since when complete answers lack it, oldest first
         self.may_give = False
         self._owners: dict[int, int] = {}  # port -> node id
         self._clock = clock
         self._next_search = 0.0
 
     def restore(self, held: Mapping[int, Held]) -> None:
-        """Replace all by what was given out before, as far as it is in the range and of ids that are not declared.
+        """Replace all assignments by former ones, except ports outside the range and declared ids.
 
         Ids without a port get none.
         """
@@ -65,7 +65,7 @@ class PortAssignment:
         self.absent.update({node_id: since for since, node_id in sorted(absent) if node_id in self.ports})
 
     def held(self) -> dict[int, Held]:
-        """All that is given out, as `restore` takes it."""
+        """Return all assignments, as accepted by `restore`."""
         now = self._clock()
         return {
             node_id: Held(port, now - self.absent[node_id] if node_id in self.absent else None)
@@ -73,11 +73,11 @@ class PortAssignment:
         }
 
     def named(self, node_id: int) -> bool:
-        """An answer names an id that has a port. Returns whether answers lacked it before."""
+        """Record that an answer names an id that has a port. Returns whether it was absent."""
         return self.absent.pop(node_id, None) is not None
 
     def answered(self, node_ids: Collection[int]) -> bool:
-        """A complete answer of the cluster names these ids. Returns whether some are absent that were not before."""
+        """Apply the ids of a complete answer. Returns whether further ids are absent now."""
         self.may_give = True
         now = self._clock()
         absent = [node_id for node_id in self.ports if node_id not in node_ids and node_id not in self.absent]
@@ -85,9 +85,9 @@ class PortAssignment:
         return bool(absent)
 
     def give(self, node_id: int, busy: Callable[[], Collection[int]]) -> Given | None:
-        """Give an id without a port the first one that is free, or one that may pass to it; None: there is none.
+        """Assign an id without a port the first free one, or one that may be reassigned; returns None if there is none.
 
-        busy(): the ids that have open connections.
+        busy(): returns the ids that have open connections.
         """
         if not self.may_give:
             return None

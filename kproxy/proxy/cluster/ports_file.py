@@ -1,12 +1,12 @@
-"""The file that keeps which port stands for which node id over a restart: `ports_file` of [[cluster.brokers]].
+"""The file that preserves the assignment of ports to node ids over a restart: `ports_file` of [[cluster.brokers]].
 
-A JSON object that says whose it is:
+A JSON object that identifies its owner:
 
     {"kproxy": "broker ports", "version": 1, "cluster": "default",
      "ports": {"1840211337": 9201}, "absent_since": {}}
 
-`absent_since` has seconds since the Unix epoch. The file changes in one step, and only its owner may read it. A
-file that is anything else is never overwritten. Bounded by MAX_BYTES. Refuses to know who has which port and why.
+`absent_since` has seconds since the Unix epoch. The file is replaced atomically, and only its owner may read it. A file
+with any other content is never overwritten. Bounded by MAX_BYTES. Refuses to know why a broker has a port.
 """
 
 import json
@@ -28,11 +28,11 @@ _VERSION = 1
 
 
 class NotOurs(ValueError):
-    """The file is damaged, it is another cluster's or another process', or not kproxy's at all."""
+    """The file is damaged, belongs to another cluster or process, or is not kproxy's at all."""
 
 
 def read(path: Path, cluster: str) -> dict[int, Held]:
-    """The ports in the file; none where there is no file. Raises NotOurs, OSError."""
+    """Return the ports in the file; none if there is no file. Raises NotOurs, OSError."""
     try:
         with open_regular(path) as file:
             data = file.read(MAX_BYTES + 1)
@@ -62,11 +62,11 @@ def read(path: Path, cluster: str) -> dict[int, Held]:
 
 
 def write(path: Path, cluster: str, held: Mapping[int, Held], kept: Mapping[int, int] | None = None) -> None:
-    """Replace the file, or make it. Raises NotOurs where the one that is there is not this cluster's, OSError.
+    """Replace or create the file. Raises NotOurs if the existing one is not this cluster's, OSError.
 
-    kept: the ports by node id that this process last read or wrote there. Others are those of another process.
+    kept: the ports by node id that this process last read or wrote; other content is from another process.
     """
-    path = Path(os.path.realpath(path))  # a link stays one
+    path = Path(os.path.realpath(path))  # replaces a link's target
     there = {node_id: each.port for node_id, each in read(path, cluster).items()}
     given = {node_id: each.port for node_id, each in held.items()}
     if kept is not None and there and there not in (kept, given):

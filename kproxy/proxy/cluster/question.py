@@ -1,7 +1,7 @@
-"""The questions that kproxy itself asks brokers: which brokers are there, in ApiVersions and Metadata.
+"""Requests that kproxy itself sends to brokers: ApiVersions, and Metadata for the list of brokers.
 
-To open a port for each broker, kproxy must know them before a client comes. Bounded in time by the dialler's timeout.
-Everything fails with UpstreamError and nothing else. Refuses to know when to ask, and what the answer is for.
+To open a port for each broker, kproxy must know the brokers before a client comes. Bounded in time by the dialler's
+timeout. The only exception raised is UpstreamError. Refuses to know when to ask, and the use of an answer.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _FIRST_METADATA_BY_ID = 12
 
 
 async def ask_brokers(address: Address, connector: BrokerConnector) -> dict[int, Address] | None:
-    """Node id -> address of all brokers, as the one at `address` names them; None: it wants a login first."""
+    """Return node id -> address of all brokers, from the one at `address`; None if it requires a login."""
     timeout_s = connector.dialler.timeout_s
     try:
         async with asyncio.timeout(timeout_s):
@@ -37,7 +37,7 @@ async def ask_brokers(address: Address, connector: BrokerConnector) -> dict[int,
                 if version == 0:
                     raise
             async with conversation(address, connector) as talk:
-                return await _brokers(talk, 0)  # ApiVersions came with 0.10
+                return await _brokers(talk, 0)  # a broker older than 0.10, which added ApiVersions
     except TimeoutError:
         raise UpstreamError(f"{address} did not answer within {timeout_s:g} s", "timeout") from None
     except ProtocolError as fault:
@@ -45,7 +45,7 @@ async def ask_brokers(address: Address, connector: BrokerConnector) -> dict[int,
 
 
 async def ask_versions(address: Address, connector: BrokerConnector) -> dict[int, tuple[int, int]]:
-    """API key -> (lowest, highest) version that the broker at `address` offers. Raises UpstreamError."""
+    """Return API key -> (lowest, highest) version supported by the broker at `address`. Raises UpstreamError."""
     timeout_s = connector.dialler.timeout_s
     try:
         async with asyncio.timeout(timeout_s), conversation(address, connector) as talk:
@@ -59,7 +59,7 @@ async def ask_versions(address: Address, connector: BrokerConnector) -> dict[int
 async def ask_topic_names(
     address: Address, connector: BrokerConnector, topic_ids: Sequence[UUID]
 ) -> Mapping[UUID, str]:
-    """The names of the topics with these ids, of those that the broker at `address` has and tells."""
+    """Return the names of the topics with these ids that the broker at `address` has and may disclose."""
     try:
         async with asyncio.timeout(connector.dialler.timeout_s), conversation(address, connector) as talk:
             return await _topic_names(talk, topic_ids)
@@ -68,7 +68,7 @@ async def ask_topic_names(
 
 
 async def probe(address: Address, connector: BrokerConnector) -> None:
-    """Ask for nothing but ApiVersions: a question that comes back to one of our listeners proves a loop."""
+    """Send only ApiVersions: a request that arrives at one of kproxy's own listeners proves a loop."""
     try:
         async with asyncio.timeout(connector.dialler.timeout_s), conversation(address, connector) as talk:
             await talk.metadata_version()
@@ -77,9 +77,9 @@ async def probe(address: Address, connector: BrokerConnector) -> None:
 
 
 async def _brokers(talk: Conversation, version: int) -> dict[int, Address]:
-    """What Metadata names, in that version."""
+    """Return the brokers that Metadata of that version names."""
     walker = BodyWalker(METADATA, version, marks_head=True)
-    # Version 0 knows no question for brokers alone: it gets all topics, of which nothing is read.
+    # Version 0 cannot ask for brokers only: it returns all topics, which are not read.
     head = await talk.walk(version, {"topics": []} if version else {}, walker, MAX_HEAD)
     whole = bytes(4) + head + empty_rest(METADATA, version)
     _, answer = codec.decode_response(whole, METADATA, version)
@@ -87,7 +87,7 @@ async def _brokers(talk: Conversation, version: int) -> dict[int, Address]:
 
 
 async def _topic_names(talk: Conversation, topic_ids: Sequence[UUID]) -> Mapping[UUID, str]:
-    """What Metadata calls the topics with these ids; brokers that cannot be asked by id name none."""
+    """Return the names of the topics with these ids; none from brokers that cannot be asked by id."""
     version = await talk.metadata_version()
     if version < _FIRST_METADATA_BY_ID:
         return {}

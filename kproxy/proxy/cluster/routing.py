@@ -1,9 +1,9 @@
-"""Which port of kproxy stands for which broker, which address clients learn, and where a broker is: pure.
+"""The port of kproxy for each broker, the address that clients get for it, and each broker's own address. Pure.
 
-The map from node id to port is a function of the configuration and the id alone, so that replicas agree without talking
-and a restart changes nothing; but for `ids = "any"`, whose ports are given out as ids appear (`port_assignment`). The
-upstream addresses are learnt, keyed by node id: the last answer wins, new dials go there, and a broker that has gone
-keeps its port. Refuses to know sockets, names and frames.
+The map from node id to port depends only on the configuration and the id, so that replicas agree without communicating
+and a restart changes nothing; except for `ids = "any"`, whose ports are assigned as ids appear (`port_assignment`).
+Upstream addresses are learned by node id: the last answer wins, new connections go there, and a broker that has
+disappeared keeps its port. Refuses to know sockets, names and frames.
 """
 
 import re
@@ -13,20 +13,20 @@ from typing import NamedTuple
 from kproxy.proxy.config.addresses import MAX_PORT, Address
 from kproxy.proxy.config.settings import Cluster
 
-NO_PORT = 0  # advertised where kproxy has no port for a node id: nothing listens there, anywhere
+NO_PORT = 0  # advertised if kproxy has no port for a node id: nothing ever listens on port 0
 MAX_NODE_ID = (1 << 31) - 1
 MAX_HOST = 255  # bytes of a host name (RFC 1035)
 
 
 class BrokerPort(NamedTuple):
-    """The port that stands for a broker."""
+    """The port that represents a broker."""
 
     bind: int
-    advertise: int  # what {port} becomes
+    advertise: int  # the value of {port}
 
 
 class ServerNames:
-    """Which broker is meant by a server name (SNI), where all share one port."""
+    """The broker that a server name (SNI) selects, if all brokers share one port."""
 
     def __init__(self, template: str, bootstrap: Collection[str] = ()) -> None:
         self._template = template
@@ -36,11 +36,11 @@ class ServerNames:
         self._bootstrap = frozenset(bootstrap) or {f"bootstrap.{template.partition('.')[2]}"}
 
     def serves(self, server_name: str) -> bool:
-        """Whether it is the name of a broker, or one to bootstrap at."""
+        """Whether it is a broker's name, or a bootstrap name."""
         return server_name.lower() in self._bootstrap or self.node_id(server_name) is not None
 
     def node_id(self, server_name: str) -> int | None:
-        """The broker's node id; None: clients bootstrap there, or it is no name of ours."""
+        """Return the broker's node id; None for a bootstrap name or an unknown one."""
         match = self._pattern.fullmatch(server_name.lower())
         if match is None or int(match[1]) > MAX_NODE_ID:
             return None
@@ -49,7 +49,7 @@ class ServerNames:
 
 
 class Routes:
-    """The map of one cluster. `listen_port` is the bound port of its bootstrap listener."""
+    """The routes of one cluster. `listen_port` is the bound port of its bootstrap listener."""
 
     def __init__(self, cluster: Cluster, listen_port: int) -> None:
         self.upstreams: dict[int, Address] = {}
@@ -58,10 +58,10 @@ class Routes:
         self._base = cluster.broker_port_base or listen_port + 1
         self._declared = cluster.brokers
         entry = cluster.any_brokers
-        self._shift = 0  # from a port that is assigned to what {port} becomes
+        self._shift = 0  # from an assigned port to the value of {port}
         if entry is not None and entry.port is not None and entry.advertise_port is not None:
             self._shift = entry.advertise_port - entry.port
-        self.assigned: Mapping[int, int] = {}  # node id -> port, of ids that nobody has declared
+        self.assigned: Mapping[int, int] = {}  # node id -> port, of ids that are not declared
         host, _, port = cluster.advertised.rpartition(":")
         self._host_template = host.strip("[]")
         self._port_template = port
@@ -72,16 +72,16 @@ class Routes:
                     self.upstreams[node_id] = Address(host.strip("[]").format(id=node_id), int(port.format(id=node_id)))
 
     def declared(self) -> Iterator[int]:
-        """The node ids whose ports are to be bound before the cluster has named its own."""
+        """Yield the node ids whose ports are bound before the cluster has named its brokers."""
         for entry in self._declared:
             yield from entry.declared
 
     def is_declared(self, node_id: int) -> bool:
-        """Whether an entry of [[cluster.brokers]] names that id."""
+        """Whether an entry of [[cluster.brokers]] contains that id."""
         return any(node_id in entry.declared for entry in self._declared)
 
     def port_of(self, node_id: int) -> BrokerPort | None:
-        """The port that stands for a node id; None where there is none (not declared, or beyond the last port)."""
+        """Return the port that represents a node id; None if it has none (not declared, or beyond the last port)."""
         if self._route == "sidecar":
             return BrokerPort(self._listen_port, self._listen_port)
         if node_id < 0:
@@ -101,19 +101,20 @@ class Routes:
         return None
 
     def advertised(self, node_id: int, host: str) -> Address:
-        """The address that clients get instead of a broker's own; never that, even where there is no port for it."""
+        """Return the address that clients get for a broker; never the broker's own, even if it has no port here."""
         port_of = self.port_of(node_id)
         values = {"id": node_id, "host": host, "port": port_of.advertise if port_of else NO_PORT}
         port = int(self._port_template.format(**values)) if port_of else NO_PORT
         return Address(self._host_template.format(**values), port if port <= MAX_PORT else NO_PORT)
 
     def learn(self, node_id: int, address: Address) -> str:
-        """Take in where a broker says it is. Returns why that address is refused, or nothing.
+        """Apply the address that a broker advertises. Returns why it is refused, or "".
 
-        Refused are the address that clients get for it, since kproxy would dial itself, and what cannot be a host name.
+        Refused are the address that clients get for this broker, since kproxy would dial itself, and invalid host
+        names.
         """
         if self._route == "sidecar" or self.port_of(node_id) is None:
-            return ""  # nothing that we would ever dial
+            return ""  # kproxy never dials it
         length = len(address.host.encode(errors="replace"))
         if length > MAX_HOST:
             self.upstreams.pop(node_id, None)

@@ -1,6 +1,6 @@
-"""Asks a cluster for the names of topics that clients call by ids which no answer has named yet (KIP-516).
+"""Asks a cluster for the names of topics that clients identify by ids not yet named in an answer (KIP-516).
 
-Bounds: one question at a time, NAMING_PAUSE_S apart. Refuses to know who needs the names.
+Bounds: one request at a time, NAMING_PAUSE_S apart. Refuses to know who needs the names.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from kproxy.proxy.filters.policy.topic_names import TopicNames
 from kproxy.proxy.tasks import Tasks
 from kproxy.proxy.upstream.connector import BrokerConnector
 
-NAMING_PAUSE_S = 0.5  # between two questions
+NAMING_PAUSE_S = 0.5  # s between two requests
 
 log = logging.getLogger("kproxy.cluster")
 
 
 class TopicNaming:
-    """names: what is known; looking up an unknown id there begins a question."""
+    """names: the known names; looking up an unknown id there starts a request."""
 
     def __init__(self, cluster: str, addresses: BootstrapAddresses, connector: BrokerConnector, tasks: Tasks) -> None:
         self.names = TopicNames(self._begin)

@@ -1,6 +1,6 @@
-"""The brokers of one cluster as its connections need them: which broker a client comes for, and where that one is.
+"""The brokers of one cluster for its connections: the broker that a client dialled, and its upstream addresses.
 
-Discovery and answers that pass fill in the routes. Refuses to know how brokers are found and dialled.
+Discovery and passing answers fill in the routes. Refuses to know how brokers are found and dialled.
 """
 
 import socket
@@ -13,10 +13,10 @@ from kproxy.proxy.relay.ends import Admitted, Incoming
 
 
 class Topology:
-    """redirected: with route transparent, the addresses that clients have dialled themselves.
+    """redirected: with route transparent, the addresses that clients have dialled.
 
     routes: set by the owner once the bootstrap port is bound. beside: with route sidecar, the node id of the broker
-    behind the bootstrap address, once it is known.
+    behind the bootstrap address, once known.
     """
 
     def __init__(self, addresses: BootstrapAddresses, redirected: Transparent | None) -> None:
@@ -26,13 +26,13 @@ class Topology:
         self.redirected = redirected
 
     def broker_of(self, client: Incoming | Admitted) -> int | None:
-        """The node id of the broker that a client comes for, if it is known."""
+        """Return the node id of the broker that a client dialled, if known."""
         if self.redirected is not None:
             return self.redirected.broker_of(client)
         return self.beside if client.node_id is None else client.node_id
 
     def upstreams(self, client: Incoming | Admitted) -> list[Address]:
-        """Addresses of a client's broker, in the order in which they are to be tried; none: it is not known yet."""
+        """Return the addresses of a client's broker, in the order to try them; none if the broker is not known yet."""
         if client.destination is not None:
             return [client.destination]
         if client.node_id is None:
@@ -41,7 +41,7 @@ class Topology:
         return [address] if address is not None else []
 
     def destination_of(self, client: socket.socket) -> Address:
-        """Where an accepted client was going: to our own port, or where the kernel redirected it from. OSError."""
+        """Return an accepted client's destination: kproxy's port, or the one before the redirect. Raises OSError."""
         if self.redirected is not None:
             return self.redirected.destination_of(client)
         return Address(*client.getsockname()[:2])

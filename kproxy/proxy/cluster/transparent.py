@@ -1,8 +1,8 @@
-"""Route transparent: clients dial brokers, the kernel brings them here, and they go where they were going.
+"""Route transparent: clients dial brokers, the kernel redirects them here, and kproxy dials the original destination.
 
-Duty: where a client was going, a refusal of those that nothing redirected, and which broker is there, learnt from
-discovery and from the answers that pass. It serves labels; nothing is rewritten, and what cannot be read passes
-unread. Bounds are those of `Destinations`. Refuses to know relays and how rules of the kernel look.
+Duty: find each client's original destination, refuse clients that were not redirected, and identify the broker there
+from discovery and from passing answers. The broker is used only for labels; nothing is rewritten, and unreadable bytes
+pass unread. Bounds are those of `Destinations`. Refuses to know relays and the syntax of kernel rules.
 """
 
 import socket
@@ -26,9 +26,9 @@ FIX = (
 
 
 class Transparent:
-    """The part of a cluster that stands in place of broker ports and rewriting.
+    """The part of a cluster that replaces broker ports and rewriting.
 
-    expose(node id): a broker is known. allowed: where clients may go; none: wherever rules of the kernel redirect.
+    expose(node id): called for each broker found. allowed: networks that clients may reach; empty: all redirected ones.
     """
 
     def __init__(self, gate: Gate, resolver: Resolver, expose: Callable[[int], None], allowed: Networks = ()) -> None:
@@ -38,7 +38,7 @@ class Transparent:
         self._expose = expose
 
     async def find_destination(self, client: Incoming) -> None:
-        """The first step of a client's connection: note where it was going. Raises RefusedClient."""
+        """Record a client's original destination; the first step of its connection. Raises RefusedClient."""
         destination = self.destination_of(client.sock)
         if self._gate.is_ours(*destination):
             raise RefusedClient(
@@ -55,20 +55,20 @@ class Transparent:
         client.destination = destination
 
     def destination_of(self, client: socket.socket) -> Address:
-        """Where an accepted connection was going, as a number. Raises OSError: the client has gone."""
+        """Return the numeric destination of an accepted connection. Raises OSError if the client has disconnected."""
         return original_destination(client)
 
     def broker_of(self, client: Incoming | Admitted) -> int | None:
-        """The node id of the broker that a client dialled, if it is known."""
+        """Return the node id of the broker that a client dialled, if known."""
         return None if client.destination is None else self.destinations.broker_at(client.destination)
 
     def learn(self, brokers: Iterable[tuple[int, Address]], *, again: bool = False) -> None:
-        """Take in where brokers say they are. again: look their names up once more."""
+        """Apply the addresses that brokers advertise. again: resolve known names once more."""
         for node_id in self.destinations.learn(brokers, again=again):
             self._expose(node_id)
 
     def look_for_brokers(self, events: list[Event]) -> None:
-        """Take in the brokers that the answers of a connection name."""
+        """Learn the brokers named in the answers of a connection."""
         for event in events:
             if type(event) is Exchange and event.response_body is not None and event.response_body.brokers:
                 named = event.response_body.brokers
