@@ -1,1 +1,1 @@
-"""Sockets: listen, read, write, one epoll for all of them. Refuses to know brokers and what Kafka's bytes mean."""
+"""Sockets: listen, read, write, one epoll for all of them. Refuses to know brokers and the meaning of Kafka's bytes."""

@@ -1,11 +1,11 @@
-"""Messages between two processes of one kproxy, with file descriptors: whole, in order, never blocking the loop.
+"""Messages with file descriptors between two processes of one kproxy: complete, in order, never blocking the loop.
 
-A message is a name and values, pickled: both ends are the same program, and nobody else can reach the socket pair. Long
-ones are cut into packets. `ask` waits for the other's reply on the loop; `ask_now` blocks, for those who cannot wait
-(a session's transform). A channel ends once, when the other process has gone, or takes nothing any more.
+A message is a name and values, pickled: both ends run the same program, and nobody else can reach the socket pair. Long
+messages are split into packets. `ask` awaits the reply; `ask_now` blocks, for callers that cannot await (a session's
+transform). A channel ends once, when the other process has ended or no longer reads.
 
-Bounded: MAX_WAITING packets that the other has not taken yet, MAX_MESSAGE bytes of one message. Refuses to know what
-the messages say.
+Bounded: MAX_WAITING packets that the other process has not read yet, MAX_MESSAGE bytes per message. Refuses to know the
+meaning of messages.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from kproxy.proxy.log_limiter import LogLimiter
 PACKET_BYTES = 48 * 1024
 MAX_MESSAGE = 64 << 20
 MAX_WAITING = 8192
-MAX_DESCRIPTORS = 8  # of one message
-BEAT = "beat"  # the question whether the other's loop turns
+MAX_DESCRIPTORS = 8  # per message
+BEAT = "beat"  # request to check that the other event loop runs
 _PACKETS_PER_TURN = 64
 _LAST, _MORE = b"\0", b"\1"
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_DESCRIPTORS * array("i").itemsize)
@@ -38,19 +38,19 @@ log = logging.getLogger("kproxy.processes")
 
 
 class Gone(Exception):
-    """The other process is gone, or does not answer in time."""
+    """The other process has ended, or does not answer in time."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """The two ends of a channel."""
+    """Return the two ends of a channel."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 class Channel:
-    """One end. `handlers`: by the name of a message, what takes its values (and its descriptors, as `files`).
+    """One end. `handlers`: by message name, functions of its values (and of its descriptors, as `files`).
 
-    A message comes without its descriptors where this process has none left: then no `files` are given.
-    What a handler of a question returns is the reply; it may be awaitable. `ended()`: the other process is gone.
+    If this process has no descriptors left, the message arrives without `files`. The result of a request's handler,
+    which may be awaitable, is the reply. `ended()`: called when the other process has ended.
     """
 
     def __init__(self, sock: socket.socket, handlers: Mapping[str, Handler], ended: Callable[[], None]) -> None:
@@ -69,14 +69,14 @@ class Channel:
         self._is_writing = False
         self._limiter = LogLimiter(log)
         self.closed = False
-        self.given_up = False  # closed from here, since the other took nothing
+        self.given_up = False  # closed from here, since the other process read nothing
         self._loop.add_reader(sock, self._readable)
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
     @property
     def is_behind(self) -> bool:
-        """Whether the other has not taken everything yet."""
+        """Whether packets wait that the other process has not read."""
         return bool(self._waiting)
 
     def send(self, name: str, *values: Any, files: Sequence[int] = ()) -> None:
@@ -84,7 +84,7 @@ class Channel:
         self._send((name, *values), files)
 
     async def ask(self, name: str, *values: Any, timeout_s: float) -> Any:
-        """The other's reply. Raises Gone."""
+        """Return the reply to a request. Raises Gone."""
         number, reply = self._question()
         try:
             self._send(("?", number, name, *values), ())
@@ -96,7 +96,7 @@ class Channel:
             self._replies.pop(number, None)
 
     async def has_beat(self, patience_s: float) -> bool:
-        """Whether the other answers in time. It is asked again, shortly: this process may have stood still itself."""
+        """Whether the other process answers in time. Retries once, shortly: this process may have been stopped."""
         for timeout_s in (patience_s, patience_s / 6):
             with suppress(Gone):
                 await self.ask(BEAT, timeout_s=timeout_s)
@@ -104,7 +104,7 @@ class Channel:
         return False
 
     def ask_now(self, name: str, *values: Any, timeout_s: float) -> Any:
-        """The other's reply, waited for without the loop; other messages have their turn later. Raises Gone."""
+        """Return the reply to a request, blocking the loop; other messages are handled later. Raises Gone."""
         number, reply = self._question()
         end = monotonic() + timeout_s
         try:
@@ -144,7 +144,7 @@ class Channel:
             self._waiting.append((_MORE + data[start : start + PACKET_BYTES], ()))
         self._waiting.append((_LAST + data[last:], tuple(files)))
         if len(self._waiting) > MAX_WAITING or len(data) > MAX_MESSAGE:
-            log.error("%d messages wait for a process that takes none: it is given up", len(self._waiting))
+            log.error("%d messages wait for a process that does not read: its channel is closed", len(self._waiting))
             self.given_up = True
             self._end()
         elif not self._is_writing:
@@ -161,7 +161,7 @@ class Channel:
                 self._waiting.popleft()
         except (BlockingIOError, InterruptedError):
             pass
-        except OSError:  # it has gone: so the reader hears, after what it sent before
+        except OSError:  # it has ended: the reader sees the end after its last messages
             self._waiting.clear()
         self._write(bool(self._waiting))
 
@@ -180,7 +180,7 @@ class Channel:
         self._handle()
 
     def _receive(self) -> None:
-        """Take what is there, as messages to be handled."""
+        """Read the available packets into complete messages."""
         for _ in range(_PACKETS_PER_TURN):
             if self.closed:
                 return
@@ -190,7 +190,7 @@ class Channel:
                 )
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionResetError:  # it did not read all of ours; what it sent is still there
+            except ConnectionResetError:  # it ended before it had read all messages; its own can still be read
                 continue
             except OSError:
                 data, ancillary, flags = b"", [], 0
@@ -210,14 +210,14 @@ class Channel:
             if data[:1] == _LAST:
                 self._received.append((pickle.loads(b"".join(self._parts)), self._files))
                 self._parts, self._files = [], []
-        self._loop.call_soon(self._readable)  # there may be more, and libuv calls the reader of a reset socket once
+        self._loop.call_soon(self._readable)  # may have more; libuv calls the reader of a reset socket once
 
     def _handle(self) -> None:
         while self._received and not self.closed:
             (name, *values), files = self._received.popleft()
             try:
                 self._take(name, values, files)
-            except Exception:  # the others have their turn all the same
+            except Exception:  # the other messages are handled all the same
                 log.exception("a defect of kproxy: a message of another process is not handled")
 
     def _take(self, name: str, values: list[Any], files: list[int]) -> None:
@@ -245,7 +245,7 @@ class Channel:
     async def _reply(self, number: int, value: Any) -> None:
         try:
             self._send(("!", number, await value), ())
-        except Exception:  # whoever asked hears nothing, and goes on without
+        except Exception:  # the requester's wait times out
             log.exception("a defect of kproxy: a question of another process has no answer")
 
     def _end(self) -> None:
@@ -254,7 +254,7 @@ class Channel:
             self._on_end()
 
     def close(self) -> None:
-        """Close this end; the other hears of it."""
+        """Close this end; the other process sees the end."""
         if self.closed:
             return
         self.closed = True

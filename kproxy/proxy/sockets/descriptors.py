@@ -1,8 +1,8 @@
-"""File descriptors: how many the system gives this process, and how many each of its parts may use.
+"""File descriptors: the limit of this process, and the share of each part.
 
-Each part has its share, so that none can take those of another: a client that is accepted must be able to have its
-broker, an operator must reach the admin port while all clients are there, and neither many brokers nor silent HTTP
-connections may cost clients theirs. Refuses to know sockets.
+Each part has its own share: an accepted client must get its broker connection, an operator must reach the admin port
+while all clients are connected, and neither many brokers nor silent HTTP connections may take clients' descriptors.
+Refuses to know sockets.
 """
 
 import fcntl
@@ -16,26 +16,26 @@ from typing import NamedTuple
 DEFAULT_CONNECTIONS = 10_000
 PER_CONNECTION = 2
 ADMIN = 32  # connections
-LISTENING = 1024  # sockets; two for each port on all addresses of IPv4 and IPv6
-OWN = 64  # of the interpreter, the log, the recorder, names that are looked up, questions to brokers
+LISTENING = 1024  # sockets; a port on all addresses of IPv4 and IPv6 needs two
+OWN = 64  # interpreter, log, recorder, name resolution, requests to brokers
 _ASIDE = ADMIN + LISTENING + OWN
 
 log = logging.getLogger("kproxy.server")
 
 
 class Shares(NamedTuple):
-    """How many connections, connections of the admin port and listening sockets there may be."""
+    """The numbers of client connections, admin connections and listening sockets that fit."""
 
     connections: int
     admin: int
     listening: int
-    in_each: int  # of the connections, in one worker
+    in_each: int  # client connections per worker
 
 
 def shares(files: int, connections: int, workers: int = 1) -> Shares:
-    """What each part may use of so many descriptors per process, if so many connections are wanted.
+    """Divide `files` descriptors per process among the parts; `connections` is the number wanted.
 
-    Where descriptors are short, clients wait in the listen backlog.
+    If descriptors are short, clients wait in the listen backlog.
     """
     aside = min(_ASIDE, files // 2)
     in_each = min(connections, max(1, (files - aside) // PER_CONNECTION))
@@ -47,10 +47,10 @@ def shares(files: int, connections: int, workers: int = 1) -> Shares:
 
 
 def reserve(max_connections: int | None, workers: int = 1, *, warns: bool = True) -> Shares:
-    """Raise the limit of open files as far as needed and allowed; warns if that leaves room for fewer connections.
+    """Raise the limit of open files as far as needed and allowed; warns if fewer connections fit all the same.
 
-    None: DEFAULT_CONNECTIONS, or as many as the system's limit allows. workers: processes that have the connections,
-    each with a limit of open files as high as this one's.
+    max_connections: None means DEFAULT_CONNECTIONS, or as many as the system's limit allows. workers: processes that
+    share the connections, each with the same limit of open files.
     """
     wanted = max_connections or DEFAULT_CONNECTIONS
     files = PER_CONNECTION * wanted + _ASIDE
@@ -73,10 +73,10 @@ def reserve(max_connections: int | None, workers: int = 1, *, warns: bool = True
 
 
 def _make_room(files: int) -> None:
-    """Let the kernel make its table of so many descriptors now, 8 bytes each.
+    """Make the kernel allocate its descriptor table for `files` entries now, 8 bytes each.
 
-    Else it doubles the table whenever a connection has no place in it. In a process with threads that takes a grace
-    period of RCU, in which the one that accepts stands still: 10 to 90 ms on a machine with much to do.
+    Otherwise it doubles the table whenever it is full. In a process with threads that takes a grace period of RCU,
+    during which the accepting thread blocks: 10 to 90 ms on a busy machine.
     """
     with suppress(OSError), Path(os.devnull).open() as file:
         os.close(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, files - 1))

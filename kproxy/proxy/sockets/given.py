@@ -1,8 +1,8 @@
-"""Listening sockets that somebody else has bound: systemd, the kproxy that this one follows, or former settings.
+"""Listening sockets bound by systemd, by a kproxy that is being replaced, or under former settings.
 
-A listener takes the socket of its address from here before it binds one of its own. So nobody is refused while kproxy
-is replaced, and clients that wait in a socket's backlog stay there. Bounded by whoever hands the sockets over. Refuses
-to know clusters and how the sockets came.
+A listener takes the socket of its address from here before it binds a new one. So no client is refused while kproxy is
+replaced, and clients in a socket's backlog stay there. Bounded by the sockets put in. Refuses to know clusters and the
+origin of sockets.
 """
 
 import socket
@@ -14,14 +14,14 @@ from kproxy.proxy.config.addresses import Address
 
 
 class Given(NamedTuple):
-    """A listening socket, and what its giver calls it: a cluster, `CLUSTER/NODE_ID`, `admin`, or nothing."""
+    """A listening socket and its name: a cluster, `CLUSTER/NODE_ID`, `admin`, or ""."""
 
     name: str
     sock: socket.socket
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """The address that it listens on."""
         return Address(*self.sock.getsockname()[:2])
 
 
@@ -43,7 +43,7 @@ class GivenSockets:
         self._left.append(Given(name, sock))
 
     def take(self, host: str, port: int, name: str) -> socket.socket | None:
-        """The socket that listens there, or None. Port 0 means any: then the one of that name and host."""
+        """Return the socket that listens there, or None. Port 0 means any port: then name and host must match."""
         for given in self._left:
             at = given.address
             if numeric(at.host) == numeric(host) and (at.port == port if port else given.name == name):
@@ -52,12 +52,12 @@ class GivenSockets:
         return None
 
     def close(self) -> None:
-        """Close what nobody has taken."""
+        """Close the sockets that were not taken."""
         for given in self._left:
             given.sock.close()
         self._left.clear()
 
 
 def takes_both_families(sock: socket.socket) -> bool:
-    """Whether an IPv6 socket also accepts IPv4: one that systemd binds to a bare port does."""
+    """Whether an IPv6 socket also accepts IPv4, like one that systemd binds to a bare port."""
     return sock.family == socket.AF_INET6 and not sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)

@@ -1,10 +1,10 @@
-"""Listening ports: accepting, its limits, and which addresses lead to them.
+"""Listening ports: accepting, its limits, and the addresses at which they are reached.
 
-A listener hands over connected client sockets and does not know what becomes of them. Accepting pauses, for all
-listeners of a gate at once, at its connection limit and while the process has no file descriptors left: a
-level-triggered accept would spin. One turn of the event loop accepts at most ACCEPTS_PER_TURN connections, whatever
-the number of listeners; sockets that had none of them come first in the next turn, one connection each, so that a
-flooded port delays no other by more than its share. Refuses to know Kafka, brokers and routes.
+A listener passes connected client sockets on and does not know their use. Accepting pauses, for all listeners of a gate
+at once, at its connection limit and while the process has no file descriptors left: a level-triggered accept would
+spin. One turn of the event loop accepts at most ACCEPTS_PER_TURN connections, whatever the number of listeners; sockets
+that got none of them come first in the next turn, one connection each, so that a flooded port delays no other by more
+than its share. Refuses to know Kafka, brokers and routes.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ ACCEPTS_PER_TURN = 4  # each costs 0.6 ms until it is relayed, and its first rea
 OUT_OF_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _EXHAUSTED_PAUSE_S = 1.0
 PRIVILEGED_PORTS = 1024
-MAX_SOCKETS_READ = 50_000  # of a table of the kernel, to find what holds a port
+MAX_SOCKETS_READ = 50_000  # rows of a kernel table, to find the holder of a port
 _LISTENING = "0A"  # TCP_LISTEN of net/tcp_states.h
 _RESERVE = (
     "take another port, or keep this one from outgoing connections (sysctl net.ipv4.ip_local_reserved_ports) and end "
@@ -48,10 +48,9 @@ log = logging.getLogger("kproxy.listen")
 
 
 class Gate:
-    """Counts open connections, and pauses its listeners where no more can be had.
+    """Counts open connections, and pauses its listeners while no more fit.
 
-    max_sockets: how many listening sockets have file descriptors set aside; None: no limit.
-    name: what log lines call it.
+    max_sockets: the number of listening sockets with reserved file descriptors; None: no limit. name: for log lines.
     """
 
     def __init__(self, max_connections: int, *, max_sockets: int | None = None, name: str = "clients") -> None:
@@ -61,11 +60,11 @@ class Gate:
         self.connections = 0
         self.sockets = 0  # listening
         self.listeners: set[Listener] = set()
-        self.given = GivenSockets()  # a listener takes its socket from here, where there is one
+        self.given = GivenSockets()  # a listener prefers a socket from here
         self.is_held = False  # clients wait in the backlog
         self._exhausted: asyncio.TimerHandle | None = None
         self._accepts_left = ACCEPTS_PER_TURN
-        self._queue: dict[socket.socket, Listener] = {}  # not accepted from for lack of accepts, longest first
+        self._queue: dict[socket.socket, Listener] = {}  # no accepts left for them in this turn, longest first
         self._limiter = LogLimiter(log)
 
     @property
@@ -85,17 +84,17 @@ class Gate:
             self._apply()
 
     def limit(self, max_connections: int) -> None:
-        """From now on so many connections may be open; those that are open stay."""
+        """Set the limit of open connections; connections beyond it stay open."""
         self.max_connections = max_connections
         self._apply()
 
     def hold(self, held: bool) -> None:
-        """Stop accepting, or begin again: clients wait in the listen backlog meanwhile."""
+        """Stop or resume accepting: clients wait in the listen backlog meanwhile."""
         self.is_held = held
         self._apply()
 
     def check(self, fault: OSError) -> bool:
-        """Whether the system gives no more sockets; if so, accepting pauses for a second."""
+        """Whether the fault means that the system gives no more sockets; if so, accepting pauses for a second."""
         if fault.errno not in OUT_OF_DESCRIPTORS:
             return False
         if self._exhausted is None:
@@ -106,20 +105,20 @@ class Gate:
         return True
 
     def has_room(self, sockets: int) -> bool:
-        """Whether file descriptors are set aside for so many more listening sockets."""
+        """Whether file descriptors are reserved for that many further listening sockets."""
         return self.max_sockets is None or len(self.given) > 0 or self.sockets + sockets <= self.max_sockets
 
     def take_turn(self) -> bool:
-        """Whether one more connection may be accepted in this turn of the loop."""
+        """Take one of the accepts of this turn of the loop; returns False if none is left."""
         if self._accepts_left == ACCEPTS_PER_TURN:
             asyncio.get_running_loop().call_soon(self._next_turn)
         self._accepts_left -= 1
         return self._accepts_left >= 0
 
     def queue(self, sock: socket.socket, listener: "Listener") -> None:
-        """A listening socket has clients and this turn no accepts left: it comes first in the next turn.
+        """Put a listening socket with waiting clients at the front of the next turn: this turn has no accepts left.
 
-        The event loop would report the sockets of the next turn in the same order as those of this one.
+        The event loop reports the sockets of each turn in the same order.
         """
         self._queue.setdefault(sock, listener)
 
@@ -129,7 +128,7 @@ class Gate:
     def _next_turn(self) -> None:
         self._accepts_left = ACCEPTS_PER_TURN
         for sock in tuple(itertools.islice(self._queue, ACCEPTS_PER_TURN)):
-            listener = self._queue.pop(sock, None)  # None: closed by what another accepted
+            listener = self._queue.pop(sock, None)  # None: closed while another socket was accepted
             if listener is not None and self.take_turn():
                 listener.accept_one(sock)
 
@@ -142,7 +141,7 @@ class Gate:
             listener.accept(self.is_open)
 
     def is_ours(self, host: str, port: int) -> bool:
-        """Whether a connection to that numeric address would arrive at one of these listeners, however it is spelt."""
+        """Whether a connection to that numeric address, in any notation, would arrive at one of these listeners."""
         return any(listener.port == port and listener.takes(host) for listener in self.listeners)
 
     def close(self) -> None:
@@ -154,9 +153,9 @@ class Gate:
 
 
 class Listener:
-    """One port, on every address of its host; it accepts from the start. Raises OSError where it cannot be bound.
+    """One port, on every address of its host; it accepts from the start. Raises OSError if it cannot be bound.
 
-    name: what its sockets are called when another process gets them.
+    name: identifies its sockets when another process receives them.
     """
 
     def __init__(
@@ -176,16 +175,16 @@ class Listener:
 
     @property
     def address(self) -> Address:
-        """Where it listens, the port it was given included."""
+        """The first address that it listens on, with the bound port."""
         return Address(*self._sockets[0].getsockname()[:2])
 
     @property
     def sockets(self) -> tuple[socket.socket, ...]:
-        """One for each of its addresses."""
+        """One socket for each of its addresses."""
         return tuple(self._sockets)
 
     def set_backlog(self, backlog: int) -> None:
-        """How many clients may wait to be accepted, from now on."""
+        """Set how many clients may wait to be accepted."""
         for sock in self._sockets:
             sock.listen(backlog)
 
@@ -218,7 +217,7 @@ class Listener:
         return everywhere and is_local(str(address))
 
     def take_any_destination(self) -> bool:
-        """Take connections to any address, as TPROXY hands them over; False: that is not permitted here."""
+        """Accept connections to any address, as TPROXY needs; returns False if that is not permitted."""
         return take_any_destination(self._sockets)
 
     def close(self) -> None:
@@ -230,13 +229,13 @@ class Listener:
             self.gate.sockets -= len(self._sockets)
 
     def accept_one(self, sock: socket.socket) -> bool:
-        """Accept a client and hand it over; False: none waits, or the system gives no more sockets."""
+        """Accept a client and pass it on; returns False if none waits, or the system gives no more sockets."""
         try:
             client, peer = sock.accept()
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as fault:
-            return not self.gate.check(fault)  # otherwise that client has gone already
+            return not self.gate.check(fault)  # otherwise the client has disconnected
         try:
             prepare(client)
         except OSError:
@@ -255,13 +254,13 @@ class Listener:
 
 
 def normal(address: Address) -> Address:
-    """The same address with its host in the one form that addresses are compared in."""
+    """Return the address with its host in the canonical form for comparisons."""
     host = numeric(address.host)
     return address if host is None else Address(sys.intern(str(host)), address.port)
 
 
 def is_local(host: str) -> bool:
-    """Whether an address is one of this machine: only those can be bound."""
+    """Whether the address belongs to this machine: no other can be bound."""
     try:
         with socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
             probe.bind((host, 0))
@@ -271,9 +270,9 @@ def is_local(host: str) -> bool:
 
 
 def resolve(host: str) -> list[str]:
-    """The addresses of a host to listen on, resolved once; "" means all of the machine. OSError: no such host.
+    """Return the addresses of a host to listen on; "" means all of the machine. Raises OSError for an unknown host.
 
-    Of several those of this machine: `localhost` is also ::1 where a container has no IPv6.
+    Addresses of other machines are left out if there are others: `localhost` is also ::1 in a container without IPv6.
     """
     if host == "":
         return ["::", "0.0.0.0"] if is_local("::") else ["0.0.0.0"]
@@ -283,9 +282,9 @@ def resolve(host: str) -> list[str]:
 
 
 def why_unbound(fault: OSError, gate: Gate | None = None, hosts: Iterable[str] = (), port: int = 0) -> str:
-    """Why a port could not be bound, in words that say what to do.
+    """Return why a port could not be bound, and how to fix that.
 
-    gate: of the listeners that may have it. hosts: the addresses to bind, numeric; none: any of this machine.
+    gate: of listeners that may hold the port. hosts: the numeric addresses to bind; none: any of this machine.
     """
     hosts = tuple(hosts)
     if fault.errno == errno.EADDRINUSE:
@@ -312,7 +311,7 @@ def why_unbound(fault: OSError, gate: Gate | None = None, hosts: Iterable[str] =
 
 
 def _holder(hosts: tuple[IPAddress | None, ...], port: int) -> str:
-    """What holds a port at one of these addresses: "listener", "connection", or "" where neither is found."""
+    """Return the holder of a port at one of these addresses: "listener", "connection", or "" if there is none."""
     found = ""
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):  # listeners come first; the format is in proc(5)
         with suppress(OSError, ValueError), table.open(encoding="ascii", errors="replace") as lines:
@@ -327,13 +326,13 @@ def _holder(hosts: tuple[IPAddress | None, ...], port: int) -> str:
 
 
 def _address(words: str) -> IPAddress | None:
-    """An address as /proc/net/tcp and tcp6 have it: 32-bit words in hexadecimal, each in the machine's byte order."""
+    """Return an address of /proc/net/tcp or tcp6: hexadecimal 32-bit words, each in the machine's byte order."""
     packed = b"".join(int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8))
     return numeric(str(ipaddress.ip_address(packed)))
 
 
 def _excludes(held: IPAddress | None, wanted: IPAddress | None) -> bool:
-    """Whether a socket at `held` keeps another from the same port at `wanted`; None: a name, which may be any."""
+    """Whether a socket at `held` prevents another one with its port at `wanted`; None: a name, which may be any."""
     if held is None or wanted is None or held == wanted:
         return True
     if held.is_unspecified:  # [::] may accept IPv4 too
@@ -344,9 +343,9 @@ def _excludes(held: IPAddress | None, wanted: IPAddress | None) -> bool:
 def listening(
     hosts: Iterable[str], port: int, backlog: int, given: GivenSockets | None = None, name: str = ""
 ) -> list[socket.socket]:
-    """A socket on each of these addresses, all on one port (0: any that is free). OSError: then on none.
+    """Return a listening socket for each address, all on one port (0: a free one). Raises OSError; none is open then.
 
-    Those that are given are taken; a given IPv6 socket that accepts IPv4 too stands for all addresses of the machine.
+    Given sockets are preferred; a given IPv6 socket that also accepts IPv4 covers all addresses of the machine.
     """
     sockets: list[socket.socket] = []
     try:

@@ -52,18 +52,18 @@ from kproxy.proxy.log_limiter import LogLimiter
 
 LATE_NS = 1_000_000  # also the largest error of a time
 _IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
-_EVENTS = 256  # in one turn; then the rest of the loop runs
-_QUEUED_EVENTS = 4096  # in one turn while sockets queue; to queue one takes about 2 us
-_STEP_NS = 10_000_000  # of the wall clock against the monotonic one; less may pass between the two calls
-SHORT_NS = 1_000_000  # for the events of one epoll call
-LONG_TURN_NS = 4_000_000  # for one turn; a cheap socket waits this long, and one event more
+_EVENTS = 256  # per turn; then the rest of the loop runs
+_QUEUED_EVENTS = 4096  # per turn while sockets queue; queueing one takes about 2 us
+_STEP_NS = 10_000_000  # a larger change of wall clock minus monotonic clock is a step
+SHORT_NS = 1_000_000  # time limit for the events of one epoll call
+LONG_TURN_NS = 4_000_000  # time limit of one turn; a cheap socket waits this long, and one event more
 # Bounds for one event: a small request takes about 30 us, 512 KiB of a large body about 500 us.
 CHEAP_NS = (50_000, 100_000, 200_000)
-LOOK_NS = 10_000_000  # from one measured turn to the next
+LOOK_NS = 10_000_000  # between two measured turns
 _COSTLY = len(CHEAP_NS)  # the kind after those of CHEAP_NS
 _NEW = _COSTLY + 1  # sockets without a measured event
 _UNKNOWN = -1
-RETRY_S = 0.1  # from one poll to the next of sockets for which epoll has no room; a poll takes 0.2 us for each
+RETRY_S = 0.1  # between two polls of the sockets that the epoll rejected; a poll takes 0.2 us for each
 MOST_NS = 1_000_000  # the most that one event counts
 AGAIN_NS = 8_000_000_000  # a second event above CHEAP_NS within this time makes a socket costly for as long
 
@@ -118,7 +118,7 @@ class Poller:
         self._loop = loop
         self._epoll = select.epoll()
         self._readers: list[Callback | None] = []  # by file descriptor: as long as the highest of them
-        self._ends: dict[int, Callback] = {}  # of sockets that wait for the end alone
+        self._ends: dict[int, Callback] = {}  # of sockets that wait only for the end
         self._writers: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
         self._later: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._is_scheduled = False
@@ -132,7 +132,7 @@ class Poller:
         self._parked: set[int] = set()  # not in the epoll: queued since an earlier turn, or without room
         self._unwatched: dict[int, None] = {}  # those of them without room, which wait for `_retry`, the oldest first
         self._retry: Handle | None = None
-        self.refused = 0  # attempts to watch a socket for which epoll had no room
+        self.refused = 0  # rejected attempts to add a socket to the epoll
         self._again: Handle | None = None  # the next turn: epoll does not wake the loop for queued sockets
         self.turn_ns = self.now_ns = monotonic_ns()
         self.is_late = False
@@ -161,7 +161,7 @@ class Poller:
         self._schedule()
 
     def _schedule(self) -> None:
-        """Schedule `_next` once per turn, whatever callbacks add meanwhile."""
+        """Schedule `_next` at most once per turn, even if callbacks add others."""
         if self._later and not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._next)
@@ -227,7 +227,7 @@ class Poller:
         return self._reads(fd) or fd in self._writers
 
     def _apply(self, fd: int, known: bool) -> None:
-        """Update the epoll. A socket without events leaves it: epoll always reports an end, and the loop would spin."""
+        """Update the epoll. A socket without events is removed: epoll always reports an end, the loop would spin."""
         events = self._wanted(fd)
         if not events and fd in self.queuing:  # another socket may soon have the number
             del self._queues[self.queuing.pop(fd)][fd]
@@ -244,7 +244,7 @@ class Poller:
             self._put_off(fd)
 
     def _register(self, fd: int, events: int) -> bool:
-        """Add a socket to the epoll; False: the kernel has no room for it."""
+        """Add a socket to the epoll; returns False if the kernel has no room for it."""
         try:
             self._epoll.register(fd, events)
         except OSError as fault:
@@ -258,13 +258,13 @@ class Poller:
         return True
 
     def _put_off(self, fd: int) -> None:
-        """Poll a socket for which epoll has no room after RETRY_S: nothing else would wake it."""
+        """Poll a socket that the epoll rejected after RETRY_S: nothing else would wake it."""
         self._unwatched[fd] = None
         if self._retry is None:
             self._retry = self._loop.call_later(RETRY_S, self._poll_unwatched)
 
     def _poll_unwatched(self) -> None:
-        """Watch the sockets for which epoll has room now; of the others, queue those that are ready."""
+        """Add the sockets that the epoll accepts now; queue those of the others that are ready."""
         self._retry = None
         if self._epoll.closed:
             return
@@ -287,7 +287,7 @@ class Poller:
             self._retry = self._loop.call_later(RETRY_S, self._poll_unwatched)
 
     def _wanted(self, fd: int) -> int:
-        """The events with a callback."""
+        """Return the events that have a callback."""
         events = _OUT if fd in self._writers else 0
         if self._reads(fd):
             events |= _END if fd in self._ends else _IN
@@ -315,7 +315,7 @@ class Poller:
         queued = bool(self.queuing)
         most = left = _QUEUED_EVENTS if queued else _EVENTS
         until_ns = 0
-        while left and ((ready := poll(0, left)) or queued):  # to return for more would cost two further calls
+        while left and ((ready := poll(0, left)) or queued):  # returning to the loop would cost two further calls
             turn_ns = monotonic_ns()
             count = len(ready)
             if turn_ns - self.turn_ns > LATE_NS or queued:
@@ -360,7 +360,7 @@ class Poller:
         self._emptied = left > 0
 
     def _in_turn(self, ready: list[tuple[int, int]], until_ns: int) -> bool:
-        """Handle events until `until_ns`, cheap ones first. True: none is queued, and there is time left."""
+        """Handle events until `until_ns`, cheap ones first. Returns True if none is queued and time is left."""
         try:
             self._handle_in_turn(ready, until_ns)
         finally:  # a callback that raises must not stop queued sockets
@@ -469,6 +469,6 @@ class Poller:
 
 
 def _mean(cost: int, took: int) -> int:
-    """The mean cost after one more event."""
+    """Return the mean cost after one more event."""
     took = min(took, MOST_NS)
     return took if cost == _UNKNOWN else cost + (took - cost) // 8

@@ -7,7 +7,8 @@ client's first request or its TLS hello follows.
 Bounds: a header of version 1 has at most 107 bytes, by the format; one of version 2 at most MAX_BYTES, although the
 format allows 64 KiB. Refuses to know sockets, and which peers are trusted to send a header.
 
-Not a library: the parser is small, and existing libraries read from an asyncio stream, where a relay has a bare socket.
+This is not a library, since the parser is small and existing ones read from an asyncio stream, while a relay has a
+socket.
 """
 
 import ipaddress
@@ -23,7 +24,7 @@ from kproxy.proxy.config.addresses import Address
 V1 = "v1"
 V2 = "v2"
 V1_BYTES = 107
-MAX_BYTES = 16 * 1024  # as much as HAProxy's own buffer
+MAX_BYTES = 16 * 1024  # the size of HAProxy's own buffer
 
 V1_START = b"PROXY "
 V2_START = b"\r\n\r\n\0\r\nQUIT\n"
@@ -56,13 +57,13 @@ class Header(NamedTuple):
     """The content of a header."""
 
     version: str  # V1 or V2
-    client: Address | None  # None: whoever connected; a health check of the balancer itself, or an unknown family
-    server: Address | None  # where that client connected to
-    tlvs: tuple[tuple[int, bytes], ...] = ()  # type and value, those of type NOOP and CRC32C left out
+    client: Address | None  # None: the connecting peer; a health check of the balancer itself, or an unknown family
+    server: Address | None  # the address that the client dialled
+    tlvs: tuple[tuple[int, bytes], ...] = ()  # (type, value), without NOOP and CRC32C
 
     @property
     def authority(self) -> str | None:
-        """The host name that the client asked its balancer for; None where that is not told, or is no text."""
+        """The host name that the client requested; None if the header has none, or one that is not ASCII."""
         for kind, value in self.tlvs:
             if kind == AUTHORITY:
                 try:
@@ -73,7 +74,7 @@ class Header(NamedTuple):
 
 
 def read(data: bytes | bytearray) -> Header | int:
-    """The header that `data` is, or how many further bytes belong to it at least: at most so many may be read.
+    """Return the header, or the number of further bytes that it has at least: at most so many may be read.
 
     Raises Malformed as soon as the bytes cannot be the beginning of a header.
     """
@@ -96,8 +97,8 @@ def _read_v1(data: bytes) -> Header | int:
     if end < 0:
         if b"\n" in data or b"\r" in data[:-1] or len(data) >= V1_BYTES:
             raise Malformed(f"a PROXY protocol v1 header ends with CR LF within {V1_BYTES} bytes; {_shown(data)}")
-        # A space and a character of each field that is missing, and the end of the line.
-        is_unknown = _V1_SHORTEST.startswith(data[:13])  # or may be
+        # Each missing field has at least a space and a character; then the end of the line.
+        is_unknown = _V1_SHORTEST.startswith(data[:13])  # or may become UNKNOWN
         missing = 0 if is_unknown else max(0, _FIELDS_OF_V1 - 1 - data.count(b" "))
         left = 2 * missing + (1 if data.endswith(b"\r") else 2)
         return min(max(left, len(_V1_SHORTEST) - len(data)), V1_BYTES - len(data))
@@ -126,7 +127,7 @@ def _shown(data: bytes) -> str:
 
 def _read_v2(data: bytes) -> Header | int:
     if len(data) < _FIXED.size:
-        # The first byte tells it from version 1, so the rest of the fixed part may be read.
+        # The first byte excludes version 1, so the rest of the fixed part may be read.
         return _FIXED.size - len(data)
     _, version_command, family_transport, length = _FIXED.unpack_from(data)
     length = int(length)
@@ -190,11 +191,11 @@ def _address(host: str, port: int) -> Address:
     return Address(str(numeric(host) or host), port)
 
 
-# --- the other way ---------------------------------------------------------------------------------------------------
+# --- writing -------------------------------------------------------------------------------------------------------
 
 
 def write(version: str, client: Address | None = None, server: Address | None = None) -> bytes:
-    """A header of V1 or V2. Without numeric addresses of both ends: UNKNOWN (V1) or LOCAL (V2)."""
+    """Return a header of V1 or V2; UNKNOWN (V1) or LOCAL (V2) unless both ends have numeric addresses."""
     ends = [numeric(end.host) if end is not None else None for end in (client, server)]
     if client is None or server is None or ends[0] is None or ends[1] is None:
         return b"PROXY UNKNOWN\r\n" if version == V1 else _FIXED.pack(V2_START, 0x20 | _LOCAL, 0, 0)

@@ -1,9 +1,9 @@
-"""Where a client wanted to go, for connections that the kernel has redirected to a listener (Linux).
+"""The original destination of a connection that the kernel has redirected to a listener (Linux).
 
 nftables has two ways. REDIRECT changes the destination, and connection tracking keeps the original one
-(SO_ORIGINAL_DST; linux/netfilter_ipv4.h and netfilter_ipv6/ip6_tables.h). TPROXY leaves it as it is and hands the
-connection to a socket that may take any destination (IP_TRANSPARENT): it is the accepted socket's own address.
-Refuses to know who is behind a destination, and whether it should be dialled.
+(SO_ORIGINAL_DST; linux/netfilter_ipv4.h and netfilter_ipv6/ip6_tables.h). TPROXY leaves it unchanged and passes the
+connection to a socket that may take any destination (IP_TRANSPARENT): it is the accepted socket's own address. Refuses
+to know the broker at a destination, and whether it should be dialled.
 """
 
 import socket
@@ -23,9 +23,9 @@ _SOCKADDR_IN6 = struct.Struct("!2xH4x16s4x")
 
 
 def original_destination(client: socket.socket) -> Address:
-    """The numeric address that the client of an accepted connection dialled. Raises OSError: it has gone.
+    """Return the numeric address that an accepted client dialled. Raises OSError if it has disconnected.
 
-    For a connection that nothing has redirected it is the listener's own address.
+    If the connection was not redirected, this is the listener's own address.
     """
     host, port = client.getsockname()[:2]
     own = Address(unmapped(host), port)
@@ -38,26 +38,26 @@ def original_destination(client: socket.socket) -> Address:
         else:
             port, packed = _SOCKADDR_IN.unpack(client.getsockopt(socket.SOL_IP, SO_ORIGINAL_DST, _SOCKADDR_IN.size))
             family = socket.AF_INET
-    except OSError:  # connection tracking does not know it, or is not there at all
+    except OSError:  # not in connection tracking, or no connection tracking at all
         return own
     return Address(str(numeric(socket.inet_ntop(family, packed))), port)
 
 
 def take_any_destination(listening: Iterable[socket.socket]) -> bool:
-    """Let listening sockets take connections to any address, as TPROXY needs; False: that is not permitted."""
+    """Let listening sockets take connections to any address, as TPROXY needs; returns False if not permitted."""
     try:
         for sock in listening:
             if sock.family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, IPV6_TRANSPARENT, 1)
             else:
                 sock.setsockopt(socket.SOL_IP, IP_TRANSPARENT, 1)
-    except OSError:  # EPERM without CAP_NET_ADMIN; unknown elsewhere than on Linux
+    except OSError:  # EPERM without CAP_NET_ADMIN; not supported outside Linux
         return False
     return True
 
 
 def mark(sock: socket.socket, value: int) -> None:
-    """Set the mark by which rules tell kproxy's own connections (`meta mark`). OSError: it needs CAP_NET_ADMIN."""
+    """Set the mark by which rules identify kproxy's own connections (`meta mark`). OSError without CAP_NET_ADMIN."""
     sock.setsockopt(socket.SOL_SOCKET, SO_MARK, value)
 
 

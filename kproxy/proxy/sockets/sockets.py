@@ -1,4 +1,4 @@
-"""Options that every socket of a relay has, and reads that say when the bytes arrived."""
+"""Options of every relay socket, and reads with the time of arrival."""
 
 import fcntl
 import socket
@@ -9,17 +9,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-READ_BYTES = 512 * 1024  # of one read: large bodies cost half of what they do at 256 KiB, as a peer is woken less often
+READ_BYTES = 512 * 1024  # large bodies cost half as much CPU time as with 256 KiB, as a peer is woken less often
 _KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
-_SO_TIMESTAMPNS = 35  # asm-generic/socket.h of Linux, for the option and its message; not in the socket module
-_TIMESPEC = struct.Struct("@qq")  # seconds and nanoseconds of the time of day, where a long has 64 bits
+_SO_TIMESTAMPNS = 35  # Linux asm-generic/socket.h, for the option and its message; not in the socket module
+_TIMESPEC = struct.Struct("@qq")  # wall clock seconds and nanoseconds, on systems with a 64-bit long
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
 
 
 def prepare(sock: socket.socket) -> None:
-    """What every socket of the relay needs: no blocking, no Nagle, and an end when its peer has silently gone.
+    """Set the options of a relay socket: non-blocking, no Nagle, keep-alive probes, receive timestamps.
 
-    And the time of arrival of what is read, where the kernel has it (Linux): it costs nothing until it is asked for.
+    Keep-alive ends connections whose peer has silently disappeared. Timestamps (Linux) cost nothing until they are
+    read.
     """
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -32,7 +33,7 @@ def prepare(sock: socket.socket) -> None:
 
 
 def has_unread(sock: socket.socket) -> bool:
-    """Whether bytes have arrived that nobody has read yet."""
+    """Whether bytes have arrived that were not read yet."""
     if isinstance(sock, ssl.SSLSocket) and sock.pending():
         return True
     try:
@@ -42,9 +43,9 @@ def has_unread(sock: socket.socket) -> bool:
 
 
 def flush_small_sends(sock: socket.socket) -> None:
-    """Send what was held back, and from now on hold back less than a full segment, for the next call or the end.
+    """Send delayed bytes, and from now on delay less than a full segment until the next call or the end.
 
-    So the end of a connection reaches its peer together with what was sent last. The kernel waits 200 ms at most.
+    So the end of a connection reaches its peer together with the last bytes. The kernel delays 200 ms at most.
     """
     if hasattr(socket, "TCP_CORK"):
         with suppress(OSError):
@@ -56,9 +57,9 @@ Receive = Callable[[list[Any], int], tuple[int, list[tuple[int, int, bytes]], in
 
 
 def receive_timed(recvmsg_into: Receive, buffer: Any) -> tuple[int, int | None]:
-    """Read into `buffer`; returns (bytes, when the last segment of them arrived), as recvmsg_into raises.
+    """Read into `buffer`; returns (bytes, time of their last segment). Raises as `recvmsg_into` does.
 
-    The time is nanoseconds since the epoch by the kernel's clock at its receipt, None where the kernel has none.
+    The time is the kernel's receive time in nanoseconds since the epoch, None if the kernel gives none.
     """
     count, ancillary, _, _ = recvmsg_into([buffer], _ANCILLARY_BYTES)
     for level, kind, data in ancillary:

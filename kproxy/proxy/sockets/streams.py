@@ -1,8 +1,8 @@
-"""Reading and writing a non-blocking socket in asyncio's style, plain (socket.socket) and TLS (TlsSocket) alike.
+"""Asynchronous reads and writes on a non-blocking socket, plain (socket.socket) or TLS (TlsSocket).
 
-For the few bytes that are said before a relay starts, and for kproxy's own questions; a relay reads by callbacks of its
-own. Bounded by what the caller asks for; a caller that must not wait for ever sets a timeout. Refuses to know what the
-bytes mean.
+For the few bytes exchanged before a relay starts, and for kproxy's own requests; a relay reads by its own callbacks.
+Bounded by the caller's sizes; a caller that must not wait for ever sets a timeout. Refuses to know the meaning of the
+bytes.
 """
 
 import asyncio
@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_PART = 64 * 1024  # bytes of one read
+_PART = 64 * 1024  # bytes per read
 
 
 async def receive(sock: socket.socket, at_most: int) -> bytes:
-    """At least one byte and at most so many; nothing: the peer has ended. Raises OSError."""
+    """Return at least one byte and at most `at_most`; b"" at the end of the stream. Raises OSError."""
     return await _when_ready(lambda: sock.recv(at_most), lambda: readable(sock))
 
 
 async def receive_exactly(sock: socket.socket, count: int) -> bytes:
-    """So many bytes. Raises EOFError if the peer ends before they are here, OSError."""
+    """Return `count` bytes. Raises EOFError if the stream ends before that, OSError."""
     data = bytearray()
     while len(data) < count:
         part = await receive(sock, min(count - len(data), _PART))
@@ -32,7 +32,7 @@ async def receive_exactly(sock: socket.socket, count: int) -> bytes:
 
 
 async def send_all(sock: socket.socket, data: bytes | memoryview) -> None:
-    """Send all of it. Raises OSError."""
+    """Send all data. Raises OSError."""
     view = memoryview(data)
     while view:
         part = view[:_PART]
@@ -41,17 +41,17 @@ async def send_all(sock: socket.socket, data: bytes | memoryview) -> None:
 
 
 async def readable(sock: socket.socket, ready: asyncio.Future[None] | None = None) -> None:
-    """Wait until the kernel has bytes of the peer, its end, or its reset; or until somebody else ends `ready`."""
+    """Wait until the socket is readable (bytes, end or reset), or until another task completes `ready`."""
     await _ready(sock, False, ready)
 
 
 async def writable(sock: socket.socket) -> None:
-    """Wait until the kernel has room for more bytes, or knows that the peer takes none."""
+    """Wait until the socket is writable, or the peer has stopped reading."""
     await _ready(sock, True)
 
 
 async def _when_ready(call: Callable[[], T], wait: Callable[[], Awaitable[None]]) -> T:
-    """What `call` returns once it need not wait."""
+    """Return the result of `call` once it does not block."""
     while True:
         try:
             return call()
