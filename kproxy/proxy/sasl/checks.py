@@ -1,8 +1,8 @@
-"""The broker's side of each SASL mechanism: takes a client's tokens, gives its own, and knows at the end who it is.
+"""The broker's side of each SASL mechanism: takes a client's tokens, returns its own, and the client's name at the end.
 
-Texts of refusals are those of Kafka's brokers: they go to the client, and say nothing about whether a user exists. Who
-does not exist takes as long as who does. Bounds: MAX_TOKEN_BYTES of a token, MAX_SCRAM_BYTES of a message of
-SCRAM. Refuses to know Kafka's frames.
+Error texts are those of Kafka's brokers: they go to the client, and do not reveal whether a user exists. A check of an
+unknown user takes as long as any other. Bounds: MAX_TOKEN_BYTES of a token, MAX_SCRAM_BYTES of a SCRAM message. Refuses
+to know Kafka's frames.
 """
 
 import hmac
@@ -15,15 +15,15 @@ from kproxy.proxy.sasl.mechanisms import OAUTHBEARER, PLAIN
 from kproxy.proxy.sasl.tokens import MAX_TOKEN_BYTES, TokenChecker, TokenError, UnknownKeyError
 from kproxy.proxy.sasl.users import Credential, UsersFile, is_password
 
-MAX_SCRAM_BYTES = 2048  # of a message: SASLprep of a name of 64 KiB takes 1.4 s, most of it in one call
-SHORT_SCRAM_BYTES = 256  # of most messages: 0.2 ms
+MAX_SCRAM_BYTES = 2048  # per message: SASLprep of a name of 64 KiB takes 1.4 s, most of it in one call
+SHORT_SCRAM_BYTES = 256  # most messages are shorter: 0.2 ms
 
-_PEPPER = secrets.token_bytes(32)  # of this process: what is remembered of passwords is of no use elsewhere
-# The client's first message of RFC 7628, 3.1: a GS2 header, then pairs that end with 0x01, and one more 0x01.
+_PEPPER = secrets.token_bytes(32)  # of this process: the remembered digests are useless elsewhere
+# The client's first message (RFC 7628, 3.1): a GS2 header, pairs that end with 0x01, and one more 0x01.
 _BEARER = re.compile(r"n,(?:a=([^,]*))?,\x01(?:[A-Za-z]+=[^\x01]*\x01)*?auth=[Bb]earer +([^\x01 ]+)\x01")
 
-# The nonce of a client's final message of RFC 5802. librdkafka before 2.6.1 puts its own part before the whole once
-# more, which brokers before 4.0 accept (by String.endsWith, since 3.7.2), and which proves as much.
+# The nonce of a client's final message (RFC 5802). librdkafka before 2.6.1 puts its own part before the complete nonce
+# once more, which brokers accept until 4.0 (by String.endsWith, since 3.7.2), and which proves as much.
 _NONCE = re.compile(r",r=([^,]*)")
 
 _DELEGATION_TOKEN = (
@@ -33,7 +33,7 @@ _DELEGATION_TOKEN = (
 
 
 class LoginRefusedError(Exception):
-    """A login is refused; the text is the client's to see. claimed: as whom it tried, as far as it said."""
+    """A login is refused; the text is sent to the client. claimed: the name that the client gave, if any."""
 
     def __init__(self, text: str, reason: str = "", claimed: str = "") -> None:
         super().__init__(text)
@@ -42,32 +42,32 @@ class LoginRefusedError(Exception):
 
 
 class Known(NamedTuple):
-    """Who a client is."""
+    """An authenticated client."""
 
     name: str
-    expires_s: float | None = None  # seconds since the epoch: when what proved it expires
+    expires_s: float | None = None  # when its credential expires, in seconds since the epoch
 
 
 class Check(Protocol):
-    """One login of a client."""
+    """The check of one login."""
 
     def is_slow(self, token: bytes) -> bool:
-        """Whether `receive` of it computes for milliseconds."""
+        """Whether `receive` of this token computes for milliseconds."""
         return False
 
     def receive(self, token: bytes) -> tuple[bytes, Known | None]:
-        """(the token to answer with, who it is once that is known). Raises LoginRefusedError."""
+        """Return (token to send, the client once it is authenticated). Raises LoginRefusedError."""
 
 
 class Passwords:
-    """Checks of PLAIN against a file of users; remembers which password was right, to check it quickly next time."""
+    """Checks PLAIN against a file of users; remembers correct passwords, to check them quickly next time."""
 
     def __init__(self, users: UsersFile) -> None:
         self._users = users
-        self._right: dict[str, bytes] = {}  # by name: a digest of the password with what it was checked against
+        self._right: dict[str, bytes] = {}  # by name: digest of the password and its stored key
 
     def remembers(self, name: str, password: str) -> bool:
-        """Whether it was right before, and the user's line is the same; it takes microseconds."""
+        """Whether it was correct before and the user's line is unchanged; takes microseconds."""
         _, known, exists = self._users.plain(name)
         return exists and self._is_remembered(name, _digest(known, password))
 
@@ -94,7 +94,7 @@ class PlainCheck(Check):
         self._passwords = passwords
 
     def is_slow(self, token: bytes) -> bool:
-        """A client that logs in again does not wait behind those that guess."""
+        """Return False for a remembered password: such a client does not wait behind others that guess."""
         try:
             return not self._passwords.remembers(*self._parts(token))
         except LoginRefusedError:
@@ -134,7 +134,7 @@ class PlainCheck(Check):
 
 class ScramCheck(Check):
     def __init__(self, mechanism: str, users: UsersFile) -> None:
-        from scramp import ScramMechanism  # only who checks SCRAM needs it
+        from scramp import ScramMechanism  # needed only for logins by SCRAM
 
         self._mechanism = mechanism
         self._users = users
@@ -170,7 +170,7 @@ class ScramCheck(Check):
             final = str(self._server.get_server_final()).encode()
         except LoginRefusedError:
             raise
-        except Exception:  # scramp's, of whatever a client invents
+        except Exception:  # raised by scramp for malformed messages
             raise self._refused() from None
         if not self._exists:
             raise self._refused()
@@ -187,12 +187,12 @@ class ScramCheck(Check):
 
 
 def _is_delegation_token(client_first: str) -> bool:
-    """Whether SCRAM proves a delegation token (KIP-48): an extension behind GS2 header, name and nonce says so."""
+    """Whether it logs in with a delegation token (KIP-48): an extension after GS2 header, name and nonce."""
     return any(part.strip().lower() == "tokenauth=true" for part in client_first.split(",")[4:])
 
 
 class TokenCheck(Check):
-    """A token that is refused is answered with the reason as RFC 7628 has it; the client's next token then fails."""
+    """Checks a bearer token. A refused one is answered with an error (RFC 7628); the client's next token then fails."""
 
     def __init__(self, checker: TokenChecker) -> None:
         self._checker = checker
@@ -200,11 +200,11 @@ class TokenCheck(Check):
         self._claimed = ""
 
     def is_slow(self, token: bytes) -> bool:
-        """It is decoded for each key that may have signed it: 0.1 ms a key, 3 ms for a token of 64 KiB."""
+        """Return True: it is decoded for each possible key, 0.1 ms per key, 3 ms for a token of 64 KiB."""
         return True
 
     def receive(self, token: bytes, *, last: bool = True) -> tuple[bytes, Known | None]:
-        """last: not to be tried again with newer keys; otherwise UnknownKeyError is raised where these may help."""
+        """last: there is no retry with newer keys; otherwise UnknownKeyError is raised if these may help."""
         if self._reason:
             raise LoginRefusedError('{"status":"invalid_token"}', self._reason, self._claimed)
         found = _BEARER.match(token.decode("utf-8", "replace")) if len(token) <= MAX_TOKEN_BYTES else None
@@ -230,7 +230,7 @@ class TokenCheck(Check):
 
 
 class Checks:
-    """Makes the check of each login, by its mechanism."""
+    """Makes the check of each login, by mechanism."""
 
     def __init__(self, mechanisms: tuple[str, ...], users: UsersFile | None, checker: TokenChecker | None) -> None:
         self.mechanisms = mechanisms

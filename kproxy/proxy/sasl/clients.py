@@ -1,8 +1,8 @@
-"""Logins of clients as a dialogue of frames, without a socket: what a broker's SaslServerAuthenticator does.
+"""Logins of clients as an exchange of frames, without a socket, like a broker's SaslServerAuthenticator.
 
-Before its login a client may send ApiVersions, SaslHandshake v0 and v1, then tokens: raw ones behind v0, in
-SaslAuthenticate behind v1. Anything else ends the connection without an answer, as at a broker; a refused login gets
-its error first. Bounds: MAX_FRAME of one frame, MAX_REQUESTS of a login. Refuses to know sockets, and who may do what.
+Before its login a client may send ApiVersions and SaslHandshake v0 or v1, then tokens: raw ones after v0, in
+SaslAuthenticate after v1. Any other request ends the connection without an answer, as at a broker; a refused login gets
+its error first. Bounds: MAX_FRAME of one frame, MAX_REQUESTS of a login. Refuses to know sockets and authorization.
 """
 
 import asyncio
@@ -26,29 +26,29 @@ from kproxy.proxy.sasl.checks import Check, Checks, Known, LoginRefusedError, To
 from kproxy.proxy.sasl.tokens import UnknownKeyError
 from kproxy.proxy.sasl.turns import Turns
 
-MAX_FRAME = 72 * 1024  # a token of 64 KiB, and what is around it
+MAX_FRAME = 72 * 1024  # a token of 64 KiB and its envelope
 MAX_REQUESTS = 12
 MAX_VERSIONS_ASKED = 3
-MAX_LIFETIME_S = 366 * 86400.0  # of a session: a token may say that it expires after the end of all int64
+MAX_LIFETIME_S = 366 * 86400.0  # of a session: a token's expiry may exceed an int64
 
-REFUSED = "authentication"  # the cause of such ends of connections
+REFUSED = "authentication"  # the cause of such connection ends
 
 
 class Conversation(Protocol):
-    """The way to one client, with frames without their sizes."""
+    """The exchange with one client; frames are without their sizes."""
 
     @property
     def host(self) -> str:
         """The client's address."""
 
     async def receive(self) -> bytes:
-        """Raises RefusedClient for a frame of more than MAX_FRAME bytes, OSError, EOFError."""
+        """Return the next frame. Raises RefusedClient for one of more than MAX_FRAME bytes, OSError, EOFError."""
 
     async def send(self, frame: bytes) -> None:
-        """Raises OSError."""
+        """Send a frame. Raises OSError."""
 
     async def versions(self, version: int, correlation_id: int) -> bytes:
-        """The answer to ApiVersions. Raises UpstreamError."""
+        """Return the answer to ApiVersions. Raises UpstreamError."""
 
 
 class Session(NamedTuple):
@@ -56,21 +56,20 @@ class Session(NamedTuple):
 
     known: Known
     mechanism: str
-    lifetime_ms: int  # as it was told; 0: for ever
+    lifetime_ms: int  # as sent to the client; 0: unlimited
     software: tuple[str, str] | None = None  # KIP-511, from an ApiVersions before the login
     client_id: str | None = None
 
 
 T = TypeVar("T")
-Checked = tuple[bytes, Known | None]  # a token to answer with, and who the client is once that is known
+Checked = tuple[bytes, Known | None]  # (token to send, the client once it is authenticated)
 
 
 class Authenticator:
-    """Checks the logins of one cluster's clients. counts(mechanism, outcome): for each that ended.
+    """Checks the logins of one cluster's clients. counts(mechanism, outcome): called for each login that ended.
 
-    refresh(): prepares what checks need, and gets newer keys if it is told that the ones at hand do not do. begin():
-    the same for a login that cannot wait: a file that has changed counts at once, keys that are loaded from the next
-    login on.
+    refresh(newer): loads users and keys that are due, and newer keys if those loaded do not fit. begin(newer): the same
+    for a login that cannot wait: a changed file takes effect at once, keys take effect from the next login on.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Authenticator:
         self._turns = Turns("logins")
 
     async def authenticate(self, conversation: Conversation) -> Session:
-        """Talk to a client until it is known. Raises RefusedClient, UpstreamError, OSError."""
+        """Exchange frames with a client until it is authenticated. Raises RefusedClient, UpstreamError, OSError."""
         login = _Login(self, conversation)
         outcome = "failed"
         try:
@@ -110,21 +109,21 @@ class Authenticator:
             raise RefusedClient(REFUSED, text, outcome, mechanism=login.mechanism) from None
         except RefusedClient as fault:
             outcome = login.outcome
-            if fault.cause == REFUSED and outcome != "failed":  # that one has waited before its answer
-                await asyncio.sleep(self.failure_delay_s)  # as brokers do: guessing takes time
+            if fault.cause == REFUSED and outcome != "failed":  # a failed login has waited before its answer
+                await asyncio.sleep(self.failure_delay_s)  # as brokers do: it slows guessing
             raise
         finally:
             self._counts(login.mechanism, outcome)
 
     async def apart(self, host: str, work: Callable[[], T]) -> T:
-        """A check that takes milliseconds, in the turn of its client's address: who guesses delays no other address."""
+        """Run a slow check on a thread, in the turn of the client's address: guessing delays no other address."""
         return await self._turns.run(host, work)
 
     async def prepare(self, *, newer: bool = False) -> None:
         await self._refresh(newer)
 
     def lifetime_ms(self, known: Known) -> int:
-        """How long a session may last that begins now: the setting, or until what proved it expires. At least 1."""
+        """Return a session's lifetime from now, at least 1 ms: the setting or its credential's; 0: unlimited."""
         lifetimes = [] if self._lifetime_s is None else [self._lifetime_s]
         if known.expires_s is not None:
             lifetimes.append(min(known.expires_s - time.time(), MAX_LIFETIME_S))
@@ -132,7 +131,7 @@ class Authenticator:
 
 
 class _Login:
-    """One client's first login."""
+    """The first login of one client."""
 
     def __init__(self, owner: Authenticator, conversation: Conversation) -> None:
         self.mechanism = ""
@@ -179,7 +178,7 @@ class _Login:
         return await self._owner.apart(self._conversation.host, work) if check.is_slow(token) else work()
 
     async def _handshake(self) -> int:
-        """Requests up to a SaslHandshake that is granted; returns its version."""
+        """Answer requests up to a successful SaslHandshake; returns its version."""
         while True:
             header, frame = await self._request()
             key, version = header["requestApiKey"], header["requestApiVersion"]
@@ -211,7 +210,7 @@ class _Login:
         await self._conversation.send(await self._conversation.versions(version, correlation_id))
 
     async def _token(self, version: int) -> tuple[Header | None, bytes]:
-        """(the header of the request that holds it, or None behind SaslHandshake v0; a token)"""
+        """Return (header of the request with the token, or None after SaslHandshake v0; the token)."""
         if version == 0:
             self._count()
             return None, await self._conversation.receive()
@@ -249,7 +248,7 @@ class _Login:
 
 
 def header_of(frame: bytes) -> Header:
-    """The part of a request's header that is the same in all versions. Raises Malformed."""
+    """Return the fields of a request header that are the same in all versions. Raises Malformed."""
     if len(frame) < 8:
         raise Malformed(f"a request of {len(frame)} bytes")
     return {

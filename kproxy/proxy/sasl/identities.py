@@ -1,8 +1,8 @@
-"""As whom kproxy logs in at brokers for which client, and where the passwords and tokens for it come from.
+"""kproxy's identity at brokers for each client, and the sources of its passwords and tokens.
 
-Files and variables are read at each login, so that what changes in them counts at the next one. A token that a command
-prints is kept until shortly before it expires. Bounds: MAX_SECRET_BYTES, the command's timeout, one command at a time
-for each identity. Faults are UpstreamErrors that name the source and never what is in it. Refuses to know brokers.
+Files and variables are read at each login, so that their changes take effect at the next one. A token printed by a
+command is kept until shortly before it expires. Bounds: MAX_SECRET_BYTES, the command's timeout, one command at a time
+for each identity. Faults are UpstreamErrors that name the source and never its content. Refuses to know brokers.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from kproxy.proxy.sasl.mechanisms import OAUTHBEARER, PLAIN, Mechanism, OAuthBea
 from kproxy.proxy.sasl.secrets import Secret
 
 MAX_SECRET_BYTES = 64 * 1024
-EARLY_S = 30.0  # before its expiry, at most a tenth of its life: a token is not used any more
-OPAQUE_TOKEN_S = 60.0  # how long one that does not say when it expires is kept
+EARLY_S = 30.0  # before its expiry, or a tenth of its life if shorter, a token is replaced
+OPAQUE_TOKEN_S = 60.0  # lifetime of a token without an expiry
 
 CREDENTIALS = "login_credentials"
 PRINCIPAL = "login_principal"
@@ -45,7 +45,7 @@ class Identities:
         return {identity.mechanism for identity in (self._own, *(one for _, one in self._by_principal))}
 
     def of(self, principal: str | None) -> "Identity":
-        """For a client of that principal; None: for kproxy itself. Raises UpstreamError if there is none."""
+        """Return the identity for a client's principal; None: kproxy's own. Raises UpstreamError if there is none."""
         if principal is None:
             return self._own
         for pattern, identity in self._by_principal:
@@ -60,7 +60,7 @@ class Identities:
         return self._own
 
     def check(self) -> None:
-        """Read all that is in files and variables; raises UpstreamError for the first that is not there."""
+        """Read all files and variables. Raises UpstreamError for the first that is missing."""
         for identity in (self._own, *(one for _, one in self._by_principal)):
             identity.check()
 
@@ -72,11 +72,11 @@ class Identity:
         self.mechanism = mechanism
         self._settings = settings
         self._timeout_s = timeout_s
-        self._token: tuple[Secret, float] | None = None  # of the command, and until when (monotonic) it is used
+        self._token: tuple[Secret, float] | None = None  # (token of the command, monotonic time until which it is used)
         self._running = asyncio.Lock()
 
     async def login(self) -> Mechanism:
-        """A login with what is in its files now. Raises UpstreamError."""
+        """Return a login with the current content of its files. Raises UpstreamError."""
         if self.mechanism == OAUTHBEARER:
             return OAuthBearer(await self._bearer())
         username, password = self._settings.username or "", self._password()
@@ -86,7 +86,7 @@ class Identity:
             return Scram(self.mechanism, username, password)
         except ModuleNotFoundError:
             raise UpstreamError(f"SCRAM needs scramp: {install_command('sasl')}", CREDENTIALS) from None
-        except Exception as fault:  # scramp's, of a name or a password that SASLprep does not allow
+        except Exception as fault:  # raised by scramp for a name or a password that SASLprep prohibits
             raise UpstreamError(
                 f"{self.mechanism} does not take this username or password: {fault}", CREDENTIALS
             ) from None
@@ -123,7 +123,7 @@ class Identity:
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,  # it may well print what it should not
+                stderr=asyncio.subprocess.DEVNULL,  # it may contain a secret
                 start_new_session=True,
             )
         except OSError as fault:
@@ -143,10 +143,10 @@ class Identity:
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+                    os.killpg(process.pid, signal.SIGKILL)  # and its children
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(1.0):  # somebody else may have its pipe
-                        while await process.stdout.read(MAX_SECRET_BYTES):  # else asyncio's wait() may have no end
+                    async with asyncio.timeout(1.0):  # another process may hold its pipe
+                        while await process.stdout.read(MAX_SECRET_BYTES):  # else asyncio's wait() may never return
                             pass
                         await process.wait()
         if status != 0:
@@ -155,7 +155,7 @@ class Identity:
 
 
 def _pattern(text: str) -> Pattern[str]:
-    """`*` stands for any characters, all else for itself."""
+    """Return a pattern in which `*` matches any characters, and all others match themselves."""
     return compile(".*".join(map(escape, text.split("*"))), DOTALL)
 
 
@@ -190,7 +190,7 @@ def _secret(data: bytes, source: str, *, strips: bool) -> Secret:
 
 
 def _useful_s(token: str) -> float:
-    """For how many seconds a token is used; what it says of itself is not checked, the broker does that."""
+    """Return how long to use a token, in seconds; its claims are not verified here, the broker does that."""
     try:
         part = token.split(".")[1]
         expires = float(json.loads(urlsafe_b64decode(part + "=" * (-len(part) % 4)))["exp"])

@@ -1,7 +1,7 @@
-"""The keys that check tokens, kept fresh: loaded at an interval, or when one is missing.
+"""Keeps the keys that check tokens fresh: loads them at an interval, or when one is missing.
 
-On a thread, one load at a time. A load that fails leaves the keys that are there; the next is tried after
-MIN_INTERVAL_S. Refuses to know where keys are.
+It loads on a thread, one load at a time. A failed load keeps the loaded keys; the next attempt is after MIN_INTERVAL_S.
+Refuses to know the location of keys.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ log = logging.getLogger("kproxy.logins")
 
 
 class Keys:
-    """load(): the JWKS, on whatever thread; raises TokenError."""
+    """load(): returns the JWKS; called on a thread; raises TokenError."""
 
     def __init__(self, cluster: str, checker: TokenChecker, load: Callable[[], bytes], refresh_s: float) -> None:
         self._cluster = cluster
@@ -31,7 +31,7 @@ class Keys:
         self._limiter = LogLimiter(log)
 
     def begin(self, newer: bool) -> None:
-        """Load the keys if they are due, in the background. newer: those at hand do not do."""
+        """Load the keys in the background if they are due. newer: the loaded keys do not fit."""
         age_s = time.monotonic() - self._tried
         due_s = MIN_INTERVAL_S if newer or not self._are_there else self._refresh_s
         if self._loading is None and (not self._tried or age_s >= due_s):
@@ -39,7 +39,7 @@ class Keys:
             self._loading = asyncio.get_running_loop().create_task(self._reload())
 
     async def fresh(self, newer: bool) -> None:
-        """Load the keys if they are due, and wait for that if none are there, or if newer ones are needed."""
+        """Load the keys if they are due, and wait for that if none are loaded, or if newer ones are needed."""
         self.begin(newer)
         if self._loading is not None and (newer or not self._are_there):
             await asyncio.shield(self._loading)

@@ -1,9 +1,9 @@
-"""kproxy's login at a broker as a dialogue of frames, without a socket: also in the middle of a connection (KIP-368).
+"""kproxy's login at a broker as an exchange of frames, without a socket: also amid a connection (KIP-368).
 
-`log_in` is a generator of what to send, each with its 4-byte size; what it is sent are the broker's answers without
-theirs. It asks ApiVersions first, as Kafka's own clients do, and speaks to brokers of 0.10 in raw tokens
-(SaslHandshake v0), to all others in SaslAuthenticate (KIP-152). Bounds: MAX_ROUNDS tokens. Whatever goes wrong is an
-UpstreamError with a cause of its own. Refuses to know sockets, and where passwords come from.
+`log_in` is a generator that yields frames to send, with their 4-byte sizes, and is sent the broker's answers without
+theirs. It sends ApiVersions first, as Kafka's own clients do, and then raw tokens to brokers of 0.10 (SaslHandshake
+v0), SaslAuthenticate to all others (KIP-152). Bounds: MAX_ROUNDS tokens. Every fault is an UpstreamError with a cause
+of its own. Refuses to know sockets, and the origin of passwords.
 """
 
 from collections.abc import Generator
@@ -33,14 +33,14 @@ _SIZE = Struct(">i")
 
 
 class Send(NamedTuple):
-    """What the dialogue wants to happen next."""
+    """The next frame to send."""
 
-    data: bytes  # with its size
-    computes: bool = False  # what follows on the answer takes milliseconds: on a thread
+    data: bytes  # with its 4-byte size
+    computes: bool = False  # processing the answer takes milliseconds: do it on a thread
 
 
 class Versions(NamedTuple):
-    """The versions in which a broker takes logins; authenticate: -1 where it only takes raw tokens."""
+    """The versions in which a broker accepts logins; authenticate: -1 if it accepts only raw tokens."""
 
     handshake: int
     authenticate: int
@@ -48,14 +48,14 @@ class Versions(NamedTuple):
 
 class LoggedIn(NamedTuple):
     versions: Versions
-    lifetime_ms: int  # until the broker wants another login; 0: never
+    lifetime_ms: int  # until the broker requires another login; 0: never
 
 
 Dialogue = Generator[Send, bytes, LoggedIn]
 
 
 def log_in(mechanism: Mechanism, client_id: str = CLIENT_ID, versions: Versions | None = None) -> Dialogue:
-    """The dialogue of one login; raises UpstreamError. versions: as an earlier login on the connection found them."""
+    """Return the dialogue of one login. Raises UpstreamError. versions: those of an earlier login on the connection."""
     try:
         if versions is None:
             versions = yield from _versions(client_id)
@@ -96,7 +96,7 @@ def _handshake(mechanism: Mechanism, version: int, client_id: str) -> Generator[
 
 
 def _authenticate(mechanism: Mechanism, version: int, client_id: str) -> Generator[Send, bytes, int]:
-    """Tokens in SaslAuthenticate; returns the session's lifetime in milliseconds."""
+    """Exchange tokens in SaslAuthenticate; returns the session lifetime in milliseconds."""
     token: bytes | None = mechanism.first()
     for _ in range(MAX_ROUNDS):
         computes = mechanism.is_slow
@@ -113,7 +113,7 @@ def _authenticate(mechanism: Mechanism, version: int, client_id: str) -> Generat
 
 
 def _raw(mechanism: Mechanism) -> Generator[Send, bytes, None]:
-    """Tokens without headers: a broker that refuses them closes the connection."""
+    """Exchange tokens without headers; a broker that refuses them closes the connection."""
     token: bytes | None = mechanism.first()
     for _ in range(MAX_ROUNDS):
         assert token is not None
@@ -127,7 +127,7 @@ def _raw(mechanism: Mechanism) -> Generator[Send, bytes, None]:
 def _ask(
     api_key: int, version: int, body: Body, client_id: str, computes: bool = False
 ) -> Generator[Send, bytes, Body]:
-    """One request; returns the body of its answer."""
+    """Send one request; returns the body of its answer."""
     answer = yield Send(codec.framed_request(api_key, version, api_key, client_id, body), computes)
     header, body = codec.decode_response(answer, api_key, version)
     if header["correlationId"] != api_key:

@@ -1,9 +1,9 @@
-"""What a client says in each SASL mechanism: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and OAUTHBEARER.
+"""The client's side of each SASL mechanism: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 and OAUTHBEARER.
 
-A mechanism gives its first token, and then one for each challenge of the broker. PLAIN is RFC 4616, SCRAM RFC 5802 and
-7677, OAUTHBEARER RFC 7628. Bounds: MIN_ITERATIONS and MAX_ITERATIONS of SCRAM, since a broker chooses how much kproxy
-computes; its answer to the challenge takes milliseconds, so it is computed on a thread (`is_slow`). Refuses to know
-Kafka's frames.
+A mechanism returns its first token, and then one for each challenge of the broker. PLAIN is RFC 4616, SCRAM RFC 5802
+and 7677, OAUTHBEARER RFC 7628. Bounds: MIN_ITERATIONS and MAX_ITERATIONS of SCRAM, since the broker chooses the number
+that kproxy computes; the answer to that challenge takes milliseconds, so it is computed on a thread (`is_slow`).
+Refuses to know Kafka's frames.
 """
 
 from typing import Any, Protocol
@@ -18,12 +18,12 @@ OAUTHBEARER = "OAUTHBEARER"
 SCRAM = (SCRAM_SHA_256, SCRAM_SHA_512)
 MECHANISMS = (PLAIN, *SCRAM, OAUTHBEARER)
 
-MIN_ITERATIONS = 4096  # Kafka's own least (RFC 7677): with fewer a proof soon gives the password away
-MAX_ITERATIONS = 1_000_000  # half a second; Kafka's own limit for those that it stores is 16,384
+MIN_ITERATIONS = 4096  # Kafka's own minimum (RFC 7677): fewer make it easy to find the password from a proof
+MAX_ITERATIONS = 1_000_000  # half a second; Kafka's own limit for stored credentials is 16,384
 
 
 class Mechanism(Protocol):
-    """One login. `secrets` is what no text may contain."""
+    """One login. No text may contain `secrets`."""
 
     @property
     def name(self) -> str: ...
@@ -38,7 +38,7 @@ class Mechanism(Protocol):
     def first(self) -> bytes: ...
 
     def answer(self, challenge: bytes) -> bytes | None:
-        """The token for a challenge; None: there is nothing more to say. Raises UpstreamError if it is not genuine."""
+        """Return the token for a challenge, None at the end. Raises UpstreamError if the challenge is not genuine."""
 
 
 class Plain:
@@ -58,10 +58,10 @@ class Plain:
 
 
 class Scram:
-    """Both sides prove that they know the password; the broker learns nothing that it did not know."""
+    """SCRAM: both sides prove that they know the password; the broker learns nothing new."""
 
     def __init__(self, name: str, username: str, password: Secret) -> None:
-        from scramp import ScramClient  # only who logs in by SCRAM needs it
+        from scramp import ScramClient  # needed only for logins by SCRAM
         from scramp.core import ScramException
 
         self.name = name
@@ -112,4 +112,4 @@ class OAuthBearer:
         return f"n,,\x01auth=Bearer {self._token.reveal()}\x01\x01".encode()
 
     def answer(self, challenge: bytes) -> bytes | None:
-        return b"\x01" if challenge else None  # RFC 7628, 3.2.3: an error is acknowledged, then the login fails
+        return b"\x01" if challenge else None  # RFC 7628, 3.2.3: the client acknowledges an error, then the login fails

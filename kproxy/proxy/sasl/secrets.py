@@ -1,6 +1,6 @@
-"""Secrets: a type whose texts hide them, and texts of others with known secrets taken out.
+"""Secrets: a type whose texts hide them, and removal of known secrets from other texts.
 
-Refuses to know where secrets come from and what they open.
+Refuses to know the origin of secrets and their use.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ HIDDEN = "***"
 
 
 class Secret:
-    """A password or a token. Only `reveal` shows it: its repr, its text and a pickle of it do not."""
+    """A password or a token. Only `reveal` shows it: its repr and str do not, and it cannot be pickled."""
 
     __slots__ = ("_value",)
 
@@ -36,7 +36,7 @@ class Secret:
 
 
 def without(text: str, secrets: Iterable[Secret], *, at_most: int = 300) -> str:
-    """A peer's text on one line, shortened, with those secrets taken out: a peer may repeat what it was sent."""
+    """Return a peer's text on one line, shortened and without these secrets: a peer may repeat its input."""
     for secret in secrets:
         if secret.reveal():
             text = text.replace(secret.reveal(), HIDDEN)

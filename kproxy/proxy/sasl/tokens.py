@@ -1,8 +1,7 @@
-"""Tokens of OAUTHBEARER: signed JWTs, checked with the keys of a JWKS (RFC 7517) from a file or over HTTPS.
+"""OAUTHBEARER tokens: signed JWTs, checked with the keys of a JWKS (RFC 7517) from a file or over HTTPS.
 
-Only signatures with a public key are accepted, by algorithms that are listed here, never by what the token asks for. A
-fetch follows no redirection. Bounds: MAX_TOKEN_BYTES, MAX_JWKS_BYTES, MAX_KEYS, MAX_NAME, FETCH_S. No text contains a
-token.
+Only public-key signatures are accepted, by the algorithms listed here, never by the token's choice. A fetch follows no
+redirect. Bounds: MAX_TOKEN_BYTES, MAX_JWKS_BYTES, MAX_KEYS, MAX_NAME, FETCH_S. No text contains a token.
 """
 
 import json
@@ -18,7 +17,7 @@ MAX_JWKS_BYTES = 1024 * 1024
 MAX_KEYS = 64
 MAX_NAME = 1024  # characters of a user's name; it stays with the connection
 FETCH_S = 10.0
-_SILENCE_S = 5.0  # of whoever has the keys
+_SILENCE_S = 5.0  # of the JWKS server
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 
 
@@ -30,22 +29,22 @@ _REQUIRED = {
 
 
 class TokenError(ValueError):
-    """Why a token is not accepted, or keys cannot be had; without anything of the token."""
+    """The reason why a token is refused, or keys are unavailable; without any content of the token."""
 
 
 class UnknownKeyError(TokenError):
-    """No key at hand has made the signature: newer ones may have."""
+    """None of the loaded keys made the signature: newer ones may have."""
 
 
 class Claims(NamedTuple):
-    """What a token says that is used."""
+    """The used claims of a token."""
 
     name: str
     expires_s: float  # seconds since the epoch
 
 
 class TokenChecker:
-    """Checks tokens with the keys that `use` was last given."""
+    """Checks tokens with the keys last given to `use`."""
 
     def __init__(
         self,
@@ -57,8 +56,8 @@ class TokenChecker:
         client_claim: str | None = None,
         clients: tuple[str, ...] = (),
     ) -> None:
-        """client_claim: the claim that says for whom a token was issued; it must be one of `clients`."""
-        import jwt  # an extra: only who checks tokens needs it
+        """client_claim: the claim with the client that the token was issued to, which must be one of `clients`."""
+        import jwt  # an optional extra, needed only to check tokens
 
         self._jwt: Any = jwt
         self._issuer = issuer
@@ -71,7 +70,7 @@ class TokenChecker:
         self._keys: list[tuple[str | None, Any]] = []  # (key id, key)
 
     def use(self, jwks: bytes) -> None:
-        """Check with these keys from now on; raises TokenError, and the former ones stay."""
+        """Use these keys from now on. Raises TokenError, and keeps the former keys then."""
         try:
             document = json.loads(jwks)
             entries = document["keys"]
@@ -82,12 +81,12 @@ class TokenChecker:
         keys = []
         for entry in entries[:MAX_KEYS]:
             if not isinstance(entry, dict) or entry.get("kty") == "oct" or entry.get("use", "sig") != "sig":
-                continue  # a secret that both sides share is none of ours
+                continue  # kproxy takes no shared secrets
             try:
                 key = self._jwt.PyJWK.from_dict(entry)
-            except Exception:  # of a kind that the library does not know: others may do
+            except Exception:  # a key type unknown to the library: other keys may work
                 continue
-            # An RSA key without `alg` checks every algorithm of RSA (RFC 7517, 4.4); PyJWT would take RS256 alone.
+            # An RSA key without `alg` is valid for every RSA algorithm (RFC 7517, 4.4); PyJWT would accept only RS256.
             is_any_rsa = entry.get("kty") == "RSA" and "alg" not in entry
             keys.append((entry.get("kid"), key.key if is_any_rsa else key))
         if not keys:
@@ -95,7 +94,7 @@ class TokenChecker:
         self._keys = keys
 
     def check(self, token: str) -> Claims:
-        """Raises UnknownKeyError if no key at hand fits, or TokenError."""
+        """Return the claims of a valid token. Raises UnknownKeyError if no loaded key fits, or TokenError."""
         jwt = self._jwt
         try:
             header = jwt.get_unverified_header(token)
@@ -147,7 +146,7 @@ class TokenChecker:
         return claims
 
     def claimed(self, token: str) -> str:
-        """Whom a token that was refused names, which nobody has proven; nothing: it names nobody that can be read."""
+        """Return the name in a refused token, which is unproven; "" if there is none that can be read."""
         try:
             name = self._jwt.decode(token, options={"verify_signature": False}).get(self._claim)
         except (self._jwt.PyJWTError, ValueError, RecursionError):
@@ -155,7 +154,7 @@ class TokenChecker:
         return name if isinstance(name, str) and len(name) <= MAX_NAME else ""
 
     def _reason(self, fault: Exception) -> str:
-        """In our words: the library's may quote what the token says."""
+        """Return the reason in kproxy's words: the library's may quote the token."""
         jwt = self._jwt
         if isinstance(fault, jwt.MissingRequiredClaimError) and fault.claim in _REQUIRED:
             return f"it has no claim {_REQUIRED[fault.claim]}"
@@ -171,8 +170,8 @@ class TokenChecker:
 
 
 def fetch(url: str, ca_file: Path | None) -> bytes:
-    """The JWKS behind an https URL, on the caller's thread; raises TokenError."""
-    import http.client  # with urllib.request 1 MB, for whoever has keys behind a URL
+    """Return the JWKS at an https URL; blocks the calling thread. Raises TokenError."""
+    import http.client  # with urllib.request 1 MB, needed only for keys behind a URL
     import urllib.request
 
     class NoRedirection(urllib.request.HTTPRedirectHandler):
@@ -182,7 +181,7 @@ def fetch(url: str, ca_file: Path | None) -> bytes:
     end = time.monotonic() + FETCH_S
 
     class UntilTheEnd(ssl.SSLSocket):
-        """Reads no longer than FETCH_S in all: a header that comes byte by byte would be read for ever."""
+        """Ends all reads after FETCH_S: a header sent byte by byte would be read for ever."""
 
         def recv_into(self, *args: Any, **kwargs: Any) -> int:
             left_s = end - time.monotonic()
@@ -208,13 +207,13 @@ def fetch(url: str, ca_file: Path | None) -> bytes:
         if isinstance(fault, TokenError):
             raise
         raise TokenError(f"the JWKS cannot be fetched: {getattr(fault, 'reason', None) or fault}") from None
-    except http.client.HTTPException as fault:  # whose texts have what the other said
+    except http.client.HTTPException as fault:  # its texts contain the server's response
         kind = type(fault).__name__
         raise TokenError(f"the JWKS cannot be fetched: what answers there does not speak HTTP ({kind})") from None
 
 
 def read(path: Path) -> bytes:
-    """The JWKS of a file; raises TokenError."""
+    """Return the JWKS of a file. Raises TokenError."""
     try:
         with open_regular(path) as file:
             data = file.read(MAX_JWKS_BYTES + 1)

@@ -1,8 +1,8 @@
-"""Work of milliseconds on one thread, for addresses in turn: however much one has, it delays others by one piece each.
+"""Work of milliseconds on one thread, by address in turn: however much work one has, it delays others by one piece.
 
-The thread has the priority of the loop's: at a lower one, a machine that is busy would not run it while it holds the
-interpreter's lock (GIL), and the loop would wait for both. Bounded by who asks: a piece of work for each login that is
-under way. Refuses to know what the work is.
+The thread has the priority of the event loop's thread: at a lower one, a busy machine might not run it while it holds
+the interpreter's lock (GIL), and the loop would wait too. Bounded by its callers: one piece of work per login in
+progress. Refuses to know the work.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ class Turns:
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._is_busy = False
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by address, the one whose turn is next first
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by address; the next one's turn comes first
 
     async def run(self, host: str, work: Callable[[], T]) -> T:
-        """What `work` returns or raises; `host`: for whose address it is done."""
+        """Return or raise the outcome of `work`; `host`: the address that it is for."""
         host = network_of(host)
         loop = asyncio.get_running_loop()
         if self._is_busy:
@@ -32,7 +32,7 @@ class Turns:
             try:
                 await turn
             except asyncio.CancelledError:
-                if not turn.cancelled():  # it was granted in the same turn of the loop
+                if not turn.cancelled():  # granted before the cancellation
                     self._next()
                 raise
         self._is_busy = True
@@ -42,7 +42,7 @@ class Turns:
             self._next()
 
     def _next(self) -> None:
-        """Grant a turn to the next address, whose further work then waits behind that of all others."""
+        """Grant a turn to the next address; its remaining work then waits behind all others."""
         while self._waiting:
             host = next(iter(self._waiting))
             turns = self._waiting.pop(host)

@@ -1,8 +1,8 @@
-"""A file of users: what is needed to check passwords, not the passwords.
+"""A file of users with the credentials to check passwords, not the passwords.
 
 Each line is `NAME:MECHANISM:ITERATIONS:SALT:STORED_KEY:SERVER_KEY` (RFC 5802; the last three in base64, the name
-percent-encoded where it has a colon, a space or a sign beyond ASCII); `#` begins a comment. PLAIN is checked against
-the same lines. Bounds: MAX_FILE_BYTES, MAX_ITERATIONS. Faults name the line and never what is in it.
+percent-encoded if it has a colon, a space or a non-ASCII character); `#` begins a comment. PLAIN is checked against the
+same lines. Bounds: MAX_FILE_BYTES, MAX_ITERATIONS. Error texts name the line and never its content.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ from urllib.parse import quote, unquote
 from kproxy.proxy.config.files import open_regular
 from kproxy.proxy.sasl.mechanisms import MAX_ITERATIONS, MIN_ITERATIONS, SCRAM, SCRAM_SHA_256, SCRAM_SHA_512
 
-ITERATIONS = 8192  # of what is written here: a few milliseconds for each check of a PLAIN password
+ITERATIONS = 8192  # of credentials written here: checking a PLAIN password takes a few milliseconds
 MAX_FILE_BYTES = 16 * 1024 * 1024
 _SALT_BYTES = 24
 _HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
 
 
 class Credential(NamedTuple):
-    """What one mechanism needs to check one user; as good as the password for who has it, so its text hides it."""
+    """A user's credential for one mechanism. It is as sensitive as the password, so its repr hides it."""
 
     salt: bytes
     stored_key: bytes
@@ -40,24 +40,24 @@ Users = Mapping[str, Mapping[str, Credential]]  # name -> mechanism -> credentia
 
 
 class UsersError(ValueError):
-    """What is wrong with a file of users, and how to fix it."""
+    """A fault of a file of users, and how to fix it."""
 
 
 def credential(mechanism: str, password: str, iterations: int = ITERATIONS, salt: bytes | None = None) -> Credential:
-    """A credential for that password, by default with a salt of its own. It takes milliseconds."""
+    """Return a credential for that password, by default with a new salt. Takes milliseconds."""
     salt = salt or secrets.token_bytes(_SALT_BYTES)
     client_key, server_key = _keys(mechanism, password, salt, iterations)
     return Credential(salt, hashlib.new(_HASHES[mechanism], client_key).digest(), server_key, iterations)
 
 
 def is_password(mechanism: str, password: str, known: Credential) -> bool:
-    """Whether it is the password of that credential; it takes milliseconds, as long for a wrong one."""
+    """Whether it is the password of that credential. Takes milliseconds, no less for a wrong password."""
     client_key, _ = _keys(mechanism, password, known.salt, known.iterations)
     return hmac.compare_digest(hashlib.new(_HASHES[mechanism], client_key).digest(), known.stored_key)
 
 
 def _keys(mechanism: str, password: str, salt: bytes, iterations: int) -> tuple[bytes, bytes]:
-    """(client key, server key) of RFC 5802, section 3; of the password's bytes as they are, as Kafka does it."""
+    """Return (client key, server key) of RFC 5802, section 3, without SASLprep of the password, as Kafka does."""
     name = _HASHES[mechanism]
     salted = hashlib.pbkdf2_hmac(name, password.encode(), salt, iterations)
     return hmac.digest(salted, b"Client Key", name), hmac.digest(salted, b"Server Key", name)
@@ -67,7 +67,7 @@ def _keys(mechanism: str, password: str, salt: bytes, iterations: int) -> tuple[
 
 
 def parse(text: str) -> dict[str, dict[str, Credential]]:
-    """The users of a file; raises UsersError with the number of a line that is wrong."""
+    """Return the users of a file. Raises UsersError with the number of the wrong line."""
     users: dict[str, dict[str, Credential]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -104,7 +104,7 @@ def _entry(line: str, number: int) -> tuple[str, str, Credential]:
 
 
 def lines(users: Users) -> Iterator[str]:
-    """The lines of a file with those users; `parse` reads them back."""
+    """Yield the lines of a file with those users; `parse` reads them back."""
     for name, mechanisms in users.items():
         for mechanism, known in mechanisms.items():
             keys = (b64encode(key).decode() for key in (known.salt, known.stored_key, known.server_key))
@@ -112,7 +112,7 @@ def lines(users: Users) -> Iterator[str]:
 
 
 def read(path: Path) -> dict[str, dict[str, Credential]]:
-    """The users of the file at `path`; raises UsersError if it cannot be read."""
+    """Return the users of the file at `path`. Raises UsersError if it cannot be read."""
     try:
         with open_regular(path) as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -130,9 +130,9 @@ def read(path: Path) -> dict[str, dict[str, Credential]]:
 
 
 def change(path: Path, name: str, password: str | None) -> bool:
-    """Give a user a password, or remove the user; returns whether the user was there before.
+    """Set a user's password, or remove the user for None; returns whether the user existed.
 
-    All other lines and comments stay; the file changes in one step, and only its owner may read it.
+    All other lines and comments stay; the file is replaced atomically, and only its owner may read it.
     """
     text = path.read_text() if path.exists() else "# users of kproxy: `kproxy users --help`\n"
     was_there = name in parse(text)
@@ -153,15 +153,15 @@ def change(path: Path, name: str, password: str | None) -> bool:
 
 
 class UsersFile:
-    """The users of a file that may change: read again when it does. A file that became wrong changes nothing."""
+    """The users of a file, which is read again when it changes. A file with a fault changes nothing."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UsersError."""
+        """Read the file. Raises UsersError."""
         self.path = path
         self._pepper = secrets.token_bytes(32)
         self._version = self._stat()
         self.users: Users = read(path)
-        self.fault = ""  # of the last reading
+        self.fault = ""  # of the latest reading
 
     def _stat(self) -> tuple[int, ...]:
         try:
@@ -171,7 +171,7 @@ class UsersFile:
         return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
     def refresh(self) -> bool:
-        """Read the file if it changed; whether it did. `fault` then says what is wrong, or nothing."""
+        """Read the file if it changed; returns whether it did. `fault` is then the file's fault, or ""."""
         version = self._stat()
         if version == self._version:
             return False
@@ -183,20 +183,20 @@ class UsersFile:
         return True
 
     def find(self, name: str, mechanism: str) -> tuple[Credential, bool]:
-        """(what to check with, whether the user exists): one who does not is checked all the same, and as long."""
+        """Return (credential, whether the user exists); an unknown user gets a decoy, whose check takes as long."""
         known = self.users.get(name, {}).get(mechanism)
         if known is not None:
             return known, True
         return self._decoy(name, mechanism), False
 
     def plain(self, name: str) -> tuple[str, Credential, bool]:
-        """(mechanism, what to check with, whether the user exists) to check a password."""
+        """Return (mechanism, credential, whether the user exists) to check a PLAIN password."""
         mechanisms = self.users.get(name, {})
         mechanism = SCRAM_SHA_512 if SCRAM_SHA_512 in mechanisms or not mechanisms else SCRAM_SHA_256
         return mechanism, *self.find(name, mechanism)
 
     def _decoy(self, name: str, mechanism: str) -> Credential:
-        """The same for each question about a name, since that is what a real one is; no password fits."""
+        """Return a credential that no password matches; its salt is always the same for a name, like a real one."""
         iterations = next((known.iterations for of_one in self.users.values() for known in of_one.values()), ITERATIONS)
         drawn = hmac.digest(self._pepper, f"{mechanism}:{name}".encode(errors="replace"), "sha512")
         size = hashlib.new(_HASHES[mechanism]).digest_size
