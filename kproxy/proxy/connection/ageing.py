@@ -1,12 +1,12 @@
-"""Ends connections that nobody uses, or that are old: the settings idle_timeout_s and max_age_s.
+"""Ends idle and old connections: the settings idle_timeout_s and max_age_s.
 
-One timer of the loop for all connections of a process. Each connection has its place in a wheel of whole seconds,
-where it is looked at a few times per idle_timeout_s and once a minute at least: by what the session has counted anyway,
-so the relay does no work for it. So an idle connection ends up to a quarter of its time and a second late. It ends as
-in a drain: answers that are due are delivered, and its client finds it closed between two requests.
+One timer of the event loop serves all connections of a process. Each connection has its place in a timer wheel of whole
+seconds and is checked a few times per idle_timeout_s, at least once a minute, from counters that the session has
+anyway: the relay does no work for it. So an idle connection ends up to a quarter of its timeout and a second late. It
+ends as in a drain: pending answers are delivered, and the client sees the close between two requests.
 
-Bounded: an entry per connection that has such a limit, kept for a minute at most after its end; SLICE of them have
-their turn at once. Refuses to know why there are limits, and sockets.
+Bounded: an entry per connection with such a limit, kept for at most a minute after its end; SLICE entries are checked
+at once. Refuses to know the purpose of limits, and sockets.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from kproxy.proxy.relay.relay import Relay
 from kproxy.wire.events import CLIENT
 
 SLICE = 256
-_CHECKS = 4  # within idle_timeout_s
-_LONGEST_S = 60.0  # between two looks at a connection, so that one that has closed is forgotten
-BUSY_S = 30.0  # an old connection has so long to have nothing unanswered of itself; then no new request is read
-UNANSWERED_S = 600.0  # and then so long for the answers that are due: a JoinGroup may take minutes
+_CHECKS = 4  # checks per idle_timeout_s
+_LONGEST_S = 60.0  # s between two checks of a connection, so that closed ones are forgotten
+BUSY_S = 30.0  # s for an old connection to become idle; then no new request is read
+UNANSWERED_S = 600.0  # s for its pending answers after that: a JoinGroup may take minutes
 
-Reached = Callable[[str], None]  # a limit ended a connection: its setting
+Reached = Callable[[str], None]  # called with the setting that ended a connection
 
 
 class _Watched:
-    """A connection with a limit: by its number, so that a closed one can be forgotten."""
+    """A connection with a limit, by number, so that a closed one can be forgotten."""
 
     __slots__ = ("ends_at", "idle_s", "idle_since", "number", "reached", "received", "steps")
 
@@ -39,16 +39,16 @@ class _Watched:
         self.received = 0
         age_s = limits.max_age_s
         self.ends_at = float("inf") if age_s is None else now + age_s * (1 - AGE_JITTER * random.random())
-        self.steps = _ENDING  # what is left to do to a connection beyond max_age_s
+        self.steps = _ENDING  # remaining steps for a connection beyond max_age_s
         self.reached = reached
 
     def due(self, now: float) -> float:
-        """When it is to be looked at next."""
+        """Return the time of its next check."""
         idle_s = self.idle_s if self.idle_s is not None and self.steps is _ENDING else _LONGEST_S * _CHECKS
         return min(self.ends_at, now + idle_s / _CHECKS, now + _LONGEST_S)
 
 
-# How an old connection ends, and how long each way may take.
+# The steps that end an old connection, and the time allowed for each in seconds.
 _ENDING: tuple[tuple[Callable[[Relay], None], float], ...] = (
     (lambda relay: relay.finish("max_age"), BUSY_S),
     (lambda relay: relay.drain("max_age"), UNANSWERED_S),
@@ -57,7 +57,7 @@ _ENDING: tuple[tuple[Callable[[Relay], None], float], ...] = (
 
 
 class Ageing:
-    """relays: the open ones by number; whoever owns it removes those that have closed."""
+    """relays: the open ones by number; their owner removes closed ones."""
 
     def __init__(self, relays: Mapping[int, Relay]) -> None:
         self._relays = relays
@@ -69,7 +69,7 @@ class Ageing:
         return sum(map(len, self._wheel.values()))
 
     def watch(self, relay: Relay, limits: Limits, reached: Reached) -> None:
-        """Look after a connection from now on."""
+        """Check a connection from now on."""
         now = monotonic()
         if self._timer is None:
             self._next_second = int(now) + 1
@@ -87,7 +87,7 @@ class Ageing:
         self._wheel.setdefault(second, []).append(watched)
 
     def _tick(self) -> None:
-        """Look at those whose second has come, some at once."""
+        """Check the connections whose second has come, at most SLICE at once."""
         loop = asyncio.get_running_loop()
         now = monotonic()
         left = SLICE
@@ -110,7 +110,7 @@ class Ageing:
             self._timer = None
 
     def _look(self, watched: _Watched, relay: Relay, now: float) -> None:
-        """End a connection that is beyond its time, or give it a further place."""
+        """End a connection that has reached a limit, or schedule its next check."""
         if now >= watched.ends_at:
             if watched.steps is _ENDING:
                 watched.reached("max_age_s")
@@ -128,7 +128,7 @@ class Ageing:
                 watched.reached("idle_timeout_s")
                 if relay.session.at_boundary(CLIENT):
                     relay.finish("idle_timeout")
-                else:  # in the middle of a request, the rest of which does not come
+                else:  # amid a request whose rest does not come
                     relay.close("idle_timeout")
                 return
         if not relay.closed:

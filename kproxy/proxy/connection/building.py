@@ -1,6 +1,6 @@
-"""Builds a connection: an admitted client, a dialled broker and the cluster's filters become a relay with its session.
+"""Builds a relay with its session from an admitted client, a dialled broker and the cluster's filters.
 
-Refuses to know how clients are admitted and brokers dialled, and what becomes of the relay.
+Refuses to know how clients are admitted and brokers dialled, and the relay's further life.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ def build(
     on_fault: Callable[[Relay, Desync], None],
     on_closed: Callable[[Relay, str], None],
 ) -> tuple[Relay, Authorizer | None]:
-    """A relay that has not started, and what decides about its client's requests.
+    """Return a relay that has not started, and the authorizer of its client's requests.
 
-    info, listener: what the connection is called in metrics and tables. sinks: get its events beside metrics and
+    info, listener: the connection's labels in metrics and tables. sinks: receive its events in addition to metrics and
     recorder.
     """
     authorizer, policy, rewriter = filters.of(client)
@@ -90,7 +90,7 @@ def _is_plain(
     dialled: Dialled,
     sinks: Iterable[Callable[[list[Event]], None]],
 ) -> bool:
-    """Return whether nothing but metrics, what follows groups, an authorizer and addresses want the connection."""
+    """Whether the connection is only used by metrics, group insight, an authorizer and address rewriting."""
     return (
         not worker.sinks
         and worker.flight is None

@@ -1,8 +1,8 @@
 """The connections of one cluster, from an accepted client to the end of its relay.
 
-In this order: accept, admit (`admission/admission.py`), dial (`dialling.py`), build (`building.py`), relay. A client is
-read only once its broker is connected, but for its admission. Bounded by the gate's connections. Refuses to know how
-brokers are found and ports bound.
+The order is: accept, admit (`admission/admission.py`), dial (`dialling.py`), build (`building.py`), relay. Except for
+its admission, a client is not read until its broker is connected. Bounded by the gate's connections. Refuses to know
+how brokers are found and ports bound.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import SIDES, Desync
 
-FIRST_REQUEST_S = 0.3  # time for the first request of a client that came just before its port closed
-NOWHERE = Address("", 0)  # the upstream of a client that was not dialled for
+FIRST_REQUEST_S = 0.3  # time for the first request of a client that connected just before its port closed
+NOWHERE = Address("", 0)  # the upstream of a client without a broker connection
 
 log = logging.getLogger("kproxy.cluster")
 
@@ -49,10 +49,10 @@ log = logging.getLogger("kproxy.cluster")
 class Connections:
     """Serves the clients of one cluster.
 
-    topology: the brokers. advertise: rewrites a broker's address; find_leak: looks at answers before they leave;
-    broker_lost(): a broker could not be dialled, or reset a connection; connector: the way to brokers; welcome: the
-    steps of a client's admission, in order, each raising RefusedClient for one that is to be closed; logins: of kproxy
-    and of clients.
+    topology: the brokers. advertise: rewrites a broker's address; find_leak: checks answers before they leave;
+    broker_lost(): called when a broker could not be dialled or reset a connection; connector: connects to brokers;
+    welcome: the steps of a client's admission, in order, each raising RefusedClient for a client that must be closed;
+    logins: of kproxy and of clients.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class Connections:
     ) -> None:
         # Called with each accepted client; with several processes it passes the client to another one.
         self.serve: Callable[[Incoming], None] = self.connect
-        self.making = 0  # connections
-        self.ends = False  # new connections end soon: kproxy drains, or the cluster runs by other settings
+        self.making = 0  # connections being set up
+        self.ends = False  # drain new connections soon: kproxy drains, or the cluster has newer settings
         self._worker = worker
         self._cluster = cluster
         self._metrics = metrics
@@ -106,11 +106,11 @@ class Connections:
         self._source = f"live:{cluster.name}"
 
     def follow(self, former: "Connections") -> None:
-        """Take over from connections that were run by other settings."""
+        """Take over the state of connections that ran with former settings."""
         self._filters.follow(former._filters)
 
     async def stop(self) -> None:
-        """Give up the connections that are still being made."""
+        """Cancel the connections that are being set up."""
         await self._tasks.cancel()
 
     def accepted(self, node_id: int | None) -> Accepted:
@@ -119,7 +119,7 @@ class Connections:
         def accepted(client: socket.socket, peer: Address) -> None:
             try:
                 upstream = self._worker.loops.is_own(peer, partial(self._topology.destination_of, client))
-            except OSError:  # it has gone already
+            except OSError:  # it has disconnected
                 client.close()
                 return
             if upstream is not None:
@@ -136,7 +136,7 @@ class Connections:
         return accepted
 
     def connect(self, client: Incoming) -> None:
-        """Begin to serve a client that the gate has counted."""
+        """Start serving a client that the gate has counted."""
         self._tasks.spawn(self._connect(client))
 
     async def _connect(self, client: Incoming) -> None:
@@ -157,7 +157,7 @@ class Connections:
             self._unreachable(client, fault)
         except PortCheck:
             pass
-        except OSError:  # it has gone already
+        except OSError:  # it has disconnected
             self._never_relayed("client_reset", client, self._listener(client))
         finally:
             self.making -= 1
@@ -169,7 +169,7 @@ class Connections:
                 self._worker.left(client.number)
 
     def _relay(self, client: Admitted, dialled: Dialled) -> None:
-        """Build a client's connection and start it."""
+        """Build a client's relay and start it."""
         worker = self._worker
         info = self._info(client, dialled.upstream)
         if log.isEnabledFor(logging.DEBUG):
@@ -202,13 +202,13 @@ class Connections:
             self._tasks.spawn(self._end(relay))
 
     async def _end(self, relay: Relay) -> None:
-        """Bring a connection to its end that was being made when its settings ceased to hold."""
+        """Drain a connection that was being set up when its settings were replaced."""
         await asyncio.sleep(FIRST_REQUEST_S)
         timeout_s, name = self._worker.config.drain_timeout_s, self._cluster.name
         await drain([relay], timeout_s, asyncio.Event(), f"cluster {name}", serves=False)
 
     def _closed(self, own: Address, ticket: Ticket, relay: Relay, cause: str) -> None:
-        """A relay ended, whose connection to its broker had the own end `own`."""
+        """Clean up after a relay; `own` is the local address of its broker connection."""
         worker = self._worker
         worker.loops.closed(own)
         self.loops.closed(relay)
@@ -222,10 +222,10 @@ class Connections:
         if cause == "broker_reset":
             self._broker_lost()
 
-    # --- what is reported of clients and connections -----------------------------------------------------------------
+    # --- reports on clients and connections ---------------------------------------------------------------------------
 
     def _info(self, client: Incoming | Admitted, upstream: Address) -> ConnectionInfo:
-        # Many connections have few hosts: interned, these share one text as long as one of them is open.
+        # Many connections share few hosts: interning keeps one text per host.
         return ConnectionInfo(
             self._cluster.name,
             self._source,

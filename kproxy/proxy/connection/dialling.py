@@ -1,4 +1,4 @@
-"""Dials the broker that an admitted client comes for. Refuses to know relays, and how sockets are opened."""
+"""Dials the broker of an admitted client. Refuses to know relays, and how sockets are opened."""
 
 from time import monotonic_ns
 
@@ -13,7 +13,7 @@ from kproxy.proxy.upstream.connector import BrokerConnector
 
 
 class Dialling:
-    """Counts each dial in `metrics`; `gate` is asked to pause where the process has no descriptors left."""
+    """Counts each dial in `metrics`; `gate` pauses if the process has no descriptors left."""
 
     def __init__(self, topology: Topology, connector: BrokerConnector, metrics: UpstreamCells, gate: Gate) -> None:
         self._topology = topology
@@ -53,5 +53,5 @@ class Dialling:
         return dialled
 
     def close(self, dialled: Dialled) -> None:
-        """Close a connection that no relay took over."""
+        """Close a connection that no relay has taken over."""
         self._connector.close(dialled.sock)

@@ -1,12 +1,12 @@
-"""How connections are brought to their end: one after the other, each when none of its requests is unanswered.
+"""Drains connections: one after the other, each closed when none of its requests is unanswered.
 
-If all idle clients were closed at once, they would all come back at once, to the kproxies that are left. So each
-connection has a moment of its own, spread evenly over the time of the drain, and is served as usual until then. From
-its moment on it is closed as soon as every request that has arrived is answered. A client that always has some under
-way gives no such chance: near the end of the time it is read no further, and gets the answers that are due. One with
-MANY of them under way is read no further earlier, so that a slow broker has the time to answer them.
+If all idle clients were closed at once, they would all reconnect at once, to the remaining kproxies. So the
+connections' turns are spread evenly over the drain, and each one is served as usual until its turn. From then on it is
+closed as soon as all requests received are answered. A client that always has requests in flight would never be closed:
+near the end of the drain kproxy stops reading it, and delivers the pending answers. A connection with more than MANY
+requests in flight is no longer read from an earlier point on, so that a slow broker has time to answer them.
 
-Of few connections the spread is short, so that a small kproxy stops soon. Refuses to know listeners and signals.
+With few connections the spread is short, so that a small kproxy stops soon. Refuses to know listeners and signals.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from typing import NamedTuple
 from kproxy.proxy.relay.relay import Relay
 from kproxy.proxy.tasks import waited
 
-SPREAD_SHARE = 0.75  # of the drain's time, in which connections have their moments
-LAST_SHARE = 0.85  # of the drain's time, after which no new request is read
+SPREAD_SHARE = 0.75  # share of the drain's time over which connections' turns are spread
+LAST_SHARE = 0.85  # share of the drain's time after which no new request is read
 EARLY_SHARE = 0.5  # the same for a connection with more than MANY requests in flight
 MANY = 16
 SPREAD_PER_CONNECTION_S = 0.1
 _POLL_S = 0.02
-_TURN = 64  # relays that are told in one turn of the loop
+_TURN = 64  # relays handled per turn of the event loop
 
 log = logging.getLogger("kproxy.server")
 
@@ -37,17 +37,17 @@ class Drained(NamedTuple):
 
 
 def spread_s(connections: int, timeout_s: float) -> float:
-    """Over how many seconds so many connections are closed."""
+    """Return over how many seconds to spread the turns of so many connections."""
     return min(SPREAD_SHARE * timeout_s, SPREAD_PER_CONNECTION_S * connections)
 
 
 async def drain(
     relays: Collection[Relay], timeout_s: float, at_once: asyncio.Event, cause: str, *, serves: bool = True
 ) -> Drained:
-    """Let connections finish within `timeout_s` seconds, or until `at_once`; what is left then is closed.
+    """Let connections finish within `timeout_s` seconds, or until `at_once`; the others are closed then.
 
-    cause: what the log calls the reason. serves: whether a connection whose moment has come is served as long as it has
-    requests under way; False: no new request of it is read.
+    cause: for the log. serves: whether a connection is still served after its turn while it has requests in flight;
+    False: no new request is read from its turn on.
     """
     relays = [relay for relay in relays if not relay.closed]
     random.shuffle(relays)
@@ -83,7 +83,7 @@ async def drain(
 
 
 async def _open(relays: Collection[Relay]) -> AsyncIterator[Relay]:
-    """Those that are open still when it is their turn: _TURN in one of the loop, which others wait for."""
+    """Yield the relays that are open when their turn comes: _TURN per turn of the event loop."""
     for number, relay in enumerate(relays, 1):
         if not relay.closed:
             yield relay
@@ -92,7 +92,7 @@ async def _open(relays: Collection[Relay]) -> AsyncIterator[Relay]:
 
 
 async def _end_each(relays: Collection[Relay], over_s: float, jitter: Callable[[], float], *, serves: bool) -> None:
-    """Ask one connection after the other to end, each at a moment of its share of the time."""
+    """Ask the connections to end one by one, each at a random time within its share of `over_s`."""
     loop = asyncio.get_running_loop()
     start = loop.time()
     share_s = over_s / max(1, len(relays))

@@ -1,7 +1,7 @@
-"""The filters of a cluster's connections: made once from its settings, then for each connection.
+"""The filters of a cluster's connections: created once from its settings, then for each connection.
 
-A request meets kproxy's answers to logins first, then those to telemetry, then the policy; an answer meets the
-rewriter. Refuses to know sockets and relays.
+A request passes kproxy's answers to logins, then those to telemetry, then the policy; an answer passes the rewriter.
+Refuses to know sockets and relays.
 """
 
 from collections.abc import Callable
@@ -35,16 +35,16 @@ Wants = Callable[[int, int], bool]  # (api key, version) -> whether such request
 class Filters(NamedTuple):
     """The filters of one connection."""
 
-    authorizer: Authorizer | None  # the first that decides about a request; it leaves others to those behind it
+    authorizer: Authorizer | None  # the first in the chain; it leaves requests that it does not decide to the next one
     policy: PolicyAuthorizer | None
     rewriter: Rewriter | None
 
 
 class ClusterFilters:
-    """What a cluster's connections are filtered by.
+    """Creates the filters of a cluster's connections.
 
-    rewrites: brokers' addresses become kproxy's (`advertise`, `find_leak`); else answers are only read for them.
-    interest: what sessions look for; expired_interest: of sessions whose login has expired.
+    rewrites: brokers' addresses become kproxy's (`advertise`, `find_leak`); else answers are only searched for them.
+    interest: what sessions decode; expired_interest: the same for sessions with an expired login.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ClusterFilters:
         *,
         rewrites: bool,
     ) -> None:
-        """Raises ConfigError where an extra is missing."""
+        """Create the shared parts. Raises ConfigError if an extra is missing."""
         self.logins = logins
         self._worker = worker
         self._cluster = cluster
@@ -84,7 +84,7 @@ class ClusterFilters:
             Interest,
             rewrite=rewrites,
             brokers=not rewrites,
-            details=bool(worker.sinks),  # metrics alone need no groups, and of bodies only what carries records
+            details=bool(worker.sinks),  # metrics alone need no groups, and of bodies only those with records
             detail=DETAILS[cluster.detail],
             held=worker.held,
             names=self._policy is not None and self._policy.needs_names,
@@ -95,7 +95,7 @@ class ClusterFilters:
         self.expired_interest = interest(authorizes=lambda api_key, version: True)
 
     def follow(self, former: "ClusterFilters") -> None:
-        """Take the place of filters by other settings: clients that push their metrics to those get ours."""
+        """Replace the filters of former settings; clients that push metrics to those are passed to these."""
         if former._receiver is None:
             return
         former._receiver.change(self._cluster.telemetry, self._tasks.spawn)
@@ -104,7 +104,7 @@ class ClusterFilters:
             self._telemetry = self._receiver
 
     def of(self, client: Admitted) -> Filters:
-        """The filters of a client's connection."""
+        """Return the filters of a client's connection."""
         policy = self._authorizer(client)
         authorizer: Authorizer | None = policy
         telemetry: AnswerTelemetry | None = None
@@ -119,7 +119,7 @@ class ClusterFilters:
         return Filters(authorizer, policy, rewriter)
 
     def _authorizer(self, client: Admitted) -> PolicyAuthorizer | None:
-        """What decides a client's requests; None: the listener has no policy."""
+        """Return the authorizer of a client's requests; None if the listener has no policy."""
         if self._policy is None:
             return None
         worker, name = self._worker, self._cluster.name
@@ -128,28 +128,28 @@ class ClusterFilters:
         return PolicyAuthorizer(self._policy, peer, self.interest, self._names, refused, worker.audit)
 
     def _telemetry_receiver(self) -> Receiver | None:
-        """What takes the metrics that clients push; None: they go to brokers, if to anybody."""
+        """Return the receiver of metrics that clients push; None: they go to brokers, if at all."""
         settings, name = self._cluster.telemetry, self._cluster.name
         if settings is None:
             return None
         with of_extras(lambda missing: ConfigError([(f"{name}: telemetry", f"it {missing}")])):
-            import opentelemetry.proto.metrics.v1.metrics_pb2  # noqa: F401 - so that one that is missing is told at the start
-        if settings.answer == "always":  # brokers may offer versions that only they know
+            import opentelemetry.proto.metrics.v1.metrics_pb2  # noqa: F401 - so that a missing one is reported at the start
+        if settings.answer == "always":  # brokers may offer versions unknown to kproxy
             versions = schema().apis
             self._caps = {**self._caps, **{key: versions[key].request.versions[-1] for key in TELEMETRY_APIS}}
         cells, pushes = self._worker.metrics.cluster(name).takes_pushes(ERRORS_OF)
         return Receiver(name, settings, cells, pushes, self._tasks.spawn, self._worker.now_ns)
 
     def _kept_frames(self) -> Kept | None:
-        """Which frames are kept for the process that follows groups; None: it does not run."""
+        """Return which frames are copied for the process that follows groups; None if it does not run."""
         if self._cluster.detail == "headers":
             return None
-        from kproxy.insight.knowledge import APIS, ONLY_FAILED  # 1 MB, of no use for headers
+        from kproxy.insight.knowledge import APIS, ONLY_FAILED  # 1 MB, not needed for headers
 
         left_out = self._worker.metrics.cluster(self._cluster.name).follow()
         return Kept(APIS, only_failed=ONLY_FAILED, small=(HEARTBEAT,), left_out=left_out)
 
 
 def _either(one: Wants, other: Wants | None) -> Wants:
-    """What an Interest has authorized for two authorizers."""
+    """Combine the predicates of two authorizers for an Interest."""
     return one if other is None else lambda key, version: one(key, version) or other(key, version)

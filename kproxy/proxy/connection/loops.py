@@ -1,6 +1,6 @@
-"""Connections of one cluster that lead back to this kproxy: how they are noticed, and what becomes of them.
+"""Detects connections of one cluster that lead back to this kproxy, and closes them.
 
-A connection that proves to be kproxy's own is closed, with all that lead to the same upstream. Bounded by the open
+A connection that proves to be kproxy's own is closed, with all others to the same upstream. Bounded by the open
 connections. Refuses to know who accepts and who dials.
 """
 
@@ -19,15 +19,15 @@ from kproxy.proxy.tasks import Tasks
 from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.proxy.upstream.loops import loop_through
 
-# A loop that neither addresses nor questions show makes connections without end. At so many to one upstream, and at
-# each doubling, kproxy asks there: its question comes back if it is one.
+# A loop that neither addresses nor kproxy's own requests reveal opens connections without end. At this number of
+# connections to one upstream, and at each doubling, kproxy sends a request there: in a loop it comes back.
 PROBED_AT = 64
 
 log = logging.getLogger("kproxy.cluster")
 
 
 class Loops:
-    """looped: the upstream that led back to this kproxy last. connector: the way of the questions."""
+    """looped: the latest upstream that led back to this kproxy. connector: for kproxy's own requests."""
 
     def __init__(
         self,
@@ -50,30 +50,30 @@ class Loops:
         self._limiter = LogLimiter(log)
 
     def opened(self, relay: Relay) -> None:
-        """Count a connection; ask its upstream where there are many."""
+        """Count a connection; probe its upstream if there are many."""
         upstream = _upstream(relay)
         count = self._open[upstream] = self._open.get(upstream, 0) + 1
         if count >= PROBED_AT and count & (count - 1) == 0:
             self._tasks.spawn(self._probe(upstream))
 
     def closed(self, relay: Relay) -> None:
-        """A connection that was counted has ended."""
+        """Uncount an ended connection."""
         upstream = _upstream(relay)
         self._open[upstream] -= 1
         if not self._open[upstream]:
             del self._open[upstream]
 
     def admits(self, first_bytes: bytes) -> bool:
-        """Whether a client is somebody else: by the first bytes that it sent."""
+        """Whether a client's first bytes are not one of kproxy's own requests."""
         upstream = self._worker.loops.came_back(first_bytes)
         if upstream is None:
             return True
-        # Not now: it closes connections, the one that is being read among them.
+        # Not now: it closes connections, including the one that is being read.
         asyncio.get_running_loop().call_soon(self.found, upstream, "kproxy's own question")
         return False
 
     def found(self, upstream: Address, evidence: str) -> None:
-        """Refuse an upstream from now on, and close all connections that go there."""
+        """Refuse an upstream from now on, and close all connections to it."""
         self.looped = upstream
         worker = self._worker
         worker.loops.refuse(upstream)

@@ -1,8 +1,8 @@
-"""What an operator sees of connections, and does to them: one function for each operation on a worker.
+"""An operator's views of connections and actions on them: one function for each operation on a worker.
 
-With several processes each of them runs the same function, and its results travel: so arguments and results are plain
-values, and an operation that is about one connection finds it in one process and nothing in the others. `OPERATIONS` is
-the whole interface. Refuses to know HTTP, and how many processes there are.
+With several processes each of them runs the same function, and its result is sent to the parent: so arguments and
+results are plain values, and an operation on one connection finds it in one process and nothing in the others.
+`OPERATIONS` is the whole interface. Refuses to know HTTP, and how many processes there are.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,15 +15,15 @@ from kproxy.proxy.filters import tracing
 from kproxy.proxy.relay.relay import Relay
 from kproxy.wire.events import NONE
 
-MAX_REQUESTS = 200  # in flight, of one connection in one answer
-MAX_NAME = 256  # characters of what a client calls itself
+MAX_REQUESTS = 200  # requests in flight per answer
+MAX_NAME = 256  # characters of a client's name
 LEVELS = ("debug", "info", "warning", "error")
 
 Json = dict[str, Any]
 
 
 def connection_row(relay: Relay) -> Json:
-    """What is known of a connection without asking anybody: a row of /api/connections."""
+    """Return a row of /api/connections, from values that need no request to another process."""
     info, seen = relay.info, relay.glance()
     sent, received = seen.received_bytes
     software = relay.software
@@ -51,7 +51,7 @@ def _cut(client_id: str | None) -> str | None:
 
 
 def requests(worker: Worker, number: int) -> list[Json] | None:
-    """The requests in flight of a connection, the oldest first; None: it is not here."""
+    """Return the requests in flight of a connection, oldest first; None if it is not in this process."""
     relay = worker.relays.get(number)
     if relay is None:
         return None
@@ -73,7 +73,7 @@ def requests(worker: Worker, number: int) -> list[Json] | None:
 
 
 def close(worker: Worker, number: int) -> int:
-    """Close a connection now, whatever is under way; returns how many there were with that number."""
+    """Close a connection at once, even with requests in flight; returns how many were closed."""
     relay = worker.relays.get(number)
     if relay is None or relay.closed:
         return 0
@@ -82,7 +82,7 @@ def close(worker: Worker, number: int) -> int:
 
 
 def drain(worker: Worker, number: int | None, cluster: str | None) -> int:
-    """Let connections end between two requests: one, all of a cluster, or all; returns how many were asked."""
+    """Drain connections between two requests: one, all of a cluster, or all; returns how many were asked."""
     asked = 0
     for relay in list(worker.relays.values()):
         if (number in (None, relay.number)) and cluster in (None, relay.info.cluster) and not relay.closed:
@@ -92,7 +92,7 @@ def drain(worker: Worker, number: int | None, cluster: str | None) -> int:
 
 
 def log_level(worker: Worker, level: str | None) -> str:
-    """Log from that level on; None: change nothing. Returns the level in force. ValueError: there is no such level."""
+    """Set the log level, unless it is None; returns the level in force. Raises ValueError for an unknown level."""
     if level is not None:
         if level not in LEVELS:
             raise ValueError(f"level={level[:40]!r} is none of {', '.join(LEVELS)}")
@@ -101,12 +101,12 @@ def log_level(worker: Worker, level: str | None) -> str:
 
 
 def trace_start(worker: Worker, name: str, connection: int | None, client: str | None) -> int:
-    """Begin to watch a connection, or a client's address; returns how many connections that are. See `tracing`."""
+    """Start tracing a connection, or a client's address; returns the number of connections. See `tracing`."""
     return worker.traces.start(name, worker.relays.values(), connection, client)
 
 
 def trace_take(worker: Worker, name: str) -> tuple[list[tuple[Any, ...]], int, int]:
-    """(frames since the last call, those left out since the start, connections watched now)"""
+    """Return (frames since the last call, frames left out since the start, connections traced now)."""
     captured, dropped, watched = worker.traces.take(name)
     return [tuple(one) for one in captured], dropped, watched
 
@@ -116,18 +116,18 @@ def trace_stop(worker: Worker, name: str) -> None:
 
 
 def dump_start(worker: Worker, name: str, again: bool = False) -> bool | None:
-    """Begin a dump of the flight recorder; None: there is none here, False: one is being written."""
+    """Start a dump of the flight recorder; None: there is no recorder here, False: a dump is being written."""
     return None if worker.flight is None else worker.flight.ask(name, again=again)
 
 
 def dump_found(worker: Worker, name: str, text: str) -> None:
-    """What is found is worth a dump."""
+    """Report a finding that may trigger a dump."""
     if worker.flight is not None:
         worker.flight.found(name, text)
 
 
 def dump_result(worker: Worker, name: str) -> Json | None:
-    """What became of it, `writing` until it is done; None: this process has begun none of that name."""
+    """Return the outcome of a dump, `writing` until it is done; None: this process has no dump of that name."""
     return None if worker.flight is None else worker.flight.result(name)
 
 
@@ -146,7 +146,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def shown(captured: tuple[Any, ...]) -> Json:
-    """A frame that `trace_take` returned, decoded and without secrets. Takes milliseconds: not for the loop."""
+    """Return a frame from `trace_take`, decoded and without secrets. Takes milliseconds: not for the event loop."""
     values = list(captured)
     if values[6] is not None:
         values[6] = tuple(values[6])
@@ -154,7 +154,7 @@ def shown(captured: tuple[Any, ...]) -> Json:
 
 
 def end_fields(relay: Relay, now_ns: int) -> Iterator[Any]:
-    """What the line about an ended connection says, in the order of END_LINE, the cause left out."""
+    """Yield the fields of the line about an ended connection in the order of END_LINE, without the cause."""
     info = relay.info
     row = connection_row(relay)
     yield from (info.cluster, relay.listener, "bootstrap" if info.broker_id is None else info.broker_id)

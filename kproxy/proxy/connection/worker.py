@@ -1,4 +1,4 @@
-"""What all clusters and connections of one event loop share. Refuses to know any single one of them."""
+"""State shared by all clusters and connections of one event loop. Refuses to know any single one of them."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -35,26 +35,26 @@ class Worker:
     config: Config
     gate: Gate
     poller: Poller
-    pressure: Pressure  # what all relays hold together, and what they read into
-    clock_offset_ns: int  # monotonic time plus this is the time of day; fixed at start
+    pressure: Pressure  # bounds of all relays together, and their read buffer
+    clock_offset_ns: int  # wall clock minus monotonic time, in ns; fixed at start
     metrics: Metrics
     sinks: Sequence[Sink]
-    relays: dict[int, Relay] = field(default_factory=dict)  # by the number of the connection, the oldest first
-    held: HeldBudget = field(init=False)  # of answers, by all sessions
+    relays: dict[int, Relay] = field(default_factory=dict)  # by connection number, oldest first
+    held: HeldBudget = field(init=False)  # shared by all sessions
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever the last relay closes
-    on_left: Callable[[int], None] | None = None  # where another process counts the connections: by their numbers
+    on_left: Callable[[int], None] | None = None  # called with a number, if another process counts connections
     guard: Callable[[IsOurs], LoopGuard] = LoopGuard
     loops: LoopGuard = field(init=False)
     dialler: Dialler = field(init=False)
     ageing: Ageing = field(init=False)
     flight: FlightRecorder | None = None
-    core: Core | None = None  # None: Python relays everything
-    readings: Readings = field(default_factory=Readings)  # of ZooKeeper's connections, and slow work
-    lanes: SlowLanes = field(init=False)  # of slow work of all sessions
+    core: Core | None = None  # None: Python relays all connections
+    readings: Readings = field(default_factory=Readings)  # of ZooKeeper's connections, and of slow work
+    lanes: SlowLanes = field(init=False)  # slow work of all sessions
     traces: Traces = field(default_factory=Traces)
-    feed: Feed = field(default_factory=Feed)  # what is decoded in another process
+    feed: Feed = field(default_factory=Feed)  # frames decoded in another process
     lags: LagSource = field(init=False)
-    audit: Audit | None = field(init=False)  # of all clusters; its thread is this process's
+    audit: Audit | None = field(init=False)  # of all clusters; its thread belongs to this process
     _connections: int = 0
     _handshakes: Handshakes | None = None
 
@@ -77,20 +77,20 @@ class Worker:
             self.metrics.audit_lines = self.audit.counts
 
     def _give_up_held(self, session: object) -> None:
-        """End the connection that has held a request for longest: there is no room left."""
+        """Close the connection that has held an incomplete request for longest, as the budget is exhausted."""
         for relay in tuple(self.relays.values()):
             if relay.reads_with(session):
                 relay.give_up_held()
                 return
 
     def handshakes(self) -> Handshakes:
-        """Those of TLS; made with the first call, since most need none."""
+        """Return the TLS handshakes, created at the first call, since most processes need none."""
         if self._handshakes is None:
             self._handshakes = Handshakes()
         return self._handshakes
 
     def close(self) -> None:
-        """When no connection is left."""
+        """Close the audit and the handshakes; no connection may be left."""
         if self._handshakes is not None:
             self._handshakes.close()
         if self.audit is not None:
@@ -101,11 +101,11 @@ class Worker:
 
     @property
     def objects(self) -> int:
-        """About how many Python objects the connections have."""
+        """The approximate number of Python objects of all connections."""
         return sum(OBJECTS_PER_RELAY + relay.pending_requests for relay in self.relays.values())
 
     def add(self, relay: Relay, number: int = 0) -> None:
-        """Count a relay in; `number`: the one that its connection has already."""
+        """Register a relay; `number`: the connection's number, if it already has one."""
         self._connections = number or self._connections + 1
         relay.number = self._connections
         self.relays[relay.number] = relay
@@ -117,7 +117,7 @@ class Worker:
             self.idle.set()
 
     def left(self, number: int) -> None:
-        """A client's connection has ended, whether it had a relay or not."""
+        """Count the end of a client's connection, with or without a relay."""
         self.gate.leave()
         if self.on_left is not None:
             self.on_left(number)

@@ -1,10 +1,9 @@
-"""`[[zookeeper]]` listeners: their clients, the servers that they are passed on to, and what is counted and recorded.
+"""`[[zookeeper]]` listeners: accepts clients, connects each to a server, counts and records their traffic.
 
-A client is given to the next server in turn; one that cannot be reached is asked last for RETRY_S, and the next of the
-list takes its place at once. Which of the servers it is does not matter to a session. Served by one process, with
-workers by their parent. Bounds: clients count among `max_connections`; what sessions hold of large frames is ROOM_BYTES
-for each listener, and of operations without an answer ROOM_OPERATIONS. Refuses to know bytes, and how a relay passes
-them.
+A client is given to the next server in turn; a server that could not be reached is tried last for RETRY_S, and the next
+of the list takes its place at once. Any of the servers can serve a session. Runs in one process, with workers in their
+parent. Bounds: clients count among `max_connections`; all sessions of a listener hold at most ROOM_BYTES of large
+frames and ROOM_OPERATIONS unanswered operations. Refuses to know bytes, and how a relay passes them.
 """
 
 import asyncio
@@ -31,21 +30,21 @@ from kproxy.proxy.tasks import Tasks
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.zookeeper.session import Event, Fault, Operation, Room
 
-ENDED_S = 5.0  # a drain waits for ended connections to report operations without an answer
-DIAL_S = 3.0  # a client gives a server a third of its session's timeout
+ENDED_S = 5.0  # for ended connections to report unanswered operations during a drain
+DIAL_S = 3.0  # a client allows a server a third of its session timeout
 RETRY_S = 30.0
 ROOM_BYTES = 64 * 1024 * 1024
-# Without an answer: as many as eight servers take (globalOutstandingLimit), and a collection walks in 3 ms.
+# Unanswered: as many as eight servers accept (globalOutstandingLimit), and a collection walks in 3 ms.
 ROOM_OPERATIONS = 8 * 1024
 REGISTRY = "registry"
 
-_numbers = count(1)  # of clients, of all listeners
+_numbers = count(1)  # of clients, over all listeners
 
 log = logging.getLogger("kproxy.zookeeper")
 
 
 class Recording(Protocol):
-    """What records rows: `tables.recorder.Recorder`."""
+    """Records rows: `tables.recorder.Recorder`."""
 
     def rows(self, source: str) -> Callable[[str, Sequence[Any]], None]: ...
 
@@ -53,7 +52,7 @@ class Recording(Protocol):
 class ZooKeeperProxy:
     """One listener: `start` binds it, `stop_accepting` and `drain` end it.
 
-    recorder: None: nothing is recorded.
+    recorder: None disables recording.
     """
 
     def __init__(self, worker: Worker, settings: ZooKeeper, recorder: Recording | None) -> None:
@@ -66,7 +65,7 @@ class ZooKeeperProxy:
         self._room = Room(ROOM_BYTES, ROOM_OPERATIONS)
         self.cells.values_left_out = lambda: self._room.refused
         self._relays: dict[ZooKeeperRelay, _Connection] = {}
-        self._failed_s: dict[Address, float] = {}  # when a server could not be reached
+        self._failed_s: dict[Address, float] = {}  # time of the latest failure to reach a server
         self._turn = 0
         self._listener: Listener | None = None
         self._tasks = Tasks(f"zookeeper={settings.name}")
@@ -103,7 +102,7 @@ class ZooKeeperProxy:
             self._listener.close()
 
     async def drain(self, timeout_s: float, at_once: asyncio.Event) -> None:
-        """Let each connection end once nothing of it waits for an answer: a session goes on elsewhere."""
+        """Close each connection once all its requests are answered; its session continues at another server."""
         await self._tasks.cancel()
         for relay in tuple(self._relays):
             relay.finish()
@@ -118,7 +117,7 @@ class ZooKeeperProxy:
         self._record(list(self._groups.finish()))
 
     def rows(self, after: int, limit: int) -> list[dict[str, Any]]:
-        """The oldest clients whose number is above `after`, as /api/zookeeper has them."""
+        """Return the oldest clients whose number is above `after`, as rows of /api/zookeeper."""
         found: list[dict[str, Any]] = []
         for relay, connection in self._relays.items():  # in the order of their numbers
             if len(found) == limit:
@@ -172,7 +171,7 @@ class ZooKeeperProxy:
                 self._worker.gate.leave()
 
     async def _dial(self) -> socket.socket | None:
-        """A connection to the first server that can be reached, if one can."""
+        """Return a connection to the first server that can be reached, or None."""
         servers = self.settings.servers
         first = self._turn % len(servers)
         self._turn += 1
@@ -194,7 +193,8 @@ class ZooKeeperProxy:
             return sock
         return None
 
-    # --- what it says ------------------------------------------------------------------------------------------------
+    # --- traffic
+    # -------------------------------------------------------------------------------------------------------
 
     def _said(self, relay: ZooKeeperRelay, events: list[Event]) -> None:
         connection = self._relays[relay]
@@ -239,7 +239,7 @@ class _Connection:
         self.own_end = own_end
         self.opened_ns = opened_ns
         self.number = next(_numbers)
-        self.operations = 0  # whose end is known
+        self.operations = 0  # operations that have ended
         self.has_session = False
 
     def row(self, name: str, relay: ZooKeeperRelay) -> dict[str, Any]:
