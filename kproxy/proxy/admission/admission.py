@@ -1,11 +1,11 @@
-"""The admission of one cluster: which accepted clients come in, and the steps that their connections begin with.
+"""The admission of one cluster: decides which accepted clients enter, and runs the first steps of their connections.
 
-Joins the limits (`admission/limits.py`), the welcome steps and their time. A client that is kept out is closed at once,
-with a line that names the limit and the fix, and a count. With several processes the one that accepts asks `admit`,
-and the one that serves runs `welcome`; an address that a PROXY header tells is counted by the former, too, which the
-latter asks.
+Connects the limits (`admission/limits.py`), the welcome steps and their timeout. A client that is kept out is closed at
+once, with a log line that names the limit and the fix, and a count. With several processes the accepting one calls
+`admit`, the serving one runs `welcome`; an address from a PROXY header is counted by the former at the latter's
+request.
 
-Bounded by the connections that are open. Refuses to know what the steps do, and brokers.
+Bounded by the open connections. Refuses to know what the steps do, and brokers.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.relay.ends import Incoming
 
 Welcome = Callable[[Incoming], Awaitable[None]]
-# What an end of a connection gives back: the address that was counted, if one was; None: nothing was counted.
+# What the end of a connection releases: (counted address or None,); None: nothing was counted.
 Ticket = tuple[str | None] | None
-LAST_WELCOME_S = 1.0  # from its accept, which a client has for its login once kproxy drains: several round trips
-# Counts the address of a client; the limit that it is beyond.
+LAST_WELCOME_S = 1.0  # from its accept, for a client's login once kproxy drains: several round trips
+# Counts a client's address; returns the limit that it exceeds.
 CountElsewhere = Callable[[Incoming], Awaitable[str | None]]
 
 
 class Admission:
-    """reached: counts by limit, which this adds to; refuse(client, fault): reports a client that is kept out.
+    """reached: counts by limit, updated here; refuse(client, fault): reports a client that is kept out.
 
-    count_elsewhere: set where another process counts connections.
+    count_elsewhere: set if another process counts connections.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class Admission:
         self._limits = ConnectionLimits(cluster.limits) if cluster.limits.admits_some else None
         self.steps = tuple(self._counted(steps))
         self.count_elsewhere: CountElsewhere | None = None
-        self._welcomes: dict[asyncio.Timeout, float] = {}  # under way -> when they began
+        self._welcomes: dict[asyncio.Timeout, float] = {}  # running welcome steps -> their start
         self._hurries = False
 
     @property
     def counts_headers(self) -> bool:
-        """Whether the address that counts is known only from a PROXY header."""
+        """Whether the address to count comes in a PROXY header."""
         limits = self._limits
         return limits is not None and limits.limits_addresses and self._cluster.accept_proxy_protocol
 
     def admit(self, client: Incoming) -> bool:
-        """Count a client that was just accepted; False: it is beyond a limit, which is reported, and must be closed."""
+        """Count a client that was just accepted; False: it exceeds a limit, which is reported, and must be closed."""
         limits = self._limits
         if limits is None:
             return True
@@ -71,7 +71,7 @@ class Admission:
         return False
 
     async def welcome(self, client: Incoming) -> None:
-        """Run the steps that a client's connection begins with. Raises RefusedClient, OSError."""
+        """Run the first steps of a client's connection. Raises RefusedClient, OSError."""
         timeout_s = self._cluster.limits.handshake_timeout_s
         time = asyncio.timeout(min(timeout_s, LAST_WELCOME_S) if self._hurries else timeout_s)
         self._welcomes[time] = asyncio.get_running_loop().time()
@@ -91,14 +91,14 @@ class Admission:
             del self._welcomes[time]
 
     def _counted(self, steps: Iterable[Welcome]) -> Iterator[Welcome]:
-        """The steps, with the count of the address as soon as it is known: what follows is for those that may enter."""
+        """Yield the steps, with the count of the address before steps that are for admitted clients only."""
         for step in steps:
             yield step
             if isinstance(step, ReadProxyHeader) and self.counts_headers:
                 yield self._count_header
 
     async def _count_header(self, client: Incoming) -> None:
-        """Count the address that a client's PROXY header has named. Raises RefusedClient."""
+        """Count the address from a client's PROXY header. Raises RefusedClient."""
         assert self._limits is not None
         if self.count_elsewhere is not None:
             limit = await self.count_elsewhere(client)
@@ -108,7 +108,7 @@ class Admission:
             raise self._beyond(self._limits, limit)
 
     def hurry(self) -> None:
-        """End clients that are not in LAST_WELCOME_S after their accept: no request of theirs is in flight."""
+        """Limit the steps to LAST_WELCOME_S after the accept: the clients in them have no request in flight."""
         self._hurries = True
         now = asyncio.get_running_loop().time()
         for time, began in self._welcomes.items():
@@ -117,7 +117,7 @@ class Admission:
                 time.reschedule(min(ends, time.when() or ends))
 
     def left(self, ticket: Ticket) -> None:
-        """A client with that ticket has gone."""
+        """Uncount a client with that ticket, which has disconnected."""
         if self._limits is not None and ticket is not None:
             self._limits.leave()
             (host,) = ticket
@@ -129,7 +129,7 @@ class Admission:
         self._reached[limit] += 1
 
     def count_address(self, client: Incoming, host: str) -> str | None:
-        """Count a client that was let in, for its address; the limit that it is beyond."""
+        """Count an admitted client's address; returns the limit that it exceeds."""
         limits = self._limits
         if limits is None or not limits.limits_addresses:
             return None

@@ -1,10 +1,10 @@
-"""The welcome step that checks a client's login before it gets a relay, and the end of its session later.
+"""The welcome step that checks a client's login before it gets a relay.
 
-Before the login, ApiVersions is answered with what the client's broker offers, as far as kproxy can read it, and with
-kproxy's own SASL versions: kproxy asks the broker on a connection without a login, and remembers the answer for
-VERSIONS_S. So clients that are not known yet cause one question per broker and version in that time. Bounds: MAX_FRAME
-of a frame, MAX_HELD_TOGETHER of incomplete ones of all clients, MAX_REMEMBERED answers. Where there is no room for a
-frame, the one that has been incomplete for longest, and for a second, is given up. Refuses to know mechanisms.
+Before the login, ApiVersions is answered with the versions of the client's broker that kproxy can read, and with
+kproxy's own SASL versions: kproxy asks the broker on a connection without a login, and caches the answer for
+VERSIONS_S. So unauthenticated clients cause at most one request per broker and version in that time. Bounds: MAX_FRAME
+of a frame, MAX_HELD_TOGETHER of incomplete frames of all clients, MAX_REMEMBERED answers. If a frame does not fit, the
+one that has been incomplete for longest, and for at least a second, is dropped. Refuses to know mechanisms.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from kproxy.wire.own_answers import unsupported_api_versions
 VERSIONS_S = 30.0
 MAX_REMEMBERED = 256
 MAX_HELD_TOGETHER = 16 * 1024 * 1024
-SMALL_FRAME = 4096  # is not counted
+SMALL_FRAME = 4096  # smaller frames are not counted
 
 _SIZE = Struct(">i")
 
@@ -41,9 +41,9 @@ log = logging.getLogger("kproxy.logins")
 
 
 class Authentication:
-    """upstreams(client): the addresses of the broker that it comes for. admits(first bytes): it is nobody's loop.
+    """upstreams(client): the addresses of its broker. admits(first bytes): False for one of kproxy's own requests.
 
-    takes_telemetry: clients are told that they can push their metrics.
+    takes_telemetry: answers to ApiVersions offer the APIs with which clients push metrics.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Authentication:
         self._held.give_up = self._give_up
 
     async def __call__(self, client: Incoming) -> None:
-        """The step: afterwards the client's principal is known. Raises RefusedClient, UpstreamError, OSError."""
+        """Set the client's principal; a step of the admission. Raises RefusedClient, UpstreamError, OSError."""
         session = await self._authenticator.authenticate(_Conversation(self, client))
         client.principal = f"User:{session.known.name}"
         client.session = session
@@ -91,7 +91,7 @@ class Authentication:
         return frame
 
     async def _large(self, client: Incoming, size: int) -> bytes:
-        """A frame that is counted until it is whole."""
+        """Return a frame that is counted until it is complete."""
         patience = asyncio.timeout(None)
         large = _Large(size, patience)
         now_ns = time.monotonic_ns()
@@ -117,7 +117,7 @@ class Authentication:
 
 
 class _Large:
-    """A frame that is being read: what is reserved for it, and what ends the wait for it."""
+    """A frame that is being read: the bytes reserved for it, and the timeout that ends the read."""
 
     def __init__(self, counted: int, patience: asyncio.Timeout) -> None:
         self.counted = counted
@@ -143,7 +143,7 @@ class _Conversation:
             return unsupported_api_versions(correlation_id).frame[4:]
         body = await self._owner.versions(self._client, version)
         if body["errorCode"] == UNSUPPORTED_VERSION:
-            version = 0  # in which brokers say so (KIP-511), whatever was asked
+            version = 0  # brokers report this in version 0 (KIP-511)
         frame = codec.encode_response(API_VERSIONS, version, {"correlationId": correlation_id}, body)
         sized = _SIZE.pack(len(frame)) + frame
         sized = cap_versions(version, memoryview(sized)) or sized
@@ -154,14 +154,14 @@ class _Conversation:
 
 
 class BrokerVersions:
-    """What brokers answer to ApiVersions without a login, remembered for a while; each is asked once at a time."""
+    """Brokers' answers to ApiVersions without a login, cached for VERSIONS_S; one request for each at a time."""
 
     def __init__(self, connector: BrokerConnector) -> None:
         self._connector = connector
         self._answers: dict[tuple[Address, int], tuple[float, asyncio.Task[Body]]] = {}
 
     async def of(self, address: Address, version: int) -> Body:
-        """The body of the answer in that version, with kproxy's own versions of SASL. Raises UpstreamError."""
+        """Return the answer's body in that version, with kproxy's own SASL versions. Raises UpstreamError."""
         key = (address, version)
         now = time.monotonic()
         asked_at, task = self._answers.get(key, (0.0, None))
@@ -191,7 +191,7 @@ class BrokerVersions:
 
 
 def _with_own_sasl(body: Body) -> Body:
-    """An answer that offers the logins that kproxy checks, whatever the broker's listener does."""
+    """Return the answer with the SASL versions of kproxy, which checks logins, in place of the broker's."""
     if body["errorCode"]:
         return body
     offers = [offer for offer in body["apiKeys"] if offer["apiKey"] not in (SASL_HANDSHAKE, SASL_AUTHENTICATE)]

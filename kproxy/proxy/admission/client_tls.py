@@ -1,7 +1,7 @@
-"""TLS with clients: the step that takes a client's connection from its first byte to a handshake that is done.
+"""TLS with clients: the admission step from a client's first byte to the completed handshake.
 
 A client that fails is refused with a text that names the cause and the fix, and the result by which it is counted.
-Bounded in time by who runs the steps, in number by `Handshakes`. Refuses to know brokers, and how files are read.
+Bounded in time by the caller, in number by `Handshakes`. Refuses to know brokers, and how files are read.
 """
 
 import logging
@@ -33,10 +33,10 @@ log = logging.getLogger("kproxy.tls")
 
 
 class ClientHandshakes:
-    """Shakes hands with the clients of one cluster.
+    """Runs the TLS handshakes of one cluster's clients.
 
-    context(): that of the next handshake. node_of: for listeners where the server name says which broker is meant:
-    its node id, None for bootstrap; it is asked for names that `context` serves.
+    context(): for the next handshake. node_of(server name): the broker's node id, None for bootstrap; called for names
+    that `context` serves, if server names select brokers.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class ClientHandshakes:
         self._limiter = LogLimiter(log)
 
     async def __call__(self, client: Incoming) -> None:
-        """The step: replaces the client's socket. Raises RefusedClient."""
+        """Replace the client's socket by a TLS socket; a step of the admission. Raises RefusedClient."""
         start = monotonic_ns()
-        result = "timeout"  # whoever limits the time cancels it
+        result = "timeout"  # the caller cancels it at the time limit
         try:
             await self._shake(client)
             result = "ok"
@@ -105,7 +105,7 @@ class ClientHandshakes:
         except Malformed as fault:
             raise RefusedClient("tls", f"its certificate cannot be read: {fault}", "certificate") from None
         subject = certificate.subject
-        if certificate.not_after < time():  # OpenSSL does not look at that of a session that is resumed
+        if certificate.not_after < time():  # OpenSSL does not check the expiry when a session is resumed
             text = "its certificate is not accepted: certificate has expired since its session began; give it a new one"
             raise RefusedClient("tls", text, "certificate", claimed=subject)
         principal = self._rules.principal(subject)
@@ -158,7 +158,7 @@ class ClientHandshakes:
 
 
 async def _begins(sock: socket.socket) -> None:
-    """Wait for a client's first bytes, and leave them. Raises RefusedClient if they are not those of TLS."""
+    """Wait for a client's first bytes, without consuming them. Raises RefusedClient if they are not TLS."""
     while True:
         try:
             first = sock.recv(_LOOKED_AT, socket.MSG_PEEK)
@@ -176,7 +176,7 @@ async def _begins(sock: socket.socket) -> None:
     if _HTTP.match(first):
         raise RefusedClient("tls", "HTTP on a port for Kafka over TLS: the admin port is another one", "http")
     kind, text = sniff(first)
-    if kind == "proxy_protocol":  # of a balancer: the client behind it may well speak TLS
+    if kind == "proxy_protocol":  # from a balancer: the client behind it may use TLS
         raise RefusedClient("tls", text, "other")
     text = (
         "it speaks no TLS, and this listener does: set security.protocol=SSL (or SASL_SSL) in the client, or point it "

@@ -1,9 +1,9 @@
-"""Lines of the audit for logins that fail: by SASL at kproxy, and by a client certificate that is not accepted.
+"""Audit lines for failed logins: by SASL at kproxy, and by a client certificate that is not accepted.
 
-Whoever guesses cannot fill the disk: one line a second for each address, RATE a second for each cluster in a process;
-the next line says how many were left out (`kproxy_authentications_total` and `kproxy_tls_handshakes_total` have all of
-them). What the client claims to be is cut to MAX_NAME characters and escaped as JSON. Bounded: MAX_ADDRESSES are
-remembered. Refuses to know mechanisms and sockets, and never has a secret.
+Guessing cannot fill the disk: one line a second per address, RATE a second per cluster in a process; the next line has
+the number left out (`kproxy_authentications_total` and `kproxy_tls_handshakes_total` count all of them). The claimed
+name is cut to MAX_NAME characters and escaped as JSON. Bounded: MAX_ADDRESSES are remembered. Refuses to know
+mechanisms and sockets, and never has a secret.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ _OF_CERTIFICATES = ("certificate", "no_certificate", "principal")
 
 
 def is_failed_login(fault: RefusedClient) -> bool:
-    """Whether a client was refused since it did not prove who it is."""
+    """Whether a client was refused because it did not prove its identity."""
     if fault.cause == "tls":
         return fault.kind in _OF_CERTIFICATES
     return fault.cause == "authentication" and fault.kind != "no_room"
 
 
 class FailedLogins:
-    """Those of one cluster. now_ns(): the time of day; clock(): seconds that only grow."""
+    """The failed logins of one cluster. now_ns(): wall clock; clock(): monotonic seconds."""
 
     def __init__(
         self, cluster: str, audit: Audit, now_ns: Callable[[], int], clock: Callable[[], float] = monotonic
@@ -41,11 +41,11 @@ class FailedLogins:
         self._now_ns = now_ns
         self._clock = clock
         self._bucket = Bucket(RATE)
-        self._last: dict[str, float] = {}  # by address: when its last line was written
+        self._last: dict[str, float] = {}  # address -> time of its last line
         self._left_out = 0
 
     def add(self, client: Address, mechanism: str, claimed: str, reason: str, error: str, *, renewal: bool) -> None:
-        """A login failed. mechanism, claimed: empty where the client has named none. reason: a label, one of few."""
+        """Record a failed login. mechanism, claimed: "" if the client has named none. reason: one of a few labels."""
         now, host = self._clock(), network_of(client.host)
         if now - self._last.get(host, float("-inf")) < _PER_ADDRESS_S or not self._bucket.take(now):
             self._left_out += 1

@@ -1,10 +1,9 @@
-"""Which clients may come in: how many at once and how many a second, of a listener and of one address.
+"""Limits on clients: how many at once and how many a second, per listener and per address.
 
 `ConnectionLimits` counts the connections that it admitted, and names the limit that a client exceeds. The rates are
-token buckets that hold one second's worth. It remembers the addresses with open connections, and those whose bucket is
-not full yet; MAX_ADDRESSES of the latter at most, the rest share one bucket. So a flood from everywhere is slowed down
-as one address, and never takes memory without bound. Refuses to know sockets and clocks: times are seconds that the
-caller gives, and only grow.
+token buckets with a capacity of one second. It remembers the addresses with open connections, and those whose bucket is
+not full yet; at most MAX_ADDRESSES of the latter, the rest share one bucket. So a flood from everywhere is slowed down
+as one address, and memory stays bounded. Refuses to know sockets and clocks: the caller passes monotonic seconds.
 """
 
 from kproxy.proxy.config.addresses import network_of
@@ -12,7 +11,7 @@ from kproxy.proxy.config.limits import Limits, is_in
 
 MAX_ADDRESSES = 16_384
 
-# The limits that keep a client out, by their settings, and what there is so many of.
+# The limits that keep a client out, by setting, and the unit of each.
 CONNECTIONS = "max_connections"
 CONNECTIONS_PER_ADDRESS = "max_connections_per_address"
 RATE = "max_connection_rate"
@@ -26,17 +25,17 @@ _WHAT = {
 
 
 class Bucket:
-    """A token bucket by its one number: when it will be full. Bursts up to one second's worth pass at once."""
+    """A token bucket, stored as the time when it will be full. Bursts up to one second's worth pass at once."""
 
     __slots__ = ("_burst_s", "_cost_s", "full_at")
 
     def __init__(self, rate: float) -> None:
         self._cost_s = 1 / rate
-        self._burst_s = max(1.0, self._cost_s)  # one, at least
+        self._burst_s = max(1.0, self._cost_s)  # at least one connection
         self.full_at = float("-inf")
 
     def take(self, now: float) -> bool:
-        """Whether one more fits now; if so it is taken."""
+        """Take one token, if there is one; returns whether there was."""
         full_at = max(self.full_at, now) + self._cost_s
         if full_at - now > self._burst_s + 1e-9:
             return False
@@ -50,7 +49,7 @@ class ConnectionLimits:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.connections = 0
-        self._open: dict[str, int] = {}  # by address, where that is limited
+        self._open: dict[str, int] = {}  # by address, if limited
         self._bucket = Bucket(limits.max_connection_rate) if limits.max_connection_rate else None
         self._buckets: dict[str, Bucket] = {}
         self._others: Bucket | None = None
@@ -58,11 +57,11 @@ class ConnectionLimits:
 
     @property
     def limits_addresses(self) -> bool:
-        """Whether it matters where a client comes from."""
+        """Whether a client's address is needed."""
         return bool(self.limits.max_connections_per_address or self.limits.max_connection_rate_per_address)
 
     def enter(self, now: float) -> str | None:
-        """Count a new connection of this listener; the limit that it is beyond, and then it is not counted."""
+        """Count a new connection of this listener, unless that exceeds a limit; returns this limit."""
         limits = self.limits
         if limits.max_connections is not None and self.connections >= limits.max_connections:
             return CONNECTIONS
@@ -72,11 +71,11 @@ class ConnectionLimits:
         return None
 
     def leave(self) -> None:
-        """A connection that was counted has ended."""
+        """Uncount an ended connection."""
         self.connections -= 1
 
     def enter_from(self, host: str, now: float) -> str | None:
-        """Count a new connection from an address; the limit that it is beyond, and then it is not counted."""
+        """Count a new connection from an address, unless that exceeds a limit; returns this limit."""
         limits = self.limits
         if self._is_unlimited(host):
             return None
@@ -91,9 +90,9 @@ class ConnectionLimits:
         return None
 
     def leave_from(self, host: str) -> None:
-        """A connection that was counted for an address has ended."""
+        """Uncount an ended connection from an address."""
         if self._is_unlimited(host):
-            return  # others of its network may be counted
+            return  # other addresses of its network may be counted
         host = network_of(host, self.limits.ipv6_prefix)
         count = self._open.get(host, 0) - 1
         if count > 0:
@@ -105,7 +104,7 @@ class ConnectionLimits:
         return bool(self.limits.unlimited_addresses) and is_in(host, self.limits.unlimited_addresses)
 
     def why(self, limit: str) -> str:
-        """What a client beyond that limit is told in the log, with the fix."""
+        """Return the log text about a client beyond that limit, with the fix."""
         value = getattr(self.limits, limit)
         hint = ""
         if "address" in limit:
@@ -119,7 +118,7 @@ class ConnectionLimits:
         if bucket is not None:
             return bucket
         if len(self._buckets) >= MAX_ADDRESSES and now - self._swept_at >= 1.0:
-            self._swept_at = now  # a full bucket remembers nothing
+            self._swept_at = now  # a full bucket can be dropped
             self._buckets = {known: bucket for known, bucket in self._buckets.items() if bucket.full_at > now}
         if len(self._buckets) >= MAX_ADDRESSES:
             if self._others is None:

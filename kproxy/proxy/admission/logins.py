@@ -1,7 +1,7 @@
-"""Everything about SASL of one cluster: kproxy's login at brokers, clients' logins at kproxy, and the ends of sessions.
+"""SASL of one cluster: kproxy's login at brokers, clients' logins at kproxy, and the ends of sessions.
 
-Joins the settings, the steps on either end of a connection, and what happens while it lasts. Bounded: a timer and a
-task for each connection whose logins do not last for ever. Refuses to know frames and mechanisms.
+Connects the settings, the steps on both sides of a connection, and the renewals while it lasts. Bounded: a timer and a
+task for each connection whose logins expire. Refuses to know frames and mechanisms.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ log = logging.getLogger("kproxy.logins")
 
 
 def broker_login(cluster: Cluster, loops: LoopGuard, cells: ClusterCells) -> BrokerLogin | None:
-    """kproxy's login at the brokers of a cluster; None: there is none. Raises ConfigError for what cannot be read."""
+    """Return kproxy's login at a cluster's brokers; None if it has none. Raises ConfigError for unreadable files."""
     if cluster.login is None:
         return None
     identities = Identities(cluster.login)
@@ -73,20 +73,20 @@ def broker_login(cluster: Cluster, loops: LoopGuard, cells: ClusterCells) -> Bro
 
 
 class Logins:
-    """The logins of one cluster's connections: `of_broker` is a step of the way to a broker."""
+    """The logins of one cluster's connections; `of_broker` is a step of connecting to a broker."""
 
     def __init__(self, cluster: Cluster, loops: LoopGuard, cells: ClusterCells) -> None:
-        """Raises ConfigError for files that cannot be read."""
+        """Read the files. Raises ConfigError for unreadable ones."""
         self.of_broker = broker_login(cluster, loops, cells)
         self.of_clients: Authenticator | None = None
-        self.failed: FailedLogins | None = None  # the owner's: where logins that fail are written down
+        self.failed: FailedLogins | None = None  # set by the owner: records failed logins
         self._cluster = cluster
         self._cells = cells
         self._renewals = Renewals(cluster.name, self.of_broker) if self.of_broker is not None else None
         self._limiter = LogLimiter(log)
-        self._ends: dict[int, Callable[[], object]] = {}  # by the number of the connection: what is to be cancelled
+        self._ends: dict[int, Callable[[], object]] = {}  # connection number -> cancels its timer and task
         self._expired: Interest | None = None
-        self._checked_apart: set[asyncio.Task[None]] = set()  # tokens of renewals
+        self._checked_apart: set[asyncio.Task[None]] = set()  # running checks of renewals' tokens
         self._warn_of_plaintext(cluster)
         self._warn_of_writers(cluster)
         if cluster.authentication is not None:
@@ -104,7 +104,7 @@ class Logins:
 
     @staticmethod
     def _warn_of_plaintext(cluster: Cluster) -> None:
-        """PLAIN and OAUTHBEARER send what can be used again, readable for whoever is on the way."""
+        """Warn if PLAIN or OAUTHBEARER sends a reusable secret over an unencrypted connection."""
         reusable = {"PLAIN", "OAUTHBEARER"}
         text = "cluster=%s: %s sends its secret unencrypted %s: add [cluster.%s], or use SCRAM"
         login, authentication = cluster.login, cluster.authentication
@@ -117,10 +117,10 @@ class Logins:
 
     @staticmethod
     def _warn_of_writers(cluster: Cluster) -> None:
-        """Who can write to what logins are checked by can log in as anybody."""
+        """Warn of credential files that every user can write to, and so log in as anybody."""
         settings = cluster.authentication
         for path in (settings.users_file, settings.jwks_file) if settings is not None else ():
-            with suppress(OSError):  # a file that cannot be read is a fault, told by whoever reads it
+            with suppress(OSError):  # an unreadable file is a fault, reported where it is read
                 if path is not None and path.stat().st_mode & stat.S_IWOTH:
                     text = "cluster=%s: every user of this machine can write to %s, and so log in as anybody: chmod o-w"
                     log.warning(f"{text} %s", cluster.name, path, path)
@@ -128,7 +128,7 @@ class Logins:
     def _authenticator(self, settings: Settings) -> Authenticator:
         users = UsersFile(settings.users_file) if settings.users_file is not None else None
         if any(mechanism.startswith("SCRAM") for mechanism in settings.mechanisms):
-            import scramp  # noqa: F401 - so that one that is missing is told at the start
+            import scramp  # noqa: F401 - so that a missing one is reported at the start
         checker = keys = None
         if "OAUTHBEARER" in settings.mechanisms:
             checker = TokenChecker(
@@ -175,10 +175,11 @@ class Logins:
             partial(self._cells.authenticated, "client"),
         )
 
-    # --- while a connection lasts ------------------------------------------------------------------------------------
+    # --- during a connection
+    # -------------------------------------------------------------------------------------------
 
     def authorizer(self, client: Admitted, behind: Authorizer | None) -> Authorizer | None:
-        """What decides about requests of a client, those to log in first, and leaves the others to `behind`."""
+        """Return the authorizer of a client: it decides requests to log in and leaves the others to `behind`."""
         if self.of_clients is not None and client.session is not None:
             owner = self.of_clients
             apart = partial(self._apart, owner, client.peer.host)
@@ -188,7 +189,7 @@ class Logins:
         return behind
 
     def _apart(self, owner: Authenticator, host: str, work: Callable[[], None], done: Callable[[], None]) -> None:
-        """Check a token of a renewal as those of first logins: on their thread, for addresses in turn."""
+        """Check a renewal's token like those of first logins: on their thread, by address in turn."""
         task = asyncio.get_running_loop().create_task(owner.apart(host, work))
         self._checked_apart.add(task)
         task.add_done_callback(self._checked_apart.discard)
@@ -212,9 +213,9 @@ class Logins:
         authorizer: Authorizer | None,
         all_authorized: Interest,
     ) -> None:
-        """A relay has started: renew kproxy's login and end the client's session in time.
+        """Renew kproxy's login and end the client's session in time; called when the relay has started.
 
-        login: kproxy's own, where it has to be renewed. all_authorized: the interest of sessions that have expired.
+        login: kproxy's own, if it must be renewed. all_authorized: the interest of expired sessions.
         """
         loop = asyncio.get_running_loop()
         ends: list[Callable[[], object]] = []
@@ -230,7 +231,7 @@ class Logins:
             self._ends[relay.number] = lambda: [end() for end in ends]
 
     def ended(self, relay: Relay) -> None:
-        """A relay has closed."""
+        """Stop the renewals of a closed relay."""
         end = self._ends.pop(relay.number, None)
         if end is not None:
             end()
@@ -240,7 +241,7 @@ class Logins:
 
     @staticmethod
     def named(session: Session, client: Admitted, now_ns: int) -> None:
-        """Report what a client named before its login: itself, and its software."""
+        """Report the client id and software that a client sent before its login."""
         if client.session is not None:
             session.client_id = client.session.client_id
         if client.session is not None and client.session.software is not None:
@@ -249,7 +250,7 @@ class Logins:
 
 
 class _SessionLife:
-    """When a client's session ends, and what happens if it renews its login or cannot."""
+    """The end of a client's session, and its renewals."""
 
     def __init__(
         self, owner: Logins, relay: Relay, authorizer: RenewLogins, session: ClientSession, all_authorized: Interest
@@ -274,18 +275,18 @@ class _SessionLife:
             self._timer = None
 
     def ended(self) -> None:
-        """The connection has closed, maybe in the middle of a renewal."""
+        """Handle the end of the connection, which may be amid a renewal."""
         self.cancel()
         if self._authorizer.is_renewing:
             self._owner.counts(self._session.mechanism, "disconnected")
 
     def _expire(self) -> None:
-        """As at a broker, the next request that is no login ends the connection; until then it costs nothing."""
+        """Let the next request other than a login end the connection, as at a broker; until then this costs nothing."""
         self._authorizer.is_expired = True
         self._relay.session.use(self._all_authorized)
 
     def _done(self, outcome: str, lifetime_ms: int, fault: LoginRefusedError | None) -> None:
-        """Called by the authorizer, within a call of the session."""
+        """Apply the outcome of a renewal. The authorizer calls it within a call of the session."""
         mechanism = self._session.mechanism
         self._owner.counts(mechanism, outcome)
         if fault is not None and self._owner.failed is not None:
@@ -301,22 +302,22 @@ class _SessionLife:
                 loop.call_soon(self._relay.session.use, self._interest)
         elif outcome in ("failed", "mechanism"):
             assert self._owner.of_clients is not None
-            loop.call_soon(self._relay.session.use, self._all_authorized)  # for what comes until the answer has left
+            loop.call_soon(self._relay.session.use, self._all_authorized)  # for requests until the answer has left
             loop.call_later(self._owner.of_clients.failure_delay_s, _refuse, self._relay)
 
 
 def _is_here(host: str) -> bool:
-    """Whether what is sent there does not leave this machine."""
+    """Whether bytes sent there stay on this machine."""
     address = numeric(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def _refuse(relay: Relay) -> None:
-    """Close a connection once the answers that are due have left."""
+    """Close a connection once its pending answers have left."""
     relay.drain("authentication")
 
 
 def _told(task: "asyncio.Task[None]") -> None:
-    """A defect that ended a renewal must not be silent."""
+    """Log a defect that ended a renewal."""
     if not task.cancelled() and task.exception() is not None:
         log.error("a defect of kproxy ended the renewal of a login", exc_info=task.exception())

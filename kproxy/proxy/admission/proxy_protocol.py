@@ -1,8 +1,8 @@
-"""The PROXY header that a client's connection begins with, where its cluster expects one.
+"""Reads the PROXY header at the start of a client's connection, if its cluster expects one.
 
-Whoever may connect must be among `trusted_proxies`: the header is believed, so it must not come from anybody else. The
-address in it is the client's from then on, in logs, metrics, tables, limits and policy. Bounded by the header's size;
-the time is that of all welcome steps together. Refuses to know what follows.
+The connecting host must be among `trusted_proxies`: the header is believed, so no other host may send it. The address
+in it becomes the client's in logs, metrics, tables, limits and policy. Bounded by the header's size; the timeout is
+that of all welcome steps together. Refuses to know what follows.
 """
 
 from kproxy.errors import Malformed, RefusedClient

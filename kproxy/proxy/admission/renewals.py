@@ -1,8 +1,8 @@
-"""kproxy's logins at brokers that must be renewed before their sessions end (KIP-368), on connections that are in use.
+"""Renews kproxy's logins at brokers before their sessions end (KIP-368), on connections in use.
 
 A login is renewed at 85 to 95 % of the lifetime that the broker gave, as Kafka's own clients do: the relay is paused
-between two requests, since a broker takes nothing else meanwhile. Bounded: a task for each such connection, which ends
-with it; ANSWER_S for an answer that nothing older waits before. Refuses to know mechanisms.
+between two requests, since a broker accepts no others meanwhile. Bounded: a task for each such connection, which ends
+with it; ANSWER_S for an answer once no older request is pending. Refuses to know mechanisms.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from kproxy.proxy.sasl.login import CLIENT_ID, LoggedIn
 from kproxy.proxy.upstream.login import BrokerLogin, Ended, Exchange
 
 ANSWER_S = 10.0
-LEAST_S = 1.05  # a broker takes no second login within a second
-RETRY_S = 1.0  # after a password or a token could not be had
+LEAST_S = 1.05  # a broker refuses a second login within a second
+RETRY_S = 1.0  # after a password or a token was unavailable
 
 log = logging.getLogger("kproxy.logins")
 
@@ -31,7 +31,7 @@ class Renewals:
         self._limiter = LogLimiter(log)
 
     async def keep(self, relay: Relay, principal: str, done: LoggedIn) -> None:
-        """Renew the login of a connection until it closes; one that cannot be renewed is closed."""
+        """Renew the login of a connection until it closes; close it if its login cannot be renewed."""
         loop = asyncio.get_running_loop()
         while done.lifetime_ms and not relay.closed:
             ends = loop.time() + done.lifetime_ms / 1000
@@ -39,7 +39,7 @@ class Renewals:
             try:
                 renewed = await self._renew(relay, principal, done)
                 if renewed is None:
-                    return  # it has ended
+                    return  # the connection has ended
                 done = renewed
             except UpstreamError as fault:
                 is_over = fault.cause != "login_credentials" or loop.time() + RETRY_S > ends
@@ -54,7 +54,7 @@ class Renewals:
                 done = LoggedIn(done.versions, round((ends - loop.time()) * 1000))
 
     async def _renew(self, relay: Relay, principal: str, done: LoggedIn) -> LoggedIn | None:
-        mechanism = await self._login.prepare(principal)  # before the pause: a command may take its time
+        mechanism = await self._login.prepare(principal)  # before the pause: a command may be slow
         paused = asyncio.Event()
         relay.pause(paused.set)
         try:
@@ -67,7 +67,7 @@ class Renewals:
 
 
 def _exchange_on(relay: Relay) -> Exchange:
-    """What sends a request of kproxy's own on a paused relay and waits for its answer, both as `Exchange` has them."""
+    """Return a function that sends kproxy's own request on a paused relay and returns the answer, as `Exchange`."""
     begun = False
 
     async def exchange(data: bytes) -> bytes:
@@ -89,7 +89,7 @@ def _exchange_on(relay: Relay) -> Exchange:
             pending = relay.session.pending
             if relay.closed or not pending:
                 raise Ended(begun=True)
-            if pending[0] is asked:  # else an older request keeps the broker busy, and this one in its queue
+            if pending[0] is asked:  # else the broker is busy with an older request
                 raise UpstreamError(f"the broker did not answer within {ANSWER_S:g} s", "timeout")
 
     return exchange

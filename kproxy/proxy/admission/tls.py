@@ -1,6 +1,6 @@
-"""TLS of one cluster: its contexts, the steps that use them, and the look at their files every few seconds.
+"""TLS of one cluster: its contexts, the steps that use them, and the reload of their files every few seconds.
 
-Refuses to know what is in files, and how a handshake goes.
+Refuses to know the files' content, and how a handshake works.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from kproxy.proxy.upstream.tls import BrokerHandshakes
 
 
 class ClusterTls:
-    """What a cluster needs of TLS; nothing where its settings have none.
+    """The TLS of a cluster; without steps if its settings have none.
 
-    handshakes(): those of the event loop. names: of a listener that reads from the server name which broker is meant.
-    Raises ConfigError with everything that is wrong with the files.
+    handshakes(): those of the event loop. names: of a listener whose server names select brokers. Raises ConfigError
+    with all faults of the files.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class ClusterTls:
         return reloading, counted
 
     async def watch(self) -> None:
-        """Follow the files, until it is cancelled."""
+        """Check the files until it is cancelled."""
         while self._watched:
             await asyncio.sleep(contexts.CHECK_S)
             await self.look()
 
     async def look(self) -> None:
-        """Read the files again, and use what is new and sound."""
+        """Read the files again, and use new content that is valid."""
         for reloading, counted in self._watched:
             failures = reloading.failures
             if await asyncio.to_thread(reloading.reload):
