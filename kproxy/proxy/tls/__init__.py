@@ -1,1 +1,1 @@
-"""TLS on both sides: certificates and their subjects, contexts, handshakes on threads, a socket that speaks TLS."""
+"""TLS on both sides: certificates and their subjects, contexts, handshakes on threads, a TLS socket."""

@@ -1,9 +1,8 @@
-"""What kproxy reads in a certificate: until when it is valid, which names it holds, and its subject as Java writes it.
+"""Reads a certificate: its expiry, its names, and its subject as Java writes it.
 
-DER of certificates that OpenSSL has parsed already, and nothing else: a few fields in known places (RFC 5280, 4.1). The
-subject's text is that of Java's X500Principal.getName(), RFC 2253 with the ten keywords of that RFC: a broker's
-principal and `ssl.principal.mapping.rules` are about this text. Raises Malformed for what is no certificate. Refuses to
-verify anything.
+Input is the DER of certificates that OpenSSL has already parsed: a few fields in fixed places (RFC 5280, 4.1). The
+subject's text is that of Java's X500Principal.getName(), RFC 2253 with the keywords of that RFC: a broker's principals
+and `ssl.principal.mapping.rules` refer to this text. Raises Malformed for anything else. Refuses to verify anything.
 """
 
 import base64
@@ -36,25 +35,25 @@ _KEYWORDS = {
 }
 _ESCAPED = frozenset(',=+<>#;"\\')
 _WHITE = " \r"  # Java escapes these at both ends
-MAX_OID_BYTES = 64  # its numbers are decimal in a subject's text: digits take time by their square
+MAX_OID_BYTES = 64  # the subject has its numbers in decimal, which takes time by the square of their digits
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", re.DOTALL)
 
 
 class Certificate(NamedTuple):
-    """What is read of a certificate."""
+    """The content of a certificate."""
 
-    subject: str  # RFC 2253; "": it has none
+    subject: str  # RFC 2253; "" if there is none
     not_after: int  # seconds since the epoch
     names: tuple[str, ...]  # subjectAltName: DNS names in lower case, and addresses
 
 
 def read(der: bytes) -> Certificate:
-    """The certificate in DER. Raises Malformed."""
+    """Return the certificate in DER. Raises Malformed."""
     try:
         (certificate,) = _items(der)
         body, *_ = _items(certificate[1])
         fields = list(_items(body[1]))
-        at = 1 if fields[0][0] == _VERSION else 0  # then: serial, signature, issuer, validity, subject
+        at = 1 if fields[0][0] == _VERSION else 0  # followed by serial, signature, issuer, validity, subject
         _, not_after = _items(fields[at + 3][1])
         extensions = [value for tag, value, _ in fields[at + 5 :] if tag == _EXTENSIONS]
         return Certificate(
@@ -67,22 +66,22 @@ def read(der: bytes) -> Certificate:
 
 
 def read_pem(pem: bytes) -> list[Certificate]:
-    """All certificates of a PEM file, in its order. Raises Malformed."""
+    """Return all certificates of a PEM file, in its order. Raises Malformed."""
     try:
         return [read(base64.b64decode(found)) for found in _PEM.findall(pem)]
-    except ValueError as fault:  # binascii.Error is one
+    except ValueError as fault:  # includes binascii.Error
         raise Malformed(f"not a certificate: {fault}") from None
 
 
 def is_for(certificate: Certificate, server_name: str) -> bool:
-    """Whether a server's certificate holds a name or address, or a wildcard for its first label (RFC 6125, 6.4.3)."""
+    """Whether a server's certificate has a name or address, or a wildcard for its first label (RFC 6125, 6.4.3)."""
     server_name = server_name.lower()
     _, _, parent = server_name.partition(".")
     return server_name in certificate.names or (bool(parent) and f"*.{parent}" in certificate.names)
 
 
 def _items(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """(tag, value, both with the length between them) of each item."""
+    """Yield (tag, value, the whole item) of each item."""
     at = 0
     while at < len(data):
         tag, size, start = data[at], data[at + 1], at + 2
@@ -133,11 +132,11 @@ def _alternative_names(extensions: bytes) -> Iterator[str]:
                 if kind == _DNS_NAME:
                     yield name.decode("ascii").lower()
                 elif kind == _IP_ADDRESS:
-                    yield str(ipaddress.ip_address(name))  # of 4 or 16 bytes
+                    yield str(ipaddress.ip_address(name))  # 4 or 16 bytes
 
 
 def _name(name: bytes) -> str:
-    """A Name, its most specific part first, as X500Principal.getName() writes it."""
+    """Return a Name, most specific part first, as X500Principal.getName() writes it."""
     parts = ["+".join(_attribute(attribute) for _, attribute, _ in _items(rdn)) for _, rdn, _ in _items(name)]
     return ",".join(reversed(parts))
 

@@ -1,9 +1,9 @@
-"""TLS contexts from PEM files: for a listener, with a certificate for each server name, and towards brokers.
+"""TLS contexts from PEM files: for a listener, with a certificate for each server name, and for brokers.
 
-Everything that the files and settings show is checked when a context is made: ConfigError names the setting, the file
-and the fix. A `Reloading` context is made anew when one of its files changes, also by the swap of a symbolic link as
-Kubernetes does it: handshakes that begin then use it, connections go on. New files that are not sound leave the old
-context in place. Bounded: files of 1 MiB, one look at them every CHECK_S. Refuses to know sockets and clusters.
+All faults visible in the files and settings are reported when a context is made: ConfigError names the setting, the
+file and the fix. A `Reloading` context is made again when one of its files changes, also through the swap of a symbolic
+link as in Kubernetes: later handshakes use it, existing connections continue. Invalid new files leave the old context
+in place. Bounded: files of 1 MiB, read every CHECK_S. Refuses to know sockets and clusters.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from kproxy.proxy.tls.principals import PrincipalRules
 
 CHECK_S = 5.0
 _MAX_FILE = 1024 * 1024
-_SOON_S = 14 * 86400  # a certificate that expires earlier is worth a line at start
+_SOON_S = 14 * 86400  # a certificate that expires within this time gets a log line at start
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _VERIFIES = {"none": ssl.CERT_NONE, "wanted": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
@@ -36,25 +36,25 @@ Contents = dict[Path, bytes]
 
 
 class Asked(ssl.SSLObject):
-    """A server's side of a connection, with the name that its client asked for."""
+    """The server side of a connection, with the client's server name."""
 
     server_name: str | None = None
-    refused_name = False  # nobody is served under that name
+    refused_name = False  # the listener does not serve that name
 
 
 @dataclass(frozen=True)
 class Built:
-    """A context, what it was made from, and what is to be said of that."""
+    """A context, a digest of its files, and warnings about them."""
 
     context: ssl.SSLContext
-    contents: str  # of all its files, as a digest
-    expiries: dict[str, int]  # file -> when the first of its certificates expires, seconds since the epoch
+    contents: str  # digest of all files
+    expiries: dict[str, int]  # file -> earliest expiry of its certificates, in seconds since the epoch
     warnings: tuple[str, ...] = ()
 
 
 @dataclass
 class _Files:
-    """Reads each file once and collects the faults, so that all are told together."""
+    """Reads each file once and collects the faults, to report them together."""
 
     place: str
     contents: Contents = field(default_factory=dict)
@@ -79,7 +79,7 @@ class _Files:
         return data
 
     def certificates(self, setting: str, path: Path) -> list[Certificate]:
-        """Those of a PEM file; none: a fault says why."""
+        """Return the certificates of a PEM file; an empty list after a fault."""
         data = self.read(setting, path)
         if data is None:
             return []
@@ -115,17 +115,17 @@ class _Files:
         return whole.hexdigest()
 
     def built(self, context: ssl.SSLContext) -> Built:
-        """Raises ConfigError with all faults."""
+        """Return the context with its files' digest. Raises ConfigError with all faults."""
         if self.faults:
             raise ConfigError(self.faults)
         return Built(context, self.digest(), self.expiries, tuple(self.warnings))
 
 
 def for_clients(settings: ClientTls, serves: Callable[[str], bool] | None = None, place: str = "tls") -> Built:
-    """The context of a listener. Raises ConfigError.
+    """Return the context of a listener. Raises ConfigError.
 
-    serves: whether a server name is one of ours; others are refused with the alert unrecognized_name. None: all are.
-    place: what the faults call the table.
+    serves: whether a server name is valid here; others are refused with the alert unrecognized_name. None: all are.
+    place: the settings table, for faults.
     """
     files = _Files(place)
     choices: list[tuple[list[Certificate], ssl.SSLContext]] = []
@@ -161,7 +161,7 @@ def for_clients(settings: ClientTls, serves: Callable[[str], bool] | None = None
 
 
 def for_brokers(settings: UpstreamTls, place: str = "upstream_tls") -> Built:
-    """The context towards brokers. Raises ConfigError."""
+    """Return the context for connections to brokers. Raises ConfigError."""
     files = _Files(place)
     context = _context(ssl.PROTOCOL_TLS_CLIENT, settings.min_version, settings.ciphers, files)
     context.check_hostname = settings.verify_hostname
@@ -191,7 +191,7 @@ def _context(protocol: Any, version: str, ciphers: str | None, files: _Files) ->
 
 
 def _trusted(ca: Path, files: _Files) -> str:
-    """The PEM text of a bundle; "": a fault says why not."""
+    """Return the PEM text of a CA bundle; "" after a fault."""
     certificates = files.certificates("ca", ca)
     if not certificates:
         return ""
@@ -208,7 +208,7 @@ def _trust(context: ssl.SSLContext, ca: Path, bundle: str, files: _Files) -> Non
 
 
 def _load_pair(context: ssl.SSLContext, pair: KeyPair, files: _Files, prefix: str) -> list[Certificate]:
-    """Load certificate and key; returns the certificates of the chain, none where there was a fault."""
+    """Load certificate and key; returns the certificates of the chain, none after a fault."""
     chain = files.certificates(f"{prefix}certificate", pair.certificate)
     key_path = pair.key or pair.certificate
     of_key = f"{prefix}key" if pair.key is not None else f"{prefix}certificate"
@@ -256,7 +256,7 @@ def _why_not(fault: ssl.SSLError, pair: KeyPair, key_path: Path, of_key: str, pr
 def _by_name(
     choices: Sequence[tuple[list[Certificate], ssl.SSLContext]], serves: Callable[[str], bool] | None
 ) -> Callable[[ssl.SSLObject, str | None, ssl.SSLContext], int | None]:
-    """What chooses a certificate by the name that a client asks for; it runs in the handshake's thread."""
+    """Return the callback that selects a certificate by server name; it runs on the handshake's thread."""
     leaves = [(chain[0], context) for chain, context in choices if chain]
 
     def choose(connection: ssl.SSLObject, server_name: str | None, _: ssl.SSLContext) -> int | None:
@@ -281,9 +281,9 @@ class _Hook:
 
 
 def _unraisable(event: Any) -> None:
-    """For a server name that is not ASCII, ssl writes a traceback with its bytes to standard error, for each client.
+    """Ignore a server name that is not ASCII, for which ssl would write a traceback to standard error for each client.
 
-    The handshake fails by it, which is reported as any other refusal.
+    The handshake fails because of the name, and that is reported like any other refusal.
     """
     fault = event.exc_value
     if not (isinstance(fault, UnicodeDecodeError) and isinstance(event.object, bytes) and fault.object == event.object):
@@ -291,7 +291,7 @@ def _unraisable(event: Any) -> None:
 
 
 class Reloading:
-    """A context that follows its files.
+    """A context that is reloaded when its files change.
 
     build: makes it, and raises ConfigError. whose: for log lines. failures, reloads: counts since the start.
     """
@@ -300,7 +300,7 @@ class Reloading:
         self._build = build
         self._whose = whose
         self._built = build()
-        self._refused = ""  # what could not be loaded, said already
+        self._refused = ""  # the latest fault, already logged
         self._limiter = LogLimiter(log)
         self.failures = 0
         self.reloads = 0
@@ -308,16 +308,16 @@ class Reloading:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """For the next handshake."""
+        """The context for the next handshake."""
         return self._built.context
 
     @property
     def expiries(self) -> dict[str, int]:
-        """File -> when the first of its certificates expires, in seconds since the epoch."""
+        """File -> earliest expiry of its certificates, in seconds since the epoch."""
         return self._built.expiries
 
     def reload(self) -> bool:
-        """Read the files again; whether they have changed and are in use now. For any thread, one at a time."""
+        """Read the files again; returns whether changed content is now in use. For any thread, one at a time."""
         try:
             built = self._build()
         except ConfigError as fault:
@@ -347,7 +347,7 @@ def _day(seconds: int) -> str:
 
 
 def tls_faults(tls: ClientTls | None, upstream_tls: UpstreamTls | None, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Everything that is wrong with the files of a cluster: (place, what and how to fix it)."""
+    """Yield all faults of a cluster's files: (place, fault and fix)."""
     builds: list[Callable[[], Built]] = []
     if tls is not None:
         builds.append(lambda: for_clients(tls, place=f"{prefix}tls"))

@@ -1,12 +1,13 @@
-"""TLS handshakes, off the event loop: one costs 0.2 to 1 ms, during which nobody else would have a turn.
+"""TLS handshakes on threads: one costs 0.2 to 1 ms, for which it would block the event loop.
 
-What a handshake computes runs on two threads of lowest priority among those of the process: established connections
-come first, and however many clients connect at once, they share what is left. The caller limits the time of each.
+Handshakes run on two threads with the lowest priority in the process: established connections come first, and all
+connecting clients share the remaining CPU time. The caller limits the time of each handshake.
 
-Bounded: AT_ONCE handshakes with clients are under way, of up to 50 KiB each, and as many with brokers. A client takes a
-place once its first record is complete; until then the kernel keeps its bytes. Further clients wait in order. While
-some wait, the handshake that has waited for its own client for longest, and for STALLED_S, is given up, so clients that
-begin handshakes and leave them open keep nobody out. Refuses to know certificates, and what follows a handshake.
+Bounded: AT_ONCE handshakes with clients at once, of up to 50 KiB each, and as many with brokers. A client takes a place
+once its first record is complete; until then the kernel keeps its bytes. Further clients wait in order. While some
+wait, the handshake that has waited longest for its own client, and at least STALLED_S, is aborted, so that clients
+which start handshakes and leave them open keep no others out. Refuses to know certificates, and what follows a
+handshake.
 """
 
 import asyncio
@@ -25,28 +26,28 @@ from kproxy.proxy.tls.tls_socket import TlsSocket
 AT_ONCE = 1000
 STALLED_S = 1.0
 _THREADS = 2
-_NICE = 10  # a tenth of a core that is busy with other things
+_NICE = 10  # a tenth of a core that is otherwise busy
 _HANDSHAKE = 0x16  # the type of a client's first record
-_HEAD_BYTES = 5  # of a record: type, version and length (RFC 8446, 5.1)
+_HEAD_BYTES = 5  # of a record's header: type, version and length (RFC 8446, 5.1)
 _MAX_RECORD_BYTES = 1 << 14
 
 
 class Stalled(TimeoutError):
-    """A handshake was given up: others waited for its place, and it for its client."""
+    """A handshake was aborted because it waited for its client while others waited for its place."""
 
 
 class Places:
-    """So many handshakes with clients may be under way."""
+    """A limited number of places for handshakes with clients."""
 
     def __init__(self, count: int) -> None:
         self._free = count
         self._queue: deque[asyncio.Future[None]] = deque()
-        self._silent: dict[asyncio.Future[None], float] = {}  # waiting for their clients -> since when, about in order
+        self._silent: dict[asyncio.Future[None], float] = {}  # waiting for a client -> since when, about in order
         self._timer: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
     async def one(self) -> "AsyncIterator[Place]":
-        """Wait for a place, and have it."""
+        """Wait for a place and hold it."""
         await self._take()
         try:
             yield Place(self)
@@ -64,7 +65,7 @@ class Places:
             await granted
         except asyncio.CancelledError:
             if not granted.cancelled():
-                self._leave()  # granted in the same turn
+                self._leave()  # granted before the cancellation
             raise
 
     def _leave(self) -> None:
@@ -81,16 +82,16 @@ class Places:
         return bool(self._queue)
 
     def waits(self, ready: "asyncio.Future[None]", since: float) -> None:
-        """A handshake waits for its client until `ready` is done; `since`: now, less the time that it has waited."""
+        """Record that a handshake waits for its client until `ready` is done; `since`: now minus its wait so far."""
         self._silent[ready] = since
         self.give_up()
 
     def goes_on(self, ready: "asyncio.Future[None]") -> None:
-        """A handshake waits no longer."""
+        """Record that a handshake has stopped waiting."""
         del self._silent[ready]
 
     def give_up(self) -> None:
-        """Give up stalled handshakes, one for each client that waits for a place; look again when the next stalls."""
+        """Abort stalled handshakes, one per client that waits for a place; check again when the next one stalls."""
         wanted = len(self._queue)
         if not wanted or self._timer is not None:
             return
@@ -112,7 +113,7 @@ class Places:
 
 
 class Place:
-    """That of one handshake."""
+    """The place of one handshake."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -122,7 +123,7 @@ class Place:
         """Wait for bytes of the client. Raises Stalled."""
         loop = asyncio.get_running_loop()
         if self._waited_s >= STALLED_S and self._places.are_wanted:
-            raise Stalled  # it sends its bytes one by one
+            raise Stalled  # the client sends its bytes one by one
         start = loop.time()
         ready = loop.create_future()
         self._places.waits(ready, start - self._waited_s)
@@ -134,7 +135,7 @@ class Place:
 
 
 class Handshakes:
-    """Those of one event loop. `buffer` is what all its TLS sockets read from the kernel into."""
+    """The handshakes of one event loop. All its TLS sockets read from the kernel into `buffer`."""
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(READ_BYTES))
@@ -143,7 +144,7 @@ class Handshakes:
         self._threads = ThreadPoolExecutor(_THREADS, "tls", _yield_to_others)
 
     async def run(self, sock: TlsSocket) -> None:
-        """The whole handshake. Raises EOFError if the peer ends in it, Stalled, ssl.SSLError, and other OSErrors."""
+        """Run a handshake. Raises EOFError if the peer ends during it, Stalled, ssl.SSLError, and other OSErrors."""
         if not sock.tls.server_side:
             async with self._brokers:
                 await self._run(sock, None)
@@ -159,7 +160,7 @@ class Handshakes:
                 done = await loop.run_in_executor(self._threads, sock.step)
             except OSError:
                 with suppress(OSError):
-                    sock.flush()  # the alert that says why
+                    sock.flush()  # the alert with the reason
                 raise
             await _flushed(sock)
             if done:
@@ -172,12 +173,12 @@ class Handshakes:
                 await (readable(sock) if place is None else place.readable(sock))
 
     def close(self) -> None:
-        """Let the threads end; handshakes under way are the caller's to cancel."""
+        """Stop the threads; the caller cancels running handshakes."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 async def first_record(sock: socket.socket) -> bool:
-    """Wait until a client's first record is in the kernel's buffer; False: it has ended, or says no TLS. OSError."""
+    """Wait for a client's first record in the kernel; returns False for an end or other bytes. Raises OSError."""
     wanted = _HEAD_BYTES
     while True:
         if len(head := _peek(sock, wanted)) < wanted:
@@ -211,4 +212,4 @@ async def _flushed(sock: TlsSocket) -> None:
 
 def _yield_to_others() -> None:
     with suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # on Linux: of this thread alone
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # on Linux for this thread only

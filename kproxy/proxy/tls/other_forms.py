@@ -1,22 +1,22 @@
-"""Keys and certificates in other forms than PEM: which one a file has, and the command that converts it.
+"""Detects other formats than PEM in files of keys and certificates, and returns the command to convert them.
 
 Sources of the formats: RFC 7292 (PKCS12: a sequence that begins with version 3), RFC 5280 (DER), the magic numbers of
-sun.security.provider.JavaKeyStore. Refuses to know what the keys are for.
+sun.security.provider.JavaKeyStore. Refuses to know the use of the keys.
 """
 
 import shlex
 from pathlib import Path
 
-CERTIFICATES, KEY = "certificates", "a private key"  # what is wanted
+CERTIFICATES, KEY = "certificates", "a private key"  # the expected content
 _KEYSTORES = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")  # JKS, JCEKS
 _SEQUENCE = 0x30
 _VERSION_3 = b"\x02\x01\x03"
 
 
 def remedy(path: Path, data: bytes, wanted: str) -> str:
-    """What such a file is, and how to make PEM of it, as the end of a sentence; "" where it is none of these.
+    """Return the format of the file and a command that makes PEM of it, as the end of a sentence; "" if it is unknown.
 
-    `data`: the file's content. A password is asked for by the commands.
+    `data`: the file's content. The commands prompt for a password.
     """
     store, pem = shlex.quote(str(path)), shlex.quote(str(path.with_suffix(".pem")))
     if data.startswith(_KEYSTORES):
@@ -26,7 +26,7 @@ def remedy(path: Path, data: bytes, wanted: str) -> str:
         return f"it is a Java keystore: make PEM of it by {to_pkcs12} && {_of_pkcs12(str(made), pem, wanted)}"
     if data[:1] != bytes((_SEQUENCE,)) or len(data) < 4:
         return ""
-    behind = 2 + (data[1] & 0x7F if data[1] & 0x80 else 0)  # the length, in one byte or in so many more
+    behind = 2 + (data[1] & 0x7F if data[1] & 0x80 else 0)  # after the length, of one byte or of that many more
     if data[behind : behind + 3] == _VERSION_3:
         return f"it is PKCS12: make PEM of it by {_of_pkcs12(str(path), pem, wanted)}"
     command = "x509" if wanted == CERTIFICATES else "pkey"

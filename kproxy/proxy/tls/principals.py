@@ -1,20 +1,20 @@
-"""From a client certificate's subject to its principal, by the rules of Kafka's `ssl.principal.mapping.rules`.
+"""Maps a client certificate's subject to its principal, by the rules of Kafka's `ssl.principal.mapping.rules`.
 
-Rules are tried in order, separated by commas: DEFAULT takes the subject as it is, RULE:PATTERN/REPLACEMENT/ takes those
-that PATTERN matches as a whole, and /L or /U at its end makes the result lower or upper case. A subject that no rule
-takes is nobody. Kafka's own example tries a subject's characters by their fifth power, so who lets a CA sign a subject
-could stop the loop: a subject has MAX_SUBJECT characters, and REMEMBERED answers are kept. Refuses to know
-certificates.
+Rules are separated by commas and tried in order: DEFAULT takes the subject unchanged, RULE:PATTERN/REPLACEMENT/ takes
+subjects that PATTERN matches completely, and a final /L or /U makes the result lower or upper case. A subject that no
+rule takes has no principal. The pattern of Kafka's own example takes time by the fifth power of a subject's length, so
+anyone who can get a certificate signed could stop the event loop: hence MAX_SUBJECT characters per subject, and a cache
+of REMEMBERED results. Refuses to know certificates.
 """
 
 import re
 from collections.abc import Callable
 from functools import lru_cache
 
-MAX_SUBJECT = 768  # characters; most parts of a name have 64 at most (X.520)
+MAX_SUBJECT = 768  # characters; most parts of a name have at most 64 (X.520)
 REMEMBERED = 256
 
-# Kafka's own (SslPrincipalMapper): a slash in a pattern or a replacement is escaped.
+# Kafka's syntax (SslPrincipalMapper): a slash in a pattern or a replacement is escaped.
 _RULE = re.compile(r"\s*(?:(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?))\s*(?:,\s*|$)")
 _GROUP = re.compile(r"\\(.)|\$(\d)", re.DOTALL)
 
@@ -22,7 +22,7 @@ Rule = Callable[[str], str | None]
 
 
 class PrincipalRules:
-    """Rules, parsed. Raises ValueError for text that is none, with what stands where."""
+    """Parsed rules. Raises ValueError for an invalid rule, with its text."""
 
     def __init__(self, text: str) -> None:
         self._rules: list[Rule] = []
@@ -39,7 +39,7 @@ class PrincipalRules:
         self._remembered = lru_cache(REMEMBERED)(self._principal)
 
     def principal(self, subject: str) -> str | None:
-        """ "User:" and what the first rule that takes the subject makes of it; None: no rule does, or it is long."""
+        """Return "User:" and the result of the first rule that takes the subject; None: none does, or it is long."""
         return self._remembered(subject) if len(subject) <= MAX_SUBJECT else None
 
     def _principal(self, subject: str) -> str | None:

@@ -1,30 +1,30 @@
-"""A connected socket that speaks TLS, with the methods of a plain non-blocking one.
+"""A connected TLS socket with the methods of a plain non-blocking one.
 
-Whoever reads and writes it need not know: `recv_into`, `recvmsg_into` with the kernel's time of receipt, `recv` with
-MSG_PEEK, `send`, `shutdown` of one direction. Where nothing can be done for now each raises BlockingIOError, whichever
-way TLS itself wants to go; a fault of TLS is an ssl.SSLError, which is an OSError.
+Callers need not know that it is TLS: `recv_into`, `recvmsg_into` with the kernel's receive time, `recv` with MSG_PEEK,
+`send`, `shutdown` of one direction. While it can do nothing, each raises BlockingIOError, whether TLS wants to read or
+to write; a fault of TLS is an ssl.SSLError, which is an OSError.
 
 TLS works on memory (ssl.MemoryBIO), not on the file descriptor, so that 512 KiB take one system call each way instead
-of two per record of 16 KiB, and a handshake can run on a thread. What follows from that:
+of two per record of 16 KiB, and a handshake can run on a thread. Consequences:
 
-- Of what the kernel gave, all is decrypted in the same call: nothing waits where epoll does not see it. A read of few
-  bytes, a handshake, and a read of more than _RECORDS records, which cost 4 us each however small they are, can leave
-  some: then `leftover` is true, and the next read needs no event. Nor does the read of an end that came right behind
-  bytes. `on_leftover` is called for both.
-- What is encrypted cannot be taken back. If the kernel does not take all of it, `send` keeps the rest and returns one
-  byte less than it was given: the caller sends that byte again, as it would after any partial send, and it is reported
-  as taken once everything before it has left.
-- TLS has bytes of its own to send: an alert, a key update. `on_blocked` is called for those that the kernel does not
-  take; then call `send`, of nothing if there is nothing, when there is room.
+- All bytes from the kernel are decrypted in the same call: none wait where epoll does not see them. A short read, a
+  handshake, and a read of more than _RECORDS records, which cost 4 us each however small they are, can leave some: then
+  `leftover` is true, and the next read needs no event. The same holds for an end directly after bytes. `on_leftover` is
+  called in both cases.
+- Encrypted bytes cannot be taken back. If the kernel does not take all of them, `send` keeps the rest and returns one
+  byte less than it was given: the caller sends that byte again, as after any partial send, and it is reported as sent
+  once everything before it has left.
+- TLS sends bytes of its own: an alert, a key update. `on_blocked` is called if the kernel does not take them; then call
+  `send` when the socket is writable, with no data if there is none.
 
 A new key (KeyUpdate, RFC 8446, 4.6.3) costs OpenSSL 0.1 to 0.2 ms, 50 times as much as a small record, and one call of
-OpenSSL goes through all that it was given. So it is given few records at once, and a peer that renews keys without
-sending data is given up.
+OpenSSL processes all its input. So it gets few records at once, and a peer that renews keys without sending data is
+closed.
 
-Bounded: of tiny records one read waits as it came, outside of OpenSSL; encrypted and unsent is what one `send` was
-given, and _MAX_OWN of TLS's own; _MAX_WITHOUT_DATA records that bring no data, and one more for each _DATA_PER_RECORD
-bytes; the two BIOs keep up to 2 * 45 KiB of a busy connection, and few hundred bytes of an idle one. Refuses to know
-certificates, names and what the bytes mean.
+Bounded: the undecrypted rest of one read of tiny records, outside of OpenSSL; the encrypted, unsent data of one `send`,
+and _MAX_OWN bytes of TLS's own; _MAX_WITHOUT_DATA records without data, and one more for each _DATA_PER_RECORD bytes;
+the two BIOs keep up to 2 * 45 KiB of a busy connection, and a few hundred bytes of an idle one. Refuses to know
+certificates, names and the meaning of the bytes.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-_PIECE = 32 * 1024  # into or out of a BIO at once: a BIO keeps the memory of the largest
-_RECORD = 17 * 1024  # a whole record of TLS, which may be incomplete in a BIO
-_RECORDS = 256  # that one read decrypts, some 1 ms; of 16 KiB each a read has 32
-_MAX_OWN = 16 * 1024  # key updates that are asked for, and refusals to renegotiate: a peer may ask without reading
-_FED_RECORDS = 16  # that end in what OpenSSL is given at once
+_PIECE = 32 * 1024  # bytes into or out of a BIO at once: a BIO keeps the memory of the largest
+_RECORD = 17 * 1024  # bytes of a whole TLS record, which may be incomplete in a BIO
+_RECORDS = 256  # per read, about 1 ms; a read has 32 of 16 KiB
+_MAX_OWN = 16 * 1024  # bytes of key updates and refused renegotiations, which a peer may cause without reading
+_FED_RECORDS = 16  # records that end in one input of OpenSSL
 _MAX_WITHOUT_DATA = 32  # records without data: peers send a few session tickets, and a new key after gigabytes
-_DATA_PER_RECORD = 4096  # bytes that make up for one record without data
-_HEAD = 5  # of a record: type, version, length
-_PARTS = 512  # of one sendmsg; the system takes 1024
+_DATA_PER_RECORD = 4096  # bytes of data that compensate for one record without data
+_HEAD = 5  # bytes of a record's header: type, version, length
+_PARTS = 512  # buffers per sendmsg; the system takes 1024
 
 _recv_into = socket.socket.recv_into
 _recvmsg_into = socket.socket.recvmsg_into
@@ -54,7 +54,7 @@ _sendmsg = socket.socket.sendmsg
 class TlsSocket(socket.socket):
     """Takes over the file descriptor of `raw`, a connected non-blocking socket.
 
-    buffer: what the kernel fills, read only within a call; all TLS sockets of a thread can share it.
+    buffer: filled by the kernel and used only within a call; all TLS sockets of a thread can share it.
     """
 
     __slots__ = (
@@ -94,17 +94,17 @@ class TlsSocket(socket.socket):
         super().__init__(raw.family, raw.type, raw.proto, raw.detach())
         self.setblocking(False)
         self._buffer = buffer
-        self._ahead = b""  # decrypted, and only looked at so far
-        self._behind: Any = b""  # encrypted, and not given to OpenSSL so far
-        self._head = b""  # of a record whose length is not known yet
-        self._record_rest = 0  # bytes of a record that OpenSSL was not given so far
-        self._fed = 0  # records of the last piece that OpenSSL was given, less those that it gave data of
-        self._data_bytes = 0  # that it gave of that piece
-        self._without_data = 0.0  # records of all pieces before, less those that data has made up for
+        self._ahead = b""  # decrypted, and only peeked at so far
+        self._behind: Any = b""  # encrypted, and not passed to OpenSSL yet
+        self._head = b""  # of a record whose length is still unknown
+        self._record_rest = 0  # bytes of a record that were not passed to OpenSSL yet
+        self._fed = 0  # records in the last input of OpenSSL, minus those that gave data
+        self._data_bytes = 0  # data bytes from that input
+        self._without_data = 0.0  # records of all earlier inputs without data, minus those compensated by data
         self._unsent: list[Any] = []  # encrypted
-        self._owed = False  # the first byte of the next send is encrypted already
-        self._own_unsent = 0  # bytes of TLS's own since all had left
-        self._ended = False  # the peer said so
+        self._owed = False  # the first byte of the next send is already encrypted
+        self._own_unsent = 0  # bytes of TLS's own since the last time that nothing was unsent
+        self._ended = False  # the peer has sent its end
         self._said_end = False
         self.leftover = False  # a read need not wait for the kernel
         self.on_blocked: Callable[[], None] | None = None
@@ -112,41 +112,41 @@ class TlsSocket(socket.socket):
 
     @property
     def held_bytes(self) -> int:
-        """Encrypted bytes that are not sent, or not decrypted."""
+        """How many encrypted bytes are unsent or undecrypted."""
         return len(self._behind) + sum(map(len, self._unsent))
 
     # --- the handshake -----------------------------------------------------------------------------------------------
 
     @property
     def tls(self) -> ssl.SSLObject:
-        """What is known of the peer once the handshake is done: certificate, version, cipher."""
+        """The TLS object, for the peer's certificate, version and cipher once the handshake is done."""
         return self._tls
 
     def version(self) -> str | None:
-        """The version of TLS that was agreed on, as "TLSv1.3"; None: the handshake is not done."""
+        """Return the negotiated TLS version, as "TLSv1.3"; None until the handshake is done."""
         return self._tls.version()
 
     def step(self) -> bool:
-        """Do what the handshake can do with the bytes at hand; whether it is done. Raises ssl.SSLError.
+        """Advance the handshake with the received bytes; returns whether it is done. Raises ssl.SSLError.
 
-        Touches no file descriptor, and holds the interpreter's lock for hardly any of its time: for a thread.
+        It uses no file descriptor, and holds the interpreter's lock for hardly any of its time: run it on a thread.
         """
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
             return False
-        self._behind = self._incoming.read()  # begins with a record: OpenSSL takes no byte ahead
+        self._behind = self._incoming.read()  # begins with a record: OpenSSL takes no byte in advance
         self.leftover = bool(self._behind) or self._tls.pending() > 0
         return True
 
     def fetch(self) -> bool:
-        """Take in what the peer has sent of the handshake; False: it has ended. Raises BlockingIOError."""
+        """Receive bytes of the handshake; returns False if the peer has ended. Raises BlockingIOError."""
         count = _recv_into(self, self._buffer, _RECORD)
         self._incoming.write(self._buffer[:count])
         return count > 0
 
     def flush(self) -> None:
-        """Send what is encrypted. Raises BlockingIOError while the kernel does not take all of it."""
+        """Send the encrypted bytes. Raises BlockingIOError while the kernel does not take all of them."""
         if self._outgoing.pending:
             self._unsent.append(self._outgoing.read())
         if self._unsent and not self._push():
@@ -173,7 +173,7 @@ class TlsSocket(socket.socket):
         return count
 
     def recvmsg_into(self, buffers: Any, ancbufsize: int = 0, flags: int = 0) -> tuple[int, list[Any], int, Any]:
-        """As `recv_into`, of one buffer; the ancillary data is the kernel's, of the bytes that it gave."""
+        """Like `recv_into`, for one buffer; the ancillary data is the kernel's for the bytes that it gave."""
         (view,) = buffers
         if self.leftover or self._ahead:
             count = self._rest(view)
@@ -191,7 +191,7 @@ class TlsSocket(socket.socket):
         return count, ancillary, flags, address
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
-        """As of a plain socket; of the flags MSG_PEEK, of so many bytes as a first such read gave."""
+        """Receive like a plain socket; the only flag is MSG_PEEK, which repeats the bytes of the first such read."""
         if flags & socket.MSG_PEEK and self._ahead:
             return self._ahead[:bufsize]
         view = memoryview(bytearray(bufsize))
@@ -201,7 +201,7 @@ class TlsSocket(socket.socket):
         return data
 
     def _rest(self, view: memoryview) -> int:
-        """What is here without asking the kernel."""
+        """Return bytes that are available without the kernel."""
         count = min(len(view), len(self._ahead))
         if count:
             view[:count] = self._ahead[:count]
@@ -211,7 +211,7 @@ class TlsSocket(socket.socket):
         return count
 
     def _decrypt(self, view: memoryview, got: int) -> int:
-        """Decrypt the first bytes of the shared buffer into `view`, behind what had come before them."""
+        """Decrypt the first bytes of the shared buffer into `view`, after those left by earlier reads."""
         incoming = self._incoming
         read = self._tls.read
         room = len(view)
@@ -247,10 +247,10 @@ class TlsSocket(socket.socket):
                             self._leave(buffer[at:got])
                             return count
                 except ssl.SSLWantReadError:
-                    if left == before and at < got:  # a piece of nothing but TLS's own: that costs as much
+                    if left == before and at < got:  # an input without data: it costs as much
                         self._leave(buffer[at:got])
                         return count
-                except ssl.SSLZeroReturnError:  # an end, after our own
+                except ssl.SSLZeroReturnError:  # an end after our own
                     self._end(count)
                     return count
                 if at >= got:
@@ -267,9 +267,9 @@ class TlsSocket(socket.socket):
                     raise ssl.SSLError("it has TLS itself answer without end, and reads none of it")
 
     def _piece_end(self, buffer: Any, at: int, got: int) -> int:
-        """Where what OpenSSL is given next ends: behind _FED_RECORDS records or _PIECE bytes. Raises ssl.SSLError.
+        """Return the end of OpenSSL's next input: after _FED_RECORDS records or _PIECE bytes. Raises ssl.SSLError.
 
-        OpenSSL has gone through all that it was given before.
+        OpenSSL must have processed its previous input.
         """
         without_data = self._without_data + max(0, self._fed) - self._data_bytes / _DATA_PER_RECORD
         self._without_data = max(0.0, without_data)
@@ -306,14 +306,14 @@ class TlsSocket(socket.socket):
         return at
 
     def _leave(self, rest: Any) -> None:
-        """The read has done its share of work: keep the encrypted rest for the next."""
+        """Keep the undecrypted rest for the next read: this one has done its share of work."""
         self._behind = rest if isinstance(rest, memoryview) and isinstance(rest.obj, bytes) else memoryview(bytes(rest))
         self.leftover = bool(rest or self._incoming.pending or self._tls.pending())
         if self.leftover and self.on_leftover is not None:
             self.on_leftover()
 
     def _end(self, count: int) -> None:
-        """The peer has said that it ends: every later read tells so, without an event of the socket."""
+        """Record the peer's end: every later read reports it, without an event of the socket."""
         self._ended = self.leftover = True
         if count and self.on_leftover is not None:
             self.on_leftover()
@@ -356,16 +356,16 @@ class TlsSocket(socket.socket):
         return size - 1
 
     def shutdown(self, how: int) -> None:
-        """End the writing direction, and say so to the peer. Raises BlockingIOError until it can: call again then."""
+        """End the writing direction with a close_notify. Raises BlockingIOError until that is possible: then retry."""
         if how != socket.SHUT_RD and not self._said_end:
             self._said_end = True
-            with suppress(ssl.SSLError, ValueError):  # WantRead, since the peer has not ended; or nobody is left
+            with suppress(ssl.SSLError, ValueError):  # WantRead, as the peer has not ended; or the peer is gone
                 self._tls.unwrap()
         self.flush()
         super().shutdown(how)
 
     def _push(self) -> bool:
-        """Send what is encrypted; whether all of it has gone. Raises OSError."""
+        """Send the encrypted bytes; returns whether all have left. Raises OSError."""
         unsent = self._unsent
         while unsent:
             try:
@@ -382,9 +382,9 @@ class TlsSocket(socket.socket):
         return True
 
     def _push_own(self) -> None:
-        """Send what TLS itself has to say: who reads is not to fail for it."""
+        """Send TLS's own bytes, without raising a fault to a reader."""
         try:
             if not self._push() and self.on_blocked is not None:
                 self.on_blocked()
         except OSError:
-            self._unsent.clear()  # the next read, or send, meets the cause
+            self._unsent.clear()  # the next read or send raises the cause
