@@ -1,7 +1,8 @@
-"""The way to a cluster's brokers: a dial, then the steps that every connection there begins with.
+"""Opens connections to a cluster's brokers: a dial, then the steps at the start of every connection.
 
-Connections for clients and kproxy's own questions go the same way, so what discovery reaches clients reach too. Bounded
-in time: the dial by the dialler, the steps together by as much again. Refuses to know what the steps do.
+Connections for clients and kproxy's own requests take the same steps, so clients reach every broker that discovery
+reaches. Bounded in time: the dial by the dialler, all steps together by the same timeout. Refuses to know what the
+steps do.
 """
 
 import asyncio
@@ -15,11 +16,11 @@ from kproxy.proxy.relay.ends import Admitted, Dialled, Outgoing
 from kproxy.proxy.upstream.dial import Dialler
 from kproxy.proxy.upstream.request import ClosedByBroker
 
-Step = Callable[[Outgoing], Awaitable[None]]  # raises UpstreamError with its cause, OSError if the peer has gone
+Step = Callable[[Outgoing], Awaitable[None]]  # raises UpstreamError, OSError if the peer has disconnected
 
 
 class BrokerConnector:
-    """Opens connections to the brokers of one cluster. Who closes such a socket uses `close`, or `loops.closed`."""
+    """Opens connections to the brokers of one cluster. Close such a socket with `close`, or call `loops.closed`."""
 
     def __init__(self, dialler: Dialler, steps: Iterable[Step] = ()) -> None:
         self.dialler = dialler
@@ -28,7 +29,7 @@ class BrokerConnector:
     async def open(self, address: Address, *, asking: bool = False, client: Admitted | None = None) -> Dialled:
         """Dial a broker and run the steps. Raises UpstreamError, whose cause is a label of metrics.
 
-        asking: for a question of kproxy's own (see `Dialler.dial`). client: the client that the connection is for.
+        asking: for kproxy's own request (see `Dialler.dial`). client: the client that the connection is for.
         """
         sock = await self.dialler.dial(address, asking=asking)
         own: Address | None = None

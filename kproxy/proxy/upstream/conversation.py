@@ -1,9 +1,9 @@
-"""A connection of kproxy's own to a broker: one question after the other, each in a version that both sides speak.
+"""A connection of kproxy's own to a broker: one request at a time, each in a version that both sides support.
 
-BrokerConnector logs in where that is configured, not this. Each connection has a client id that nobody else can know,
-so that a question that comes back proves a loop. Everything fails with UpstreamError, or ProtocolError for an
-answer that does not decode; the socket is closed before either is raised. The caller bounds the time. Refuses to know
-what is asked, and what the answer is for.
+BrokerConnector logs in if that is configured, not this module. Each connection has a client id that no other process
+can know, so that its return proves a loop. Every fault is an UpstreamError, or a ProtocolError for an answer that does
+not decode; the socket is closed before either is raised. The caller bounds the time. Refuses to know the content of
+requests and the use of answers.
 """
 
 import logging
@@ -27,7 +27,7 @@ log = logging.getLogger("kproxy.upstream")
 
 @asynccontextmanager
 async def conversation(address: Address, connector: BrokerConnector) -> AsyncIterator["Conversation"]:
-    """One connection to ask on; it is closed at the end, whatever happens. Bounded in time by the caller."""
+    """Open a connection for requests and close it at the end in any case. Bounded in time by the caller."""
     sock, upstream, _ = await connector.open(address, asking=True)
     try:
         log.debug("asking, connected to %s from %s", address, Address(*sock.getsockname()[:2]))
@@ -36,17 +36,17 @@ async def conversation(address: Address, connector: BrokerConnector) -> AsyncIte
             yield Conversation(sock, address, upstream, loops)
         except UpstreamError:
             if loops.is_refused(upstream):
-                loops.refuse(upstream)  # still: the refusal of client connections may be what ended this one
+                loops.refuse(upstream)  # renew it: the refusal of client connections may have ended this one
                 raise loop_through(address) from None
             raise
-    except OSError as fault:  # it was reset before it could be named
+    except OSError as fault:  # reset before its address could be read
         raise ClosedByBroker(f"{address} closed the connection ({fault})") from fault
     finally:
         connector.close(sock)
 
 
 class Conversation:
-    """One question after the other on one connection."""
+    """Requests, one at a time, on one connection."""
 
     def __init__(self, sock: socket.socket, address: Address, upstream: Address, loops: LoopGuard) -> None:
         self._sock = sock
@@ -56,14 +56,14 @@ class Conversation:
         self._client_id = loops.asks(upstream)
 
     async def metadata_version(self) -> int:
-        """The newest version of Metadata that both sides speak."""
+        """Return the newest version of Metadata that both sides support."""
         offers = await self.versions()
         if METADATA not in offers:
             raise UpstreamError(f"{self._address} offers no Metadata, it is a controller: name brokers instead")
         return newest(offers, METADATA)
 
     async def versions(self) -> dict[int, tuple[int, int]]:
-        """API key -> (lowest, highest) version that the broker offers."""
+        """Return API key -> (lowest, highest) version that the broker supports."""
         answer = await self.ask(API_VERSIONS, 0, {})
         if answer["errorCode"]:
             raise UpstreamError(f"{self._address} answers ApiVersions with {error_name(answer['errorCode'])}")
@@ -72,7 +72,7 @@ class Conversation:
         }
 
     async def walk(self, version: int, body: Body, walker: BodyWalker, most_head: int = 0) -> bytes:
-        """Ask Metadata; returns what `walker` marks as the head of the answer, or nothing of one that it has read."""
+        """Send Metadata and let `walker` read the answer; returns the head that it marks, or b""."""
         head = await ask_walked(
             self._sock, self._address, METADATA, version, body, walker, client_id=self._client_id, most_head=most_head
         )
@@ -87,12 +87,12 @@ class Conversation:
         return answer
 
     async def ask_long(self, api_key: int, version: int, body: Body) -> Body:
-        """As `ask`, where the answer may be long: it is decoded in slices, between which the loop has its turn."""
+        """Like `ask`, for an answer that may be long: it is decoded in slices, and the event loop runs in between."""
         answer = await ask_long(self._sock, self._address, api_key, version, body, client_id=self._client_id)
         self._loops.answers(self._upstream)
         return answer
 
 
 def newest(offers: Mapping[int, tuple[int, int]], api_key: int) -> int:
-    """The newest version of an API that the broker offers and kproxy reads."""
+    """Return the newest version of an API that both the broker and kproxy support."""
     return min(offers[api_key][1], schema().apis[api_key].request.versions[-1])

@@ -1,7 +1,7 @@
-"""Connections to brokers: made without blocking the loop, refused where they would lead back to kproxy.
+"""Connections to brokers: made without blocking the event loop, refused if they would lead back to kproxy.
 
-Everything fails with UpstreamError, whose cause is a label of metrics. Refuses to know listeners, routes and what is
-said on a connection.
+Every fault is an UpstreamError, whose cause is a label of metrics. Refuses to know listeners, routes and the bytes of a
+connection.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from kproxy.proxy.upstream.dial_faults import RESOLVER, UNREACHABLE, SourceAddre
 from kproxy.proxy.upstream.loops import LoopGuard
 from kproxy.proxy.upstream.resolver import Resolver
 
-_IP_BIND_ADDRESS_NO_PORT = 24  # linux/in.h: the port is chosen by connect, so brokers share the range of ports
+_IP_BIND_ADDRESS_NO_PORT = 24  # linux/in.h: connect chooses the port, so brokers share the range of ports
 
 
 class Dialler:
-    """Dials brokers for one kproxy. Who closes a socket that it made uses `close`, or `loops.closed`.
+    """Dials brokers for one kproxy. Close such a socket with `close`, or call `loops.closed`.
 
-    mark: what each of its sockets has as SO_MARK, for rules of the kernel to know them by.
-    sources: numeric addresses of this machine; connections come from those of the broker's family in turn.
+    mark: the SO_MARK of each of its sockets, by which kernel rules identify them. sources: numeric addresses of this
+    machine; connections come from those of the broker's family in turn.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Dialler:
         }
 
     async def dial(self, address: Address, *, asking: bool = False) -> socket.socket:
-        """A connected socket, prepared; every address of the name is tried in turn, with its share of the time.
+        """Return a connected socket, prepared; tries every address of the name in turn, with its share of the timeout.
 
-        asking: for a question of kproxy's own, which also goes where a loop was found (see LoopGuard.check).
+        asking: for kproxy's own request, which also goes where a loop was found (see LoopGuard.check).
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + self.timeout_s
@@ -70,7 +70,7 @@ class Dialler:
                     try:
                         async with asyncio.timeout((end - loop.time()) / left):
                             return await self._connected(loop, address, family, sockaddr)
-                    except OSError as refused:  # a TimeoutError is one
+                    except OSError as refused:  # includes TimeoutError
                         fault = refused
                         why = of_connect(refused)
                         if why.cause == "no_port" and not _has_source(family, sockaddr):
@@ -105,7 +105,7 @@ class Dialler:
         return sock
 
     async def _connect(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, sockaddr: tuple[Any, ...]) -> None:
-        """uvloop's own sends every address to its few resolver threads, where it would wait behind names that hang."""
+        """Connect without uvloop, which sends every address to its few resolver threads, behind names that hang."""
         try:
             sock.connect(sockaddr)
         except (BlockingIOError, InterruptedError):
@@ -123,14 +123,14 @@ class Dialler:
             self.loops.dialled(sock, Address(*sockaddr[:2]))
 
     def close(self, sock: socket.socket) -> None:
-        """Close a socket that `dial` made."""
+        """Close a socket that `dial` returned."""
         with suppress(OSError):
             self.loops.closed(self.loops.own_end(sock))
         sock.close()
 
 
 def _bind(sock: socket.socket, source: str) -> None:
-    """Let a socket's connection come from that address of this machine."""
+    """Bind a socket to a source address of this machine."""
     with suppress(OSError):
         sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
     try:
@@ -140,7 +140,7 @@ def _bind(sock: socket.socket, source: str) -> None:
 
 
 def _has_source(family: int, sockaddr: tuple[Any, ...]) -> bool:
-    """Whether this machine has an address to dial that one from: UDP has ports of its own, and sends nothing here."""
+    """Whether this machine has a source address for a destination: UDP has ports of its own, and sends nothing here."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(sockaddr)

@@ -1,7 +1,7 @@
-"""Why a connection to a broker could not be made: the cause, which is a label of metrics, and the remedy.
+"""The reasons why a connection to a broker cannot be made: the cause, which is a label of metrics, and the remedy.
 
-The kernel and the resolver report numbers; what each of them means for a proxy stands here. Refuses to know addresses
-and sockets.
+The kernel and the resolver report numbers; this module translates them for a proxy. Refuses to know addresses and
+sockets.
 """
 
 import errno
@@ -47,8 +47,8 @@ _BY_ERRNO = {
     errno.EACCES: NOT_PERMITTED,
     errno.EPERM: NOT_PERMITTED,
     errno.EADDRNOTAVAIL: NO_PORT,
-    errno.EADDRINUSE: NO_PORT,  # of a socket with a source address
-    errno.EAGAIN: NO_PORT,  # as connect(2) has it
+    errno.EADDRINUSE: NO_PORT,  # for a socket with a source address
+    errno.EAGAIN: NO_PORT,  # according to connect(2)
     errno.EMFILE: NO_DESCRIPTOR,
     errno.ENFILE: NO_DESCRIPTOR,
     errno.ENOBUFS: NO_MEMORY,
@@ -64,7 +64,7 @@ class SourceAddressError(OSError):
 
 
 def of_connect(fault: OSError) -> DialFault:
-    """Why a socket could not be made, or could not be connected."""
+    """Return why a socket could not be created or connected."""
     if isinstance(fault, SourceAddressError) and fault.errno == errno.EADDRNOTAVAIL:
         return SOURCE_ADDRESS
     if isinstance(fault, TimeoutError):
@@ -73,13 +73,13 @@ def of_connect(fault: OSError) -> DialFault:
 
 
 def of_lookup(fault: OSError) -> DialFault:
-    """Why the resolver gave no address: the name is none, or it could not ask."""
+    """Return why the resolver returned no address: there is no such name, or it could not ask."""
     if not isinstance(fault, socket.gaierror):
-        return DialFault("resolver" if fault.errno == errno.EAGAIN else "name", "")  # its text says what to do
+        return DialFault("resolver" if fault.errno == errno.EAGAIN else "name", "")  # its text contains the remedy
     if fault.errno in _UNKNOWN_NAMES:
         return NAME
     if fault.errno == socket.EAI_MEMORY:
         return DialFault("resolver", NO_MEMORY.remedy)
-    if fault.errno == getattr(socket, "EAI_SYSTEM", None):  # most often: no descriptor for a socket of the resolver
+    if fault.errno == getattr(socket, "EAI_SYSTEM", None):  # most often the resolver had no descriptor for a socket
         return DialFault("resolver", "see whether it has open files left (ulimit -n), and /etc/resolv.conf")
     return RESOLVER

@@ -42,10 +42,10 @@ class BrokerLogin:
         self._counts = counts
 
     async def __call__(self, outgoing: Outgoing) -> None:
-        """The step: log in as whom the client, or kproxy itself, is to be. Raises UpstreamError."""
+        """Log in for the client, or for kproxy itself; a step of the connector. Raises UpstreamError."""
         client = outgoing.client
         principal = client.principal if client is not None else None
-        # A question of kproxy's own begins with this login: if it comes back, its client id proves a loop.
+        # kproxy's own requests begin with this login: if it comes back, its client id proves a loop.
         client_id = CLIENT_ID if client is not None else self._loops.asks(outgoing.upstream)
 
         async def exchange(data: bytes) -> bytes:
@@ -65,7 +65,7 @@ class BrokerLogin:
             outgoing.login = done
 
     async def prepare(self, principal: str | None) -> Mechanism:
-        """What to log in with for a client of that principal, or for kproxy itself. Raises UpstreamError."""
+        """Return the mechanism with credentials for a client's principal, or kproxy's own. Raises UpstreamError."""
         name = ""
         try:
             identity = self._identities.of(principal)
@@ -76,7 +76,7 @@ class BrokerLogin:
             raise
 
     async def again(self, mechanism: Mechanism, exchange: Exchange, before: LoggedIn) -> LoggedIn:
-        """Log in again on a connection that is in use. Raises UpstreamError, and Ended, which `exchange` raises."""
+        """Log in again on a connection in use. Raises UpstreamError, and Ended, which `exchange` raises."""
         return await self._run(mechanism, CLIENT_ID, exchange, before)
 
     async def _run(self, mechanism: Mechanism, client_id: str, exchange: Exchange, before: LoggedIn | None) -> LoggedIn:
@@ -94,7 +94,7 @@ class BrokerLogin:
             if end.begun:
                 self._counts(name, "disconnected")
             raise
-        except asyncio.CancelledError:  # the owner's of a renewal, since the connection was closed meanwhile
+        except asyncio.CancelledError:  # the owner cancels a renewal when its connection has closed
             self._counts(name, "timeout" if before is None else "disconnected")
             raise
         self._counts(name, "renewed" if before else "success")
@@ -102,7 +102,7 @@ class BrokerLogin:
 
 
 async def converse(dialogue: Dialogue, exchange: Exchange) -> LoggedIn:
-    """Run a dialogue to its end; what computes for milliseconds does so on a thread."""
+    """Run a dialogue to its end; steps that compute for milliseconds run on a thread."""
 
     def on(answer: bytes | None) -> Send | LoggedIn:
         try:

@@ -1,7 +1,7 @@
-"""The PROXY header that a connection to a broker begins with, where its cluster says so: before TLS and login.
+"""Sends the PROXY header at the start of a connection to a broker, before TLS and login, if so configured.
 
-A client's connection names the client, and where it connected to; kproxy's own questions say that nobody stands behind
-them. Refuses to know who reads it: a balancer before the brokers, or another kproxy; brokers themselves do not.
+A client's connection names the client and the address that it dialled; kproxy's own connections name no client (UNKNOWN
+or LOCAL). The reader is a balancer in front of the brokers or another kproxy; brokers themselves do not read it.
 """
 
 from contextlib import suppress
@@ -15,7 +15,7 @@ UNREAD = "leave proxy_protocol out, unless a balancer or a kproxy reads its head
 
 
 class SendProxyHeader:
-    """A step of the way to a broker. version: "v1" or "v2"."""
+    """A step of `BrokerConnector`. version: "v1" or "v2"."""
 
     def __init__(self, version: str) -> None:
         self._version = version
@@ -26,6 +26,6 @@ class SendProxyHeader:
         if client is not None:
             server = client.server
             if server is None:
-                with suppress(OSError):  # it has gone, which whoever relays it notices
+                with suppress(OSError):  # the client has disconnected, which its relay will notice
                     server = Address(*client.sock.getsockname()[:2])
         await send_all(outgoing.sock, write(self._version, client.peer if client is not None else None, server))

@@ -1,9 +1,8 @@
 """One request of kproxy's own to a broker, and its answer.
 
-An answer that may be long is read as it arrives, a slice at a time: the loop has its turn between two of them. Bounded:
-MAX_ANSWER bytes of one that is decoded at once, MAX_LONG_ANSWER in slices, MAX_WALKED of one that is read as it
-arrives; the caller sets a timeout. Refuses to
-know what is asked, and why.
+A long answer is read as it arrives, a slice at a time: the event loop continues between two of them. Bounded:
+MAX_ANSWER bytes of an answer that is decoded at once, MAX_LONG_ANSWER in slices, MAX_WALKED of one that is read as it
+arrives; the caller sets a timeout. Refuses to know the content and purpose of a request.
 """
 
 import asyncio
@@ -28,17 +27,17 @@ SLICE = 4 * 1024  # 0.2 to 0.4 ms of a walk
 
 _INT32 = Struct(">i")
 _HTTP = int.from_bytes(b"HTTP")
-_TLS_ALERT = 0x1503  # where a size should stand: a Java broker's answer to what is no TLS
+_TLS_ALERT = 0x1503  # in place of a size: a Java broker's answer to bytes that are not TLS
 
 
 class ClosedByBroker(UpstreamError):
-    """The broker closed the connection on a request: it does not know it, or wants a login first."""
+    """The broker closed the connection on a request: it does not support it, or requires a login first."""
 
 
 async def ask(sock: socket.socket, address: Address, api_key: int, version: int, body: Body, *, client_id: str) -> Body:
-    """The body of an answer that is short. `address` is for messages.
+    """Send a request and return the body of its short answer. `address` is for messages.
 
-    Raises ClosedByBroker, another UpstreamError for an answer that is none, ProtocolError for one that does not decode.
+    Raises ClosedByBroker, another UpstreamError for an invalid answer, ProtocolError for one that does not decode.
     """
     with _named(address, api_key):
         left = await _answer(sock, address, api_key, version, body, client_id, MAX_ANSWER)
@@ -49,7 +48,7 @@ async def ask(sock: socket.socket, address: Address, api_key: int, version: int,
 async def ask_long(
     sock: socket.socket, address: Address, api_key: int, version: int, body: Body, *, client_id: str
 ) -> Body:
-    """The body of an answer that may be long, which is decoded in slices. Raises as `ask` does."""
+    """Like `ask`, for an answer that may be long, which is decoded in slices."""
     with _named(address, api_key):
         left = await _answer(sock, address, api_key, version, body, client_id, MAX_LONG_ANSWER)
         answer = await receive_exactly(sock, left)
@@ -74,10 +73,10 @@ async def ask_walked(
     client_id: str,
     most_head: int = 0,
 ) -> bytes:
-    """Let `walker` read an answer. Raises as `ask` does; an answer that does not decode is in `walker.fault`.
+    """Let `walker` read an answer. Raises as `ask` does; a fault in decoding is in `walker.fault`.
 
-    most_head: of a walker that marks the head, how many bytes that may have at most: it is returned, and the rest of
-    the answer is not read.
+    most_head: limits the head in bytes if the walker marks one: the head is returned, and the rest of the answer is not
+    read.
     """
     head = bytearray()
     with _named(address, api_key):
@@ -103,7 +102,7 @@ async def ask_walked(
 async def _answer(
     sock: socket.socket, address: Address, api_key: int, version: int, body: Body, client_id: str, most: int
 ) -> int:
-    """Ask; returns how many bytes follow the answer's correlation id."""
+    """Send a request; returns how many bytes follow the answer's correlation id."""
     await send_all(sock, codec.framed_request(api_key, version, api_key, client_id, body))
     size = int.from_bytes(await receive_exactly(sock, 4), signed=True)
     if size >> 16 == _TLS_ALERT:
@@ -119,10 +118,10 @@ async def _answer(
 
 @contextmanager
 def _named(address: Address, api_key: int) -> Iterator[None]:
-    """Faults of the socket become those of the broker, on that API."""
+    """Convert faults of the socket to faults of the broker on that API."""
     try:
         yield
-    except ssl.SSLError as fault:  # in TLS 1.3 what a broker thinks of our certificate comes after the handshake
+    except ssl.SSLError as fault:  # in TLS 1.3 a broker rejects our certificate only after the handshake
         said = (fault.reason or str(fault)).lower().replace("_", " ")
         text = f"{address} ended TLS on {schema().apis[api_key].name} ({said}): does it want a certificate of kproxy?"
         raise UpstreamError(text, "tls") from fault

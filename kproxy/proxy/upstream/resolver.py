@@ -16,7 +16,7 @@ from kproxy.proxy.config.addresses import MAX_PORT, Address
 
 MAX_LOOKUPS = 256
 
-SocketAddresses = list[tuple[socket.AddressFamily, tuple[Any, ...]]]  # as socket.connect takes them
+SocketAddresses = list[tuple[socket.AddressFamily, tuple[Any, ...]]]  # as accepted by socket.connect
 
 
 class Resolver:
@@ -24,7 +24,7 @@ class Resolver:
         self._lookups: dict[Address, asyncio.Future[SocketAddresses]] = {}
 
     async def addresses(self, of: Address) -> SocketAddresses:
-        """The socket addresses of HOST:PORT. Raises OSError: no such name, no valid port, or no thread for it."""
+        """Return the socket addresses of HOST:PORT. Raises OSError: unknown name, invalid port, or no thread."""
         if not 0 < of.port <= MAX_PORT:
             raise OSError(f"{of.port} is no port")
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -37,7 +37,7 @@ class Resolver:
         return await asyncio.shield(lookup)
 
     def _start(self, of: Address) -> "asyncio.Future[SocketAddresses]":
-        """Look a name up on a thread of its own. It is registered only once that thread runs, so it cannot hang."""
+        """Resolve a name on a thread of its own. It is registered only once that thread runs, so it cannot hang."""
         if len(self._lookups) >= MAX_LOOKUPS:
             text = f"{MAX_LOOKUPS} other names are being looked up, and no name server answers: see /etc/resolv.conf"
             raise OSError(errno.EAGAIN, text)
@@ -59,9 +59,9 @@ class Resolver:
             found = [(info[0], info[4]) for info in socket.getaddrinfo(*of, type=socket.SOCK_STREAM)]
         except OSError as fault:
             found = fault
-        except ValueError as fault:  # too long, or with a zero byte in it
+        except ValueError as fault:  # too long, or with a zero byte
             found = OSError(f"{of.host!r} is no name: {fault}")
-        except Exception as fault:  # whoever waits must get an answer, whatever failed
+        except Exception as fault:  # the waiters must get a result, whatever failed
             found = OSError(f"{of.host!r} could not be looked up: {fault!r}")
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(self._finish, of, found)
@@ -70,6 +70,6 @@ class Resolver:
         lookup = self._lookups.pop(of)
         if isinstance(found, OSError):
             lookup.set_exception(found)
-            lookup.exception()  # retrieved here: perhaps nobody waits any more
+            lookup.exception()  # mark it as retrieved: perhaps nobody waits any more
         else:
             lookup.set_result(found)

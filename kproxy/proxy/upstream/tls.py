@@ -1,7 +1,7 @@
-"""TLS with brokers: a step of the way to a broker.
+"""TLS with brokers: a step of `BrokerConnector`.
 
-What fails is an UpstreamError of the cause "tls", whose text names what happened and the fix. Bounded in time by the
-connector, in number by `Handshakes`. Refuses to know how files are read, and who the connection is for.
+A fault is an UpstreamError with the cause "tls", whose text names the reason and the fix. Bounded in time by the
+connector, in number by `Handshakes`. Refuses to know how files are read, and whose connection it is.
 """
 
 import re
@@ -21,11 +21,11 @@ CAUSE = "tls"
 _NAME_MISMATCHES = frozenset((62, 64))  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _GIVE_NAME = "give a name that its certificate holds as server_name in [cluster.upstream_tls]"
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
-_UNKNOWN_ISSUERS = frozenset((2, 18, 19, 20, 21))  # no issuer's certificate, self-signed ones
+_UNKNOWN_ISSUERS = frozenset((2, 18, 19, 20, 21))  # missing issuer's certificate, self-signed certificates
 
 
 class BrokerHandshakes:
-    """Shakes hands with the brokers of one cluster. `context()`: that of the next handshake."""
+    """Runs the TLS handshakes with the brokers of one cluster. `context()`: for the next handshake."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class BrokerHandshakes:
         self._cells = cells
 
     async def __call__(self, outgoing: Outgoing) -> None:
-        """The step: replaces the socket. Raises UpstreamError."""
+        """Replace the socket by a TLS socket; a step of the connector. Raises UpstreamError."""
         name = self._settings.server_name or outgoing.address.host.rstrip(".")
         start = monotonic_ns()
-        result = "timeout"  # the connector gives up, or what it is for
+        result = "timeout"  # the connector cancels it, or the connector's caller
         try:
             tls = TlsSocket(
                 outgoing.sock, self._context(), self._handshakes.buffer, server_side=False, server_name=name
@@ -58,7 +58,7 @@ class BrokerHandshakes:
             self._cells.ended(result, monotonic_ns() - start)
 
     def _why(self, fault: Exception, name: str) -> tuple[str, str]:
-        """(the result by which it is counted, what happened and what to do about it)"""
+        """Return (the result by which it is counted, the reason and the fix)."""
         reason = (getattr(fault, "reason", None) or "").upper()
         said = reason.lower().replace("_", " ")
         if isinstance(fault, ssl.SSLCertVerificationError):
@@ -93,11 +93,11 @@ class BrokerHandshakes:
 
 
 def _is_refusal(fault: Exception, reason: str) -> bool:
-    """Whether the broker ended the handshake, and gave no version, cipher or certificate as its reason."""
+    """Whether the broker ended the handshake for another reason than version, cipher or certificate."""
     about = ("VERSION", "CIPHER", "CERTIFICATE", "UNKNOWN_CA", "WRONG", "HTTP_REQUEST")
     return isinstance(fault, EOFError) or ("ALERT" in reason and not any(word in reason for word in about))
 
 
 def _is_server_name(name: str) -> bool:
-    """Whether Java's SNIHostName takes a name (RFC 6066, 3; STD 3): it has no underscores. No address is sent."""
+    """Whether Java's SNIHostName accepts a name (RFC 6066, 3; STD 3): no underscores. Addresses are not sent."""
     return numeric(name) is not None or (len(name) < 254 and all(map(_LABEL.fullmatch, name.split("."))))
