@@ -1,1 +1,1 @@
-"""The flight recorder: the last minutes of all connections in memory, and what is written of them when it matters."""
+"""The flight recorder: the last minutes of all connections in memory, and dumps of them to disk."""

@@ -1,8 +1,8 @@
-"""Bytes that have passed -> frames, of a client and of the answers that it got.
+"""Relayed bytes -> frames, of requests and responses.
 
-Duty: cut the chunks of `frames.py`, where the reading session said how far the next boundary is, and say which API an
-answer is of. A frame whose beginning is no longer there is left out; one of which a part was not kept is cut. Memory: a
-frame per side of each connection. Refuses to know what is in a frame beyond its first twelve bytes.
+Duty: cut the chunks of `frames.py` at the boundaries reported by the session, and find the API of each response. A
+frame whose start is no longer kept is left out; one with missing parts is truncated. Memory: a frame per side of each
+connection. Refuses to know a frame's content beyond its first twelve bytes.
 """
 
 import sys
@@ -15,7 +15,7 @@ from kproxy.wire import frames
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import CLIENT
 
-MAX_AWAITED = 4096  # requests of a connection whose answers have not come
+MAX_AWAITED = 4096  # requests of a connection without a response yet
 
 
 class Frame(NamedTuple):
@@ -23,11 +23,11 @@ class Frame(NamedTuple):
 
     info: ConnectionInfo
     side: int
-    start_ns: int  # its first bytes
-    end_ns: int  # its last bytes
-    size: int  # with the 4 bytes of its size
-    data: bytes  # as much as there is from its beginning on
-    api: tuple[int, int] | None  # key and version; None: of an answer whose request is no longer there
+    start_ns: int  # time of its first bytes
+    end_ns: int  # time of its last bytes
+    size: int  # including the 4 bytes of its size
+    data: bytes  # its bytes from the start, as far as they are kept
+    api: tuple[int, int] | None  # key and version; None: a response whose request is no longer kept
     correlation_id: int
 
     @property
@@ -36,7 +36,7 @@ class Frame(NamedTuple):
 
 
 def cut(chunks: Iterable[Chunk]) -> Iterator[Frame]:
-    """The frames of many connections, in the order in which they ended."""
+    """Yield the frames of many connections, in the order in which they ended."""
     cutters: dict[int, Cutter] = {}
     for chunk in chunks:
         if chunk.side == ENDED:
@@ -48,10 +48,10 @@ def cut(chunks: Iterable[Chunk]) -> Iterator[Frame]:
 
 
 class Cutter:
-    """One connection, chunk by chunk.
+    """Cuts one connection, chunk by chunk.
 
-    awaited: correlation id, and key and version of each request whose answer is still to come. Frames of more than
-    `largest` bytes come with their first bytes alone.
+    awaited: (correlation id, (API key, version)) of each request without a response yet. Of frames of more than
+    `largest` bytes only the first bytes are kept.
     """
 
     def __init__(self, awaited: Iterable[tuple[int, tuple[int, int]]] = (), largest: int = sys.maxsize) -> None:
@@ -59,7 +59,7 @@ class Cutter:
         self._awaited = deque(awaited, maxlen=MAX_AWAITED)
 
     def feed(self, chunk: Chunk) -> Iterator[Frame]:
-        """The frames that end in it."""
+        """Yield the frames that end in a chunk."""
         for start_ns, size, data in self._sides[chunk.side].feed(chunk):
             if chunk.side == CLIENT:
                 _, key_version, correlation_id = frames.REQUEST_HEAD.unpack_from(data)
@@ -75,7 +75,7 @@ class Cutter:
         found = next((at for at, (expected, _) in enumerate(awaited) if expected == correlation_id), None)
         if found is None:
             return None
-        for _ in range(found):  # they get no answer: a Produce with acks=0
+        for _ in range(found):  # these get no response: a Produce with acks=0
             awaited.popleft()
         return awaited.popleft()[1]
 
@@ -86,14 +86,14 @@ class _Side:
     def __init__(self, largest: int) -> None:
         self._largest = largest
         self._expected = -1  # offset of the next chunk
-        self._held: bytearray | None = None  # the frame at hand, from its beginning; None: that was not seen
+        self._held: bytearray | None = None  # the current frame from its start; None: its start was not seen
         self._is_cut = False
-        self._left = -1  # bytes of the frame at hand that are to come; -1: its size is not known yet
+        self._left = -1  # bytes of the current frame still to come; -1: its size is unknown
         self._size = 0
         self._start_ns = 0
 
     def feed(self, chunk: Chunk) -> Iterator[tuple[int, int, bytes]]:
-        """(time of its first bytes, size, what there is of it) of each frame that ends in the chunk."""
+        """Yield (time of its first bytes, size, kept bytes) of each frame that ends in the chunk."""
         least = frames.REQUEST_HEAD_BYTES if chunk.side == CLIENT else frames.RESPONSE_HEAD_BYTES
         in_step = chunk.offset == self._expected and (chunk.boundary < 0 or chunk.boundary == max(self._left, 0))
         self._expected = chunk.offset + chunk.size
@@ -106,7 +106,7 @@ class _Side:
                 yield from self._ended(least)
             return
         while pos < chunk.size:
-            if self._left < 0:  # between two frames, or in the first bytes of one
+            if self._left < 0:  # between two frames, or in the size of one
                 if self._held is None:
                     return
                 if not self._held:
@@ -137,7 +137,7 @@ class _Side:
             yield self._start_ns, self._size, bytes(held)
 
     def _skip(self, chunk: Chunk) -> None:
-        """Bytes that were only counted: inside one frame, or no frames at all."""
+        """Skip bytes that were only counted: inside one frame, or unframed."""
         if self._left >= chunk.size:
             self._left -= chunk.size
             self._is_cut = True
@@ -145,7 +145,7 @@ class _Side:
             self._lose(-1)
 
     def _lose(self, boundary: int) -> None:
-        """Where frames begin is not known, but for what the session said."""
+        """Forget the position in frames, except for the boundary from the session."""
         self._held = bytearray() if boundary == 0 else None
         self._left = boundary if boundary > 0 else -1
         self._is_cut = False

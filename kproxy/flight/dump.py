@@ -1,9 +1,9 @@
-"""What a process has in memory -> a folder: tables, and a pcapng of frames. Runs as a process of its own.
+"""Writes a process's memory into a folder: tables, and a pcapng of frames. Runs as a separate process.
 
-Duty: read what `sending.py` writes to standard input, write `frames.pcapng` and the tables, and say in a line of JSON
-on standard output what came of it. It takes nothing of the process that relays but the time to write to a pipe. Frames
-are redacted here (`redaction.py`) before a byte of them reaches a file. Memory: what it is sent, and the rows of the
-exchanges of connections that have frames.
+Duty: read the output of `sending.py` from standard input, write `frames.pcapng` and the tables, and report the result
+as a line of JSON on standard output. It costs the relaying process only the time to write to a pipe. Frames are
+redacted (`redaction.py`) before any byte of them reaches a file. Memory: the input, and the rows of the exchanges of
+connections with frames.
 """
 
 import json
@@ -31,7 +31,7 @@ from kproxy.wire.events import CLIENT
 
 
 class _Row(NamedTuple):
-    """What is known of an exchange: columns of the table."""
+    """Columns of an exchange's row."""
 
     connection: int
     correlation_id: int
@@ -52,7 +52,7 @@ class _Row(NamedTuple):
 
 
 class _Same:
-    """The exchanges of a connection that have one correlation id, in their order: all, and those with an answer."""
+    """The exchanges of a connection with one correlation id, in order: all, and those with an answer."""
 
     def __init__(self, rows: list[_Row]) -> None:
         rows.sort(key=attrgetter("number"))
@@ -62,26 +62,26 @@ class _Same:
 
 Known = dict[tuple[int, int], _Same]  # by connection and correlation id
 _COLUMNS = list(_Row._fields)
-_ROWS = 4096  # of the table that are in memory at once
-_SAME_NS = 1_000_000_000  # a correlation id can come again; a frame that is older than that is another one's
+_ROWS = 4096  # rows of the table per batch
+_SAME_NS = 1_000_000_000  # a later frame is of another exchange with the same correlation id
 
 
 @dataclass
 class Sent:
-    """What came on standard input."""
+    """The input of a dump."""
 
     folder: Path
     settings: dict[str, Any]
-    records: bool  # whether what records hold is written
-    why: str  # the dump was made for
+    records: bool  # whether the content of records is written
+    why: str  # reason of the dump
     worker: int | None
     rows: list[Batches] = field(default_factory=list)
-    connections: list[dict[str, Any]] = field(default_factory=list)  # rows of those that are open
+    connections: list[dict[str, Any]] = field(default_factory=list)  # rows of open connections
     chunks: list[Chunk] = field(default_factory=list)
 
 
 def main() -> None:
-    """Dump what comes on standard input; the exit status is 1 where that failed."""
+    """Dump the content of standard input; the exit status is 1 after a fault."""
     try:
         told = dump(read(sys.stdin.buffer))
     except (KproxyError, OSError) as fault:
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def read(file: BinaryIO) -> Sent:
-    """What `sending.send` has written. EOFError: its process has ended in the middle."""
+    """Return the output of `sending.send`. Raises EOFError if its process ended amid writing."""
     sent = Sent(*pickle.load(file))
     while (item := pickle.load(file)) is not None:
         if isinstance(item, Batches):
@@ -104,7 +104,7 @@ def read(file: BinaryIO) -> Sent:
 
 
 def dump(sent: Sent) -> dict[str, Any]:
-    """Write the folder; returns what is in it."""
+    """Write the folder; returns a description of its content."""
     tables = _tables(sent)
     known = _exchanges(sent.folder, {chunk.info.id for chunk in sent.chunks}) if tables else {}
     name = "frames.pcapng" if sent.worker is None else f"frames-worker-{sent.worker}.pcapng"
@@ -124,7 +124,7 @@ def dump(sent: Sent) -> dict[str, Any]:
 
 
 def _first_ns(folder: Path, worker: int | None) -> int | None:
-    """When the first exchange of the tables began, in nanoseconds since the epoch, by the files' own statistics."""
+    """Return the earliest start of an exchange in the tables, in ns since the epoch, from the files' statistics."""
     first: list[int] = []
     of_worker = "" if worker is None else f"-worker-{worker}"
     for file in (folder / EXCHANGES.name).glob("*.parquet"):
@@ -140,7 +140,7 @@ def _first_ns(folder: Path, worker: int | None) -> int | None:
 
 
 def _tables(sent: Sent) -> int:
-    """Returns how many exchanges there are."""
+    """Write the tables; returns the number of exchanges."""
     files = Files(sent.folder, sent.settings | {"flight": sent.why}, Quality(), sent.worker)
     files.claim()
     try:
@@ -156,7 +156,7 @@ def _tables(sent: Sent) -> int:
 
 
 def _exchanges(folder: Path, connections: set[int]) -> Known:
-    """What is known of the exchanges of these connections; those that share a correlation id in their order."""
+    """Return the rows of these connections' exchanges, by connection and correlation id."""
     found: dict[tuple[int, int], list[_Row]] = {}
     for file in sorted((folder / EXCHANGES.name).glob("*.parquet")):
         for some in pq.ParquetFile(file).iter_batches(_ROWS, columns=_COLUMNS):
@@ -167,7 +167,7 @@ def _exchanges(folder: Path, connections: set[int]) -> Known:
 
 
 def _frames(sent: Sent, file: PacketFile, known: Known) -> tuple[int, int]:
-    """Returns how many frames were written, and of how many only the head."""
+    """Write the frames; returns how many, and how many of them without their bodies."""
     streams: dict[int, Stream] = {}
     begun = {chunk.info.id for chunk in sent.chunks if not chunk.offset and chunk.side == CLIENT}
     left = allowance()
@@ -194,7 +194,7 @@ def _frames(sent: Sent, file: PacketFile, known: Known) -> tuple[int, int]:
 
 
 def _row_of(frame: Frame, same: _Same | None) -> _Row | None:
-    """Which of the exchanges with its correlation id a frame is of: the last one that had it when the frame passed."""
+    """Return the row of a frame: the last one with its correlation id that had begun when the frame passed."""
     if same is None:
         return None
     if len(same.rows) == 1:
@@ -208,7 +208,7 @@ def _row_of(frame: Frame, same: _Same | None) -> _Row | None:
 
 
 def _times(frame: Frame, row: _Row | None) -> tuple[int, int]:
-    """When it came, as the tables have it: before it passed, if kproxy held it or waited for more of its header."""
+    """Return the start and end from the tables, which are earlier if kproxy held the frame or waited for its header."""
     if row is not None:
         start_ns, end_ns = row.request_start_ns, row.request_end_ns
         if frame.side != CLIENT:
@@ -219,7 +219,7 @@ def _times(frame: Frame, row: _Row | None) -> tuple[int, int]:
 
 
 def _comment(frame: Frame, row: _Row | None, note: str) -> str:
-    """What kproxy knows of a frame, for who reads it in Wireshark."""
+    """Return kproxy's comment on a frame, for readers in Wireshark."""
     said = [f"kproxy: connection {frame.info.id}"]
     if row is not None:
         said[0] += f", exchange {row.number}"

@@ -1,11 +1,11 @@
-"""The bytes that have passed lately, in memory: what the flight recorder knows of frames.
+"""Recently relayed bytes, kept in memory for the flight recorder.
 
-Duty: keep what clients sent and what they got (with kproxy's addresses), each read as it came, so that frames can be
-cut out later by another process, or at once for a trace. Bytes of a login without frames are never kept, only counted.
-Of a frame that is larger than what passes at once, MAX_FRAME bytes behind its first part are kept.
+Duty: keep the bytes that clients sent and received (with kproxy's addresses), per read, so that another process can cut
+frames out of them later, or a trace at once. Unframed bytes of a login are never kept, only counted. If a frame is
+larger than one read, MAX_FRAME bytes after its first part are kept.
 
-Bounded: `limit_bytes` for all connections together, and `span_ns` back from the newest; the oldest go first. It costs
-whoever relays a copy of what passes. Refuses to know what is in a frame, files and clocks.
+Bounded: `limit_bytes` for all connections together, and `span_ns` back from the newest; the oldest are dropped first.
+Costs a relay a copy of its bytes. Refuses to know a frame's content, files and clocks.
 """
 
 from collections import deque
@@ -19,33 +19,33 @@ from kproxy.wire.state import Piece
 from kproxy.wire.watched import boundary, is_framed, read_of
 
 ENDED = -1
-MAX_FRAME = 64 * 1024  # bytes of one frame behind those that passed together with its beginning
+MAX_FRAME = 64 * 1024  # bytes of one frame after the read with its start
 _new = tuple.__new__  # a named tuple at half the cost of naming its fields
-_OVERHEAD = 250  # bytes of memory that a chunk takes beside its data, about
-_CONNECTION = 300  # what is known of a connection, about: it stays as long as its last chunk
+_OVERHEAD = 250  # approximate memory of a chunk in bytes, without its data
+_CONNECTION = 300  # approximate memory of a connection in bytes; it is kept as long as its last chunk
 
 
 class Chunk(NamedTuple):
-    """Bytes of a side that passed together."""
+    """Bytes of one side that passed in one read."""
 
     info: ConnectionInfo
-    side: int  # ENDED: the connection has
+    side: int  # CLIENT, BROKER, or ENDED for the end of the connection
     now_ns: int
-    offset: int  # in what passed of this side since the connection was watched
+    offset: int  # in this side's bytes since the connection is watched
     size: int
-    data: bytes | None  # None: only counted
-    boundary: int  # bytes before the first frame that begins in it or behind it; -1: not known
+    data: bytes | None  # None: bytes that were only counted
+    boundary: int  # bytes before the first frame that starts in or after the chunk; -1: unknown
 
 
 def _taken(chunk: Chunk) -> int:
-    """Bytes of memory, about."""
+    """Return the approximate memory of a chunk in bytes."""
     if chunk.data is not None:
         return _OVERHEAD + chunk.size
     return _OVERHEAD + _CONNECTION if chunk.side == ENDED else _OVERHEAD
 
 
 class Frames:
-    """All of a process."""
+    """The chunks of all connections of a process."""
 
     def __init__(self, limit_bytes: int, span_ns: int) -> None:
         self.limit_bytes = limit_bytes
@@ -54,7 +54,7 @@ class Frames:
         self.chunks: deque[Chunk] = deque()
 
     def watched(self, info: ConnectionInfo) -> "Watch":
-        """The observer of a session that begins."""
+        """Return the observer of a new session."""
         return Watch(self.add, info)
 
     def ended(self, info: ConnectionInfo, now_ns: int) -> None:
@@ -73,7 +73,7 @@ class Frames:
 
 
 class Watch:
-    """What passes on one connection, for `take`; an observer of its session."""
+    """An observer of a session: passes the connection's bytes to `take` as chunks."""
 
     __slots__ = ("_answers_are_framed", "_boundaries", "_info", "_inside", "_is_framed", "_offsets", "_to")
 
@@ -81,7 +81,7 @@ class Watch:
         self._to = take
         self._info = info
         self._offsets = [0, 0]
-        self._inside = [0, 0]  # bytes kept of a frame since the part that began it
+        self._inside = [0, 0]  # bytes kept of a frame since the part with its start
         self._boundaries = [0, 0]
         self._is_framed = self._answers_are_framed = True
 

@@ -1,11 +1,11 @@
-"""The exchanges that have passed lately, packed as rows of tables, and the moments at which that is worth a dump.
+"""Keeps recent exchanges, packed as rows of tables, and detects events that trigger a dump.
 
-Duty: the sink of a process that relays. Rows of all tables are packed as the recorder packs them (`tables.portions`),
-and nothing is written. What tells that something goes wrong (a slow exchange, an error of the cluster, a broker that
-hangs up on requests) is told to `on_trigger`, which must be quick.
+Duty: a sink of a relaying process. Rows of all tables are packed as in the recorder (`tables.portions`), and nothing is
+written. Signs of a fault (a slow exchange, an error of the cluster, a broker that disconnects with requests pending)
+are passed to `on_trigger`, which must be quick.
 
-Bounded: `limit_bytes` and a portion, and `span_ns` back from now, in portions of PORTION_S; the oldest go first.
-Refuses to know files, and what becomes of a trigger.
+Bounded: `limit_bytes` plus a portion, and `span_ns` back from now, in portions of PORTION_S; the oldest are dropped
+first. Refuses to know files, and the reaction to a trigger.
 """
 
 import logging
@@ -23,25 +23,25 @@ from kproxy.wire.events import NONE, Closed, Event, Exchange, Unanswered
 PORTION_S = 5
 SLOW, ERROR, DISCONNECT = "slow", "error", "disconnect"
 
-# Errors that say that the cluster is in trouble, not that a client has asked for what cannot be.
+# Errors that indicate trouble in the cluster, not an invalid request.
 TROUBLE = frozenset((-1, 2, 7, 13, 19, 20, 56))
-# Answers that wait for others: members of a group, records, acknowledgements.
+# APIs whose response waits for others: members of a group, records, acknowledgements.
 _WAITS = frozenset((11, 14, 78, 79))
 _MS = 1_000_000
-_LOOK_EVERY = 16  # calls, of a few events each, between two looks at the clock and at what a portion holds
+_LOOK_EVERY = 16  # calls, of a few events each, between two checks of the clock and the portion's size
 
 log = logging.getLogger("kproxy.flight")
 
 
 class Trigger(NamedTuple):
-    """What has happened: SLOW, ERROR or DISCONNECT, and a line for people."""
+    """The kind, SLOW, ERROR or DISCONNECT, and a line for readers."""
 
     kind: str
     text: str
 
 
 class Kept:
-    """Rows of some seconds."""
+    """The rows of a few seconds."""
 
     def __init__(self, full_ns: int, size: int, rows: Portion) -> None:
         self.full_ns = full_ns
@@ -49,14 +49,14 @@ class Kept:
         self._rows: Portion | Batches = rows
 
     def batches(self) -> Batches:
-        """By column, from the first time on; on a thread, one at a time."""
+        """Return the rows by column, converted at the first call; call it on a thread, one at a time."""
         if isinstance(self._rows, Portion):
             self._rows = self._rows.batches()
         return self._rows
 
 
 class Headers:
-    """A sink: the exchanges and connections of a process."""
+    """A sink: keeps the exchanges and connections of a process."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class Headers:
         triggers: Collection[str] = (),
         on_trigger: Callable[[Trigger], None] | None = None,
     ) -> None:
-        """slow_ns: from what time on an exchange is slow, what a Fetch or a group may wait left out."""
+        """slow_ns: duration from which an exchange is slow, apart from the allowed wait of a Fetch or in a group."""
         self.limit_bytes = limit_bytes
         self.span_ns = span_ns
-        self.held_bytes = 0  # of portions that are full
+        self.held_bytes = 0  # of complete portions
         self._defects = Defects(log)
         self._slow_ns = slow_ns if SLOW in triggers else 1 << 62
         self._trouble = TROUBLE if ERROR in triggers else frozenset()
@@ -104,12 +104,12 @@ class Headers:
         return take
 
     def taken(self) -> "tuple[list[Kept], list[Tally]]":
-        """All rows so far, which nobody changes any more; and the connections that are open."""
+        """Return all rows so far, in portions that no longer change, and the open connections."""
         self._turn(monotonic_ns())
         return list(self._portions), list(self._tallies.values())
 
     def _turn(self, now_ns: int) -> None:
-        """Begin a new portion; forget the oldest."""
+        """Start a new portion; drop the oldest."""
         if self._open.events:
             size = self._open.size
             self._portions.append(Kept(now_ns, size, self._open))
@@ -124,7 +124,8 @@ class Headers:
             self.held_bytes -= oldest.size
             self._portions.popleft()
 
-    # --- what is worth a dump ----------------------------------------------------------------------------------------
+    # --- triggers
+    # ------------------------------------------------------------------------------------------------------
 
     def _judge(self, info: ConnectionInfo, exchange: Exchange) -> None:
         if exchange.response_start != NONE and exchange.request_end != NONE:

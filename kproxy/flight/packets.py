@@ -1,9 +1,9 @@
-"""Frames -> a pcapng file of made-up TCP packets, which Wireshark and `kproxy convert` read.
+"""Frames -> a pcapng file of synthetic TCP packets, for Wireshark and `kproxy convert`.
 
 Duty: a section with nanoseconds and one interface of raw IP; per connection a stream with true addresses, times and
-sizes, a handshake where its beginning is known, an end where it was seen; a comment on the first packet of a frame.
-What a frame leaves out is as if the packet had been captured in part. Checksums of TCP are zero, as network cards
-often leave them. Reference: draft-ietf-opsawg-pcapng. Memory: all packets. Refuses to know Kafka.
+sizes, a handshake if its start is known, an end if it was seen; a comment on the first packet of a frame. Bytes left
+out of a frame look like a packet captured in part. TCP checksums are zero, as network cards often leave them.
+Reference: draft-ietf-opsawg-pcapng. Memory: all packets. Refuses to know Kafka.
 """
 
 import ipaddress
@@ -18,8 +18,8 @@ _SECTION, _INTERFACE, _PACKET = 0x0A0D0D0A, 1, 6
 _COMMENT, _USER_APPLICATION, _IF_TSRESOL, _IF_NAME = 1, 4, 9, 2
 _RAW_IP = 101
 _NANOSECONDS = 9
-_PAYLOAD = 65_000  # of a packet
-_FIRST_BYTES = 12  # what is sent at the time of a frame's beginning
+_PAYLOAD = 65_000  # bytes per packet
+_FIRST_BYTES = 12  # bytes sent at a frame's start time
 _SYN, _ACK, _PUSH, _FIN = 2, 16, 8, 1
 _TCP = Struct(">HHIIBBHHH")
 _IPV4 = Struct(">BBHHHBBH4s4s")
@@ -30,7 +30,7 @@ _MAX_COMMENT = 60_000
 
 
 class PacketFile:
-    """Collects packets; `close` writes them in order of time into an open file."""
+    """Collects packets; `close` writes them to an open file in the order of time."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -44,12 +44,12 @@ class PacketFile:
         return Stream(self, info)
 
     def packet(self, now_ns: int, data: bytes, size: int, comment: str) -> None:
-        """One of `size` bytes, of which `data` is there."""
+        """Add a packet of `size` bytes; `data` has those that are present."""
         self._packets.append((now_ns, data, size, comment))
 
     def close(self) -> int:
-        """Returns how many packets there are."""
-        for packet in sorted(self._packets, key=lambda packet: packet[0]):  # stable: a stream's order stays
+        """Write the packets; returns their number."""
+        for packet in sorted(self._packets, key=lambda packet: packet[0]):  # stable, within a stream
             self._write(*packet)
         return len(self._packets)
 
@@ -75,19 +75,19 @@ class Stream:
         if len({len(address) for address in addresses}) > 1:
             addresses = [b"\0" * 10 + b"\xff\xff" + each if len(each) == 4 else each for each in addresses]
         self._addresses = addresses
-        # First sequence numbers, per side. Streams that share them, and their first bytes, would be taken for one
-        # connection that was captured before and behind address translation.
+        # First sequence numbers, per side. Streams with equal ones and equal first bytes would count as one connection,
+        # captured before and after address translation.
         self._next = [info.id & 0xFFFFFFFF, info.id >> 31]
 
     def begin(self, now_ns: int) -> None:
-        """Its handshake."""
+        """Add the handshake."""
         for side, flags in ((CLIENT, _SYN), (BROKER, _SYN | _ACK)):
             self._send(side, now_ns, flags, b"", 0, "")
             self._next[side] += 1
         self._send(CLIENT, now_ns, _ACK, b"", 0, "")
 
     def frame(self, side: int, start_ns: int, end_ns: int, data: bytes, size: int, comment: str) -> None:
-        """`size` bytes of a side, of which those in `data` are there; the first ones came at `start_ns`."""
+        """Add `size` bytes of a side; `data` has those that are present, the first ones came at `start_ns`."""
         pos = 0
         while pos < size:
             payload = min(_PAYLOAD, size - pos)
@@ -123,7 +123,7 @@ class Stream:
 def _address(text: str) -> bytes:
     try:
         return ipaddress.ip_address(text.partition("%")[0]).packed
-    except ValueError:  # a name, or a socket of this machine
+    except ValueError:  # a name, or a Unix socket
         return b"\x7f\0\0\1"
 
 

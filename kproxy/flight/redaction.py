@@ -1,12 +1,11 @@
-"""A frame without what must not leave the process: secrets always, records unless they are asked for.
+"""Redacts frames for a dump: secrets always, the content of records unless it is requested.
 
-Duty: what `protocol.secrets` lists becomes asterisks or zeros of the same length; keys, values and header values of
-records become zeros (`protocol.blanking`), and so do tagged fields that the schema does not know, and bytes behind a
-body: who knows what is in them. Records of KRaft's own topic, which hold credentials, whatever is asked for,
-and parts of snapshots, which begin and end anywhere, whole. A frame that holds none of it is returned as it is. Of a
-frame that is not whole, of an unknown API, or that does not decode, only the head is left: who knows what is in it;
-likewise once an `Allowance` is used up, so that nobody's records, small as they come, keep a dump from being written.
-Refuses to know packets.
+Duty: replace fields of `protocol.secrets` by asterisks or zeros of the same length; keys, values and header values of
+records by zeros (`protocol.blanking`), also tagged fields unknown to the schema and bytes after a body, whose
+content is unknown. Records of KRaft's own topic, which have credentials, are always blanked, and parts of snapshots,
+which begin and end anywhere, completely. A frame without such content is returned unchanged. Only the head is left of a
+frame that is incomplete, of an unknown API, or does not decode, as its content is unknown; and of all frames once an
+`Allowance` is used up, so that many small records cannot prevent a dump. Refuses to know packets.
 """
 
 from functools import cache
@@ -23,22 +22,22 @@ from kproxy.wire import frames
 from kproxy.wire.events import CLIENT
 
 LEFT_OUT = "left out"
-MAX_RECORDS = 10_000_000  # of a dump: some 20 s of a core
-MAX_UNPACKED_BYTES = 2 << 30  # of a dump: some 20 s of a core
+MAX_RECORDS = 10_000_000  # per dump: about 20 s of a core
+MAX_UNPACKED_BYTES = 2 << 30  # per dump: about 20 s of a core
 _TOPIC_NAMES = ("topic", "topicId", "name")
-_OF_SNAPSHOT = "unalignedRecords"  # of FetchSnapshot
+_OF_SNAPSHOT = "unalignedRecords"  # field of FetchSnapshot
 
 
 def allowance() -> Allowance:
-    """For the frames of one dump."""
+    """Return the allowance for the frames of one dump."""
     return Allowance(MAX_RECORDS, MAX_UNPACKED_BYTES)
 
 
 def written(frame: Frame, left: Allowance, *, records: bool) -> tuple[bytes, str]:
-    """What may be written of a frame, with its size before it, and what was done to it; "": nothing.
+    """Return the redacted frame including its size, and a note on the changes; "": none.
 
-    Fewer bytes than that size says: the rest is left out. left: what may still be unpacked. records: whether what
-    records hold is written too.
+    Fewer bytes than the size indicates: the rest is left out. left: what may still be unpacked. records: whether the
+    content of records is kept.
     """
     head = frame.data[: frames.REQUEST_HEAD_BYTES if frame.side == CLIENT else frames.RESPONSE_HEAD_BYTES]
     if frame.api is None:
@@ -85,7 +84,7 @@ def _redacted(frame: Frame, left: Allowance, records: bool) -> tuple[bytes, str]
 
 
 def _answered_version(data: bytes, key: int, version: int) -> int:
-    """An ApiVersions of a version that is not served is answered in v0 (KIP-511)."""
+    """Return the response's version: an unsupported ApiVersions version is answered in v0 (KIP-511)."""
     if key == API_VERSIONS:
         try:
             codec.decode_response(data, key, version)
@@ -99,7 +98,7 @@ def _masked(value: Any) -> Any:
 
 
 def _blank_unknown(value: Any) -> Any:
-    """A copy of a struct in which fields that the schema does not know are zeros."""
+    """Return a copy of a struct with zeros in fields unknown to the schema."""
     if isinstance(value, list):
         return [_blank_unknown(item) for item in value] if value and isinstance(value[0], dict) else value
     if not isinstance(value, dict):
@@ -114,14 +113,14 @@ def _blank_unknown(value: Any) -> Any:
 
 @cache
 def _fields_with_records(fields: tuple[Field, ...]) -> tuple[Field, ...]:
-    """Those that are records, or structs that have some."""
+    """Return the fields that are records, or structs that contain some."""
     return tuple(field for field in fields if field.type == "records" or _fields_with_records(field.fields))
 
 
 def _blank_records(fields: tuple[Field, ...], body: dict[str, Any], left: Allowance, shown: bool) -> bool:
-    """Zeros in place of what the records of a body hold; whether there were such.
+    """Replace the content of a body's records by zeros; returns whether there was any.
 
-    shown: but for those of topics with secrets.
+    shown: keep records, except of topics with secrets.
     """
     found = False
     if any(body.get(name) in SECRET_TOPICS for name in _TOPIC_NAMES):

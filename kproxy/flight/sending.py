@@ -1,7 +1,8 @@
-"""What is in memory, to the process that writes it: the other side of `dump.py`.
+"""Sends a process's memory to the process that writes the dump: the counterpart of `dump.py`.
 
-Duty: start that process, write to it in small pieces, and read what it says. For a thread: writing to a pipe takes the
-interpreter only for moments. Bounded: DUMP_S, from the start of the process on. Refuses to know what triggers a dump.
+Duty: start that process, write to it in small pieces, and read its result. Call it on a thread: writing to a pipe holds
+the interpreter's lock only for moments. Bounded: DUMP_S from the start of the process. Refuses to know what triggers a
+dump.
 """
 
 import json
@@ -19,13 +20,13 @@ from kproxy.flight.frames import Chunk
 from kproxy.tables.portions import Batches
 
 DUMP_S = 120.0
-_TOGETHER = 64  # chunks that are pickled in one go
+_TOGETHER = 64  # chunks or rows per pickle
 _NICE = 5
 _SAID_BYTES = 2000
 
 
 def command() -> list[str]:
-    """What runs the process."""
+    """Return the command line of the process."""
     code = f"import sys, os; sys.path[:] = {sys.path!r}; os.nice({_NICE}); from kproxy.flight.dump import main; main()"
     return [sys.executable, "-c", code]
 
@@ -42,9 +43,9 @@ def send(
     chunks: Sequence[Chunk],
     started: Callable[[subprocess.Popen[bytes]], None] = lambda process: None,
 ) -> dict[str, Any]:
-    """Have a dump written into `folder`; returns what `dump.dump` says of it. Raises KproxyError, OSError.
+    """Write a dump into `folder`; returns the result of `dump.dump`. Raises KproxyError, OSError.
 
-    started: given the process; whoever kills it ends this soon.
+    started: called with the process; killing it ends this call soon.
     """
     process = subprocess.Popen(
         command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -56,7 +57,7 @@ def send(
         late.set()
         process.kill()
 
-    timer = Timer(DUMP_S, end)  # a process that stands still reads nothing: a time for what it says is not enough
+    timer = Timer(DUMP_S, end)  # also ends writes to a process that was stopped and does not read
     timer.daemon = True
     timer.start()
     try:
@@ -72,7 +73,7 @@ def send(
                 pickle.dump(chunks[start : start + _TOGETHER], process.stdin)
             pickle.dump(None, process.stdin)
         except BrokenPipeError:
-            pass  # what it says tells why
+            pass  # its result has the reason
         out, errors = process.communicate()
     finally:
         timer.cancel()
