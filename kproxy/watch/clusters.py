@@ -1,10 +1,10 @@
-"""The clusters that brokers' answers show while `kproxy watch` runs, by the rule of `capture.clusters`.
+"""The clusters that brokers' answers reveal while `kproxy watch` runs, by the rule of `capture.clusters`.
 
-Duty: keep what answers show, and name the cluster of an address or of a connection. While one cluster is known there
-are no names, and everything has the one that was given. A name is never taken back: an answer that makes an address
-ambiguous later changes nothing for connections that have a name.
+Duty: keep the addresses in answers, and name the cluster of an address or of a connection. While only one cluster is
+known, there are no names: everything has the name from the settings. A name is never withdrawn: if a later answer makes
+an address ambiguous, connections with a name keep it.
 
-Bounded by MAX_ADDRESSES and MAX_CLUSTERS: clusters beyond those keep the name that was given. Refuses to know metrics,
+Bounded by MAX_ADDRESSES and MAX_CLUSTERS: further clusters keep the name from the settings. Refuses to know metrics,
 tables and packets.
 """
 
@@ -15,14 +15,14 @@ from kproxy.capture.clusters import Address, Clusters, of_connections
 from kproxy.wire.connection import ConnectionInfo
 
 MAX_ADDRESSES = 4096  # of brokers
-MAX_CLUSTERS = 16  # that have a name; each has series of metrics
+MAX_CLUSTERS = 16  # clusters with a name; each has series of metrics
 MAX_ID = 256  # characters of a cluster id
 
-_HERE = ""  # the source of every address: one kproxy sees one network
+_HERE = ""  # the source of every address: one kproxy observes one network
 
 
 class LiveClusters:
-    """`names`: of the clusters, in the order in which they became known; none while there is only one."""
+    """`names`: of the clusters, in the order of their discovery; empty while there is only one."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -31,7 +31,7 @@ class LiveClusters:
         self._of_addresses: dict[Address, str] = {}
 
     def learn(self, info: ConnectionInfo, brokers: Mapping[tuple[str, int], int], cluster_id: str | None) -> bool:
-        """An answer names brokers: node ids by host and port; returns whether clusters have other names by that."""
+        """Apply the brokers in an answer, node ids by (host, port); returns whether names of clusters have changed."""
         at = (_HERE, info.broker_address, info.broker_port)
         named: dict[Address, int] = {(_HERE, _address(host), port): node for (host, port), node in brokers.items()}
         if not self._clusters.learn(at, named, cluster_id and cluster_id[:MAX_ID]):
@@ -47,11 +47,11 @@ class LiveClusters:
         return is_changed or self.nameless > 0
 
     def at(self, info: ConnectionInfo) -> str | None:
-        """The name of the cluster at the address that a connection goes to; None: no answer shows it."""
+        """Return the name of the cluster at a connection's broker address; None if no answer shows it."""
         return self._of_addresses.get((_HERE, info.broker_address, info.broker_port))
 
     def of(self, connections: Iterable[tuple[int, ConnectionInfo, str | None]]) -> dict[int, str]:
-        """The clusters of some connections by number, as far as they are known, with their client ids."""
+        """Return connection number -> cluster, as far as known. connections: (number, info, client id)."""
         given = list(connections)
         rows = [
             {
@@ -67,5 +67,5 @@ class LiveClusters:
 
 
 def _address(host: str) -> str:
-    """An IP address as connections have it; a name as it is."""
+    """Return an IP address in the notation of connections; a name unchanged."""
     return str(numeric(host) or host)

@@ -1,8 +1,8 @@
-"""The connections that `kproxy watch` sees: counted, recorded and shown like those of a proxy.
+"""The connections that `kproxy watch` observes: counted, recorded and shown like those of a proxy.
 
-Duty: take the events of flows to metrics and sinks, learn brokers from what answers say, and give each connection its
-broker and its cluster as soon as they are known. Bounded by the flows (capture.flows), with a row per open connection.
-Runs on the thread of the event loop. Refuses to know interfaces, and how packets are read.
+Duty: pass the events of flows to metrics and sinks, learn brokers from answers, and assign each connection its broker
+and its cluster as soon as they are known. Bounded by the flows (capture.flows), with a row per open connection. Runs on
+the thread of the event loop. Refuses to know interfaces, and how packets are read.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,18 +32,18 @@ from kproxy.wire.kept import Kept
 if TYPE_CHECKING:
     from kproxy.tables.recorder import Recorder
 
-LISTENER = "watch"  # the label that ports of a proxy have
+LISTENER = "watch"  # the label `listener`
 UNKNOWN = "bootstrap"  # the label of brokers that no answer has named yet
-LOOKS = 3  # for the processes of one connection: the first may come before its socket is to be seen
+LOOKS = 3  # searches for the processes of one connection: the first may come before its socket is visible
 MAX_LOOKED_FOR = 1024
-MAX_CLUSTERS = 16  # whose ids are shown, and whose brokers are looked up by name each apart
+MAX_CLUSTERS = 16  # with a shown id, and with name resolution of their own for their brokers
 _MAX_NAME = 256
 
 Json = dict[str, Any]
 
 
 class Connection:
-    """One connection that speaks Kafka; the listener of its events."""
+    """One Kafka connection; the listener of its events."""
 
     __slots__ = ("_feed", "_kept", "_owner", "_record", "counting", "flow", "looked", "number", "processes")
 
@@ -53,15 +53,15 @@ class Connection:
         self.number = number
         self.counting = counting
         self._owner = owner
-        self._kept: Closed | None = None  # its last event, until all is known of its end
+        self._kept: Closed | None = None  # its last event, until its end is complete
         self._record = None if owner.recorder is None else owner.recorder.connected(flow.info, self)
         self._feed = owner.fed(flow.info)
-        self.looked = 0  # times that its processes were looked for
-        self.processes: list[Process | None] = [None, None]  # of the client and of the broker, where of this host
+        self.looked = 0  # searches for its processes
+        self.processes: list[Process | None] = [None, None]  # of the client and of the broker, if on this host
 
     @property
     def ends(self) -> tuple[End, End]:
-        """As seen from the client, and from the broker."""
+        """The connection as seen from the client, and from the broker."""
         info = self.flow.info
         assert info is not None
         client, broker = (info.client_address, info.client_port), (info.broker_address, info.broker_port)
@@ -69,18 +69,18 @@ class Connection:
 
     @property
     def info(self) -> ConnectionInfo:
-        """As known now."""
+        """The current information about it."""
         assert self.flow.info is not None
         return self.flow.info
 
     def named(self, info: ConnectionInfo) -> None:
-        """It has become known which broker it goes to."""
+        """Assign it to a broker that has become known."""
         self.flow.info = info
         self.counting.move(str(info.broker_id))
         self._feed = self._owner.fed(info)
 
     def of_cluster(self, cluster: str) -> None:
-        """It has become known of which cluster it is: from now on it is counted and recorded there."""
+        """Assign it to a cluster that has become known: from now on it is counted and recorded there."""
         flow = self.flow
         flow.info = info = replace(self.info, cluster=cluster)
         self.counting.leave(flow.last_ns)
@@ -95,7 +95,7 @@ class Connection:
         for event in events:
             if event.__class__ is Exchange and event.response_body is not None and event.response_body.brokers:
                 owner.learn(self.info, event.response_body.brokers, event.response_body.cluster_id)
-        self.counting.events(events)  # of the cluster and the broker that they name
+        self.counting.events(events)  # in the cells of their cluster and broker
         if self._feed is not None:
             owner.hear(self._feed, events)
         if self._record is not None:
@@ -107,13 +107,14 @@ class Connection:
                 self._record(events)
 
     def end(self) -> None:
-        """The flow has ended."""
+        """Count and record its end, after the end of the flow."""
         flow = self.flow
         self.counting.closed(_cause(flow, self._kept))
         if self._record is not None:
             self._record([self._kept or _closed(flow)])
 
-    # --- what the recorder asks (tables.recorder.Tcp) ----------------------------------------------------------------
+    # --- for the recorder (tables.recorder.Tcp)
+    # ------------------------------------------------------------------------
 
     def columns(self) -> Json:
         return self.flow.columns()
@@ -124,7 +125,8 @@ class Connection:
     def stalled(self, exchange: Exchange) -> Sequence[int]:
         return self.flow.stalled(exchange)
 
-    # --- what operators ask ------------------------------------------------------------------------------------------
+    # --- for operators
+    # -------------------------------------------------------------------------------------------------
 
     @property
     def client_id(self) -> str | None:
@@ -132,7 +134,7 @@ class Connection:
         return None if self.flow.session is None else self.flow.session.client_id
 
     def row(self) -> Json:
-        """What is known of it: a row of /api/connections."""
+        """Return a row of /api/connections."""
         flow = self.flow
         info, session = flow.info, flow.session
         assert info is not None
@@ -170,7 +172,7 @@ class Connection:
 
 
 class OnlyTcp:
-    """A connection of which only TCP is seen, by TLS or since the connect failed: it has a row when it has ended."""
+    """A connection with only TCP visible, due to TLS or a failed connect: it has a row once it has ended."""
 
     __slots__ = ("_record", "flow")
 
@@ -202,7 +204,7 @@ class OnlyTcp:
 
 
 class Connections:
-    """All of them; the handlers of their flows."""
+    """All connections; the handlers of their flows."""
 
     def __init__(
         self,
@@ -217,13 +219,13 @@ class Connections:
         on_clusters: Callable[[LiveClusters], None] = lambda clusters: None,
         on_unknown: Callable[[], None] = lambda: None,
     ) -> None:
-        """cluster: the name of all while one cluster is known, and of connections of no known one. destinations: makes
-        what looks up the brokers of a cluster. bodies: topics are counted too. feed: takes the frames that insight
-        wants (`kept`).
+        """cluster: the name of all connections while one cluster is known, and of those of unknown clusters.
+        destinations: creates the name resolution for the brokers of a cluster. bodies: topics are counted too. feed:
+        takes the frames for insight (`kept`).
 
-        on_ports: called with the ports of brokers in answers. on_clusters: called where the names of clusters changed,
-        before connections get theirs. on_unknown: called where a connection has ended while clusters had names, and it
-        had none.
+        on_ports: called with the ports of brokers in answers. on_clusters: called when names of clusters change, before
+        connections get theirs. on_unknown: called when a connection without a cluster's name has ended while clusters
+        have names.
         """
         self.recorder = recorder
         self._metrics = metrics
@@ -233,20 +235,20 @@ class Connections:
         self.kept = None if feed is None else Kept(APIS, only_failed=ONLY_FAILED, left_out=self._cells.follow())
         self._bodies = bodies
         self._new_destinations = destinations
-        self._destinations: dict[str | None, Destinations] = {}  # by cluster id: node ids of clusters are alike
+        self._destinations: dict[str | None, Destinations] = {}  # by cluster id: clusters use the same node ids
         self._on_ports = on_ports
         self._on_clusters = on_clusters
         self._on_unknown = on_unknown
-        self.cluster_ids: list[str] = []  # that answers told, MAX_CLUSTERS of them
+        self.cluster_ids: list[str] = []  # from answers, at most MAX_CLUSTERS
         self.clusters = LiveClusters()
-        self._open: dict[Flow, Connection] = {}  # the oldest first
+        self._open: dict[Flow, Connection] = {}  # oldest first
         self._others: dict[Flow, OnlyTcp] = {}
         self._copies: set[Flow] = set()
         self._twins = Twins()
         self._numbers = 0
-        self._heard: list[tuple[int, int, Callable[[list[Event]], None], Event]] = []  # of the window in hand
-        self._nameless: dict[Connection, None] = {}  # whose broker is not known
-        self._numeric: dict[Address, int] = {}  # brokers that name themselves by number: nothing has to be looked up
+        self._heard: list[tuple[int, int, Callable[[list[Event]], None], Event]] = []  # of the current window
+        self._nameless: dict[Connection, None] = {}  # connections without a known broker
+        self._numeric: dict[Address, int] = {}  # brokers that advertise numeric addresses: no name to resolve
 
     def __len__(self) -> int:
         return len(self._open)
@@ -256,11 +258,11 @@ class Connections:
 
     @property
     def objects(self) -> int:
-        """About how many Python objects the connections have."""
+        """The approximate number of Python objects of all connections."""
         return 50 * (len(self._open) + len(self._others))
 
     def fed(self, info: ConnectionInfo) -> Callable[[list[Event]], None] | None:
-        """Return the function that passes a connection's events on to insight; None: nobody asked for insight."""
+        """Return the function that passes a connection's events on to insight; None if there is no insight."""
         if self._feed is None or self.kept is None:
             return None
         return self._feed.connected(info, None, self._metrics.cluster(info.cluster).follow())
@@ -274,7 +276,7 @@ class Connections:
         return self._metrics.connection(info, LISTENER, label, pending, topics=self._bodies, is_new=is_new)
 
     def hear(self, feed: Callable[[list[Event]], None], events: list[Event]) -> None:
-        """Keep what insight wants until `hand_on`: it needs the order of time, and flows are read one by one."""
+        """Keep events for insight until `hand_on`: it needs the order of time, but flows are read one by one."""
         for event in events:
             exchange = event.exchange if event.__class__ is Unanswered else event
             if exchange.__class__ is not Exchange:
@@ -288,7 +290,7 @@ class Connections:
                 self._heard.append((at_ns, len(self._heard), feed, event))
 
     def hand_on(self) -> None:
-        """A window of packets has been read: insight gets what was in it, in the order of answers."""
+        """Pass the events of a window on to insight, in the order of answers."""
         self._heard.sort()
         for _, _, feed, event in self._heard:
             feed([event])
@@ -297,7 +299,7 @@ class Connections:
     # --- the handlers of flows ---------------------------------------------------------------------------------------
 
     def decided(self, flow: Flow) -> Callable[[list[Event]], None]:
-        """It is clear that a flow speaks Kafka, or TLS; returns what takes its events."""
+        """Register a flow recognised as Kafka or TLS; returns the function that takes its events."""
         info = flow.info
         assert info is not None
         if self._twins.is_copy(flow):
@@ -320,7 +322,7 @@ class Connections:
         return connection
 
     def many(self, flows: Sequence[Flow], bulk: Bulk) -> None:
-        """Exchanges of some flows, all at once."""
+        """Count exchanges of several flows at once."""
         of_flows = [self._open.get(flow) for flow in flows]
         count([None if each is None else each.counting for each in of_flows], bulk)
 
@@ -335,7 +337,7 @@ class Connections:
         self._copies.discard(flow)
 
     def unconnected(self, flow: Flow) -> None:
-        """A connect failed."""
+        """Record a failed connect."""
         self._place(flow)
         OnlyTcp(flow, self).end()
 
@@ -344,7 +346,7 @@ class Connections:
     def learn(
         self, info: ConnectionInfo, brokers: Mapping[tuple[str, int], int], cluster_id: str | None = None
     ) -> None:
-        """An answer to a connection names brokers: node ids by host and port."""
+        """Apply the brokers in an answer to a connection: node ids by (host, port)."""
         if cluster_id and (name := cluster_id[:MAX_ID]) not in self.cluster_ids:
             self.cluster_ids = [*self.cluster_ids, name][:MAX_CLUSTERS]
         if self.clusters.learn(info, brokers, cluster_id):
@@ -379,13 +381,13 @@ class Connections:
             flow.info = replace(info, cluster=cluster)
 
     def restart(self) -> None:
-        """Forget the lags of the cluster that was given: most of them are of connections that get another one."""
+        """Forget the lags of the cluster from the settings: most belong to connections that get another cluster."""
         self._metrics.restart_lags(self._cluster)
         for connection in self:
             connection.of_cluster(connection.info.cluster)
 
     def name_clusters(self) -> None:
-        """Give connections their clusters, where several are known, as far as they are known."""
+        """Assign connections to their clusters, if several are known, as far as possible."""
         names = self.clusters.names
         if not names or all(each.info.cluster in names for each in self._open.values()):
             return
@@ -398,12 +400,12 @@ class Connections:
             self._place(other)
 
     def strangers(self) -> list[Connection]:
-        """Connections whose processes were not looked for LOOKS times, the newest MAX_LOOKED_FOR."""
+        """Return the newest MAX_LOOKED_FOR connections with fewer than LOOKS searches for their processes."""
         return [each for each in self._open.values() if each.looked < LOOKS][-MAX_LOOKED_FOR:]
 
     @staticmethod
     def look_for_processes(strangers: Sequence[Connection]) -> None:
-        """Find the processes of connections in /proc. Slow: for a thread."""
+        """Find the processes of connections in /proc. Slow: run it on a thread."""
         found = look(end for connection in strangers for end in connection.ends)
         for connection in strangers:
             connection.processes = [found.get(end) for end in connection.ends]
@@ -418,7 +420,7 @@ class Connections:
         return next((each for each in known if each is not None), None)
 
     def name_brokers(self) -> None:
-        """Give connections their brokers, as far as these have become known."""
+        """Assign connections to brokers that have become known."""
         for connection in list(self._nameless):
             info = connection.flow.info
             assert info is not None
@@ -437,7 +439,7 @@ def _closed(flow: Flow) -> Closed:
 
 
 def _cause(flow: Flow, closed: Closed | None) -> str:
-    """Why a connection ended, as one of `metrics.passive.ENDS`."""
+    """Return why a connection ended, as one of `metrics.passive.ENDS`."""
     if flow.close == "reset":
         return "client_reset" if flow.reset_by == flow.client else "broker_reset"
     if flow.close == "fin":

@@ -1,8 +1,8 @@
-"""Traffic that is seen more than once: the same packet at several interfaces, the same connection under two addresses.
+"""Duplicates in captured traffic: a packet at several interfaces, a connection under two addresses.
 
-Duty: where several interfaces are watched, `OneInterface` takes each direction of a connection from the interface that
-showed it first, as long as that goes on showing it: a bridge, its member and a tunnel's end show one packet each. And
-`Twins` recognises a connection before and behind an address translation, which keeps sequence numbers.
+Duty: if several interfaces are watched, `OneInterface` takes each direction of a connection from the interface that
+showed it first, as long as that one continues to show it: a bridge, its member and a tunnel's end show one packet each.
+`Twins` recognises a connection before and after address translation, which keeps sequence numbers.
 
 Bounded by MAX_DIRECTIONS and MAX_TWINS. Refuses to know sockets and sessions.
 """
@@ -19,20 +19,20 @@ from kproxy.capture.records import Window
 
 MAX_DIRECTIONS = 1 << 16
 MAX_TWINS = 1 << 16
-SILENT_NS = 1_000_000_000  # an interface that shows a direction no more; routes change
+SILENT_NS = 1_000_000_000  # after so long an interface no longer shows a direction: routes change
 
-_MIXED = np.array([pow(0x9E3779B97F4A7C15, power, 1 << 64) for power in range(1, 10)], np.uint64)  # odd numbers
+_MIXED = np.array([pow(0x9E3779B97F4A7C15, power, 1 << 64) for power in range(1, 10)], np.uint64)  # odd multipliers
 _TCP = 6
 
 
 class OneInterface:
-    """Which interface each direction of a connection is taken from."""
+    """The interface from which each direction of a connection is taken."""
 
     def __init__(self) -> None:
-        self._chosen: OrderedDict[int, tuple[int, int]] = OrderedDict()  # hash of a key -> interface, when last seen
+        self._chosen: OrderedDict[int, tuple[int, int]] = OrderedDict()  # hash of a key -> (interface, time last seen)
 
     def __call__(self, window: Window, interface: np.ndarray) -> tuple[Window, int]:
-        """The window without packets that another interface shows, and how many those were."""
+        """Return the window without duplicates from other interfaces, and the number of those."""
         records = window.records
         assert isinstance(records, Columns)
         mixed = _keys(records.head)
@@ -42,7 +42,7 @@ class OneInterface:
         shown = {(int(pair) >> 32, int(pair) & 0xFFFFFFFF) for pair in pairs.tolist()}
         chosen = np.empty(len(known), np.int64)
         for index, key in enumerate(known.tolist()):
-            if key == 0:  # no plain packet of TCP: whoever reads it finds copies by their content
+            if key == 0:  # not a plain TCP packet: reassembly finds duplicates by content
                 chosen[index] = -1
                 continue
             before = self._chosen.get(key)
@@ -72,7 +72,7 @@ class OneInterface:
 
 
 def _keys(head: np.ndarray) -> np.ndarray:
-    """A hash of the addresses and ports of each packet; 0 where they do not lie at their usual places."""
+    """Return a hash of each packet's addresses and ports; 0 if these are not at their usual offsets."""
     mixed = np.zeros(len(head), np.uint64)
     first = head[:, 0]
     for is_kind, start, width in (
@@ -88,13 +88,13 @@ def _keys(head: np.ndarray) -> np.ndarray:
 
 
 class Twins:
-    """Connections that begin with the same sequence numbers at the same time: one stream, seen twice."""
+    """Detects connections that begin with the same sequence numbers at the same time: one stream, seen twice."""
 
     def __init__(self) -> None:
         self._met: OrderedDict[tuple[int, int], tuple[tuple[bytes, bytes], int]] = OrderedDict()
 
     def is_copy(self, flow: Flow) -> bool:
-        """Whether a connection is one that was met under other addresses."""
+        """Whether a connection was already seen under other addresses."""
         halves = flow.talk.halves
         numbers = halves[flow.client].first & MASK, halves[1 - flow.client].first & MASK
         known = self._met.get(numbers)

@@ -1,10 +1,10 @@
-"""Which packets the kernel copies for us: a program of classic BPF, made of ports and interfaces.
+"""The packet filter of the kernel: a program of classic BPF, made of ports and interfaces.
 
-Duty: `program` writes the instructions. The packets begin at their IP header (the socket is SOCK_DGRAM), so one
-program serves every kind of interface. ICMP messages that quote a packet of TCP which was not delivered count by the
-ports of that packet. What the kernel cannot decide cheaply is accepted and left to `capture`: fragments behind the
-first, IPv6 with extension headers, a second VLAN tag. A loopback interface shows each packet on
-its way out and again on its way in: the first is left out.
+Duty: `program` generates the instructions. Packets begin at their IP header (the socket is SOCK_DGRAM), so one program
+serves every kind of interface. ICMP errors that quote an undelivered TCP packet are matched by that packet's ports.
+Packets that the kernel cannot classify cheaply are accepted and left to `capture`: fragments after the first, IPv6 with
+extension headers, a second VLAN tag. A loopback interface shows each packet going out and again coming in: the former
+is left out.
 
 Format: linux/Documentation/networking/filter.rst; the offsets from -0x1000 on are "ancillary data". Bounded by
 MAX_PORTS ports, and MAX_INTERFACES: jumps reach 255 instructions. Refuses to know sockets.
@@ -16,7 +16,7 @@ from struct import pack
 MAX_PORTS = 64
 MAX_INTERFACES = 32
 
-SNAP = 0x40000  # bytes of a packet at most: more than the largest that the kernel merges of several (GRO)
+SNAP = 0x40000  # bytes per packet at most: more than the largest that the kernel merges (GRO)
 
 _OUTGOING = 4  # PACKET_OUTGOING of linux/if_packet.h
 _PROTOCOL, _KIND, _INTERFACE = (0xFFFFF000 + offset for offset in (0, 4, 8))
@@ -28,20 +28,20 @@ _JUMP, _IF_EQUAL, _IF_ANY_BIT, _RETURN = 0x05, 0x15, 0x45, 0x06
 
 _IPV4, _IPV6, _TAG, _SERVICE_TAG = 0x0800, 0x86DD, 0x8100, 0x88A8
 _TCP, _ICMP, _ICMP6 = 6, 1, 58
-_UNREACHABLE, _UNREACHABLE6, _TOO_BIG6 = 3, 1, 2  # types of ICMP messages that quote a packet; 3 is "too big" as well
+_UNREACHABLE, _UNREACHABLE6, _TOO_BIG6 = 3, 1, 2  # ICMP types that quote a packet; 3 includes "too big" in IPv4
 _EXTENSIONS = (0, 43, 44, 51, 60)  # hop by hop, routing, fragment, authentication, destination
 
-# (code, value, where to go on if it holds, and if not); None: at the next one
+# (code, value, label to jump to if it holds, label if not); None: the next instruction
 _Step = tuple[int, int, str | None, str | None]
 
 
 def program(ports: Collection[int], interfaces: Collection[int] = (), loopbacks: Collection[int] = ()) -> list[bytes]:
-    """The instructions that accept TCP from or to some ports (none, or more than MAX_PORTS: any), 8 bytes each.
+    """Return instructions of 8 bytes each that accept TCP from or to these ports (none, or more than MAX_PORTS: any).
 
     ICMP errors about such packets are accepted too.
 
-    interfaces: the numbers of those that are looked at; none, or more than MAX_INTERFACES: all.
-    loopbacks: those of which only what comes in is looked at.
+    interfaces: numbers of the watched ones; none, or more than MAX_INTERFACES: all. loopbacks: those of which only
+    incoming packets are accepted.
     """
     steps: list[_Step | str] = []
     if 0 < len(interfaces) <= MAX_INTERFACES:
@@ -111,7 +111,7 @@ def program(ports: Collection[int], interfaces: Collection[int] = (), loopbacks:
 
 
 def _assembled(steps: list[_Step | str]) -> list[bytes]:
-    """Instructions, with names of places as distances."""
+    """Return the instructions, with labels replaced by distances."""
     places: dict[str, int] = {}
     count = 0
     for step in steps:

@@ -1,7 +1,7 @@
-"""Network interfaces by name: which there are, which are up, and what is wrong with one that was asked for.
+"""Network interfaces by name: lists them, and explains why a requested one cannot be watched.
 
-Duty: `Asked` finds the interfaces that a user named, at the start and again while kproxy runs, since they come and go.
-Refuses to know packets.
+Duty: `Asked` finds the interfaces that the user named, at the start and again while kproxy runs, since they come and
+go. Refuses to know packets.
 """
 
 import errno
@@ -13,7 +13,7 @@ from struct import pack, unpack_from
 
 from kproxy.errors import KproxyError
 
-ANY = "any"  # all of them, also those that come later
+ANY = "any"  # all interfaces, including later ones
 
 _GET_FLAGS = 0x8913  # SIOCGIFFLAGS
 _UP, _LOOPBACK = 0x1, 0x8
@@ -27,7 +27,7 @@ _MAY_NOT = (
 
 @dataclass(frozen=True)
 class Interface:
-    """One interface at a moment; its number changes when it is made anew."""
+    """One interface at a moment; its number changes when it is created again."""
 
     name: str
     number: int
@@ -36,7 +36,7 @@ class Interface:
 
 
 def all_of_them() -> list[Interface]:
-    """The interfaces of this network namespace."""
+    """Return the interfaces of this network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         return [_look(sock, number, name) for number, name in socket.if_nameindex()]
 
@@ -44,16 +44,16 @@ def all_of_them() -> list[Interface]:
 def _look(sock: socket.socket, number: int, name: str) -> Interface:
     try:
         flags = unpack_from("H", fcntl.ioctl(sock, _GET_FLAGS, pack("16s16x", name.encode()[:15])), 16)[0]
-    except OSError:  # it has gone meanwhile
+    except OSError:  # it was removed meanwhile
         flags = 0
     return Interface(name, number, bool(flags & _UP), bool(flags & _LOOPBACK))
 
 
 class Asked:
-    """The interfaces that are to be watched."""
+    """The interfaces to watch."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        """Raises KproxyError for names that make no sense together."""
+        """Check the names. Raises KproxyError if they exclude each other."""
         self.names = tuple(dict.fromkeys(names))
         if ANY in self.names and len(self.names) > 1:
             raise KproxyError(f"--interface any has all interfaces in it: leave {self._others()} out")
@@ -63,21 +63,21 @@ class Asked:
 
     @property
     def label(self) -> str:
-        """As metrics and tables call them together."""
+        """The common label in metrics and tables."""
         return ",".join(self.names)
 
     @property
     def is_one(self) -> bool:
-        """Whether all packets come from one interface, so that none is seen twice."""
+        """Whether all packets come from one interface, so that there are no duplicates."""
         return len(self.names) == 1 and self.names[0] != ANY
 
     def found(self) -> list[Interface]:
-        """Those that are there and up now."""
+        """Return the requested interfaces that are up now."""
         there = all_of_them()
         return [each for each in there if each.is_up and (self.names == (ANY,) or each.name in self.names)]
 
     def missing(self) -> list[str]:
-        """Why some cannot be watched now; nothing: all can."""
+        """Return why some cannot be watched now; empty if all can."""
         there = {each.name: each for each in all_of_them()}
         if self.names == (ANY,):
             return []
@@ -88,7 +88,7 @@ class Asked:
         ]
 
     def check(self) -> None:
-        """Raise KproxyError where one cannot be watched, naming what there is instead."""
+        """Raise KproxyError if one cannot be watched, with the names of the existing ones."""
         there = all_of_them()
         names = ", ".join(f"{each.name}{'' if each.is_up else ' (down)'}" for each in there)
         if not self.names:
@@ -104,7 +104,7 @@ class Asked:
 
 
 def refused(fault: OSError) -> KproxyError:
-    """What to say where the kernel gives no packet socket."""
+    """Return the fault to report if the kernel gives no packet socket."""
     if isinstance(fault, PermissionError):
         return KproxyError(_MAY_NOT)
     if fault.errno == errno.ENOMEM:

@@ -1,9 +1,9 @@
-"""What the process may do, given up: once the packet socket is open nothing of it is needed any more.
+"""Drops the privileges of the process: none is needed once the packet socket is open.
 
-Duty: `drop` becomes an ordinary user where root was only borrowed (sudo, --user), and gives up all capabilities but
-those that are asked to be kept. To be called before other threads begin, since capabilities are a thread's own.
+Duty: `drop` becomes an ordinary user if root was only borrowed (sudo, --user), and drops all capabilities except those
+to be kept. Call it before other threads start, since each thread has its own capabilities.
 
-Formats: capabilities(7), capset(2), prctl(2). Refuses to know what the privileges were for.
+Formats: capabilities(7), capset(2), prctl(2). Refuses to know the purpose of the privileges.
 """
 
 import ctypes
@@ -23,9 +23,9 @@ _KEEP_CAPABILITIES, _DROP_BOUNDING, _NO_NEW_PRIVILEGES, _AMBIENT, _CLEAR_ALL = 8
 
 
 def user_to_become(asked: str | None, environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """(uid, gid) of who kproxy is to be: the user asked for, else who called sudo; None: who it is already.
+    """Return (uid, gid) to become: the requested user, else the caller of sudo; None: stay as it is.
 
-    Raises KproxyError: there is no such user, or kproxy is not root and cannot become another.
+    Raises KproxyError if there is no such user, or kproxy is not root and cannot become another.
     """
     if asked is not None:
         try:
@@ -46,14 +46,14 @@ def user_to_become(asked: str | None, environment: Mapping[str, str]) -> tuple[i
 
 
 def drop(user: tuple[int, int] | None, keep: Collection[int] = ()) -> str:
-    """Become that user, and give up all capabilities but those to `keep`, as far as we have them; returns who we are.
+    """Become that user, and drop all capabilities except those to `keep`; returns a text with the resulting identity.
 
-    Whoever may not even become another user (a container without CAP_SETUID) stays who it is, without capabilities.
+    A process that may not become another user (a container without CAP_SETUID) keeps its user, without capabilities.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     for number in range(_LAST + 1):
         if number not in keep:
-            libc.prctl(_DROP_BOUNDING, number, 0, 0, 0)  # needs CAP_SETPCAP; without it there is less to lose anyway
+            libc.prctl(_DROP_BOUNDING, number, 0, 0, 0)  # needs CAP_SETPCAP; a process without it has less to lose
     if user is not None:
         libc.prctl(_KEEP_CAPABILITIES, 1, 0, 0, 0)
         with suppress(PermissionError):

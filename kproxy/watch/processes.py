@@ -1,11 +1,11 @@
-"""Which process of this host is at an end of a connection, and in which container: as far as /proc tells.
+"""Finds the process of this host at an end of a connection, and its container, in /proc.
 
 Duty: `look` finds, for ends of connections, the socket (/proc/PID/net/tcp of each network namespace), the process that
 has it (/proc/PID/fd) and the container of its control group. It reads all of /proc, so it runs on a thread, and only
 for ends that are not known yet.
 
-Other users' processes are seen with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, own ones without. Formats: proc(5).
-Bounded by PATIENCE_S for one look, and MAX_NAMESPACES. Refuses to know packets, and whose connections those are.
+Other users' processes are visible with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, own ones without. Formats: proc(5).
+Bounded by PATIENCE_S per call, and MAX_NAMESPACES. Refuses to know packets, and whose connections those are.
 """
 
 import os
@@ -21,22 +21,22 @@ PROC = Path("/proc")
 PATIENCE_S = 10.0
 MAX_NAMESPACES = 1024
 
-End = tuple[str, int, str, int]  # its own address and port, and those of its peer
+End = tuple[str, int, str, int]  # local address and port, peer address and port
 
 _CONTAINER = re.compile(r"([0-9a-f]{64})(?:\.scope)?(?:/|$)")
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 class Process(NamedTuple):
-    """Who has a socket."""
+    """The process that has a socket."""
 
     pid: int
     command: str
-    container: str | None  # the first 12 digits of its id, as container tools show them
+    container: str | None  # first 12 digits of its id, as container tools show it
 
 
 def look(wanted: Iterable[End]) -> dict[End, Process]:
-    """The processes at some ends; those that are not of this host, or that we may not see, are left out."""
+    """Return the processes at some ends, without those on other hosts and those that we may not see."""
     ends = set(wanted)
     until = monotonic() + PATIENCE_S
     inodes: dict[int, End] = {}
@@ -60,7 +60,7 @@ def look(wanted: Iterable[End]) -> dict[End, Process]:
 
 
 def _one_per_namespace(pids: list[int]) -> Iterator[int]:
-    """Processes of different network namespaces, our own first."""
+    """Yield one process per network namespace, our own first."""
     seen: set[str] = set()
     for pid in (os.getpid(), *pids):
         with suppress(OSError):
@@ -71,7 +71,7 @@ def _one_per_namespace(pids: list[int]) -> Iterator[int]:
 
 
 def _sockets(pid: int) -> Iterator[tuple[End, int]]:
-    """The TCP sockets of a process's network namespace, by their ends, and their inodes."""
+    """Yield the TCP sockets of a process's network namespace: (end, inode)."""
     for name in ("tcp", "tcp6"):
         with suppress(OSError, ValueError, IndexError), (PROC / str(pid) / "net" / name).open() as lines:
             next(lines, None)

@@ -1,4 +1,4 @@
-"""What `kproxy watch` is told, and what of it makes no sense. Refuses to know how it is written on a command line."""
+"""The settings of `kproxy watch`, and their checks. Refuses to know how they are written on a command line."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,17 +8,16 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.watch.filters import MAX_PORTS
 from kproxy.wire.bodies import DETAILS
 
-PORT = 9092  # of brokers, where no other is named
+PORT = 9092  # default port of brokers
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Raises KproxyError for what cannot be.
+    """The settings. Raises KproxyError for invalid ones.
 
-    ports: of brokers; empty: any, Kafka is found by its content. learns_ports: those that answers name are added.
-    zookeeper_ports: of ZooKeeper; without `ports` it is found by its content too.
-    user: whom to become once the socket is open; None: who called sudo. processes: look for the processes of
-    connections in /proc.
+    ports: of brokers; empty: any, Kafka is found by its content. learns_ports: adds the ports that answers name.
+    zookeeper_ports: of ZooKeeper; without `ports` it is found by its content too. user: the user to become once the
+    socket is open; None: the caller of sudo. processes: find the processes of connections in /proc.
     """
 
     interfaces: tuple[str, ...]

@@ -1,11 +1,11 @@
-"""The composition root of `kproxy watch`: the socket, the flows, what counts and records them, and the admin server.
+"""The composition root of `kproxy watch`: the socket, the flows, metrics and recorder, and the admin server.
 
-One process, one event loop. Packets are read on it, a window at a time, and between two windows the admin server has
-its turn. Once a second it looks after what packets do not trigger: the kernel's counts, interfaces that came or went,
-brokers whose names were looked up, flows that have been silent for IDLE_S.
+One process, one event loop. It reads packets a window at a time, and serves the admin port between two windows. Once a
+second it handles everything that packets do not trigger: the kernel's counters, interfaces that came or went, brokers
+whose names were resolved, flows that have been silent for IDLE_S.
 
-Nothing is lost silently: what the kernel drops, and what packets do not show, is counted, and reported in `quality`.
-Memory: the ring, what `capture.flows` bounds, the recorder's. Refuses to know what is in packets.
+No loss is silent: packets that the kernel drops and bytes that are missing are counted, and reported in `quality`.
+Memory: the ring, the bounds of `capture.flows`, the recorder's. Refuses to know the content of packets.
 """
 
 import asyncio
@@ -52,24 +52,24 @@ if TYPE_CHECKING:
     from kproxy.admin.server import Admin, Question
     from kproxy.tables.recorder import Recorder
 
-IDLE_S = 20 * 60  # twice as long as brokers keep silent connections (connections.max.idle.ms)
-CONNECT_S = 130  # Linux gives up a connect after 127 s (net.ipv4.tcp_syn_retries)
+IDLE_S = 20 * 60  # twice the time for which brokers keep silent connections (connections.max.idle.ms)
+CONNECT_S = 130  # Linux aborts a connect after 127 s (net.ipv4.tcp_syn_retries)
 TICK_S = 1.0
-SET_NS = 10**9  # by which the clock was set; smaller steps do not matter here
+SET_NS = 10**9  # smallest step of the clock that matters here
 EXPIRE_TICKS = 30
-LOOK_TICKS = 2  # between two looks for processes
-NAME_TICKS = 5  # between two looks for clusters of connections that have none by their address
-REPORT_TICKS = 60  # between two reports of what was found into `quality`
-DRAIN_S = 2.0  # for packets that wait when it ends
-TURN_S = 0.05  # of packets, then the admin port has its turn
-FEWEST_PACKETS = 1 << 10  # of a window: columns of fewer cost more than they save
-MAX_ROWS = 10_000  # of /api/connections in one answer
+LOOK_TICKS = 2  # between two searches for processes
+NAME_TICKS = 5  # between two attempts to name clusters of connections that have none by address
+REPORT_TICKS = 60  # between two reports of findings into `quality`
+DRAIN_S = 2.0  # for waiting packets at the end
+TURN_S = 0.05  # of packets, before the admin port is served
+FEWEST_PACKETS = 1 << 10  # per window: columns of fewer packets cost more than they save
+MAX_ROWS = 10_000  # rows of /api/connections per response
 _DEFAULT_ROWS = 1000
 _ROWS_PER_SLICE = 50
 _LOOPBACK = "localhost"
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
-# What is counted of a flow when it ends, and shown while it is open.
+# Counters of a flow that are added up at its end, and shown while it is open.
 _OF_OPEN = {
     "duplicate_packets": "duplicates",
     "retransmissions": "retransmissions",
@@ -84,14 +84,14 @@ log = logging.getLogger("kproxy.watch")
 
 
 class _Found(Quality):
-    """Findings of a capture without an end: connections that are copies are known as they begin (copies.Twins)."""
+    """Findings of an endless capture: duplicate connections are detected at their start (copies.Twins)."""
 
     def stream(self, numbers: tuple[int, int], name: str, time_ns: int, last_ns: int, size: int) -> None:
         pass
 
 
 class Watcher:
-    """`open`, as whoever may capture; then `run`, until a signal ends it."""
+    """Captures and serves: call `open` with the right to capture, then `run`, which returns after a signal."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -101,25 +101,25 @@ class Watcher:
         self._interface = self._passive.interfaces[self._asked.label or ANY]
         self._ports = set(settings.ports)
         self._quality = _Found()
-        self._told: dict[str, tuple[int, int]] = {}  # of findings, what is in `quality` already
+        self._told: dict[str, tuple[int, int]] = {}  # counts of findings that are already in `quality`
         self._one_interface = None if self._asked.is_one else OneInterface()
         self._ring: Ring | None = None
         self._recorder: Recorder | None = None
         self._admin: Admin | None = None
-        self.questions: dict[str, Question] = {}  # further reads of the admin API; whoever composes adds them
-        self._missing: list[str] = []  # why an interface that was named is not watched
-        self._numbers: tuple[int, ...] = ()  # of the interfaces that the filter lets through
+        self.questions: dict[str, Question] = {}  # further reads of the admin API, added by the caller
+        self._missing: list[str] = []  # why named interfaces are not watched
+        self._numbers: tuple[int, ...] = ()  # numbers of the interfaces that pass the filter
         self._tasks = Tasks("watch")
         self._ends = asyncio.Event()
         self._resolver = Resolver()
-        self._clusters = 0  # that have names
+        self._clusters = 0  # clusters with names
         self._connections: Connections
         self._zookeeper: ZooKeeperConnections
         self._flows: Flows
-        self._feed: Feed | None = None  # where groups are followed
+        self._feed: Feed | None = None  # set if groups are followed
         self._link: FeedLink | None = None
         self._ticks = 0
-        self._expires_s = 0.0  # before it no flow is ended for its silence
+        self._expires_s = 0.0  # no flow is ended for silence before this time
         self._dropping = False
         self._window_packets = WINDOW_PACKETS
         self._limiter = LogLimiter(log)
@@ -128,7 +128,7 @@ class Watcher:
     # --- start -------------------------------------------------------------------------------------------------------
 
     def open(self, environment: Mapping[str, str]) -> None:
-        """Open the socket, and give up what is needed for that alone. Raises KproxyError."""
+        """Open the socket, then drop the privileges needed for that. Raises KproxyError."""
         settings = self.settings
         self._asked.check()
         user = privileges.user_to_become(settings.user, environment)
@@ -153,14 +153,14 @@ class Watcher:
         self._ring.bind(self._numbers[0] if self._asked.is_one and self._numbers else 0)
 
     async def run(self, environment: Mapping[str, str]) -> None:
-        """Watch until a signal. Raises KproxyError where the admin port or the folder cannot be had."""
+        """Watch until a signal. Raises KproxyError if the admin port or the folder is unavailable."""
         assert self._ring is not None
         settings, metrics = self.settings, self.metrics
         loop = asyncio.get_running_loop()
         for number in _ENDING:
             signal.signal(number, lambda number, _: loop.call_soon_threadsafe(self._signalled, number))
         metrics.log_lines_dropped = log_lines.dropped
-        log.info("kproxy %s: the packet socket is open, what is left: %s", __version__, self._who)
+        log.info("kproxy %s: the packet socket is open, privileges now: %s", __version__, self._who)
         self._start_recorder()
         self._start_flows()
         notifier = systemd.Notifier(dict(environment))
@@ -197,7 +197,7 @@ class Watcher:
         settings = self.settings
         if settings.record is None:
             return
-        with of_extras(lambda missing: KproxyError(f"--record {missing}")):  # heavy, and not everybody's
+        with of_extras(lambda missing: KproxyError(f"--record {missing}")):  # heavy, and optional
             from kproxy.tables.recorder import Recorder
         self._recorder = Recorder(settings.record, {"detail": {settings.cluster: settings.detail}, "watch": True})
         self._recorder.start()
@@ -223,7 +223,7 @@ class Watcher:
             on_clusters=self._several_clusters,
             on_unknown=self._of_no_cluster,
         )
-        # Columns cost least; who wants topics, or rows, gets each exchange as an event.
+        # Columns cost least; topics and rows need each exchange as an event.
         by_column = detail == ERRORS and self._recorder is None
         self._zookeeper = ZooKeeperConnections(
             settings.cluster, None if self._recorder is None else self._recorder.rows(self._source)
@@ -252,7 +252,7 @@ class Watcher:
         self._passive.findings = self._findings
 
     def _give_stream(self) -> None:
-        """What sessions keep goes to the process that decodes, which is new."""
+        """Send the frames kept by sessions to the new decoding process."""
         if self._feed is not None and self._link is not None:
             self._feed.use(self._link.stream())
 
@@ -302,7 +302,7 @@ class Watcher:
         log.info("%s", admin.offers)
 
     async def counted(self) -> Metrics:
-        """What is counted so far."""
+        """Return the current metrics."""
         return self.metrics
 
     async def _gathered(self, _: bool) -> Metrics:
@@ -322,7 +322,7 @@ class Watcher:
     # --- packets -----------------------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        """Be called when packets wait. libuv ends that for good with an error, which an interface's end is."""
+        """Watch for packets again: libuv stops after an error on the socket, such as the end of an interface."""
         assert self._ring is not None
         fault = self._ring.fault()
         if fault and fault != errno.ENETDOWN:
@@ -332,7 +332,7 @@ class Watcher:
         loop.add_reader(self._ring.fileno(), self._readable)
 
     def _readable(self) -> None:
-        """Take packets for TURN_S; a window has as many packets as take about that long."""
+        """Read packets for TURN_S; a window has as many packets as take about that long."""
         started_s = begun_s = time.monotonic()
         while self._read():
             now_s = time.monotonic()
@@ -345,7 +345,7 @@ class Watcher:
             begun_s = now_s
 
     def _read(self) -> bool:
-        """Take a window of packets; whether there was one."""
+        """Read a window of packets; returns whether there was one."""
         ring = self._ring
         assert ring is not None
         window = ring.window(self._window_packets)
@@ -357,7 +357,7 @@ class Watcher:
                 window, left_out = self._one_interface(window, ring.interface)
                 self._passive.duplicates += left_out
             self._flows.window(window)
-        except Exception as fault:  # one window that is not understood must not cost all others
+        except Exception as fault:  # a fault in one window must not cost all others
             self._defect(fault)
         finally:
             ring.release()
@@ -367,7 +367,7 @@ class Watcher:
         return True
 
     def _finish(self) -> None:
-        """Read what waits, and end all flows."""
+        """Read the waiting packets, and end all flows."""
         assert self._ring is not None
         end_s = time.monotonic() + DRAIN_S
         while self._ring.has_more and time.monotonic() < end_s:
@@ -386,7 +386,8 @@ class Watcher:
         self._limiter.log(logging.ERROR, type(fault), text, fault, exc_info=fault)
         self._quality.note("fault", time.time_ns())
 
-    # --- what packets do not trigger ---------------------------------------------------------------------------------
+    # --- once a second
+    # --------------------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
         while True:
@@ -408,7 +409,7 @@ class Watcher:
                 self._report()
 
     def _follow_clock(self) -> None:
-        """The kernel's clock stamps packets, and it may be set: what is compared with their times follows it."""
+        """Follow steps of the clock: the kernel stamps packets with wall clock time."""
         offset_ns = time.time_ns() - time.monotonic_ns()
         if abs(offset_ns - self.metrics.clock_offset_ns) > SET_NS:
             log.info("the clock was set, by %.1f s", (offset_ns - self.metrics.clock_offset_ns) / 1e9)
@@ -416,13 +417,13 @@ class Watcher:
         self.metrics.clock_offset_ns = offset_ns
 
     def _expire(self) -> None:
-        """End flows that have been silent for long; after the clock was set, once all that are alive have its time."""
+        """End flows that have been silent for long; after a clock step, only once all live flows have new times."""
         if time.monotonic() >= self._expires_s:
             now_ns = time.time_ns()
             self._flows.expire(now_ns - IDLE_S * 10**9, now_ns - CONNECT_S * 10**9)
 
     def _count(self) -> None:
-        """Take over the kernel's counts."""
+        """Apply the kernel's counters."""
         ring, cells = self._ring, self._interface
         assert ring is not None
         ring.count()
@@ -440,7 +441,7 @@ class Watcher:
         self._dropping = bool(dropped)
 
     def _look_after_interfaces(self) -> None:
-        """Interfaces come and go: what is there is watched."""
+        """Watch the interfaces that exist now: they come and go."""
         assert self._ring is not None
         missing = self._asked.missing()
         numbers = tuple(each.number for each in self._asked.found())
@@ -449,7 +450,7 @@ class Watcher:
                 self._ring.attach(self._program())
                 if self._numbers or not self._asked.is_one:
                     self._bind()
-            except OSError as fault:  # it has gone again
+            except OSError as fault:  # it was removed again
                 self._numbers = ()
                 missing = missing or [f"interface {self._asked.label} cannot be watched ({fault})"]
         had_missing = bool(self._missing)
@@ -462,7 +463,7 @@ class Watcher:
                 log.info("interface=%s is back", self._asked.label)
 
     def _learn_ports(self, ports: set[int]) -> None:
-        """Answers name the ports of brokers: those are watched too."""
+        """Watch further ports of brokers that answers name."""
         if not self._ports or not self.settings.learns_ports or ports <= self._ports:
             return
         known = self._ports | set(self.settings.zookeeper_ports)
@@ -477,7 +478,7 @@ class Watcher:
         log.info("brokers have other ports too: ports=%s", ",".join(map(str, sorted(self._ports))))
 
     def _findings(self) -> Mapping[str, int]:
-        """How often each kind of thing was found, in ended flows and in those that are open."""
+        """Return the count of each kind of finding, in ended and open flows."""
         counts = {kind: self._quality.count(kind) for kind in KINDS if kind != "same_stream"}
         for flow in self._flows.open:
             for kind, counter in _OF_OPEN.items():
@@ -487,7 +488,7 @@ class Watcher:
         return counts
 
     def _report(self) -> None:
-        """Findings that no row of `quality` has yet go to the recorder."""
+        """Record findings that are not in `quality` yet."""
         if self._recorder is None:
             return
         rows = []
@@ -515,7 +516,7 @@ class Watcher:
         return destinations
 
     def _several_clusters(self, clusters: LiveClusters) -> None:
-        """Answers show several clusters, or another one: each is counted and recorded under a name of its own."""
+        """Count and record each cluster under its own name, as answers show several, or a further one."""
         names, given = clusters.names, self.settings.cluster
         known = self._quality.count("clusters_as_one")
         if clusters.nameless > known:
@@ -542,20 +543,20 @@ class Watcher:
         settings = {"detail": dict.fromkeys((given, *names), self.settings.detail), "watch": True}
         if self._link is not None:
             if is_first:
-                self._link.follow(set(names))  # its groups are those of other names now
+                self._link.follow(set(names))  # the groups so far belong to other names now
             self._link.settings = settings
             self._link.follow({given, *names})
         if is_first:
             self._connections.restart()
 
     def _of_no_cluster(self) -> None:
-        """A connection has ended of which no answer showed the cluster, while there were several."""
+        """Count an ended connection without a known cluster, while there were several."""
         self._quality.note("cluster_unknown", time.time_ns())
 
     # --- operators ---------------------------------------------------------------------------------------------------
 
     def not_ready(self) -> list[str]:
-        """Why nothing is seen now; nothing: it watches."""
+        """Return why nothing is captured now; empty: it watches."""
         return self._missing
 
     def _describe(self) -> str:
@@ -586,7 +587,7 @@ class Watcher:
         }
 
     def _api_connections(self, query: Mapping[str, str]) -> AsyncIterator[list[dict[str, Any]]]:
-        """Open connections, the oldest first: at most `limit`, of those whose number is above `after`."""
+        """Yield open connections, oldest first: at most `limit` with a number above `after`."""
         limit = parameters.number(query, "limit", _DEFAULT_ROWS, MAX_ROWS)
         after = parameters.number(query, "after", 0, 1 << 62)
         return self._connection_slices(after, limit)

@@ -1,8 +1,8 @@
-"""ZooKeeper's connections that are watched: counted by operation, and recorded as the registry and its groups.
+"""ZooKeeper connections in captured traffic: counted by operation, recorded as registry and consumer groups.
 
-Duty: take what the sessions of flows say to cells and rows. Flows are read one after the other, so what a window of
-packets said is kept until `hand_on`, which has the order of time: groups that coordinate through ZooKeeper need it.
-Bounded by a window, and by `insight.registry_groups`. Refuses to know packets, and where rows go.
+Duty: pass events of the flows' sessions to cells and rows. Flows are read one after the other, so rows of a window of
+packets are kept until `hand_on`, which sorts them by time: groups that coordinate through ZooKeeper need that. Bounded
+by a window, and by `insight.registry_groups`. Refuses to know packets, and where rows go.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,24 +16,24 @@ from kproxy.metrics.zookeeper import ZooKeeperCells
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.zookeeper.session import Event
 
-Take = Callable[[str, Sequence[Any]], None]  # rows, by the name of their table
+Take = Callable[[str, Sequence[Any]], None]  # (table name, rows)
 
 _AT = attrgetter("time_ns")
 
 
 class ZooKeeperConnections:
-    """Those of one cluster."""
+    """The ZooKeeper connections of one cluster."""
 
     def __init__(self, cluster: str, take: Take | None) -> None:
-        """take: None: nothing is recorded."""
+        """take: None disables recording."""
         self.cells = ZooKeeperCells([])
         self._cluster = cluster
         self._take = take
         self._groups = ConsumerGroups(cluster)
-        self._heard: list[RegistryRow] = []  # of the window in hand
+        self._heard: list[RegistryRow] = []  # of the current window
 
     def connected(self, info: ConnectionInfo) -> Callable[[list[Event]], None]:
-        """What takes the events of a connection."""
+        """Return the function that takes a connection's events."""
         ends = registry.Ends(info.client_address, info.client_port, info.broker_address, info.broker_port, info.id)
 
         def listen(events: list[Event]) -> None:
@@ -45,7 +45,7 @@ class ZooKeeperConnections:
         return listen
 
     def hand_on(self) -> None:
-        """A window of packets has been read."""
+        """Record the rows of a window in the order of time."""
         if self._take is None or not self._heard:
             return
         self._heard.sort(key=_AT)
@@ -55,7 +55,7 @@ class ZooKeeperConnections:
         self._heard = []
 
     def finish(self) -> None:
-        """No packet comes any more."""
+        """Record the last rows, after the last packet."""
         self.hand_on()
         self._record(self._groups.finish())
 
