@@ -1,1 +1,1 @@
-"""What can be said before traffic comes: `kproxy check`, `doctor`, `compat`."""
+"""Checks before there is traffic: `kproxy check`, `doctor`, `compat`."""

@@ -1,8 +1,8 @@
-"""What `kproxy run` would do with a configuration, found out without opening a port or asking anybody.
+"""Finds the faults that `kproxy run` would have with a configuration, without opening a port or connecting anywhere.
 
-Everything is read and built as at a start: settings, TLS files, secrets, what each cluster's connections begin with. So
-what a reload or a start would refuse is refused here, all of it at once. Refuses to know how the answer looks; never
-has the value of a secret in it, only where it comes from.
+Everything is read and built as at a start: settings, TLS files, secrets, the steps of each cluster's connections. So
+this reports all faults for which a start or a reload would be refused, at once. Refuses to know how the result is
+shown; the result never has the value of a secret, only its source.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.process.cautions import Caution, cautions
 from kproxy.proxy.process.server import LOOPBACK, Server
 
-_WRITTEN = ("record", "flight.folder", "audit")  # what kproxy writes to
+_WRITTEN = ("record", "flight.folder", "audit")  # settings of files and folders that kproxy writes to
 _SECRET_SOURCES = ("_env",)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found: the settings, unless there are faults, as (place, what is wrong and how to fix it)."""
+    """The result: the settings, unless there are faults, as (place, fault and fix)."""
 
     config: Config | None
     faults: tuple[tuple[str, str], ...] = ()
-    warnings: tuple[Caution, ...] = ()  # what can run and is likely not meant
+    warnings: tuple[Caution, ...] = ()  # settings that are valid but probably a mistake
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the result for programs."""
         faults = [{"place": place, "text": text} for place, text in self.faults]
         warnings = [{**warning._asdict(), "mend": warning.fix} for warning in self.warnings]  # mend: until 0.2
         runs = summary(self.config) if self.config else None
@@ -46,13 +46,13 @@ class Checked:
 
 
 def check(file: Path | str | None, environment: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Checked:
-    """Check the settings that `kproxy run` would have from a file, the environment and flags."""
+    """Check the settings of a file, the environment and flags, as `kproxy run` would have them."""
     try:
         config = load(file, environment, flags)
     except ConfigError as fault:
         return Checked(None, fault.faults)
     faults = list(_unreadable(config, environment))
-    # What cannot be read cannot be built either; the reason is the better one of the two.
+    # An unreadable file causes a fault in building too; the reason is the better text.
     unread = {place.partition(":")[0] for place, _ in faults}
     faults += [fault for fault in asyncio.run(_built(config)) if fault[0].partition(":")[0] not in unread]
     if faults:
@@ -61,12 +61,12 @@ def check(file: Path | str | None, environment: Mapping[str, str], flags: Mappin
 
 
 async def _built(config: Config) -> list[tuple[str, str]]:
-    """The faults of building what a kproxy consists of; nothing is started."""
+    """Return the faults in building the parts of a kproxy; nothing is started."""
     return await Server(config.model_copy(update={"record": None, "audit": None})).preflight()
 
 
 def _unreadable(config: Config, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Files that cannot be read, and variables that are not set."""
+    """Yield the faults of files that cannot be read, and of variables that are not set."""
     for cluster in config.clusters:
         for path, value in _leaves(cluster):
             name = path.rpartition(".")[2]
@@ -97,7 +97,7 @@ def _unreadable(config: Config, environment: Mapping[str, str]) -> Iterator[tupl
 
 
 def _setting(config: Config, path: str) -> Any:
-    """A value by its place; None where its table is not there."""
+    """Return a value by its place; None if its table is missing."""
     value: Any = config
     for name in path.split("."):
         value = getattr(value, name, None)
@@ -114,7 +114,7 @@ def _why_unreadable(path: Path) -> str:
 
 
 def _why_unkept(path: Path, cluster: str) -> str:
-    """Why ports cannot be kept in a file, which may be missing so far."""
+    """Return why ports cannot be kept in a file, or ""; the file may not exist yet."""
     try:
         read(path, cluster)
     except OSError as fault:
@@ -127,7 +127,7 @@ def _why_unkept(path: Path, cluster: str) -> str:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every single value below a table, with its place; of the whole configuration not those of its clusters."""
+    """Yield every single value below a table, with its place; for the whole configuration without its clusters."""
     if isinstance(value, BaseModel):
         for name in type(value).model_fields:
             if name != "clusters":
@@ -140,7 +140,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def summary(config: Config) -> dict[str, Any]:
-    """What would run, as plain values: no secret, and of files only their names."""
+    """Return the settings as plain values: no secrets, and only the names of files."""
     return {
         "admin": str(Address(config.admin.host or LOOPBACK, config.admin.port)) if config.admin else None,
         "drain": {"delay_s": config.drain_delay_s, "timeout_s": config.drain_timeout_s},

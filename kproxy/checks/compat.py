@@ -1,8 +1,8 @@
-"""`kproxy compat`: what kproxy does with each API of the clusters at hand, and what known clients would lose by it.
+"""`kproxy compat`: kproxy's treatment of each API of the clusters, and the versions that known clients would lose.
 
-Asks ApiVersions of every broker, by the way that clients would go through. Who the clients are is read from a running
-kproxy's /metrics (KIP-511: software and version) or from tables (versions that they really used). It changes nothing.
-Bounded by MAX_BROKERS and connect_timeout_s. Refuses to know how answers are shown.
+It sends ApiVersions to every broker, on the way that clients take. The clients are read from a running kproxy's
+/metrics (KIP-511: software and version) or from tables (versions that they used). It changes nothing. Bounded by
+MAX_BROKERS and connect_timeout_s. Refuses to know how results are shown.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ from kproxy.proxy.sockets.poller import Poller
 MAX_BROKERS = 512
 IN_PARALLEL = 32
 MAX_METRICS_BYTES = 64 * 1024 * 1024
-JAVA = "apache-kafka-java"  # whose version is a release of Kafka: what it can speak is known
+JAVA = "apache-kafka-java"  # its version is a release of Kafka, which determines its API versions
 
 
 class Broker(NamedTuple):
-    node_id: int | None  # None: a bootstrap address, where no broker is named
+    node_id: int | None  # None: a bootstrap address, if no broker is named
     address: Address
     offers: Offers | None
-    fault: str  # why it has not answered, or nothing
+    fault: str  # why it did not answer, or ""
 
 
 class Client(NamedTuple):
-    """A kind of client that was seen. used: API key -> the highest version that it used, where that is known."""
+    """A kind of client. used: API key -> the highest version that it used, or None if unknown."""
 
     name: str
     software: str
@@ -47,27 +47,27 @@ class Client(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What a client would miss: of an API it knows versions up to `knows`, and gets those up to `gets`."""
+    """The loss of a client: it supports versions of an API up to `knows`, and gets those up to `gets`."""
 
     client: Client
     api: str
     knows: int
-    gets: int | None  # None: not the API at all
+    gets: int | None  # None: the API is hidden
 
 
 class Compatibility(NamedTuple):
     cluster: str
     brokers: tuple[Broker, ...]
     apis: tuple[Compared, ...]
-    differing: tuple[str, ...]  # APIs that not all brokers offer alike
-    release: str | None  # of Kafka, by what brokers serve
+    differing: tuple[str, ...]  # APIs with different versions among the brokers
+    release: str | None  # of Kafka, by the brokers' versions
     losses: tuple[Loss, ...]
-    clients: int  # kinds that were seen
-    unknown: tuple[str, ...]  # software of which nobody says what it could speak
+    clients: int  # number of kinds of clients
+    unknown: tuple[str, ...]  # software with unknown versions
 
     @property
     def lost(self) -> list[Compared]:
-        """The APIs of which clients get less than the brokers have."""
+        """The APIs with fewer versions for clients than brokers have."""
         return [one for one in self.apis if one.treatment in ("capped", "hidden")]
 
     def as_json(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Compatibility(NamedTuple):
 
 
 def compatibility(config: Config, clients: Sequence[Client] = ()) -> list[Compatibility]:
-    """Ask the brokers of every cluster. Raises UpstreamError if no broker of one answers."""
+    """Ask the brokers of every cluster. Raises UpstreamError if none of a cluster answers."""
     return asyncio.run(_compatibility(config, clients))
 
 
@@ -163,7 +163,7 @@ async def _of_cluster(worker: Worker, cluster: Cluster, clients: Sequence[Client
 
 
 def _losses(apis: Sequence[Compared], clients: Sequence[Client]) -> tuple[list[Loss], set[str]]:
-    """What clients miss of what brokers have, and whose abilities are not known."""
+    """Return the losses of clients, and the software with unknown versions."""
     losses, unknown = [], set()
     for client in clients:
         knows = client.used if client.used is not None else _speaks(client)
@@ -180,7 +180,7 @@ def _losses(apis: Sequence[Compared], clients: Sequence[Client]) -> tuple[list[L
 
 
 def _speaks(client: Client) -> dict[int, int] | None:
-    """API key -> the highest version that the Java client of a release speaks; None: it is another one."""
+    """Return API key -> the highest version of the Java client of a release; None for other software."""
     if client.software != JAVA:
         return None
     line = ".".join(client.software_version.split(".")[:2])
@@ -190,13 +190,13 @@ def _speaks(client: Client) -> dict[int, int] | None:
     return None
 
 
-# --- who the clients are ---------------------------------------------------------------------------------------------
+# --- clients ---------------------------------------------------------------------------------------------------------
 
 
 def clients_of(source: str) -> list[Client]:
-    """The kinds of clients that a running kproxy (http://HOST:PORT) or tables (a folder) have seen.
+    """Return the kinds of clients that a running kproxy (http://HOST:PORT) or tables (a folder) have seen.
 
-    Raises ConfigError if there are none to be had.
+    Raises ConfigError if they cannot be read.
     """
     if source.startswith(("http://", "https://")):
         return _clients_of_metrics(source)

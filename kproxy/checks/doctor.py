@@ -1,10 +1,9 @@
-"""`kproxy doctor`: connects and checks before traffic does.
+"""`kproxy doctor`: connects and checks before there is traffic.
 
-Duty: the configuration, this host (open files, memory, ports), servers of ZooKeeper, and each cluster
-(`doctor_cluster`), all in parallel and within a time. The brokers are reached by the very code that serves clients,
-and kproxy's own ports are open meanwhile, so that what leads back to them is found. It changes nothing: it opens
-connections, asks ApiVersions and Metadata, and logs in. Bounded by `timeout_s`, and by IN_PARALLEL connections.
-Refuses to know how findings are shown.
+Duty: the configuration, this host (open files, memory, ports), ZooKeeper servers, and each cluster (`doctor_cluster`),
+all in parallel and within a timeout. Brokers are reached by the same code that serves clients, and kproxy's own ports
+are open meanwhile, so that loops are found. It changes nothing: it opens connections, sends ApiVersions and Metadata,
+and logs in. Bounded by `timeout_s`, and by IN_PARALLEL connections. Refuses to know how findings are shown.
 """
 
 import asyncio
@@ -32,16 +31,16 @@ from kproxy.proxy.sockets.listeners import Gate, Listener, resolve, why_unbound
 from kproxy.proxy.sockets.poller import Poller
 
 TIMEOUT_S = 60.0
-IDLE_BYTES = 4_300  # of one connection (bench/FIGURES.md)
-START_BYTES = 61_000_000  # of each process
-UNSENT_BYTES = 2 * 512 * 1024  # of one connection whose sides both take nothing: one read each
+IDLE_BYTES = 4_300  # per connection (bench/FIGURES.md)
+START_BYTES = 61_000_000  # per process
+UNSENT_BYTES = 2 * 512 * 1024  # per connection if both sides receive nothing: one read each
 
 SERVER_FIX = "is the server up, is it the right address and port (2181 as a rule), does a firewall let kproxy through?"
 KEYS_FIX = (
     "is it the URL of the issuer's jwks_uri, does this host reach it, and does jwks_ca_file vouch for its certificate?"
 )
 
-Say = Callable[[str], None]  # takes a line about what is being done
+Say = Callable[[str], None]  # takes a progress line
 
 
 def examine(
@@ -52,7 +51,7 @@ def examine(
     timeout_s: float = TIMEOUT_S,
     say: Say = lambda _: None,
 ) -> Report:
-    """Check a configuration as `kproxy run` would read it; settings that cannot be are findings too."""
+    """Check a configuration as `kproxy run` would read it; invalid settings are findings too."""
     report = Report()
     try:
         config = load(file, environment, flags)
@@ -80,7 +79,7 @@ async def _examine(config: Config, report: Report, timeout_s: float, say: Say) -
         for cluster in config.clusters:
             try:
                 examinations.append(ClusterExamination(worker, cluster, report, say))
-            except ConfigError as fault:  # files that the settings name
+            except ConfigError as fault:  # from files named in the settings
                 for path, text in fault.faults:
                     report.error("configuration", path, text, "correct it; this cluster was not examined")
         for examination in examinations:
@@ -108,7 +107,7 @@ async def _examine(config: Config, report: Report, timeout_s: float, say: Say) -
 
 
 async def _zookeeper(settings: ZooKeeper, within_s: float, gate: Gate, report: Report) -> None:
-    """Its port is free, and its servers are there: clients do with one of them, so one that is not is a warning."""
+    """Check the port and the servers; clients need only one server, so an unreachable one is a warning."""
     name = f"zookeeper {settings.name}"
     _port(f"{name}: listen {settings.listen}", settings.listen, gate, report)
     faults = await asyncio.gather(*(_unreached(server, within_s) for server in settings.servers))
@@ -121,7 +120,7 @@ async def _zookeeper(settings: ZooKeeper, within_s: float, gate: Gate, report: R
 
 
 async def _keys(cluster: Cluster, report: Report) -> None:
-    """The keys that check tokens of clients are there: without them each login by OAUTHBEARER is refused."""
+    """Check that the keys for clients' tokens are available: without them each login by OAUTHBEARER is refused."""
     settings = cluster.authentication
     if settings is None or settings.jwks_url is None:
         return
@@ -139,7 +138,7 @@ async def _keys(cluster: Cluster, report: Report) -> None:
 
 
 async def _unreached(server: Address, within_s: float) -> str:
-    """Why a server cannot be reached; empty: it can."""
+    """Return why a server cannot be reached, or ""."""
     try:
         async with asyncio.timeout(within_s):
             _, writer = await asyncio.open_connection(server.host, server.port)
@@ -168,7 +167,7 @@ def _open_files(config: Config, report: Report) -> None:
 
 
 def _memory(config: Config, report: Report) -> None:
-    """What connections cost while they are idle must fit; the bound at which every peer hangs is only said."""
+    """Check that idle connections fit into memory; the number that may stall with full buffers is only reported."""
     available = _memory_available()
     if available is None:
         report.skip("memory", "this host", "neither a limit nor /proc/meminfo says how much there is")
@@ -195,12 +194,12 @@ def _mb(count: int) -> str:
 
 
 def _memory_available(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Bytes that this process may use: its container's limit, or what the machine has left."""
+    """Return how many bytes this process may use: its container's limit, or the machine's free memory, or None."""
     found = []
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
             limit = int((cgroup / name).read_text())
-            if limit < 1 << 60:  # version 1 says "none" by a number without meaning
+            if limit < 1 << 60:  # version 1 has a huge number for "no limit"
                 found.append(limit)
     with suppress(OSError, ValueError, IndexError):
         line = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
@@ -215,7 +214,7 @@ def _admin_port(config: Config, gate: Gate, report: Report) -> None:
 
 
 def _port(subject: str, address: Address, gate: Gate, report: Report) -> None:
-    """Whether an address of our own can be bound."""
+    """Check that one of our addresses can be bound."""
     try:
         listener = Listener(gate, resolve(address.host), address.port, 1, lambda sock, _: sock.close())
     except OSError as fault:

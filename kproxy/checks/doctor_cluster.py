@@ -1,9 +1,8 @@
-"""One cluster, examined: names, dials, TLS and login, brokers, their versions, ports for them, loops, what clients get.
+"""Examines one cluster: names, dials, TLS and login, brokers, their versions and ports, loops, advertised addresses.
 
-Every connection goes through the cluster's own connector, as those of clients do. The bootstrap port and the ports of
-brokers are open while it runs: what is accepted there and is kproxy's own question proves a loop. Bounded: MAX_BROKERS
-brokers are dialled one by one, IN_PARALLEL at a time, each for connect_timeout_s. Refuses to know how findings are
-shown.
+Every connection uses the cluster's own connector, like those of clients. The bootstrap port and the brokers' ports are
+open meanwhile: if kproxy's own request arrives there, that proves a loop. Bounded: MAX_BROKERS brokers are dialled one
+by one, IN_PARALLEL at a time, each for connect_timeout_s. Refuses to know how findings are shown.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ MAX_BROKERS = 512
 IN_PARALLEL = 32
 LISTED = 8
 SLOW_NS = 500_000_000
-HEARD_S = 2.0  # for what was accepted to say who it is
+HEARD_S = 2.0  # s for the first bytes of an accepted connection
 _FIRST_BYTES = 4096
 
 _FIXES = {
@@ -54,7 +53,7 @@ Say = Callable[[str], None]
 
 
 class ClusterExamination:
-    """The checks of one cluster. `listen` first, for all clusters; then `run`."""
+    """The checks of one cluster. Call `listen` for all clusters first, then `run`."""
 
     def __init__(self, worker: Worker, cluster: Cluster, report: Report, say: Say) -> None:
         self._worker = worker
@@ -65,15 +64,15 @@ class ClusterExamination:
         self._connector = ClusterProxy(worker, cluster).connector
         self._limit = asyncio.Semaphore(IN_PARALLEL)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._accepted: set[Address] = set()  # peers of what arrived at our ports
-        self._looped: set[Address] = set()  # upstreams whose question came back
+        self._accepted: set[Address] = set()  # peers of connections accepted at our ports
+        self._looped: set[Address] = set()  # upstreams whose requests came back
         self._port: int | None = None  # of the bootstrap listener
         self._hosts: Sequence[str] = ()
 
     # --- ports -------------------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Bind the bootstrap port, and keep it while the examination runs."""
+        """Bind the bootstrap port, and keep it open during the examination."""
         listen = self._cluster.listen
         try:
             self._hosts = resolve(listen.host)
@@ -90,7 +89,7 @@ class ClusterExamination:
         task.add_done_callback(self._tasks.discard)
 
     async def _hear(self, client: socket.socket, peer: Address) -> None:
-        """Who came to one of our ports: kproxy itself, on a way that leads back?"""
+        """Check whether a connection accepted at one of our ports is kproxy's own, which proves a loop."""
         self._accepted.add(peer)
         loops = self._worker.loops
         try:
@@ -103,7 +102,7 @@ class ClusterExamination:
                 self._looped.add(upstream)
                 loops.refuse(upstream)
         except (OSError, TimeoutError):
-            pass  # it says nothing: not a question of ours
+            pass  # it sends nothing: not our own request
         finally:
             client.close()
 
@@ -125,7 +124,7 @@ class ClusterExamination:
         await self._examine_brokers(brokers)
 
     async def _reach(self, kind: str, address: Address) -> bool:
-        """Every address of a name, then the connector: whether a connection could be had there."""
+        """Check every address of a name; returns whether a connection could be made."""
         subject = f"{self._name}: {kind} {address}"
         async with self._limit:
             try:
@@ -156,7 +155,7 @@ class ClusterExamination:
             return True
 
     async def _dial(self, target: Address) -> int | UpstreamError:
-        """Nanoseconds until it was connected, or why it was not."""
+        """Return the nanoseconds until the connection was made, or the fault."""
         start = monotonic_ns()
         try:
             sock = await self._worker.dialler.dial(target, asking=True)
@@ -166,7 +165,7 @@ class ClusterExamination:
         return monotonic_ns() - start
 
     async def _discover(self, reached: Sequence[Address]) -> dict[int, Address] | None:
-        """Node id -> address of all brokers, as the bootstrap addresses name them; None: nobody says."""
+        """Return node id -> address of all brokers from the bootstrap addresses; None if none answers."""
         found: dict[Address, dict[int, Address]] = {}
         for address, answer in zip(reached, await asyncio.gather(*map(self._ask, reached)), strict=True):
             if answer is not None:
@@ -209,11 +208,11 @@ class ClusterExamination:
         return brokers
 
     def _failed(self, subject: str, fault: UpstreamError) -> None:
-        """A connection that was made came to nothing."""
+        """Report a fault of a connection after its dial."""
         if isinstance(fault, ClosedByBroker) and self._cluster.proxy_protocol is not None:
             self._report.error(_check(fault), subject, str(fault), UNREAD)
         elif isinstance(fault, ClosedByBroker) and self._cluster.upstream_tls is not None and _check(fault) != "login":
-            # With TLS 1.3 a broker that wants a certificate closes only after the handshake.
+            # With TLS 1.3 a broker that requires a certificate closes only after the handshake.
             self._report.error("tls", subject, str(fault), _CLOSED_FIX)
         else:
             self._report.error(_check(fault), subject, fault.text, _fix(fault))
@@ -285,14 +284,14 @@ class ClusterExamination:
             try:
                 sock, _, _ = await self._connector.open(address, asking=True)
             except UpstreamError:
-                return  # said already, when its versions were asked
+                return  # reported when its versions were requested
             shown = sock.tls.getpeercert(binary_form=True) if isinstance(sock, TlsSocket) else None
             self._connector.close(sock)
         if shown:
             examine_shown(shown, f"{self._name}: broker {node_id} at {address}", self._report)
 
     def _broker_ports(self, routes: Routes, brokers: dict[int, Address]) -> set[int]:
-        """Open the port of every broker that was found, beside the bootstrap port; the node ids that have one."""
+        """Open the port of every broker, in addition to the bootstrap port; returns the node ids that have one."""
         free, opened = [], set()
         self._give_ports(routes, brokers)
         for node_id in sorted({*brokers, *routes.declared()}):
@@ -325,7 +324,7 @@ class ClusterExamination:
         return opened
 
     def _give_ports(self, routes: Routes, brokers: dict[int, Address]) -> None:
-        """Give out ports as a start would, if node ids are any."""
+        """Assign ports as a start would, if ids = "any"."""
         entry = self._cluster.any_brokers
         if entry is None:
             return
@@ -343,7 +342,7 @@ class ClusterExamination:
         routes.assigned = assignment.ports
 
     async def _advertised(self, routes: Routes, brokers: dict[int, Address]) -> None:
-        """Whether what clients are told leads here. Only as far as this host can see: clients may see otherwise."""
+        """Check whether the advertised addresses lead here, as seen from this host; clients may see otherwise."""
         told = {routes.advertised(node_id, at.host): node_id for node_id, at in brokers.items()}
         if len(told) < len(brokers):
             found = f"{len(brokers)} brokers, and clients are told only {len(told)} addresses: {_listed(told)}"

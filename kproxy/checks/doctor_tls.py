@@ -1,7 +1,7 @@
-"""The certificates of a cluster, examined: those of the settings, and the one that a broker has shown.
+"""Examines the certificates of a cluster: those of the settings, and those presented by brokers.
 
-What OpenSSL would refuse shows when connections are made; here is what it does not say: how long certificates still
-hold, and whether clients would find the names that they are told. Refuses to verify chains, and to open connections.
+OpenSSL's own refusals appear when connections are made; this module checks the rest: how long certificates remain
+valid, and whether they have the names that clients get. Refuses to verify chains, and to open connections.
 """
 
 import time
@@ -18,7 +18,7 @@ SOON_S = 14 * 24 * 3600
 
 
 def examine_files(cluster: Cluster, report: Report) -> None:
-    """Every certificate that the settings name: our own, and the CAs that vouch for others."""
+    """Examine every certificate that the settings name: our own, and the CAs."""
     subject = f"cluster {cluster.name}"
     for setting, path in _files(cluster):
         try:
@@ -34,7 +34,7 @@ def examine_files(cluster: Cluster, report: Report) -> None:
 
 
 def examine_shown(der: bytes, subject: str, report: Report) -> None:
-    """The certificate that a broker has shown."""
+    """Examine the certificate that a broker has presented."""
     try:
         _validity(read(der), subject, report)
     except Malformed as fault:
@@ -69,20 +69,20 @@ def _validity(certificate: Certificate, subject: str, report: Report) -> None:
 
 
 def _names(cluster: Cluster, subject: str, report: Report) -> None:
-    """Whether one of our certificates is for each name that clients are told."""
+    """Check that one of our certificates is for each name that clients get."""
     assert cluster.tls is not None
     held: list[Certificate] = []
     for pair in (cluster.tls, *cluster.tls.certificates):
         try:
             held += read_pem(pair.certificate.read_bytes())[:1]
         except (OSError, Malformed):
-            return  # said of the file
+            return  # reported for the file
     told = [
         cluster.advertised.rpartition(":")[0].strip("[]").format(id=0, host="{host}", port=0),
         *cluster.sni_bootstrap,
     ]
     for name in dict.fromkeys(told):
-        name = str(numeric(name) or name)  # as certificates spell an address
+        name = str(numeric(name) or name)  # in the notation of certificates
         if "{" in name or any(is_for(certificate, name) for certificate in held):
             continue
         found = f"no certificate is for {name}, which clients are told; there are: {_listed(held)}"

@@ -1,7 +1,7 @@
-"""What `kproxy doctor` finds: plain data, which `views` formats.
+"""The findings of `kproxy doctor`: plain data, which `views` formats.
 
-A finding is about one subject and says what was seen and how to fix it. An error keeps clients from working, a warning
-may; a note is worth knowing. Refuses to know how anything is checked and how it is shown.
+A finding is about one subject and has the evidence and the fix. An error keeps clients from working, a warning may; a
+note is for information. Refuses to know how anything is checked and how it is shown.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 
 class Finding(NamedTuple):
     level: Level
-    check: str  # what was checked: "ports", "names", ...
-    subject: str  # what it is about: a cluster, an address, a file
+    check: str  # kind of check: "ports", "names", ...
+    subject: str  # a cluster, an address, a file
     found: str  # the evidence
     fix: str
 
 
 class Passed(NamedTuple):
-    """Something that was checked and is right, or that could not be checked, and why."""
+    """A check that passed, or that was skipped, and why."""
 
     check: str
     subject: str
@@ -28,7 +28,7 @@ class Passed(NamedTuple):
 
 
 class Report:
-    """All that was found, in the order in which it was."""
+    """All results, in their order."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []

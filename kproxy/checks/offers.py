@@ -1,6 +1,6 @@
-"""What brokers offer in ApiVersions, beside what kproxy reads and rewrites, and beside what releases of Kafka serve.
+"""Compares brokers' ApiVersions with the versions that kproxy reads and rewrites, and with Kafka's releases.
 
-Pure: ranges of versions in, ranges and names out. Refuses to know sockets and how anything is shown.
+Pure: ranges of versions in, ranges and names out. Refuses to know sockets and how the result is shown.
 """
 
 from collections.abc import Mapping
@@ -17,26 +17,26 @@ Treatment = Literal["rewritten", "passed", "capped", "hidden", "unread"]
 class Compared(NamedTuple):
     """One API of a cluster. Treatment:
 
-    rewritten: its answers carry brokers' addresses, which become kproxy's; passed: byte for byte; capped: clients are
-    offered less than brokers have, since kproxy must read it; hidden: they are not offered it at all; unread: kproxy
-    does not know it, passes it and counts it by its number.
+    rewritten: its responses contain brokers' addresses, which become kproxy's; passed: unchanged; capped: clients are
+    offered lower versions than brokers have, since kproxy must read them; hidden: clients are not offered it; unread:
+    kproxy does not know it, passes it and counts it by its number.
     """
 
     key: int
     name: str
     brokers: tuple[int, int]
-    kproxy: tuple[int, int] | None  # what it reads; None: nothing
-    offered: tuple[int, int] | None  # what clients are offered; None: hidden
+    kproxy: tuple[int, int] | None  # versions that it reads; None: none
+    offered: tuple[int, int] | None  # versions that clients are offered; None: hidden
     treatment: Treatment
 
 
 def title(key: int) -> str:
-    """Kafka's name of an API, or unknown_<key>."""
+    """Return Kafka's name of an API, or unknown_<key>."""
     return api_name(key)
 
 
 def compare(offers: Offers) -> list[Compared]:
-    """What kproxy does with each API that brokers offer, by key."""
+    """Return kproxy's treatment of each API that brokers offer, by key."""
     caps = version_caps(offers)
     found = []
     for key, (lowest, highest) in sorted(offers.items()):
@@ -57,13 +57,13 @@ def compare(offers: Offers) -> list[Compared]:
         elif reads is None or highest > reads[1]:
             treatment = "unread"
         found.append(Compared(key, title(key), (lowest, highest), reads, offered, treatment))
-    if any(one.treatment in ("capped", "hidden") for one in found):  # then its own answers change
+    if any(one.treatment in ("capped", "hidden") for one in found):  # then kproxy also changes the ApiVersions response
         found = [one._replace(treatment="rewritten") if one.key == API_VERSIONS else one for one in found]
     return found
 
 
 def capped(offers: Offers) -> dict[int, int]:
-    """API key -> the highest version that clients are offered, where brokers have higher ones."""
+    """Return API key -> the highest version that clients are offered, if brokers have higher ones."""
     return {
         one.key: one.offered[1] if one.offered else -1
         for one in compare(offers)
@@ -72,12 +72,12 @@ def capped(offers: Offers) -> dict[int, int]:
 
 
 def missing(offers: Offers) -> list[int]:
-    """Keys of APIs, in versions that brokers offer, that kproxy passes unread."""
+    """Return the keys of APIs with versions that kproxy passes unread."""
     return [one.key for one in compare(offers) if one.treatment == "unread"]
 
 
 def release_of(offers: Offers) -> str | None:
-    """The newest release of Kafka of whose APIs for clients these brokers serve all, as "4.1.2"; None: of none."""
+    """Return the newest release of Kafka whose client APIs these brokers serve completely, as "4.1.2", or None."""
     for release, served in reversed(served_versions().items()):
         if API_VERSIONS in served and all(
             offers.get(key, (0, -1))[1] >= versions[-1] for key, versions in served.items() if key in _FOR_CLIENTS
@@ -86,5 +86,5 @@ def release_of(offers: Offers) -> str | None:
     return None
 
 
-# What every broker serves to clients, whatever its settings: others come and go with features (KIP-848, KIP-932).
+# APIs that every broker serves to clients; others depend on features and settings (KIP-848, KIP-932).
 _FOR_CLIENTS = frozenset((0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 18, 19, 22, 24, 32))
