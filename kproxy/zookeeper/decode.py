@@ -1,4 +1,4 @@
-"""Single frames of ZooKeeper's protocol as values: requests say what they are, answers do not.
+"""Single frames of ZooKeeper's protocol as values: requests identify their operation, answers do not.
 
 Passwords, tokens and credentials are in no value. Raises Malformed. Refuses to know connections.
 """
@@ -10,7 +10,7 @@ from kproxy.zookeeper.session import CLIENT, MAX_FRAME, Fault, Operation, Sessio
 
 
 def sized(data: bytes, *, has_sizes: bool | None = None) -> bytes:
-    """Frames with their 4-byte sizes; has_sizes: None: they have, if sizes lead to the end."""
+    """Return frames with their 4-byte sizes; has_sizes None: detected, if sizes lead exactly to the end."""
     if has_sizes is None:
         pos = 0
         while pos < len(data):
@@ -20,7 +20,7 @@ def sized(data: bytes, *, has_sizes: bool | None = None) -> bytes:
 
 
 def requests(data: bytes) -> list[Operation]:
-    """The requests of a client's bytes, sizes included; the first may be the one that begins a connection."""
+    """Return the requests in a client's bytes, which include sizes; the first may begin a connection."""
     session = Session(resync=False)
     session.receive(CLIENT, data, 0)
     held = session.held(CLIENT)
@@ -36,7 +36,7 @@ def requests(data: bytes) -> list[Operation]:
 
 
 def answer(data: bytes, to: str) -> Values:
-    """An answer, its size included, to an operation by ZooKeeper's own name of it, or a notification.
+    """Return an answer, given with its size, to an operation by ZooKeeper's name of it, or a notification.
 
     Its values are `xid`, `zxid` and `err`, then those of the body.
     """
@@ -47,7 +47,7 @@ def answer(data: bytes, to: str) -> Values:
         raise Malformed(f"a frame of {size} bytes, and {max(0, len(data) - 4)} are there")
     frame = memoryview(data)[4 : 4 + size]
     if to == "connect":
-        if size == 36:  # before 3.4: without its last field
+        if size == 36:  # before 3.4: without the last field
             frame = memoryview(bytes(frame) + b"\0")
         values, _ = read("ConnectResponse", frame, 0)
         return {name: value for name, value in values.items() if name != "passwd"}

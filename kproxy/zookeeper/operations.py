@@ -1,7 +1,7 @@
-"""ZooKeeper's operations: which record is the request of each, and which its answer; transactions; secrets.
+"""ZooKeeper's operations: the records of each request and answer; transactions; removal of secrets.
 
 The pairs are those of `org.apache.zookeeper.server.FinalRequestProcessor`; numbers and records are from the jars.
-Passwords, tokens and credentials are left out of what is read. Raises Malformed. Refuses to know frames.
+Passwords, tokens and credentials are removed from the values. Raises Malformed. Refuses to know frames.
 """
 
 from typing import Any
@@ -9,9 +9,9 @@ from typing import Any
 from kproxy.errors import Malformed
 from kproxy.zookeeper.records import Values, layouts, names_of, read, read_first
 
-NOTIFICATION, PING, AUTH, SET_WATCHES = -1, -2, -4, -8  # xids that mean something (ClientCnxn)
+NOTIFICATION, PING, AUTH, SET_WATCHES = -1, -2, -4, -8  # reserved xids (ClientCnxn)
 
-# operation -> (request, answer); "" has no body.
+# operation -> (request, answer); "": no body.
 _RECORDS = {
     "addWatch": ("AddWatchRequest", "ErrorResponse"),
     "auth": ("AuthPacket", ""),
@@ -46,21 +46,21 @@ _MULTI = ("multi", "multiRead")
 _PARTS = frozenset(
     ("check", "create", "create2", "createContainer", "createTTL", "delete", "getChildren", "getData", "setData")
 )
-# What a client may ask for: the others are of servers among themselves.
+# Operations of clients: the others are between servers.
 REQUESTS = frozenset(layouts()["operations"][name] for name in (*_RECORDS, *_MULTI))
 _SECRETS = frozenset(("passwd", "auth", "token"))
 
 
 def request(name: str, buffer: memoryview, pos: int, *, whole: bool = True) -> tuple[Values, int]:
-    """The body of a request, by the names of its fields, and where it ends; {"operations": [...]} of a transaction.
+    """Return a request's body by field names, and its end; {"operations": [...]} for a transaction.
 
-    whole: False where the body is large or not all of it is there: its first fields then, as far as they can be read.
+    whole: False if the body is large or incomplete: then only its first fields, as far as they can be read.
     """
     return _body(_RECORDS.get(name, ("", ""))[0], name, 0, buffer, pos, whole)
 
 
 def answer(name: str, buffer: memoryview, pos: int, *, whole: bool = True) -> tuple[Values, int]:
-    """The body of an answer without an error, as `request`; each answer of a transaction has its `err`."""
+    """Return the body of an answer without an error, like `request`; each answer of a transaction has its `err`."""
     return _body(_RECORDS.get(name, ("", ""))[1], name, 1, buffer, pos, whole)
 
 
@@ -78,16 +78,16 @@ def _read(record: str, buffer: memoryview, pos: int) -> tuple[Values, int]:
 
 
 def _public(values: Values) -> Values:
-    """Values without secrets."""
+    """Return the values without secrets."""
     for entry in values.get("acl") or ():
         user, colon, _ = (entry["id"]["id"] or "").partition(":")
-        if colon and entry["id"]["scheme"] == "digest":  # what follows is a hash of the password
+        if colon and entry["id"]["scheme"] == "digest":  # followed by a hash of the password
             entry["id"]["id"] = user
     return {name: value for name, value in values.items() if name not in _SECRETS}
 
 
 def _several(buffer: memoryview, pos: int, side: int) -> tuple[Values, int]:
-    """The parts of a transaction: a header before each, and one that says that it is done."""
+    """Return the parts of a transaction: each has a header before it, and a last header marks the end."""
     parts: list[Values] = []
     names: dict[int, str] = names_of("operations")
     while True:
@@ -108,7 +108,7 @@ def _several(buffer: memoryview, pos: int, side: int) -> tuple[Values, int]:
 
 
 def is_ephemeral(values: Values) -> bool | None:
-    """Whether a create makes a node that goes with its session; None: it is no create."""
+    """Whether a create makes a node that is removed with its session; None if it is no create."""
     flags: Any = values.get("flags")
     return None if flags is None else flags in _EPHEMERAL
 

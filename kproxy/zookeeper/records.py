@@ -1,11 +1,11 @@
-"""ZooKeeper's records ("jute") as values: read and written by the layouts that `tools/make_zookeeper.py` makes.
+"""ZooKeeper's records ("jute") as values: read and written by the layouts from `tools/make_zookeeper.py`.
 
 An int has 4 bytes, a long 8, a bool 1; a string and a buffer have a length of 4 bytes before them, -1 for null; a
 vector has the count of its elements. All are big-endian (`org.apache.jute.BinaryOutputArchive`). A record becomes a
 dict by the names of its fields.
 
-Bounds: a length or a count must fit into the bytes that are there, so no frame makes more than it brings. Raises
-Malformed, and nothing else. Refuses to know frames and operations.
+Bounds: a length or a count must fit into the remaining bytes, so values take no more elements than the frame has. The
+only exception is Malformed. Refuses to know frames and operations.
 """
 
 import json
@@ -26,7 +26,7 @@ _FIXED = {"int": _INT, "long": _LONG, "bool": _BOOL}
 
 @cache
 def layouts() -> dict[str, Any]:
-    """The layouts and numbers of ZooKeeper, as the official jars have them."""
+    """Return the layouts and numbers of ZooKeeper, from the official jars."""
     text = (files("kproxy.zookeeper") / "layouts.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
@@ -34,12 +34,12 @@ def layouts() -> dict[str, Any]:
 
 @cache
 def names_of(kind: str) -> dict[int, str]:
-    """The names of numbers: kind is operations, errors, event_types, event_states, create_modes or watch_modes."""
+    """Return number -> name. kind: operations, errors, event_types, event_states, create_modes or watch_modes."""
     return {number: name for name, number in layouts()[kind].items()}
 
 
 def read(record: str, buffer: memoryview, pos: int) -> tuple[Values, int]:
-    """The record at `pos`, and where it ends. Raises Malformed."""
+    """Return the record at `pos`, and its end. Raises Malformed."""
     values: Values = {}
     for name, reader in _readers(record):
         values[name], pos = reader(buffer, pos)
@@ -47,7 +47,7 @@ def read(record: str, buffer: memoryview, pos: int) -> tuple[Values, int]:
 
 
 def read_first(record: str, buffer: memoryview, pos: int) -> Values:
-    """The fields of the record at `pos` that stand before its first vector, as far as the bytes go."""
+    """Return the fields of the record at `pos` before its first vector, as far as the bytes suffice."""
     values: Values = {}
     kinds = dict(layouts()["records"][record])
     for name, reader in _readers(record):
@@ -61,12 +61,12 @@ def read_first(record: str, buffer: memoryview, pos: int) -> Values:
 
 
 def write(record: str, values: Values) -> bytes:
-    """The bytes of a record. Raises Malformed for a value that its field cannot have."""
+    """Return the bytes of a record. Raises Malformed for a value that its field cannot have."""
     try:
         return b"".join(_written(kind, values[name]) for name, kind in layouts()["records"][record])
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as fault:
         raise Malformed(f"{record}: {fault!r}") from None
-    except Exception as fault:  # struct.error is no kind of ValueError
+    except Exception as fault:  # struct.error is not a ValueError
         raise Malformed(f"{record}: {fault}") from None
 
 

@@ -1,19 +1,19 @@
-"""One client connection with a ZooKeeper server, without I/O: frames are cut, answers paired, events report all of it.
+"""One client connection with a ZooKeeper server, without I/O: cuts frames, pairs answers, reports both as events.
 
-A connection begins with a ConnectRequest and its answer, which name the session; a capture may begin later. Then each
-request has an xid. Answers come in the order of requests, but pings and authentications have fixed xids and are
-answered on their own; notifications are answers to nothing (`org.apache.zookeeper.ClientCnxn`). A client that sends a
-command of four letters instead ("ruok") is no session: its bytes are not read.
+A connection begins with a ConnectRequest and its answer, which contain the session id; a capture may begin later. After
+that each request has an xid. Answers come in the order of requests, but pings and authentications have fixed xids and
+are answered separately; notifications answer no request (`org.apache.zookeeper.ClientCnxn`). A client that sends a
+four-letter command ("ruok") instead has no session: its bytes are not read.
 
-A peer's bytes never raise: a body that does not decode leaves its operation without values (`decoded` is False), and
-where frames no longer begin where they should, a Fault says so and the next plausible header is sought. After `gap`
-it is sought as well. A live connection has no gaps, so there a fault ends the reading (`resync` False).
+A peer's bytes never raise: a body that does not decode leaves its operation without values (`decoded` is False), and if
+a frame does not begin where it should, a Fault reports it and the next plausible header is searched for, as also after
+`gap`. A live connection has no gaps, so there a fault ends the reading (`resync` False).
 
-Bounds: of a frame, whose size is MAX_FRAME at most, `keep` bytes are held, SMALL where all sessions together hold
-what their `Room` has; MAX_PENDING operations without an answer, or FREE_PENDING where all sessions together have as
-many as their room lends, of which the oldest is then given up; and their values from the same room. Of a body larger
-than `whole`, the fields before its first vector are read: one element of a vector costs a hundred times its bytes.
-Refuses to know sockets, clocks and what paths mean.
+Bounds: a frame has MAX_FRAME bytes at most, of which `keep` are held, or SMALL if the `Room` shared by all sessions is
+full; MAX_PENDING unanswered operations, or FREE_PENDING if all sessions together have as many as their room lends: the
+oldest is then reported as unanswered; the values of operations take bytes of the same room. If a body is larger than
+`whole`, only the fields before its first vector are read: an element of a vector costs a hundred times its bytes.
+Refuses to know sockets, clocks and the meaning of paths.
 """
 
 import re
@@ -28,20 +28,20 @@ from kproxy.zookeeper.operations import AUTH, NOTIFICATION, PING, SET_WATCHES
 from kproxy.zookeeper.records import Values, layouts, names_of, read
 
 CLIENT, SERVER = 0, 1
-MAX_FRAME = 16 * 1024 * 1024  # jute.maxbuffer is 1 MiB by default, and raised by those who have many nodes
+MAX_FRAME = 16 * 1024 * 1024  # jute.maxbuffer is 1 MiB by default, and higher in clusters with many nodes
 MAX_PENDING = 4096
-FREE_PENDING = 8  # of a kind, that need nothing of the room
-OPERATION_BYTES = 1024  # that one takes in memory, at most
-VALUES_SHIFT = 6  # 1 << 6 bytes of a request whose values are read take as much
-KEEP = 1024 * 1024  # of a frame
-WHOLE = 1024 * 1024  # of a body
+FREE_PENDING = 8  # per queue of pending operations, without using the room
+OPERATION_BYTES = 1024  # memory of one operation at most
+VALUES_SHIFT = 6  # so many bytes (1 << 6) of a request with values take as much memory
+KEEP = 1024 * 1024  # bytes per frame
+WHOLE = 1024 * 1024  # bytes per body
 SMALL = 4096
 ROOM_BYTES = 64 * 1024 * 1024
 
 _SIZE = Struct(">i")
 _REQUEST = Struct(">iii")  # size, xid, operation
 _FIXED_XIDS = frozenset((PING, AUTH, SET_WATCHES))
-_CONNECT_BYTES = range(44, 62)  # of a ConnectRequest: 16 bytes of password or none, readOnly since 3.4
+_CONNECT_BYTES = range(44, 62)  # of a ConnectRequest: a password of 16 bytes or none, readOnly since 3.4
 _CONNECTED_BYTES = range(20, 38)
 
 # Outcomes of an operation.
@@ -52,31 +52,31 @@ NOT_SEEN = "request_not_seen"
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """A request and its answer. Times are nanoseconds since the epoch, of the first and the last byte of each."""
+    """A request and its answer. Times of the first and the last byte of each, in nanoseconds since the epoch."""
 
-    op: str  # as ZooKeeper calls it; "connect" for the first, "unknown" if only the answer was seen
+    op: str  # ZooKeeper's name; "connect" for the first, "unknown" if only the answer was seen
     xid: int
-    session: int  # 64 bits, signed; 0: not known
-    number: int  # of the operation on its connection
+    session: int  # 64 bits, signed; 0: unknown
+    number: int  # on its connection, from 0
     request_start: int = 0
     request_end: int = 0
     response_start: int = 0
     response_end: int = 0
-    request_bytes: int = 0  # sizes included
+    request_bytes: int = 0  # including the frame's size
     response_bytes: int = 0
     zxid: int = 0  # of the answer
-    error: int | None = None  # of the answer; 0: none; None: no answer
+    error: int | None = None  # of the answer; 0: none; None: unanswered
     outcome: str = UNANSWERED
-    decoded: bool = True  # of both bodies
+    decoded: bool = True  # whether both bodies were
     request: Values = field(default_factory=dict)
     response: Values = field(default_factory=dict)
-    held: int = 0  # bytes of its session's room
-    lent: int = 0  # of the operations that the room lends
+    held: int = 0  # bytes taken from the room
+    lent: int = 0  # taken from the room's operations
 
 
 @dataclass(slots=True, eq=False)
 class Notification:
-    """A watch fired at this client."""
+    """A watch that fired at this client."""
 
     session: int
     type: str  # NodeCreated, NodeChildrenChanged, ...
@@ -89,7 +89,7 @@ class Notification:
 
 @dataclass(slots=True, eq=False)
 class Fault:
-    """Bytes that are no frame; `offset` is where in the side's stream."""
+    """Bytes that are no frame; `offset` is their position in the side's stream."""
 
     side: int
     text: str
@@ -101,9 +101,9 @@ Event = Operation | Notification | Fault
 
 
 class Room:
-    """What sessions hold of large frames and of requests without an answer, all together.
+    """The shared budget of sessions for large frames and unanswered requests.
 
-    operations: how many it lends; None: there is no bound but that of each session.
+    operations: how many it lends; None: only the sessions' own bounds apply.
     """
 
     def __init__(self, size: int = ROOM_BYTES, operations: int | None = None) -> None:
@@ -111,10 +111,10 @@ class Room:
         self._operations = operations
         self.held = 0
         self.lent = 0
-        self.refused = 0  # frames whose values were not kept
+        self.refused = 0  # frames whose values were dropped
 
     def take(self, count: int) -> bool:
-        """Whether there is room for so many bytes; they are then held."""
+        """Take bytes from the budget; returns whether they fit."""
         if self.held + count > self._size:
             self.refused += 1
             return False
@@ -125,7 +125,7 @@ class Room:
         self.held -= count
 
     def lend(self, count: int) -> bool:
-        """Whether there is room for an operation that counts as so many; they are then lent."""
+        """Lend an operation of that weight; returns whether it fits."""
         if self._operations is not None and self.lent + count > self._operations:
             return False
         self.lent += count
@@ -133,28 +133,27 @@ class Room:
 
 
 class _Half:
-    """What one side sent and is not cut yet."""
+    """The bytes of one side that are not cut into frames yet."""
 
     __slots__ = ("begun", "data", "dropped", "frame", "keep", "position", "seeking", "taken")
 
     def __init__(self) -> None:
         self.data = bytearray()
         self.begun = 0  # when the first byte of `data` arrived
-        self.position = 0  # in the side's stream, of that byte
+        self.position = 0  # offset of that byte in the side's stream
         self.seeking = False
-        self.frame = 0  # bytes of the frame that begins `data`, its size included; 0: not known
-        self.keep = 0  # of them held
-        self.dropped = 0  # of them, behind those, not held
-        self.taken = 0  # of the room
+        self.frame = 0  # bytes of the frame at the start of `data`, including its size; 0: unknown
+        self.keep = 0  # bytes of it that are held
+        self.dropped = 0  # bytes of it after those, which were dropped
+        self.taken = 0  # bytes of it taken from the room
 
 
 class Session:
-    """A pair of byte streams, read. `events` is the owner's to take and to clear after each call.
+    """Reads a pair of byte streams. The owner takes and clears `events` after each call.
 
-    midstream: the connection's begin was not seen, as in captures that were started later.
-    resync: seek the next frame behind a fault; else nothing more is read.
-    values: read bodies; else operations have no values.
-    keep, whole, room: see the bounds above.
+    midstream: the start of the connection was not seen, as in captures that were started later. resync: search for the
+    next frame after a fault; else reading ends. values: read bodies; else operations have no values. keep, whole, room:
+    see the bounds above.
     """
 
     def __init__(
@@ -170,8 +169,8 @@ class Session:
         self.events: list[Event] = []
         self.session = 0
         self.timeout_ms = -1  # as negotiated
-        self.opaque = False  # a four-letter command, or nothing that is ZooKeeper's: no longer read
-        self.command = ""  # that four-letter command
+        self.opaque = False  # a four-letter command, or not ZooKeeper at all: no longer read
+        self.command = ""  # the four-letter command
         self.skipped = 0  # bytes that belong to no frame
         self._resync = resync
         self._values = values
@@ -188,7 +187,7 @@ class Session:
             half.seeking = midstream
 
     def receive(self, side: int, data: Any, now_ns: int) -> None:
-        """Bytes of a side arrived."""
+        """Read further bytes of a side."""
         half = self._halves[side]
         if self.opaque:
             half.position += len(data)
@@ -202,16 +201,16 @@ class Session:
 
     @property
     def unanswered(self) -> int:
-        """Operations that wait for their answers."""
+        """How many operations wait for their answers."""
         return len(self._pending) + sum(map(len, self._fixed.values())) + (self._connecting is not None)
 
     def held(self, side: int) -> int:
-        """Bytes of a side that are no whole frame yet."""
+        """Return how many bytes of a side are no complete frame yet."""
         half = self._halves[side]
         return len(half.data) + half.dropped
 
     def gap(self, side: int) -> None:
-        """Bytes of a side are missing, which only captures know. What is pending can no longer be paired by order."""
+        """Skip missing bytes of a side, in captures. Pending operations can no longer be paired by order."""
         half = self._halves[side]
         self._clear(half)
         half.seeking = True
@@ -222,7 +221,7 @@ class Session:
             self._connecting = None
 
     def close(self, most: int | None = None) -> bool:
-        """The connection ended: what is pending gets no answer. Whether more than `most` operations are: call again."""
+        """End the connection: report up to `most` pending operations as unanswered. Returns whether more are left."""
         for half in self._halves:
             self._clear(half)
         if self._connecting is not None:
@@ -243,7 +242,7 @@ class Session:
     # --- frames ------------------------------------------------------------------------------------------------------
 
     def _cut(self, side: int, half: _Half, now: int) -> bool:
-        """Take one frame off the begin of what is there; whether there may be another."""
+        """Cut one frame from the start of the data; returns whether there may be another."""
         data = half.data
         if half.seeking and not self._found(side, half):
             return False
@@ -269,7 +268,7 @@ class Session:
         return bool(data)
 
     def _measure(self, side: int, half: _Half, now: int) -> bool:
-        """Read the size of the frame that begins `data`; whether there is one."""
+        """Read the size of the frame at the start of the data; returns whether it is valid."""
         if len(half.data) < 4:
             return False
         (size,) = _SIZE.unpack_from(half.data)
@@ -290,7 +289,7 @@ class Session:
         return True
 
     def _take_off(self, half: _Half, end: int) -> None:
-        """The frame that ends at `end` of what is held was read."""
+        """Remove the frame that ends at `end` of the held data."""
         half.position += half.frame
         del half.data[:end]
         self._room.give_back(half.taken)
@@ -305,7 +304,7 @@ class Session:
         half.frame = half.dropped = half.taken = 0
 
     def give_up(self) -> None:
-        """Read nothing more."""
+        """Stop reading."""
         self.opaque = True
         for half in self._halves:
             self._clear(half)
@@ -315,7 +314,7 @@ class Session:
         if self._begins or not self._resync:
             self.give_up()
             return
-        if half.dropped:  # what is held is no longer a stretch of the stream
+        if half.dropped:  # the held bytes are no longer contiguous
             self._clear(half)
         self._room.give_back(half.taken)
         half.frame = half.taken = 0
@@ -323,7 +322,7 @@ class Session:
         self._drop(half, min(1, len(half.data)))
 
     def _found(self, side: int, half: _Half) -> bool:
-        """Whether a plausible frame begins in what is there; what stands before it is dropped."""
+        """Search for a plausible frame and drop the bytes before it; returns whether there is one."""
         pos = _next(side, half.data)
         half.seeking = pos < 0
         self._drop(half, pos if pos >= 0 else max(0, len(half.data) - _LEAST[side] + 1))
@@ -370,7 +369,7 @@ class Session:
         return operation
 
     def _body(self, read_as: Any, operation: Operation, frame: memoryview, pos: int, half: _Half) -> Values:
-        """The values of a body; of a large one, those before its first vector."""
+        """Return the values of a body; of a large one, those before its first vector."""
         is_whole = half.frame <= self._whole and not half.dropped and half.frame <= half.keep
         try:
             values: Values
@@ -415,7 +414,7 @@ class Session:
             raise Malformed(f"an answer of {len(frame)} bytes to the first request")
         values = operation.response = _without_password("ConnectResponse", frame)
         operation.outcome = ANSWERED
-        # A server that does not know the session any more answers with none.
+        # A server that no longer knows the session answers with session id 0.
         operation.error = 0 if values["sessionId"] else layouts()["errors"]["SESSIONEXPIRED"]
         if values["sessionId"]:
             self.session = operation.session = values["sessionId"]
@@ -429,7 +428,7 @@ class Session:
         self.events.append(operation)
 
     def _paired(self, xid: int) -> Operation:
-        """The request of an answer; those that it overtakes are given up."""
+        """Return the request of an answer; older pending ones are reported as unanswered."""
         queue = self._fixed.get(xid, self._pending)
         if xid in self._fixed:
             if queue:
@@ -447,7 +446,7 @@ def _first_number(queue: deque[Operation]) -> int:
 
 
 def _is_plausible(side: int, data: bytearray | memoryview, pos: int) -> bool:
-    """Whether the header of a frame may stand at `pos`, where _LEAST bytes are."""
+    """Whether the header of a frame may begin at `pos`, where _LEAST bytes are available."""
     if side == CLIENT:
         size, xid, operation = _REQUEST.unpack_from(data, pos)
         return 8 <= size <= MAX_FRAME >> 4 and (xid > 0 or xid in _FIXED_XIDS) and operation in operations.REQUESTS
@@ -459,11 +458,11 @@ def _is_plausible(side: int, data: bytearray | memoryview, pos: int) -> bool:
 
 
 def _ends(numbers: Any) -> bytes:
-    """A pattern of the last three bytes of small numbers of 4 bytes, of which the first is any."""
+    """Return a pattern of these 4-byte numbers."""
     return b"(?:" + b"|".join(re.escape(number.to_bytes(4, signed=True)) for number in sorted(numbers)) + b")"
 
 
-# What _is_plausible looks at, for a search that stays out of Python: overlapping, hence the lookahead.
+# The checks of _is_plausible as patterns, for a fast search; matches may overlap, hence the lookahead.
 _LEAST = (12, 20)
 _SIZES = rb"\x00(?:\x00\x00[%b-\xff]|\x00[\x01-\xff].|[\x01-\x10]..)"
 _XIDS = rb"(?!\x00{4})(?:[\x00-\x7f]...|\xff\xff\xff.)"
@@ -475,15 +474,15 @@ _HEADS = (
 
 
 def _next(side: int, data: bytearray) -> int:
-    """Where the first header that is plausible stands; -1: nowhere."""
+    """Return the position of the first plausible header, or -1."""
     with memoryview(data) as view:
         return next((at.start() for at in _HEADS[side].finditer(view) if _is_plausible(side, view, at.start())), -1)
 
 
 def side_of(head: bytes) -> int | None:
-    """CLIENT or SERVER: who sent bytes that begin with a frame that can only be ZooKeeper's, in the middle of a stream.
+    """Return CLIENT or SERVER, the sender of midstream bytes that begin with a frame that only ZooKeeper sends.
 
-    A ping, a login, a request or a notification that names a path; None for all else, so for most answers.
+    Recognised are a ping, a login, a request or a notification with a path; None for others, so for most answers.
     """
     if len(head) < 12:
         return None
@@ -514,7 +513,7 @@ def _is_path(values: Values) -> bool:
 
 
 def _without_password(record: str, frame: memoryview) -> Values:
-    """The first record of a side. `readOnly` came with 3.4: older peers leave it out."""
+    """Return the first record of a side without its password. `readOnly` is missing before 3.4."""
     try:
         values, _ = read(record, frame, 0)
     except Malformed:
