@@ -1,7 +1,7 @@
-"""`kproxy demo`: a miniature cluster and its clients in a process of their own, kproxy between, and `kproxy top` on it.
+"""`kproxy demo`: a miniature cluster and its clients in a separate process, kproxy in between, `kproxy top` on it.
 
-The composition root of the demo. What is shown is asked of the admin port, as of any kproxy; the screen is a process of
-its own (`screen.py`). Without a terminal it says lines.
+The composition root of the demo. All values shown come from the admin port, as for any kproxy; the screen is a separate
+process (`screen.py`). Without a terminal it prints lines.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from kproxy.views.top.once import can_draw, line
 from kproxy.views.top.source import Source
 
 _HOST = "127.0.0.1"
-_FIRST_PORT = 19092  # where clients bootstrap; the brokers' ports and the admin port follow
+_FIRST_PORT = 19092  # the bootstrap port; the brokers' ports and the admin port follow
 _PORTS = 10
 _LINE_EVERY_S = 2.0
 _ENDS_S = 5.0
 
 
 def run(seconds: float | None, record: Path | None = None) -> None:
-    """For so many seconds, or until SIGINT or SIGTERM."""
+    """Run for so many seconds, or until SIGINT or SIGTERM."""
     import uvloop
 
     uvloop.run(_run(seconds, record))
@@ -46,7 +46,7 @@ async def _run(seconds: float | None, record: Path | None) -> None:
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as in the background of a script
+        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored in the background of a script
             loop.add_signal_handler(number, over.set)
     screen = None
     if can_draw(sys.stdin, sys.stdout, sys.stderr):
@@ -54,7 +54,7 @@ async def _run(seconds: float | None, record: Path | None) -> None:
             print(f"kproxy demo: lines for want of a screen: {install_command('top')}")
         else:
             print("kproxy demo: starting three brokers and their clients", flush=True)
-            screen = await _start_screen(over)  # gets ready meanwhile
+            screen = await _start_screen(over)  # starts meanwhile
     port, claim = claim_ports(_FIRST_PORT, _PORTS)
     try:
         with claim:
@@ -69,7 +69,7 @@ async def _play(
 ) -> None:
     world = await _start_world()
     await world.begin()
-    # There is little traffic, and every metric and table to be seen: detail "batches".
+    # There is little traffic, and every metric and table is to be shown: detail "batches".
     cluster = Cluster(name="demo", listen=Address(_HOST, port), bootstrap=tuple(world.brokers), detail="batches")
     admin = Address(_HOST, port + _PORTS - 1)
     settings = {"cluster": (cluster,), "admin": admin, "max_connections": 256, "drain_timeout_s": 1.0, "record": record}
@@ -90,7 +90,7 @@ async def _play(
             await server.stop()
     if record is not None:
         lost = sum(server.metrics.recorder_dropped.values())
-        if lost:  # where there is a screen, nobody has seen the log
+        if lost:  # with a screen, nobody has seen the log
             raise KproxyError(f"not all was recorded into {record}: {lost} events are lost; is there room on the disk?")
         print(f"kproxy demo: recorded into {record}")
 
@@ -114,7 +114,7 @@ async def _show(
             if time.monotonic() >= end_s:
                 return
         return
-    # The log would write over the screen, which counts what the log reports.
+    # The log would write over the screen, which shows the same events as counters.
     logging.getLogger("kproxy").setLevel(logging.CRITICAL)
     tables = "" if record is None else f"   tables go into {record}"
     where = f"page {url}/{tables}   bootstrap {bootstrap}"
@@ -122,16 +122,16 @@ async def _show(
     await _until(over, end_s)
     await screen.end()
     await asyncio.to_thread(source.ask)
-    print(_cut(line(source)))  # of all the time
+    print(_cut(line(source)))  # of the whole run
 
 
 async def _until(over: asyncio.Event, end_s: float) -> bool:
-    """Wait for a moment of the monotonic clock; returns False when it is over before."""
+    """Wait for a moment of the monotonic clock; returns False if the demo ends before."""
     return not await waited(over, end_s - time.monotonic())
 
 
 def _cut(text: str) -> str:
-    """A line that a terminal shows as one; a pipe and a file get all of it."""
+    """Return the text cut to the width of the terminal; unchanged for a pipe or a file."""
     return text[: os.get_terminal_size(sys.stdout.fileno()).columns - 1] if sys.stdout.isatty() else text
 
 
@@ -140,18 +140,18 @@ class _Screen:
 
     def __init__(self, process: asyncio.subprocess.Process, orders: int, over: asyncio.Event) -> None:
         self._process = process
-        self._orders = orders  # the pipe; -1: closed
+        self._orders = orders  # pipe to the process; -1: closed
         self._watching = asyncio.create_task(self._watch(over))
 
     def show(self, admin: str, about: Sequence[str]) -> None:
-        with suppress(BrokenPipeError):  # it has ended already
+        with suppress(BrokenPipeError):  # it has already ended
             os.write(self._orders, json.dumps([admin, about]).encode() + b"\n")
 
     async def end(self) -> None:
-        """Have it leave the terminal as it was. Raises UpstreamError where it ended by a fault."""
+        """End the screen, which restores the terminal. Raises UpstreamError if it ended by a fault."""
         if self._orders < 0:
             return
-        os.close(self._orders)  # it ends when its orders do
+        os.close(self._orders)  # the screen ends with its input
         self._orders = -1
         try:
             async with asyncio.timeout(_ENDS_S):
@@ -207,7 +207,7 @@ class _World:
 
     async def end(self) -> None:
         failed = self._process.returncode is not None
-        self._stdin.close()  # it ends when its input does
+        self._stdin.close()  # the process ends with its input
         try:
             async with asyncio.timeout(_ENDS_S):
                 await self._process.wait()
@@ -236,13 +236,14 @@ async def _start_world() -> _World:
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
-            start_new_session=True,  # Ctrl-C is the demo's, also while this one is still loaded
+            start_new_session=True,  # Ctrl-C is for the demo only, also while this process still imports
         )
     )
 
 
 def claim_ports(first: int, count: int) -> tuple[int, socket.socket]:
-    """The first of `count` free ports in a row, from `first` on, and a socket that keeps other demos away from them.
+    """Return the first of `count` free ports in a row from `first` on, and a socket that reserves them against other
+    demos.
 
     It is bound to the second port, which would be that of a broker 0.
     """

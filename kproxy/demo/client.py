@@ -33,7 +33,7 @@ class Connection:
 
     @classmethod
     async def open(cls, host: str, port: int, client_id: str, versions: Mapping[int, int]) -> "Connection":
-        """Connect, and agree on versions: the newest that both know, or an older one where `versions` says so."""
+        """Connect, and negotiate versions: the newest that both sides support, or an older one from `versions`."""
         try:
             reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
         except OSError as fault:
@@ -108,9 +108,9 @@ class Connection:
 
 
 class Client:
-    """One client id, its connections to the brokers, and what it knows of topics.
+    """One client id, its connections to the brokers, and its metadata of topics.
 
-    versions: API key -> the newest version that this client speaks, for clients that are older than the codec.
+    versions: API key -> the newest version of this client, for clients that are older than the codec.
     """
 
     def __init__(self, host: str, port: int, client_id: str, versions: Mapping[int, int] | None = None) -> None:
@@ -123,7 +123,7 @@ class Client:
         self.topic_ids: dict[str, UUID] = {}
 
     async def refresh(self, *topics: str) -> Body:
-        """Ask any broker who leads these topics; returns its answer."""
+        """Ask any broker for the leaders of these topics; returns its answer."""
         if self._addresses:
             answer = await self._ask(await self.connection(random.choice(list(self._addresses))), topics)
         else:
@@ -145,11 +145,11 @@ class Client:
         return await connection.request(METADATA, {"topics": wanted, "allowAutoTopicCreation": False})
 
     async def ask_any(self, api_key: int, body: Body) -> Body:
-        """Ask a broker, whichever; Metadata must have named some."""
+        """Send a request to any broker; Metadata must have named some."""
         return await (await self.connection(random.choice(list(self._addresses)))).request(api_key, body)
 
     async def another_connection(self, host: str, port: int) -> Connection:
-        """One that is not shared, for who waits long on it, as members of groups do."""
+        """Open a connection that is not shared, for long waits such as those of group members."""
         return await Connection.open(host, port, self.client_id, self._versions)
 
     async def connection(self, node_id: int) -> Connection:
@@ -160,10 +160,11 @@ class Client:
         return connection
 
     async def leader(self, topic: str, partition: int) -> Connection:
-        """The connection to a partition's leader.
+        """Return the connection to a partition's leader.
 
-        A broker that no longer leads it answers a Produce with acks=0 by closing the connection: a closed one asks
-        Metadata again, as Kafka's clients do. Otherwise this client would connect to the former leader for ever.
+        A broker that no longer leads the partition answers a Produce with acks=0 by closing the connection. If it is
+        closed, this client asks Metadata again, like Kafka's clients; otherwise it would connect to the former leader
+        for ever.
         """
         held = self._connections.get(self.leaders.get((topic, partition), -1))
         if (topic, partition) not in self.leaders or (held is not None and held.closed):
@@ -171,7 +172,7 @@ class Client:
         return await self.connection(self.leaders[topic, partition])
 
     async def close(self) -> None:
-        """Forget everything: the next request begins at the bootstrap address again."""
+        """Close all connections and forget the metadata: the next request starts at the bootstrap address again."""
         for connection in self._connections.values():
             await connection.close()
         self._connections.clear()

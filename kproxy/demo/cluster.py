@@ -58,11 +58,11 @@ NONE = 0
 
 # Versions offered to clients: those whose semantics are implemented here.
 OFFERED: Mapping[int, tuple[int, int]] = {
-    PRODUCE: (3, 13),  # from 3 on it carries batches v2, the only ones that are kept
+    PRODUCE: (3, 13),  # 3 and later carry batches v2, the only ones stored
     FETCH: (4, 18),
     LIST_OFFSETS: (1, 10),
     METADATA: (0, 13),
-    OFFSET_COMMIT: (2, 9),  # from 10 on by topic id
+    OFFSET_COMMIT: (2, 9),  # 10 and later use topic ids
     OFFSET_FETCH: (1, 9),
     JOIN_GROUP: (0, 9),
     HEARTBEAT: (0, 4),
@@ -74,7 +74,7 @@ OFFERED: Mapping[int, tuple[int, int]] = {
     DESCRIBE_CLUSTER: (0, 1),
 }
 
-_OF_GROUPS = 0  # a type of coordinator
+_OF_GROUPS = 0  # the coordinator type of groups
 _LATEST, _EARLIEST, _MAX_TIMESTAMP = -1, -2, -3
 
 Body = dict[str, Any]
@@ -103,7 +103,7 @@ class Quota:
     free_at: float = 0.0
 
     def charge(self, size: int, now: float) -> int:
-        """Milliseconds for which the client should be throttled."""
+        """Charge `size` bytes; returns the throttle time in milliseconds."""
         self.free_at = max(self.free_at, now - 1.0) + size / self.bytes_per_second
         return max(0, int((self.free_at - now) * 1000))
 
@@ -149,7 +149,7 @@ class Cluster:
         return [(broker.host, broker.port) for broker in self.brokers.values()]
 
     def create_topic(self, name: str, partitions: int) -> Topic:
-        """Create a topic; the leaders of its partitions are the brokers in turn."""
+        """Create a topic; the brokers lead its partitions in turn."""
         ids = list(self.brokers)
         first = len(self.topics)
         topic = Topic(name, [Partition(index, ids[(first + index) % len(ids)]) for index in range(partitions)])
@@ -157,7 +157,7 @@ class Cluster:
         return topic
 
     def move_leader(self, topic: str, index: int) -> None:
-        """Make the next broker the leader; clients learn it from the errors of the former one."""
+        """Make the next broker the leader; clients learn that from the errors of the former one."""
         partition = self.topics[topic].partitions[index]
         ids = list(self.brokers)
         partition.leader = ids[(ids.index(partition.leader) + 1) % len(ids)]
@@ -219,13 +219,13 @@ class Broker:
             while await self._serve(reader, writer):
                 pass
         except (asyncio.IncompleteReadError, ConnectionError, ProtocolError, asyncio.CancelledError):
-            pass  # a broker closes on what it cannot decode; cancelled: the broker stops
+            pass  # a broker closes the connection after an invalid request; cancelled: the broker stops
         finally:
             self._connections.discard(task)
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request; False: close."""
+        """Serve one request; returns False to close the connection."""
         size = int.from_bytes(await reader.readexactly(4), "big")
         if not 8 <= size <= MAX_REQUEST_BYTES:
             return False
@@ -246,7 +246,7 @@ class Broker:
             await asyncio.sleep(self.cluster.delay(api.name, size))
         if api_key == PRODUCE and body["acks"] == 0:
             errors = (p["errorCode"] for topic in answer["responses"] for p in topic["partitionResponses"])
-            return not any(errors)  # there is no answer to carry an error
+            return not any(errors)  # no answer can carry an error
         quota = self.cluster.quotas.get(header.get("clientId") or "") if api_key in (PRODUCE, FETCH) else None
         throttle_ms = quota.charge(_payload_bytes(api_key, size, answer), time.monotonic()) if quota else 0
         answer["throttleTimeMs"] = throttle_ms
@@ -316,7 +316,7 @@ class Broker:
                 log.waiters.discard(arrived.set)
 
     def _read(self, body: Body) -> tuple[Body, int, bool]:
-        """(The answer to a Fetch as of now, the bytes of records in it, whether a partition has an error)."""
+        """Return (the answer to a Fetch as of now, the bytes of records in it, whether a partition has an error)."""
         leaders: set[int] = set()
         responses = []
         size = 0
@@ -363,7 +363,7 @@ class Broker:
         return {"topics": topics}
 
     def _partition(self, wanted: Body, index: int, epoch: int = -1) -> tuple[Partition | None, int]:
-        """(The partition or None if unknown, the error code of this broker for it: 0 if it serves it)."""
+        """Return (the partition or None if unknown, this broker's error code for it, 0 if it leads it)."""
         if (topic_id := wanted.get("topicId")) is not None:
             topic = self.cluster.by_id.get(topic_id)
             missing = UNKNOWN_TOPIC_ID
@@ -382,7 +382,7 @@ class Broker:
         return partition, NONE
 
     def _endpoints(self, leaders: set[int]) -> Body:
-        """KIP-951: leader errors carry the new leaders' endpoints, in versions that have the field."""
+        """Return the new leaders' endpoints that accompany leader errors, for versions with this field (KIP-951)."""
         if not leaders:
             return {}
         return {"nodeEndpoints": [self.cluster.brokers[leader].address("nodeId") for leader in sorted(leaders)]}
@@ -434,7 +434,7 @@ class Broker:
         return {"coordinators": [{"key": key, **self._coordinator(key, of_groups)} for key in body["coordinatorKeys"]]}
 
     def _coordinator(self, key: str, of_groups: bool) -> Body:
-        """Where a group is; COORDINATOR_NOT_AVAILABLE for all else."""
+        """Return a group's coordinator; COORDINATOR_NOT_AVAILABLE for other types."""
         if of_groups:
             broker = self.cluster.coordinator(key)
             return {"errorCode": NONE, "nodeId": broker.id, "host": broker.host, "port": broker.port}
@@ -443,7 +443,7 @@ class Broker:
         return refusal | {"errorMessage": text}
 
     async def _coordinate(self, header: Body, body: Body) -> Body:
-        """What is asked about a group."""
+        """Handle a request about a group."""
         groups, key = self.cluster.groups, header["requestApiKey"]
         asked = [each["groupId"] for each in body["groups"]] if "groups" in body else [body["groupId"]]
         if any(self.cluster.coordinator(group) is not self for group in asked):
@@ -474,7 +474,7 @@ def _range(api_key: int) -> Body:
 
 
 def _named(wanted: Body, name: str) -> Body:
-    """The topic in an answer, by name or by id as it was asked for."""
+    """Return the topic for an answer, by name or by id as in the request."""
     key = "topicId" if "topicId" in wanted else name
     return {key: wanted[key]}
 
@@ -507,7 +507,7 @@ def _offset_for(log: Log, timestamp: int) -> tuple[int, int]:
 
 
 def _payload_bytes(api_key: int, request_bytes: int, answer: Body) -> int:
-    """Bytes of records written or read, which quotas count."""
+    """Return the bytes of records written or read, which count against quotas."""
     if api_key == FETCH:
         return sum(len(p["records"]) for topic in answer["responses"] for p in topic["partitions"])
     return request_bytes

@@ -1,11 +1,11 @@
-"""The coordinator of consumer groups in miniature: classic groups, as Kafka's GroupCoordinator has them.
+"""A small coordinator of consumer groups: classic groups, like Kafka's GroupCoordinator.
 
 Duty: JoinGroup, SyncGroup, Heartbeat, LeaveGroup, OffsetCommit and OffsetFetch of all groups of a cluster, in memory. A
-rebalance waits for the members that are there, and no longer than they allow; who sends no heartbeat for its session
-timeout is out. Static members (KIP-345) are members like others: who comes back rebalances.
+rebalance waits for the existing members up to their rebalance timeout; a member without a heartbeat for its session
+timeout is removed. Static members (KIP-345) are treated like others: their return causes a rebalance.
 
-Bounded: MAX_GROUPS groups (one without members makes room), MAX_MEMBERS members of each, MAX_MEMBER_BYTES of what a
-member says of itself, offsets of partitions that exist. Refuses to know brokers and connections.
+Bounded: MAX_GROUPS groups (one without members is deleted for a new one), MAX_MEMBERS members of each, MAX_MEMBER_BYTES
+of a member's metadata, offsets of existing partitions. Refuses to know brokers and connections.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ from kproxy.protocol.apis import (
 MAX_GROUPS = 64
 MAX_MEMBERS = 64
 MAX_MEMBER_BYTES = 64 * 1024
-MAX_METADATA = 4096  # of an offset, as offset.metadata.max.bytes
-FIRST_DELAY_S = 0.3  # group.initial.rebalance.delay.ms, which is 3 s there: a demo should not wait
+MAX_METADATA = 4096  # characters of an offset's metadata, as offset.metadata.max.bytes
+FIRST_DELAY_S = 0.3  # group.initial.rebalance.delay.ms, 3 s by default: a demo should not wait
 LEAST_SESSION_MS, LONGEST_SESSION_MS = 500, 300_000
-_REQUIRED_ID_FROM = 4  # of JoinGroup: a new member is given its id first (KIP-394)
+_REQUIRED_ID_FROM = 4  # JoinGroup version: a new member first gets its id (KIP-394)
 
 
 Body = dict[str, Any]
@@ -43,15 +43,15 @@ Place = tuple[str, int]  # topic, partition
 
 
 class State(Enum):
-    """Of a group, as Kafka names them."""
+    """The states of a group, with Kafka's names."""
 
     EMPTY = "Empty"
     PREPARING = "PreparingRebalance"  # members join
-    COMPLETING = "CompletingRebalance"  # all wait for what the leader assigns
+    COMPLETING = "CompletingRebalance"  # all wait for the leader's assignment
     STABLE = "Stable"
 
 
-# What ends a state, and what follows. Nothing else changes the state of a group.
+# (state, event) -> next state. Nothing else changes the state of a group.
 TRANSITIONS: Mapping[tuple[State, str], State] = {
     (State.EMPTY, "member joins"): State.PREPARING,
     (State.STABLE, "member joins"): State.PREPARING,
@@ -66,13 +66,13 @@ TRANSITIONS: Mapping[tuple[State, str], State] = {
 
 @dataclass
 class Member:
-    """What a member said as it joined, and the answers it waits for."""
+    """A member's JoinGroup, and its pending answers."""
 
     id: str
     instance_id: str | None
     session_s: float
     rebalance_s: float
-    protocols: dict[str, bytes]  # name -> metadata, the most wanted first
+    protocols: dict[str, bytes]  # name -> metadata, preferred first
     assignment: bytes = b""
     joins: "asyncio.Future[Body] | None" = None
     syncs: "asyncio.Future[Body] | None" = None
@@ -81,7 +81,7 @@ class Member:
 
 @dataclass
 class Group:
-    """The members in the order in which they came; the first one leads."""
+    """The members in the order of joining; the first one is the leader."""
 
     id: str
     state: State = State.EMPTY
@@ -90,12 +90,12 @@ class Group:
     protocol: str | None = None
     leader: str = ""
     members: dict[str, Member] = field(default_factory=dict)
-    promised: dict[str, None] = field(default_factory=dict)  # ids given to those who have not come back with them
+    promised: dict[str, None] = field(default_factory=dict)  # ids given to clients that have not joined with them yet
     offsets: dict[Place, tuple[int, str]] = field(default_factory=dict)
     deadline: asyncio.TimerHandle | None = None
 
     def change(self, event: str) -> bool:
-        """Whether the event means something to a group in this state."""
+        """Apply an event; returns whether it changes the state."""
         follows = TRANSITIONS.get((self.state, event))
         if follows is not None:
             self.state = follows
@@ -111,7 +111,7 @@ class Groups:
         self._first_delay_s = first_delay_s
 
     def stop(self) -> None:
-        """End all timers: nothing is left on the loop."""
+        """Cancel all timers: none is left on the event loop."""
         for group in self.groups.values():
             for timer in (group.deadline, *(member.session for member in group.members.values())):
                 if timer is not None:
@@ -128,7 +128,7 @@ class Groups:
             return _not_joined(MEMBER_ID_REQUIRED, required.member_id)
         except Refused as refused:
             return _not_joined(refused.error_code, member_id)
-        if member.joins is None:  # else it has not asked for anything new
+        if member.joins is None:  # else its join changes nothing
             return self._joined(group, member)
         return await member.joins
 
@@ -171,7 +171,7 @@ class Groups:
         return {"errorCode": 0, "members": answers} if "members" in body else {"errorCode": answers[0]["errorCode"]}
 
     def commit(self, body: Body, error: int = 0) -> Body:
-        """error: why this broker takes none of it."""
+        """error: why this broker refuses all of it, or 0."""
         try:
             if error:
                 raise Refused(error)
@@ -204,7 +204,7 @@ class Groups:
     # --- members -----------------------------------------------------------------------------------------------------
 
     def _group(self, name: str) -> Group:
-        """The group, which is made when it is first spoken of."""
+        """Return the group, created on first use."""
         if not name:
             raise Refused(INVALID_GROUP_ID)
         group = self.groups.get(name)
@@ -218,7 +218,7 @@ class Groups:
         return group
 
     def _member(self, body: Body, generation: int) -> tuple[Group, Member]:
-        """Who asks, whose session begins anew."""
+        """Return the requesting member, and restart its session timeout."""
         group = self.groups.get(body["groupId"])
         member = group.members.get(body.get("memberId", "")) if group is not None else None
         if group is None or member is None:
@@ -229,7 +229,7 @@ class Groups:
         return group, member
 
     def _let_in(self, version: int, body: Body, client_id: str) -> tuple[Group, Member]:
-        """The member, who waits for its answer (`joins`), unless it already has what it asks for."""
+        """Return the joining member; `joins` is its pending answer, or None if it already has the generation."""
         session_ms = body["sessionTimeoutMs"]
         protocols = {each["name"]: bytes(each["metadata"]) for each in body["protocols"]}
         if not LEAST_SESSION_MS <= session_ms <= LONGEST_SESSION_MS:
@@ -248,10 +248,10 @@ class Groups:
         member.instance_id = body.get("groupInstanceId")
         member.protocols = protocols
         member.session_s = session_ms / 1000
-        waits_ms = body.get("rebalanceTimeoutMs", -1)  # version 0 has none: as long as a session
+        waits_ms = body.get("rebalanceTimeoutMs", -1)  # missing in version 0: the session timeout
         member.rebalance_s = min(session_ms if waits_ms < 0 else waits_ms, LONGEST_SESSION_MS) / 1000
         group.protocol_type = body["protocolType"]
-        _answer(member.joins, _not_joined(UNKNOWN_MEMBER_ID, member.id))  # it asked on another connection before
+        _answer(member.joins, _not_joined(UNKNOWN_MEMBER_ID, member.id))  # it has joined on another connection before
         member.joins = None
         self._lives(group, member)
         knows = group.state is State.COMPLETING or (group.state is State.STABLE and member.id != group.leader)
@@ -285,7 +285,7 @@ class Groups:
         member.session = loop.call_later(member.session_s, self._expire, group, member)
 
     def _expire(self, group: Group, member: Member) -> None:
-        if member.joins is not None and not member.joins.done():  # it waits for us
+        if member.joins is not None and not member.joins.done():  # it waits for the rebalance
             self._lives(group, member)
         else:
             self._remove(group, member.id)
@@ -301,7 +301,7 @@ class Groups:
     # --- rebalances --------------------------------------------------------------------------------------------------
 
     def _rebalance(self, group: Group, event: str) -> None:
-        """Begin one where that is the event's meaning, and end it where nobody has to be waited for."""
+        """Start a rebalance if the event causes one, and complete it if no member must be waited for."""
         was_empty = group.state is State.EMPTY
         if group.change(event):
             for member in group.members.values():
@@ -316,7 +316,7 @@ class Groups:
             self._complete(group)
 
     def _complete(self, group: Group) -> None:
-        """Form the generation of those who have joined."""
+        """Form the generation of the members that have joined."""
         if group.deadline is not None:
             group.deadline.cancel()
             group.deadline = None
@@ -391,12 +391,12 @@ def _waiting(group: Group) -> int:
 
 
 def _is_first(group: Group) -> bool:
-    """Whether a group that was empty waits for more to come."""
+    """Whether a group that was empty waits for further members."""
     return group.protocol is None and bool(group.members)
 
 
 def _common(members: Iterable[Member], protocols: Iterable[str] | None = None) -> set[str]:
-    """Names of the protocols that all have."""
+    """Return the names of the protocols that all members support."""
     every = [set(member.protocols) for member in members]
     return set.intersection(*every, *([set(protocols)] if protocols is not None else []))
 

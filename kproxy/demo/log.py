@@ -1,8 +1,8 @@
-"""The log of one partition, in memory: what a broker keeps, and the errors with which it refuses.
+"""The log of one partition, in memory, and the errors with which a broker refuses records.
 
-Batches are kept as the producer sent them but for what a broker writes: base offset and leader epoch, which lie before
-the checksum's reach. Bounded by RETENTION_BYTES (the oldest batches go) and by the number of idempotent producers that
-are remembered. Refuses to know brokers, connections and time.
+Batches are stored as the producer sent them except for the broker's fields, base offset and leader epoch, which the
+checksum does not cover. Bounded by RETENTION_BYTES (the oldest batches are deleted) and by the number of idempotent
+producers remembered. Refuses to know brokers, connections and time.
 """
 
 from bisect import bisect_right
@@ -25,12 +25,12 @@ from kproxy.protocol.apis import (
 from kproxy.protocol.records import Batch, read_batches
 
 RETENTION_BYTES = 4 * 1024 * 1024
-MAX_MESSAGE_BYTES = 1024 * 1024 + 12  # a broker's message.max.bytes by default
+MAX_MESSAGE_BYTES = 1024 * 1024 + 12  # default of a broker's message.max.bytes
 _PRODUCERS = 256
-_REMEMBERED = 5  # batches per producer: as many as may be in flight with idempotence
+_REMEMBERED = 5  # batches per producer: the maximum in flight with idempotence
 
 
-# Where a batch begins: what a broker writes (base offset, leader epoch), and the length between the two.
+# The start of a batch: base offset, length, leader epoch; the broker writes the first and the last.
 _STAMP = Struct(">qii")
 
 
@@ -42,7 +42,7 @@ class Stored(NamedTuple):
 
 
 class _Producer:
-    """What idempotence remembers (KIP-98): the latest batches, by their sequences."""
+    """The state of an idempotent producer (KIP-98): its latest batches, by sequence."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -50,7 +50,7 @@ class _Producer:
 
 
 class Refused(Exception):
-    """The broker refuses these records; `error_code` is that of the answer."""
+    """The broker refuses these records; `error_code` is for the answer."""
 
     def __init__(self, error_code: int) -> None:
         self.error_code = error_code
@@ -93,7 +93,7 @@ class Log:
         return base_offset
 
     def read(self, offset: int, max_bytes: int) -> bytes:
-        """Whole batches from the one that contains `offset`, at least one if there is any. Raises Refused."""
+        """Return whole batches from the one that contains `offset`, at least one if there is any. Raises Refused."""
         if not self.start_offset <= offset <= self.end_offset:
             raise Refused(OFFSET_OUT_OF_RANGE)
         if offset == self.end_offset:
@@ -109,19 +109,19 @@ class Log:
         return b"".join(parts)
 
     def offset_for(self, timestamp: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first batch with a timestamp at or after this one."""
+        """Return (offset, timestamp) of the first batch with a timestamp at or after this one."""
         for batch in self._batches:
             if batch.max_timestamp >= timestamp:
                 return batch.base_offset, batch.max_timestamp
         return None
 
     def newest(self) -> tuple[int, int] | None:
-        """(offset, timestamp) of the largest timestamp."""
+        """Return (offset, timestamp) of the largest timestamp."""
         newest = max(self._batches, key=lambda batch: batch.max_timestamp, default=None)
         return (newest.last_offset, newest.max_timestamp) if newest else None
 
     def _known_offset(self, batches: list[Batch]) -> int | None:
-        """The base offset of a duplicate batch of an idempotent producer; None: new and in sequence."""
+        """Return the base offset of a duplicate batch of an idempotent producer; None: it is new and in sequence."""
         header = batches[0].header
         if header.producer_id < 0:
             return None

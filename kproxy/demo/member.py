@@ -1,7 +1,7 @@
-"""A member of a consumer group: it joins, assigns if it leads, sends heartbeats, commits, and leaves.
+"""A member of a consumer group: it joins, assigns if it is the leader, sends heartbeats, commits, and leaves.
 
-Duty: the classic protocol of one member, as Kafka's consumers speak it, over a connection of its own to the
-coordinator; what it owns is worked on by a callable. Strategy "range". Refuses to know records.
+Duty: the classic protocol of one member, like Kafka's consumers, over a connection of its own to the coordinator; a
+callable processes the assigned partitions. Strategy "range". Refuses to know records.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ _LEAVES_S = 1.0
 _STRATEGY = "range"
 _VERSION = 1  # of the consumer protocol
 
-Offsets = dict[int, int]  # by partition: what is read next
-Works = Callable[[list[int], Offsets], Awaitable[None]]  # (partitions that it owns, where it goes on)
+Offsets = dict[int, int]  # partition -> next offset to read
+Works = Callable[[list[int], Offsets], Awaitable[None]]  # (assigned partitions, their committed offsets)
 
 
 class Member:
-    """Of a group that consumes one topic with so many partitions."""
+    """A member of a group that consumes one topic with `partitions` partitions."""
 
     def __init__(self, client: Client, group: str, topic: str, partitions: int) -> None:
         self._client = client
@@ -50,7 +50,7 @@ class Member:
         self._coordinator: Connection | None = None
 
     async def run(self, works: Works) -> None:
-        """Be a member until cancelled; UpstreamError where a broker is gone. Leaves the group in any case."""
+        """Be a member until cancelled. Leaves the group in any case. Raises UpstreamError if a broker has closed."""
         try:
             while True:
                 owned = await self._join()
@@ -74,7 +74,7 @@ class Member:
             await self._leave()
 
     async def _join(self) -> list[int]:
-        """Take part in a rebalance, until it has ended; returns the partitions that are this member's then."""
+        """Take part in a rebalance until its end; returns the partitions assigned to this member."""
         while True:
             topics = {"topics": [self._topic], "userData": None, "ownedPartitions": []}
             metadata = codec.encode_data("ConsumerProtocolSubscription", _VERSION, topics)
@@ -104,7 +104,7 @@ class Member:
             self._forget_if_unknown(synced["errorCode"])
 
     def _assign(self, members: list[Body]) -> list[Body]:
-        """As the leader: what each member gets."""
+        """As the leader, return each member's assignment."""
         told = {member["memberId"]: subscription(bytes(member["metadata"])) for member in members}
         wants = [assignors.Member(who, None, said.topics) for who, said in told.items() if said is not None]
         owned = assignors.computed(_STRATEGY, wants, {self._topic: self._partitions}) or {}
@@ -131,7 +131,7 @@ class Member:
         return {index: offset for index, offset in found.items() if offset >= 0}
 
     async def _lives(self) -> None:
-        """Heartbeats, until the coordinator says that a rebalance goes on."""
+        """Send heartbeats until the coordinator reports a rebalance."""
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
             error = (await self._ask(HEARTBEAT, self._who()))["errorCode"]

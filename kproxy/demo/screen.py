@@ -1,7 +1,7 @@
-"""The demo's screen: `kproxy top` as a process of its own, so that drawing takes no time of the kproxy that is shown.
+"""The demo's screen: `kproxy top` as a separate process, so that drawing takes no time from the kproxy that it shows.
 
-It reads what it shows, as a line of JSON, from the pipe whose descriptor is its argument, and ends when that pipe ends,
-so also when its parent dies. Refuses to know the demo.
+It reads its task, as a line of JSON, from the pipe whose descriptor is its argument, and ends when that pipe ends, so
+also when its parent dies. Refuses to know the demo.
 """
 
 import json
@@ -20,9 +20,9 @@ _AGAIN_S = 0.05
 
 
 def main() -> None:
-    """Show what the line names until a key or the parent ends it."""
+    """Show the given admin port until a key or the parent ends it."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they reach the parent too, which ends this one
+        signal.signal(number, signal.SIG_IGN)  # the parent receives them too, and ends this process
     with os.fdopen(int(sys.argv[1])) as orders:
         line = orders.readline()
         if not line:
@@ -39,7 +39,7 @@ def _end(orders: TextIO, app: Top) -> None:
     while True:
         try:
             app.call_from_thread(app.exit)
-        except RuntimeError:  # it has not begun yet
+        except RuntimeError:  # not started yet
             time.sleep(_AGAIN_S)
 
 

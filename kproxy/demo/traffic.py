@@ -26,7 +26,7 @@ QUOTAS = {"nightly-export": 600_000.0}  # bytes per second
 
 _LEADER_MOVES_S = 12.0
 _AWAY_S, _THERE_S = 20.0, 40.0  # of the member that comes and goes
-_READS_S, _WRITES_S = 4.0, 15.0  # of the one that falls behind, and catches up
+_READS_S, _WRITES_S = 4.0, 15.0  # of the consumer that repeatedly falls behind
 _IDLE_S = 1.0
 _RETRY_S = 0.5
 
@@ -42,7 +42,7 @@ def delay_s(api: str, size: int) -> float:
 
 
 def clients(host: str, port: int) -> list[Awaitable[None]]:
-    """All clients, not started yet."""
+    """Return all clients, not started yet."""
 
     def client(client_id: str, versions: Mapping[int, int] | None = None) -> Client:
         return Client(host, port, client_id, versions)
@@ -69,7 +69,7 @@ def clients(host: str, port: int) -> list[Awaitable[None]]:
 
 
 async def move_leaders(cluster: Cluster) -> None:
-    """Moves leaders at random times, as a rolling restart does."""
+    """Move leaders at random times, as a rolling restart does."""
     while True:
         await asyncio.sleep(random.uniform(0.5, 1.5) * _LEADER_MOVES_S)
         topic = random.choice(list(TOPICS))
@@ -92,7 +92,7 @@ async def _lasting(client: Client, work: Callable[[Client], Awaitable[None]]) ->
 def _producer(
     topic: str, *, per_second: float, records: int, value_bytes: int, codec: int, acks: int = 1, in_flight: int = 5
 ) -> Callable[[Client], Awaitable[None]]:
-    """Produces batches at random times, several in flight as real producers do."""
+    """Produce batches at random times, several in flight as real producers do."""
 
     async def work(client: Client) -> None:
         places = asyncio.Semaphore(in_flight)
@@ -122,7 +122,7 @@ def _producer(
 
 
 def _consumer(topic: str, *, max_wait_ms: int, min_bytes: int) -> Callable[[Client], Awaitable[None]]:
-    """Consumes all partitions of a topic, in no group."""
+    """Consume all partitions of a topic, in no group."""
 
     async def work(client: Client) -> None:
         wait = {"maxWaitMs": max_wait_ms, "minBytes": min_bytes}
@@ -134,7 +134,7 @@ def _consumer(topic: str, *, max_wait_ms: int, min_bytes: int) -> Callable[[Clie
 def _member(
     group: str, topic: str, max_wait_ms: int, min_bytes: int, *, writes_s: float = 0.0
 ) -> Callable[[Client], Awaitable[None]]:
-    """Consumes what its group gives it. writes_s: so long it reads nothing, again and again, as it writes files."""
+    """Consume the partitions assigned by the group. writes_s: length of pauses, as if it wrote files."""
 
     async def work(client: Client) -> None:
         wait = {"maxWaitMs": max_wait_ms, "minBytes": min_bytes}
@@ -152,7 +152,7 @@ def _member(
 
 
 def _autoscaled(work: Callable[[Client], Awaitable[None]]) -> Callable[[Client], Awaitable[None]]:
-    """Is there for a while, and away for a while: each time its group rebalances."""
+    """Be a member for a while, then away for a while: each time its group rebalances."""
 
     async def comes_and_goes(client: Client) -> None:
         while True:
@@ -176,7 +176,7 @@ async def _consume(client: Client, topic: str, partitions: list[int], offsets: d
         polls = [
             asyncio.create_task(_poll(client, topic, connections[leader], led, offsets, wait))
             for leader, led in by_leader.items()
-        ] or [asyncio.create_task(asyncio.sleep(_IDLE_S))]  # it owns nothing until the next rebalance
+        ] or [asyncio.create_task(asyncio.sleep(_IDLE_S))]  # it has no partition until the next rebalance
         try:
             done, _ = await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -190,7 +190,7 @@ async def _consume(client: Client, topic: str, partitions: list[int], offsets: d
 async def _poll(
     client: Client, topic: str, connection: Connection, partitions: list[int], offsets: dict[int, int], wait: Body
 ) -> None:
-    """Fetch from one broker until it does not lead one of the partitions any more."""
+    """Fetch from one broker until it no longer leads one of the partitions."""
     new = [partition for partition in partitions if partition not in offsets]
     if new:
         wanted = [{"partitionIndex": partition, "timestamp": -1} for partition in new]
@@ -218,7 +218,7 @@ async def _poll(
 
 
 async def _monitor(client: Client) -> None:
-    """Lists all end offsets at an interval, over new connections each time."""
+    """List all end offsets at an interval, over new connections each time."""
     while True:
         for topic, count in TOPICS.items():
             await client.refresh(topic)
@@ -233,7 +233,7 @@ async def _monitor(client: Client) -> None:
 
 
 async def _misconfigured(client: Client) -> None:
-    """Requests Metadata of a topic that does not exist, at an interval."""
+    """Request Metadata of a topic that does not exist, at an interval."""
     while True:
         await client.refresh("oders")
         await asyncio.sleep(random.uniform(1, 3))
@@ -244,7 +244,7 @@ def _refused(answer: Body) -> bool:
 
 
 def _topic(client: Client, topic: str, name: str, **rest: Any) -> Body:
-    """A topic in a request, by name and by id: the version takes the one that it has."""
+    """Return a topic for a request, by name and by id: the version takes the field that it has."""
     ids = {"topicId": client.topic_ids[topic]} if topic in client.topic_ids else {}
     return {name: topic} | ids | rest
 
@@ -261,7 +261,7 @@ _NOISE = "".join(random.choices(string.ascii_letters + string.digits, k=1 << 16)
 
 
 def _value(size: int) -> bytes:
-    """JSON of this size: a quarter to three quarters random, the rest blanks, which compress well."""
+    """Return JSON of this size: a quarter to three quarters random, the rest blanks, which compress well."""
     length = int(random.uniform(0.25, 0.75) * size)
     start = random.randrange(len(_NOISE) - length)
     document = {

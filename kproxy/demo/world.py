@@ -1,7 +1,7 @@
-"""The demo's cluster and its clients, as a process of their own, so that kproxy's times are kproxy's.
+"""The demo's cluster and its clients in a separate process, so that the durations measured are kproxy's own.
 
-It writes the brokers' addresses to its standard output, as a line of JSON, and reads the address that the clients use
-from its standard input. It ends when that input ends, so also when its parent dies.
+It writes the brokers' addresses to standard output, as a line of JSON, and reads the clients' bootstrap address from
+standard input. It ends when that input ends, so also when its parent dies.
 """
 
 import asyncio
@@ -39,9 +39,7 @@ def main() -> None:
     import uvloop
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # Ctrl-C reaches every process of the terminal; this one ends when the parent says so
+        signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; the parent ends this one
     uvloop.run(_run())
 
 
