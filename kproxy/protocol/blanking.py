@@ -1,12 +1,12 @@
-"""Record batches without the content of their records: keys, values and headers' values become zeros.
+"""Replaces the content of records in batches, keys, values and header values, by zeros.
 
-Duty: what is left has the same offsets, times, sizes, counts, codec and producer as before, and true checksums, so that
-every reader takes it. An uncompressed batch keeps its size; a compressed one is compressed again, and is smaller.
-Batches of control records are left as they are: they hold no user's data.
+Duty: offsets, times, sizes, counts, codec and producer stay the same, and checksums are valid, so that every reader
+accepts the result. An uncompressed batch keeps its size; a compressed one is compressed again, and is smaller. Batches
+of control records are unchanged: they contain no user data.
 
 Memory: a batch, decompressed and bounded (`compression`). Time: bounded by an `Allowance`, since a kilobyte can hold
-millions of records, and a message of old, which holds others, no further ones that are compressed: brokers refuse
-these too. Refuses to know in which frames batches stand.
+millions of records; a compressed message of an old format may hold no compressed messages, as in brokers. Refuses to
+know the frames around batches.
 """
 
 import zlib
@@ -19,28 +19,29 @@ from kproxy.protocol.primitives import Buffer, read_varint, read_varlong
 from kproxy.protocol.records import HEADER_BYTES, BatchHeader, crc32c, iterate_headers, read_header
 
 _LENGTH_AT = 8
-_CRC_AT = (12, 12, 17)  # by magic
+# By magic: start of the checksum, of the bytes that it covers, and of the content.
+_CRC_AT = (12, 12, 17)
 _SUMMED_AT = (16, 16, 21)
 _CONTENT_AT = (18, 26, HEADER_BYTES)
-_RECORD_BYTES = 7  # of the smallest record of magic 2
-_PREFIX_BYTES = 12  # what the length does not count
+_RECORD_BYTES = 7  # smallest record of magic 2
+_PREFIX_BYTES = 12  # bytes before those that the length counts
 _INT32 = Struct(">i")
 _UINT32 = Struct(">I")
 
 
 @dataclass
 class Allowance:
-    """What may still be unpacked, of all that shares it. Raises TooLarge where it is used up."""
+    """The remaining budget for unpacking, shared by several calls. Raises TooLarge when it is used up."""
 
     records: int
     unpacked_bytes: int
-    batch_bytes: int = 16 << 20  # of one batch, unpacked
+    batch_bytes: int = 16 << 20  # per batch, unpacked
 
     def unpack(self, codec: int, payload: Buffer, magic: int) -> bytes:
         limit_bytes = min(self.batch_bytes, self.unpacked_bytes)
         try:
             plain = decompress(codec, payload, magic=magic, limit_bytes=limit_bytes)
-        except Malformed:  # whatever it has become until then
+        except Malformed:  # charge the maximum: the output so far is unknown
             self.unpacked_bytes -= limit_bytes
             raise
         self.unpacked_bytes -= len(plain)
@@ -53,7 +54,7 @@ class Allowance:
 
 
 def blank(records: Buffer, allowance: Allowance) -> bytes:
-    """The batches of a Produce or a Fetch, blank. Raises Malformed or Unsupported where that cannot be done."""
+    """Return the batches of a Produce or a Fetch, blanked. Raises Malformed or Unsupported if they cannot be."""
     return _blank(records, allowance, is_inner=False)
 
 
@@ -66,7 +67,7 @@ def _blank(records: Buffer, allowance: Allowance, *, is_inner: bool) -> bytes:
         if is_inner and (header.magic == 2 or header.codec != NONE):
             raise Malformed("a compressed message holds batches, or messages that are compressed")
         out += _batch(header, view[pos:end], allowance)
-    if end < len(view):  # a Fetch may end in a cut batch
+    if end < len(view):  # a Fetch may end in an incomplete batch
         cut = view[end:]
         magic = cut[16] if len(cut) > 16 else 2
         head = cut[: _CONTENT_AT[magic] if magic < len(_CONTENT_AT) else 0]
@@ -113,7 +114,7 @@ def _decompressed(header: BatchHeader, payload: Buffer, allowance: Allowance) ->
 
 
 def _blank_records(count: int, content: bytearray) -> None:
-    """Zeros in place of what records of magic 2 hold; lengths stay."""
+    """Replace the content of records of magic 2 by zeros; lengths stay the same."""
     pos = 0
     for _ in range(count):
         size, pos = read_varint(content, pos)
@@ -132,7 +133,7 @@ def _blank_records(count: int, content: bytearray) -> None:
             pos = _blank_varint_bytes(content, pos + max(0, name), stop)
         if pos != stop:
             raise Malformed(f"a record of {size} bytes takes {pos - stop + size}")
-    _zero(content, pos, len(content))  # what the count leaves out
+    _zero(content, pos, len(content))  # bytes beyond the record count
 
 
 def _blank_varint_bytes(content: bytearray, pos: int, stop: int) -> int:
@@ -145,7 +146,7 @@ def _blank_varint_bytes(content: bytearray, pos: int, stop: int) -> int:
 
 
 def _message_spans(content: bytearray) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Where key and value of a message stand."""
+    """Return the positions of a message's key and value: (start, end) of each."""
     spans, pos = [], 0
     for _ in range(2):
         if len(content) - pos < 4:

@@ -2,16 +2,16 @@
 
 A frame is bytes without the 4-byte size. A message is a dict keyed by the schema's field names: `bytes` for bytes and
 records, `uuid.UUID` for uuid, None for null. A tagged field has a key only if it is on the wire. Two keys are reserved:
-`_tags` holds the unknown tagged fields of a struct, {tag: bytes}, and `_trailing` holds the bytes behind a body (some
+`_tags` holds the unknown tagged fields of a struct, {tag: bytes}, and `_trailing` holds the bytes after a body (some
 clients send them, and brokers ignore them). Both are written again. When encoding, a missing key means the default.
 
-Bad bytes raise Malformed. An API, version or message that the schema lacks raises Unsupported. Nothing else is raised,
-and no length on the wire causes an allocation by itself. Decoding rejects what would not survive a round trip (text
-that is not UTF-8, a tag that appears twice). The partial reads check only the fields that they need, and accept what
-brokers accept.
+Invalid bytes raise Malformed. An API, version or message that the schema lacks raises Unsupported. No other exception
+is raised, and no length on the wire causes an allocation by itself. Decoding rejects content that would not survive a
+round trip (text that is not UTF-8, a repeated tag). The partial reads check only the fields that they need, and accept
+what brokers accept.
 
-Partial reads take (buffer, start, end): `start` is the byte behind the correlation id, `end` is the end of the frame or
-of the part that has arrived. The buffer may continue behind `end`. Bytes beyond `end` may be read, since a check per
+Partial reads take (buffer, start, end): `start` is the byte after the correlation id, `end` is the end of the frame or
+of the part that has arrived. The buffer may continue after `end`. Bytes beyond `end` may be read, since a check per
 field would cost more than the read itself, but they are never trusted: a position past `end` voids the result.
 """
 
@@ -34,19 +34,19 @@ TAG_SIZE = -1
 
 _LAST_CLASSIC_API_VERSIONS = 2  # newer ones are flexible
 _CLIENT_ID = "header.clientId"
-_MOST_FLAT_SLICES = 3  # a long token or text ends one, and so may a tagged field of a later release behind it
-_MISFITS = (AttributeError, TypeError, ValueError, ArithmeticError, struct_error)  # what a value of a wrong type raises
+_MOST_FLAT_SLICES = 3  # a long token or text ends one slice, and so may a tagged field of a later release after it
+_MISFITS = (AttributeError, TypeError, ValueError, ArithmeticError, struct_error)  # raised for values of a wrong type
 
 Body = dict[str, Any]
 Header = dict[str, Any]
 
 T = TypeVar("T")
-# Work that is done a slice at a time: it yields between two slices, and ends with its result.
+# Work done in slices: it yields between two slices, and returns its result.
 Slices = Generator[None, None, T]
 
 
 def at_once(slices: Slices[T]) -> T:
-    """The result of all slices."""
+    """Run all slices and return the result."""
     while True:
         try:
             next(slices)
@@ -59,9 +59,9 @@ def decode_request(frame: Buffer) -> tuple[Header, Body]:
     """Decode a request frame without its size; returns (header, body), dicts by the field names of Kafka's messages.
 
     Values are int, float, bool, str, bytes, uuid.UUID, lists and dicts of these, and None for null; times are in
-    Kafka's units, mostly milliseconds. A tagged field has a key only where it was sent. Raises Malformed for bytes that
-    are not what the API and version in them say, Unsupported for an API or a version that is not known.
-    Format: https://kafka.apache.org/protocol
+    Kafka's units, mostly milliseconds. A tagged field has a key only if it was sent. Raises Malformed if the bytes do
+    not match the API and version in them, Unsupported for an unknown API or version. Format:
+    https://kafka.apache.org/protocol
     """
     try:
         return _decode_request(frame)
@@ -95,16 +95,16 @@ def decode_response(frame: Buffer, api_key: int, api_version: int) -> tuple[Head
 
 
 def _hinting_at_size(frame: Buffer, fault: ProtocolError) -> ProtocolError:
-    """The fault; of a frame that begins with its own size, as on a socket, it says so."""
+    """Return the fault, with a hint if the frame begins with its own size, as on a socket."""
     if len(frame) > 4 and int.from_bytes(frame[:4], "big") == len(frame) - 4:
         return Malformed(f"{fault}; the frame begins with its own size: leave these 4 bytes out")
     return fault
 
 
 def decode_flat_request(frame: Buffer) -> tuple[Header, Body]:
-    """As `decode_request`, for an API whose requests have few elements, in a bounded time: one with many is Malformed.
+    """Like `decode_request`, for an API whose requests have few elements, in bounded time; Malformed if there are many.
 
-    All but a few would be tagged fields that nobody knows, of which some MiB take seconds to decode.
+    Further elements could only be unknown tagged fields, and a few MiB of these take seconds to decode.
     """
     slices = _request_in_slices(frame)
     for _ in range(_MOST_FLAT_SLICES):
@@ -117,7 +117,7 @@ def decode_flat_request(frame: Buffer) -> tuple[Header, Body]:
 
 
 def request_in_slices(frame: Buffer) -> Slices[Body]:
-    """The body of a request, as `decode_request` returns it. Raises Malformed or Unsupported."""
+    """Return the body of a request, like `decode_request`. Raises Malformed or Unsupported."""
     _, body = yield from _request_in_slices(frame)
     return body
 
@@ -136,7 +136,7 @@ def _request_in_slices(frame: Buffer) -> Slices[tuple[Header, Body]]:
 
 
 def decoded_in_slices(frame: Buffer, api_key: int, api_version: int) -> Slices[tuple[Header, Body]]:
-    """Decode an answer as `decode_response` does, ApiVersions left out. Raises what it raises."""
+    """Decode a response other than ApiVersions, like `decode_response`. Raises the same faults."""
     header_version = api_message(api_key, api_version, "response").header_version(api_version)
     header, pos = yield from _sliced_reader("ResponseHeader", header_version)(frame, 0, len(frame))
     body, pos = yield from _sliced_reader((api_key, "response"), api_version)(frame, pos, len(frame))
@@ -146,7 +146,7 @@ def decoded_in_slices(frame: Buffer, api_key: int, api_version: int) -> Slices[t
 
 
 def response_in_slices(api_key: int, api_version: int, header: Header, body: Body) -> Slices[bytes]:
-    """Encode as `encode_response` does. Raises what it raises."""
+    """Encode like `encode_response`. Raises the same faults."""
     header_version = api_message(api_key, api_version, "response").header_version(api_version)
     head = _writer("ResponseHeader", header_version)(header)
     written = yield from _sliced_writer((api_key, "response"), api_version)(body)
@@ -156,8 +156,8 @@ def response_in_slices(api_key: int, api_version: int, header: Header, body: Bod
 def decode_data(name: str, frame: Buffer) -> tuple[Header, Body]:
     """Decode a message that is neither request nor response; returns (header, body).
 
-    The leading int16 is its version (of Streams' an int32), or the record type where the message is the key of a log
-    record. Raises Malformed or Unsupported.
+    The leading int16 (int32 for Streams) is its version, or the record type if the message is the key of a log record.
+    Raises Malformed or Unsupported.
     """
     message = _message(name)
     size = message.version_bytes
@@ -174,9 +174,9 @@ def decode_data(name: str, frame: Buffer) -> tuple[Header, Body]:
 def encode_request(header: Header, body: Body) -> bytes:
     """Encode a request frame without its size, the inverse of `decode_request`.
 
-    The header names its API and version (`requestApiKey`, `requestApiVersion`); what else is missing in it, or in the
-    body, has its default. Raises Malformed for values that do not fit and names that the message lacks, Unsupported for
-    an API or a version that is not known.
+    The header has its API and version (`requestApiKey`, `requestApiVersion`); other fields missing in it, or in the
+    body, get their defaults. Raises Malformed for values that do not fit and names that the message lacks, Unsupported
+    for an unknown API or version.
     """
     try:
         api_key, version = header["requestApiKey"], header["requestApiVersion"]
@@ -187,7 +187,7 @@ def encode_request(header: Header, body: Body) -> bytes:
 
 
 def framed_request(api_key: int, version: int, correlation_id: int, client_id: str, body: Body) -> bytes:
-    """A request of our own with its 4-byte size, as it is sent. Raises as `encode_request` does."""
+    """Return a request of our own with its 4-byte size. Raises as `encode_request` does."""
     header = {
         "requestApiKey": api_key,
         "requestApiVersion": version,
@@ -205,7 +205,7 @@ def encode_response(api_key: int, api_version: int, header: Header, body: Body) 
 
 
 def data_in_slices(name: str, frame: Buffer) -> Slices[Body]:
-    """The body of a message that begins with its version, as `decode_data` returns it. Raises as that does."""
+    """Return the body of a message that begins with its version, like `decode_data`. Raises the same faults."""
     size = _message(name).version_bytes
     if len(frame) < size:
         raise Malformed(f"{name}: {len(frame)} bytes, too short for a version")
@@ -217,7 +217,7 @@ def data_in_slices(name: str, frame: Buffer) -> Slices[Body]:
 
 
 def encoded_in_slices(name: str, version: int, body: Body) -> Slices[bytes]:
-    """Encode a message that begins with its version, as `encode_data` does. Raises as that does."""
+    """Encode a message that begins with its version, like `encode_data`. Raises the same faults."""
     written = yield from _sliced_writer(name, version)(body)
     return version.to_bytes(_message(name).version_bytes, "big", signed=True) + written
 
@@ -263,8 +263,8 @@ def request_prefix(
 
     The fields are untagged ones of the body's top level. A field that the version lacks is None, and so is the client
     id where the header has none. The same bytes before `stop` give the same values. Returns None while some field is
-    not wholly before `end`; for a complete frame that means that the frame is cut short. Text that is not UTF-8 is
-    read with replacement characters. Raises Malformed.
+    not completely before `end`; a complete frame is truncated then. Text that is not UTF-8 is read with replacement
+    characters. Raises Malformed.
     """
     message = api_message(api_key, version, "request")
     return _Prefix(message, version, fields).plan()
@@ -280,9 +280,9 @@ def locate(api_key: int, version: int, side: str, paths: tuple[str, ...]) -> Cal
     ordered by their end: inner spans come before the span around them.
 
     A span (TAG_SIZE, s, e) means that buffer[s:e] is the size varint of a tagged field on one of the paths, and that
-    the field's content is buffer[e:e + size]. Whoever changes the size of anything inside must rewrite that varint,
-    which may itself grow. It comes before all spans inside the field. No other length in a body depends on the size of
-    its content; outside the body only the frame's size does.
+    the field's content is buffer[e:e + size]. A change of the size of anything inside requires a rewrite of that
+    varint, which may itself grow. It comes before all spans inside the field. No other length in a body depends on the
+    size of its content; outside the body only the frame's size does.
 
     Trailing bytes are allowed. Raises Malformed.
     """
@@ -302,7 +302,7 @@ def locate(api_key: int, version: int, side: str, paths: tuple[str, ...]) -> Cal
 def locate_in_slices(
     api_key: int, version: int, side: str, paths: tuple[str, ...]
 ) -> Callable[[Buffer, int, int], Slices[list[Span]]]:
-    """Compile what `locate` does as a generator. ApiVersions, whose answers can have another version, is refused."""
+    """Compile the same as `locate`, as a generator. Refuses ApiVersions, whose responses may have another version."""
     if api_key == API_VERSIONS:
         raise Unsupported("ApiVersions is not read in slices")
     plan = _Locate(api_message(api_key, version, side), version, side, paths)
@@ -312,14 +312,14 @@ def locate_in_slices(
 
 
 def api_versions_version(buffer: Buffer, start: int, end: int, version: int) -> int:
-    """The version of the ApiVersions answer whose body is buffer[start:end], where `version` was asked for.
+    """Return the version of the ApiVersions response with the body buffer[start:end] to a request of `version`.
 
-    A broker that does not serve that version answers error 35 in version 0 (KIP-511), librdkafka's mock broker in the
-    version asked for. As Kafka's client reads it: in the version asked for, and in version 0 where that cannot be.
+    A broker that does not support that version answers error 35 in version 0 (KIP-511), librdkafka's mock broker in the
+    requested version. Like Kafka's client, this tries the requested version first, then version 0.
     """
     if int.from_bytes(buffer[start : start + 2], "big") != UNSUPPORTED_VERSION:
         return version
-    if version > _LAST_CLASSIC_API_VERSIONS:  # in version 0 the first byte of a count, here no count that can be
+    if version > _LAST_CLASSIC_API_VERSIONS:  # in version 0 the first byte of a count, where it is invalid
         return version if end - start > 2 and buffer[start + 2] else 0
     count = int.from_bytes(buffer[start + 2 : start + 6], "big")
     throttle_at = start + 6 + 6 * count  # three int16 each
@@ -408,7 +408,7 @@ def _body(read: Callable[[Buffer, int, int], tuple[Body, int]], frame: Buffer, p
 
 
 class Plan(Walk):
-    """A walk over a message that turns a read past the buffer into Malformed."""
+    """A walk over a message that translates a read past the buffer into Malformed."""
 
     def __init__(self, message: Message, version: int, wanted: Iterable[str] = ()) -> None:
         flexible = version in message.flexible_versions
@@ -416,7 +416,7 @@ class Plan(Walk):
         self.message = message
 
     def header(self, side: str) -> None:
-        """Walk the header's fields behind the correlation id."""
+        """Walk the header's fields after the correlation id."""
         header = _message("RequestHeader" if side == "request" else "ResponseHeader")
         names = [field.name for field in header.fields]
         body = self.version, self.flexible
@@ -506,7 +506,7 @@ class _Scan(Plan):
 class _Prefix(Plan):
     """plan(buffer, start, end) -> ((client id, *fields), stop) or None
 
-    A fault counts only if all bytes that caused it are before `end`: behind it are bytes of something else.
+    A fault counts only if all bytes that caused it are before `end`: later bytes belong to something else.
     """
 
     utf8 = "replace"
@@ -524,7 +524,7 @@ class _Prefix(Plan):
         self.line(f"if {condition}: return None")
 
     def tag_loop(self, count: str, looked_at: list[Field], path: str, var: str | None) -> None:
-        with self.block(f"for _ in range({count}):"):  # there can be one for every two bytes
+        with self.block(f"for _ in range({count}):"):  # a tag takes at least two bytes
             self.line("tag, size = buffer[pos], buffer[pos + 1]")
             self.line("if tag < 128 > size: pos += 2 + size")
             with self.block("else:"):

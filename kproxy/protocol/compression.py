@@ -1,12 +1,13 @@
-"""The four codecs of record batches, with a bound on what comes out.
+"""The four codecs of record batches, with a bound on the output.
 
-No size that a peer's bytes claim causes an allocation. Output grows as it is produced, and raises Malformed beyond
-MAX_DECOMPRESSED_BYTES (or the caller's own limit). The snappy library allocates what its input claims, so it is called
-only if the input can really expand to that size. What Kafka's own reader takes is taken: a frame that is cut short is
-Malformed, bytes behind the last frame of gzip or LZ4 are ignored, and so are LZ4's content size and checksum.
+No size claimed by a peer's bytes causes an allocation. Output grows as it is produced, and raises Malformed beyond
+MAX_DECOMPRESSED_BYTES (or the caller's own limit). The snappy library allocates the size that its input claims, so it
+is called only if the input can really expand to that size. Input that Kafka's own reader accepts is accepted: a
+truncated frame is Malformed, bytes after the last frame of gzip or LZ4 are ignored, and so are LZ4's content size and
+checksum.
 
-Codecs are the numbers that batches carry. Their libraries are imported at first use: a proxy that reads no records
-never needs them, and they take 2 MB. Refuses to know records.
+Codecs are identified by their number in batches. Their libraries are imported at first use: a proxy that reads no
+records never needs them, and they take 2 MB. Refuses to know records.
 """
 
 import zlib
@@ -20,7 +21,7 @@ from kproxy.protocol.primitives import Buffer, read_uvarint
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
-# A broker takes 1 MiB of compressed batch by default; a batch that becomes 128 MiB is a mistake or an attack.
+# A broker accepts 1 MiB of compressed batch by default; a batch that becomes 128 MiB is a mistake or an attack.
 MAX_DECOMPRESSED_BYTES = 1 << 27
 
 _MAX_FRAMES = 1024  # writers make one; an empty frame costs its reader more than its sender
@@ -34,7 +35,7 @@ def codec_name(codec: int) -> str:
 
 
 def decompress(codec: int, data: Buffer, *, magic: int = 2, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
-    """The decompressed bytes of `data`. Raises Malformed (TooLarge beyond the limit) or Unsupported.
+    """Return `data`, decompressed. Raises Malformed (TooLarge beyond the limit) or Unsupported.
 
     `magic` is that of the batch: LZ4 in message sets v0 has a wrong header checksum (KAFKA-3160).
     """
@@ -90,13 +91,13 @@ def compress(codec: int, data: bytes, *, magic: int = 2) -> bytes:
     raise Unsupported(f"compression codec {codec} is not one of {', '.join(CODECS)}")
 
 
-Take = Callable[[bytes], int]  # takes a piece of output, gives the number of bytes still allowed
+Take = Callable[[bytes], int]  # takes a piece of output, returns the number of bytes still allowed
 
 
 class _Frame(NamedTuple):
     decompressor: Any
-    header_bytes: int = 0  # that the decompressor has already, or does not need
-    trailer_bytes: int = 0  # behind the end that it sees
+    header_bytes: int = 0  # bytes that the decompressor already has, or does not need
+    trailer_bytes: int = 0  # bytes after the end that it detects
 
 
 def _reader_of_frames(
@@ -105,11 +106,11 @@ def _reader_of_frames(
     follows: Callable[[memoryview], bool] | None = None,
     is_whole: Callable[[memoryview], bool] | None = None,
 ) -> Callable[[Buffer, Take, int], None]:
-    """A reader of one or more concatenated frames.
+    """Return a reader of one or more concatenated frames.
 
-    A byte of this codec expands to at most `expansion` bytes, so input is given in slices that cannot exceed the limit.
-    `follows`: whether the bytes behind a frame are another one; they are ignored if not. `is_whole`: whether a last
-    frame without its end has all of its content.
+    One byte of this codec expands to at most `expansion` bytes, so input is passed in slices that cannot exceed the
+    limit. `follows`: whether the bytes after a frame are another one; they are ignored if not. `is_whole`: whether a
+    last frame without its end has all of its content.
     """
 
     def read(data: Buffer, take: Take, left: int) -> None:
@@ -120,7 +121,7 @@ def _reader_of_frames(
             while not decompressor.eof:
                 if pos >= len(view):
                     if is_whole is not None and is_whole(view[start:]):
-                        take(decompressor.decompress(_LZ4_END_MARK))  # else it keeps what its buffer had no room for
+                        take(decompressor.decompress(_LZ4_END_MARK))  # flushes the output that it holds back
                         return
                     raise EOFError("it is cut short")
                 step = max(64, left // expansion)
@@ -137,11 +138,11 @@ def _reader_of_frames(
 # ---------------------------------------------------------------------------------------------------------------- gzip
 
 _GZIP_MAGIC = b"\x1f\x8b\x08"
-_GZIP_LEAST = 18  # a header and a trailer; Java's GZIPInputStream looks for no member in so few bytes
+_GZIP_LEAST = 18  # a header and a trailer; Java's GZIPInputStream does not look for a member in so few bytes
 
 
 def _gzip_member(rest: memoryview) -> _Frame:
-    """librdkafka takes zlib's header too."""
+    """Start a decompressor that also accepts zlib's header, as librdkafka does."""
     return _Frame(zlib.decompressobj(_GZIP_OR_ZLIB_WBITS))
 
 
@@ -151,8 +152,8 @@ def _gzip_follows(rest: memoryview) -> bool:
 
 # -------------------------------------------------------------------------------------------------------------- snappy
 
-# The framing of xerial's snappy-java: this header, then blocks of a size (int32) and raw snappy. The header may come
-# again between blocks, where streams were joined. Clients of other languages often send one raw block instead.
+# The framing of xerial's snappy-java: this header, then blocks of a size (int32) and raw snappy. The header may recur
+# between blocks if streams were joined. Clients in other languages often send one raw block instead.
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + _INT32.pack(1) * 2
 _XERIAL_BLOCK = 32 * 1024
@@ -180,7 +181,7 @@ def _snappy(data: bytes, take: Take, left: int) -> None:
 
 
 def _snappy_block(block: bytes, left: int) -> bytes:
-    """Checks the claimed size first, since the library allocates it: three bytes of snappy expand to 64 at most."""
+    """Decompress a block; checks its claimed size first, as the library allocates it: 3 bytes expand to 64 at most."""
     import snappy
 
     claimed, _ = read_uvarint(block, 0)
@@ -201,11 +202,11 @@ _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 _LZ4_END_MARK = bytes(4)
 _LZ4_MAX_HEADER = 19
 _LZ4_BLOCK_CHECKSUM, _LZ4_CONTENT_SIZE, _LZ4_CONTENT_CHECKSUM = 0x10, 0x08, 0x04
-_LZ4_MAX_BLOCKS = 1 << 16  # that are looked through; Kafka's own have 64 KiB
+_LZ4_MAX_BLOCKS = 1 << 16  # limit of the search; Kafka's own blocks have 64 KiB
 
 
 def _lz4_frame(rest: memoryview) -> _Frame:
-    """Kafka's reader compares neither the size nor the checksum of the content: both are taken out of the header."""
+    """Start a decompressor without the content's size and checksum in its header, which Kafka's reader ignores."""
     import lz4.frame
 
     decompressor = lz4.frame.LZ4FrameDecompressor()
@@ -217,20 +218,20 @@ def _lz4_frame(rest: memoryview) -> _Frame:
     if head[end] != _lz4_checksum(head[4:end]):
         raise Malformed("the lz4 frame's header has a wrong checksum")
     descriptor = bytes((flags & ~(_LZ4_CONTENT_SIZE | _LZ4_CONTENT_CHECKSUM), head[5]))
-    descriptor += head[14 if flags & _LZ4_CONTENT_SIZE else 6 : end]  # the id of a dictionary
+    descriptor += head[14 if flags & _LZ4_CONTENT_SIZE else 6 : end]  # the dictionary id
     decompressor.decompress(_LZ4_MAGIC + descriptor + bytes((_lz4_checksum(descriptor),)))
     return _Frame(decompressor, end + 1, 4 if flags & _LZ4_CONTENT_CHECKSUM else 0)
 
 
 def _lz4_is_whole(frame: memoryview) -> bool:
-    """Whether a frame that lacks its end mark, or a part of it, has all of its blocks: librdkafka reads it."""
+    """Whether a frame without its complete end mark has all of its blocks: librdkafka reads such a frame."""
     head = bytes(frame[:_LZ4_MAX_HEADER])
     checksum_bytes = 4 if head[4] & _LZ4_BLOCK_CHECKSUM else 0
     pos = _lz4_descriptor_end(head) + 1
     for blocks in range(_LZ4_MAX_BLOCKS):
         if pos + 4 > len(frame):
             return blocks > 0 and pos <= len(frame) and not any(frame[pos:])
-        size = int.from_bytes(frame[pos : pos + 4], "little") & 0x7FFF_FFFF  # the highest bit: it is not compressed
+        size = int.from_bytes(frame[pos : pos + 4], "little") & 0x7FFF_FFFF  # the highest bit marks uncompressed blocks
         pos += 4 + size + checksum_bytes
     return False
 
@@ -240,7 +241,7 @@ def _lz4_follows(rest: memoryview) -> bool:
 
 
 def _lz4_descriptor_end(frame: bytes) -> int:
-    """The offset of the header's checksum byte: behind the flags, the block size and the optional fields."""
+    """Return the offset of the header's checksum byte, after the flags, the block size and the optional fields."""
     if len(frame) < 7 or not frame.startswith(_LZ4_MAGIC):
         raise Malformed("the lz4 data does not begin with a frame")
     flags = frame[4]
@@ -251,7 +252,7 @@ def _lz4_descriptor_end(frame: bytes) -> int:
 
 
 def _with_true_lz4_checksum(frame: bytes) -> bytes:
-    """KAFKA-3160: in message sets v0 the checksum covers the frame's magic too; readers of v0 accept anything."""
+    """Correct the header checksum of message sets v0, which also covers the magic (KAFKA-3160)."""
     end = _lz4_descriptor_end(frame)
     return frame[:end] + bytes((_lz4_checksum(frame[4:end]),)) + frame[end + 1 :]
 
@@ -262,12 +263,12 @@ def _with_false_lz4_checksum(frame: bytes) -> bytes:
 
 
 def _lz4_checksum(descriptor: bytes) -> int:
-    """The checksum byte of a frame's header."""
+    """Return the checksum byte of a frame's header."""
     return _xxh32(descriptor) >> 8 & 0xFF
 
 
 def _xxh32(data: bytes) -> int:
-    """xxHash32, seed 0, of fewer than sixteen bytes, as a frame's header is."""
+    """Return xxHash32, seed 0, of fewer than sixteen bytes, such as a frame's header."""
     mask, pos, size = 0xFFFFFFFF, 0, len(data)
     prime1, prime2, prime3, prime4, prime5 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1
     value = prime5 + size & mask
@@ -292,7 +293,7 @@ def _rotate(value: int, by: int) -> int:
 def _zstd_frame(rest: memoryview) -> _Frame:
     import zstandard
 
-    # The window is what Java's reader takes by default.
+    # The default window limit of Java's reader.
     return _Frame(zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj())
 
 

@@ -1,9 +1,8 @@
-"""Frames from hex or binary to decoded messages, and those as JSON: the work of `kproxy decode`.
+"""Frames from hex or binary to decoded messages, and these as JSON: the work of `kproxy decode`.
 
-Duty: find the bytes in the input (hex or binary, with the size prefix or without), decode them as the message that
-they are said to be, and render that as JSON. The machine form is a contract: a JSON object a line, in and out, bodies
-exactly as Kafka's own converters render them, every fault an {"error": ...} of its line. For people it is
-`views.decode`.
+Duty: find the bytes in the input (hex or binary, with the size prefix or without), decode them as the requested
+message, and render that as JSON. The machine form is a contract: one JSON object per line, in and out, bodies exactly
+as Kafka's own converters render them, each fault an {"error": ...} of its line. The form for readers is `views.decode`.
 
 Memory: one frame and its decoded form, or one line and a record of its answer.
 """
@@ -49,14 +48,14 @@ _TEXT = re.compile(rb"[\t\n\r\x20-\x7e]+")
 _COMPRESSED = (b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")  # gzip, zstd, lz4
 _NOT_HEX = re.compile(rb"^\s*0x|[\s:]+")
 _HEAD = Struct(">hhi")  # API key, version and correlation id of a request
-_LEAST_FRAME_BYTES = 4  # an answer without a body
+_LEAST_FRAME_BYTES = 4  # a response without a body
 _SHOWN_CHARS = 40
 _PCAPNG = (b"\n\r\r\n",)
 _PCAP = tuple(bytes.fromhex(magic) for magic in ("a1b2c3d4", "d4c3b2a1", "a1b23c4d", "4d3cb2a1"))
 
 
 def contents(file: BinaryIO) -> Buffer:
-    """All of a file, mapped where it can be: a segment of a log is a gigabyte."""
+    """Return the content of a file, mapped if possible: a log segment may have a gigabyte."""
     try:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError):
@@ -64,9 +63,9 @@ def contents(file: BinaryIO) -> Buffer:
 
 
 def bytes_of(given: Buffer, *, must_be_hex: bool = False) -> Buffer:
-    """The bytes that hexadecimal digits mean (blanks, colons and a leading 0x are skipped); other input as it is.
+    """Return the bytes of hexadecimal digits (blanks, colons and a leading 0x are skipped); other input unchanged.
 
-    Raises Malformed for an odd number of digits, and with `must_be_hex` for anything but digits.
+    Raises Malformed for an odd number of digits, and with `must_be_hex` for any other input.
     """
     if _HEX.fullmatch(given) is None:
         if must_be_hex:
@@ -83,7 +82,7 @@ def bytes_of(given: Buffer, *, must_be_hex: bool = False) -> Buffer:
 
 
 def count_bytes(count: int) -> str:
-    """A number of bytes in words: "1 byte", "1,234 bytes"."""
+    """Return a number of bytes as text: "1 byte", "1,234 bytes"."""
     return f"{count:,} byte{'s' * (count != 1)}"
 
 
@@ -92,23 +91,23 @@ def _shown(text: str) -> str:
 
 
 def is_capture(given: Buffer) -> bool:
-    """Whether the bytes begin as a pcap or pcapng file does."""
+    """Whether the bytes begin like a pcap or pcapng file."""
     head = bytes(given[:8])
     return head[:4] in _PCAPNG or (head[:4] in _PCAP and head[4:8] in (b"\x02\0\x04\0", b"\0\x02\0\x04"))
 
 
 def is_compressed(given: Buffer) -> bool:
-    """Whether the bytes begin as a file of gzip, zstd or lz4 does; no frame does."""
+    """Whether the bytes begin like a gzip, zstd or lz4 file; no frame does."""
     return bytes(given[:4]).startswith(_COMPRESSED)
 
 
 def is_text(given: Buffer) -> bool:
-    """Whether the bytes are printable ASCII alone, as no frame is: each has a byte of 0 in its head."""
+    """Whether all bytes are printable ASCII; a frame has a zero byte in its header."""
     return _TEXT.fullmatch(given) is not None
 
 
 def sized_frames(given: Buffer) -> list[Buffer] | None:
-    """The frames behind their 4-byte sizes, if that is what the bytes are from end to end."""
+    """Return the frames, if the input consists of frames with 4-byte sizes from end to end, or None."""
     frames, pos = [], 0
     while pos + 4 < len(given):
         size = int.from_bytes(given[pos : pos + 4], "big", signed=True)
@@ -124,7 +123,7 @@ def sized_frames(given: Buffer) -> list[Buffer] | None:
 
 
 def frames(given: Buffer, sized: bool | None, how: Callable[[Buffer], "Decoded"]) -> list["Decoded"]:
-    """One frame, or several with their sizes; `sized` None: with, if that makes sense from end to end, else without."""
+    """Decode one frame, or several with sizes; `sized` None: with sizes if they fit from end to end, else without."""
     with_sizes = None if sized is False else sized_frames(given)
     if with_sizes is None:
         if sized:
@@ -142,7 +141,7 @@ def frames(given: Buffer, sized: bool | None, how: Callable[[Buffer], "Decoded"]
 def decoded(
     given: Buffer, *, sized: bool | None = None, response_to: str | None = None, data_name: str | None = None
 ) -> list["Decoded"]:
-    """Frames as requests, or as the answers to API:VERSION, or as messages of another kind by their name.
+    """Decode frames as requests, as responses to API:VERSION, or as messages of another kind by name.
 
     `sized`: see `frames`. Raises Malformed and Unsupported.
     """
@@ -160,7 +159,7 @@ def decoded(
 
 
 def _misfit(given: Buffer) -> str | None:
-    """Which request does not have the size that it says, in words; None if the bytes do not begin with a size."""
+    """Return which request does not match its size, as text; None if the bytes do not begin with a size."""
     pos, number, where = 0, 1, ""
     while True:
         of_sized = _looks_like_request(given[pos + 4 :])
@@ -190,7 +189,7 @@ def _misfit(given: Buffer) -> str | None:
 
 
 def _looks_like_request(frame: Buffer) -> int:
-    """0: it has no known API and version; 2: and a client id that is whole; 1: one that is cut."""
+    """Return 0 without a known API and version; 1 if the client id is truncated; 2 if it is complete."""
     if len(frame) < 4:
         return 0
     key, version, _ = _HEAD.unpack(bytes(frame[: _HEAD.size]).ljust(_HEAD.size, b"\0"))
@@ -202,7 +201,7 @@ def _looks_like_request(frame: Buffer) -> int:
 
 
 def api_and_version(text: str) -> tuple[int, int]:
-    """ "Metadata:12" or "3:12" as (3, 12). Raises Unsupported, which suggests a name where one is close."""
+    """Return (3, 12) for "Metadata:12" or "3:12". Raises Unsupported, with a suggestion for a similar name."""
     name, colon, version = text.rpartition(":")
     name = name if colon else text
     names = {api.name.lower(): api for api in schema().apis.values()}
@@ -219,7 +218,7 @@ def api_and_version(text: str) -> tuple[int, int]:
 
 
 def _like(name: str, known: list[str]) -> str:
-    """A suggestion, if a known name is close."""
+    """Return a suggestion as text, if there is a similar name."""
     by_lower = {each.lower(): each for each in known}
     found = get_close_matches(name.lower(), by_lower, n=1)
     return f" (did you mean {by_lower[found[0]]}?)" if found else ""
@@ -286,9 +285,9 @@ def _batch_as_json(batch: Batch) -> Json:
 
 
 def records_as_json(fragment: Buffer) -> Iterator[str]:
-    """The text of {"batches": ..., "trailing_bytes": ...}, a record at a time: a kilobyte may hold a million of them.
+    """Yield the text of {"batches": ..., "trailing_bytes": ...} by record: a kilobyte may hold a million of them.
 
-    All of it is read before, since a fault takes the place of everything.
+    All records are read first, since a fault replaces the whole answer.
     """
     batches, trailing_bytes = read_batches(fragment)
     heads = [json.dumps(_batch_as_json(batch)).removesuffix("}") for batch in batches]
@@ -310,7 +309,7 @@ def records_as_json(fragment: Buffer) -> Iterator[str]:
 
 
 def answer(line: str | bytes, work: Callable[[Json], Iterable[str]]) -> Iterable[str]:
-    """The answer to a line of the machine form, in pieces; `work` is `answer_frame` or `answer_records`."""
+    """Return the answer to a line of the machine form, in pieces; `work` is `answer_frame` or `answer_records`."""
     try:
         try:
             asked = json.loads(line)

@@ -1,6 +1,6 @@
-"""Error codes by name, from the official library's own list in `layouts/errors.json`.
+"""Error codes by name, from the official library's list in `layouts/errors.json`.
 
-A broker newer than the list may send other codes, so `error_name` returns a name for every int16.
+A newer broker may send other codes, so `error_name` returns a name for every int16.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import NamedTuple
 class ErrorCode(NamedTuple):
     code: int
     name: str
-    retriable: bool  # the client may try the same again, as Kafka's own clients do
+    retriable: bool  # the client may repeat the request, as Kafka's own clients do
     message: str | None
 
 

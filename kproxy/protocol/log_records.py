@@ -1,8 +1,8 @@
-"""Records of the logs that coordinators keep: __consumer_offsets, __transaction_state, __share_group_state.
+"""Records of the logs of coordinators: __consumer_offsets, __transaction_state, __share_group_state.
 
-Duty: which message a record's key is, by the int16 that opens it, and the value that belongs to it. Layouts are the
-schema's (`Message.log`, `role`, `record_type`); key types 0 and 1 are both of offset commits, and a value of either may
-be of any version of OffsetCommitValue. Refuses to know batches, and what a record means.
+Duty: find the message of a record's key by its leading int16, and the message of its value. Layouts are the schema's
+(`Message.log`, `role`, `record_type`); key types 0 and 1 are both offset commits, and a value of either may have any
+version of OffsetCommitValue. Refuses to know batches, and the meaning of a record.
 """
 
 from functools import cache
@@ -18,16 +18,16 @@ LOGS = ("__consumer_offsets", "__transaction_state", "__share_group_state")
 
 
 class LogRecord(NamedTuple):
-    """A record, decoded."""
+    """A decoded record."""
 
     key_message: Message
     key: Body
     value_message: Message
-    value: Body | None  # None: a tombstone, which deletes what the key names
+    value: Body | None  # None: a tombstone, which deletes the key's entry
 
 
 def decode_record(log: str, record: Record) -> LogRecord:
-    """Decode a record of one of `LOGS`; raises Malformed, or Unsupported for a type or version that is not known."""
+    """Decode a record of one of `LOGS`. Raises Malformed, or Unsupported for an unknown type or version."""
     if record.key is None or len(record.key) < 2:
         raise Malformed(f"{log}: a record without a key, or with one too short for its type")
     kind = int.from_bytes(record.key[:2], "big", signed=True)
@@ -39,14 +39,14 @@ def decode_record(log: str, record: Record) -> LogRecord:
     if record.value is None:
         return LogRecord(key_message, key, value_message, None)
     if value_message.name == "LegacyOffsetCommitValue":
-        value_message = schema().data["OffsetCommitValue"]  # which has all versions that were written with either key
+        value_message = schema().data["OffsetCommitValue"]  # it has all versions written with either key type
     _, value = codec.decode_data(value_message.name, record.value)
     return LogRecord(key_message, key, value_message, value)
 
 
 @cache
 def _messages(log: str) -> dict[int, tuple[Message, Message]]:
-    """Key and value by record type."""
+    """Return record type -> (key message, value message)."""
     found: dict[int, dict[str, Message]] = {}
     for message in schema().data.values():
         if message.log == log and message.role is not None and message.record_type is not None:

@@ -1,7 +1,7 @@
-"""Why values cannot be written as a message: the field, the value, and what belongs there.
+"""Explains why values cannot be encoded as a message: the field, the value, and the expected type.
 
-Duty: the words of `Malformed` when encoding fails. The plans that write check nothing beforehand; who encodes asks here
-afterwards, so that a mistake in a program names its field. Refuses to write anything.
+Duty: the text of `Malformed` when encoding fails. Writing plans check nothing beforehand; after a fault the encoder
+asks here, so that the text names the faulty field. Refuses to write anything.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,11 +12,11 @@ from kproxy.protocol.plans import FIXED, TAGS, join, size_of
 from kproxy.protocol.schema import Field
 
 _SHOWN = 40  # characters of a value
-_MOST_TEXT = (1 << 15) - 1  # bytes of a text, by the int16 before it
+_MOST_TEXT = (1 << 15) - 1  # bytes of a text, limited by its int16 length
 
 
 def misfit(fields: tuple[Field, ...], version: int, values: Any, path: str = "") -> str | None:
-    """The first field whose value does not fit its type, as a sentence; None if all do."""
+    """Return the first field whose value does not fit its type, as a sentence; None if all fit."""
     if not isinstance(values, Mapping):
         return f"{path or 'the message'}: {_shown(values)} is no dict of fields"
     for field in fields:

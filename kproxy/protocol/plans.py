@@ -4,7 +4,7 @@
 prefix share it and differ only in the values that they keep, so they all end at the same byte.
 
 The interpreter's cost is per operation, so the source has few of them. Adjacent fields of fixed size become one
-`unpack_from`, which also reads the first byte of the varint behind them. One-byte varints are read in place. Bounds are
+`unpack_from`, which also reads the first byte of the varint after them. One-byte varints are read in place. Bounds are
 not checked per field: reading past the buffer raises and is translated once, and a position past `end` is found at the
 end. Checked at once is only what could cause unbounded work or memory: a count must fit into the bytes left, a position
 never moves back, and no slice reaches beyond `end`.
@@ -12,7 +12,7 @@ never moves back, and no slice reaches beyond `end`.
 A plan can be made as a generator (`sliced`), for bodies with more elements than one call may read: it yields once per
 SLICE_BYTES, and ends with what the plan would return.
 
-Refuses to know what the fields mean; `codec` does.
+Refuses to know the meaning of fields; `codec` does.
 """
 
 import struct
@@ -27,9 +27,9 @@ from kproxy.protocol.primitives import read_uvarint, skip_tags, write_uvarint
 from kproxy.protocol.schema import Field
 
 TAGS = "_tags"  # the key of the unknown tagged fields of a struct: {tag: bytes}
-TRAILING = "_trailing"  # the key of what follows a body
+TRAILING = "_trailing"  # the key of the bytes after a body
 
-# What a sliced plan reads between two yields: some tenths of a millisecond.
+# Bytes that a sliced plan reads between two yields: some tenths of a millisecond.
 SLICE_BYTES = 2 * 1024
 
 FIXED = {
@@ -58,10 +58,11 @@ def size_of(code: str) -> int:
 class Source:
     """The lines of a generated function, and the names that they refer to."""
 
-    sliced = False  # True: it is a generator. Of a walk `mark` is where it yields next; who sets `pos` sets it too.
+    # True: a generator. In a walk, `mark` is the position of its next yield; code that sets `pos` sets it too.
+    sliced = False
 
     def __init__(self, title: str) -> None:
-        self.title = title  # of the message, for faults
+        self.title = title  # the message's, for faults
         self.names: dict[str, Any] = {
             "Malformed": Malformed,
             "uuid_of": uuid_of,
@@ -109,7 +110,7 @@ class Source:
 
     def function(self, arguments: str) -> Callable[..., Any]:
         hoisted = "".join(f", {name}={name}" for name in self.hoisted)
-        generator = ("    if False: yield",) if self.sliced else ()  # one even where nothing is long
+        generator = ("    if False: yield",) if self.sliced else ()  # required if no statement yields
         source = "\n".join((f"def plan({arguments}{hoisted}):", *generator, *self.lines))
         exec(compile(source, f"<{self.title}>", "exec"), self.names)
         plan: Callable[..., Any] = self.names["plan"]
@@ -144,7 +145,7 @@ class Walk(Source):
 
     utf8 = "strict"
     walks_all_tags = False  # False: a tag section without wanted fields is skipped by one call
-    # True: each tagged field is read by its content, as brokers do, must end where its size says, and stand in order.
+    # True: each tagged field is read by its content, like brokers do, must have its stated size, and be in order.
     strict_tags = False
 
     def __init__(self, title: str, version: int, flexible: bool, wanted: Iterable[str] = ()) -> None:
@@ -173,7 +174,7 @@ class Walk(Source):
         """An array's length was read."""
 
     def before(self, path: str) -> None:
-        """`pos` is about to be at the field's first byte, or at that of an element (the path ends in [])."""
+        """`pos` is about to be at the first byte of the field, or of an element (the path ends in [])."""
 
     def behind(self, path: str) -> None:
         """The field, or the element, has been walked."""
@@ -182,7 +183,7 @@ class Walk(Source):
         """The variable holds how many tagged fields a struct has."""
 
     def tag_read(self, path: str, tag: str) -> None:
-        """The variable `tag` holds a tag of the struct at the path; `pos` is behind it."""
+        """The variable `tag` holds a tag of the struct at the path; `pos` is after it."""
 
     def tag_sized(self, start: str) -> None:
         """The size of a tagged field lies between `start` and `pos`."""
@@ -208,7 +209,7 @@ class Walk(Source):
         self._after.append(line)
 
     def settle(self) -> None:
-        """Emit the read of the current run; `pos` is then behind everything that was taken."""
+        """Emit the read of the current run; `pos` is then after everything that was taken."""
         size = sum(size_of(code) for code, _ in self._run)
         if any(var for _, var in self._run):
             self.need(size)
@@ -238,7 +239,7 @@ class Walk(Source):
         self._after.clear()
 
     def end_slice(self) -> None:
-        """`pos` is behind an element: yield if a slice has been read."""
+        """`pos` is after an element: yield if a slice has been read."""
         if self.sliced:
             with self.block("if pos > mark:"):
                 self.line(f"mark = pos + {SLICE_BYTES}")
@@ -275,11 +276,10 @@ class Walk(Source):
         self.rest_of_uvarint(var)
 
     def rest_of_uvarint(self, var: str) -> None:
-        """Read the rest of a varint whose first byte is in `var`; `pos` is behind that byte."""
+        """Read the rest of a varint whose first byte is in `var`; `pos` is after that byte."""
         with self.block(f"if {var} > 127:"):
-            self.line(
-                "byte = buffer[pos]"
-            )  # lengths of records take two bytes: read in place, since a call costs four times as much
+            # Lengths of records take two bytes, which are read in place: a call costs four times as much.
+            self.line("byte = buffer[pos]")
             self.line(f"if byte < 128: {var}, pos = {var} + (byte << 7) - 128, pos + 1")
             self.line(f"else: {var}, pos = uvarint(buffer, pos - 1)")
 
@@ -451,7 +451,7 @@ class Walk(Source):
     # Sizes in this version.
 
     def fixed_size(self, field: Field, type_: str) -> int | None:
-        """The size that all values of the type have, or None if sizes vary."""
+        """Return the common size of all values of the type, or None if sizes vary."""
         if type_ in FIXED:
             return size_of(FIXED[type_])
         if type_ in ("string", "bytes", "records") or self.flexible:
@@ -466,7 +466,7 @@ class Walk(Source):
         return total
 
     def least_size(self, field: Field, type_: str) -> int:
-        """The smallest size that a value of the type can have."""
+        """Return the smallest size of a value of the type."""
         if type_ in FIXED:
             return size_of(FIXED[type_])
         compact = self.flexible and field.compactable

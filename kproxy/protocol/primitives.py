@@ -1,7 +1,7 @@
 """Integers of variable length and tag sections over (buffer, position), read, skipped and written.
 
-Fixed-size values are left to `struct`. Readers return the value and the position behind it, and raise only Malformed.
-A buffer is anything that returns integers by index: bytes, bytearray, memoryview.
+Fixed-size values are left to `struct`. Readers return the value and the position after it, and raise only Malformed. A
+buffer is anything that returns integers by index: bytes, bytearray, memoryview.
 """
 
 from kproxy.errors import Malformed
@@ -10,7 +10,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 def read_uvarint(buffer: Buffer, pos: int) -> tuple[int, int]:
-    """An unsigned varint of at most 32 bits, as lengths, tags and counts are.
+    """Return an unsigned varint of at most 32 bits, such as lengths, tags and counts.
 
     Java drops the bits beyond 32, and so reads another number: a tag of 2**32 as tag 0.
     """
@@ -35,13 +35,13 @@ def read_uvarint(buffer: Buffer, pos: int) -> tuple[int, int]:
 
 
 def read_varint(buffer: Buffer, pos: int) -> tuple[int, int]:
-    """A zigzag varint of at most 32 bits, as a record's lengths are."""
+    """Return a zigzag varint of at most 32 bits, such as the lengths in a record."""
     value, pos = read_uvarint(buffer, pos)
     return (value >> 1) ^ -(value & 1), pos
 
 
 def read_varlong(buffer: Buffer, pos: int) -> tuple[int, int]:
-    """A zigzag varint of at most 64 bits, as a record's timestamp delta is."""
+    """Return a zigzag varint of at most 64 bits, such as a record's timestamp delta."""
     value = shift = 0
     try:
         while True:
@@ -74,7 +74,7 @@ def write_varlong(value: int) -> bytes:
 
 
 def skip_tags(buffer: Buffer, pos: int, end: int) -> int:
-    """The position after the tag section that begins at `pos`."""
+    """Return the position after the tag section that begins at `pos`."""
     count, pos = read_uvarint(buffer, pos)
     if count * 2 > end - pos:
         raise Malformed(f"{count} tagged fields in {end - pos} bytes")

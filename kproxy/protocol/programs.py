@@ -1,13 +1,13 @@
-"""Programs by which the compiled core reads frames: whether a response is plain, and what it needs of a request.
+"""Programs with which the compiled core reads frames: they detect plain responses, and collect values from requests.
 
 A program is a tuple of integers, operations with their operands, which `native/src/program.rs` lists and runs. It is
-made from the layout like the plans of `codec`. A response is plain if `codec.response_scan` would return
-(0 or -1, 0 or None, (), False) for it: no throttle time, no error, no broker address. A request's names are the values
-of given fields, as bytes: requests of one API and version with equal bytes have equal values in them. Of a Produce that
-is counted, the record batches of each topic-partition are added up, and the offsets are collected from its response.
-Whatever does not fit a program is read in Python; a request with tagged fields never fits.
+made from the layout like the plans of `codec`. A response is plain if `codec.response_scan` would return (0 or -1, 0 or
+None, (), False) for it: no throttle time, no error, no broker address. A request's names are the values of given
+fields, as bytes: requests of one API and version with equal bytes have equal values in them. For a Produce that is
+counted, the record batches of each topic-partition are added up, and the offsets are collected from its response. A
+frame that does not fit a program is read in Python; a request with tagged fields never fits.
 
-Refuses to know what is done with a frame.
+Refuses to know the use of a frame.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ from kproxy.protocol.schema import Field, Message, address_path
 Program = tuple[int, ...]
 
 SKIP, ZERO, TEXT, FIXED_ARRAY, EACH, EMPTY, MAYBE, TAGS, NAME, ID, PARTITION, RECORDS, OFFSET = range(1, 14)
-NO_TAGS = [ZERO, 1]  # a tag section that is empty: one byte
-_COMPACT = 0  # the width of a length that is a varint, one more than the length
+NO_TAGS = [ZERO, 1]  # an empty tag section: one byte
+_COMPACT = 0  # the width of a varint length, which is the length plus one
 
 
 # The fields of a Produce that is counted, with their operations.
@@ -40,10 +40,10 @@ _NO_OPERATIONS: Mapping[str, list[int]] = {}
 def plain_response(api_key: int, version: int, *, offsets: bool = False) -> Program | None:
     """Return the program for a response from the byte after its correlation id on; None: it is never plain.
 
-    offsets: of a Produce: collect the topic-partitions with the offset of the first record of each.
+    offsets: for a Produce: collect the topic-partitions with the offset of the first record of each.
     """
     carrier = address_path(api_key, version)
-    if carrier == "" or api_key == API_VERSIONS:  # ApiVersions may come in version 0 whatever was asked
+    if carrier == "" or api_key == API_VERSIONS:  # ApiVersions may be answered in version 0
         return None
     message = api_message(api_key, version, "response")
     header = [TAGS, 0] if message.header_version(version) else []
@@ -53,10 +53,10 @@ def plain_response(api_key: int, version: int, *, offsets: bool = False) -> Prog
 
 @cache
 def collecting(api_key: int, version: int, paths: frozenset[str], *, records: bool = False) -> Program:
-    """Return the program for a request, which has a client id, from the byte after its correlation id on.
+    """Return the program for a request with a client id, from the byte after its correlation id on.
 
-    paths: of the fields to collect, strings or of fixed size, as in `codec.paths_of`. records: of a Produce: collect
-    the topic-partitions too, with the sums over the record batches of each.
+    paths: fields to collect, strings or of fixed size, as in `codec.paths_of`. records: for a Produce: also collect the
+    topic-partitions, with the sums over the record batches of each.
     """
     message = api_message(api_key, version, "request")
     header_version = message.header_version(version)
@@ -115,7 +115,7 @@ class _Layout(Walk):
         return [text, _COMPACT if compact else 2 if type_ == "string" else 4, nullable]
 
     def operations_at(self, path: str) -> tuple[int, int]:
-        """Return the operation for a value of fixed size, and for one with its length before it."""
+        """Return the operation for a value of fixed size, and the one for a value with a length before it."""
         raise NotImplementedError
 
     def of_tags(self, tagged: list[Field], path: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Records as they lie in Produce and Fetch: message sets v0 and v1, record batches v2, read and written.
+"""Records in Produce and Fetch: message sets v0 and v1, record batches v2, read and written.
 
     base offset (int64) | length (int32) | leader epoch or crc (4) | magic (int8) | ...
 
@@ -7,10 +7,10 @@ whole batches, and `Batch.records` decompresses and yields one record at a time.
 batch (bounded, see `compression`) and one record. A batch keeps a view of the buffer, so use it before the buffer is
 filled again.
 
-A Fetch may end in a cut batch: that is a count of trailing bytes, never a fault. Checksums are reported, never
-enforced; the messages inside a compressed message set are covered by the checksum of the message around them.
-In message sets an uncompressed message is a batch of its own, and a compressed one is a batch whose count and first
-offset stand inside it. One level of compression is all there is: a compressed message inside one is Malformed.
+A Fetch may end in an incomplete batch: that is a count of trailing bytes, never a fault. Checksums are reported, never
+enforced; the messages inside a compressed message set are covered by the checksum of the message around them. In
+message sets an uncompressed message is a batch of its own, and a compressed one is a batch with its count and first
+offset inside it. There is one level of compression: a compressed message inside another is Malformed.
 
 Refuses to know the content of keys and values, except the type of a control record.
 """
@@ -31,7 +31,7 @@ from kproxy.protocol.primitives import (
     write_varlong,
 )
 
-HEADER_BYTES = 61  # of a batch v2; a message needs fewer
+HEADER_BYTES = 61  # of a batch v2; a message has fewer
 
 CONTROL_TYPES = (
     "ABORT",
@@ -55,7 +55,7 @@ _INT32 = Struct(">i")
 _UINT32 = Struct(">I")
 _INT16_PAIR = Struct(">hh")
 _MESSAGE_BYTES = (_MESSAGE.size, _MESSAGE.size + 8)  # before the key, by magic
-LEAST_LENGTH = (14, 22, HEADER_BYTES - _PREFIX_BYTES)  # by magic, as the length counts
+LEAST_LENGTH = (14, 22, HEADER_BYTES - _PREFIX_BYTES)  # by magic, without the prefix
 
 _ZERO_STEP = 1 << 16
 
@@ -101,7 +101,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The whole batch, this header included."""
+        """The size of the whole batch, including this header."""
         return self.length + _PREFIX_BYTES
 
     @property
@@ -114,7 +114,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """Sequences go on from zero after the largest int32; -1 is none."""
+        """The sequence of the last record; sequences continue at 0 after the largest int32; -1: none."""
         if self.base_sequence == -1:
             return -1
         last = self.base_sequence + self.last_offset_delta
@@ -136,7 +136,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def delete_horizon(self) -> int | None:
-        """When tombstones and markers of this compacted batch may go (KIP-534)."""
+        """The time from which tombstones and markers of this compacted batch may be removed (KIP-534), or None."""
         return self.base_timestamp if self.magic == 2 and self.attributes & _DELETE_HORIZON else None
 
 
@@ -149,7 +149,7 @@ class Batch:
 
     @cached_property
     def crc_valid(self) -> bool:
-        """Over everything that brokers do not overwrite: in a batch v2 from the attributes on."""
+        """Whether the checksum matches; in a batch v2 it covers the attributes and all bytes after them."""
         return crc_valid(self.header, self.view)
 
     @cached_property
@@ -165,7 +165,7 @@ class Batch:
         """Yield the records one by one; raises Malformed at the faulty record, after those before it."""
         header = self.header
         if header.magic == 2:
-            if header.record_count == 0:  # all compacted away; there is nothing to decompress
+            if header.record_count == 0:  # all compacted away; nothing to decompress
                 return
             payload: Buffer = self.view[HEADER_BYTES:]
             if header.codec != NONE:
@@ -182,7 +182,7 @@ class Batch:
                 yield _read_message(inner, message.view, inner.base_offset + shift, timestamp)
 
     def _inner(self, limit_bytes: int) -> Iterator["Batch"]:
-        """The messages inside a compressed one, of which there must be at least one."""
+        """Yield the messages inside a compressed one; there must be at least one."""
         outer = self.header
         value = _read_message(outer, self.view, outer.base_offset, outer.base_timestamp).value
         if value is None:
@@ -196,11 +196,11 @@ class Batch:
                 raise Malformed("inside a compressed message only uncompressed messages may stand")
             yield Batch(header, plain[pos : pos + header.size_bytes])
             pos += header.size_bytes
-        if pos == 0:  # a message that is cut behind others is ignored, as Kafka's reader does
+        if pos == 0:  # like Kafka's reader, ignore an incomplete message after others
             raise Malformed(f"a compressed message holds {len(plain)} bytes that are no message")
 
     def _inner_offsets(self, limit_bytes: int) -> tuple[int, int]:
-        """Of the first and the last inner message, as written."""
+        """Return the offsets of the first and the last inner message, as written."""
         first = last = None
         for message in self._inner(limit_bytes):
             last = message.header.base_offset
@@ -209,10 +209,10 @@ class Batch:
         return first, last
 
     def _shift(self, last_inner_offset: int) -> int:
-        """The number that makes inner offsets absolute.
+        """Return the number that makes inner offsets absolute.
 
-        In v1 they are relative, and the outer offset is that of the last record. Some versions of librdkafka leave the
-        outer offset at 0.
+        Inner offsets of v1 are relative, and the outer offset is that of the last record. Some versions of librdkafka
+        leave the outer offset at 0.
         """
         outer = self.header.base_offset
         if self.header.magic == 0 or outer == 0:
@@ -223,7 +223,7 @@ class Batch:
 
 
 def read_header(buffer: Buffer, pos: int, end: int) -> BatchHeader | None:
-    """The header at `pos`, or None while too few bytes are before `end`. Raises Malformed or Unsupported."""
+    """Return the header at `pos`, or None while too few bytes are before `end`. Raises Malformed or Unsupported."""
     if end - pos <= _MAGIC_AT:
         return None
     magic = buffer[pos + _MAGIC_AT]
@@ -248,10 +248,10 @@ def read_header(buffer: Buffer, pos: int, end: int) -> BatchHeader | None:
 
 
 def crc32c(data: Buffer, before: int = 0) -> int:
-    """CRC-32C of bytes, going on from that of those before them.
+    """Return the CRC-32C of bytes, continuing from the one of the bytes before them.
 
-    Its package is imported by the first call: it looks up its own version then, which loads importlib.metadata and
-    email, 15 ms of CPU time of each process that reads batches and checks none.
+    Its package is imported by the first call: on import it looks up its own version, which loads importlib.metadata and
+    email, 15 ms of CPU time in each process that reads batches and checks none.
     """
     from crc32c import crc32c as summed
 
@@ -291,7 +291,7 @@ class Checksum:
 
 
 def iterate_headers(buffer: Buffer, start: int = 0, end: int | None = None) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each batch that ends by `end`."""
+    """Yield position and header of each batch that ends by `end`."""
     end = len(buffer) if end is None else end
     while (header := read_header(buffer, start, end)) is not None and header.size_bytes <= end - start:
         yield start, header
@@ -299,12 +299,12 @@ def iterate_headers(buffer: Buffer, start: int = 0, end: int | None = None) -> I
 
 
 def read_batches(buffer: Buffer) -> tuple[list[Batch], int]:
-    """The whole batches of a buffer, and the number of bytes after the last of them: a cut batch, or zeros.
+    """Return the whole batches of a buffer, and the number of bytes after them: an incomplete batch, or zeros.
 
     A segment that a broker allocated in advance (`log.preallocate`) ends in zeros.
 
-    The buffer is what a Produce or a Fetch holds of one partition (`records`): record batches of magic 2, or messages
-    of magic 0 and 1. A `Batch` has its `header` (offsets, producer, codec; times in milliseconds), `crc_valid`, and
+    The buffer is the `records` of one partition in a Produce or a Fetch: record batches of magic 2, or messages of
+    magic 0 and 1. A `Batch` has its `header` (offsets, producer, codec; times in milliseconds), `crc_valid`, and
     `records()`, which yields (offset, timestamp in ms, key, value, headers) one by one, decompressed. It keeps a view
     of the buffer. Raises Malformed or Unsupported, and so does `records()`. Format:
     https://kafka.apache.org/documentation/#messageformat
@@ -323,13 +323,13 @@ def read_batches(buffer: Buffer) -> tuple[list[Batch], int]:
 
 
 def is_zero(view: memoryview) -> bool:
-    """Whether all bytes are zero, as those of a segment that nothing was written to."""
+    """Whether all bytes are zero, like the unused part of a preallocated segment."""
     pieces = (view[at : at + _ZERO_STEP] for at in range(0, len(view), _ZERO_STEP))
     return all(bytes(piece).count(0) == len(piece) for piece in pieces)
 
 
 def control_type(record: Record) -> str:
-    """The type of a control record, from its key: an int16 version and an int16 type. Raises Malformed."""
+    """Return the type of a control record, from its key: an int16 version and an int16 type. Raises Malformed."""
     if record.key is None or len(record.key) < 4:
         raise Malformed("a control record without a type in its key")
     _, type_ = _INT16_PAIR.unpack_from(record.key)
@@ -349,7 +349,7 @@ def _read_int32_bytes(view: memoryview, pos: int) -> tuple[bytes | None, int]:
         raise Malformed("a message is cut short")
     size = _INT32.unpack_from(view, pos)[0]
     pos += 4
-    if size < 0:  # -1 by the book; Kafka's reader takes any
+    if size < 0:  # -1 by the specification; Kafka's reader accepts any
         return None, pos
     if size > len(view) - pos:
         raise Malformed(f"a key or value of {size} bytes in a message that has {len(view) - pos} left")
@@ -365,7 +365,7 @@ def _read_records(header: BatchHeader, payload: Buffer) -> Iterator[Record]:
         stop = pos + size
         if size < 0 or stop > end:
             raise Malformed(f"a record of {size} bytes where {end - pos} are left")
-        timestamp, pos = read_varlong(payload, pos + 1)  # after the attributes, of which none is in use
+        timestamp, pos = read_varlong(payload, pos + 1)  # after the attributes, which are unused
         offset, pos = read_varint(payload, pos)
         key, pos = _read_varint_bytes(payload, pos, stop)
         value, pos = _read_varint_bytes(payload, pos, stop)
@@ -379,7 +379,7 @@ def _read_records(header: BatchHeader, payload: Buffer) -> Iterator[Record]:
                 if name is None:
                     raise Malformed("a record's header has no key")
                 header_value, pos = _read_varint_bytes(payload, pos, stop)
-                headers.append((name.decode("utf-8", "replace"), header_value))  # as Java's reader does
+                headers.append((name.decode("utf-8", "replace"), header_value))  # like Java's reader
         if pos != stop:
             raise Malformed(f"a record of {size} bytes takes {pos - stop + size}")
         yield Record(
@@ -426,7 +426,7 @@ def write_batch(
     log_append_time: int | None = None,
     delete_horizon: int | None = None,
 ) -> bytes:
-    """A batch v2 of at least one record, offsets rising; the base offset is the first record's unless given."""
+    """Return a batch v2 of one or more records, offsets ascending; the base offset is the first record's by default."""
     first, last = records[0], records[-1]
     if base_offset is None:
         base_offset = first.offset
@@ -475,7 +475,7 @@ def write_batch(
 def write_message_set(
     records: Sequence[Record], *, magic: int, codec: int = NONE, log_append_time: int | None = None
 ) -> bytes:
-    """A message set v0 or v1 of at least one record, compressed as one message where a codec is given."""
+    """Return a message set v0 or v1 of at least one record, compressed as one message if a codec is given."""
     flag = _LOG_APPEND_TIME if log_append_time is not None and magic else 0
     first, last = records[0], records[-1]
     relative_to = first.offset if codec != NONE and magic else 0

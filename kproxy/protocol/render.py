@@ -1,8 +1,8 @@
-"""Messages as JSON values, as Kafka's own JSON converters render them.
+"""Messages as JSON values, like Kafka's own JSON converters render them.
 
-uuid is url-safe base64 without padding, bytes are base64, and records are their real bytes with `<name>SizeInBytes`
-beside them (Kafka gives the size only). A float that JSON cannot say is its name. The reserved keys of `codec` have no
-place in Kafka's rendering and are left out unless asked for.
+uuid is url-safe base64 without padding, bytes are base64, and records are their real bytes, with their size as
+`<name>SizeInBytes` (Kafka gives only the size). A float without a JSON number is its name. The reserved keys of `codec`
+do not exist in Kafka's rendering and are left out unless requested.
 """
 
 from base64 import b64encode, urlsafe_b64encode
@@ -15,12 +15,12 @@ from kproxy.protocol.schema import Field, Message
 
 
 def render(message: Message, body: dict[str, Any], *, reserved: bool = False) -> dict[str, Any]:
-    """The body, or the header, of a decoded message as what `json.dumps` takes."""
+    """Return the body or header of a decoded message as values for `json.dumps`."""
     return _struct(message.fields, body, reserved)
 
 
 def uuid_text(identity: UUID) -> str:
-    """An id as Kafka writes it: URL-safe base64 without padding."""
+    """Return an id in Kafka's notation: URL-safe base64 without padding."""
     return urlsafe_b64encode(identity.bytes).decode().rstrip("=")
 
 

@@ -1,9 +1,8 @@
 """The layouts of every Kafka message as frozen specifications, read from the JSON data shipped in `layouts/`.
 
-The JSON defines the wire format. This module gives it types and adds the one fact that the layouts lack: which
-responses carry broker addresses. It never restates a layout. Version ranges are Python ranges: `version in
-field.versions` reads as it means, and "none" is the empty range. Specifications are compared by identity. Refuses to
-know bytes.
+The JSON defines the wire format. This module gives it types and adds the one fact that the layouts lack: the responses
+that contain broker addresses. It never restates a layout. Version ranges are Python ranges: `version in field.versions`
+reads naturally, and "none" is the empty range. Specifications are compared by identity. Refuses to know bytes.
 """
 
 import json
@@ -19,10 +18,10 @@ PRIMITIVES = frozenset(
     ("bool", "int8", "int16", "uint16", "int32", "uint32", "int64", "float64", "uuid", "string", "bytes", "records")
 )
 
-NODE_ENDPOINTS = "nodeEndpoints"  # empty unless a partition's leader is not who was asked (KIP-951)
+NODE_ENDPOINTS = "nodeEndpoints"  # empty unless a broker is not a partition's leader (KIP-951)
 
-# The responses that carry broker addresses, by the path of the structure with `host` and `port`; "" is the top level of
-# the body. Controllers' own traffic, and requests that register listeners, are left out on purpose.
+# The responses that contain broker addresses, by the path of the structure with `host` and `port`; "" is the top level
+# of the body. Controllers' own traffic, and requests that register listeners, are left out on purpose.
 ADDRESS_CARRIERS: dict[int, tuple[str, ...]] = {
     0: (NODE_ENDPOINTS,),  # Produce, KIP-951
     1: (NODE_ENDPOINTS,),  # Fetch, KIP-951
@@ -37,13 +36,13 @@ ADDRESS_CARRIERS: dict[int, tuple[str, ...]] = {
 @dataclass(frozen=True, eq=False)
 class Field:
     name: str
-    type: str  # a primitive, a struct's name, or "[]" and any of them
+    type: str  # a primitive, a struct's name, or "[]" followed by one of these
     versions: range
     nullable_versions: range
     tag: int | None
     tagged_versions: range
-    default: Any  # of a missing key on encode; {} stands for a struct of defaults
-    fields: tuple["Field", ...]  # of a struct, or of an array's structs
+    default: Any  # for a missing key when encoding; {}: a struct of defaults
+    fields: tuple["Field", ...]  # of a struct, or of the structs in an array
     compactable: bool  # False: keeps its classic length prefix in flexible versions too
 
     @property
@@ -67,10 +66,10 @@ class Message:
     flexible_versions: range
     header_versions: tuple[tuple[range, int], ...]
     fields: tuple[Field, ...]
-    log: str | None = None  # of a coordinator's or the metadata log's record
+    log: str | None = None  # the log of a coordinator, or the metadata log
     role: str | None = None  # "key" or "value" in that log
     record_type: int | None = None
-    version_bytes: int = 2  # of what is neither request nor response: its version comes first, in so many
+    version_bytes: int = 2  # of other messages than requests and responses, which begin with their version
 
     def header_version(self, version: int) -> int:
         for versions, header in self.header_versions:
@@ -79,7 +78,7 @@ class Message:
         raise KeyError(version)
 
     def fields_of(self, version: int) -> tuple[Field, ...]:
-        """The top-level fields that this version has."""
+        """Return the top-level fields of this version."""
         return tuple(field for field in self.fields if version in field.versions)
 
 
@@ -89,7 +88,7 @@ class Api:
     name: str
     listeners: tuple[str, ...]
     throttled_after_answer: range  # KIP-219: the answer leaves at once, then the connection is muted
-    layouts: tuple[Any, Any]  # request and response as JSON, turned into messages at first use
+    layouts: tuple[Any, Any]  # request and response as JSON, converted to messages at first use
 
     @cached_property
     def request(self) -> Message:
@@ -106,7 +105,7 @@ class Schema:
 
     @cached_property
     def data(self) -> dict[str, Message]:
-        """The messages outside requests and answers: headers, what members of groups send each other (the consumer
+        """The messages other than requests and responses: headers, metadata between group members (the consumer
         protocol, Connect's, Streams'), records of the brokers' own logs.
         """
         files = ("schema.json", "schema-internal.json", "embedded.json")
@@ -132,10 +131,10 @@ def schema() -> Schema:
 
 @cache
 def served_versions() -> dict[str, dict[int, range]]:
-    """Kafka release, oldest first -> API key -> the versions that it serves, without those that it calls unstable.
+    """Return Kafka release, oldest first -> API key -> supported versions, without unstable ones.
 
-    One release stands for its line, "3.7.2" for 3.7. What brokers serve with ZooKeeper or with KRaft is here, and what
-    only KRaft controllers serve. Read from the data at the first call: the proxy needs none of it.
+    One release represents its line, "3.7.2" for 3.7. Included are the versions of brokers with ZooKeeper and with
+    KRaft, and those of KRaft controllers. The data is read at the first call: the proxy does not need it.
     """
     return {
         release: {int(key): parse_range(versions) for served in listeners.values() for key, versions in served.items()}
@@ -149,7 +148,7 @@ def api_name(key: int) -> str:
 
 
 def address_path(api_key: int, version: int) -> str | None:
-    """The path of the structure that carries broker addresses in this version's response, or None."""
+    """Return the path of the structure with broker addresses in this version's response, or None."""
     paths = ADDRESS_CARRIERS.get(api_key)
     if not paths:
         return None

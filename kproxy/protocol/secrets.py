@@ -1,9 +1,9 @@
-"""Which fields hold secrets, and their masking in decoded messages before anyone sees or keeps them.
+"""The fields with secrets, and their masking in decoded messages before they are shown or stored.
 
-A secret is what lets its reader log in or impersonate: SASL tokens, HMACs of delegation tokens, SCRAM credentials,
-passwords among configuration values, and a forwarded request, which may hold any of these. Keys and values of records
-are data, not secrets, and so are the metrics that clients push (`CONTENT`). A test holds the list against the schema,
-so that a new field with a telling name is noticed.
+A secret lets its reader log in or impersonate: SASL tokens, HMACs of delegation tokens, SCRAM credentials, passwords
+among configuration values, and a forwarded request, which may contain any of these. Keys and values of records are
+data, not secrets, and so are the metrics that clients push (`CONTENT`). A test compares the list with the schema, so
+that a new field with a suspicious name is noticed.
 """
 
 import re
@@ -24,10 +24,10 @@ SECRETS: dict[str, frozenset[str]] = {
     "UserScramCredentialRecord": frozenset(("salt", "storedKey", "serverKey")),
 }
 
-# Fields with data of clients that are no records.
+# Fields with clients' data other than records.
 CONTENT: dict[str, str] = {"PushTelemetryRequest": "metrics"}
 
-# Topics whose values hold such records: that of KRaft, whose id is always the same.
+# Topics with such records in their values: KRaft's, whose id is always the same.
 SECRET_TOPICS = frozenset(("__cluster_metadata", UUID(int=1)))
 
 _SECRET_CONFIG = re.compile(
@@ -41,7 +41,7 @@ Mask = Callable[[Any], Any]
 
 
 def redact(message: str, body: dict[str, Any], mask: Mask) -> dict[str, Any]:
-    """A copy of a decoded body (or of its JSON) in which each secret, if it is not null, is what `mask` makes of it.
+    """Return a copy of a decoded body (or of its JSON) with each secret that is not null replaced by `mask(secret)`.
 
     A configuration entry, which is any struct with a name and a value, is judged by its name.
     """

@@ -1,4 +1,4 @@
-"""A cache of what plans return, keyed by a frame's length and the bytes that the plan reads.
+"""A cache of plans' results, keyed by a frame's length and the bytes that the plan reads.
 
 The result of a plan depends only on the frame's length and on the bytes that it reads. A shape records the offsets and
 values of those bytes for one length: a frame of that length with the same bytes at those offsets gets the recorded
@@ -6,7 +6,7 @@ result, at a third of the cost. Most responses of a busy connection differ only 
 ids, offsets, timestamps, payloads.
 
 Bounded: at most LENGTHS shapes per plan and FIELDS byte ranges per shape. Only every LEARN_EVERY-th miss records a new
-shape, so traffic without repetition costs almost nothing extra. Refuses to know what a plan looks for.
+shape, so traffic without repetition costs almost nothing extra. Refuses to know the purpose of a plan.
 """
 
 import re
@@ -27,12 +27,12 @@ Result = TypeVar("Result")
 Plan = Callable[[Any, int, int], Result]
 
 
-# The unpack_from of the bytes that a plan reads, their values, and the plan's result.
+# (unpack_from of the bytes that a plan reads, their values, the plan's result)
 Shape = tuple[Any, tuple[Any, ...], Result]
 
 
 def remembered(plan: Plan[Result], wants: Callable[[Result], bool] | None = None) -> Plan[Result]:
-    """The same plan over (buffer, start, end), cached by shape. wants: Malformed is raised for all other results."""
+    """Return the plan over (buffer, start, end), cached by shape. wants: other results raise Malformed."""
     shapes: dict[int, Shape[Result]] = {}  # by length
     misses = 0
 
@@ -69,7 +69,7 @@ class _Traced:
         self._buffer = buffer
         self._start = start
         self._end = end
-        self.seen: set[tuple[int, int]] = set()  # (offset from the start, where it ends)
+        self.seen: set[tuple[int, int]] = set()  # (start, end) as offsets in the frame
 
     def __getitem__(self, pos: int | slice) -> Any:
         if isinstance(pos, slice):
@@ -97,7 +97,7 @@ class _Traced:
 
 
 def _trace(plan: Plan[Result], buffer: Buffer, start: int, end: int) -> Shape[Result] | None:
-    """The shape of a frame, or None if the plan's reads cannot be traced."""
+    """Return the shape of a frame, or None if the plan's reads cannot be traced."""
     traced = _Traced(buffer, start, end)
     unpackers = getattr(plan, "__defaults__", None) or ()
 
@@ -106,7 +106,7 @@ def _trace(plan: Plan[Result], buffer: Buffer, start: int, end: int) -> Shape[Re
 
     try:
         result = plan(traced, start, end, *map(tracing, unpackers))
-    except Exception:  # the plan itself, run on the plain buffer, raises what is wrong with the frame
+    except Exception:  # the plan on the plain buffer then raises the frame's fault
         return None
     spans: list[list[int]] = []
     for offset, stop in sorted(traced.seen):

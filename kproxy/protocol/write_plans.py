@@ -1,7 +1,7 @@
 """Compiles a layout into straight-line Python source that writes a message: the counterpart of `plans.py`.
 
 A sliced plan is a generator, for bodies with more elements than one call may write: it yields once per SLICE_ELEMENTS.
-Refuses to know what the fields mean; `codec` does.
+Refuses to know the meaning of fields; `codec` does.
 """
 
 import struct
@@ -13,14 +13,14 @@ from kproxy.protocol.schema import Field
 
 NULL_STRING = b"\xff\xff"
 NULL_ARRAY = b"\xff\xff\xff\xff"
-SLICE_ELEMENTS = 256  # what a sliced plan writes between two yields: some tenths of a millisecond
+SLICE_ELEMENTS = 256  # elements that a sliced plan writes between two yields: some tenths of a millisecond
 
 
 class Write(Source):
     """Source that writes one version of a message: plan(body) -> bytearray.
 
-    A tagged field is written if the dict has it, so that a message that was read is written as it was. Values of a
-    wrong type raise whatever Python raises; who calls the plan makes Malformed of it, see `codec`.
+    A tagged field is written if the dict has it, so that a decoded message is encoded unchanged. Values of a wrong type
+    raise Python's own exceptions, which `codec` translates to Malformed.
     """
 
     def __init__(self, title: str, version: int, flexible: bool, *, sliced: bool = False) -> None:
@@ -31,7 +31,7 @@ class Write(Source):
         self._run: list[tuple[str, str]] = []
 
     def settle(self) -> None:
-        """Write the run of fixed-size values."""
+        """Emit the write of the current run of fixed-size values."""
         if self._run:
             layout = ">" + "".join(code for code, _ in self._run)
             name = "pack_" + layout[1:].replace("?", "t")
@@ -90,7 +90,7 @@ class Write(Source):
                 self.line(f"out += {NULL_STRING if field.type == 'string' else NULL_ARRAY!r}")
         with self.block("else:"):
             if field.is_array:
-                self.line(f"if isinstance({var}, no_lists): raise TypeError")  # these can be iterated too
+                self.line(f"if isinstance({var}, no_lists): raise TypeError")  # these are iterable too
                 self.length(var, compact, "i")
                 with self.block(f"for {var}x in {var}:"):
                     self.element(field, f"{var}x", path, compact)
