@@ -34,7 +34,7 @@ MAX_BROKERS = 512
 IN_PARALLEL = 32
 LISTED = 8
 SLOW_NS = 500_000_000
-HEARD_S = 2.0  # s for the first bytes of an accepted connection
+FIRST_BYTES_S = 2.0  # s for the first bytes of an accepted connection
 _FIRST_BYTES = 4096
 
 _FIXES = {
@@ -84,18 +84,18 @@ class ClusterExamination:
         self._report.ok("ports", f"{self._name}: listen {listen}", "free")
 
     def _take(self, client: socket.socket, peer: Address) -> None:
-        task = asyncio.get_running_loop().create_task(self._hear(client, peer))
+        task = asyncio.get_running_loop().create_task(self._identify(client, peer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _hear(self, client: socket.socket, peer: Address) -> None:
+    async def _identify(self, client: socket.socket, peer: Address) -> None:
         """Check whether a connection accepted at one of our ports is kproxy's own, which proves a loop."""
         self._accepted.add(peer)
         loops = self._worker.loops
         try:
             upstream = loops.is_own(peer, lambda: Address(*client.getsockname()[:2]))
             if upstream is None:
-                async with asyncio.timeout(HEARD_S):
+                async with asyncio.timeout(FIRST_BYTES_S):
                     first = await asyncio.get_running_loop().sock_recv(client, _FIRST_BYTES)
                 upstream = loops.came_back(first)
             if upstream is not None:
@@ -343,11 +343,13 @@ class ClusterExamination:
 
     async def _advertised(self, routes: Routes, brokers: dict[int, Address]) -> None:
         """Check whether the advertised addresses lead here, as seen from this host; clients may see otherwise."""
-        told = {routes.advertised(node_id, at.host): node_id for node_id, at in brokers.items()}
-        if len(told) < len(brokers):
-            found = f"{len(brokers)} brokers, and clients are told only {len(told)} addresses: {_listed(told)}"
+        addresses = {routes.advertised(node_id, at.host): node_id for node_id, at in brokers.items()}
+        if len(addresses) < len(brokers):
+            found = (
+                f"{len(brokers)} brokers, and clients are told only {len(addresses)} addresses: {_listed(addresses)}"
+            )
             self._report.error("advertised", self._name, found, "put {port} or {id} into `advertise`")
-        await asyncio.gather(*(self._leads_here(address, node_id) for address, node_id in told.items()))
+        await asyncio.gather(*(self._leads_here(address, node_id) for address, node_id in addresses.items()))
 
     async def _leads_here(self, address: Address, node_id: int) -> None:
         subject = f"{self._name}: broker {node_id} as {address}"

@@ -77,11 +77,11 @@ def _names(cluster: Cluster, subject: str, report: Report) -> None:
             held += read_pem(pair.certificate.read_bytes())[:1]
         except (OSError, Malformed):
             return  # reported for the file
-    told = [
+    advertised = [
         cluster.advertised.rpartition(":")[0].strip("[]").format(id=0, host="{host}", port=0),
         *cluster.sni_bootstrap,
     ]
-    for name in dict.fromkeys(told):
+    for name in dict.fromkeys(advertised):
         name = str(numeric(name) or name)  # in the notation of certificates
         if "{" in name or any(is_for(certificate, name) for certificate in held):
             continue

@@ -187,11 +187,11 @@ class Groups:
         for topic in body["topics"]:
             parts: list[Body] = []
             for part in topic["partitions"]:
-                index, said = part["partitionIndex"], part["committedMetadata"] or ""
+                index, metadata = part["partitionIndex"], part["committedMetadata"] or ""
                 wrong = error or (0 if self._exists(topic["name"], index) else UNKNOWN_TOPIC_OR_PARTITION)
-                wrong = wrong or (OFFSET_METADATA_TOO_LARGE if len(said) > MAX_METADATA else 0)
+                wrong = wrong or (OFFSET_METADATA_TOO_LARGE if len(metadata) > MAX_METADATA else 0)
                 if not wrong:
-                    group.offsets[topic["name"], index] = part["committedOffset"], said
+                    group.offsets[topic["name"], index] = part["committedOffset"], metadata
                 parts.append({"partitionIndex": index, "errorCode": wrong})
             topics.append({"name": topic["name"], "partitions": parts})
         return {"topics": topics}
@@ -342,7 +342,7 @@ class Groups:
 
     def _joined(self, group: Group, member: Member) -> Body:
         assert group.protocol is not None
-        told = [
+        members = [
             {"memberId": each.id, "groupInstanceId": each.instance_id, "metadata": each.protocols[group.protocol]}
             for each in group.members.values()
         ]
@@ -353,7 +353,7 @@ class Groups:
             "protocolName": group.protocol,
             "leader": group.leader,
             "memberId": member.id,
-            "members": told if member.id == group.leader else [],
+            "members": members if member.id == group.leader else [],
         }
 
     # --- offsets -----------------------------------------------------------------------------------------------------
@@ -411,5 +411,5 @@ def _assigned(group: Group, member: Member) -> Body:
 
 
 def _offset(index: int, committed: tuple[int, str] | None) -> Body:
-    offset, said = committed or (-1, "")
-    return {"partitionIndex": index, "committedOffset": offset, "metadata": said, "errorCode": 0}
+    offset, metadata = committed or (-1, "")
+    return {"partitionIndex": index, "committedOffset": offset, "metadata": metadata, "errorCode": 0}

@@ -105,8 +105,10 @@ class Member:
 
     def _assign(self, members: list[Body]) -> list[Body]:
         """As the leader, return each member's assignment."""
-        told = {member["memberId"]: subscription(bytes(member["metadata"])) for member in members}
-        wants = [assignors.Member(who, None, said.topics) for who, said in told.items() if said is not None]
+        subscriptions = {member["memberId"]: subscription(bytes(member["metadata"])) for member in members}
+        wants = [
+            assignors.Member(who, None, wanted.topics) for who, wanted in subscriptions.items() if wanted is not None
+        ]
         owned = assignors.computed(_STRATEGY, wants, {self._topic: self._partitions}) or {}
         return [
             {

@@ -51,7 +51,7 @@ class _Row(NamedTuple):
     response_end_ns: int | None
 
 
-class _Same:
+class _SameId:
     """The exchanges of a connection with one correlation id, in order: all, and those with an answer."""
 
     def __init__(self, rows: list[_Row]) -> None:
@@ -60,10 +60,10 @@ class _Same:
         self.answered = [row for row in rows if row.response_start_ns is not None] if len(rows) > 1 else rows
 
 
-Known = dict[tuple[int, int], _Same]  # by connection and correlation id
+Known = dict[tuple[int, int], _SameId]  # by connection and correlation id
 _COLUMNS = list(_Row._fields)
 _ROWS = 4096  # rows of the table per batch
-_SAME_NS = 1_000_000_000  # a later frame is of another exchange with the same correlation id
+_MAX_LATER_NS = 1_000_000_000  # a later frame is of another exchange with the same correlation id
 
 
 @dataclass
@@ -83,11 +83,11 @@ class Sent:
 def main() -> None:
     """Dump the content of standard input; the exit status is 1 after a fault."""
     try:
-        told = dump(read(sys.stdin.buffer))
+        result = dump(read(sys.stdin.buffer))
     except (KproxyError, OSError) as fault:
         print(json.dumps({"error": str(fault)}))
         raise SystemExit(1) from None
-    print(json.dumps(told))
+    print(json.dumps(result))
 
 
 def read(file: BinaryIO) -> Sent:
@@ -163,7 +163,7 @@ def _exchanges(folder: Path, connections: set[int]) -> Known:
             for row in map(_Row._make, zip(*(some.column(name).to_pylist() for name in _COLUMNS), strict=True)):
                 if row.connection in connections:
                     found.setdefault((row.connection, row.correlation_id), []).append(row)
-    return {key: _Same(rows) for key, rows in found.items()}
+    return {key: _SameId(rows) for key, rows in found.items()}
 
 
 def _frames(sent: Sent, file: PacketFile, known: Known) -> tuple[int, int]:
@@ -193,7 +193,7 @@ def _frames(sent: Sent, file: PacketFile, known: Known) -> tuple[int, int]:
     return count, left_out
 
 
-def _row_of(frame: Frame, same: _Same | None) -> _Row | None:
+def _row_of(frame: Frame, same: _SameId | None) -> _Row | None:
     """Return the row of a frame: the last one with its correlation id that had begun when the frame passed."""
     if same is None:
         return None
@@ -213,28 +213,28 @@ def _times(frame: Frame, row: _Row | None) -> tuple[int, int]:
         start_ns, end_ns = row.request_start_ns, row.request_end_ns
         if frame.side != CLIENT:
             start_ns, end_ns = row.response_start_ns, row.response_end_ns
-        if start_ns is not None and end_ns is not None and 0 <= frame.end_ns - end_ns < _SAME_NS:
+        if start_ns is not None and end_ns is not None and 0 <= frame.end_ns - end_ns < _MAX_LATER_NS:
             return start_ns, end_ns
     return frame.start_ns, frame.end_ns
 
 
 def _comment(frame: Frame, row: _Row | None, note: str) -> str:
     """Return kproxy's comment on a frame, for readers in Wireshark."""
-    said = [f"kproxy: connection {frame.info.id}"]
+    notes = [f"kproxy: connection {frame.info.id}"]
     if row is not None:
-        said[0] += f", exchange {row.number}"
-        said.append(f"{row.api} v{row.api_version} of {row.client_id or 'a client without an id'}")
+        notes[0] += f", exchange {row.number}"
+        notes.append(f"{row.api} v{row.api_version} of {row.client_id or 'a client without an id'}")
         if row.total_ns is not None:
             parts = ((row.queue_ns, "queue"), (row.muted_ns, "mute"))
             shares = [f"{name} {value / 1e6:.3f} ms" for value, name in parts if value]
             took = f"answered after {row.total_ns / 1e6:.3f} ms"
-            said.append(f"{took} ({', '.join(shares)})" if shares else took)
+            notes.append(f"{took} ({', '.join(shares)})" if shares else took)
         else:
-            said.append(row.outcome)
+            notes.append(row.outcome)
         if row.error:
-            said.append(f"error {row.error}")
+            notes.append(f"error {row.error}")
         if row.throttle_ms:
-            said.append(f"throttled for {row.throttle_ms} ms")
+            notes.append(f"throttled for {row.throttle_ms} ms")
     if note:
-        said.append(f"{note} (the frame has {frame.size} bytes)")
-    return "; ".join(said)
+        notes.append(f"{note} (the frame has {frame.size} bytes)")
+    return "; ".join(notes)

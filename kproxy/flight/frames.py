@@ -37,7 +37,7 @@ class Chunk(NamedTuple):
     boundary: int  # bytes before the first frame that starts in or after the chunk; -1: unknown
 
 
-def _taken(chunk: Chunk) -> int:
+def _memory_bytes(chunk: Chunk) -> int:
     """Return the approximate memory of a chunk in bytes."""
     if chunk.data is not None:
         return _OVERHEAD + chunk.size
@@ -63,10 +63,10 @@ class Frames:
     def add(self, chunk: Chunk) -> None:
         chunks = self.chunks
         chunks.append(chunk)
-        held = self.held_bytes + _taken(chunk)
+        held = self.held_bytes + _memory_bytes(chunk)
         oldest_ns = chunk.now_ns - self.span_ns
         while held > self.limit_bytes or chunks[0].now_ns < oldest_ns:
-            held -= _taken(chunks.popleft())
+            held -= _memory_bytes(chunks.popleft())
             if not chunks:
                 break
         self.held_bytes = held

@@ -28,7 +28,7 @@ TROUBLE = frozenset((-1, 2, 7, 13, 19, 20, 56))
 # APIs whose response waits for others: members of a group, records, acknowledgements.
 _WAITS = frozenset((11, 14, 78, 79))
 _MS = 1_000_000
-_LOOK_EVERY = 16  # calls, of a few events each, between two checks of the clock and the portion's size
+_CHECK_EVERY = 16  # calls, of a few events each, between two checks of the clock and the portion's size
 
 log = logging.getLogger("kproxy.flight")
 
@@ -79,15 +79,15 @@ class Headers:
         self._portions: deque[Kept] = deque()
         self._open = Portion()
         self._open_until_ns = 0
-        self._looks = 0
+        self._calls = 0
         self._tallies: dict[int, Tally] = {}  # of open connections
 
     def connected(self, info: ConnectionInfo) -> Callable[[list[Event]], None]:
         tally = self._tallies[info.id] = Tally(info, None)
 
         def take(events: list[Event]) -> None:
-            self._looks += 1
-            if not self._looks % _LOOK_EVERY or self._open_until_ns == 0:
+            self._calls += 1
+            if not self._calls % _CHECK_EVERY or self._open_until_ns == 0:
                 now_ns = monotonic_ns()
                 if now_ns >= self._open_until_ns or self._open.full:
                     self._turn(now_ns)
@@ -95,7 +95,7 @@ class Headers:
                 self._defects.note(fault)
             for event in events:
                 if isinstance(event, Exchange):
-                    self._judge(tally.info, event)
+                    self._check(tally.info, event)
                 elif isinstance(event, Unanswered):
                     self._unanswered(tally.info, event)
                 elif isinstance(event, Closed):
@@ -127,7 +127,7 @@ class Headers:
     # --- triggers
     # ------------------------------------------------------------------------------------------------------
 
-    def _judge(self, info: ConnectionInfo, exchange: Exchange) -> None:
+    def _check(self, info: ConnectionInfo, exchange: Exchange) -> None:
         if exchange.response_start != NONE and exchange.request_end != NONE:
             took_ns = exchange.response_start - exchange.request_end
             if took_ns >= self._slow_ns and exchange.plan.api_key not in _WAITS:

@@ -22,7 +22,7 @@ from kproxy.tables.portions import Batches
 DUMP_S = 120.0
 _TOGETHER = 64  # chunks or rows per pickle
 _NICE = 5
-_SAID_BYTES = 2000
+_ERROR_BYTES = 2000
 
 
 def command() -> list[str]:
@@ -83,10 +83,10 @@ def send(
     if late.is_set():
         raise KproxyError(f"a dump takes longer than {DUMP_S:.0f} s: its memory is more than this disk takes")
     try:
-        told: dict[str, Any] = json.loads(out)
+        result: dict[str, Any] = json.loads(out)
     except ValueError:
-        said = errors[-_SAID_BYTES:].decode(errors="replace").strip().rpartition("\n")[2]
-        raise KproxyError(f"the process that writes a dump ended with status {process.returncode}: {said}") from None
-    if "error" in told:
-        raise KproxyError(told["error"])
-    return told
+        error = errors[-_ERROR_BYTES:].decode(errors="replace").strip().rpartition("\n")[2]
+        raise KproxyError(f"the process that writes a dump ended with status {process.returncode}: {error}") from None
+    if "error" in result:
+        raise KproxyError(result["error"])
+    return result

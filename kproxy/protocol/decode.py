@@ -181,10 +181,10 @@ def _misfit(given: Buffer) -> str | None:
     key, version, correlation_id = _HEAD.unpack(bytes(given[pos + 4 : pos + 12]).ljust(_HEAD.size, b"\0"))
     if size == here:
         return None
-    told = f", correlation id {correlation_id}" if here >= _HEAD.size else ""
+    with_id = f", correlation id {correlation_id}" if here >= _HEAD.size else ""
     return (
         f"{where}{'cut short' if size > here else 'too long'}: the size says {count_bytes(size)}, {here:,} "
-        f"follow{'s' * (here == 1)} it: {api_name(key)} request v{version}{told}"
+        f"follow{'s' * (here == 1)} it: {api_name(key)} request v{version}{with_id}"
     )
 
 

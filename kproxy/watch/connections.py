@@ -246,7 +246,7 @@ class Connections:
         self._copies: set[Flow] = set()
         self._twins = Twins()
         self._numbers = 0
-        self._heard: list[tuple[int, int, Callable[[list[Event]], None], Event]] = []  # of the current window
+        self._window_events: list[tuple[int, int, Callable[[list[Event]], None], Event]] = []  # of the current window
         self._nameless: dict[Connection, None] = {}  # connections without a known broker
         self._numeric: dict[Address, int] = {}  # brokers that advertise numeric addresses: no name to resolve
 
@@ -284,17 +284,17 @@ class Connections:
             if exchange.plan.kept is None:
                 body = exchange.response_body if exchange.plan.api_key == FETCH else None
                 if body is not None and body.logged:
-                    self._heard.append((exchange.response_start, len(self._heard), feed, event))
+                    self._window_events.append((exchange.response_start, len(self._window_events), feed, event))
             elif exchange.request_frame is not None:
                 at_ns = exchange.response_start if exchange.response_frame is not None else exchange.request_end
-                self._heard.append((at_ns, len(self._heard), feed, event))
+                self._window_events.append((at_ns, len(self._window_events), feed, event))
 
     def hand_on(self) -> None:
         """Pass the events of a window on to insight, in the order of answers."""
-        self._heard.sort()
-        for _, _, feed, event in self._heard:
+        self._window_events.sort()
+        for _, _, feed, event in self._window_events:
             feed([event])
-        self._heard.clear()
+        self._window_events.clear()
 
     # --- the handlers of flows ---------------------------------------------------------------------------------------
 

@@ -101,7 +101,7 @@ class Watcher:
         self._interface = self._passive.interfaces[self._asked.label or ANY]
         self._ports = set(settings.ports)
         self._quality = _Found()
-        self._told: dict[str, tuple[int, int]] = {}  # counts of findings that are already in `quality`
+        self._reported: dict[str, tuple[int, int]] = {}  # counts of findings that are already in `quality`
         self._one_interface = None if self._asked.is_one else OneInterface()
         self._ring: Ring | None = None
         self._recorder: Recorder | None = None
@@ -220,8 +220,8 @@ class Watcher:
             recorder=self._recorder,
             feed=self._feed,
             on_ports=self._learn_ports,
-            on_clusters=self._several_clusters,
-            on_unknown=self._of_no_cluster,
+            on_clusters=self._name_clusters,
+            on_unknown=self._count_unknown_cluster,
         )
         # Columns cost least; topics and rows need each exchange as an event.
         by_column = detail == ERRORS and self._recorder is None
@@ -493,9 +493,9 @@ class Watcher:
             return
         rows = []
         for row in self._quality:
-            count, size = self._told.get(row.kind, (0, 0))
+            count, size = self._reported.get(row.kind, (0, 0))
             if row.count > count or row.bytes > size:
-                self._told[row.kind] = row.count, row.bytes
+                self._reported[row.kind] = row.count, row.bytes
                 now_ns = time.time_ns()
                 rows.append(
                     {
@@ -515,7 +515,7 @@ class Watcher:
         self._tasks.spawn(destinations.run())
         return destinations
 
-    def _several_clusters(self, clusters: LiveClusters) -> None:
+    def _name_clusters(self, clusters: LiveClusters) -> None:
         """Count and record each cluster under its own name, as answers show several, or a further one."""
         names, given = clusters.names, self.settings.cluster
         known = self._quality.count("clusters_as_one")
@@ -549,7 +549,7 @@ class Watcher:
         if is_first:
             self._connections.restart()
 
-    def _of_no_cluster(self) -> None:
+    def _count_unknown_cluster(self) -> None:
         """Count an ended connection without a known cluster, while there were several."""
         self._quality.note("cluster_unknown", time.time_ns())
 

@@ -30,7 +30,7 @@ class ZooKeeperConnections:
         self._cluster = cluster
         self._take = take
         self._groups = ConsumerGroups(cluster)
-        self._heard: list[RegistryRow] = []  # of the current window
+        self._window_rows: list[RegistryRow] = []  # of the current window
 
     def connected(self, info: ConnectionInfo) -> Callable[[list[Event]], None]:
         """Return the function that takes a connection's events."""
@@ -40,19 +40,19 @@ class ZooKeeperConnections:
             for event in events:
                 self.cells.count(event)
                 if self._take is not None:
-                    self._heard += registry.rows(event, self._cluster, ends)
+                    self._window_rows += registry.rows(event, self._cluster, ends)
 
         return listen
 
     def hand_on(self) -> None:
         """Record the rows of a window in the order of time."""
-        if self._take is None or not self._heard:
+        if self._take is None or not self._window_rows:
             return
-        self._heard.sort(key=_AT)
-        self._take("registry", self._heard)
-        for row in self._heard:
+        self._window_rows.sort(key=_AT)
+        self._take("registry", self._window_rows)
+        for row in self._window_rows:
             self._record(self._groups.feed(row))
-        self._heard = []
+        self._window_rows = []
 
     def finish(self) -> None:
         """Record the last rows, after the last packet."""

@@ -9,11 +9,11 @@ A peer's bytes never raise: a body that does not decode leaves its operation wit
 a frame does not begin where it should, a Fault reports it and the next plausible header is searched for, as also after
 `gap`. A live connection has no gaps, so there a fault ends the reading (`resync` False).
 
-Bounds: a frame has MAX_FRAME bytes at most, of which `keep` are held, or SMALL if the `Room` shared by all sessions is
-full; MAX_PENDING unanswered operations, or FREE_PENDING if all sessions together have as many as their room lends: the
-oldest is then reported as unanswered; the values of operations take bytes of the same room. If a body is larger than
-`whole`, only the fields before its first vector are read: an element of a vector costs a hundred times its bytes.
-Refuses to know sockets, clocks and the meaning of paths.
+Bounds: a frame has MAX_FRAME bytes at most, of which `keep` are held, or SMALL_BYTES if the `Room` shared by all
+sessions is full; MAX_PENDING unanswered operations, or FREE_PENDING if all sessions together have as many as their room
+lends: the oldest is then reported as unanswered; the values of operations take bytes of the same room. If a body is
+larger than `whole`, only the fields before its first vector are read: an element of a vector costs a hundred times its
+bytes. Refuses to know sockets, clocks and the meaning of paths.
 """
 
 import re
@@ -33,9 +33,9 @@ MAX_PENDING = 4096
 FREE_PENDING = 8  # per queue of pending operations, without using the room
 OPERATION_BYTES = 1024  # memory of one operation at most
 VALUES_SHIFT = 6  # so many bytes (1 << 6) of a request with values take as much memory
-KEEP = 1024 * 1024  # bytes per frame
-WHOLE = 1024 * 1024  # bytes per body
-SMALL = 4096
+KEEP_BYTES = 1024 * 1024  # bytes per frame
+WHOLE_BYTES = 1024 * 1024  # bytes per body
+SMALL_BYTES = 4096
 ROOM_BYTES = 64 * 1024 * 1024
 
 _SIZE = Struct(">i")
@@ -162,8 +162,8 @@ class Session:
         midstream: bool = False,
         resync: bool = True,
         values: bool = True,
-        keep: int = KEEP,
-        whole: int = WHOLE,
+        keep: int = KEEP_BYTES,
+        whole: int = WHOLE_BYTES,
         room: Room | None = None,
     ) -> None:
         self.events: list[Event] = []
@@ -233,7 +233,7 @@ class Session:
                 break
             oldest = min(queues, key=_first_number)
             operation = oldest.popleft()
-            self._let_go(operation)
+            self._release(operation)
             self.events.append(operation)
             if not oldest:
                 queues.remove(oldest)
@@ -281,11 +281,11 @@ class Session:
             return False
         half.frame = 4 + size
         half.keep = min(half.frame, 4 + self._keep)
-        if half.keep > SMALL:
+        if half.keep > SMALL_BYTES:
             if self._room.take(half.keep):
                 half.taken = half.keep
             else:
-                half.keep = SMALL
+                half.keep = SMALL_BYTES
         return True
 
     def _take_off(self, half: _Half, end: int) -> None:
@@ -325,7 +325,7 @@ class Session:
         """Search for a plausible frame and drop the bytes before it; returns whether there is one."""
         pos = _next(side, half.data)
         half.seeking = pos < 0
-        self._drop(half, pos if pos >= 0 else max(0, len(half.data) - _LEAST[side] + 1))
+        self._drop(half, pos if pos >= 0 else max(0, len(half.data) - _MIN_HEADER_BYTES[side] + 1))
         return pos >= 0
 
     def _drop(self, half: _Half, count: int) -> None:
@@ -348,8 +348,8 @@ class Session:
         if number not in operations.REQUESTS:
             raise Malformed(f"a request for operation {number}")
         operation = self._begin(names_of("operations")[number], header["xid"], half, now)
-        if self._values and (len(frame) <= SMALL or self._room.take(len(frame))):
-            operation.held = len(frame) if len(frame) > SMALL else 0
+        if self._values and (len(frame) <= SMALL_BYTES or self._room.take(len(frame))):
+            operation.held = len(frame) if len(frame) > SMALL_BYTES else 0
             operation.request = self._body(operations.request, operation, frame, pos, half)
         queue = self._fixed.get(operation.xid, self._pending)
         weight = 1 + (len(frame) >> VALUES_SHIFT if operation.request else 0)
@@ -357,7 +357,7 @@ class Session:
             if len(queue) < MAX_PENDING and self._room.lend(weight):
                 operation.lent = weight
                 break
-            self._let_go(queue[0])
+            self._release(queue[0])
             self.events.append(queue.popleft())
         queue.append(operation)
 
@@ -380,7 +380,7 @@ class Session:
         operation.decoded = operation.decoded and is_whole
         return values
 
-    def _let_go(self, operation: Operation) -> None:
+    def _release(self, operation: Operation) -> None:
         self._room.give_back(operation.held)
         self._room.lent -= operation.lent
         operation.held = operation.lent = 0
@@ -424,7 +424,7 @@ class Session:
     def _end(self, operation: Operation, half: _Half, now: int) -> None:
         operation.response_start, operation.response_end = half.begun, now
         operation.response_bytes = half.frame
-        self._let_go(operation)
+        self._release(operation)
         self.events.append(operation)
 
     def _paired(self, xid: int) -> Operation:
@@ -435,7 +435,7 @@ class Session:
                 return queue.popleft()
         elif queue and (queue[0].xid == xid or any(operation.xid == xid for operation in queue)):
             while queue[0].xid != xid:
-                self._let_go(queue[0])
+                self._release(queue[0])
                 self.events.append(queue.popleft())
             return queue.popleft()
         return Operation("unknown", xid, self.session, -1, outcome=NOT_SEEN, decoded=False)
@@ -446,7 +446,7 @@ def _first_number(queue: deque[Operation]) -> int:
 
 
 def _is_plausible(side: int, data: bytearray | memoryview, pos: int) -> bool:
-    """Whether the header of a frame may begin at `pos`, where _LEAST bytes are available."""
+    """Whether the header of a frame may begin at `pos`, where _MIN_HEADER_BYTES bytes are available."""
     if side == CLIENT:
         size, xid, operation = _REQUEST.unpack_from(data, pos)
         return 8 <= size <= MAX_FRAME >> 4 and (xid > 0 or xid in _FIXED_XIDS) and operation in operations.REQUESTS
@@ -463,7 +463,7 @@ def _ends(numbers: Any) -> bytes:
 
 
 # The checks of _is_plausible as patterns, for a fast search; matches may overlap, hence the lookahead.
-_LEAST = (12, 20)
+_MIN_HEADER_BYTES = (12, 20)
 _SIZES = rb"\x00(?:\x00\x00[%b-\xff]|\x00[\x01-\xff].|[\x01-\x10]..)"
 _XIDS = rb"(?!\x00{4})(?:[\x00-\x7f]...|\xff\xff\xff.)"
 _ZXIDS = rb"(?:[\x00-\x7f].{7}|\xff{8})"

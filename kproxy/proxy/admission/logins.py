@@ -221,7 +221,7 @@ class Logins:
         ends: list[Callable[[], object]] = []
         if login is not None and self._renewals is not None:
             task = loop.create_task(self._renewals.keep(relay, client.principal, login))
-            task.add_done_callback(_told)
+            task.add_done_callback(_log_defect)
             ends.append(task.cancel)
         if isinstance(authorizer, RenewLogins) and client.session is not None:
             life = _SessionLife(self, relay, authorizer, client.session, all_authorized)
@@ -317,7 +317,7 @@ def _refuse(relay: Relay) -> None:
     relay.drain("authentication")
 
 
-def _told(task: "asyncio.Task[None]") -> None:
+def _log_defect(task: "asyncio.Task[None]") -> None:
     """Log a defect that ended a renewal."""
     if not task.cancelled() and task.exception() is not None:
         log.error("a defect of kproxy ended the renewal of a login", exc_info=task.exception())

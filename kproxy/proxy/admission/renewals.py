@@ -16,7 +16,7 @@ from kproxy.proxy.sasl.login import CLIENT_ID, LoggedIn
 from kproxy.proxy.upstream.login import BrokerLogin, Ended, Exchange
 
 ANSWER_S = 10.0
-LEAST_S = 1.05  # a broker refuses a second login within a second
+MIN_INTERVAL_S = 1.05  # a broker refuses a second login within a second
 RETRY_S = 1.0  # after a password or a token was unavailable
 
 log = logging.getLogger("kproxy.logins")
@@ -35,7 +35,7 @@ class Renewals:
         loop = asyncio.get_running_loop()
         while done.lifetime_ms and not relay.closed:
             ends = loop.time() + done.lifetime_ms / 1000
-            await asyncio.sleep(max(LEAST_S, done.lifetime_ms / 1000 * random.uniform(0.85, 0.95)))
+            await asyncio.sleep(max(MIN_INTERVAL_S, done.lifetime_ms / 1000 * random.uniform(0.85, 0.95)))
             try:
                 renewed = await self._renew(relay, principal, done)
                 if renewed is None:

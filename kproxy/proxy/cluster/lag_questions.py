@@ -123,7 +123,7 @@ class LagQuestions:
         self._coordinators: dict[str, int] = {}  # by group
         self._listed: set[str] = set()  # topics that kproxy may describe, so that coordinators list their offsets
         self._turn: dict[str, int] = {}
-        self._said: set[str] = set()  # kinds of lines that were logged
+        self._logged: set[str] = set()  # kinds of lines that were logged
         self._limiter = LogLimiter(log)
         cells.asks_for_lag(schema().apis[api_key].name for api_key in APIS)
 
@@ -159,9 +159,9 @@ class LagQuestions:
             await self._find_leaders(brokers, _topics(lags) - topics)
             await self._ask_ends(brokers, lags)
         if brokers.faults:
-            self._say("fault", _why(brokers.faults[0]))
+            self._log_once("fault", _why(brokers.faults[0]))
         else:
-            self._said.discard("fault")
+            self._logged.discard("fault")
         if brokers.answers:
             self._source.learned(self._cells.cluster, lags, begun_ns)
         return brokers.answers > 0
@@ -278,9 +278,9 @@ class LagQuestions:
             text = (
                 f"{api} of {few(codes[code], _FEW)} is refused to kproxy, {error_name(code)}: their lag is that of what"
             )
-            self._say(f"{api} {code}", f"{text} passes here. Allow kproxy to Describe topics and groups")
+            self._log_once(f"{api} {code}", f"{text} passes here. Allow kproxy to Describe topics and groups")
         if not is_denied:
-            self._said = {kind for kind in self._said if not kind.startswith(f"{api} ")}
+            self._logged = {kind for kind in self._logged if not kind.startswith(f"{api} ")}
         return answer
 
     def _some(self, what: str, items: Sequence[K], most: int) -> Sequence[K]:
@@ -292,10 +292,10 @@ class LagQuestions:
         self._turn[what] = start + most
         return [*items[start:], *items[:start]][:most]
 
-    def _say(self, kind: str, text: str) -> None:
-        """Log a line once, until its kind is removed from `_said`."""
-        if kind not in self._said:
-            self._said.add(kind)
+    def _log_once(self, kind: str, text: str) -> None:
+        """Log a line once, until its kind is removed from `_logged`."""
+        if kind not in self._logged:
+            self._logged.add(kind)
             log.warning(
                 "cluster=%s: %s. To ask nothing: ask_interval_s = 0 in [cluster.lag]", self._cells.cluster, text
             )

@@ -62,10 +62,10 @@ async def leaders(talk: Conversation, offers: Offers, topics: Iterable[str]) -> 
     answer: Answer[str, dict[int, int]] = Answer()
     for some in _pieces(topics, TOPICS_PER_REQUEST):
         asked = {"topics": [{"name": topic} for topic in some], "allowAutoTopicCreation": False}
-        said = await _ask(talk, answer, METADATA, version, asked)
-        for broker in said["brokers"]:
+        response = await _ask(talk, answer, METADATA, version, asked)
+        for broker in response["brokers"]:
             answer.brokers[broker["nodeId"]] = Address(broker["host"], broker["port"])
-        for topic in said["topics"]:
+        for topic in response["topics"]:
             led = {each["partitionIndex"]: each["leaderId"] for each in topic["partitions"] if each["leaderId"] >= 0}
             answer.add(topic["name"], topic["errorCode"], led)
     return answer
@@ -77,8 +77,8 @@ async def coordinators(talk: Conversation, offers: Offers, groups: Iterable[str]
     answer: Answer[str, int] = Answer()
     for some in _pieces(groups, GROUPS_PER_REQUEST if version >= _FIRST_BATCHED[FIND_COORDINATOR] else 1):
         if version >= _FIRST_BATCHED[FIND_COORDINATOR]:
-            said = await _ask(talk, answer, FIND_COORDINATOR, version, {"keyType": 0, "coordinatorKeys": some})
-            found: list[dict[str, Any]] = said["coordinators"]
+            response = await _ask(talk, answer, FIND_COORDINATOR, version, {"keyType": 0, "coordinatorKeys": some})
+            found: list[dict[str, Any]] = response["coordinators"]
         else:
             asked: dict[str, Any] = {"key": some[0], "keyType": 0} if version else {"key": some[0]}
             found = [{"key": some[0], **await _ask(talk, answer, FIND_COORDINATOR, version, asked)}]
@@ -106,8 +106,8 @@ async def ends(
             for topic, numbers in groupby(some, key=itemgetter(0))
         ]
         asked = {"replicaId": -1, "isolationLevel": 0, "topics": topics, "timeoutMs": 0}
-        said = await _ask(talk, answer, LIST_OFFSETS, version, asked)
-        for topic in said["topics"]:
+        response = await _ask(talk, answer, LIST_OFFSETS, version, asked)
+        for topic in response["topics"]:
             for each in topic["partitions"]:
                 end = each["offset"], each.get("leaderEpoch", -1)
                 answer.add((topic["name"], each["partitionIndex"]), each["errorCode"], end)
@@ -124,8 +124,8 @@ async def committed(talk: Conversation, offers: Offers, groups: Iterable[str]) -
     for some in _pieces(groups, GROUPS_PER_REQUEST if version >= _FIRST_BATCHED[OFFSET_FETCH] else 1):
         if version >= _FIRST_BATCHED[OFFSET_FETCH]:
             wanted = [{"groupId": group, "memberId": None, "memberEpoch": -1, "topics": None} for group in some]
-            said = await _ask(talk, answer, OFFSET_FETCH, version, {"groups": wanted, "requireStable": False})
-            found: list[dict[str, Any]] = said["groups"]
+            response = await _ask(talk, answer, OFFSET_FETCH, version, {"groups": wanted, "requireStable": False})
+            found: list[dict[str, Any]] = response["groups"]
         else:
             asked = {"groupId": some[0], "topics": None, "requireStable": False}
             found = [{"groupId": some[0], **await _ask(talk, answer, OFFSET_FETCH, version, asked)}]

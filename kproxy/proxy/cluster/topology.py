@@ -15,13 +15,13 @@ from kproxy.proxy.relay.ends import Admitted, Incoming
 class Topology:
     """redirected: with route transparent, the addresses that clients have dialled.
 
-    routes: set by the owner once the bootstrap port is bound. beside: with route sidecar, the node id of the broker
-    behind the bootstrap address, once known.
+    routes: set by the owner once the bootstrap port is bound. sidecar_broker: with route sidecar, the node id of the
+    broker behind the bootstrap address, once known.
     """
 
     def __init__(self, addresses: BootstrapAddresses, redirected: Transparent | None) -> None:
         self.routes: Routes
-        self.beside: int | None = None
+        self.sidecar_broker: int | None = None
         self.addresses = addresses
         self.redirected = redirected
 
@@ -29,7 +29,7 @@ class Topology:
         """Return the node id of the broker that a client dialled, if known."""
         if self.redirected is not None:
             return self.redirected.broker_of(client)
-        return self.beside if client.node_id is None else client.node_id
+        return self.sidecar_broker if client.node_id is None else client.node_id
 
     def upstreams(self, client: Incoming | Admitted) -> list[Address]:
         """Return the addresses of a client's broker, in the order to try them; none if the broker is not known yet."""

@@ -3,8 +3,9 @@
 If all idle clients were closed at once, they would all reconnect at once, to the remaining kproxies. So the
 connections' turns are spread evenly over the drain, and each one is served as usual until its turn. From then on it is
 closed as soon as all requests received are answered. A client that always has requests in flight would never be closed:
-near the end of the drain kproxy stops reading it, and delivers the pending answers. A connection with more than MANY
-requests in flight is no longer read from an earlier point on, so that a slow broker has time to answer them.
+near the end of the drain kproxy stops reading it, and delivers the pending answers. A connection with more than
+MANY_IN_FLIGHT requests in flight is no longer read from an earlier point on, so that a slow broker has time to answer
+them.
 
 With few connections the spread is short, so that a small kproxy stops soon. Refuses to know listeners and signals.
 """
@@ -20,8 +21,8 @@ from kproxy.proxy.tasks import waited
 
 SPREAD_SHARE = 0.75  # share of the drain's time over which connections' turns are spread
 LAST_SHARE = 0.85  # share of the drain's time after which no new request is read
-EARLY_SHARE = 0.5  # the same for a connection with more than MANY requests in flight
-MANY = 16
+EARLY_SHARE = 0.5  # the same for a connection with more than MANY_IN_FLIGHT requests in flight
+MANY_IN_FLIGHT = 16
 SPREAD_PER_CONNECTION_S = 0.1
 _POLL_S = 0.02
 _TURN = 64  # relays handled per turn of the event loop
@@ -63,7 +64,7 @@ async def drain(
     try:
         await until(start + EARLY_SHARE * timeout_s)
         async for relay in _open(relays):
-            if len(relay.session.pending) > MANY:
+            if len(relay.session.pending) > MANY_IN_FLIGHT:
                 relay.drain()
         await until(start + LAST_SHARE * timeout_s)
         async for relay in _open(relays):

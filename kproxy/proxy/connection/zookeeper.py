@@ -150,7 +150,7 @@ class ZooKeeperProxy:
                 client,
                 server,
                 self._worker.now_ns,
-                self._said,
+                self._take_events,
                 self._ended,
                 self._room,
                 self.cells.bytes,
@@ -186,8 +186,8 @@ class ZooKeeperProxy:
                 self.cells.dial_failures[str(server)] += 1
                 self._failed_s[server] = monotonic()
                 text = "zookeeper=%s: %s cannot be reached, the next of the list is tried: %s"
-                said = str(fault) or f"no answer within {DIAL_S:g} s"
-                self._limiter.log(logging.WARNING, server, text, self.settings.name, server, said)
+                reason = str(fault) or f"no answer within {DIAL_S:g} s"
+                self._limiter.log(logging.WARNING, server, text, self.settings.name, server, reason)
                 continue
             self._failed_s.pop(server, None)
             return sock
@@ -196,7 +196,7 @@ class ZooKeeperProxy:
     # --- traffic
     # -------------------------------------------------------------------------------------------------------
 
-    def _said(self, relay: ZooKeeperRelay, events: list[Event]) -> None:
+    def _take_events(self, relay: ZooKeeperRelay, events: list[Event]) -> None:
         connection = self._relays[relay]
         cells = self.cells
         for event in events:
@@ -213,7 +213,7 @@ class ZooKeeperProxy:
         if self._take is not None:
             rows = [row for event in events for row in registry.rows(event, self.settings.name, connection.ends)]
             self._take(REGISTRY, rows)
-            self._record([said for row in rows for said in self._groups.feed(row)])
+            self._record([derived for row in rows for derived in self._groups.feed(row)])
 
     def _record(self, rows: list[Row]) -> None:
         if self._take is not None:

@@ -65,7 +65,7 @@ class Known:
     )  # the address that each broker advertises, to find leaks of it
     open: frozenset[int] = frozenset()  # brokers whose port is open and will not be given to another broker
     assigned: dict[int, int] = field(default_factory=dict)  # ports assigned as node ids appeared
-    beside: int | None = None  # route sidecar: the broker on this machine
+    sidecar_broker: int | None = None  # route sidecar: the broker on this machine
     ports: tuple[tuple[int, tuple[str, ...]], ...] = ()  # (port, local addresses) of each listener
 
 
@@ -469,7 +469,7 @@ class ClusterProxy:
             # ask.
             frozenset(self.brokers.keys() - absent.keys()),
             {node_id: port for node_id, port in assigned.items() if node_id not in absent},
-            self._topology.beside,
+            self._topology.sidecar_broker,
             tuple((listener.port, tuple(listener.hosts)) for listener in [*self.brokers.values(), self._bootstrap]),
         )
 
@@ -489,7 +489,7 @@ class ClusterProxy:
             self._known.learn(node_id, address)
         if self._redirected is not None:
             self._redirected.learn(known.brokers.items(), again=True)
-        self._topology.beside = known.beside
+        self._topology.sidecar_broker = known.sidecar_broker
 
     @property
     def has_stopped(self) -> bool:
@@ -514,16 +514,16 @@ class ClusterProxy:
     async def _learn(self, asked: Address, brokers: Brokers | None) -> str:
         """Apply a broker's list of all brokers; returns why clients must still wait, or an empty text."""
         self._named = dict(brokers or {})
-        reason = await self._taken_in(asked, brokers)
+        reason = await self._apply_brokers(asked, brokers)
         self._changed()
         return reason
 
-    async def _taken_in(self, asked: Address, brokers: Brokers | None) -> str:
+    async def _apply_brokers(self, asked: Address, brokers: Brokers | None) -> str:
         if self.cluster.route == "sidecar":
             for node_id, address in (brokers or {}).items():
                 self._known.learn(node_id, address)
-            self._topology.beside = await self._beside(asked, brokers or {})
-            self._expose(broker_label(self._topology.beside), None)
+            self._topology.sidecar_broker = await self._find_sidecar_broker(asked, brokers or {})
+            self._expose(broker_label(self._topology.sidecar_broker), None)
             return ""
         if self._redirected is not None:
             self._redirected.learn((brokers or {}).items(), again=True)
@@ -551,7 +551,7 @@ class ClusterProxy:
                     self._known.forget(node_id)
         return ""
 
-    async def _beside(self, asked: Address, brokers: Brokers) -> int | None:
+    async def _find_sidecar_broker(self, asked: Address, brokers: Brokers) -> int | None:
         """Return the broker that answers at an address, None if uncertain: answers do not name their sender.
 
         A sidecar dials localhost, but the broker advertises its name: it is the broker of this machine with that port.

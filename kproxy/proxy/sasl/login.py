@@ -103,9 +103,9 @@ def _authenticate(mechanism: Mechanism, version: int, client_id: str) -> Generat
         answer = yield from _ask(SASL_AUTHENTICATE, version, {"authBytes": token}, client_id, computes)
         code = answer["errorCode"]
         if code:
-            said = without(answer["errorMessage"] or error_name(code), mechanism.secrets)
+            reason = without(answer["errorMessage"] or error_name(code), mechanism.secrets)
             cause = "login_failed" if code == SASL_AUTHENTICATION_FAILED else "login_protocol"
-            raise UpstreamError(f"the broker refuses kproxy's login by {mechanism.name}: {said}", cause)
+            raise UpstreamError(f"the broker refuses kproxy's login by {mechanism.name}: {reason}", cause)
         token = mechanism.answer(answer["authBytes"])
         if token is None:
             return max(0, int(answer.get("sessionLifetimeMs", 0)))

@@ -122,8 +122,8 @@ def _named(address: Address, api_key: int) -> Iterator[None]:
     try:
         yield
     except ssl.SSLError as fault:  # in TLS 1.3 a broker rejects our certificate only after the handshake
-        said = (fault.reason or str(fault)).lower().replace("_", " ")
-        text = f"{address} ended TLS on {schema().apis[api_key].name} ({said}): does it want a certificate of kproxy?"
+        reason = (fault.reason or str(fault)).lower().replace("_", " ")
+        text = f"{address} ended TLS on {schema().apis[api_key].name} ({reason}): does it want a certificate of kproxy?"
         raise UpstreamError(text, "tls") from fault
     except (OSError, EOFError) as fault:
         text = f"{address} closed the connection on {schema().apis[api_key].name} ({fault})"

@@ -60,7 +60,7 @@ class BrokerHandshakes:
     def _why(self, fault: Exception, name: str) -> tuple[str, str]:
         """Return (the result by which it is counted, the reason and the fix)."""
         reason = (getattr(fault, "reason", None) or "").upper()
-        said = reason.lower().replace("_", " ")
+        plain = reason.lower().replace("_", " ")
         if isinstance(fault, ssl.SSLCertVerificationError):
             if fault.verify_code in _NAME_MISMATCHES:
                 return "name", (
@@ -75,21 +75,21 @@ class BrokerHandshakes:
             return "name", f"{name!r} is no server name ({fault}): {_GIVE_NAME}"
         if _is_refusal(fault, reason) and not _is_server_name(name):
             return "name", (
-                f"the broker ended the TLS handshake ({said or 'closed'}), as brokers in Java do for {name!r}: a "
+                f"the broker ended the TLS handshake ({plain or 'closed'}), as brokers in Java do for {name!r}: a "
                 f"server name has letters, digits and hyphens alone; {_GIVE_NAME}"
             )
         if "WRONG_VERSION_NUMBER" in reason or "HTTP_REQUEST" in reason:
             return "plaintext", "no TLS is spoken at that port: take [cluster.upstream_tls] away, or give the TLS port"
         if "VERSION" in reason or "PROTOCOL" in reason or "HANDSHAKE_FAILURE" in reason or "CIPHER" in reason:
-            return "version", f"no version or cipher of TLS in common ({said}), or it wants a certificate of kproxy"
+            return "version", f"no version or cipher of TLS in common ({plain}), or it wants a certificate of kproxy"
         if "ALERT" in reason:
-            return "rejected", f"the broker rejected the TLS handshake ({said}): does it want a certificate of kproxy?"
+            return "rejected", f"the broker rejected the TLS handshake ({plain}): does it want a certificate of kproxy?"
         if isinstance(fault, EOFError):
             return "closed", (
                 "the broker closed the connection in the TLS handshake: a plaintext port does so, and one that wants "
                 "another certificate"
             )
-        return "other", f"the TLS handshake failed: {said or fault}"
+        return "other", f"the TLS handshake failed: {plain or fault}"
 
 
 def _is_refusal(fault: Exception, reason: str) -> bool:

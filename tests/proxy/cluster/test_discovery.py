@@ -103,8 +103,8 @@ def test_a_sidecar_asks_again_who_its_broker_is():
     async def test():
         async with kproxy(route="sidecar", advertise="b-{id}:1", discovery_interval_s=0.05) as here:
             topology = here.server.clusters[0]._topology
-            assert topology.beside == 1
-            while topology.beside != 7:
+            assert topology.sidecar_broker == 1
+            while topology.sidecar_broker != 7:
                 await here.broker.answer_kproxy([node(7, here.broker.port)])
                 await asyncio.sleep(0.01)
 
@@ -206,7 +206,7 @@ def test_a_sidecar_does_not_wait_for_each_name_that_nobody_answers_for(monkeypat
             names = [node(number, here.broker.port, f"broker-{number}.invalid") for number in range(40)]
             await here.broker.answer_kproxy([*names, node(40, here.broker.port, "127.0.0.5")])
             await here.until(lambda: not here.server.not_ready())  # one after the other takes longer than the test may
-            assert here.server.clusters[0]._topology.beside == 40
+            assert here.server.clusters[0]._topology.sidecar_broker == 40
             nobody.set()
 
     live(test())

@@ -9,7 +9,7 @@ import pytest
 
 from kproxy.protocol.apis import HEARTBEAT
 from kproxy.proxy.connection import draining
-from kproxy.proxy.connection.draining import _TURN, MANY, drain, spread_s
+from kproxy.proxy.connection.draining import _TURN, MANY_IN_FLIGHT, drain, spread_s
 from kproxy.proxy.relay.relay import Relay
 from tests.proxy.live import HOST, Broker, Wire, kproxy, live, request, response
 
@@ -99,7 +99,7 @@ def test_a_client_with_many_requests_in_flight_is_read_no_further_from_an_early_
 
     async def test():
         async with kproxy(drain_timeout_s=60) as here:
-            pairs = [(*await here.connect(), in_flight) for in_flight in (MANY // 2, 8 * MANY)]
+            pairs = [(*await here.connect(), in_flight) for in_flight in (MANY_IN_FLIGHT // 2, 8 * MANY_IN_FLIGHT)]
             for client, broker, in_flight in pairs:
                 await client.send(b"".join(map(asked, range(in_flight))))
                 for number in range(in_flight):

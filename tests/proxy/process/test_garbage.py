@@ -59,7 +59,7 @@ class Knot:
         self.own = self
 
 
-@pytest.mark.parametrize("objects,each", [(0, 1), (garbage.FEW + 1, 4)], ids=["few", "many"])
+@pytest.mark.parametrize("objects,each", [(0, 1), (garbage.MAX_OBJECTS + 1, 4)], ids=["few", "many"])
 def test_cycles_are_freed_at_an_interval_while_there_are_few_objects_and_else_seldom(
     collections, monkeypatch, objects, each
 ):
@@ -95,7 +95,7 @@ def test_requests_that_pile_up_start_no_full_collection(collections, monkeypatch
         async with kproxy() as here:
             worker = here.server.relays.worker
             if is_ours:
-                collections(lambda: garbage.FEW + worker.objects)
+                collections(lambda: garbage.MAX_OBJECTS + worker.objects)
             else:
                 gc.freeze()
             with counted() as seen:
@@ -137,7 +137,7 @@ def test_requests_that_wait_in_a_queue_are_never_walked_all_at_once(collections,
         for knot in queue:
             knot.own = None
         if is_ours:
-            collections(lambda: garbage.FEW + 1)
+            collections(lambda: garbage.MAX_OBJECTS + 1)
         else:
             gc.freeze()
         with walked() as seen:
@@ -150,7 +150,7 @@ def test_requests_that_wait_in_a_queue_are_never_walked_all_at_once(collections,
         assert len(queue) == waiting and len(more) == each
         assert (max(seen) > waiting / 2) is not is_ours
         if is_ours:
-            assert max(seen) <= garbage.MANY + 2 * each and len(seen) >= waiting / each
+            assert max(seen) <= garbage.MIDDLE_OBJECTS + 2 * each and len(seen) >= waiting / each
 
     live(test())
 
@@ -170,7 +170,7 @@ def test_requests_that_pile_up_are_walked_while_they_are_young_and_never_counted
         return found
 
     async def test():
-        collections(lambda: garbage.FEW + 1)
+        collections(lambda: garbage.MAX_OBJECTS + 1)
         pile = []
         monkeypatch.setattr(gc, "get_objects", get_objects)
         with walked() as seen:
@@ -178,7 +178,7 @@ def test_requests_that_pile_up_are_walked_while_they_are_young_and_never_counted
                 pile.extend(Knot() for _ in range(more))
                 await asyncio.sleep(0)
         assert len(pile) == at_once + turns * each and counted and seen
-        assert max(counted + seen) < 2 * garbage.MANY
+        assert max(counted + seen) < 2 * garbage.MIDDLE_OBJECTS
 
     live(test())
 
@@ -216,4 +216,4 @@ def test_what_clients_of_zookeeper_have_pending_is_no_more_than_a_collection_wal
         session.events.clear()  # as who counts them does
     alive = operations() - before
     assert sum(session.unanswered for session in sessions) <= room.lent + len(sessions) * FREE_PENDING
-    assert room.lent <= alive <= garbage.MANY
+    assert room.lent <= alive <= garbage.MIDDLE_OBJECTS

@@ -79,7 +79,7 @@ class _Process:
         self._changed: set[str] = set()
         self._clock_offset_ns = 0
         self._recorder: KnowledgeRecorder | None = None
-        self._told_dropped = 0  # lost rows that were reported
+        self._reported_dropped = 0  # lost rows that were reported
         self._last_source: dict[str, str] = {}  # of the latest exchange, by cluster
 
     async def run(self) -> None:
@@ -131,7 +131,7 @@ class _Process:
                 while data := sock.recv(_READ_BYTES):
                     self._push(unpacker, data)
         while self._heap:
-            self._hear_first()
+            self._process_first()
         for name in list(self._clusters):
             self._complete(name)
         self._recorder.close()
@@ -186,7 +186,7 @@ class _Process:
         while True:
             end = monotonic() + _TURN_S
             while self._heap and self._is_due() and monotonic() < end:
-                self._hear_first()
+                self._process_first()
             if not self._is_reading and self._held_bytes < HELD_BYTES // 2:
                 self._read(True)
             await asyncio.sleep(0 if self._heap and self._is_due() else _STEP_S)
@@ -199,16 +199,16 @@ class _Process:
         now_ns = monotonic_ns() + self._clock_offset_ns
         return at_ns + int(REORDER_S * 1e9) <= now_ns or came_s + WAIT_S <= monotonic()
 
-    def _hear_first(self) -> None:
+    def _process_first(self) -> None:
         *_, heard = heappop(self._heap)
         self._held_bytes -= heard.size_bytes
         try:
-            self._hear(heard)
+            self._process(heard)
         except Exception:  # a fault in one exchange must not cost all others
             log.exception("a defect of kproxy: api=%d is not understood", heard.api_key)
             self._cluster(heard.whose.cluster).cells.left_out["undecodable"] += 1
 
-    def _hear(self, heard: Heard) -> None:
+    def _process(self, heard: Heard) -> None:
         cluster = self._cluster(heard.whose.cluster)
         found = cluster.hear(heard)
         self._changed.add(cluster.name)
@@ -238,9 +238,9 @@ class _Process:
             self._tick()
             if self._recorder is not None:
                 self._recorder.tick()
-                if self._recorder.dropped > self._told_dropped:
-                    self._channel.send("dropped", self._recorder.dropped - self._told_dropped)
-                    self._told_dropped = self._recorder.dropped
+                if self._recorder.dropped > self._reported_dropped:
+                    self._channel.send("dropped", self._recorder.dropped - self._reported_dropped)
+                    self._reported_dropped = self._recorder.dropped
             if self._channel.is_behind:
                 continue
             for name in list(self._changed):

@@ -93,7 +93,7 @@ class KnownCluster:
         group_id = spoken.request.get("groupId")
         if isinstance(group_id, str):
             own = "classic" if heard.api_key in classic.APIS else epochs.PROTOCOLS.get(heard.api_key)
-            self._stands(group_id, PROTOCOLS if own is None else (own,), heard.at_ns)
+            self._update_gauges(group_id, PROTOCOLS if own is None else (own,), heard.at_ns)
         self.cells.left_out["not_followed"] = sum(self.knowledge.left_out.values())
         return rows
 
@@ -137,14 +137,14 @@ class KnownCluster:
             if operation is not None and row.error is not None and row.error not in _USUAL:
                 cells.group(row.group_id, row.time_ns).failures[operation] += 1
             if row.event in OF_LOG:
-                self._stands(row.group_id, (row.protocol,), row.time_ns)
+                self._update_gauges(row.group_id, (row.protocol,), row.time_ns)
         elif isinstance(row, Assignment):
-            self._owned(row)
+            self._record_owner(row)
         elif isinstance(row, Leadership):
             missing = 0 if row.isr is None or row.replicas is None else len(row.replicas) - len(row.isr)
             cells.leadership(row.topic, row.partition, row.change, row.leader, missing)
 
-    def _owned(self, row: Assignment) -> None:
+    def _record_owner(self, row: Assignment) -> None:
         """Record the owner of a partition."""
         owners = self._owners.pop(row.group_id, None)
         if owners is None or owners.generation != row.generation:
@@ -172,7 +172,7 @@ class KnownCluster:
         if split:
             self.cells.group(spoken.request["groupId"], spoken.response_start).split += split
 
-    def _stands(self, group_id: str, protocols: tuple[str, ...], at_ns: int) -> None:
+    def _update_gauges(self, group_id: str, protocols: tuple[str, ...], at_ns: int) -> None:
         """Update the group's gauges of these protocols after an event."""
         for protocol in protocols:
             group = self.knowledge.groups.get(group_id, protocol)

@@ -71,7 +71,7 @@ class Parent:
             server.config,
             server.metrics,
             shares,
-            guard=lambda is_ours: SharedLoops(is_ours, self._token, 0, self._found),
+            guard=lambda is_ours: SharedLoops(is_ours, self._token, 0, self._send_all),
             build=lambda worker, cluster: self._hand_over.serves(worker, cluster, self._changed),
             counts_elsewhere=self._shared.has,
         )
@@ -211,7 +211,7 @@ class Parent:
         assert isinstance(loops, SharedLoops)
         return loops
 
-    def _found(self, name: str, *values: Any) -> None:
+    def _send_all(self, name: str, *values: Any) -> None:
         """Send workers a loop that the parent has found (never in a client's bytes: it reads none)."""
         self._crew.broadcast(name, *values)
 
