@@ -101,8 +101,8 @@ async def _examine(config: Config, report: Report, timeout_s: float, say: Say) -
     report.skip(
         "clock",
         "brokers",
-        "no answer of a broker tells its time of day without writing a record; certificates that are not valid yet, or "
-        "logins that fail by time, would show a clock that is off",
+        "brokers report their time only for written records; certificates that are not valid yet, or logins that "
+        "expire at once, would reveal a wrong clock",
     )
 
 

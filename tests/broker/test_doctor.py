@@ -73,7 +73,7 @@ def test_tls(secured: SecuredBroker, tmp_path: Path) -> None:
     assert errors(report) == []
     assert [one.text for one in report.passed if one.check == "tls" and "broker 7" in one.subject]
     for settings, said in (
-        (f'ca = "{other.bundle}"', "not vouched for by `ca`"),
+        (f'ca = "{other.bundle}"', "not signed by `ca`"),
         (f'ca = "{ours}"\nserver_name = "other.example"', "not for 'other.example'"),
     ):
         ((check, text),) = errors(examined(tmp_path, secured.address_of("SSL"), f"[cluster.upstream_tls]\n{settings}"))

@@ -114,7 +114,7 @@ def test_logins_are_renewed_under_traffic_that_loses_nothing(
         ("SASL", "PLAIN", "guessed", "login_failed", "Invalid username or password"),
         ("SASL", "SCRAM-SHA-512", "guessed", "login_failed", "invalid credentials with SASL mechanism SCRAM-SHA-512"),
         ("SASL", OAUTHBEARER, "", "login_failed", "refuses kproxy's login by OAUTHBEARER"),
-        ("CLIENT", "PLAIN", USERS["kproxy"], "login_unsupported", "wants no login at this port"),
+        ("CLIENT", "PLAIN", USERS["kproxy"], "login_unsupported", "requires no login at this port"),
     ],
 )
 def test_a_login_that_fails_says_why(

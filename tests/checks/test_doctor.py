@@ -102,7 +102,7 @@ def test_keys_that_check_tokens(cluster, issuer, tmp_path):  # noqa: F811
     file.write_text(f"{settings}'{url}/keys'\n")
     report = examine(str(file), {}, flags(cluster))
     assert report.findings == [] and "login" in {one.check for one in report.passed}
-    for path, said in (("large", "more than"), ("odd", "does not speak HTTP"), ("moved", "cannot be fetched")):
+    for path, said in (("large", "more than"), ("odd", "does not use HTTP"), ("moved", "cannot be fetched")):
         file.write_text(f"{settings}'{url}/{path}'\n")
         only(examine(str(file), {}, flags(cluster)), "login", "error", said)
 

@@ -235,7 +235,7 @@ def test_sessions_share_a_room_and_give_back_what_they_took():
         session.receive(CLIENT, large(1, 40_000)[:-1], 1)
     assert room.held <= 100_000
     assert room.refused == 8
-    assert sum(len(half.data) for session in sessions for half in session._halves) < 100_000 + 10 * module.SMALL
+    assert sum(len(half.data) for session in sessions for half in session._halves) < 100_000 + 10 * module.SMALL_BYTES
     for session in sessions:
         session.receive(CLIENT, b"\0", 1)
         assert [operation.op for operation in session._pending] == ["create"]

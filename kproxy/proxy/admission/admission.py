@@ -85,7 +85,7 @@ class Admission:
             if self._hurries:
                 raise RefusedClient("drained", "kproxy drains, and its login was not done", said_nothing=True) from None
             self._reached["handshake_timeout_s"] += 1
-            text = f"its handshake was not done within {timeout_s:g} s: it stopped speaking, or handshake_timeout_s in "
+            text = f"its handshake was not done within {timeout_s:g} s: it stopped sending, or handshake_timeout_s in "
             raise RefusedClient("handshake_timeout", text + "[cluster.limits] is too short") from None
         finally:
             del self._welcomes[time]

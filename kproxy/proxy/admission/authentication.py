@@ -87,7 +87,7 @@ class Authentication:
             raise RefusedClient("authentication", f"{text} ({kind}, before its login)", "malformed")
         frame = await (receive_exactly(client.sock, size) if size <= SMALL_FRAME else self._large(client, size))
         if first and not self._admits(head + frame):
-            raise RefusedClient("loop", "it is kproxy's own question, which came back")
+            raise RefusedClient("loop", "it is kproxy's own request, which came back")
         return frame
 
     async def _large(self, client: Incoming, size: int) -> bytes:

@@ -136,7 +136,7 @@ class ClientHandshakes:
             text = "its server name (SNI) is not ASCII: names of other scripts are asked for in their form xn--"
             return RefusedClient("tls", text, "server_name")
         if isinstance(fault, ssl.SSLCertVerificationError):
-            fix = "give it a new one" if fault.verify_code == _EXPIRED else "`ca` names who vouches for clients"
+            fix = "give it a new one" if fault.verify_code == _EXPIRED else "set `ca` to the CAs of clients"
             text = f"its certificate is not accepted: {fault.verify_message}; {fix}"
             return RefusedClient("tls", text, "certificate")
         if "DID_NOT_RETURN_A_CERTIFICATE" in reason:
@@ -169,7 +169,7 @@ async def _begins(sock: socket.socket) -> None:
             first = b""
             break
     if not first:
-        text = "it closed the connection before it said anything, as health checks do"
+        text = "it closed the connection before it sent anything, as health checks do"
         raise RefusedClient("tls", text, "closed", said_nothing=True)
     if first[0] == _HANDSHAKE:
         return
@@ -179,8 +179,8 @@ async def _begins(sock: socket.socket) -> None:
     if kind == "proxy_protocol":  # from a balancer: the client behind it may use TLS
         raise RefusedClient("tls", text, "other")
     text = (
-        "it speaks no TLS, and this listener does: set security.protocol=SSL (or SASL_SSL) in the client, or point it "
-        "at a plaintext listener"
+        "it does not use TLS, but this listener does: set security.protocol=SSL (or SASL_SSL) in the client, or point "
+        "it at a plaintext listener"
     )
     raise RefusedClient("tls", text, "plaintext")
 

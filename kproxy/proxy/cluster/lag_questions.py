@@ -348,7 +348,7 @@ class _Brokers:
         if node_id is not None:
             address = self._where(node_id)
             if address is None:
-                raise UpstreamError(f"nobody says where broker {node_id} is", "no_address")
+                raise UpstreamError(f"no answer has the address of broker {node_id}", "no_address")
             return await self._talk(address)
         addresses = list(dict.fromkeys((*self._bootstrap.in_order(), *self._named())))
         for address in addresses[:-1]:
@@ -365,9 +365,9 @@ class _Brokers:
 
 def _why(fault: Exception) -> str:
     if isinstance(fault, TimeoutError):
-        return "a broker does not answer questions for lag in time"
-    hint = " (does it want a login? [cluster.login])" if isinstance(fault, ClosedByBroker) else ""
-    return f"a broker does not answer questions for lag: {fault}{hint}"
+        return "a broker does not answer requests for lag in time"
+    hint = " (does it require a login? [cluster.login])" if isinstance(fault, ClosedByBroker) else ""
+    return f"a broker does not answer requests for lag: {fault}{hint}"
 
 
 def _topics(lags: Lags) -> set[str]:

@@ -72,7 +72,7 @@ def _refuses_nothing(cluster: Cluster) -> Iterator[Caution]:
     for number, rule in enumerate(cluster.policy):
         if rule.keys is None and _is_for_everybody(rule):
             place = f"{cluster.name}: policy[{number}]"
-            yield Caution(place, "allows everything to everybody, and no rule denies", "say whom it is for: principal")
+            yield Caution(place, "allows everything to everybody, and no rule denies", "restrict it to a principal")
             return
     if default_of(cluster.policy, cluster.policy_default) == "allow":
         place = f"{cluster.name}: policy_default"

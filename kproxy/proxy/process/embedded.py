@@ -64,7 +64,7 @@ class Proxy:
         if found.workers > 1:
             raise ConfigError([("workers", "a proxy inside a program is one process: leave it out, or use kproxy run")])
         if found.flight is not None and FINDINGS in found.flight.triggers:
-            raise ConfigError([("flight.triggers", "nobody looks for findings inside a program: use kproxy run")])
+            raise ConfigError([("flight.triggers", "there are no findings inside a program: use kproxy run")])
         self._settings = found
         self._server: Server | None = None  # set while entered
         self._ready_timeout_s = ready_timeout_s

@@ -213,9 +213,9 @@ class Process:
         elif number == signal.SIGHUP:
             self._tasks.spawn(self._reload(name))
         elif self._asked.is_set():
-            log.warning("%s: not now, it drains", name)
+            log.warning("%s: refused, kproxy drains", name)
         elif self._upgrading is not None or not self._started.is_set():
-            log.warning("%s: not now, %s is under way", name, "its start" if self._upgrading is None else "an upgrade")
+            log.warning("%s: refused, %s is under way", name, "its start" if self._upgrading is None else "an upgrade")
         else:
             self._upgrading = self._tasks.spawn(self._upgrade(name))
 
@@ -243,8 +243,8 @@ class Process:
         assert self._keeper is not None
         asyncio.get_running_loop().remove_reader(self._keeper)
         if not self._asked.is_set():
-            log.warning("the process that stands in for this one has gone")
-            self._end("its end")
+            log.warning("the process that stands in for this one has ended")
+            self._end("end of the stand-in process")
 
     # --- reload ------------------------------------------------------------------------------------------------------
 

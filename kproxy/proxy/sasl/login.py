@@ -75,9 +75,7 @@ def _versions(client_id: str) -> Generator[Send, bytes, Versions]:
         raise UpstreamError(f"ApiVersions is answered with {error_name(answer['errorCode'])}", "login_protocol")
     offers = {offer["apiKey"]: offer["maxVersion"] for offer in answer["apiKeys"]}
     if SASL_HANDSHAKE not in offers:
-        raise UpstreamError(
-            "the broker knows no SaslHandshake: it is older than 0.10, or no broker", "login_unsupported"
-        )
+        raise UpstreamError("the broker has no SaslHandshake: it is older than 0.10, or no broker", "login_unsupported")
     return Versions(*(min(offers.get(key, -1), _newest(key)) for key in (SASL_HANDSHAKE, SASL_AUTHENTICATE)))
 
 
@@ -89,7 +87,7 @@ def _handshake(mechanism: Mechanism, version: int, client_id: str) -> Generator[
         text = f"the broker does not offer {mechanism.name}; it offers {offered}: set the mechanism in [cluster.login]"
         raise UpstreamError(text, "login_mechanism")
     if code == ILLEGAL_SASL_STATE:
-        text = "the broker wants no login at this port: leave [cluster.login] out, or give the port of a SASL listener"
+        text = "the broker requires no login at this port: remove [cluster.login], or give the port of a SASL listener"
         raise UpstreamError(text, "login_unsupported")
     if code:
         raise UpstreamError(f"SaslHandshake is answered with {error_name(code)}", "login_protocol")

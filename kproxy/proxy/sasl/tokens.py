@@ -131,7 +131,7 @@ class TokenChecker:
         try:
             return Claims(name, float(claims["exp"]))
         except OverflowError:
-            raise TokenError("it expires (exp) after the end of all times") from None
+            raise TokenError("it expires (exp) after all times that kproxy can represent") from None
 
     def _claims(self, token: str, key: Any, algorithm: str) -> dict[str, Any]:
         claims: dict[str, Any] = self._jwt.decode(
@@ -209,7 +209,7 @@ def fetch(url: str, ca_file: Path | None) -> bytes:
         raise TokenError(f"the JWKS cannot be fetched: {getattr(fault, 'reason', None) or fault}") from None
     except http.client.HTTPException as fault:  # its texts contain the server's response
         kind = type(fault).__name__
-        raise TokenError(f"the JWKS cannot be fetched: what answers there does not speak HTTP ({kind})") from None
+        raise TokenError(f"the JWKS cannot be fetched: the server there does not use HTTP ({kind})") from None
 
 
 def read(path: Path) -> bytes:

@@ -272,7 +272,8 @@ def is_local(host: str) -> bool:
 def resolve(host: str) -> list[str]:
     """Return the addresses of a host to listen on; "" means all of the machine. Raises OSError for an unknown host.
 
-    Addresses of other machines are left out if there are others: `localhost` is also ::1 in a container without IPv6.
+    If some of them belong to this machine, the others are left out: `localhost` is also ::1 in a container without
+    IPv6.
     """
     if host == "":
         return ["::", "0.0.0.0"] if is_local("::") else ["0.0.0.0"]

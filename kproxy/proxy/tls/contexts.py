@@ -131,7 +131,7 @@ def for_clients(settings: ClientTls, serves: Callable[[str], bool] | None = None
     choices: list[tuple[list[Certificate], ssl.SSLContext]] = []
     trusted = _trusted(settings.ca, files) if settings.ca is not None else ""
     if settings.ca is not None and settings.client_certificates == "none":
-        files.fault("ca", "asks nobody for a certificate without client_certificates = 'wanted' or 'required'")
+        files.fault("ca", "has no effect without client_certificates = 'wanted' or 'required'")
     try:
         PrincipalRules(settings.principal_mapping_rules)
     except ValueError as fault:
@@ -147,8 +147,8 @@ def for_clients(settings: ClientTls, serves: Callable[[str], bool] | None = None
             if number == 0:
                 files.fault(
                     "ca",
-                    f"is missing: client_certificates = {settings.client_certificates!r} needs to know "
-                    "who vouches for clients",
+                    f"is missing: client_certificates = {settings.client_certificates!r} needs the "
+                    "CAs of clients' certificates",
                 )
             continue
         context.verify_mode = _VERIFIES[settings.client_certificates]
@@ -204,7 +204,7 @@ def _trust(context: ssl.SSLContext, ca: Path, bundle: str, files: _Files) -> Non
         if bundle:
             context.load_verify_locations(cadata=bundle)
     except ssl.SSLError as fault:
-        files.fault("ca", f"{ca} is not what OpenSSL takes: {fault.reason or fault}")
+        files.fault("ca", f"{ca} is not accepted by OpenSSL: {fault.reason or fault}")
 
 
 def _load_pair(context: ssl.SSLContext, pair: KeyPair, files: _Files, prefix: str) -> list[Certificate]:
@@ -250,7 +250,7 @@ def _why_not(fault: ssl.SSLError, pair: KeyPair, key_path: Path, of_key: str, pr
         )
     if pair.key_password_file is not None and ("DECRYPT" in reason or "PASSWORD" in reason or "PEM_LIB" in reason):
         return f"{prefix}key_password_file", f"{pair.key_password_file} does not open {key_path}"
-    return of_key, f"{pair.certificate} and {key_path} are not what OpenSSL takes: {fault.reason or fault}"
+    return of_key, f"{pair.certificate} and {key_path} are not accepted by OpenSSL: {fault.reason or fault}"
 
 
 def _by_name(

@@ -264,7 +264,7 @@ class TlsSocket(socket.socket):
                 self._push_own()
                 self._own_unsent = self._own_unsent + len(own) if self._unsent else 0
                 if self._own_unsent > _MAX_OWN:
-                    raise ssl.SSLError("it has TLS itself answer without end, and reads none of it")
+                    raise ssl.SSLError("it causes answers of TLS itself again and again, and reads none of them")
 
     def _piece_end(self, buffer: Any, at: int, got: int) -> int:
         """Return the end of OpenSSL's next input: after _FED_RECORDS records or _PIECE bytes. Raises ssl.SSLError.

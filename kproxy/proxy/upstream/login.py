@@ -52,7 +52,7 @@ class BrokerLogin:
             await send_all(outgoing.sock, data)
             (size,) = _SIZE.unpack(await receive_exactly(outgoing.sock, 4))
             if not 0 <= size <= MAX_ANSWER:
-                raise UpstreamError(f"an answer of {size} bytes to a login: no broker speaks so", "login_protocol")
+                raise UpstreamError(f"an answer of {size} bytes to a login: no broker sends that", "login_protocol")
             return await receive_exactly(outgoing.sock, size)
 
         try:

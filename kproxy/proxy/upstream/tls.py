@@ -69,7 +69,7 @@ class BrokerHandshakes:
                 )
             if fault.verify_code in _UNKNOWN_ISSUERS:
                 whose = "`ca`" if self._settings.ca is not None else "the system's CAs (no `ca` is given)"
-                return "certificate", f"its certificate is not vouched for by {whose}: {fault.verify_message}"
+                return "certificate", f"its certificate is not signed by {whose}: {fault.verify_message}"
             return "certificate", f"its certificate is not accepted: {fault.verify_message}"
         if isinstance(fault, ValueError) and not isinstance(fault, OSError):
             return "name", f"{name!r} is no server name ({fault}): {_GIVE_NAME}"
@@ -79,9 +79,9 @@ class BrokerHandshakes:
                 f"server name has letters, digits and hyphens alone; {_GIVE_NAME}"
             )
         if "WRONG_VERSION_NUMBER" in reason or "HTTP_REQUEST" in reason:
-            return "plaintext", "no TLS is spoken at that port: take [cluster.upstream_tls] away, or give the TLS port"
+            return "plaintext", "that port does not use TLS: remove [cluster.upstream_tls], or give the TLS port"
         if "VERSION" in reason or "PROTOCOL" in reason or "HANDSHAKE_FAILURE" in reason or "CIPHER" in reason:
-            return "version", f"no version or cipher of TLS in common ({plain}), or it wants a certificate of kproxy"
+            return "version", f"no version or cipher of TLS in common ({plain}), or it requires a certificate of kproxy"
         if "ALERT" in reason:
             return "rejected", f"the broker rejected the TLS handshake ({plain}): does it want a certificate of kproxy?"
         if isinstance(fault, EOFError):

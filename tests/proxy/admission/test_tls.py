@@ -134,16 +134,16 @@ def test_towards_clients_alone_and_each_mistake_is_named(authority, caplog):
 
     live(test())
     for text in (
-        r"it speaks no TLS, and this listener does: set security.protocol=SSL",
+        r"it does not use TLS, but this listener does: set security.protocol=SSL",
         r"HTTP on a port for Kafka over TLS",
         r"a PROXY protocol header on a port that expects none: set accept_proxy_protocol",
         r"it has no certificate, and client_certificates = 'required'",
-        r"its certificate is not accepted: .*; `ca` names who vouches for clients",
+        r"its certificate is not accepted: .*; set `ca` to the CAs of clients",
         r"rejected kproxy's certificate \(.*unknown ca.*\)",
         r"no version, cipher or key type in common",
     ):
         assert len([line for line in caplog.messages if re.search(text, line)]) == 1, text
-    assert "before it said anything" not in caplog.text  # a balancer looks every second whether the port is open
+    assert "before it sent anything" not in caplog.text  # a balancer looks every second whether the port is open
 
 
 def _only_old(authority):
@@ -234,7 +234,7 @@ def test_towards_brokers_alone_with_a_certificate_of_kproxy(authority):
 @pytest.mark.parametrize(
     ("settings", "told", "result"),
     [
-        ({}, r"its certificate is not vouched for by the system's CAs", "certificate"),
+        ({}, r"its certificate is not signed by the system's CAs", "certificate"),
         ({"ca": True}, r"its certificate is not for '127.0.0.1': .*server_name", "name"),
         ({"ca": True, "server_name": "other.example", "min_version": "1.3"}, r"no version", "version"),
         ({"ca": True, "server_name": "kafka_1.example"}, r"Java do for 'kafka_1\.example': .*server_name", "name"),

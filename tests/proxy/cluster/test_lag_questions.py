@@ -316,7 +316,7 @@ def test_brokers_that_want_a_login(caplog: pytest.LogCaptureFixture) -> None:
         assert not await here.questions.round()
         assert here.counted == {("Metadata", "failed"): 2, ("FindCoordinator", "failed"): 2}
         (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-        assert "(does it want a login? [cluster.login]). To ask nothing" in line
+        assert "(does it require a login? [cluster.login]). To ask nothing" in line
 
     asking(test)
 

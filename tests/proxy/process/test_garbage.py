@@ -63,7 +63,7 @@ class Knot:
 def test_cycles_are_freed_at_an_interval_while_there_are_few_objects_and_else_seldom(
     collections, monkeypatch, objects, each
 ):
-    monkeypatch.setattr(garbage, "MOST_LEFT_OUT", 3)
+    monkeypatch.setattr(garbage, "MAX_SKIPPED", 3)
 
     asked = []
     enough = asyncio.Event()
@@ -128,8 +128,8 @@ def walked():
 @pytest.mark.parametrize("is_ours", [True, False], ids=["kproxy", "python"])
 def test_requests_that_wait_in_a_queue_are_never_walked_all_at_once(collections, monkeypatch, is_ours):
     """Each new one pays for the end of an old one: Python, which counts the difference, sees nothing grow."""
-    monkeypatch.setattr(garbage, "LOOK_S", 0)  # in each turn of the loop
-    monkeypatch.setattr(garbage, "SOON_S", 0)
+    monkeypatch.setattr(garbage, "CHECK_S", 0)  # in each turn of the loop
+    monkeypatch.setattr(garbage, "GROWING_CHECK_S", 0)
     waiting, each = 50_000, 2000
 
     async def test():
@@ -157,8 +157,8 @@ def test_requests_that_wait_in_a_queue_are_never_walked_all_at_once(collections,
 
 def test_requests_that_pile_up_are_walked_while_they_are_young_and_never_counted_again(collections, monkeypatch):
     """Neither a collection nor a question for a generation's objects meets more the more of them wait."""
-    monkeypatch.setattr(garbage, "LOOK_S", 0)
-    monkeypatch.setattr(garbage, "SOON_S", 0)
+    monkeypatch.setattr(garbage, "CHECK_S", 0)
+    monkeypatch.setattr(garbage, "GROWING_CHECK_S", 0)
     monkeypatch.setattr(garbage, "MIDDLE_S", 0)
     at_once, turns, each = 50_000, 25, 2000
     objects = gc.get_objects

@@ -379,7 +379,7 @@ def test_signals_before_its_start_has_ended_meet_no_half_of_it(caplog):
         process = Process(server, Inheritance(), {}, read)
         process._signalled(signal.SIGUSR2)
         process._signalled(signal.SIGHUP)
-        assert "SIGUSR2: not now, its start is under way" in caplog.text
+        assert "SIGUSR2: refused, its start is under way" in caplog.text
         await asyncio.sleep(0)  # the reload has its turn
         process._started.set()
         await server.begun.wait()

@@ -233,7 +233,7 @@ def test_a_start_and_a_reload_log_what_check_warns_of_each_once(tmp_path, caplog
             await asyncio.sleep(0.005)
         await server.stop()
         broker.close()
-        assert [line.partition(": say")[0].partition(": leave")[0] for line in lines()] == texts
+        assert [line.partition(": restrict")[0].partition(": leave")[0] for line in lines()] == texts
 
     port = free_ports(3)
     live(test())

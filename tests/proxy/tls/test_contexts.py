@@ -107,7 +107,7 @@ def test_every_fault_of_the_files_is_named_at_once(authority, tmp_path):
         ({"key": None}, r"tls.certificate: .* holds no private key.*give the key's file"),
         ({"key": server.certificate}, r"tls.key: .* holds no private key"),
         ({"key": other.key}, r"tls.key: .*another.key is not the key of .*sound.pem"),
-        (sound | {"ca": authority.bundle}, r"tls.ca: asks nobody for a certificate without client_certificates"),
+        (sound | {"ca": authority.bundle}, r"tls.ca: has no effect without client_certificates"),
         (
             sound | {"principal_mapping_rules": "RULE:^CN=(.*$/$1/"},
             r"tls.principal_mapping_rules: .* no regular expression: ",
@@ -124,7 +124,7 @@ def test_every_fault_of_the_files_is_named_at_once(authority, tmp_path):
         (
             {"certificate": tmp_path / "no", "ca": tmp_path / "neither", "ciphers": "ROT13"},
             r"tls.ca: .*neither cannot be read",
-            r"tls.ca: asks nobody",
+            r"tls.ca: has no effect",
             r"tls.ciphers",
             r"tls.certificate",
         ),

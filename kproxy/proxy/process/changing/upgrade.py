@@ -94,7 +94,7 @@ class Link:
         except EOFError:
             raise KproxyError(f"it ended before it was {kind}: see its lines above") from None
         if message["is"] != kind:
-            raise KproxyError(f"it said {message['is']!r} in place of {kind!r}")
+            raise KproxyError(f"it sent {message['is']!r}, not {kind!r}")
         return message
 
     async def send_sockets(self, sockets: Sequence[tuple[str, socket.socket]]) -> None:

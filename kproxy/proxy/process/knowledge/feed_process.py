@@ -5,10 +5,10 @@ that from its event loop; so this is a separate program, of low priority. It has
 several workers, or the only process), and a stream from each relaying process. It ends when its owner does.
 
 Exchanges of several connections and processes are sorted by the times of their answers, if none is later than
-REORDER_S. None waits longer than WAIT_S, whatever its time: exchanges carry wall clock time, which may be set, and this
-process learns of that (`clock`) a little later. Once a second it sends its owner all cells of each cluster that has
-changed. With `record`, rows are written to tables; when the owner ends, all exchanges received are decoded and written
-first.
+REORDER_S. None waits longer than WAIT_S, whatever its time: packets of `kproxy watch` have wall clock time, which may
+be set, and this process learns of that (`clock`) a little later. Once a second it sends its owner all cells of each
+cluster that has changed. With `record`, rows are written to tables; when the owner ends, all exchanges received are
+decoded and written first.
 
 Bounded: HELD_BYTES of waiting exchanges, beyond which streams are not read and relays drop; and the bounds of each
 cluster's knowledge. Refuses to know relays and HTTP.

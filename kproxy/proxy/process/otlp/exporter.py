@@ -71,7 +71,7 @@ def _why(fault: BaseException) -> str:
         if each is None:
             break
         if isinstance(each, ssl.SSLCertVerificationError):
-            return f"its certificate is not trusted ({each.verify_message}): `ca` names who vouches for it"
+            return f"its certificate is not trusted ({each.verify_message}): set `ca` to the CA that signed it"
         if isinstance(each, ConnectionRefusedError):
             return f"{each.strerror}: no collector listens there"
         if isinstance(each, OSError) and each.strerror and not isinstance(each, requests.RequestException):

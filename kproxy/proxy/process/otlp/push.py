@@ -83,7 +83,7 @@ class OtlpPush:
             async with asyncio.timeout(LAST_S):
                 await self._push()
         except TimeoutError:
-            log.warning("otlp: the last push was given up after %g s", LAST_S)
+            log.warning("otlp: the last push was aborted after %g s", LAST_S)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

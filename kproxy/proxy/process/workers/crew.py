@@ -360,7 +360,7 @@ class Crew:
         except TimeoutError:
             with suppress(ProcessLookupError):
                 os.kill(member.pid, signal.SIGKILL)
-            return "said no more and was killed"
+            return "did not end after its channel had closed, and was killed"
         finally:
             self._by_pid.pop(member.pid, None)
         if status is None:
@@ -388,7 +388,7 @@ class Crew:
             log.error("the process that workers are forked from has gone: another one is started, workers go on")
             self._spawn(self._another_template())
             return
-        log.error("the process that forks workers has gone again, kproxy drains and ends, to be started anew")
+        log.error("the process that workers are forked from has ended again: kproxy drains and ends, for a restart")
         self._lost.set()
         self._changed.set()
 
