@@ -124,8 +124,7 @@ class Headers:
             self.held_bytes -= oldest.size
             self._portions.popleft()
 
-    # --- triggers
-    # ------------------------------------------------------------------------------------------------------
+    # --- triggers ----------------------------------------------------------------------------------------------------
 
     def _check(self, info: ConnectionInfo, exchange: Exchange) -> None:
         if exchange.response_start != NONE and exchange.request_end != NONE:

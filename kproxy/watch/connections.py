@@ -113,8 +113,7 @@ class Connection:
         if self._record is not None:
             self._record([self._kept or _closed(flow)])
 
-    # --- for the recorder (tables.recorder.Tcp)
-    # ------------------------------------------------------------------------
+    # --- for the recorder (tables.recorder.Tcp) ----------------------------------------------------------------------
 
     def columns(self) -> Json:
         return self.flow.columns()
@@ -125,8 +124,7 @@ class Connection:
     def stalled(self, exchange: Exchange) -> Sequence[int]:
         return self.flow.stalled(exchange)
 
-    # --- for operators
-    # -------------------------------------------------------------------------------------------------
+    # --- for operators -----------------------------------------------------------------------------------------------
 
     @property
     def client_id(self) -> str | None:

@@ -386,8 +386,7 @@ class Watcher:
         self._limiter.log(logging.ERROR, type(fault), text, fault, exc_info=fault)
         self._quality.note("fault", time.time_ns())
 
-    # --- once a second
-    # --------------------------------------------------------------------------------------------------
+    # --- once a second -----------------------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
         while True:

@@ -67,7 +67,7 @@ class Operation:
     zxid: int = 0  # of the answer
     error: int | None = None  # of the answer; 0: none; None: unanswered
     outcome: str = UNANSWERED
-    decoded: bool = True  # whether both bodies were
+    decoded: bool = True  # whether both bodies were decoded
     request: Values = field(default_factory=dict)
     response: Values = field(default_factory=dict)
     held: int = 0  # bytes taken from the room

@@ -175,8 +175,7 @@ class Logins:
             partial(self._cells.authenticated, "client"),
         )
 
-    # --- during a connection
-    # -------------------------------------------------------------------------------------------
+    # --- during a connection -----------------------------------------------------------------------------------------
 
     def authorizer(self, client: Admitted, behind: Authorizer | None) -> Authorizer | None:
         """Return the authorizer of a client: it decides requests to log in and leaves the others to `behind`."""

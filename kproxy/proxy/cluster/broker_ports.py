@@ -87,8 +87,7 @@ class BrokerPorts:
         if self._without:
             yield self._why_without(self._without)
 
-    # --- assigned ports
-    # ------------------------------------------------------------------------------------------------
+    # --- assigned ports ----------------------------------------------------------------------------------------------
 
     def restore(self, held: Mapping[int, Held] | None, *, may_give: bool = False) -> None:
         """Start with the ports assigned under the former settings; None: with those of the file.
@@ -212,8 +211,7 @@ class BrokerPorts:
             f"brokers that are named, were within {ABSENT_S:g} s, or have connections: raise port_count"
         )
 
-    # --- open ports
-    # ----------------------------------------------------------------------------------------------------
+    # --- open ports --------------------------------------------------------------------------------------------------
 
     def bind(self, node_id: int) -> bool:
         """Open a broker's port, unless it is open; returns whether it is. After `close` no further port opens."""

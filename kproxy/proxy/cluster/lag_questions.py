@@ -166,8 +166,7 @@ class LagQuestions:
             self._source.learned(self._cells.cluster, lags, begun_ns)
         return brokers.answers > 0
 
-    # --- leaders and coordinators
-    # --------------------------------------------------------------------------------------
+    # --- leaders and coordinators ------------------------------------------------------------------------------------
 
     def _where(self, node_id: int) -> Address | None:
         return self._address_of(node_id) or self._brokers.get(node_id)
@@ -190,8 +189,7 @@ class LagQuestions:
             self._brokers.update(answer.brokers)
             self._coordinators |= answer.found
 
-    # --- offsets
-    # -------------------------------------------------------------------------------------------------------
+    # --- offsets -----------------------------------------------------------------------------------------------------
 
     async def _ask_groups(self, brokers: "_Brokers", lags: Lags, groups: Collection[str]) -> None:
         await self._find_coordinators(brokers, groups)

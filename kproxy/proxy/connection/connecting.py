@@ -222,7 +222,7 @@ class Connections:
         if cause == "broker_reset":
             self._broker_lost()
 
-    # --- reports on clients and connections ---------------------------------------------------------------------------
+    # --- reports on clients and connections --------------------------------------------------------------------------
 
     def _info(self, client: Incoming | Admitted, upstream: Address) -> ConnectionInfo:
         # Many connections share few hosts: interning keeps one text per host.

@@ -193,8 +193,7 @@ class ZooKeeperProxy:
             return sock
         return None
 
-    # --- traffic
-    # -------------------------------------------------------------------------------------------------------
+    # --- traffic -----------------------------------------------------------------------------------------------------
 
     def _take_events(self, relay: ZooKeeperRelay, events: list[Event]) -> None:
         connection = self._relays[relay]

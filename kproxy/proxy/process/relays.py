@@ -87,7 +87,7 @@ class Relays:
         if module is not None:
             self.worker.core = Core(module, self.worker.poller, self.worker.pressure, metrics)
 
-    # --- recording, begun before `start` ----------------------------------------------------------------------------
+    # --- recording, begun before `start` -----------------------------------------------------------------------------
 
     def record(self, number: int | None = None, *, beside: bool = False) -> None:
         """Start recording tables, if `record` is set. number: the worker's; beside: another kproxy also records."""

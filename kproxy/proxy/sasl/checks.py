@@ -23,7 +23,7 @@ _PEPPER = secrets.token_bytes(32)  # of this process: the remembered digests are
 _BEARER = re.compile(r"n,(?:a=([^,]*))?,\x01(?:[A-Za-z]+=[^\x01]*\x01)*?auth=[Bb]earer +([^\x01 ]+)\x01")
 
 # The nonce of a client's final message (RFC 5802). librdkafka before 2.6.1 puts its own part before the complete nonce
-# once more, which brokers accept until 4.0 (by String.endsWith, since 3.7.2), and which proves as much.
+# once more, which brokers before 4.0 accept (by String.endsWith, since 3.7.2), and which proves as much.
 _NONCE = re.compile(r",r=([^,]*)")
 
 _DELEGATION_TOKEN = (

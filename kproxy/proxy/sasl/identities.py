@@ -22,7 +22,7 @@ from kproxy.proxy.sasl.mechanisms import OAUTHBEARER, PLAIN, Mechanism, OAuthBea
 from kproxy.proxy.sasl.secrets import Secret
 
 MAX_SECRET_BYTES = 64 * 1024
-EARLY_S = 30.0  # before its expiry, or a tenth of its life if shorter, a token is replaced
+EARLY_S = 30.0  # a token is replaced so long before its expiry, or a tenth of its life if that is less
 OPAQUE_TOKEN_S = 60.0  # lifetime of a token without an expiry
 
 CREDENTIALS = "login_credentials"

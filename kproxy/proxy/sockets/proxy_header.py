@@ -191,7 +191,7 @@ def _address(host: str, port: int) -> Address:
     return Address(str(numeric(host) or host), port)
 
 
-# --- writing -------------------------------------------------------------------------------------------------------
+# --- writing ---------------------------------------------------------------------------------------------------------
 
 
 def write(version: str, client: Address | None = None, server: Address | None = None) -> bytes:

@@ -82,8 +82,7 @@ class LoopGuard:
         """Forget a connection by its local address."""
         self._dialled.pop(own, None)
 
-    # --- kproxy's own requests
-    # -----------------------------------------------------------------------------------------
+    # --- kproxy's own requests ---------------------------------------------------------------------------------------
 
     def asks(self, upstream: Address) -> str:
         """Return the client id of a request to that upstream; no other process can know it."""
@@ -97,8 +96,7 @@ class LoopGuard:
         """Record an answered request to that upstream: it is no loop, or no longer one."""
         self._refused.pop(normal(upstream), None)
 
-    # --- accepted connections
-    # ------------------------------------------------------------------------------------------
+    # --- accepted connections ----------------------------------------------------------------------------------------
 
     def is_own(self, client: Address, destination: Callable[[], Address]) -> Address | None:
         """Return the upstream that we dialled, if the connection accepted from `client` is our own.

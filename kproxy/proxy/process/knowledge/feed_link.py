@@ -167,8 +167,7 @@ class FeedLink:
                 process.kill()
                 await asyncio.to_thread(process.wait)
 
-    # --- starting and restarting
-    # ---------------------------------------------------------------------------------------
+    # --- starting and restarting -------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
         ours, theirs = pair()
@@ -228,8 +227,7 @@ class FeedLink:
         self._restart = asyncio.get_running_loop().call_later(self._pause_s, again)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
-    # --- counters
-    # ------------------------------------------------------------------------------------------------------
+    # --- counters ----------------------------------------------------------------------------------------------------
 
     def _take(self, name: str, cells: bytes) -> None:
         if name in self._cells:

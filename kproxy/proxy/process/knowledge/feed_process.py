@@ -229,8 +229,7 @@ class _Process:
             cluster = self._clusters[name] = KnownCluster(name)
         return cluster
 
-    # --- reports to the owner
-    # ------------------------------------------------------------------------------------------
+    # --- reports to the owner ----------------------------------------------------------------------------------------
 
     async def _publish(self) -> None:
         while True:

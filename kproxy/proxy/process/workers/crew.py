@@ -54,9 +54,9 @@ class Client(NamedTuple):
     number: int
     port: Port
     peer: Address
-    own: Address  # releases its place in the connection limits
+    own: Address  # the address that it dialled
     sock: socket.socket  # closed once a worker has taken it
-    uncount: Callable[[], None] = lambda: None  # closed once a worker has taken it
+    uncount: Callable[[], None] = lambda: None  # releases its place in the connection limits
     count_address: Callable[[str], str | None] = lambda host: None  # returns the limit that the address exceeds
 
 
@@ -205,7 +205,7 @@ class Crew:
         self._changed.set()
         self._give()
 
-    # --- running workers ----------------------------------------------------------------------------------------------
+    # --- running workers ---------------------------------------------------------------------------------------------
 
     @property
     def members(self) -> list[Member]:
@@ -296,7 +296,7 @@ class Crew:
             del self.connections[client.peer, client.own]
         self._on_left(client)
 
-    # --- ended workers ------------------------------------------------------------------------------------------------
+    # --- ended workers -----------------------------------------------------------------------------------------------
 
     def _gone(self, member: Member) -> None:
         """Handle the end of a worker's channel: the worker has ended, or is about to."""

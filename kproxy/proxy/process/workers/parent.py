@@ -104,7 +104,7 @@ class Parent:
         await self._crew.lost()
         return "no worker can be started any more"
 
-    # --- messages to workers ------------------------------------------------------------------------------------------
+    # --- messages to workers -----------------------------------------------------------------------------------------
 
     def _begin(self, member: Member) -> None:
         """Send a new worker the state that it needs before its first client."""
@@ -159,7 +159,7 @@ class Parent:
         self._changed()
         self._push_now()  # before the next client, and the next reload
 
-    # --- messages from workers ----------------------------------------------------------------------------------------
+    # --- messages from workers ---------------------------------------------------------------------------------------
 
     def _handlers(self, member: Member) -> Mapping[str, Handler]:
         def bind(name: str, upstream: Upstream, node_id: int, host: str, port: int) -> tuple[bool, int | None]:
@@ -241,7 +241,7 @@ class Parent:
             if asker.number == process:
                 asker.channel.send("question", number)
 
-    # --- counters of all workers --------------------------------------------------------------------------------------
+    # --- counters of all workers -------------------------------------------------------------------------------------
 
     def renders(self) -> Render:
         from kproxy.metrics.collector import registry_of
