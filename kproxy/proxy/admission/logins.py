@@ -117,7 +117,7 @@ class Logins:
 
     @staticmethod
     def _warn_of_writers(cluster: Cluster) -> None:
-        """Warn of credential files that every user can write to, and so log in as anybody."""
+        """Warn of credential files that every user can write to: such users can log in as anybody."""
         settings = cluster.authentication
         for path in (settings.users_file, settings.jwks_file) if settings is not None else ():
             with suppress(OSError):  # an unreadable file is a fault, reported where it is read
