@@ -6,6 +6,7 @@ from click.testing import CliRunner
 
 from kproxy.cli import cli
 from tests import captures
+from tests.capture import packet
 from tests.zookeeper.traffic import DATA, log
 
 
@@ -31,6 +32,34 @@ def test_transactions_and_frames_alone():
     assert '"op": "check"' in run(captures.capture("k39_zookeeper"))
     assert "getData  xid 1\n    request path: /\n" in run("0000000100000004000000012f01")
     assert "answer to getData  NONODE" in run("--response", "getData", "000000010000000000000007ffffff9b")
+
+
+def test_an_auth_packet_alone_is_zookeepers(tmp_path):
+    """Its connection began before the capture, and its port says nothing: it is known by what is in it."""
+    server = (b"\x0a\0\0\2", 12181)
+    asked = (
+        bytes.fromhex("00000021 fffffffc 00000064 00000000 00000006")
+        + b"digest"
+        + bytes.fromhex("00000007")
+        + b"app:app"
+    )
+    said = bytes.fromhex("00000010 fffffffc 0000000000000000 0000004d")[:20]
+    frames = (
+        packet.tcp(asked, target=server, seq=5, ack=6),
+        packet.tcp(said, source=server, target=packet.CLIENT, seq=6, ack=42),
+    )
+    ends = ({"target": server}, {"source": server, "target": packet.CLIENT})
+    packets = [
+        (place * 10**9, packet.ethernet(packet.ipv4(frame, **of)))
+        for place, (frame, of) in enumerate(zip(frames, ends, strict=True))
+    ]
+    capture = tmp_path / "auth.pcap"
+    capture.write_bytes(packet.pcap(packets))
+    done = CliRunner().invoke(cli, ["convert", "--out", str(tmp_path / "tables"), str(capture)])
+    assert done.exit_code == 0
+    assert "No Kafka in it, but ZooKeeper, whose operations are in the table registry" in done.output
+    assert "--port" not in done.output
+    assert "auth  xid -4" in run(capture) and "app:app" not in run(capture)
 
 
 def test_options_that_do_not_go_with_it_are_refused():
