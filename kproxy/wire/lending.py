@@ -23,8 +23,6 @@ from kproxy.wire.state import FEW_NAMED, FEW_NOTED, MAX_CUT_ID, NAMED_BYTES
 
 _READ = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))  # each changes the session's own state
 Values = tuple[Any, ...]  # client id, acks, max_wait_ms, group id, transactional id
-
-
 Carried = tuple[bytes, int, int, int, int, int]  # topic, partition, bytes, batches, records, codecs
 
 
@@ -60,16 +58,12 @@ def counts_records(session: Session, plan: ApiPlan) -> bool:
 
 def topic_of(plan: ApiPlan, raw: bytes) -> str | UUID:
     """Return the topic in a Produce of that plan, as `found.Sums` has it."""
-    return uuid_of(raw) if produces_by_id(plan) else raw.decode("utf-8", "replace")
-
-
-def produces_by_id(plan: ApiPlan) -> bool:
-    """Return whether a Produce of that plan has ids of topics, not their names."""
-    return _produces_by_id(plan.api_version)
+    return uuid_of(raw) if produces_by_id(plan.api_version) else raw.decode("utf-8", "replace")
 
 
 @cache
-def _produces_by_id(version: int) -> bool:
+def produces_by_id(version: int) -> bool:
+    """Return whether a Produce of that version has ids of topics, not their names."""
     return "topicData.topicId" in paths_of(api_message(PRODUCE, version, "request").fields, version)
 
 
@@ -162,10 +156,10 @@ def _carried(session: Session, exchange: Exchange) -> list[Carried] | None:
         return None
     carried: list[Carried] = []
     for topic, topic_id, size, batches, records, codecs, partition in body.sums:
-        raw = topic.encode() if topic is not None else topic_id.bytes if topic_id is not None else b""
-        carried.append((raw, partition, size, batches, records, codecs))
         if records < 0:  # a compressed message set hides its count
             return None
+        raw = topic.encode() if topic is not None else topic_id.bytes if topic_id is not None else b""
+        carried.append((raw, partition, size, batches, records, codecs))
     return carried
 
 
@@ -187,7 +181,7 @@ def cut_id(client_id: str | None) -> str | None:
 
 
 class First(NamedTuple):
-    """What the first fields of a request have to do with all requests that begin with the same bytes."""
+    """The first fields of a request: all requests that begin with the same bytes have the same."""
 
     size: int  # bytes of these fields, behind the correlation id
     values: Values

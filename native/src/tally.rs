@@ -272,9 +272,9 @@ pub struct Lane {
     pub lag: Histogram,
     pub slow_ns: i64,
     #[pyo3(get)]
-    pub part_bytes: usize, // of incomplete frames that wait for their rest
-    pub max_part: usize,  // of one of them
-    pub max_parts: usize, // of all together; beyond it Python reads incomplete frames
+    pub part_bytes: usize, // of incomplete frames that wait for their rest, and of what pending Produces carry
+    pub max_part: usize,   // of one incomplete frame
+    pub max_parts: usize,  // of all together; beyond it Python reads such frames
     own: [(PyObject, Py<PyList>); 3], // the cells of `inside` and `lag`
     slow: PyObject,                   // kproxy/metrics/slow.py
     bounds: Bounds,
@@ -331,7 +331,7 @@ impl Lane {
         Ok(())
     }
 
-    /// max_parts: bytes of one incomplete frame, and of all. inside, lag: DurationCells. slow: has `threshold_ns`, the
+    /// max_parts: bytes of one incomplete frame, and of all `part_bytes`. inside, lag: DurationCells. slow: has `threshold_ns`, the
     /// broker's time above which an exchange is reported.
     #[new]
     #[allow(clippy::too_many_arguments)]

@@ -1,6 +1,7 @@
 """Programs recognise exactly the responses of which `codec.response_scan` says that nothing is to be done."""
 
 import random
+from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 from uuid import UUID
@@ -126,10 +127,21 @@ def damage(chance: random.Random, frame: bytes, start: int) -> bytes:
     return bytes(damaged)
 
 
-def test_records_and_offsets_are_those_that_the_session_reads() -> None:
-    """Of whole and of damaged Produces, whatever is not left to the session."""
+def collected(
+    chance: random.Random, program: tuple[int, ...], frame: bytes, start: int, count: int
+) -> Iterator[tuple[bytes, bytes, list[tuple[Any, ...]]]]:
+    """Of so many damaged forms of a frame, those that fit a program: (frame, names, topic-partitions)."""
     import kproxy_core
 
+    for _ in range(count):
+        damaged = damage(chance, frame, start)
+        found = kproxy_core.collected(program, damaged[start:])
+        if found is not None:
+            yield damaged, *found
+
+
+def test_records_and_offsets_are_those_that_the_session_reads() -> None:
+    """Of whole and of damaged Produces, whatever is not left to the session."""
     chance = random.Random(13)
     equal = offsets = 0
     for version in schema().apis[PRODUCE].request.versions:
@@ -144,33 +156,25 @@ def test_records_and_offsets_are_those_that_the_session_reads() -> None:
             asked = request(PRODUCE, version, 1, {"acks": 1, "topicData": data}, "c")[4:]
             answer = response(PRODUCE, version, 1, {"responses": answers})[4:]
             program = collecting(PRODUCE, version, frozenset(), records=True)
-            for _ in range(30):
-                damaged = damage(chance, asked, 8)
-                collected = kproxy_core.collected(program, damaged[8:])
-                if collected is None:
-                    continue
+            for damaged, _, partitions in collected(chance, program, asked, 8, 30):
                 sums = body_reader(PRODUCE, version, "request", SUMS)(damaged, 8, len(damaged)).sums
-                mine = [(*each[2:6], each[1], topic_in(version, each[0])) for each in collected[1]]
+                mine = [(*each[2:6], each[1], topic_in(version, each[0])) for each in partitions]
                 theirs = [(*each[2:], each.topic_id or each.topic) for each in sums]
                 assert mine == theirs
                 equal += bool(mine)
             of_answer = plain_response(PRODUCE, version, offsets=True)
-            for _ in range(10):
-                damaged = damage(chance, answer, 4)
-                collected = kproxy_core.collected(of_answer, damaged[4:])
-                if collected is None:
-                    continue
-                said = body_reader(PRODUCE, version, "response", SUMS)(damaged, 4, len(damaged)).partitions
-                assert [(each[1], each[6]) for each in collected[1]] == [(each.partition, each.offset) for each in said]
-                offsets += bool(said)
+            assert of_answer is not None
+            for damaged, _, partitions in collected(chance, of_answer, answer, 4, 10):
+                theirs_of_answer = body_reader(PRODUCE, version, "response", SUMS)(damaged, 4, len(damaged)).partitions
+                mine_offsets = [(each[1], each[6]) for each in partitions]
+                assert mine_offsets == [(each.partition, each.offset) for each in theirs_of_answer]
+                offsets += bool(mine_offsets)
     assert equal > 3000
     assert offsets > 1000
 
 
 def test_requests_with_equal_names_are_read_alike() -> None:
     """What a policy reads in a request follows from the collected bytes, however the rest of it is damaged."""
-    import kproxy_core
-
     chance = random.Random(12)
     read: dict[tuple[int, int, bytes], object] = {}
     equal = 0
@@ -179,12 +183,7 @@ def test_requests_with_equal_names_are_read_alike() -> None:
             continue
         key, version = layout.api_key, layout.version
         program = collecting(key, version, NAMES[key])
-        for _ in range(400):
-            damaged = damage(chance, frame, layout.start)
-            collected = kproxy_core.collected(program, damaged[layout.start :])
-            if collected is None:
-                continue
-            found, _ = collected
+        for damaged, found, _ in collected(chance, program, frame, layout.start, 400):
             try:
                 names = reader(key, version)(damaged, layout.start, len(damaged))
                 outcome = names.topic, names.topic_id, names.group, names.transactional_id, names.all_of
@@ -199,7 +198,7 @@ def test_requests_with_equal_names_are_read_alike() -> None:
 
 @pytest.mark.parametrize(
     "operations",
-    [(9,), (SKIP,), (EACH, 0, 0, 1, 2, SKIP), (EACH, 0, 0, 0, 2, SKIP, 1), (EACH, 0, 0, 1, 1, SKIP), (8, 5, 1)],
+    [(9,), (14,), (SKIP,), (EACH, 0, 0, 1, 2, SKIP), (EACH, 0, 0, 0, 2, SKIP, 1), (EACH, 0, 0, 1, 1, SKIP), (8, 5, 1)],
 )
 def test_a_program_that_would_be_read_beyond_its_end_or_loop_is_refused(operations: tuple[int, ...]) -> None:
     import kproxy_core

@@ -48,7 +48,7 @@ AUTO, NATIVE, PYTHON = "auto", "native", "python"  # auto: the compiled core if 
 FEW_READS = 8  # before a connection is lent
 MOST_READS = 1024
 MAX_PART = 64 * 1024  # bytes of an incomplete frame that waits in the core for its rest
-MAX_PARTS = 4 * 1024 * 1024  # of all connections; beyond it Python reads incomplete frames
+MAX_PARTS = 4 * 1024 * 1024  # of all connections, with what pending Produces carry; beyond it Python reads such frames
 LONG_FRAMES = 64  # a connection that was lent for so many frames is soon lent again
 
 # Why the core gives a connection back, as in native/src/conn.rs.
@@ -95,7 +95,7 @@ class Core:
 
     @property
     def part_bytes(self) -> int:
-        """Return the bytes of incomplete frames that wait in the core."""
+        """Return the bytes of incomplete frames that wait in the core, and of what pending Produces carry."""
         count: int = self.lane.part_bytes
         return count
 
@@ -123,7 +123,7 @@ class Core:
         key = plan.api_key, plan.api_version, counts
         tally = tallies.get(key)
         if tally is None:
-            produced = counting.produced(by_id=produces_by_id(plan)) if counts else None
+            produced = counting.produced(by_id=produces_by_id(plan.api_version)) if counts else None
             tally = tallies[key] = self.lane.tally(counting.api_cells(plan), counting.of_broker, produced)
         return tally
 
