@@ -86,6 +86,7 @@ EDGES: tuple[Edge, ...] = (
     *_edges(("refused_authorization",), ("connection_churn", "reconnect_storm"), ("client",), OVERLAPS),
     *_edges(("reconnect_storm",), ("connection_churn",), ("client",), OVERLAPS),
     *_edges(("throttled",), ("client_timeouts", "unanswered", "producers_standing_still"), ("client",), OVERLAPS),
+    *_edges(("throttled",), ("fenced", "resent_not_idempotent", "doubtful_records"), ("client",), OVERLAPS),
     # kproxy.
     *_edges(("core_full",), ("slow_broker",), (), EVER),
 )
@@ -102,11 +103,10 @@ def folded(found: Sequence[tuple[Finding, Sequence[Moment]]]) -> list[Finding]:
 
     Each is given with the moments at which its requests failed, where these are known.
     """
-    outages: dict[str, list[Finding]] = {kind: [] for kind in _DOWN}
+    of_kind: dict[str, list[Finding]] = {}
     for one, _ in found:
-        if one.kind in outages:
-            outages[one.kind].append(one)
-    parted = [(part, cause, bool(moments)) for one, moments in found for part, cause in _parted(one, moments, outages)]
+        of_kind.setdefault(one.kind, []).append(one)
+    parted = [(part, cause, bool(moments)) for one, moments in found for part, cause in _parted(one, moments, of_kind)]
     whole = [part for part, _, _ in parted]
     places: dict[str, list[int]] = {}
     for index, one in enumerate(whole):
@@ -128,25 +128,29 @@ def folded(found: Sequence[tuple[Finding, Sequence[Moment]]]) -> list[Finding]:
 
 
 def _parted(
-    one: Finding, moments: Sequence[Moment], outages: Mapping[str, Sequence[Finding]]
+    one: Finding, moments: Sequence[Moment], of_kind: Mapping[str, Sequence[Finding]]
 ) -> list[tuple[Finding, Finding | None]]:
-    """Failures during each outage, with that outage, and failures at other times.
+    """Failures during each outage, with that outage, and the others, whose cause is still to be found.
 
-    Among several outages, that of the same broker is the cause, else the one that began last.
+    Among several outages, that of the same broker is the cause, else the one that began last. A cause of another kind
+    that shares more with the failure is nearer: the quota of a client, rather than a broker that was gone meanwhile.
     """
     by_moments = tuple(edge for edge in _BY_MOMENTS if edge.consequence == one.kind)
     edges = (*_BY_CONSEQUENCE.get(one.kind, ()), *by_moments) if moments else ()
-    causes = [(edge, cause) for edge in edges for cause in outages.get(edge.cause, ())]
+    first = [edge for edge in edges if edge.cause in _DOWN or edge.cause not in _BY_CONSEQUENCE]  # no consequences
+    causes = [(edge, cause) for edge in first for cause in of_kind.get(edge.cause, ())]
     parts: dict[int, tuple[Finding | None, list[Moment]]] = {}
     for moment in moments:
         then = one._replace(since_ns=moment.at_ns, until_ns=moment.at_ns)
         able = [
-            (len(edge.same), cause.since_ns or 0, cause)
+            (len(edge.same), cause.kind in _DOWN, cause.since_ns or 0, cause)
             for edge, cause in causes
             if explains(edge, cause, then) and (edge.when != DURING or moment.is_replicated)
         ]
-        begun = [each for each in able if each[1] <= moment.at_ns + _STEP_NS]
-        nearest = max(begun or able, key=lambda each: each[:2])[2] if able else None
+        begun = [each for each in able if each[2] <= moment.at_ns + _STEP_NS]
+        nearest = max(begun or able, key=lambda each: each[:3])[3] if able else None
+        if nearest is not None and nearest.kind not in _DOWN:
+            nearest = None
         parts.setdefault(id(nearest), (nearest, []))[1].append(moment)
     if len(parts) < 2:
         return [(one, next((cause for cause, _ in parts.values()), None))]

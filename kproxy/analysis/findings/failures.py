@@ -142,6 +142,12 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
     return ask(
         {"exchanges": tables["exchanges"], "connections": tables["connections"]},
         **missed_answers(),
+        # A request that its client gave up on, or that still waits, failed while it waited; another when its connection
+        # ended: not before what ended it.
+        failing=f"""
+            select cluster, client, broker, broker_id, api, is_open, waited_ns,
+                case when is_open or {gave_up} then us else greatest(us, cast(floor(end_ns / 1e3) as bigint)) end as us
+            from missed""",
         asked=f"""
             select cluster, {GROUPS["client"]} as client, {GROUPS["broker"]} as broker, count(*) as asked
             from exchanges where {of_clients(False)}
@@ -151,8 +157,8 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
                 count_if({gave_up}) as gave_up, count_if(is_open) as still_wait,
                 count_if(api = 'Produce') as writes, max(waited_ns) as longest_ns,
                 sum(case when {gave_up} then waited_ns end) as waited_ns, min(us) as first_us, max(us) as last_us
-            from missed group by cluster, client, broker, api""",
-        **timed("missed", "cluster, client, broker", "api", gave_up, "waited_ns"),
+            from failing group by cluster, client, broker, api""",
+        **timed("failing", "cluster, client, broker", "api", gave_up, "waited_ns"),
         answer=f"""
             select c.cluster, c.client, c.broker, max(broker_id) as broker_id, sum(failed) as failed,
                 sum(gave_up) as gave_up, sum(still_wait) as still_wait, sum(writes) as writes,
@@ -244,21 +250,23 @@ def refused(tables: Tables, limits: Limits) -> Frame:
         {name: tables[name] for name in ("exchanges", "partitions", "topology")},
         failed=f"""
             select {keys}, cluster, {GROUPS["client"]} as client, {GROUPS["broker"]} as broker, broker_id, api, error,
-                group_id, transactional_id, error_code, unix_micros(`time`) as us
+                group_id, transactional_id, error_code, unix_micros(`time`) as us,
+                cast(floor(response_end_ns / 1e3) as bigint) as answered_us
             from exchanges where outcome = 'answered' and errors > 0 and {of_clients(False)}""",
         inside=f"""
             select {keys}, error, {TOPIC} as topic from partitions where direction = 'response' and error_code != 0
             group by {keys}, error, {TOPIC}""",
         each_one=f"""
             select f.cluster, f.client, f.broker, f.broker_id, f.api, f.source, f.connection, f.`number`, f.us,
-                f.group_id, f.transactional_id, i.topic,
+                f.answered_us, f.group_id, f.transactional_id, i.topic,
                 coalesce(i.error, case when coalesce(f.error_code, 0) != 0 then f.error end) as error
             from failed f left join inside i on {same}""",
         named=f"select *, case {cases} end as kind from each_one",
         once_each="""
             select cluster, client, api, kind, source, connection, `number`, max(error) as error, max(topic) as topic,
                 count(distinct topic) as topics, max(group_id) as group_id, max(transactional_id) as transactional_id,
-                max(broker) as broker, max(broker_id) as broker_id, max(us) as us
+                max(broker) as broker, max(broker_id) as broker_id,
+                max(case when kind = 'timed_out' then us else coalesce(answered_us, us) end) as us
             from named
             where kind is not null and not (kind = 'unknown_topic' and api = 'OffsetFetch')
             group by cluster, client, api, kind, source, connection, `number`""",

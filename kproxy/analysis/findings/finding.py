@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from kproxy.analysis.engine import Frame
-from kproxy.analysis.findings.kinds import KINDS
+from kproxy.analysis.findings.kinds import CONTROLLED_SHUTDOWN, KINDS
 from kproxy.analysis.findings.thresholds import Limits
 
 CRITICAL, WARNING, NOTE = "critical", "warning", "note"
@@ -54,6 +54,8 @@ class Finding(NamedTuple):
 
     @property
     def title(self) -> str:
+        if self.kind == "broker_gone" and dict(self.evidence).get("handed_over"):
+            return CONTROLLED_SHUTDOWN
         return KINDS[self.kind].title
 
     @classmethod

@@ -63,7 +63,7 @@ def restless(tables: Tables, limits: Limits) -> Frame:
     """Rows of Restless, by group, those with the most rebalances first."""
     return ask(
         {"told": tables["rebalances"], "exchanges": tables["exchanges"], "group_events": tables["group_events"]},
-        once=("heard", "stretches", "rebalances"),
+        once=("heard", "stretches", "moved", "rebalances"),
         heard=f"""
             select cluster, group_id, {STEP} as step, {STEP_TIMES} from exchanges group by cluster, group_id, {STEP}""",
         steps="""
@@ -77,28 +77,42 @@ def restless(tables: Tables, limits: Limits) -> Frame:
             select t.*, s.group_id as heard_as from told t left join seen s
                 on t.cluster is not distinct from s.cluster and t.group_id = s.group_id
             where coalesce(t.protocol, '') != 'zookeeper' and t.started_ns is not null""",
-        rebalances=f"""
+        in_traffic=f"""
             select j.* from judged j join stretches s
                 on j.cluster is not distinct from s.cluster and j.heard_as is not distinct from s.group_id
                 and j.started_ns / 1e3 between s.first_us - {QUIET_S * 500_000} and s.last_us + {QUIET_S * 500_000}""",
-        causes="""
-            select cluster, group_id, cause, count(*) as of_cause,
-                row_number() over (partition by cluster, group_id order by count(*) desc, cause) as place
-            from rebalances group by cluster, group_id, cause""",
         members="""
             select cluster, group_id, member_id, max(client_id) as client,
                 case when count(case when event = 'leave' and error is null then 1 end) > 0
                     then max(case when event = 'leave' and error is null then time_ns end) - min(time_ns) end as life_ns
             from group_events where member_id is not null group by cluster, group_id, member_id""",
+        moved="""
+            select r.*, m.client as mover from in_traffic r left join members m
+                on r.cluster is not distinct from m.cluster and r.group_id = m.group_id
+                and r.cause_member = m.member_id""",
+        by_mover="""
+            select cluster, group_id, mover, count(*) as moves, min(started_ns) as begun_ns from moved
+            where mover is not null group by cluster, group_id, mover""",
+        every="select cluster, group_id, count(*) as rebalances from moved group by cluster, group_id",
+        # Where one client caused most of them, they begin with its first: the group may have been calm for long before.
+        begun="""
+            select b.* from by_mover b join every e on b.cluster is not distinct from e.cluster
+                and b.group_id = e.group_id and b.moves * 2 > e.rebalances""",
+        rebalances="""
+            select r.* from moved r left join begun b on r.cluster is not distinct from b.cluster
+                and r.group_id = b.group_id
+            where b.begun_ns is null or r.started_ns >= b.begun_ns""",
+        causes="""
+            select cluster, group_id, cause, count(*) as of_cause,
+                row_number() over (partition by cluster, group_id order by count(*) desc, cause) as place
+            from rebalances group by cluster, group_id, cause""",
         lives=f"""
             select cluster, group_id, client, percentile_approx(life_ns, 0.5, {ACCURACY}) as life_ns from members
             group by cluster, group_id, client""",
         movers="""
-            select r.cluster, r.group_id, m.client, count(*) as of_client,
-                row_number() over (partition by r.cluster, r.group_id order by count(*) desc, m.client) as place
-            from rebalances r join members m on r.cluster is not distinct from m.cluster and r.group_id = m.group_id
-                and r.cause_member = m.member_id
-            where m.client is not null group by r.cluster, r.group_id, m.client""",
+            select cluster, group_id, mover as client, count(*) as of_client,
+                row_number() over (partition by cluster, group_id order by count(*) desc, mover) as place
+            from rebalances where mover is not null group by cluster, group_id, mover""",
         summed="""
             select cluster, group_id, max(heard_as) as heard_as, max(protocol) as protocol, count(*) as rebalances,
                 max(members_after) * max(case when strategy like '%cooperative%' then 2 else 1 end) as expected,
@@ -188,7 +202,7 @@ def straggling(tables: Tables, limits: Limits) -> Frame:
             select cluster, group_id, coalesce(client, last_to_join) as client,
                 max_by(last_to_join, waited_ns) as member_id, count(*) as rebalances, sum(waited_ns) as waited_ns,
                 max(waited_ns) as longest_ns, max(members_after) as members,
-                cast(floor(min(started_ns) / 1e3) as bigint) as first_us,
+                cast(floor(min(coalesce(joined_ns, started_ns + waited_ns) - waited_ns) / 1e3) as bigint) as first_us,
                 cast(floor(max(coalesce(ended_ns, started_ns)) / 1e3) as bigint) as last_us
             from waits group by cluster, group_id, coalesce(client, last_to_join)
             order by waited_ns desc, cluster nulls first, group_id, client nulls first""",

@@ -52,6 +52,7 @@ SUMMED = frozenset(
     )
 )
 LARGEST = frozenset(("longest_ns", "longest_wait_ns", "outage_ns", "worst", "stuck_ns"))
+CONTROLLED_SHUTDOWN = "A broker away after a controlled shutdown"  # the title of such a `broker_gone`
 NAMED = frozenset(("apis", "errors"))  # names with commas between them: of several findings, all of them
 
 

@@ -130,6 +130,23 @@ def test_requests_that_failed_are_those_of_the_outage_in_whose_time_they_did():
             assert root.since_ns - 5e9 <= each.since_ns <= each.until_ns <= root.until_ns + 10e9
 
 
+def test_a_quota_of_the_client_is_nearer_than_a_broker_that_was_gone_meanwhile():
+    """All of the errors are the quota's; without it those meanwhile are the outage's."""
+    gone = one("broker_gone", 100, 120, {"broker_id": 1})
+    throttled = one("throttled", 50, 200, {"client": "greedy"})
+    fenced = one("fenced", 99, 160, {"client": "greedy", "topic": "bulk"}, failed=35, asked=500)
+    times = [moment(second, 7, "INVALID_PRODUCER_EPOCH") for second in (99, 105, 110, 115, 160)]
+    other = one("throttled", 50, 200, {"client": "other"})
+    roots = folded([(gone, ()), (throttled, ()), (other, ()), (fenced, times)])
+    told = {(root.kind, dict(root.place).get("client")): len(root.consequences) for root in roots}
+    assert told == {("broker_gone", None): 0, ("throttled", "greedy"): 1, ("throttled", "other"): 0}
+    (kept,) = (each for root in roots for each in root.consequences)
+    assert dict(kept.evidence) == {"failed": 35, "asked": 500}
+    roots = folded([(gone, ()), (other, ()), (fenced, times)])
+    assert [(root.kind, len(root.consequences)) for root in roots] == [
+        ("broker_gone", 1), ("throttled", 0), ("fenced", 0)]  # fmt: skip
+
+
 @pytest.mark.parametrize(("inside", "outside", "follows"), [(30, 10, True), (10, 30, False)])
 def test_a_broker_is_slow_because_another_stands_still_if_most_of_its_slow_requests_wait_for_that(
     inside, outside, follows

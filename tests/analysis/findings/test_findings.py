@@ -282,8 +282,13 @@ def test_a_coordinator_that_moves_between_two_heartbeats_is_not_missed(tmp_path,
 
 @pytest.mark.parametrize(("life_s", "is_short"), [(2, True), (400, False)])
 def test_who_comes_and_goes_is_named_and_is_no_slow_poll_where_it_left_too_soon(tmp_path, life_s, is_short):
-    """One member stays, those of `flapper` leave; rebalances that did not end count until all had joined."""
+    """One member came long before and stays, those of `flapper` leave: the storm begins with the first of these.
+
+    Rebalances that did not end count until all had joined.
+    """
     table = made.Made()
+    made._rebalance(table, "g", -300, 0)
+    table.exchange("stays", "Heartbeat", -300, group_id="g")
     for number in range(20):
         at_s = 600 * number / (1 if life_s > 100 else 100)
         table.exchange("stays", "Heartbeat", at_s, group_id="g")
@@ -299,10 +304,45 @@ def test_who_comes_and_goes_is_named_and_is_no_slow_poll_where_it_left_too_soon(
         (storm,) = findings(tables, read(["rebalances_per_hour=1"]), kinds=["rebalance_storm"])
         (group,) = dicts(knowledge.groups(tables["group_events"], tables["rebalances"]))
     evidence = dict(storm.evidence)
-    assert evidence["rebalancing_ns"] == group["rebalancing_ns"] == 30 * 10**9
+    assert evidence["rebalancing_ns"] == 30 * 10**9 == group["rebalancing_ns"] - 3 * 10**9
+    assert storm.since_ns == made.START_NS and evidence["rebalances"] == 20
+    assert evidence["span_ns"] == 19 * (600 if life_s > 100 else 6) * 10**9
     assert (evidence["client"], evidence["of_client"], evidence["life_ns"]) == ("flapper", 20, life_s * 10**9)
     assert sentence(storm).endswith("most often: member_left; 20 caused by members of client flapper")
     assert ("Keep the consumer open" in storm.change) == is_short == ("lower max.poll.records" not in storm.change)
+
+
+def test_a_member_makes_others_wait_from_the_moment_that_all_of_them_had_joined(tmp_path):
+    table = made.Made()
+    table.add("rebalances", 20, group_id="g", protocol="classic", generation=2, members_after=3, last_to_join="late",
+        started_ns=made.START_NS + 20 * 10**9, joined_ns=made.START_NS + 40 * 10**9,
+        ended_ns=made.START_NS + 41 * 10**9, waited_ns=15 * 10**9)  # fmt: skip
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (one,) = findings(tables, kinds=["straggler"])
+    assert (one.since_ns - made.START_NS, one.until_ns - made.START_NS) == (25 * 10**9, 41 * 10**9)
+
+
+def test_a_request_fails_when_its_error_comes_or_its_connection_ends(tmp_path):
+    """A muted client asks 5 s before a broker is gone; one that gives up after 8 s has failed from the start."""
+    table = made.Made()
+    for number in range(5):
+        ends_ns = made.START_NS + (95 + number) * 10**9 + 6 * 10**9
+        key = table.exchange("greedy", "Produce", 95 + number, errors=1, response_end_ns=ends_ns)
+        table.partition(key, "response", "t", error_code=19, error="NOT_ENOUGH_REPLICAS")
+    for client, connection, life_s in (("muted", 1, 5.5), ("patient", 3, 8)):
+        asked_ns = made.START_NS + 95 * 10**9
+        for _ in range(3):
+            table.exchange(client, "Produce", 95, outcome="unanswered", latency_ns=None, request_end_ns=asked_ns)
+        made._connection(table, connection, "10.0.0.1", 90, 5 + life_s)
+        table.exchange(client, "Metadata", 150, broker=2)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        found = findings(tables, read(["gave_up_s=6"]), kinds=["not_enough_replicas", "unanswered", "client_timeouts"])
+    times = {(one.kind, dict(one.place)["client"]): (one.since_ns - made.START_NS) / 1e9 for one in found}
+    assert times == {
+        ("not_enough_replicas", "greedy"): 101,
+        ("unanswered", "muted"): 100.5,
+        ("client_timeouts", "patient"): 95,
+    }
 
 
 @pytest.mark.parametrize("waits_s", [10, 1])
