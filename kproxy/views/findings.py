@@ -192,7 +192,7 @@ def _together(several: Sequence[Finding]) -> Finding:
             told[name] = sum(values)
         elif name in LARGEST:
             told[name] = max(values)
-        elif name in NAMED:
+        elif name in NAMED or (name == "clients" and isinstance(values[0], str)):
             told[name] = ", ".join(sorted({each for value in values for each in value.split(", ")}))
     if any("asked" not in each for each in numbers):
         told.pop("asked", None)

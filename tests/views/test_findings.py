@@ -8,6 +8,7 @@ import click
 
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.findings import KINDS, findings
+from kproxy.analysis.findings.finding import found
 from kproxy.views import findings as view
 from tests.analysis.findings import made
 
@@ -46,6 +47,17 @@ def test_consequences_say_when(tmp_path):
     cause = one._replace(consequences=(first, second, third._replace(kind="tiny_fetches")))
     early, late = view.followed(cause)
     assert early.startswith("00:00:01, Tiny fetches: ") and late.startswith("00:00:02 to 00:00:09, Empty fetches: ")
+
+
+def test_consequences_of_one_kind_are_counted_together():
+    place, kind = {"group_id": "g"}, "members_gone"
+    evidence = {"waited_ns": 7 * 10**9, "longest_ns": 7 * 10**9, "rebalances": 1, "members": 1, "clients": "b"}
+    other = {"waited_ns": 12 * 10**9, "longest_ns": 8 * 10**9, "rebalances": 2, "members": 3, "clients": "a, b"}
+    one, two = (found(kind, "warning", 0.1, "default", "group g", place, (1, 2), each) for each in (evidence, other))
+    (text,) = view.followed(one._replace(consequences=(one, two)))
+    assert text.endswith(
+        "in 3 rebalances the members waited 19.0 s for 4 that did not come back, 8.00 s at most; these were of a, b"
+    )
 
 
 def test_text_from_the_wire_moves_no_cursor(tmp_path):

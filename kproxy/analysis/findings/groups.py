@@ -32,6 +32,7 @@ _SHORT_LIVED = (
     "Keep the consumer open instead of one for each task (a short job, a health check, a loop around subscribe() and "
     "close()), or give it a group of its own or assign() without a group."
 )
+_APART_NS = 60_000_000_000  # twice the time within which a consequence of an outage begins
 _SHORT_LIFE_NS = 30_000_000_000  # a tenth of the default max.poll.interval.ms, after which a client leaves its group
 
 
@@ -231,7 +232,10 @@ def judge_straggling(row: Straggling, limits: Limits) -> Iterator[Finding]:
 
 
 class Awaited(NamedTuple):
-    """Rebalances of a group that waited for members which never came back, until the coordinator dropped these."""
+    """Rebalances of a group that waited for members which never came back, until the coordinator dropped these.
+
+    Less than _APART_NS lies between one and the next.
+    """
 
     cluster: str | None
     group_id: str
@@ -245,7 +249,7 @@ class Awaited(NamedTuple):
 
 
 def awaited(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Awaited, by group, the longest waits first."""
+    """Rows of Awaited, by group and time, the longest waits first."""
     same = "r.cluster is not distinct from {0}.cluster and r.group_id = {0}.group_id"
     return ask(
         {"rebalances": tables["rebalances"], "group_events": tables["group_events"]},
@@ -264,14 +268,21 @@ def awaited(tables: Tables, limits: Limits) -> Frame:
             join joins j on {same.format("j")} and j.time_ns between r.started_ns and r.joined_ns
             where r.protocol = 'classic'
             group by r.cluster, r.group_id, r.generation, r.joined_ns, e.gone, e.clients""",
-        answer=f"""
+        long=f"""
+            select *, lag(joined_ns) over (partition by cluster, group_id order by joined_ns) as before_ns from waits
+            where joined_ns - last_join_ns >= {limits.straggler_wait_s * 1e9:.0f}""",
+        # Those that lie apart have other causes.
+        times=f"""
+            select *, sum(case when last_join_ns <= before_ns + {_APART_NS} then 0 else 1 end)
+                over (partition by cluster, group_id order by joined_ns) as time_of from long""",
+        answer="""
             select cluster, group_id, count(*) as rebalances, sum(gone) as gone,
                 sum(joined_ns - last_join_ns) as waited_ns, max(joined_ns - last_join_ns) as longest_ns,
                 max_by(clients, named_struct('w', joined_ns - last_join_ns, 'g', generation)) as clients,
                 cast(floor(min(last_join_ns) / 1e3) as bigint) as first_us,
                 cast(floor(max(joined_ns) / 1e3) as bigint) as last_us
-            from waits where joined_ns - last_join_ns >= {limits.straggler_wait_s * 1e9:.0f}
-            group by cluster, group_id order by waited_ns desc, cluster nulls first, group_id""",
+            from times group by cluster, group_id, time_of
+            order by waited_ns desc, cluster nulls first, group_id, first_us""",
     )
 
 

@@ -47,6 +47,9 @@ SUMMED = frozenset(
             "connections",
             "answers",
             "resent",
+            "rebalances",
+            "members",
+            "waited_ns",
         ),
         *(*_OUTCOMES, "not_in_log_records"),
     )
