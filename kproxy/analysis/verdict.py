@@ -81,6 +81,8 @@ class Figures:
     behind_records: int | None
     behind_group: str | None
     behind_uncommitted: int  # partitions of its topics without a commit of that group: not in its lag
+    behind_fetched: int  # those of them that its clients fetched
+    behind_fetched_records: int | None  # their lag by these fetches
 
 
 @dataclass(frozen=True)
@@ -131,9 +133,9 @@ def verdict(tables: Mapping[str, Frame], findings: Sequence[Finding]) -> Verdict
     (requests, answered, left_out, p99_ns), *_ = rows(_counted(tables))
     ((unanswered,),) = rows(ask(_only(tables, "exchanges", "connections"), **missed_answers(), answer=_MISSED))
     ((refused, with_errors),) = rows(_refused(tables))
-    behind = next(rows(_behind(tables)), (None, None, 0))
+    behind = next(rows(_behind(tables)), (None, None, 0, 0, None))
     longest_ns, where = max(_standstills(findings), default=(None, None), key=lambda each: each[0] or 0)
-    records, group, uncommitted = behind
+    records, group, uncommitted, fetched, fetched_records = behind
     everyday = with_errors - refused
     figures = Figures(
         requests,
@@ -148,6 +150,8 @@ def verdict(tables: Mapping[str, Frame], findings: Sequence[Finding]) -> Verdict
         records,
         group,
         uncommitted or 0,
+        fetched or 0,
+        fetched_records,
     )
     return Verdict(figures, findings)
 
@@ -200,7 +204,8 @@ def _behind(tables: Mapping[str, Frame]) -> Frame:
     return ask(
         {"lag": lag},
         answer="""
-            select lag_records, group_id, uncommitted_partitions from lag where lag_records > 0
+            select lag_records, group_id, uncommitted_partitions, fetched_partitions, fetched_lag_records
+            from lag where lag_records > 0
             order by lag_records desc, group_id, cluster limit 1""",
     )
 

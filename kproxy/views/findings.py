@@ -56,6 +56,15 @@ def sentence(finding: Finding) -> str:
     if evidence.get("last_told_ns"):
         told = value("last_told_ns", evidence["last_told_ns"])
         words.append(f", by the last change reported of them, at {told}: not known afterwards")
+    if evidence.get("compared_partitions"):
+        words.append(
+            f" in {evidence['compared_partitions']} of its {evidence['partitions']} partitions, whose lag was "
+        )
+        words.append(f"known at both moments; in all {value('last_lag_records', evidence['last_lag_records'])} records")
+    if evidence.get("left_ns"):
+        unread = value("end_lag_records", evidence["end_lag_records"])
+        left = f"its consumer left at {value('left_ns', evidence['left_ns'])}"
+        words.append(f"; {left}: at the end {unread} records are unread")
     if evidence.get("no_request_ns"):
         words.append(f"; no request of the group for {value('no_request_ns', evidence['no_request_ns'])}")
     return "".join(words)

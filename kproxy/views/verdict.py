@@ -93,8 +93,11 @@ def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
     yield "p99", p99, f"of {of.answered:,} answers, long polls apart{without}"
     behind = "nobody" if not of.behind_records else f"{of.behind_records:,} records"
     whose = f"group {of.behind_group}" if of.behind_records else "by what groups committed"
-    if of.behind_uncommitted:
-        whose += f"; {_count(of.behind_uncommitted, 'partition')} without a commit not counted"
+    if of.behind_fetched:
+        whose += f"; {of.behind_fetched_records or 0:,} more in {_count(of.behind_fetched, 'partition')}"
+        whose += " without a commit, by its last fetches"
+    if left := of.behind_uncommitted - of.behind_fetched:
+        whose += f"; {_count(left, 'partition')} without a commit{' or fetch' if of.behind_fetched else ''} not counted"
     yield "behind", behind, printable(whose)
 
 

@@ -124,11 +124,14 @@ def test_the_lag_of_a_group_is_the_sum_over_its_partitions_at_one_moment(frame):
         (0, 2100, 2),
         (1, 2100, 2),
     ]
-    assert [row["first_lag_records"] for row in each] == [1500, 1500]  # at the end of the fifth eighth: second 10
-    assert {row["first_known"] for row in each} == {int(START.timestamp() + 10) * 10**6}
+    # Of one at the end of the first eighth, second 2, of the other at that of the fifth, second 10.
+    assert [row["first_lag_records"] for row in each] == [700, 1500]
+    assert [row["first_known"] for row in each] == [int(START.timestamp() + at_s) * 10**6 for at_s in (2, 10)]
+    assert [(row["growth_per_s"], row["growing"]) for row in each] == [(100, True), (None, False)]
     (group,) = dicts(jobs.group_lag(*inputs, by=["group_id"]))
     assert (group["lag_records"], group["partitions"], group["uncommitted_partitions"]) == (4200, 2, 2)
-    assert (group["first_lag_records"], group["unknown_partitions"]) == (3000, 0)
+    assert (group["first_lag_records"], group["unknown_partitions"]) == (3000, 0)  # both at second 10
+    assert group["first_known"] == int(START.timestamp() + 10) * 10**6
     assert group["growth_per_s"] is None  # of the later half of the time, in which one was not known at first
     (topic,) = dicts(jobs.group_lag(*inputs, by=["cluster", "group_id", "topic"]))
     assert (topic["topic"], topic["lag_records"]) == ("t", 4200)

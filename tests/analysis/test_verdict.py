@@ -298,13 +298,20 @@ def test_partitions_without_a_commit_are_said_beside_the_lag(tmp_path):
                 table.partition(key, "response", "orders", 0, error_code=0)
             else:
                 table.partition(key, "response", "orders", 0, error_code=0, offset=10, end_offset=30)
+        key = table.exchange("reader", "Fetch", 3)
+        fetched = {"error_code": 0, "high_watermark": 100, "lag_records": 60, "offset": 30}
+        table.partition(key, "response", "orders", 1, **fetched)
         table.add("topology", 0, kind="topic", change="appeared", topic="orders", partitions=3)
 
     with Tables(outage(tmp_path / "tables", also)) as tables:
         said = verdict(tables, findings(tables))
     assert (said.figures.behind_records, said.figures.behind_uncommitted) == (25, 2)
     told = {name: (figure, of) for name, figure, of in figures(said)}
-    assert told["behind"] == ("25 records", "group g; 2 partitions without a commit not counted")
+    assert told["behind"] == (
+        "25 records",
+        "group g; 60 more in 1 partition without a commit, by its last fetches; 1 partition without a commit or fetch "
+        "not counted",
+    )
 
 
 def test_calm_traffic_is_said_to_be_calm(tmp_path):

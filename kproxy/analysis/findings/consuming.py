@@ -242,11 +242,14 @@ _COMMITTED_SOON_NS = 10_000_000_000
 class Lagging(NamedTuple):
     """Lag of a client or a group in a topic, all of its partitions together.
 
-    first_records: the lag at first, as if it had grown only while the client fetched. active_us: how long it fetched,
-    without pauses between captures. last_lag_ns: by client the age of the newest record that it got, by group the
+    first_records: of a client the lag at first, as if it had grown only while the client fetched, and active_us: how
+    long it fetched, without pauses between captures. Of a group both are since `compared_us` of
+    `group_lag_while_active`: first_records is the lag of the compared_partitions, whose lag was known then, and
+    compared_records is their last one. last_lag_ns: by client the age of the newest record that it got, by group the
     maximum age of the first record that it has not committed. If the lag of some partitions is unknown, records are a
     lower bound for that reason. silent_us: a group's time without a request until the end, if nobody left it and it
-    was longer than a restart; None: the lag is that at its last request.
+    was longer than a restart; None: the lag is that at its last request. left_us: when its last member left, if it
+    did, and end_records: the lag at the end of the tables.
     """
 
     cluster: str | None
@@ -265,6 +268,10 @@ class Lagging(NamedTuple):
     unknown_partitions: int = 0
     unknown: str | None = None
     silent_us: int | None = None
+    compared_partitions: int | None = None
+    compared_records: int | None = None
+    left_us: int | None = None
+    end_records: int | None = None
 
 
 def lagging(tables: Tables, limits: Limits) -> Frame:
@@ -321,18 +328,22 @@ def lagging_groups(tables: Tables, limits: Limits) -> Frame:
         {"lags": lags},
         answer=f"""
             select cluster, group_id as client, topic, count(*) as partitions, sum(commits) as fetches,
-                sum(coalesce(least(own_first_records, least_lag_records), 0)) as first_records,
+                sum(compared_first_records) as first_records,
                 sum(least_lag_records) as last_records,
                 sum(max_lag_records) as max_records, max(behind_ns) as last_lag_ns,
                 min(unix_micros(first_commit)) as first_us,
                 max(least(unix_micros(end_seen), until_us)) as last_us,
-                max(least(unix_micros(end_seen), until_us)) - min(unix_micros(first_commit)) as active_us,
+                max(least(unix_micros(end_seen), until_us)) - min(compared_us) as active_us,
                 'group' as `by`,
                 count_if(lag_records is null) as unknown_partitions,
-                max(case when lag_records is null then `unknown` end) as `unknown`, max(silent_us) as silent_us
+                max(case when lag_records is null then `unknown` end) as `unknown`, max(silent_us) as silent_us,
+                count(compared_first_records) as compared_partitions,
+                sum(case when compared_first_records is not null then least_lag_records end) as compared_records,
+                max(left_us) as left_us, sum(end_lag_records) as end_records
             from lags where committed_offset is not null and first_commit is not null
             group by cluster, group_id, topic
             having sum(least_lag_records) >= {limits.lag_records_min} and sum(growth_per_s) > 0
+                and count(compared_first_records) > 0
             order by last_records desc, cluster nulls first, group_id, topic nulls first""",
     )
 
@@ -343,10 +354,11 @@ def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
         return
     if row.by == "group" and row.last_lag_ns is not None and row.last_lag_ns < _COMMITTED_SOON_NS:
         return
-    growth = row.last_records - row.first_records
+    compared = row.last_records if row.compared_records is None else row.compared_records
+    growth = compared - row.first_records
     # A large lag grows by a small factor: then it counts by how fast it grows.
     is_fast = growth >= 0.1 * row.first_records and growth >= limits.lag_growth_per_s * span_us / 1e6
-    has_grown = row.last_records >= limits.lag_growth * row.first_records or is_fast
+    has_grown = compared >= limits.lag_growth * row.first_records or is_fast
     if not has_grown or row.last_records < 0.9 * row.max_records:  # it was higher: it catches up
         return
     yield found(
@@ -359,6 +371,8 @@ def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
         (row.first_us, row.last_us),
         {
             "first_lag_records": row.first_records,
+            "compared_lag_records": compared,
+            "compared_partitions": row.compared_partitions if row.compared_partitions != row.partitions else None,
             "last_lag_records": row.last_records,
             "span_ns": span_us * 1000,
             "growth_per_s": growth / (span_us / 1e6),
@@ -367,6 +381,8 @@ def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
             "unknown_partitions": row.unknown_partitions or None,
             "unknown": row.unknown,
             "no_request_ns": None if row.silent_us is None else row.silent_us * 1000,
+            "left_ns": None if row.left_us is None else row.left_us * 1000,
+            "end_lag_records": None if row.left_us is None else row.end_records,
         },
     )
 

@@ -657,14 +657,15 @@ KINDS = {
         Kind(
             "growing_lag",
             "Lag that grows",
-            "lag grew from {first_lag_records} to {last_lag_records} records in {span_ns}",
+            "lag grew from {first_lag_records} to {compared_lag_records} records in {span_ns}",
             "The consumer is slower than the producers: it falls behind until retention deletes unread records.",
             "Add members up to the number of partitions, or partitions; raise max.poll.records, "
             "max.partition.fetch.bytes and fetch.min.bytes; measure how long the consumer processes a record.",
             ("max.poll.records", "max.partition.fetch.bytes", "retention.ms"),
             ("lag_records_min", "lag_growth", "lag_growth_per_s", "lag_span_s"),
             "lag of each client and topic by its fetches, of each group and topic by its commits: size and growth, at "
-            "the group's last request, or at the end if its members fell silent a minute before without leaving; a "
+            "the group's last request, or at the end if its members fell silent a minute before without leaving; "
+            "growth is that of partitions whose lag was known at both moments; a "
             "group that is less than 10 s behind is left out: so much may lie between two commits",
             "lag",
             True,

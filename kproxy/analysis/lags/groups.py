@@ -61,8 +61,9 @@ def group_lag(
     transaction when it is committed; offsets in a fetched `__consumer_offsets` count too. Deleted groups, offsets and
     topics have no row; for a topic that was created again only later commits count. `unknown` is the reason for a null
     lag, or names commits that do not count. `uncommitted_partitions` is the number of known partitions of the topic in
-    which the group has committed nothing: `kafka-consumer-groups --describe` shows "-" as their lag, and no lag counts
-    them.
+    which the group has committed nothing: `kafka-consumer-groups --describe` shows "-" as their lag, and `lag_records`
+    does not count them. Without --every, `fetched_partitions` of these have a Fetch of a client that commits for the
+    group, and `fetched_lag_records` is the sum of their lags by the offsets fetched last.
 
     With --every, a step has the offsets committed by its end, against the end of the log known by then, for all
     partitions of the group. Only steps in which the group committed, or in which a response showed the end of one of
@@ -74,16 +75,15 @@ def group_lag(
     Without --every the answer also has the offset that `client`, which commits for the group, has fetched
     (`fetched_offset`, `fetch_lag_records`), and the trend of the lag: first, largest, `growth_per_s` (records per
     second, over the later half of the time), `growing`, and `catch_up_ns`, the time to lag 0 at that rate if the lag
-    shrinks. `first_lag_records` is the lag at `first_known`, the same moment for all partitions of a group: the time is
-    divided into eighths, and it is the first end of one by which all lags of the group were known. `behind_ns` is the
-    maximum age of the first record that is not committed, by when the log ended before it, or by the timestamps of
+    shrinks. `first_lag_records` is the lag at `first_known`: the time is divided into eighths, and it is the first end
+    of one by which the lag was known; in sums, those of all partitions of the group. `behind_ns` is the maximum age of the first record that is not committed, by when the log ended before it, or by the timestamps of
     records fetched before it; null where the tables begin later.
     """
     from kproxy.tables.schema import PARTITIONS  # heavy, and no help text needs it
 
     columns = (*PARTITIONS.schema.names, *EXCHANGE_NAMES)  # names for conditions
     frames = (partitions, exchanges, committed_offsets, group_events, changes, topology)
-    steps = _stepwise(bucket(every), where) if every else _at_the_end(where)
+    steps = _stepwise(bucket(every), where) if every else _at_the_end(where, is_summed=bool(by))
     for each in by:
         if each not in GROUPED_BY:
             raise no_such("--by", each, GROUPED_BY)
@@ -98,7 +98,11 @@ def group_lag_while_active(*frames: Frame) -> Frame:
 
     A group whose consumers stopped has no lag to judge afterwards: it only grows as others write. But if they fell
     silent without leaving, longer ago than a restart takes, the lag is that at the end, and `silent_us` is the time
-    since the last request. `until_us` is the time of the lag.
+    since the last request. `until_us` is the time of the lag; `left_us` is the same if the last member left, and
+    `end_lag_records` is the lag at the tables' end.
+
+    `compared_first_records` is the lag at `compared_us`, the same moment for all partitions of a group and topic: the
+    first at which partitions with at least half of the topic's lag had a known lag. Null: it was not yet known.
     """
     from kproxy.tables.schema import PARTITIONS
 
@@ -124,21 +128,23 @@ def _summed(by: Sequence[str], every: str | None) -> str:
     """The answer by group, or by group and topic: `each_partition` in sums, over time too."""
     names = [each for each in by if each != "cluster"]
     known, trend = "count(lag_records)", ""
+    once = ["uncommitted_partitions", *([] if every else ["fetched_partitions", "fetched_lag_records"])]
     if not every:
         trend = f"""
-                case when count(first_lag_records) = {known} then sum(first_lag_records) end as first_lag_records,
-                min(first_known) as first_known,
+                case when count(group_first_records) = {known} then sum(group_first_records) end as first_lag_records,
+                min(group_first_known) as first_known,
                 case when count(growth_per_s) = {known} then round(sum(growth_per_s), 3) end as growth_per_s,
                 max(behind_ns) as behind_ns,"""
     return f"""
         select {"`time`, " if every else ""}cluster, {grouped(names)} sum(lag_records) as lag_records,
-            count(committed_offset) as partitions, sum(uncommitted) as uncommitted_partitions,
+            count(committed_offset) as partitions, {", ".join(f"sum(once_{each}) as {each}" for each in once)},
             count_if(lag_records is null) as unknown_partitions, sum(least_lag_records) as least_lag_records,{trend}
             sum(commits) as commits, max(last_commit) as last_commit, max(end_seen) as end_seen
         from (
-            select *, case when row_number() over (partition by {"`time`, " if every else ""}cluster, group_id, topic
-                order by `partition`) = 1 then uncommitted_partitions end as uncommitted
-            from each_partition) e
+            select *, {", ".join(f"case when nth = 1 then {each} end as once_{each}" for each in once)} from (
+                select *, row_number() over (partition by {"`time`, " if every else ""}cluster, group_id, topic
+                    order by `partition`) as nth
+                from each_partition) n) e
         group by all
         {order("lag_records desc nulls last", "cluster nulls first", by=names, every=every)}"""
 
@@ -258,10 +264,11 @@ def _carried(step: str) -> dict[str, str]:
     }
 
 
-def _at_the_end(where: str | None, is_while_active: bool = False) -> dict[str, str]:
+def _at_the_end(where: str | None, *, is_while_active: bool = False, is_summed: bool = False) -> dict[str, str]:
     """Steps after `said_places` and `turns`: the state at the end, its trend, and the offsets fetched by then.
 
-    is_while_active: at the end of the group's activity instead; see `group_lag_while_active`.
+    is_while_active: at the end of the group's activity instead; see `group_lag_while_active`. is_summed: also with the
+    lag at the first moment at which those of all partitions of the group are known.
     """
     held = "".join(f", {_committed_by(f'eighth <= {n}')} as held_{n}" for n in _MOMENTS)
     elapsed = f"(m.told_us - c.first_us) * {_MOMENTS[-1]}e0"
@@ -271,13 +278,20 @@ def _at_the_end(where: str | None, is_while_active: bool = False) -> dict[str, s
     lags = "".join(f", {_lag_of(f'end_{n}', f'held_{n}')} as lag_{n}" for n in _MOMENTS)
     of_moments = ", ".join(f"lag_{n}" for n in _MOMENTS)
     first_known = f"case {' '.join(f'when lag_{n} is not null then {n}' for n in _MOMENTS)} end"
-    first_lags = " ".join(f"when {n} then a.lag_{n}" for n in _MOMENTS)
+    lag_at = " ".join(f"when {n} then a.lag_{n}" for n in _MOMENTS)
     own = ["cluster", "group_id", "topic", "`partition`", "committed_offset", "commits", "first_commit", "last_commit"]
-    own += ["is_open", "client", "host", "first_us", "until_us", "span_us", "silent_us"]
+    own += ["is_open", "client", "host", "first_us", "until_us", "span_us", "silent_us", "left_us"]
     own += [f"held_{n}" for n in _MOMENTS]
     middle, last = _MOMENTS[len(_MOMENTS) // 2 - 1], _MOMENTS[-1]
-    of_activity = ", a.until_us, a.silent_us, a.own_first_records" if is_while_active else ""
-    by_then = "and m.told_us <= c.until_us" if is_while_active else ""
+    further = ""
+    if is_while_active:
+        further = f""", a.until_us, a.silent_us, a.left_us, {_lag_of("a.last_end", "a.committed_offset")} as end_lag_records,
+                case a.compared_from {lag_at} end as compared_first_records,
+                {_moment("a.compared_from")} as compared_us"""
+    if is_summed:
+        further = f""", case a.known_from {lag_at} end as group_first_records,
+                timestamp_micros({_moment("a.known_from")}) as group_first_known"""
+    by_then = "m.told_us <= c.until_us" if is_while_active else "true"
     committer = (
         "case when direction = 'request' then named_struct('t', unix_micros(`time`), 'c', client, 'h', host) end"
     )
@@ -291,7 +305,7 @@ def _at_the_end(where: str | None, is_while_active: bool = False) -> dict[str, s
         "committed": f"""
             select {_COMMITTED}, max_by(client, {committer}) as client, max_by(host, {committer}) as host,
                 max(first_us) as first_us, max(until_us) as until_us, max(span_us) as span_us,
-                max(silent_us) as silent_us{held}
+                max(silent_us) as silent_us, max(left_us) as left_us{held}
             from eighths where {where or "true"} group by {", ".join(PLACE)}""",
         # The record at an offset was written after the log ended there or before, and after the record before it.
         "told_marks": f"""
@@ -313,24 +327,32 @@ def _at_the_end(where: str | None, is_while_active: bool = False) -> dict[str, s
                 max(case when end_offset is not null then `time` end) as end_seen
             from told_since group by {OF}, end_offset, mark_offset""",
         "lags": f"""
-            select {", ".join(f"c.{each}" for each in own)}, max(m.end_offset) as least_end,
-                case when max(m.is_leaders) then max(m.end_offset) end as end_offset,
-                max(m.end_seen) as end_seen,
-                max(case when m.mark_offset <= c.committed_offset then m.us end) as marked_us{ended}
-            from committed c left join marks m on {same("c", "m")} {by_then}
+            select {", ".join(f"c.{each}" for each in own)},
+                max(case when {by_then} then m.end_offset end) as least_end,
+                case when max({by_then} and m.is_leaders) then max(case when {by_then} then m.end_offset end) end
+                    as end_offset,
+                max(case when {by_then} then m.end_seen end) as end_seen, max(m.end_offset) as last_end,
+                max(case when {by_then} and m.mark_offset <= c.committed_offset then m.us end) as marked_us{ended}
+            from committed c left join marks m on {same("c", "m")}
             group by {", ".join(f"c.{each}" for each in own)}""",
         "followed": f"""
             select *, {_lag_of("end_offset", "committed_offset")} as lag_records,
                 {_lag_of("least_end", "committed_offset")} as least_lag_records, {_UNKNOWN} as `unknown`{lags}
             from lags where committed_offset is not null or is_open""",
         "trended": f"""
-            select *, coalesce({of_moments}) as own_first_records,
+            select *, {first_known} as known_at, coalesce({of_moments}) as own_first_records,
                 greatest({of_moments}, least_lag_records) as max_lag_records,
                 round(try_divide(lag_{last} - lag_{middle}, span_us / 2e6), 3) as growth_per_s
             from followed""",
         # The first moment at which the lags of all partitions of a group are known.
         "in_groups": f"""
-            select *, max({first_known}) over (partition by cluster, group_id) as known_from from trended""",
+            select *, max(known_at) over (partition by cluster, group_id) as known_from,
+                sum(least_lag_records) over (partition by {_OWNER} order by coalesce(known_at, {last + 1})) * 2
+                    >= sum(least_lag_records) over (partition by {_OWNER}) as is_half
+            from trended""",
+        "compared": f"""
+            select *, min(case when is_half then known_at end) over (partition by {_OWNER}) as compared_from
+            from in_groups""",
         "fetches": of_exchanges("fetched", ("Fetch",), False),
         "fetched_to": f"""
             select cluster, client, host, {TOPIC} as topic, `partition`,
@@ -340,21 +362,38 @@ def _at_the_end(where: str | None, is_while_active: bool = False) -> dict[str, s
             select {_OWNER}, count(distinct `partition`) as committed_partitions
             from {_committed_places(where, False)}
             group by {_OWNER}""",
+        # Partitions without a commit of the group, by the last Fetch of clients that commit for it in the topic.
+        "committers": f"select distinct {_OWNER}, client, host from committed where client is not null",
+        "fetched_only": f"""
+            select o.cluster, o.group_id, o.topic, f.`partition`, max(f.fetched_offset) as fetched_offset
+            from committers o join fetched_to f on o.cluster is not distinct from f.cluster and o.topic = f.topic
+                and o.client = f.client and o.host = f.host
+            left join (select distinct {_OWNER}, `partition` as with_commit from {_committed_places(where, False)}) p
+                on {_SAME_OWNER.format("o", "p")} and f.`partition` = p.with_commit
+            where p.with_commit is null and f.fetched_offset is not null
+            group by o.cluster, o.group_id, o.topic, f.`partition`""",
+        "log_ends": f"select {OF}, max(end_offset) as end_offset from marks group by {OF}",
+        "fetched_lags": f"""
+            select f.cluster as in_cluster, f.group_id as in_group, f.topic as in_topic,
+                count(*) as fetched_partitions, sum({_lag_of("e.end_offset", "f.fetched_offset")}) as fetched_lag_records
+            from fetched_only f join log_ends e on {same("f", "e")}
+            group by f.cluster, f.group_id, f.topic""",
         "answer": f"""
             select a.cluster, a.group_id, a.topic, a.`partition`, a.committed_offset, a.end_offset, a.lag_records,
-                a.least_lag_records, {_UNCOMMITTED}, a.client, b.fetched_offset,
+                a.least_lag_records, {_UNCOMMITTED}, coalesce(d.fetched_partitions, 0) as fetched_partitions,
+                cast(d.fetched_lag_records as bigint) as fetched_lag_records, a.client, b.fetched_offset,
                 {_lag_of("a.end_offset", "b.fetched_offset")} as fetch_lag_records,
-                case a.known_from {first_lags} end as first_lag_records,
-                timestamp_micros(cast(floor(a.first_us + a.span_us * a.known_from / {_MOMENTS[-1]}e0) as bigint))
-                    as first_known,
+                a.own_first_records as first_lag_records, timestamp_micros({_moment("a.known_at")}) as first_known,
                 a.max_lag_records, a.growth_per_s,
                 coalesce(a.growth_per_s > 0 and a.least_lag_records > a.own_first_records, false) as growing,
                 cast(case when a.lag_records > 0 and a.growth_per_s < 0
                     then floor(a.lag_records / -a.growth_per_s * 1e9) end as bigint) as catch_up_ns,
                 case when a.lag_records > 0 and a.marked_us is not null
                     then greatest(least(unix_micros(a.end_seen), a.until_us) - a.marked_us, 0) * 1000 end as behind_ns,
-                a.commits, a.first_commit, a.last_commit, a.end_seen, a.`unknown`{of_activity}
-            from in_groups a {_WITH_COUNTS}
+                a.commits, a.first_commit, a.last_commit, a.end_seen, a.`unknown`{further}
+            from compared a {_WITH_COUNTS}
+            left join fetched_lags d on a.cluster is not distinct from d.in_cluster and a.group_id = d.in_group
+                and a.topic = d.in_topic
             left join fetched_to b on {same("a", "b")} and a.client = b.client and a.host = b.host
             order by a.end_offset is null, a.lag_records desc, a.cluster, a.group_id, a.topic, a.`partition`""",
     }
@@ -373,7 +412,8 @@ def _spans(is_while_active: bool) -> dict[str, str]:
         return {
             "table_spans": tables,
             "timed": f"""
-                select s.*, t.first_us, t.end_us as until_us, cast(null as bigint) as silent_us
+                select s.*, t.first_us, t.end_us as until_us, cast(null as bigint) as silent_us,
+                    cast(null as bigint) as left_us
                 from since s join table_spans t on {same_cluster}""",
         }
     apis = ", ".join(map(literal, _OF_MEMBERS))
@@ -405,10 +445,16 @@ def _spans(is_while_active: bool) -> dict[str, str]:
             select s.*, t.first_us,
                 case when a.active_us < t.end_us and not ({is_abandoned}) then a.active_us else t.end_us end
                     as until_us,
-                case when {is_abandoned} then t.end_us - a.active_us end as silent_us
+                case when {is_abandoned} then t.end_us - a.active_us end as silent_us,
+                case when a.has_left and a.active_us < t.end_us then a.active_us end as left_us
             from since s join table_spans t on {same_cluster}
             left join active a on s.cluster is not distinct from a.active_cluster and s.of_group = a.active_group""",
     }
+
+
+def _moment(eighth: str) -> str:
+    """The end of an eighth of a group's time, in microseconds."""
+    return f"cast(floor(a.first_us + a.span_us * {eighth} / {_MOMENTS[-1]}e0) as bigint)"
 
 
 def _committed_places(where: str | None, has_steps: bool) -> str:
