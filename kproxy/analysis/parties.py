@@ -216,9 +216,11 @@ def connections(
 
     `per_minute` is churn: connections per minute, from the first packet of all connections to the last, or within a
     step of time. Where packets have no times, both it and the lifetime are unknown. The first request of a connection
-    names its client. Connections between brokers are left out.
+    names its client. Connections between brokers are left out. `life_p50_ns` is of connections that were established:
+    connects that failed, which `refused` and `unanswered` count, are not in it.
     """
     minutes = f"({span_us(every)} / 6e7)" if every else "max(minutes)"
+    life = f"case when {CONNECTED} then end_ns - start_ns end"
     return ask(
         {"connections": connections, "exchanges": exchanges},
         asked=f"""
@@ -232,7 +234,7 @@ def connections(
         answer=f"""
             select {groups(by, every)} count(*) as connections,
                 try_divide(count(*), {minutes}) as per_minute,
-                if(max(minutes) > 0, percentile_approx(end_ns - start_ns, 0.5, {ACCURACY}), null) as life_p50_ns,
+                if(max(minutes) > 0, percentile_approx({life}, 0.5, {ACCURACY}), null) as life_p50_ns,
                 {percentiles("handshake_rtt_ns", "round_trip_", 0.5, 0.99)},
                 sum(retransmissions) as retransmissions, sum(out_of_order) as out_of_order,
                 sum(zero_windows) as zero_windows, count_if(close = 'reset') as resets,

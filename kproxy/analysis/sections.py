@@ -236,10 +236,24 @@ def throttles(tables: Tables) -> Frame:
 
 
 def slowest(tables: Tables) -> Frame:
-    """The slowest requests, without long polls."""
+    """The slowest requests, without long polls: for each cause and API one row, that of the longest.
+
+    A throttle counts by client, whichever broker told it; time in a broker by broker, and all else by both.
+    """
     answer = timing.slow(tables["exchanges"], tables["connections"])
     chosen = "`time`, total_ns, cause, api, client, broker, explanation, exchanges, head, source, connection, `number`"
-    return ask({"answer": answer}, some=f"select {chosen} from answer where cause != 'long_poll'")
+    same = """partition by cause, api, case when cause not in ('broker', 'queue') then client end,
+        case when cause != 'throttle' then broker end"""
+    longest = "total_ns desc, `time`, connection, `number`, source"
+    return ask(
+        {"answer": answer},
+        gathered=f"""
+            select *, row_number() over ({same} order by {longest}) as place, sum(exchanges) over ({same}) as alike
+            from answer where cause != 'long_poll'""",
+        some=f"""
+            select {chosen.replace("exchanges", "cast(alike as bigint) as exchanges")}
+            from gathered where place = 1 order by {longest}""",
+    )
 
 
 def groups(tables: Tables) -> Frame:

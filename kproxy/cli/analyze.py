@@ -146,7 +146,7 @@ def answer(asked: Asked, **how: Any) -> None:
                 if asked.job.name == "errors" and any(row.get("error") == parties.INSIDE for row in rows or ()):
                     one = parties.inside(tables["exchanges"], tables["partitions"])
                     for row in answers.dicts(one):
-                        _show_one(row, asked.places, captures.settings(how), f"An answer with {parties.INSIDE}")
+                        _show_one(row, asked.places, captures.settings(how), "An answer with errors inside")
                 _say_what_lacks(tables, asked.places)
 
         with in_words("--where", _EXAMPLE):
@@ -196,8 +196,11 @@ def _asked_again(ask: Callable[[bool], None]) -> None:
 def sql(words: tuple[str, ...], shown: str, out: str | None, limit: int | None, quiet: bool, **how: Any) -> None:
     """Run any SELECT over the tables, by DuckDB; without one, read statements from the terminal or standard input.
 
-    Tables are named as their folders: exchanges, partitions, batches, connections, quality, and those of groups and
-    brokers; `kproxy analyze sql "describe exchanges" tables` lists columns. Spark's functions of the same names as in
+    Begin with the views exchanges_full, partitions_full and batches_full: their rows have the client, the broker and
+    the software beside them. Tables are named as their folders: exchanges, partitions, batches, connections, quality,
+    and those of groups and brokers; `kproxy analyze sql "describe exchanges_full" tables` lists columns. `error` is
+    'NONE' where an answer has no error at its top level, and null without an answer: count errors by `errors > 0`,
+    which is also right for errors inside an answer. Spark's functions of the same names as in
     DuckDB work too (try_divide, percentile_approx, unix_micros). Nothing but these tables can be read, and nothing
     can be written.
 
@@ -206,6 +209,7 @@ def sql(words: tuple[str, ...], shown: str, out: str | None, limit: int | None, 
     \b
     Example:
       kproxy analyze sql "select api, count(*) as n from exchanges group by api order by n desc" tables
+      kproxy analyze sql "select client_id, topic, sum(records) as n from partitions_full group by all" tables
       kproxy analyze sql tables
       kproxy analyze sql tables < questions.sql
     """

@@ -283,6 +283,14 @@ def _cropped(cell: str, widest: int) -> str:
     return f"{set_cell_size(cell, widest - end - 1)}…{set_cell_size(cell[::-1], end)[::-1]}"
 
 
+# What `analyze errors` has in the column `error` beside Kafka's names of errors. JSON and conditions have the values.
+_ERRORS = {
+    "inside_answer": "errors inside the answer",
+    "not_missed": "no answer, nobody waited for it",
+    "in_flight_at_end": "in flight when the capture ended",
+}
+
+
 def text(name: str, value: Any) -> str:
     """Return a value as text for a table; the suffix of the column's name is its unit."""
     if value is None:
@@ -298,6 +306,8 @@ def text(name: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.1%}" if "share" in words else f"{value:,.2f}" if abs(value) >= 1 else f"{value:#.2g}"
+    if name == "error" and value in _ERRORS:
+        return _ERRORS[value]
     if isinstance(value, int):
         return str(value) if name in _NAMES or words[-1] == "id" else f"{value:,}"
     return str(value) if str(value).isprintable() else str(value).encode("unicode_escape").decode()

@@ -81,9 +81,14 @@ def evidence(finding: Finding) -> str:
     return ", ".join(f"{_bare(name)} {value(name, number)}" for name, number in finding.evidence)
 
 
+_SAID = {"not_in_log_records": "records that are not in the log"}  # names of evidence that read badly in words
+
+
 def _bare(name: str) -> str:
     for suffix in ("_ns", "_ms"):
         name = name.removesuffix(suffix)
+    if name in _SAID:
+        return _SAID[name]
     return name.replace("_", " ")
 
 

@@ -122,7 +122,9 @@ def brief(found: Mapping[str, tuple[Rows, int]]) -> list[str]:
         *line("clients", "clients", lambda row: _named(row["client"], row["software"])),
         *line("topics", "topics", _topic),
         *_apis(rows["apis"]),
-        *line("errors", "errors", lambda row: f"{row['error']} {row['api']} ×{row['exchanges']:,}"),
+        *line(
+            "errors", "errors", lambda row: f"{answers.text('error', row['error'])} {row['api']} ×{row['exchanges']:,}"
+        ),
         *line("throttles", "throttled", _throttle),
         *line("groups", "groups", _group, "; "),
         *line("leaders", "leaders", _leader, "; "),
@@ -172,7 +174,7 @@ def _leader(row: Mapping[str, Any]) -> str:
 
 
 def _slowest(row: Mapping[str, Any]) -> str:
-    more = f" (the longest of {row['exchanges']:,} in a row)" if row["exchanges"] > 1 else ""
+    more = f" (the longest of {row['exchanges']:,})" if row["exchanges"] > 1 else ""
     return f"{units.duration(row['total_ns'])}, {row['api']} of {row['client']}{more}: {row['explanation']}"
 
 

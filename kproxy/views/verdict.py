@@ -14,7 +14,7 @@ from kproxy.views.terminal import printable
 
 EVENTS_SAID = 8  # of the timeline
 CAUSES_SAID = 3  # causes with a clause in the sentence; further causes are listed by kind
-KINDS_SAID = 6  # kinds of further causes, spelled as option `--kind` of findings takes them
+KINDS_SAID = 6  # kinds of further causes, by their titles
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -42,7 +42,7 @@ _CLAUSES: Mapping[str, Callable[[Finding], str]] = {
 # Effects of retries without a producer id on records, by the name of the evidence that counts them.
 _DOUBLED = {
     "doubled_records": "written twice",
-    "reordered_records": "written behind later ones",
+    "reordered_records": "written out of order",
     "doubtful_records": "perhaps written twice",
 }
 
@@ -66,8 +66,8 @@ def sentence(verdict: Verdict) -> str:
 
 
 def _kinds(others: Sequence[Finding]) -> str:
-    """Return the kinds of causes, the most severe first, with a count above one, like "growing_lag (3)"."""
-    counts = Counter(one.kind for one in others)
+    """Return the kinds of causes, the most severe first, with a count above one, like "lag that grows (3)"."""
+    counts = Counter(f"{one.title[0].lower()}{one.title[1:]}" for one in others)
     named = [kind if count == 1 else f"{kind} ({count:,})" for kind, count in counts.items()]
     more = len(named) - KINDS_SAID
     said = ", ".join(named[:KINDS_SAID])
@@ -89,8 +89,8 @@ def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
     still = "nobody" if of.longest_ns is None else units.duration(of.longest_ns)
     yield "stood still", still, printable(of.longest_where or "")
     p99 = "unknown" if of.p99_ns is None else units.duration(of.p99_ns)
-    without = f"; {of.left_out:,} without an answer, missed or not, are left out" if of.left_out else ""
-    yield "p99", p99, f"of {of.answered:,} answers, long polls apart{without}"
+    without = f"; {_count(of.left_out, 'request')} without an answer not included" if of.left_out else ""
+    yield "p99", p99, f"of {of.answered:,} answers, without long polls{without}"
     behind = "nobody" if not of.behind_records else f"{of.behind_records:,} records"
     whose = f"group {of.behind_group}" if of.behind_records else "by what groups committed"
     if of.behind_fetched:

@@ -548,11 +548,15 @@ def test_connections(frame):
             connection(179.98, 20, requests=0, handshake_rtt_ns=7),
         ],
     )
+    refused = [connection(at_s, 0, close="refused", requests=0) for at_s in range(5)]
+    tried = frame(CONNECTIONS, [connection(0, 10), connection(179.98, 20), *refused])
     talk = frame(EXCHANGES, [exchange(0), exchange(0, connection=7, api="Fetch", replica_id=2)])
     assert rows(
         jobs.connections(table, talk), "connections", "per_minute", "life_p50_ns", "round_trip_p50_ns",
         "retransmissions", "resets", "unused", "bytes",
     ) == [(3, 1.0, 20 * MS, 5, 3, 1, 1, 6)]  # fmt: skip
+    lasted = rows(jobs.connections(tried, frame(EXCHANGES, [{}])), "connections", "refused", "life_p50_ns")
+    assert lasted == [(7, 5, 10 * MS)]
     steps = rows(jobs.connections(table, talk, every="2 minutes"), "connections", "per_minute")
     assert steps == [(2, 1.0), (1, 0.5)]
     without_times = frame(CONNECTIONS, [connection(0, 0), connection(0, 0)])

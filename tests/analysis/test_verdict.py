@@ -63,7 +63,7 @@ def test_a_broker_that_was_gone_is_said_first_with_what_failed(tmp_path):
     told = {name: (figure, of) for name, figure, of in figures(said)}
     assert told["failed"] == ("10 of 1,080 requests (0.9%)", "10 unanswered, 0 refused")
     assert told["stood still"] == ("13.1 s", "broker 2 (10.0.1.2:9092)")
-    assert "10 without an answer, missed or not, are left out" in told["p99"][1]
+    assert "10 requests without an answer not included" in told["p99"][1]
     assert counted(said, 0).startswith(f"{said.total} finding") and "1 more follow" in counted(said, 0)
     assert as_dict(said)["sentence"] == sentence(said) and as_dict(said)["figures"]["unanswered"] == 10
 
@@ -274,19 +274,20 @@ def test_what_shows_itself_by_signs_alone_is_not_said_to_be_missing(tmp_path):
     assert "broker_standing_still" in explained.not_found(apis)
 
 
-def test_other_causes_are_named_by_their_kinds(tmp_path):
-    """In the words of --kind, the gravest first, and bounded."""
+def test_other_causes_are_named_by_their_titles(tmp_path):
+    """In words, the gravest first, and bounded."""
     with Tables(outage(tmp_path / "tables")) as tables:
         said = verdict(tables, findings(tables, limits({"unanswered_min": 5})))
     (gone,) = [one for one in said.findings if one.kind == "broker_gone"]
     kinds = ["broker_gone"] * 3 + ["growing_lag", "login_failed", "growing_lag"]
     many = replace(said, findings=[gone._replace(kind=kind, severity="critical") for kind in kinds])
-    assert "; and three more causes: growing_lag (2), login_failed." in sentence(many)
-    more = [f"unknown_{number}" for number in range(8)]
+    assert "; and three more causes: lag that grows (2), logins that fail." in sentence(many)
+    more = [kind for kind in KINDS if kind != "no_broker_may_stop"][:8]
     many = replace(said, findings=[gone._replace(kind=kind, severity="critical") for kind in kinds[:3] + more])
-    assert sentence(many).endswith("; and eight more causes: " + ", ".join(more[:6]) + " and two more kinds.")
+    titles = ", ".join(f"{KINDS[kind].title[0].lower()}{KINDS[kind].title[1:]}" for kind in more[:6])
+    assert sentence(many).endswith(f"; and eight more causes: {titles} and two more kinds.")
     one = replace(said, findings=[gone._replace(kind=kind, severity="critical") for kind in kinds[:4]])
-    assert "; and one more cause: growing_lag." in sentence(one)
+    assert "; and one more cause: lag that grows." in sentence(one)
 
 
 def test_partitions_without_a_commit_are_said_beside_the_lag(tmp_path):

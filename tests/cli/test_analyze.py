@@ -131,8 +131,8 @@ def test_an_error_inside_an_answer_comes_with_the_command_that_decodes_it(tmp_pa
     monkeypatch.chdir(tmp_path)
     shutil.copy(capture("k41_java_cluster"), "c.pcap")
     done = CliRunner().invoke(cli, ["analyze", "errors", "c.pcap"], catch_exceptions=False)
-    assert re.search(r"AddPartitionsToTxn +inside_answer +19", done.stdout)
-    (command,) = re.findall(r"An answer with inside_answer, with its frames and packets: kproxy (.*)", done.stderr)
+    assert re.search(r"AddPartitionsToTxn +errors inside the answer +19", done.stdout)
+    (command,) = re.findall(r"An answer with errors inside, with its frames and packets: kproxy (.*)", done.stderr)
     shown = CliRunner().invoke(cli, command.split(), catch_exceptions=False).stdout
     assert "partitionErrorCode 51 CONCURRENT_TRANSACTIONS" in shown
 

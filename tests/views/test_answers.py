@@ -158,3 +158,10 @@ def test_lines_fit_into_a_terminal_and_stay_whole_elsewhere(monkeypatch, tmp_pat
     monkeypatch.setattr(answers, "width_of", lambda file: 80)
     first = "warning   Protocol versions that newer brokers dropped: client"
     assert answers.wrapped(line, sys.stdout, 10) == [first, f"{' ' * 10}console-consumer-90373"]
+
+
+def test_what_is_no_error_of_kafka_is_said_in_words():
+    """Conditions and JSON keep the values; a name of Kafka's stays."""
+    said = [answers.text("error", value) for value in ("inside_answer", "not_missed", "NOT_COORDINATOR", None)]
+    assert said == ["errors inside the answer", "no answer, nobody waited for it", "NOT_COORDINATOR", ""]
+    assert answers.text("topic", "not_missed") == "not_missed"

@@ -50,7 +50,7 @@ def test_a_conversion_says_what_is_in_it_and_what_to_type_next(tmp_path):
     assert re.search(r"^  Produce +319 +[\d.]+ ms +[\d.]+ s +5\.57 s$", text, re.M)
     assert "errors    THROTTLING_QUOTA_EXCEEDED CreateTopics ×2, " in text
     assert "throttled thr-req CreateTopics ×2, 9.61 min in all, thr Produce ×" in text
-    slowest = "slowest   5.57 s, Produce of thr (the longest of 4 in a row): muted for 5.56 s after earlier answers"
+    slowest = "slowest   5.57 s, Produce of thr (the longest of 13): muted for 5.56 s after earlier answers"
     assert f"{slowest} that were throttled" in text
     *questions, show_it = lines[lines.index("Next:") + 1 :]
     assert [line.split()[2] for line in questions] == ["overview", "slow", "errors", "throttle"]

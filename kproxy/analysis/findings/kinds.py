@@ -31,7 +31,7 @@ class Kind(NamedTuple):
 _OUTCOMES = {
     "doubled_records": "in the log twice",
     "doubtful_records": "perhaps in the log twice",
-    "reordered_records": "in the log behind later ones",
+    "reordered_records": "out of order in the log",
 }
 # Evidence of several findings of one kind, taken together: counts add up, of these the largest stands for all.
 SUMMED = frozenset(

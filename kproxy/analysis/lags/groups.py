@@ -76,8 +76,9 @@ def group_lag(
     (`fetched_offset`, `fetch_lag_records`), and the trend of the lag: first, largest, `growth_per_s` (records per
     second, over the later half of the time), `growing`, and `catch_up_ns`, the time to lag 0 at that rate if the lag
     shrinks. `first_lag_records` is the lag at `first_known`: the time is divided into eighths, and it is the first end
-    of one by which the lag was known; in sums, those of all partitions of the group. `behind_ns` is the maximum age of the first record that is not committed, by when the log ended before it, or by the timestamps of
-    records fetched before it; null where the tables begin later.
+    of one by which the lag was known; in sums, those of all partitions of the group. `behind_ns` is the maximum age of
+    the first record that is not committed, by when the log ended before it, or by the timestamps of records fetched
+    before it; null where the tables begin later.
     """
     from kproxy.tables.schema import PARTITIONS  # heavy, and no help text needs it
 
@@ -285,7 +286,8 @@ def _at_the_end(where: str | None, *, is_while_active: bool = False, is_summed: 
     middle, last = _MOMENTS[len(_MOMENTS) // 2 - 1], _MOMENTS[-1]
     further = ""
     if is_while_active:
-        further = f""", a.until_us, a.silent_us, a.left_us, {_lag_of("a.last_end", "a.committed_offset")} as end_lag_records,
+        further = f""", a.until_us, a.silent_us, a.left_us,
+                {_lag_of("a.last_end", "a.committed_offset")} as end_lag_records,
                 case a.compared_from {lag_at} end as compared_first_records,
                 {_moment("a.compared_from")} as compared_us"""
     if is_summed:
@@ -375,7 +377,8 @@ def _at_the_end(where: str | None, *, is_while_active: bool = False, is_summed: 
         "log_ends": f"select {OF}, max(end_offset) as end_offset from marks group by {OF}",
         "fetched_lags": f"""
             select f.cluster as in_cluster, f.group_id as in_group, f.topic as in_topic,
-                count(*) as fetched_partitions, sum({_lag_of("e.end_offset", "f.fetched_offset")}) as fetched_lag_records
+                count(*) as fetched_partitions,
+                sum({_lag_of("e.end_offset", "f.fetched_offset")}) as fetched_lag_records
             from fetched_only f join log_ends e on {same("f", "e")}
             group by f.cluster, f.group_id, f.topic""",
         "answer": f"""

@@ -440,6 +440,22 @@ def test_a_partition_that_a_group_commits_late_does_not_hide_the_growth_of_the_o
     )
 
 
+def test_requests_that_are_slow_for_one_cause_are_one_row_of_an_overview(tmp_path):
+    """A client that connects anew for each request is muted by three brokers; a broker keeps two clients waiting."""
+    table = made.Made()
+    for number in range(12):
+        slow = {"latency_ns": 9 * 10**9, "muted_ns": (8 * 10**9) + number, "total_ns": 9 * 10**9 + number}
+        table.exchange("greedy", "Produce", number, broker=number % 3, **slow)
+        table.rows["exchanges"][-1] |= {"connection": 100 + number, "number": 0}
+        waits = {"latency_ns": 2 * 10**9, "total_ns": 2 * 10**9 + number}
+        table.exchange(f"app-{number % 2}", "Produce", number, broker=3, **waits)
+        table.rows["exchanges"][-1] |= {"connection": 200 + number, "number": 0}
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        rows = sections.slowest(tables).arrow().to_pylist()
+    assert [(row["cause"], row["exchanges"]) for row in rows] == [("throttle", 12), ("broker", 12)]
+    assert rows[0]["total_ns"] == 9 * 10**9 + 11
+
+
 def test_replicas_out_of_sync_are_known_up_to_the_last_message_about_them(tmp_path):
     table = made.Made()
     for topic, change, at_s, isr in (("a", "created", 1, [1, 2]), ("a", "isr_shrunk", 20, [1])):
@@ -560,7 +576,7 @@ def test_offsets_tell_which_retries_are_in_the_log_twice(made_up):
         answer = {one.where: one for one in findings(tables, kinds=["resent_not_idempotent", "doubtful_records"])}
     twice = answer["client twice, topic of-twice"]
     assert {"resent": 2, "failed": 2, "not_in_log_records": 7}.items() <= dict(twice.evidence).items()
-    assert sentence(twice).startswith("5 records are in the log twice, 6 records are in the log behind later ones: ")
+    assert sentence(twice).startswith("5 records are in the log twice, 6 records are out of order in the log: ")
     assert dict(answer["client among, topic of-among"].evidence)["doubtful_records"] == 12
 
 
