@@ -107,9 +107,10 @@ class AuditedRequests:
     def _name_denied(self, line: dict[str, Any], names: Names, denied: Mapping[tuple[str, str | UUID], int]) -> None:
         """Add the denied names to a line, if the request has further names."""
         named = len(names.topic) + len(names.topic_id) + len(names.group) + len(names.transactional_id)
-        if len(denied) < named:
+        count = sum(1 for _, what in denied if what)  # the others are rights on the whole cluster
+        if count < named:
             few = [what for _, what in islice(denied, MAX_NAMES) if what]
             found = shown([self._names.names.get(what, what) if isinstance(what, UUID) else what for what in few])
-            more = [f"... and {len(denied) - MAX_NAMES} more"] if len(denied) > MAX_NAMES else []
+            more = [f"... and {count - MAX_NAMES} more"] if count > MAX_NAMES else []
             if found:
                 line["denied"] = [*found, *more]
