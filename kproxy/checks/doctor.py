@@ -109,7 +109,7 @@ async def _examine(config: Config, report: Report, timeout_s: float, say: Say) -
 async def _zookeeper(settings: ZooKeeper, within_s: float, gate: Gate, report: Report) -> None:
     """Check the port and the servers; clients need only one server, so an unreachable one is a warning."""
     name = f"zookeeper {settings.name}"
-    _port(f"{name}: listen {settings.listen}", settings.listen, gate, report)
+    _port(name, f"{name}: listen {settings.listen}", settings.listen, gate, report)
     faults = await asyncio.gather(*(_unreached(server, within_s) for server in settings.servers))
     say = report.error if all(faults) else report.warn
     for server, fault in zip(settings.servers, faults, strict=True):
@@ -210,16 +210,17 @@ def _memory_available(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Pat
 def _admin_port(config: Config, gate: Gate, report: Report) -> None:
     if config.admin is None or not config.admin.port:
         return
-    _port(f"admin {config.admin}", config.admin, gate, report)
+    _port("admin", f"admin {config.admin}", config.admin, gate, report)
 
 
-def _port(subject: str, address: Address, gate: Gate, report: Report) -> None:
-    """Check that one of our addresses can be bound."""
+def _port(name: str, subject: str, address: Address, gate: Gate, report: Report) -> None:
+    """Bind one of our addresses, and keep it open during the examination, as no broker's port may be the same."""
+    hosts: list[str] = []
     try:
-        listener = Listener(gate, resolve(address.host), address.port, 1, lambda sock, _: sock.close())
+        hosts = resolve(address.host)
+        Listener(gate, hosts, address.port, 1, lambda sock, _: sock.close(), name)
     except OSError as fault:
-        why = why_unbound(fault, hosts=[address.host], port=address.port)
+        why = why_unbound(fault, gate, hosts, address.port)
         report.error("ports", subject, f"cannot be bound: {why}", PORT_FIX)
         return
-    listener.close()
     report.ok("ports", subject, "free")

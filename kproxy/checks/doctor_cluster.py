@@ -76,9 +76,9 @@ class ClusterExamination:
         listen = self._cluster.listen
         try:
             self._hosts = resolve(listen.host)
-            self._port = Listener(self._worker.gate, self._hosts, listen.port, 64, self._take).port
+            self._port = Listener(self._worker.gate, self._hosts, listen.port, 64, self._take, self._name).port
         except OSError as fault:
-            found = f"cannot be bound: {why_unbound(fault, hosts=[listen.host], port=listen.port)}"
+            found = f"cannot be bound: {why_unbound(fault, self._worker.gate, self._hosts, listen.port)}"
             self._report.error("ports", f"{self._name}: listen {listen}", found, PORT_FIX)
             return
         self._report.ok("ports", f"{self._name}: listen {listen}", "free")
@@ -312,9 +312,9 @@ class ClusterExamination:
                 continue
             where = Address(self._cluster.listen.host, port_of.bind)
             try:
-                Listener(self._worker.gate, self._hosts, port_of.bind, 16, self._take)
+                Listener(self._worker.gate, self._hosts, port_of.bind, 16, self._take, subject)
             except OSError as fault:
-                found = f"{where} cannot be bound: {why_unbound(fault, hosts=self._hosts, port=port_of.bind)}"
+                found = f"{where} cannot be bound: {why_unbound(fault, self._worker.gate, self._hosts, port_of.bind)}"
                 self._report.error("ports", subject, found, PORT_FIX)
                 continue
             opened.add(node_id)

@@ -130,6 +130,8 @@ def test_ports_that_are_taken(cluster):
     with socket.create_server((HOST, port + 7)):
         report = examine(None, {}, flags(cluster, port, admin=f"{HOST}:{port + 7}"))
         only(report, "ports", "error", f"admin {HOST}:{port + 7}: cannot be bound")
+    report = examine(None, {}, flags(cluster, port, admin=f"{HOST}:{port + 3}"))
+    only(report, "ports", "error", f"broker 2: {HOST}:{port + 3} cannot be bound: this kproxy has it already (admin)")
 
 
 def test_node_ids_without_a_port(cluster, tmp_path):

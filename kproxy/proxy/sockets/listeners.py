@@ -291,7 +291,7 @@ def why_unbound(fault: OSError, gate: Gate | None = None, hosts: Iterable[str] =
     if fault.errno == errno.EADDRINUSE:
         for own in gate.listeners if gate is not None else ():
             if own.port == port and any(map(own.takes, hosts)):
-                text = "this kproxy has it already (%s): keep the ports of clusters apart (listen, broker_port_base)"
+                text = "this kproxy has it already (%s): keep its ports apart (admin, listen, broker_port_base)"
                 return text % own.name
         return _HELD[_holder(tuple(map(numeric, hosts)), port)]
     if fault.errno == errno.EADDRNOTAVAIL:
