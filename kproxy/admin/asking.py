@@ -175,6 +175,9 @@ def _why(fault: Any) -> str:
         return f"its certificate is not trusted ({fault.verify_message}): give --ca FILE"
     if isinstance(fault, ssl.SSLError):
         return f"TLS failed ({fault.reason or fault}): is it http://?"
-    if isinstance(fault, http.client.HTTPException):
-        return "it does not answer with HTTP: does it speak TLS (https://), or Kafka?"
+    if isinstance(fault, (http.client.HTTPException, ConnectionResetError)):
+        return (
+            "it does not answer with HTTP: does it speak TLS (https://), or Kafka? --admin of kproxy run says which "
+            "port is the admin port"
+        )
     return str(getattr(fault, "strerror", None) or fault or type(fault).__name__)

@@ -170,6 +170,18 @@ def test_what_is_not_there_is_said_with_what_can_be_done(kproxy):
     )
     port = free_ports(1)
     assert "nobody listens there" in asked("-a", f":{port}", "status", status=2)
+    with socket.create_server((HOST, port)) as kafka:
+
+        def reset():
+            client, _ = kafka.accept()
+            client.recv(1)
+            client.close()  # the kernel resets a connection that is closed with bytes unread
+
+        refusing = threading.Thread(target=reset)
+        refusing.start()
+        told = asked("-a", f"{HOST}:{port}", "status", status=2)
+        refusing.join()
+    assert "does not answer with HTTP" in told and "--admin of kproxy run says which port is the admin port" in told
     for address in ("ftp://localhost", "localhost:99600", "[::1"):
         assert "is no address of an admin port: give [http[s]://]HOST:PORT" in asked("-a", address, "status", status=2)
     assert "holds no token" in asked("-a", f":{port}", "--token-file", str(token) + "x", "status", status=2)
