@@ -90,6 +90,10 @@ def _unreadable(config: Config, environment: Mapping[str, str]) -> Iterator[tupl
             folder = Path(value).parent if name == "audit" else Path(value)
             if name == "audit" and Path(value).is_dir():
                 yield name, f"{value} is a folder: name a file in it"
+            if name == "audit" and Path(value).exists():
+                if not os.access(value, os.W_OK):
+                    yield name, f"{value} cannot be written to by this user: see ls -l {value}"
+                continue
             while not folder.exists() and folder != folder.parent and name != "audit":
                 folder = folder.parent
             if not folder.is_dir() or not os.access(folder, os.W_OK):

@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +85,18 @@ def test_what_would_run_is_told_and_no_secret_is_in_it(written, tmp_path):
     answer = json.loads(run(file, "--json").stdout)
     assert answer["ok"] and answer["runs"]["clusters"][0]["login"] == "SCRAM-SHA-512"
     assert "s3cr3t" not in done.stdout + json.dumps(answer) and "PRIVATE KEY" not in done.stdout + json.dumps(answer)
+
+
+def test_the_file_of_the_audit_decides_if_it_is_there_and_not_its_folder(written, tmp_path, monkeypatch):
+    audit = tmp_path / "audit.jsonl"
+    file = written(f'audit = "{audit}"\n' + cluster())
+    writable: list[Path] = []
+    monkeypatch.setattr("os.access", lambda path, _: Path(path) in writable)  # root may write to all of them
+    assert dict(check(file, {}).faults)["audit"].endswith("is no folder that this user may write to")
+    audit.touch()
+    assert dict(check(file, {}).faults)["audit"] == f"{audit} cannot be written to by this user: see ls -l {audit}"
+    writable.append(audit)
+    assert not check(file, {}).faults
 
 
 def test_what_only_a_start_would_find(written, tmp_path):
