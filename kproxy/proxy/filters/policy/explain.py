@@ -101,7 +101,8 @@ def explain(
         text = "all topics of it" if found else "the request for a list"
         text += ", which leaves out what is denied" if policy.filters_lists else ""
         kind = ALL_OF.get(known.name, TOPIC)
-        return [*found, Explained(text, rules.nothing((kind,)))]
+        verdict = rules.nothing((kind,))
+        return [*found, Explained(text, verdict, asked.near(cluster.policy, verdict, kind, None))]
     if found:
         return found
     if known.name in NULL_IS_ALL:
@@ -122,9 +123,12 @@ class _Asked(NamedTuple):
     address: str
     client_id: str | None
 
-    def near(self, rules: Iterable[Rule], verdict: Verdict, kind: str | None = None, name: str = "") -> tuple[str, ...]:
+    def near(
+        self, rules: Iterable[Rule], verdict: Verdict, kind: str | None = None, name: str | None = ""
+    ) -> tuple[str, ...]:
         """Return the rules that would allow the request except for one key; none if a rule decided.
 
+        name: None, if any name of the kind suffices, as for a list.
         Rules for other principals are returned only if there is none for this principal.
         """
         if verdict.allowed or verdict.reason != "default":
@@ -137,7 +141,7 @@ class _Asked(NamedTuple):
                 lines[is_for_them].append(f"rule {number} would allow it, but {unmet[0]}")
         return tuple(lines[True] or lines[False])
 
-    def _unmet(self, rule: Rule, kind: str | None, name: str) -> Iterator[str]:
+    def _unmet(self, rule: Rule, kind: str | None, name: str | None) -> Iterator[str]:
         """Yield the keys of the rule that do not match, as text."""
         if rule.keys is not None and self.api_key not in rule.keys:
             yield f"its api leaves {schema().apis[self.api_key].name} out"
@@ -156,7 +160,7 @@ class _Asked(NamedTuple):
             yield f"it is about names ({', '.join(named)}), and this needs a rule without them"
         elif kind not in named:
             yield f"it has no {kind}"
-        elif not Patterns(named[kind]).match(name):
+        elif name is not None and not Patterns(named[kind]).match(name):
             yield f"its {kind} is {', '.join(named[kind])}"
 
 

@@ -122,6 +122,14 @@ def test_a_rule_that_one_key_keeps_from_allowing_is_named():
     assert near("Produce", topics=["orders", "secret-1"], address="10.1.1.1") == [], "rules decided"
 
 
+def test_a_list_has_the_rules_that_one_key_keeps_from_allowing_it_too():
+    rules = ({"action": "allow", "api": "Fetch", "topic": "orders"}, {"action": "allow", "api": "read", "group": "g"})
+    (topics,) = explain(cluster(*rules), api="Metadata")
+    assert topics.near == ("rule 1 would allow it, but its api leaves Metadata out",)
+    (groups,) = explain(cluster(*rules), api="ListGroups")
+    assert groups.near == ("rule 2 would allow it, but its api leaves ListGroups out",)
+
+
 def test_a_rule_about_other_names_is_named_with_what_it_lacks():
     rule = {"action": "allow", "principal": "User:alice", "topic": "orders-*"}
 
