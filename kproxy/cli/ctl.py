@@ -347,6 +347,8 @@ def brokers(port: "Callable[[], AdminPort]", as_json: bool) -> None:
 def policy(port: "Callable[[], AdminPort]", as_json: bool) -> None:
     """The policy of each cluster, in order of evaluation: read_only, the rules, the default. And its limits.
 
+    Rules have the numbers by which the audit and `kproxy check` name them.
+
     \b
       kproxy ctl policy
       kproxy ctl policy --json
@@ -360,7 +362,8 @@ def policy(port: "Callable[[], AdminPort]", as_json: bool) -> None:
     for cluster in answer:
         is_read_only = cluster["read_only"]
         of_reads = "true: refuses every API but `read` and `describe`, before any rule" if is_read_only else False
-        view.show_values({**cluster, "read_only": of_reads})
+        rules = [{"rule": number, **rule} for number, rule in enumerate(cluster["policy"], 1)]
+        view.show_values({**cluster, "read_only": of_reads, "policy": rules})
 
 
 @ctl.command()
