@@ -13,6 +13,8 @@ Memory: KEPT intervals. Refuses to know segments.
 
 from collections.abc import Sequence
 
+import numpy as np
+
 KEPT = 256
 LATE, REPEATED, CLOSED = 0, 1, 2
 
@@ -23,16 +25,18 @@ NOTHING: tuple[int, ...] = ()
 class Stalls:
     """The intervals of one connection, in the order of their ends."""
 
-    __slots__ = ("_closed_ns", "found")
+    __slots__ = ("_closed_ns", "_last_ns", "found")
 
     def __init__(self) -> None:
         self.found: list[Stall] = []
+        self._last_ns = -1  # the latest end
         self._closed_ns = [-1, -1]  # since when the window of each side is closed
 
     def add(self, start_ns: int, end_ns: int, side: int, kind: int) -> bool:
         """Note an interval; whether it is longer than nothing."""
         if start_ns < end_ns:
             self.found.append((start_ns, end_ns, side, kind))
+            self._last_ns = max(self._last_ns, end_ns)
         return start_ns < end_ns
 
     def window(self, side: int, is_open: bool, time_ns: int) -> None:
@@ -50,15 +54,19 @@ class Stalls:
             del self.found[:-KEPT]
 
     @property
-    def is_empty(self) -> bool:
-        return not self.found and self._closed_ns == [-1, -1]
+    def last_ns(self) -> int:
+        """No interval ends later; -1: there was none."""
+        return self._last_ns if self._closed_ns == [-1, -1] else 1 << 62
 
-    @property
-    def span(self) -> tuple[int, int]:
-        """From the first beginning to the last end."""
-        closed = [since for since in self._closed_ns if since >= 0]
-        first = min([each[0] for each in self.found] + closed)
-        return first, 1 << 62 if closed else max(each[1] for each in self.found)
+    def overlap(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
+        """Whether `between` finds anything, for each of many spans of time."""
+        closed = [(1 << 62, since) for since in self._closed_ns if since >= 0]
+        spans = sorted([each[1::-1] for each in self.since(int(start_ns.min()))] + closed)
+        ends, starts = np.array(spans, np.int64).reshape(-1, 2).T
+        # Of the intervals that end after each span's start, the one that starts first.
+        earliest = np.append(np.minimum.accumulate(starts[::-1])[::-1], 1 << 62)
+        found: np.ndarray = earliest[np.searchsorted(ends, start_ns, "right")] < end_ns
+        return found
 
     def since(self, time_ns: int) -> list[Stall]:
         """The intervals that ended after a moment, by value."""
@@ -77,6 +85,8 @@ class Stalls:
         and mutes, from the request's first byte on, which need no explanation.
         """
         begun, asked, start, end = times
+        if self.last_ns <= begun:
+            return NOTHING
         found = self.between(begun, end)
         if not found:
             return NOTHING

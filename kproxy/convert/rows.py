@@ -274,13 +274,15 @@ def _kept() -> Kept:
 def _stalled(flows: Sequence[Flow], bulk: Bulk) -> Iterator[tuple[int, Sequence[int]]]:
     """Yield (index, delays) of exchanges that lost segments or closed windows delayed."""
     columns = bulk.columns
-    for number, flow in enumerate(flows):
+    first_ns = np.full(len(flows), 1 << 62)
+    np.minimum.at(first_ns, bulk.connection, columns["request_start"])
+    last_ns = np.array([flow.talk.stalls.last_ns for flow in flows])
+    for number in np.flatnonzero(last_ns > first_ns).tolist():
+        flow = flows[number]
         stalls = flow.talk.stalls
-        if stalls.is_empty:
-            continue
-        first_ns, last_ns = stalls.span
-        near = (columns["request_start"] < last_ns) & (columns["response_end"] > first_ns)
-        for row in np.flatnonzero(near & (bulk.connection == number)).tolist():
+        mine = np.flatnonzero(bulk.connection == number)
+        delayed = stalls.overlap(columns["request_start"][mine], columns["response_end"][mine])
+        for row in mine[delayed].tolist():
             times = [int(columns[name][row]) for name in _ENDS]
             waited_ns = int(columns["queue_ns"][row] + columns["muted_ns"][row])
             if held := stalls.of(flow.client, times, waited_ns):

@@ -1,5 +1,6 @@
 """What held up an exchange: lost bytes and closed windows, side by side with its queue."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,7 +56,7 @@ def test_the_same_packet_captured_twice_is_no_loss():
     talk.segment(0, 1, 1, ACK, BIG, memoryview(b"a" * 10), 10, 10 * MS)
     assert talk.segment(0, 1, 1, ACK, BIG, memoryview(b"a" * 10), 10, 10 * MS + 9)
     talk.same_packet(0)
-    assert talk.stalls.is_empty
+    assert not talk.stalls.found
 
 
 def test_a_closed_window_is_its_readers_and_only_beside_what_explains_it_already():
@@ -76,7 +77,7 @@ def test_a_closed_window_is_its_readers_and_only_beside_what_explains_it_already
     for number in range(2 * KEPT):
         stalls.add(1000 + number, 1002 + number, CLIENT, LATE)
     stalls.keep()
-    assert len(stalls.since(0)) == KEPT and stalls.span == (1000 + KEPT, 1002 + 2 * KEPT - 1)
+    assert len(stalls.since(0)) == KEPT and stalls.since(0)[0][0] == 1000 + KEPT
 
 
 moments = st.integers(0, 24)
@@ -96,6 +97,7 @@ def test_what_explains_a_wait_is_what_a_count_of_every_nanosecond_says(found, cl
         overlap = [each for each in stalls.found if {*range(*each[:2])} & {*range(begun, end)}]
         still = [(closed_ns, end, 1 - client, CLOSED)] * (closed_ns is not None and closed_ns < end)
         assert stalls.between(begun, end) == overlap + still or begun == end
+        assert stalls.overlap(np.array([begun, begun]), np.array([end, end])).tolist() == [bool(overlap + still)] * 2
         explained = [0] * 6
         for now in range(min(begun + waited_ns, start), end):
             here = [each for each in overlap + still if each[0] <= now < each[1]]
