@@ -34,7 +34,7 @@ from kproxy.capture.columns import inorder
 from kproxy.capture.columns.inorder import AT_ONCE_NS, has_timestamp
 from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.packets import SAME_PACKET_NS, SYN, Segment
-from kproxy.capture.reassembly import ahead
+from kproxy.capture.reassembly import HALF, MASK, ahead
 from kproxy.capture.records import Record, Window
 
 MAX_PACKETS = 1 << 16  # that are remembered
@@ -60,28 +60,36 @@ class Headers:
     passed: np.ndarray  # the time that had passed at each packet of the window
     heads: inorder.Heads | None
     head: np.ndarray | None
-    indexed: "tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None" = None
-    by_run: "tuple[np.ndarray, np.ndarray, np.ndarray] | None" = None
+    indexed: "tuple[dict[bytes, int], np.ndarray, np.ndarray] | None" = None
 
-    def index(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(hashes in order, the packets' indices and rows in that order, hashes of addresses and ports)."""
+    def places(self, key: bytes, ack: int | None) -> np.ndarray:
+        """The places in `heads` of one direction's packets: of all, or of those with an acknowledgement."""
+        assert self.heads is not None
         if self.indexed is None:
-            assert self.heads is not None and self.head is not None
-            rows = inorder.rows_of(self.heads, self.head)
-            rows, index = rows[self.heads.whole], self.heads.index[self.heads.whole]
-            mixed = inorder.hashes(rows)
-            order = np.argsort(mixed, kind="stable")
-            self.indexed = mixed[order], index[order], rows[order], rows[order, -1]
-        return self.indexed
+            numbers, number = inorder.key_numbers(self.heads)
+            whole = np.flatnonzero(self.heads.whole)
+            mixed = number[whole] << 32 | self.heads.ack[whole]
+            order = np.argsort(mixed)
+            self.indexed = numbers, mixed[order], whole[order]
+        numbers, mixed, places = self.indexed
+        if key not in numbers:
+            return _NO_PACKETS
+        first = numbers[key] << 32
+        span = (first, first + (1 << 32)) if ack is None else (first + ack, first + ack + 1)
+        return places[slice(*np.searchsorted(mixed, span))]
 
-    def runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(hashes of runs in order, the packets' indices and rows in that order)."""
-        if self.by_run is None:
-            _, places, rows, _ = self.index()
-            mixed = inorder.hashes(inorder.run_of(rows))
-            order = np.argsort(mixed, kind="stable")
-            self.by_run = mixed[order], places[order], rows[order]
-        return self.by_run
+    def near(self, places: np.ndarray, since_ns: int, since: int, number: int) -> np.ndarray:
+        """Those of some places whose packets are of a time or later, and of numbers from `since` up to `number`."""
+        assert self.heads is not None
+        index = self.heads.index[places]
+        is_near = (index >= since - self.first) & (index < number - self.first)
+        found: np.ndarray = places[is_near & (self.passed[index] >= since_ns)]
+        return found
+
+    def rows(self, places: np.ndarray) -> np.ndarray:
+        """The identities of packets at places in `heads`, in words."""
+        assert self.heads is not None and self.head is not None
+        return inorder.rows_of(self.heads, self.head, places)
 
 
 class Recent:
@@ -164,22 +172,24 @@ class Recent:
         window = self._windows[-1]
         passed, number = int(window.passed[index]), window.first + index
         row, key = _row(segment), segment[1]
-        since = number - MAX_PACKETS
+        since_ns, since = passed - SAME_PACKET_NS, number - MAX_PACKETS
         latest = -1
         before = self._current[1] if self._current[0] == index else self._noted.get(key, {}).get(row)
         if before is not None and before[1] >= since:
             latest = before[0]
-        whole = np.frombuffer(row + inorder.key_digest(key), np.uint64)
-        mixed = inorder.hashes(whole[None])[0]
-        for each in self._windows_since(passed - SAME_PACKET_NS):
-            hashes, places, rows, _ = each.index()
-            low, high = np.searchsorted(hashes, mixed), np.searchsorted(hashes, mixed, "right")
-            among = places[low:high][(rows[low:high] == whole).all(axis=1)]
-            among = among[(among + each.first < number) & (among + each.first >= since)]
-            if len(among):
-                latest = max(latest, int(each.passed[among.max()]))
+        seq, _ = inorder.seq_and_length(row)
+        identity = inorder.identity_of(row)
+        for each, places in self._windows_since(since_ns, key, inorder.ack_of(row)):
+            assert each.heads is not None
+            places = places[(each.heads.seq[places] == seq) & (each.heads.identity[places] == identity)]
+            places = each.near(places, since_ns, since, number)  # without the packet itself
+            if not len(places):
+                continue
+            places = places[(each.rows(places) == np.frombuffer(row, np.uint64)).all(axis=1)]
+            if len(places):
+                latest = max(latest, int(each.passed[each.heads.index[places].max()]))
                 break
-        if latest < 0 or latest < passed - SAME_PACKET_NS:
+        if latest < 0 or latest < since_ns:
             return False
         return latest >= passed - AT_ONCE_NS or has_timestamp(row) or self._has_own_identity(key, row, passed, number)
 
@@ -189,30 +199,30 @@ class Recent:
         if not length:
             return False
         window = self._windows[-1]
-        number = window.first + index
-        since_ns, since = int(window.passed[index]) - SAME_PACKET_NS, number - MAX_PACKETS
-        first = int.from_bytes(row[4:8])
-        whole = np.frombuffer(row + inorder.key_digest(key), np.uint64)[None]
-        run = inorder.run_of(whole)
-        has_one_identity = cache(lambda: self._has_one_identity(key, row, since_ns, since, number))
+        passed, number = int(window.passed[index]), window.first + index
+        since_ns, since = passed - SAME_PACKET_NS, number - MAX_PACKETS
+        first = inorder.seq_and_length(row)[0]
+        has_one_identity = cache(lambda: self._has_one_identity(key, row, passed, number))
         spans = []
         for other, (passed_ns, at) in islice(reversed(self._noted.get(key, {}).items()), MAX_OF_RUN):
             if passed_ns < since_ns:
                 break
-            shift = ahead(int.from_bytes(other[4:8]), first)
+            shift = ahead(inorder.seq_and_length(other)[0], first)
             if shift >= length or shift + inorder.seq_and_length(other)[1] <= 0:
                 continue  # they have no bytes in common
             if other[8:12] == row[8:12] and other[14:28] == row[14:28] and since <= at < number:
                 spans.append(_span(row, other, has_one_identity))
-        mixed = inorder.hashes(run)[0]
-        for each in self._windows_since(since_ns):
-            hashes, places, rows = each.runs()
-            low, high = np.searchsorted(hashes, mixed), np.searchsorted(hashes, mixed, "right")
-            of_run = (inorder.run_of(rows[low:high]) == run).all(axis=1) & (each.passed[places[low:high]] >= since_ns)
-            numbers = places[low:high] + each.first
-            of_run &= (numbers < number) & (numbers >= since) & inorder.overlap(rows[low:high], whole[0])
-            others = (other.tobytes()[: inorder.ROW.size] for other in rows[low:high][of_run])
-            spans += [_span(row, other, has_one_identity) for other in others]
+        for each, places in self._windows_since(since_ns, key, inorder.ack_of(row)):
+            assert each.heads is not None
+            shifts = (each.heads.seq[places] - first + HALF & MASK) - HALF
+            lengths = each.heads.length[places]
+            is_same = (shifts == 0) & (lengths == length)  # `has` compared it
+            places = places[(shifts < length) & (shifts + lengths > 0) & ~is_same]
+            if len(places):
+                rows = each.rows(each.near(places, since_ns, since, number))
+                run = inorder.run_of(np.frombuffer(row, np.uint64)[None])
+                rows = rows[(inorder.run_of(rows) == run).all(axis=1)]
+                spans += [_span(row, other.tobytes(), has_one_identity) for other in rows]
         reached = 0
         for begin, following in sorted(span for span in spans if span != (0, length)):  # else `has` compared it
             if begin > reached:
@@ -238,40 +248,39 @@ class Recent:
                 if inorder.identity_of(other) == identity:
                     return False
                 found = True
-        whole = np.frombuffer(row + inorder.key_digest(key), np.uint64)
-        for each in self._windows_since(since_ns):
-            _, places, rows, keys = each.index()
-            mine = np.flatnonzero((keys == whole[-1]) & (each.passed[places] >= since_ns))
-            mine = mine[(places[mine] + each.first < number) & (places[mine] + each.first >= since)]
-            mine = mine[rows[mine, 0] >> np.uint64(32) != whole[0] >> np.uint64(32)]
-            if (inorder.identities(rows[mine]) == identity).any():
+        seq, _ = inorder.seq_and_length(row)
+        for each, places in self._windows_since(since_ns, key):
+            assert each.heads is not None
+            places = each.near(places, since_ns, since, number)
+            others = places[each.heads.seq[places] != seq]
+            if (each.heads.identity[others] == identity).any():
                 return False
-            found |= bool(len(mine))
+            found |= bool(len(others))
         return found
 
-    def _has_one_identity(self, key: bytes, row: bytes, since_ns: int, since: int, number: int) -> bool:
+    def _has_one_identity(self, key: bytes, row: bytes, passed: int, number: int) -> bool:
         """Whether all segments of that direction that are remembered have the identity of this one."""
+        since_ns, since = passed - SAME_PACKET_NS, number - MAX_PACKETS
         identity = inorder.identity_of(row)
         for other, at in self._noted.get(key, {}).items():
             is_segment = at[0] >= since_ns and at[1] >= since and inorder.seq_and_length(other)[1]
             if is_segment and inorder.identity_of(other) != identity:
                 return False
-        whole = np.frombuffer(row + inorder.key_digest(key), np.uint64)
-        for each in self._windows_since(since_ns):
-            _, places, rows, keys = each.index()
-            mine = (keys == whole[-1]) & (each.passed[places] >= since_ns) & (places + each.first < number)
-            mine &= (places + each.first >= since) & (inorder.lengths(rows) > 0)
-            if (inorder.identities(rows[mine]) != identity).any():
+        for each, places in self._windows_since(since_ns, key):
+            assert each.heads is not None
+            places = each.near(places, since_ns, since, number)
+            segments = places[each.heads.length[places] > 0]
+            if (each.heads.identity[segments] != identity).any():
                 return False
         return True
 
-    def _windows_since(self, since_ns: int) -> Iterator[Headers]:
-        """Windows whose packets in order are known by columns, the last first, that have packets of that time."""
+    def _windows_since(self, since_ns: int, key: bytes, ack: int | None = None) -> Iterator[tuple[Headers, np.ndarray]]:
+        """Windows that have packets of that time, the last first, each with `places` of one direction's packets."""
         for each in reversed(self._windows):
             if each.passed[-1] < since_ns:
                 return
             if each.heads is not None:
-                yield each
+                yield each, each.places(key, ack)
 
 
 def _span(row: bytes, other: bytes, has_one_identity: Callable[[], bool]) -> tuple[int, int]:

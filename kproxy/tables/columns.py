@@ -357,7 +357,7 @@ def _or_null(number: int | None) -> int:
 def numbers(kind: pa.DataType, values: np.ndarray, none_is_null: bool = False) -> pa.Array:
     """Return a column of numbers or flags; null where a value is NULL, or NONE with `none_is_null`."""
     missing = values == (NONE if none_is_null else NULL)
-    return array(kind, np.where(missing, 0, values), missing)
+    return array(kind, np.where(missing, 0, values), missing) if missing.any() else array(kind, values)
 
 
 def _parts(raw: dict[str, np.ndarray]) -> dict[str, pa.Array]:

@@ -12,7 +12,6 @@ Memory: some columns of the window's packets. Refuses to know sessions, and the 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import chain
 from struct import Struct
 
@@ -190,64 +189,42 @@ def _numbered(mixed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return where, last[bucket]
 
 
-def key_digest(key: bytes) -> bytes:
-    """Addresses and ports in eight bytes."""
-    return blake2b(key, digest_size=8).digest()
+def key_numbers(heads: Heads) -> tuple[dict[bytes, int], np.ndarray]:
+    """Keys by number, and the number of each packet's. One key has two lanes where link headers differ."""
+    numbers: dict[bytes, int] = {}
+    of_lanes = np.array([numbers.setdefault(key, len(numbers)) for key in heads.keys], np.int64)
+    return numbers, of_lanes[heads.lane]
 
 
-def rows_of(heads: Heads, head: np.ndarray, some: np.ndarray | slice = slice(None)) -> np.ndarray:
-    """The identities of plain packets, in words: a ROW, and their key's digest. head: of all packets."""
+def rows_of(heads: Heads, head: np.ndarray, some: np.ndarray) -> np.ndarray:
+    """The identities of some plain packets without their keys: a ROW each, in words. head: of all packets."""
     tcp, size = heads.tcp[some], heads.size[some]
     place = np.concatenate((np.arange(16), np.arange(20, 20 + OPTION_BYTES)))  # without checksum and urgent pointer
     columns = tcp[:, None] + place
-    rows = np.zeros((len(tcp), ROW.size + 8), np.uint8)
+    rows = np.zeros((len(tcp), ROW.size), np.uint8)
     rows[:, : len(place)] = np.where(place < size[:, None], head[heads.index[some][:, None], columns], 0)
     tail = np.empty(len(tcp), _TAIL)
     tail["length"], tail["size"], tail["identity"] = heads.length[some], size, heads.identity[some]
     words = rows.view(np.uint64)
-    words[:, -2] = tail.view(np.uint64)
-    words[:, -1] = np.frombuffer(b"".join(map(key_digest, heads.keys)), np.uint64)[heads.lane[some]]
+    words[:, -1] = tail.view(np.uint64)
     return words
 
 
-def hashes(rows: np.ndarray) -> np.ndarray:
-    """Of rows of words."""
-    return _folded(rows * _MIXED[: rows.shape[1]])
-
-
-def identities(rows: np.ndarray) -> np.ndarray:
-    """The identities in rows of words."""
-    return rows[:, ROW.size // 8 - 1] >> np.uint64(48)
-
-
-def lengths(rows: np.ndarray) -> np.ndarray:
-    """The lengths of the payload in rows of words."""
-    return rows[:, ROW.size // 8 - 1] & np.uint64(0xFFFF_FFFF)
-
-
 def run_of(rows: np.ndarray) -> np.ndarray:
-    """The common words of segments of one run: the acknowledgement, the window, the options and
-    the key's digest. Flags are not among them: the last segment alone has a push."""
-    run = rows[:, [1, 2, 3, -1]]
-    run[:, 0] &= _WITHOUT_FLAGS
-    return run
-
-
-def overlap(rows: np.ndarray, row: np.ndarray) -> np.ndarray:
-    """Whether each segment and `row` have bytes of the stream in common, by their sequence numbers."""
-    ahead = (_seqs(rows) - _seqs(row[None])).view(np.int32).astype(np.int64)
-    meets: np.ndarray = (ahead < int(lengths(row[None])[0])) & (ahead + lengths(rows).astype(np.int64) > 0)
-    return meets
-
-
-def _seqs(rows: np.ndarray) -> np.ndarray:
-    swapped: np.ndarray = (rows[:, 0] >> np.uint64(32)).astype(np.uint32)
-    return swapped.byteswap()
+    """The common words of segments of one run and direction: the acknowledgement, the window and the options. Flags
+    are not among them: the last segment alone has a push."""
+    run = rows[:, 1:4]
+    return np.concatenate((run[:, :1] & _WITHOUT_FLAGS, run[:, 1:]), axis=1)
 
 
 def seq_and_length(row: bytes) -> tuple[int, int]:
     """The sequence number and the payload's length in a row of bytes."""
     return int.from_bytes(row[4:8]), int.from_bytes(row[ROW.size - 8 : ROW.size - 4], "little")
+
+
+def ack_of(row: bytes) -> int:
+    """The acknowledgement in a row of bytes."""
+    return int.from_bytes(row[8:12])
 
 
 def identity_of(row: bytes) -> int:
@@ -275,9 +252,9 @@ def copies(heads: Heads, head: np.ndarray, time_ns: np.ndarray) -> np.ndarray | 
     some = some[heads.whole[some]]
     if not len(some):
         return None
-    rows = rows_of(heads, head, some)
+    rows = np.column_stack((rows_of(heads, head, some), key_numbers(heads)[1][some].astype(np.uint64)))
     times = times[some]
-    order = np.argsort(hashes(rows), kind="stable")
+    order = np.argsort(_folded(rows * _MIXED[: rows.shape[1]]), kind="stable")
     ours, before = order[1:], order[:-1]
     apart = times[ours] - times[before]
     same = (apart >= 0) & (apart <= SAME_PACKET_NS)
