@@ -67,11 +67,16 @@ def sentence(verdict: Verdict) -> str:
 
 def _kinds(others: Sequence[Finding]) -> str:
     """Return the kinds of causes, the most severe first, with a count above one, like "lag that grows (3)"."""
-    counts = Counter(f"{one.title[0].lower()}{one.title[1:]}" for one in others)
+    counts = Counter(map(_title, others))
     named = [kind if count == 1 else f"{kind} ({count:,})" for kind, count in counts.items()]
     more = len(named) - KINDS_SAID
     said = ", ".join(named[:KINDS_SAID])
     return f"{said} and {_number(more)} more {_plural('kind', more)}" if more > 0 else said
+
+
+def _title(one: Finding) -> str:
+    """Return the title as it stands inside a sentence: an abbreviation, such as TLS, stays one."""
+    return one.title if one.title[1].isupper() else f"{one.title[0].lower()}{one.title[1:]}"
 
 
 def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
@@ -109,7 +114,7 @@ def timeline(verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def _event(one: Finding) -> str:
-    return _CLAUSES[one.kind](one) if one.kind in _CLAUSES else f"{findings.where(one)}: {one.title.lower()}"
+    return _CLAUSES[one.kind](one) if one.kind in _CLAUSES else f"{findings.where(one)}: {_title(one)}"
 
 
 def not_found(verdict: Verdict, apis: Collection[str]) -> str:

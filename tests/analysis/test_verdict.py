@@ -279,12 +279,13 @@ def test_other_causes_are_named_by_their_titles(tmp_path):
     with Tables(outage(tmp_path / "tables")) as tables:
         said = verdict(tables, findings(tables, limits({"unanswered_min": 5})))
     (gone,) = [one for one in said.findings if one.kind == "broker_gone"]
-    kinds = ["broker_gone"] * 3 + ["growing_lag", "login_failed", "growing_lag"]
+    kinds = ["broker_gone"] * 3 + ["growing_lag", "tls_failed", "growing_lag"]
     many = replace(said, findings=[gone._replace(kind=kind, severity="critical") for kind in kinds])
-    assert "; and three more causes: lag that grows (2), logins that fail." in sentence(many)
+    assert "; and three more causes: lag that grows (2), TLS handshakes that fail." in sentence(many)
     more = [kind for kind in KINDS if kind != "no_broker_may_stop"][:8]
     many = replace(said, findings=[gone._replace(kind=kind, severity="critical") for kind in kinds[:3] + more])
     titles = ", ".join(f"{KINDS[kind].title[0].lower()}{KINDS[kind].title[1:]}" for kind in more[:6])
+    titles = titles.replace("tLS", "TLS")
     assert sentence(many).endswith(f"; and eight more causes: {titles} and two more kinds.")
     one = replace(said, findings=[gone._replace(kind=kind, severity="critical") for kind in kinds[:4]])
     assert "; and one more cause: lag that grows." in sentence(one)

@@ -86,6 +86,7 @@ SHORT_ANSWER = 8 * 1024  # bytes of an edited answer
 SLICE_NAMES = 128  # names judged between two yields; a long name counts as several (`_work`)
 NAME_SHIFT = 6
 _CLIENT_ID_AT = REQUEST_HEAD_BYTES + 2
+_NAME_SAID = 64  # characters of a name in a refusal, which an answer repeats in each of its elements
 _NO_CLIENT_ID = ("ControlledShutdown", 0)  # the one version whose header ends before
 
 # The requests that are forwarded unchanged if their names are allowed: the others are edited, or their answers are.
@@ -503,7 +504,7 @@ class PolicyAuthorizer(AuditedRequests):
         self, exchange: Exchange, frame: Any, names: Names, denied: Denied, verdict: Verdict
     ) -> Slices[Answer | Close]:
         plan = exchange.plan
-        text = f"{plan.api} was refused by kproxy: {verdict.why}"
+        text = f"{plan.api} was refused by kproxy: {_why(denied, verdict)}"
         try:
             body = yield from request_in_slices(frame[4:])
             if plan.api_key == 0 and body["acks"] == 0:
@@ -635,6 +636,14 @@ class PolicyAuthorizer(AuditedRequests):
 
         self._edits[exchange.number] = edit
         exchange.plan = self._interest.held_plan(plan)
+
+
+def _why(denied: Denied, verdict: Verdict) -> str:
+    """Return why a request is refused: of several denied names the first, whose verdict it is, and their number."""
+    if len(denied) < 2:
+        return verdict.why
+    kind, name = next(iter(denied))
+    return f"{kind} {str(name)[:_NAME_SAID]}: {verdict.why}; {len(denied) - 1:,} more denied"
 
 
 def _work(names: Iterable[str]) -> int:

@@ -64,6 +64,15 @@ def codes(body, items, inner):
     return [(item["name"], [one["errorCode"] for one in item[inner]]) for item in body[items]]
 
 
+def test_of_several_denied_names_a_refusal_says_whose_reason_it_gives():
+    talk = Decided(NO_SECRETS, {"action": "allow", "topic": "orders"})
+    talk.client(produce(1, "orders", "o" * 70, "secret-1"))
+    (_, *denied) = talk.answer(PRODUCE, 9)["responses"]
+    said = f"topic {'o' * 64}: no rule matches, and the default is to deny; 1 more denied"
+    for each in denied:
+        assert each["partitionResponses"][0]["errorMessage"] == f"Produce was refused by kproxy: {said}"
+
+
 @pytest.mark.parametrize("cuts", [[], [3], [11], [30], [30, 31, 90], range(1, 120, 7)])
 def test_a_refused_produce_gets_an_error_for_each_partition_and_nothing_of_it_leaves(cuts):
     talk = Decided(NO_SECRETS)
@@ -655,7 +664,9 @@ def test_the_refusal_of_many_names_is_that_of_few_and_is_made_in_slices(key, ver
     assert max(talk.judged) <= SLICE_NAMES and not talk.requests() and not talk.faults
     kind = "group" if key != 32 and "groupId" not in body else "topic"
     denied = {(kind, name): CODES[kind] for name in NAMES if name.startswith("secret")}
-    text = f"{policy_refusals.api_name(key)} was refused by kproxy: rule {2 if kind == 'group' else 1} denies it"
+    (_, first), *more = denied
+    why = f"{kind} {first}: rule {2 if kind == 'group' else 1} denies it; {len(more):,} more denied"
+    text = f"{policy_refusals.api_name(key)} was refused by kproxy: {why}"
     expected = codec.at_once(policy_refusals.refusal(key, version, 1, codec.decode_request(ask[4:])[1], denied, text))
     assert talk.sent[CLIENT] == expected[0]
     assert sum(talk.refusals.values()) == 1
