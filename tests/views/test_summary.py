@@ -14,7 +14,7 @@ from kproxy.cli import cli
 from kproxy.convert.job import Settings, Summary, captures_of
 from kproxy.convert.processes import convert
 from kproxy.errors import CaptureError, KproxyError
-from kproxy.views import units
+from kproxy.views import answers, units
 from kproxy.views.summary import NOTHING_READ, show, verdict
 from tests import captures
 from tests.capture import packet
@@ -89,7 +89,7 @@ def test_the_end_of_a_conversion_and_the_overview_say_the_same(tmp_path):
         ), row
     assert re.search(rf"^brokers   .*{re.escape(told['brokers'][0]['broker'])}", result.stdout, re.M)
     for row in told["errors"][:4]:
-        assert f"{row['error']} {row['api']} ×{row['exchanges']:,}" in result.stdout
+        assert f"{answers.text('error', row['error'])} {row['api']} ×{row['exchanges']:,}" in result.stdout
 
 
 def test_what_is_no_capture_has_no_rows_to_tell_of_and_zookeeper_alone_has_questions(tmp_path):
