@@ -36,7 +36,7 @@ _RESERVE = (
     "the one that holds it"
 )
 _HELD = {
-    "listener": "another program listens there: stop it (ss -ltnp), or take another port",
+    "listener": "another program listens there, or this kproxy itself (ss -ltnp): stop it, or take another port",
     "connection": f"an outgoing connection of this machine has that port (ss -tnp): {_RESERVE}",
     "": "another program has it, or an outgoing connection of this machine (ss -tanp): stop it, or take another port",
 }

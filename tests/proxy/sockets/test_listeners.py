@@ -39,7 +39,9 @@ def test_what_holds_a_port_is_named(host: str) -> None:
         outgoing = connected_from(host, 0, stack)
         idle = stack.enter_context(socket.socket(family))
         idle.bind((host, 0))
-        assert "another program listens there: stop it (ss -ltnp)" in why(host, listener.getsockname()[1])
+        assert "another program listens there, or this kproxy itself (ss -ltnp): stop it" in why(
+            host, listener.getsockname()[1]
+        )
         said = why(host, outgoing.getsockname()[1])
         assert "an outgoing connection of this machine has that port (ss -tnp)" in said
         assert "ip_local_reserved_ports" in said
