@@ -179,15 +179,14 @@ class Recent:
             latest = before[0]
         seq, _ = inorder.seq_and_length(row)
         identity = inorder.identity_of(row)
-        for each, places in self._windows_since(since_ns, key, inorder.ack_of(row)):
-            assert each.heads is not None
-            places = places[(each.heads.seq[places] == seq) & (each.heads.identity[places] == identity)]
+        for each, heads, places in self._windows_since(since_ns, key, inorder.ack_of(row)):
+            places = places[(heads.seq[places] == seq) & (heads.identity[places] == identity)]
             places = each.near(places, since_ns, since, number)  # without the packet itself
             if not len(places):
                 continue
             places = places[(each.rows(places) == np.frombuffer(row, np.uint64)).all(axis=1)]
             if len(places):
-                latest = max(latest, int(each.passed[each.heads.index[places].max()]))
+                latest = max(latest, int(each.passed[heads.index[places].max()]))
                 break
         if latest < 0 or latest < since_ns:
             return False
@@ -212,10 +211,9 @@ class Recent:
                 continue  # they have no bytes in common
             if other[8:12] == row[8:12] and other[14:28] == row[14:28] and since <= at < number:
                 spans.append(_span(row, other, has_one_identity))
-        for each, places in self._windows_since(since_ns, key, inorder.ack_of(row)):
-            assert each.heads is not None
-            shifts = (each.heads.seq[places] - first + HALF & MASK) - HALF
-            lengths = each.heads.length[places]
+        for each, heads, places in self._windows_since(since_ns, key, inorder.ack_of(row)):
+            shifts = (heads.seq[places] - first + HALF & MASK) - HALF
+            lengths = heads.length[places]
             is_same = (shifts == 0) & (lengths == length)  # `has` compared it
             places = places[(shifts < length) & (shifts + lengths > 0) & ~is_same]
             if len(places):
@@ -249,11 +247,10 @@ class Recent:
                     return False
                 found = True
         seq, _ = inorder.seq_and_length(row)
-        for each, places in self._windows_since(since_ns, key):
-            assert each.heads is not None
+        for each, heads, places in self._windows_since(since_ns, key):
             places = each.near(places, since_ns, since, number)
-            others = places[each.heads.seq[places] != seq]
-            if (each.heads.identity[others] == identity).any():
+            others = places[heads.seq[places] != seq]
+            if (heads.identity[others] == identity).any():
                 return False
             found |= bool(len(others))
         return found
@@ -266,21 +263,25 @@ class Recent:
             is_segment = at[0] >= since_ns and at[1] >= since and inorder.seq_and_length(other)[1]
             if is_segment and inorder.identity_of(other) != identity:
                 return False
-        for each, places in self._windows_since(since_ns, key):
-            assert each.heads is not None
+        for each, heads, places in self._windows_since(since_ns, key):
             places = each.near(places, since_ns, since, number)
-            segments = places[each.heads.length[places] > 0]
-            if (each.heads.identity[segments] != identity).any():
+            segments = places[heads.length[places] > 0]
+            if (heads.identity[segments] != identity).any():
                 return False
         return True
 
-    def _windows_since(self, since_ns: int, key: bytes, ack: int | None = None) -> Iterator[tuple[Headers, np.ndarray]]:
-        """Windows that have packets of that time, the last first, each with `places` of one direction's packets."""
+    def _windows_since(
+        self, since_ns: int, key: bytes, ack: int | None = None
+    ) -> Iterator[tuple[Headers, inorder.Heads, np.ndarray]]:
+        """Windows that have packets of that time, the last first.
+
+        Each with its heads and the `places` of one direction's packets.
+        """
         for each in reversed(self._windows):
             if each.passed[-1] < since_ns:
                 return
             if each.heads is not None:
-                yield each, each.places(key, ack)
+                yield each, each.heads, each.places(key, ack)
 
 
 def _span(row: bytes, other: bytes, has_one_identity: Callable[[], bool]) -> tuple[int, int]:

@@ -27,7 +27,7 @@ def _time(one: Finding, name: str) -> str:
 _CLAUSES: Mapping[str, Callable[[Finding], str]] = {
     "broker_gone": lambda one: (
         f"{_broker(one)} was away for {_gone(one)} after a controlled shutdown"
-        if dict(one.evidence).get("handed_over")
+        if one.is_controlled_shutdown
         else f"{_broker(one)} was gone for {_gone(one)}"
     ),
     "broker_standing_still": lambda one: f"{_broker(one)} stood still for {_gone(one)}",

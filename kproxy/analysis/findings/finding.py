@@ -54,9 +54,12 @@ class Finding(NamedTuple):
 
     @property
     def title(self) -> str:
-        if self.kind == "broker_gone" and dict(self.evidence).get("handed_over"):
-            return CONTROLLED_SHUTDOWN
-        return KINDS[self.kind].title
+        return CONTROLLED_SHUTDOWN if self.is_controlled_shutdown else KINDS[self.kind].title
+
+    @property
+    def is_controlled_shutdown(self) -> bool:
+        """Whether a broker handed its leaders over before it was gone."""
+        return self.kind == "broker_gone" and bool(dict(self.evidence).get("handed_over"))
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "Finding":
