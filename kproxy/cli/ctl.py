@@ -347,7 +347,7 @@ def brokers(port: "Callable[[], AdminPort]", as_json: bool) -> None:
 def policy(port: "Callable[[], AdminPort]", as_json: bool) -> None:
     """The policy of each cluster, in order of evaluation: read_only, the rules, the default. And its limits.
 
-    Rules have the numbers by which the audit and `kproxy check` name them.
+    The audit and `kproxy check` name a rule by its number.
 
     \b
       kproxy ctl policy

@@ -639,7 +639,7 @@ class PolicyAuthorizer(AuditedRequests):
 
 
 def _why(denied: Denied, verdict: Verdict) -> str:
-    """Return why a request is refused: of several denied names the first, whose verdict it is, and their number."""
+    """Return why a request is refused. If several names are denied: the first one, its verdict, and how many follow."""
     if len(denied) < 2:
         return verdict.why
     kind, name = next(iter(denied))

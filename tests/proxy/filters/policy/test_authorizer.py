@@ -472,7 +472,7 @@ def test_a_refusal_names_what_was_denied_where_the_request_names_more():
     topics = [{"name": name} for name in ("orders", "secret-1")]
     (line,) = lines(request(METADATA, 8, 1, {"topics": topics, "allowAutoTopicCreation": False}))
     assert line["topics"] == ["orders", "secret-1"] and line["denied"] == ["secret-1"]
-    # A right on the whole cluster is denied beside one of the two names.
+    # The settings of broker 1 need a right on the whole cluster, which is denied too: `denied` has names alone.
     resources = [(2, "orders"), (2, "secret-1"), (4, "1")]
     asked = [{"resourceType": kind, "resourceName": name, "configs": []} for kind, name in resources]
     (line,) = lines(request(ALTER_CONFIGS, 1, 1, {"resources": asked}), rule={"action": "allow", "topic": "orders"})
