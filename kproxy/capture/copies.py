@@ -92,6 +92,9 @@ class Headers:
         return inorder.rows_of(self.heads, self.head, places)
 
 
+Beside = tuple[Headers, np.ndarray, np.ndarray]  # a window, places in its heads, the identities there in words
+
+
 class Recent:
     """The packets of the last moments, and the window in hand."""
 
@@ -169,40 +172,44 @@ class Recent:
 
     def has(self, index: int, segment: Segment) -> bool:
         """Whether a packet shortly before the `index`th in hand is the same."""
+        row = _row(segment)
+        return self._has(index, segment[1], row, self._beside(index, segment[1], row))
+
+    def has_bytes(self, index: int, segment: Segment) -> bool:
+        """Whether its bytes were there shortly before the `index`th in hand: the same packet, or segments of its run,
+        cut as offload cuts them."""
+        row = _row(segment)
+        beside = self._beside(index, segment[1], row)
+        return self._has(index, segment[1], row, beside) or self._has_run(index, segment[1], row, beside)
+
+    def _has(self, index: int, key: bytes, row: bytes, beside: Sequence[Beside]) -> bool:
         window = self._windows[-1]
         passed, number = int(window.passed[index]), window.first + index
-        row, key = _row(segment), segment[1]
         since_ns, since = passed - SAME_PACKET_NS, number - MAX_PACKETS
         latest = -1
         before = self._current[1] if self._current[0] == index else self._noted.get(key, {}).get(row)
         if before is not None and before[1] >= since:
             latest = before[0]
-        seq, _ = inorder.seq_and_length(row)
-        identity = inorder.identity_of(row)
-        for each, heads, places in self._windows_since(since_ns, key, inorder.ack_of(row)):
-            places = places[(heads.seq[places] == seq) & (heads.identity[places] == identity)]
-            places = each.near(places, since_ns, since, number)  # without the packet itself
-            if not len(places):
-                continue
-            places = places[(each.rows(places) == np.frombuffer(row, np.uint64)).all(axis=1)]
-            if len(places):
-                latest = max(latest, int(each.passed[heads.index[places].max()]))
-                break
+        if beside:
+            same = np.frombuffer(row, np.uint64)
+            for each, places, rows in beside:
+                found = np.flatnonzero((rows == same).all(axis=1))
+                if len(found):
+                    assert each.heads is not None
+                    latest = max(latest, int(each.passed[each.heads.index[places[found].max()]]))
+                    break
         if latest < 0 or latest < since_ns:
             return False
         return latest >= passed - AT_ONCE_NS or has_timestamp(row) or self._has_own_identity(key, row, passed, number)
 
-    def has_bytes(self, index: int, segment: Segment) -> bool:
-        """Whether segments shortly before the `index`th in hand brought its bytes, cut as offload cuts them."""
-        row, key, length = _row(segment), segment[1], segment[-1]
+    def _has_run(self, index: int, key: bytes, row: bytes, beside: Sequence[Beside]) -> bool:
+        first, length = inorder.seq_and_length(row)
         if not length:
             return False
         window = self._windows[-1]
         passed, number = int(window.passed[index]), window.first + index
         since_ns, since = passed - SAME_PACKET_NS, number - MAX_PACKETS
-        first = inorder.seq_and_length(row)[0]
-        has_one_identity = cache(lambda: self._has_one_identity(key, row, passed, number))
-        spans = []
+        others = []
         for other, (passed_ns, at) in islice(reversed(self._noted.get(key, {}).items()), MAX_OF_RUN):
             if passed_ns < since_ns:
                 break
@@ -210,23 +217,42 @@ class Recent:
             if shift >= length or shift + inorder.seq_and_length(other)[1] <= 0:
                 continue  # they have no bytes in common
             if other[8:12] == row[8:12] and other[14:28] == row[14:28] and since <= at < number:
-                spans.append(_span(row, other, has_one_identity))
-        for each, heads, places in self._windows_since(since_ns, key, inorder.ack_of(row)):
-            shifts = (heads.seq[places] - first + HALF & MASK) - HALF
-            lengths = heads.length[places]
-            is_same = (shifts == 0) & (lengths == length)  # `has` compared it
-            places = places[(shifts < length) & (shifts + lengths > 0) & ~is_same]
-            if len(places):
-                rows = each.rows(each.near(places, since_ns, since, number))
-                run = inorder.run_of(np.frombuffer(row, np.uint64)[None])
-                rows = rows[(inorder.run_of(rows) == run).all(axis=1)]
-                spans += [_span(row, other.tobytes(), has_one_identity) for other in rows]
+                others.append(other)
+        if beside:
+            run = inorder.run_of(np.frombuffer(row, np.uint64)[None])
+            for _, _, rows in beside:
+                others += [other.tobytes() for other in rows[(inorder.run_of(rows) == run).all(axis=1)]]
+        if not others:
+            return False
+        has_one_identity = cache(lambda: self._has_one_identity(key, row, passed, number))
+        spans = [_span(row, other, has_one_identity) for other in others]
         reached = 0
-        for begin, following in sorted(span for span in spans if span != (0, length)):  # else `has` compared it
+        for begin, following in sorted(span for span in spans if span != (0, length)):  # else `_has` compared it
             if begin > reached:
                 break
             reached = max(reached, following)
         return reached >= length
+
+    def _beside(self, index: int, key: bytes, row: bytes) -> list[Beside]:
+        """The plain packets shortly before the `index`th in hand with its acknowledgement that may be the same, or
+        have some of its bytes; the last window first."""
+        window = self._windows[-1]
+        number = window.first + index
+        since_ns, since = int(window.passed[index]) - SAME_PACKET_NS, number - MAX_PACKETS
+        first, length = inorder.seq_and_length(row)
+        identity = inorder.identity_of(row)
+        found = []
+        for each, heads, places in self._windows_since(since_ns, key, inorder.ack_of(row)):
+            shifts = (heads.seq[places] - first + HALF & MASK) - HALF
+            lengths = heads.length[places]
+            has_common = (shifts < length) & (shifts + lengths > 0)
+            has_all = (shifts == 0) & (lengths == length)  # the same packet, or another one with the same bytes
+            places = places[np.where(has_all, heads.identity[places] == identity, has_common)]
+            if len(places):
+                places = each.near(places, since_ns, since, number)  # without the packet itself
+            if len(places):
+                found.append((each, places, each.rows(places)))
+        return found
 
     def is_sure(self, index: int) -> bool:
         """Whether all packets that the `index`th in hand may be a copy of are remembered."""

@@ -166,7 +166,7 @@ class Flows:
                 if (half.zero_window or not size) and not length and not flags & FIN and recent.has(index, segment):
                     continue  # what it says of the window was true when it was captured first
                 if talk.segment(side, seq, ack, flags, size, view, length, time_ns):
-                    if recent.has(index, segment) or recent.has_bytes(index, segment):
+                    if recent.has_bytes(index, segment):
                         talk.same_packet(side)
                         flow.payload_bytes[side] -= length
                     elif flow.continues and not recent.is_sure(index) and ahead(seq, half.first) < 0:

@@ -11,7 +11,9 @@ those of the broker the answer; the broker's closed window delays the sending, t
 Memory: KEPT intervals. Refuses to know segments.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -20,6 +22,7 @@ LATE, REPEATED, CLOSED = 0, 1, 2
 
 Stall = tuple[int, int, int, int]  # start_ns, end_ns, side, kind
 NOTHING: tuple[int, ...] = ()
+_END = itemgetter(1)
 
 
 class Stalls:
@@ -61,7 +64,7 @@ class Stalls:
     def overlap(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
         """Whether `between` finds anything, for each of many spans of time."""
         closed = [(1 << 62, since) for since in self._closed_ns if since >= 0]
-        spans = sorted([each[1::-1] for each in self.since(int(start_ns.min()))] + closed)
+        spans = [each[1::-1] for each in self.since(int(start_ns.min()))] + sorted(closed)
         ends, starts = np.array(spans, np.int64).reshape(-1, 2).T
         # Of the intervals that end after each span's start, the one that starts first.
         earliest = np.append(np.minimum.accumulate(starts[::-1])[::-1], 1 << 62)
@@ -70,12 +73,13 @@ class Stalls:
 
     def since(self, time_ns: int) -> list[Stall]:
         """The intervals that ended after a moment, by value."""
-        return [each for each in self.found if each[1] > time_ns]
+        return self.found[bisect_right(self.found, time_ns, key=_END) :]
 
     def between(self, start_ns: int, end_ns: int) -> list[Stall]:
         """The parts that overlap a span of time, including windows that are still closed."""
         closed = [(since, end_ns, side, CLOSED) for side, since in enumerate(self._closed_ns) if 0 <= since < end_ns]
-        return [each for each in self.found if each[1] > start_ns and each[0] < end_ns] + closed
+        first = bisect_right(self.found, start_ns, key=_END)
+        return [each for each in self.found[first:] if each[0] < end_ns] + closed
 
     def of(self, client: int, times: Sequence[int], waited_ns: int) -> tuple[int, ...]:
         """Delays of the request, of the beginning of its answer and of the rest of that: by lost bytes, then by

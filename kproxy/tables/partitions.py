@@ -322,9 +322,11 @@ class BatchColumns(BodyRows):
                 continue
             common = self.common(info, exchange, direction)
             packed = self._packed
+            last_topic = last_id = of_topic = None
             for topic, identity, partition, header, partial, crc_valid, _ in found.batches:
                 valid = NULL if crc_valid is None else crc_valid
-                of_topic = self.topics[topic, identity]
+                if of_topic is None or topic is not last_topic or identity is not last_id:  # to hash an id is slow
+                    last_topic, last_id, of_topic = topic, identity, self.topics[topic, identity]
                 packed.packed += packed.pack(*common, of_topic, partition, *header, partial, valid)
             self.rows += len(found.batches)
 

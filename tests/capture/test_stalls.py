@@ -90,7 +90,7 @@ def test_what_explains_a_wait_is_what_a_count_of_every_nanosecond_says(found, cl
     begun, asked, start, end = times
     for client in (0, 1):
         stalls = Stalls()
-        for at, length, side, kind in found:
+        for at, length, side, kind in sorted(found, key=lambda each: each[0] + each[1]):
             assert stalls.add(at, at + length, side, kind)
         if closed_ns is not None:
             stalls.window(1 - client, False, closed_ns)
