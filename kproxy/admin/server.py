@@ -25,20 +25,18 @@ is rendered at a time. Refuses to know metrics, sessions and sockets of Kafka: i
 import asyncio
 import html
 import json
-import logging
-import re
 import socket
 import sys
-import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_protocol import RequestHandler
 
 from kproxy import __version__
+from kproxy.admin import connections
+from kproxy.admin.bodies import json_line, json_of_slices, packed, read_parameters
+from kproxy.admin.connections import COMMON_HEADERS, NEW, TAKING, Connection, close_if_full, log, rank, timed
 from kproxy.admin.guard import Guard
 from kproxy.admin.live import Encoded
 from kproxy.admin.openings import Openings
@@ -58,28 +56,17 @@ from kproxy.proxy.tls.tls_socket import TlsSocket
 # of a relay during a scrape could cost 5 ms: p99.9 5.1 ms measured with 7,500 samples, 0.6 ms with this value.
 _TURN_S = 0.0002
 
-REQUEST_S = 10.0  # from the accept to the end of the request's headers
-IDLE_S = 30.0  # for the client to take an answer, or a piece of a large one, and to send the next request
 TAKEN_S = 10.0  # for the client to take a line of a stream; also the time that a trace is kept for a slow reader
-FULL_S = 1.0  # for the client to take an answer, or a piece of a large one, while all connections are in use
-STALLED_S = 0.25  # without a byte of the client in a TLS handshake: longer than any round trip on earth
-KEPT_S = 1.0  # for the first request after a handshake, or the next one, before the connection may be displaced
-_NEW, _TAKING = 3, 4  # the last ranks of `_rank`
 MAX_CONNECTIONS = 32
 READ_TURNS = 10  # of the loop, from the accept of a connection to the begin of its request, if that is here
 FEW = 4  # connections of one network: a browser, or a scraper beside an operator, has as many
 READ_BYTES = 16 * 1024  # in the kernel; as chunks of one byte, the most expensive case, they take 2 ms to parse
-_FAULT_CHARS = 300  # of the error about malformed HTTP: aiohttp quotes all of it, escaped
-_THREAD_BYTES = 64 * 1024  # larger answers are compressed on a thread (this size takes 0.4 ms)
 _PIECE = 64 * 1024  # a larger answer is written in pieces of this size
 MAX_UNTAKEN = 64 * 1024 * 1024  # bytes of all answers that are written in pieces
 MAX_BODY = 64 * 1024  # of a request
-MAX_LINE = 128 * 1024  # the request line: /api/groups takes the id of a group, which may have 32 KiB
 RETRY_AFTER_S = "1"  # for answers that are not available yet
-_NEVER = re.compile(r"\s*q=0(\.0*)?\s*").fullmatch  # the weight of a coding that the client refuses
 _BACKLOG = 128
 _SHUTDOWN_S = 1.0  # for pending answers when the process ends
-_COMMON_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 Query = Mapping[str, str]
 Action = Callable[[Query], Awaitable[tuple[int, Any]]]  # returns (HTTP status, the value to send as JSON)
@@ -95,12 +82,7 @@ class Question(Protocol):
         """The value to send as JSON. Raises ValueError for a bad query."""
 
 
-Slices = AsyncIterator[Sequence[Any]]
 Lines = AsyncIterator[Mapping[str, Any] | None]  # None: no line yet
-
-log = logging.getLogger("kproxy.admin")
-# Malformed HTTP is answered with an error; a stack trace for each would let any client fill the log.
-log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>kproxy</title>
@@ -160,9 +142,8 @@ class Admin:
         self._runner: web.AppRunner | None = None
         self._listener: Listener | None = None
         self.gate = Gate(max_connections, name=f"admin {Address(host, port)}")
-        self._idle: dict[
-            _Connection, float
-        ] = {}  # connections without a pending request, by the loop time since when, longest first
+        # Connections without a pending request, by the loop time since when, longest first.
+        self._idle: dict[Connection, float] = {}
         self._networks: Counter[str] = Counter()  # connections by the network of their clients
         self._tasks = Tasks("admin")
         self._openings = Openings(max(1, max_connections // 2))
@@ -172,7 +153,7 @@ class Admin:
 
     async def start(self) -> None:
         """Bind and serve. Raises OSError if the address cannot be bound."""
-        app = web.Application(middlewares=[_timed, self._guard.middleware], client_max_size=MAX_BODY)
+        app = web.Application(middlewares=[timed, self._guard.middleware], client_max_size=MAX_BODY)
         app.on_response_prepare.append(_common)
         app.router.add_get("/", self._index if self._page is None else self._asset)
         if self._page is not None:
@@ -246,7 +227,7 @@ class Admin:
             self.gate.leave()
 
         loop = asyncio.get_running_loop()
-        connection = _Connection(self._runner.server, loop, network, self._idle, lambda: not self.gate.is_open, left)
+        connection = Connection(self._runner.server, loop, network, self._idle, lambda: not self.gate.is_open, left)
         connection.is_opening = self._tls is not None
         self.gate.enter()
         self._networks[network] += 1
@@ -261,7 +242,7 @@ class Admin:
         else:
             self._make_room(connection)
 
-    def _make_room_after_reads(self, connection: "_Connection", turns: int = READ_TURNS) -> None:
+    def _make_room_after_reads(self, connection: Connection, turns: int = READ_TURNS) -> None:
         """Make room after so many turns of the loop, in which it reads what new connections have sent.
 
         Until then no further one is accepted, unless another one ends.
@@ -273,7 +254,7 @@ class Admin:
         else:
             self._make_room(connection)
 
-    async def _serve(self, client: socket.socket, peer: Address, connection: "_Connection") -> None:
+    async def _serve(self, client: socket.socket, peer: Address, connection: Connection) -> None:
         loop = asyncio.get_running_loop()
         if connection.is_given_up:
             client.close()
@@ -289,13 +270,13 @@ class Admin:
                 if await first_record(client):  # otherwise the handshake fails at once, with the reason
                     connection.works()  # from here on the client waits for kproxy
                     await self._openings.turn(peer.host)
-                    connection.waits(REQUEST_S)
+                    connection.waits(connections.REQUEST_S)
                 connection.is_opening = False
                 self._make_room(connection)
                 files, handshakes = self._tls
                 context = files.context
                 client = tls = TlsSocket(client, context, handshakes.buffer, server_side=True)
-                async with asyncio.timeout(REQUEST_S):
+                async with asyncio.timeout(connections.REQUEST_S):
                     await handshakes.run(tls)
                 TlsTransport(loop, tls, connection, context, self._readers)
         except (OSError, EOFError):  # the client closed the connection, or speaks no TLS
@@ -307,7 +288,7 @@ class Admin:
                 connection.left()
             raise
 
-    def _make_room(self, connection: "_Connection") -> None:
+    def _make_room(self, connection: Connection) -> None:
         """If all places are taken, displace the connection that has been silent for longest.
 
         Connections that have not begun their handshake go first, then those that stall in it, then those that have had
@@ -324,12 +305,12 @@ class Admin:
             others = [other for other in others if other.is_opening]
         if others:
             now = asyncio.get_running_loop().time()
-            ranks = {other: _rank(other, now - self._idle[other]) for other in others}
+            ranks = {other: rank(other, now - self._idle[other]) for other in others}
             if connection in self._idle:
-                ranks[connection] = _TAKING
+                ranks[connection] = TAKING
 
-            def order(other: _Connection) -> tuple[int, int, int]:
-                return min(ranks[other], _NEW), -max(self._networks[other.network], FEW), ranks[other]
+            def order(other: Connection) -> tuple[int, int, int]:
+                return min(ranks[other], NEW), -max(self._networks[other.network], FEW), ranks[other]
 
             min(ranks, key=order).give_up()
 
@@ -338,7 +319,7 @@ class Admin:
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         body, content_type = await self._scrapes.rendered(request.headers.get("Accept", ""))
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
-        body, headers = await _packed(request, body, headers)
+        body, headers = await packed(request, body, headers)
         return await self._sent(request, body, headers)
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -374,14 +355,14 @@ class Admin:
         except ValueError as fault:
             raise web.HTTPBadRequest(text=f"{fault}\n") from None
         headers = {"Content-Type": "application/json; charset=utf-8"}
-        body, headers = await _packed(request, text.encode(), headers)
+        body, headers = await packed(request, text.encode(), headers)
         return await self._sent(request, body, headers)
 
     async def _text_of(self, value: Any) -> str:
         if isinstance(value, Encoded):
             return value
         if isinstance(value, AsyncIterator):
-            return await _json_of_slices(value)
+            return await json_of_slices(value)
         return await self._turns.make(lambda: json.dumps(value))
 
     async def _api_action(self, request: web.Request) -> web.StreamResponse:
@@ -392,7 +373,7 @@ class Admin:
             names = ", ".join((*self._actions, *self._streams))
             raise web.HTTPNotFound(text=f"no such action: there {f'are {names}' if names else 'is none'}\n")
         try:
-            parameters = {**request.query, **await _parameters(request)}
+            parameters = {**request.query, **await read_parameters(request)}
             if name in self._streams:
                 return await self._stream(request, self._streams[name](parameters))
             status, value = await self._actions[name](parameters)
@@ -405,9 +386,9 @@ class Admin:
         try:
             first = await anext(lines, None)  # an error in the parameters is raised before the first byte
             await response.prepare(request)
-            await _taken(response.write(_line(first)))
+            await _taken(response.write(json_line(first)))
             async for line in lines:
-                await _taken(response.write(_line(line)))
+                await _taken(response.write(json_line(line)))
             await _taken(response.write_eof())
         except ConnectionError:  # the client is gone
             if request.transport is not None:
@@ -422,7 +403,7 @@ class Admin:
         if asset is None:
             raise web.HTTPNotFound(text="no such part of the page\n")
         headers = {"Content-Type": asset.content_type, **PAGE_HEADERS}
-        body, headers = await _packed(request, asset.body, headers)
+        body, headers = await packed(request, asset.body, headers)
         return await self._sent(request, body, headers)
 
     async def _sent(self, request: web.Request, body: bytes, headers: dict[str, str]) -> web.StreamResponse:
@@ -433,13 +414,13 @@ class Admin:
         if len(body) <= _PIECE or request.method == "HEAD":
             return web.Response(body=body, headers=headers)
         connection = request.protocol
-        assert isinstance(connection, _Connection)
+        assert isinstance(connection, Connection)
         answer = web.StreamResponse(headers=headers)
         answer.content_length = len(body)
-        _close_if_full(connection, answer)
+        close_if_full(connection, answer)
         self._make_room_for(len(body))
         connection.untaken = len(body)
-        patience_s = FULL_S if connection.is_full() else IDLE_S
+        patience_s = connections.FULL_S if connection.is_full() else connections.IDLE_S
         connection.waits(patience_s)
         view = memoryview(body)
         try:
@@ -482,159 +463,6 @@ class Admin:
         return web.Response(text=page, content_type="text/html")
 
 
-class _Connection(RequestHandler):
-    """A connection of aiohttp with a timer: aiohttp alone waits for the headers of a first request for ever."""
-
-    def __init__(
-        self,
-        server: web.Server,
-        loop: asyncio.AbstractEventLoop,
-        network: str,
-        idle: "dict[_Connection, float]",
-        is_full: Callable[[], bool],
-        left: Callable[[], None],
-    ) -> None:
-        super().__init__(
-            server,
-            loop=loop,
-            access_log=None,  # type: ignore[arg-type]
-            logger=log,
-            max_line_size=MAX_LINE,
-            lingering_time=0,  # otherwise aiohttp parses an unwanted body for 10 s
-        )
-        self.network = network  # of its client
-        self._silent = idle
-        self.is_full = is_full
-        self.untaken = 0  # bytes of an answer that is being written in pieces
-        # Until there is a transport: waiting for bytes of the client, or in the queue of handshakes.
-        self.opening: asyncio.Task[None] | None = None
-        self.is_opening = False  # its TLS handshake has not begun
-        self._on_left: Callable[[], None] | None = left
-        self._patience: asyncio.TimerHandle | None = None
-        self.is_given_up = False
-        self.waits(REQUEST_S)
-
-    @property
-    def takes(self) -> bool:
-        """Whether the client has not taken all of its answer, apart from bytes in the kernel."""
-        return bool(self.untaken or (self.transport is not None and self.transport.get_write_buffer_size()))
-
-    def waits(self, seconds: float) -> None:
-        """Start the timer: no request is pending, and the client has `seconds` to take its answer and send one."""
-        self.works()
-        self._silent[self] = self._loop.time()
-        self._patience = self._loop.call_later(seconds, self.give_up)
-
-    def works(self) -> None:
-        """Stop the timer: a request is pending."""
-        self._silent.pop(self, None)
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-
-    def give_up(self) -> None:
-        """Close the connection without an answer; if it has no transport yet, as soon as it has one."""
-        self.works()
-        self.is_given_up = True
-        if self.transport is not None:  # a class of uvloop, not an asyncio.Transport
-            self.transport.abort()
-        elif self.opening is not None:
-            self.opening.cancel()
-
-    def left(self) -> None:
-        """Release the place, once. Break reference cycles, which would otherwise fill the old generation."""
-        self.works()
-        self.opening = None
-        super().connection_lost(None)  # does nothing the second time
-        on_left, self._on_left = self._on_left, None
-        if on_left is not None:
-            on_left()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if self._on_left is None:  # the port was closed meanwhile
-            transport.close()
-            return
-        self.opening = None
-        if self._silent.pop(self, None) is not None:  # its handshake was no silence; the timer is not restarted
-            self._silent[self] = self._loop.time()
-        super().connection_made(transport)
-        if self.is_given_up:
-            self.give_up()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        super().connection_lost(exc)
-        self.left()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Answer malformed HTTP without the application, and read nothing after it."""
-        self.close()
-        answer = super().handle_error(request, status, exc, message and message[:_FAULT_CHARS])
-        answer.headers.update(_COMMON_HEADERS)
-        return answer
-
-
-def _rank(idle: _Connection, silent_s: float) -> int:
-    """The order of displacement, lowest first; within a rank the longest silence goes first."""
-    if idle.is_opening:
-        return 0
-    if idle.opening is not None and silent_s >= STALLED_S:
-        return 1
-    if idle.opening is None and silent_s >= KEPT_S:
-        return 2
-    return _TAKING if idle.takes else _NEW
-
-
-@web.middleware
-async def _timed(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Stop the connection's timer while a request is pending, and close after it if all connections are in use."""
-    connection = request.protocol
-    assert isinstance(connection, _Connection)
-    connection.works()
-    try:
-        answer = await handler(request)
-        _close_if_full(connection, answer)
-        return answer
-    except web.HTTPException as refusal:
-        _close_if_full(connection, refusal)
-        raise
-    finally:
-        if connection.transport is not None:
-            connection.waits(FULL_S if connection.is_full() else IDLE_S)
-
-
-def _close_if_full(connection: _Connection, answer: web.StreamResponse) -> None:
-    if connection.is_full():
-        answer.force_close()  # other clients wait
-
-
-async def _parameters(request: web.Request) -> dict[str, str]:
-    """The parameters in a body: a JSON object of plain values. Raises ValueError, or an HTTP error for the body."""
-    try:
-        async with asyncio.timeout(REQUEST_S):
-            body = await request.read()
-    except TimeoutError:
-        raise web.HTTPRequestTimeout(text=f"the body did not come within {REQUEST_S:g} s\n") from None
-    except ConnectionError:  # the client is gone
-        raise web.HTTPBadRequest from None
-    if not body.strip():
-        return {}
-    try:
-        values = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ValueError('the body is not JSON: write parameters as {"name": "value"}, or in the query') from None
-    if not isinstance(values, dict) or not all(isinstance(value, str | int | float) for value in values.values()):
-        raise ValueError('the body is no object of plain values, like {"name": "value"}')
-    return {name: str(value) for name, value in values.items()}
-
-
 async def _taken(written: Awaitable[None]) -> None:
     """Wait until the client has taken the written bytes. Raises ConnectionError after TAKEN_S."""
     try:
@@ -644,45 +472,6 @@ async def _taken(written: Awaitable[None]) -> None:
         raise ConnectionAbortedError from None
 
 
-def _line(value: Any) -> bytes:
-    """A line of a stream; an empty line detects a client that is gone."""
-    return b"\n" if value is None else json.dumps(value).encode() + b"\n"
-
-
 async def _common(_: web.Request, response: web.StreamResponse) -> None:
     """Set the headers of every answer, refusals included."""
-    response.headers.update(_COMMON_HEADERS)
-
-
-async def _json_of_slices(slices: Slices) -> str:
-    """A JSON list, encoded in slices between which the relays run."""
-    parts = []
-    async for rows in slices:
-        if rows:
-            parts.append(json.dumps(rows)[1:-1])
-        await asyncio.sleep(0)
-    return f"[{', '.join(parts)}]"
-
-
-async def _packed(request: web.Request, body: bytes, headers: dict[str, str]) -> tuple[bytes, dict[str, str]]:
-    """(the body, compressed if the client accepts gzip; the headers of the answer)
-
-    Not by aiohttp: its fixed level takes four times as long, for a tenth fewer bytes.
-    """
-    if _takes_gzip(request.headers.get("Accept-Encoding", "")):
-        many = len(body) > _THREAD_BYTES
-        body = await asyncio.to_thread(_gzip, body) if many else _gzip(body)
-        headers = {**headers, "Content-Encoding": "gzip"}
-    return body, {"Vary": "Accept-Encoding", **headers}
-
-
-def _takes_gzip(accepted: str) -> bool:
-    """Whether an Accept-Encoding header accepts gzip: with a weight above 0 (RFC 9110, 12.5.3)."""
-    return any(
-        name.strip() == "gzip" and not _NEVER(weight)
-        for name, _, weight in (coding.partition(";") for coding in accepted.lower().split(","))
-    )
-
-
-def _gzip(body: bytes) -> bytes:
-    return zlib.compress(body, zlib.Z_BEST_SPEED, wbits=zlib.MAX_WBITS + 16)  # + 16: the format is gzip's
+    response.headers.update(COMMON_HEADERS)

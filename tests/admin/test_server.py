@@ -17,7 +17,8 @@ import pytest
 import uvloop
 from yarl import URL
 
-from kproxy.admin.server import Admin, _Connection
+from kproxy.admin.connections import Connection
+from kproxy.admin.server import Admin
 from kproxy.proxy.config.tls import ClientTls
 from kproxy.proxy.tls import contexts
 from tests.certificates import Authority
@@ -227,7 +228,7 @@ def test_silent_connections_keep_nobody_out():
 
 def test_a_burst_of_silent_connections_leaves_no_slot_taken(monkeypatch):
     """Those that are given up before they have a transport are closed all the same."""
-    monkeypatch.setattr("kproxy.admin.server.REQUEST_S", 600.0)  # none of them times out
+    monkeypatch.setattr("kproxy.admin.connections.REQUEST_S", 600.0)  # none of them times out
 
     async def main():
         async with serving(max_connections=4) as client:
@@ -282,7 +283,7 @@ def test_connections_without_a_handshake_keep_nobody_out(tmp_path, monkeypatch):
 
     Nor is anything left of them that only a collection of garbage would free: one of so much stops the loop.
     """
-    monkeypatch.setattr("kproxy.admin.server.REQUEST_S", 600.0)  # none of them times out
+    monkeypatch.setattr("kproxy.admin.connections.REQUEST_S", 600.0)  # none of them times out
     authority = Authority(tmp_path)
     settings = ClientTls(**authority.server().settings())
     tls = contexts.Reloading("admin", lambda: contexts.for_clients(settings, None, "admin_tls"))
@@ -304,7 +305,7 @@ def test_connections_without_a_handshake_keep_nobody_out(tmp_path, monkeypatch):
                 sock.close()
             await client.close()
             async with asyncio.timeout(60):
-                while any(isinstance(each, _Connection) for each in gc.get_objects()):  # noqa: ASYNC110
+                while any(isinstance(each, Connection) for each in gc.get_objects()):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 
     gc.disable()
@@ -506,7 +507,7 @@ def test_busy_connections_keep_nobody_out(path, monkeypatch):
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nX-Slow: "])
 def test_a_request_that_does_not_come_is_not_waited_for(monkeypatch, sent):
-    monkeypatch.setattr("kproxy.admin.server.REQUEST_S", 0.05)
+    monkeypatch.setattr("kproxy.admin.connections.REQUEST_S", 0.05)
 
     async def main():
         async with serving() as client:
@@ -521,7 +522,7 @@ def test_a_request_that_does_not_come_is_not_waited_for(monkeypatch, sent):
 
 def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
     """Others have their turn as soon as its time is over; who goes away before leaves no traceback."""
-    monkeypatch.setattr("kproxy.admin.server.REQUEST_S", 1.0)
+    monkeypatch.setattr("kproxy.admin.connections.REQUEST_S", 1.0)
 
     async def done(parameters):
         return 200, parameters
@@ -558,8 +559,8 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
 
 
 def test_a_request_under_way_is_not_cut_and_a_silent_one_after_it_is(monkeypatch):
-    monkeypatch.setattr("kproxy.admin.server.REQUEST_S", 0.05)
-    monkeypatch.setattr("kproxy.admin.server.IDLE_S", 0.2)
+    monkeypatch.setattr("kproxy.admin.connections.REQUEST_S", 0.05)
+    monkeypatch.setattr("kproxy.admin.connections.IDLE_S", 0.2)
 
     def slow(_):
         time.sleep(0.3)
@@ -718,8 +719,8 @@ def test_of_large_answers_that_are_not_read_the_oldest_make_room(monkeypatch):
 def test_strangers_do_not_cut_a_large_answer_that_its_client_takes(monkeypatch):
     """It counted as silent from its first byte on, all connections that came since were newer, and while all places
     were taken it had a second for the whole of it."""
-    monkeypatch.setattr("kproxy.admin.server.FULL_S", 600.0)
-    monkeypatch.setattr("kproxy.admin.server.KEPT_S", 600.0)
+    monkeypatch.setattr("kproxy.admin.connections.FULL_S", 600.0)
+    monkeypatch.setattr("kproxy.admin.connections.KEPT_S", 600.0)
 
     async def main():
         admin = Admin(

@@ -69,7 +69,7 @@ def renews(port, asks, stop, sent):
 @pytest.mark.parametrize("asks", [0, 1])
 def test_a_client_that_renews_its_keys_without_end_is_closed(authority, asks, monkeypatch):
     """Each new key takes 0.1 to 0.2 ms of the loop, and 16 KiB have 600 of them."""
-    monkeypatch.setattr("kproxy.admin.server.REQUEST_S", 600.0)
+    monkeypatch.setattr("kproxy.admin.connections.REQUEST_S", 600.0)
     stop, sent = threading.Event(), []
 
     async def main():

@@ -8,6 +8,7 @@ anything itself, and to enforce bounds: the holder of the content does.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from kproxy.admin import connections
 from kproxy.admin import server as admin
 from kproxy.metrics import lag, marks, named, offsets
 from kproxy.proxy.admission import authentication, limits
@@ -247,8 +248,8 @@ ACCOUNTS: tuple[Account, ...] = (
     Account(
         "admin",
         "connections of the admin port",
-        f"a request of {size(admin.MAX_LINE)} and as much of headers, a body of {size(admin.MAX_BODY)}; one "
-        f"answer that is not taken, for {admin.IDLE_S:g} s",
+        f"a request of {size(connections.MAX_LINE)} and as much of headers, a body of {size(admin.MAX_BODY)}; one "
+        f"answer that is not taken, for {connections.IDLE_S:g} s",
         f"{admin.MAX_CONNECTIONS}; {size(admin.MAX_UNTAKEN)} of answers, or one that is larger",
         "the one that has been silent, or has taken nothing of its answer, for longest is closed; of those that have "
         f"just come, one of the network with most of them, where that has more than {admin.FEW}",
