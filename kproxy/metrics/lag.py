@@ -30,8 +30,9 @@ from heapq import nlargest
 from typing import NamedTuple
 from uuid import UUID
 
+from kproxy.metrics.log_end import UNKNOWN, Log
 from kproxy.metrics.named import MAX_LABEL, OTHER, Topics, shown
-from kproxy.metrics.offsets import GONE, POSITION, UNKNOWN, Key, Log, Offsets, Position, key_of
+from kproxy.metrics.offsets import GONE, POSITION, Key, Offsets, Position, key_of
 from kproxy.protocol.apis import (
     END_TXN,
     FETCH,

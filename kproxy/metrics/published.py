@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kproxy.metrics.cells import ApiCells, ClusterCells
-from kproxy.metrics.offsets import Key, Log
+from kproxy.metrics.log_end import Log
+from kproxy.metrics.offsets import Key
 from kproxy.metrics.process import Metrics
 from kproxy.metrics.units import API, BROKER, CLUSTER, METRICS, Place, attributes, called, units
 

@@ -17,20 +17,10 @@ from typing import Any, NamedTuple
 
 from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells
 from kproxy.metrics.lag import PARTITION_SERIES, Fetching, Lags
+from kproxy.metrics.log_end import UNKNOWN, Log
 from kproxy.metrics.named import MAX_CLIENTS, MAX_TOPICS, Carried, ClientCells, TopicCells, Topics
 from kproxy.metrics.offsets import COMMITTED as COMMITTED_OFFSET
-from kproxy.metrics.offsets import (
-    END,
-    MAX_COMMITTED,
-    MAX_LOGS,
-    MAX_REMOVED,
-    UNKNOWN,
-    Key,
-    Log,
-    Position,
-    Removal,
-    has_ended,
-)
+from kproxy.metrics.offsets import END, MAX_COMMITTED, MAX_LOGS, MAX_REMOVED, Key, Position, Removal, has_ended
 from kproxy.metrics.process import Metrics
 from kproxy.metrics.published import (
     CLIENT,

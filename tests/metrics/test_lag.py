@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kproxy.metrics import Metrics, lag, offsets
+from kproxy.metrics import Metrics, lag, log_end, offsets
 from kproxy.metrics.named import EXPIRY_NS, MAX_LABEL, OTHER, Topics
 from kproxy.protocol.apis import FETCH, METADATA, OFFSET_COMMIT
 from kproxy.protocol.records import Record, write_batch
@@ -385,7 +385,7 @@ UNCONFIRMED = lag.UNCONFIRMED_NS
 def test_an_end_is_confirmed_for_a_minute(end, fetched_ns, behind, is_told):
     """fetched_ns: -1: the end was told a nanosecond less than a minute ago; 0: a minute; 1: a session confirms it."""
     lags = lag.Lags(Topics())
-    log = lags.logs[ORDERS] = offsets.Log()
+    log = lags.logs[ORDERS] = log_end.Log()
     log.end(end, T, 0)
     lags._commit("billing", ORDERS, 5, T, OFFSET_COMMIT)
     now_ns = T + UNCONFIRMED + min(0, fetched_ns)
@@ -433,7 +433,7 @@ def test_of_what_a_consumer_left_the_latest_positions_stay_and_each_other_one_is
 
 def test_of_several_consumers_with_one_name_the_one_that_is_furthest_behind_counts():
     lags = lag.Lags(Topics())
-    lags.logs[ORDERS] = offsets.Log()
+    lags.logs[ORDERS] = log_end.Log()
     lags.logs[ORDERS].end(100, T, 0)
     for offset in (50, 20, 70):
         fetching = lag.Fetching(lags)
@@ -491,13 +491,13 @@ def test_lag_is_what_a_consumer_lacks_whatever_its_sessions_leave_unsaid(seed, v
 
 
 def test_a_scrape_takes_ages_while_logs_change():
-    log = offsets.Log()
-    log.marks.extend((number, number + 1, number) for number in range(offsets.MARKS))
+    log = log_end.Log()
+    log.marks.extend((number, number + 1, number) for number in range(log_end.MARKS))
     over = threading.Event()
     before = sys.getswitchinterval()
 
     def changes():
-        number = offsets.MARKS
+        number = log_end.MARKS
         while not over.is_set():
             number += 1
             log.marks.append((number, number + 1, number))
@@ -508,7 +508,7 @@ def test_a_scrape_takes_ages_while_logs_change():
     changing.start()
     try:
         assert all(log.age_s(-1, 1, 10**18, 10**18) == (1e9 - 1e-3, False) for _ in range(20_000))
-        assert log.high_watermark > offsets.MARKS
+        assert log.high_watermark > log_end.MARKS
     finally:
         over.set()
         changing.join()

@@ -7,10 +7,11 @@ from uuid import UUID
 
 import pytest
 
-from kproxy.metrics import Metrics, lag, offsets
+from kproxy.metrics import Metrics, lag, log_end, offsets
 from kproxy.metrics import shared as shared_cells
+from kproxy.metrics.log_end import Log
 from kproxy.metrics.named import EXPIRY_NS, MAX_LABEL, Topics
-from kproxy.metrics.offsets import Log, Offsets, Position, has_ended
+from kproxy.metrics.offsets import Offsets, Position, has_ended
 from kproxy.metrics.published import Published
 from kproxy.metrics.shared import Shared
 from kproxy.protocol.apis import (
@@ -246,7 +247,7 @@ def test_a_former_leader_does_not_raise_the_end_that_its_successor_lowered(clust
     fetch(member, ORDERS, 900, 1000, epoch=5)
     cluster.now_ns += S
     fetch(member, ORDERS, 900, 940, epoch=6)
-    cluster.now_ns += offsets.FENCED_NS - S
+    cluster.now_ns += log_end.FENCED_NS - S
     fetch(late, ORDERS, 900, 1000, epoch=5)
     assert records(cluster) == {("billing", "orders"): 40}
     fetch(member, ORDERS, 900, 950, epoch=6)
@@ -418,7 +419,7 @@ def test_a_worker_that_has_no_news_of_a_log_is_told_too_that_kproxy_asked_for_a_
 
 
 def test_an_end_that_has_risen_since_is_not_lowered():
-    log = offsets.Log()
+    log = log_end.Log()
     log.end(1000, 5 * S, 0)
     log.lower(400, 4 * S, 6)
     assert (log.high_watermark, log.epoch) == (1000, -1)
@@ -637,7 +638,7 @@ def test_offsets_of_transactions_that_never_end_are_bounded(cluster, monkeypatch
 def test_a_group_that_hangs_falls_behind_for_hours():
     """Alive, it commits nothing; another group goes on."""
     lags = lag.Lags(Topics())
-    log = lags.logs[ORDERS] = offsets.Log()
+    log = lags.logs[ORDERS] = log_end.Log()
     lags.committed["stuck", ORDERS] = offsets.Position(100, 1, 1 * S)
     for second in (10, 600, 3599, 3602, 7200, 100 * 3600):
         log.end(100 + second, second * S, second * S)
@@ -648,8 +649,8 @@ def test_a_group_that_hangs_falls_behind_for_hours():
 def test_how_long_a_group_hangs_is_known_however_often_the_log_has_grown_since():
     """Nobody fetches, so that only earlier ends of the log say when its first record came that is not committed."""
     lags = lag.Lags(Topics())
-    log = lags.logs[ORDERS] = offsets.Log()
-    lags.committed["stuck", ORDERS] = offsets.Position(100, offsets.UNKNOWN, 1 * S)
+    log = lags.logs[ORDERS] = log_end.Log()
+    lags.committed["stuck", ORDERS] = offsets.Position(100, log_end.UNKNOWN, 1 * S)
     for second in range(10, 3600, 10):
         log.end(90 + second, second * S, 0)
         ((_, _, found),) = dict(lags.shown(second * S, second * S))["group"]

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from kproxy.metrics import Metrics
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
+from kproxy.metrics.log_end import Log
 from kproxy.metrics.named import EXPIRY_NS, MAX_CLIENTS, MAX_TOPICS, TopicCells
-from kproxy.metrics.offsets import Log, Position
+from kproxy.metrics.offsets import Position
 from kproxy.metrics.published import CLIENT, COMMITTED, FETCHING, LOG, NAMES, PROCESS, SEEN, TOPIC, Published
 from kproxy.metrics.shared import Shared, _clients, _last_removed, _later, _pushes, _Shown
 from kproxy.metrics.telemetry import GAUGE, PushingClient, Series

@@ -8,7 +8,7 @@ Refuses to know groups.
 """
 
 from kproxy.analysis.pieces import GROUPS, KEYS, TOPIC
-from kproxy.metrics.offsets import FENCED_NS
+from kproxy.metrics.log_end import FENCED_NS
 
 LOG = ("cluster", "topic", "`partition`")
 OF = ", ".join(LOG)
