@@ -1,6 +1,6 @@
 """Finds addresses of brokers in answers to clients: rewriting must have replaced all of them.
 
-Pure. The search matches a host in Kafka's encoding, with its length before it (int16, or a varint of length plus one),
+The search matches a host in Kafka's encoding, with its length before it (int16, or a varint of length plus one),
 and its port after it as int32. Text that mentions an address, like advertised.listeners in DescribeConfigs, is no leak.
 Addresses in other encodings are not found. Known addresses are the bootstrap addresses, addresses that brokers
 advertised, MAX_KNOWN at most, and the last MAX_MOVED former addresses of brokers, since a broker may still name them.
@@ -9,15 +9,17 @@ Addresses that clients receive on purpose are excluded.
 A search reads an answer's first SEARCHED_BYTES: a large Metadata answer begins with the brokers. With up to FEW
 distinct hosts, or ports, it costs a pass of bytes.find for each. With more, it costs one pass of a pattern of all
 ports, and for each match a look-up per distinct length of a host. It covers all known addresses, whatever their number.
-The caller handles a leak.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterable
 from struct import Struct
 
+from kproxy.metrics.cells import ClusterCells
 from kproxy.protocol.primitives import write_uvarint
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.config.settings import Cluster
 
 MAX_KNOWN = 8192
 MAX_MOVED = 1024
@@ -26,6 +28,8 @@ SEARCHED_BYTES = 128 * 1024
 
 _INT16 = Struct(">H")
 _INT32 = Struct(">i")
+
+log = logging.getLogger("kproxy.cluster")
 
 
 class KnownAddresses:
@@ -121,6 +125,34 @@ class KnownAddresses:
             self._ports.setdefault(port, set()).add(host)
         self._lengths = tuple(sorted(set(map(len, self._hosts))))
         self._any_port = _pattern(self._ports) if min(len(self._hosts), len(self._ports)) > FEW else None
+
+
+class Leaks:
+    """Counts the answers of one cluster that contain a broker's own address, and logs each API's first."""
+
+    def __init__(self, cluster: Cluster, known: KnownAddresses, cells: ClusterCells) -> None:
+        self._cluster = cluster.name
+        self._closes = cluster.on_address_leak == "close"
+        self._known = known
+        self._cells = cells
+        self._logged: set[str] = set()  # labels of APIs
+
+    def found(self, api: str, version: int, answer: bytes | memoryview) -> str:
+        """Count an answer that contains a broker's own address; returns why it must not leave, or an empty text."""
+        address = self._known.find(answer)
+        if address is None:
+            return ""
+        label = self._cells.leaked(api)
+        text = f"the {api} v{version} answer names {address}, which would lead clients around kproxy"
+        if label not in self._logged:
+            self._logged.add(label)
+            log.error(
+                "leak cluster=%s: %s. It is %s (on_address_leak); this is logged once per API. Please report it",
+                self._cluster,
+                text,
+                "not forwarded, and the connection is closed" if self._closes else "forwarded",
+            )
+        return text if self._closes else ""
 
 
 def _pattern(ports: Iterable[bytes]) -> re.Pattern[bytes]:

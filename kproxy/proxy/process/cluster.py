@@ -7,12 +7,9 @@ ports and asks the cluster (`Ports`), this one serves the clients passed to it. 
 of metrics.
 """
 
-import asyncio
 import logging
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from kproxy.errors import DIAL_CAUSES, LOGIN_CAUSES, ConfigError, UpstreamError
 from kproxy.metrics.folding import fold_broker
@@ -30,6 +27,7 @@ from kproxy.proxy.cluster.lag_questions import LagQuestions
 from kproxy.proxy.cluster.port_assignment import Held
 from kproxy.proxy.cluster.question import ask_brokers
 from kproxy.proxy.cluster.routing import Routes, ServerNames
+from kproxy.proxy.cluster.sidecar import find_broker_here
 from kproxy.proxy.cluster.topology import Topology
 from kproxy.proxy.cluster.transparent import Transparent
 from kproxy.proxy.config.addresses import Address
@@ -37,49 +35,19 @@ from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.connection.connecting import Connections
 from kproxy.proxy.connection.labels import BOOTSTRAP, broker_label, listener_label
 from kproxy.proxy.connection.worker import Worker
-from kproxy.proxy.filters.leaks import KnownAddresses
+from kproxy.proxy.filters.leaks import KnownAddresses, Leaks
 from kproxy.proxy.filters.policy.idle import idle_rules
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.process.changing.changes import same_upstream
+from kproxy.proxy.process.shared import Known, Ports
 from kproxy.proxy.relay.ends import Incoming
-from kproxy.proxy.sockets.listeners import Accepted, Listener, is_local, resolve, why_unbound
+from kproxy.proxy.sockets.listeners import Accepted, Listener, resolve, why_unbound
 from kproxy.proxy.tasks import Tasks
 from kproxy.proxy.upstream.connector import BrokerConnector, Step
 from kproxy.proxy.upstream.proxy_protocol import UNREAD, SendProxyHeader
 from kproxy.proxy.upstream.request import ClosedByBroker
 
-LOOKED_UP = 64  # names of brokers to resolve at once, to find the one on the sidecar's machine
-
 log = logging.getLogger("kproxy.cluster")
-
-
-@dataclass
-class Known:
-    """The state of a cluster that all its processes share."""
-
-    name: str
-    listen_port: int
-    upstreams: dict[int, Address] = field(default_factory=dict)  # where to dial each broker
-    brokers: dict[int, Address] = field(
-        default_factory=dict
-    )  # the address that each broker advertises, to find leaks of it
-    open: frozenset[int] = frozenset()  # brokers whose port is open and will not be given to another broker
-    assigned: dict[int, int] = field(default_factory=dict)  # ports assigned as node ids appeared
-    sidecar_broker: int | None = None  # route sidecar: the broker on this machine
-    ports: tuple[tuple[int, tuple[str, ...]], ...] = ()  # (port, local addresses) of each listener
-
-
-class Ports(Protocol):
-    """The ports of a cluster, held by another process, which also asks the cluster for its brokers."""
-
-    def bind(self, node_id: int, host: str, port: int, *, is_news: bool) -> bool:
-        """Process a broker named by an answer; is_news: its address is new. Returns whether its port is open.
-
-        On return the cluster's routes include a port that was assigned to the broker.
-        """
-
-    def broker_lost(self) -> None:
-        """A broker could not be dialled, or reset a connection."""
 
 
 def _welcome_steps(cluster: Cluster, tls: ClusterTls, find_broker: Welcome, authenticate: Welcome) -> Iterator[Welcome]:
@@ -152,13 +120,15 @@ class ClusterProxy:
             cluster.name, addresses, self._ask, self._learn, worker.config.discovery_interval_s, self._open_ports
         )
         self._topology = Topology(addresses, self._redirected)
+        self._known = KnownAddresses(cluster.bootstrap, lambda node_id, host: self.routes.advertised(node_id, host))
+        self._leaks = Leaks(cluster, self._known, self._cells)
         self._connections = Connections(
             worker,
             cluster,
             self._metrics,
             self._topology,
             self._advertise,
-            self._find_leak,
+            self._leaks.found,
             self._broker_lost,
             # Redirected clients do their own TLS and login: kproxy's are for its own requests only.
             self._connector if self._redirected is None else BrokerConnector(worker.dialler),
@@ -177,8 +147,6 @@ class ClusterProxy:
                 self._connections.loops.admits,
                 takes_telemetry=cluster.telemetry is not None,
             )
-        self._known = KnownAddresses(cluster.bootstrap, lambda node_id, host: self.routes.advertised(node_id, host))
-        self._leaking: set[str] = set()  # labels of APIs whose leak has been logged
         self._bootstrap: Listener | None = None
         self._ports: BrokerPorts | None = None
         self._gives_ports = cluster.any_brokers is not None
@@ -522,7 +490,7 @@ class ClusterProxy:
         if self.cluster.route == "sidecar":
             for node_id, address in (brokers or {}).items():
                 self._known.learn(node_id, address)
-            self._topology.sidecar_broker = await self._find_sidecar_broker(asked, brokers or {})
+            self._topology.sidecar_broker = await find_broker_here(asked, brokers or {}, self._worker.dialler)
             self._expose(broker_label(self._topology.sidecar_broker), None)
             return ""
         if self._redirected is not None:
@@ -550,32 +518,6 @@ class ClusterProxy:
                 for node_id in self._known.brokers.keys() - brokers.keys() - self.routes.upstreams.keys():
                     self._known.forget(node_id)
         return ""
-
-    async def _find_sidecar_broker(self, asked: Address, brokers: Brokers) -> int | None:
-        """Return the broker that answers at an address, None if uncertain: answers do not name their sender.
-
-        A sidecar dials localhost, but the broker advertises its name: it is the broker of this machine with that port.
-        """
-        same = [node_id for node_id, at in brokers.items() if at == asked]
-        if same or len(brokers) == 1:
-            return (same or list(brokers))[0]
-        same_port = [node_id for node_id, at in brokers.items() if at.port == asked.port]
-        here: list[int] = []
-        for start in range(0, len(same_port), LOOKED_UP):
-            some = same_port[start : start + LOOKED_UP]
-            found = await asyncio.gather(*(self._is_here(brokers[node_id]) for node_id in some))
-            here += [node_id for node_id, is_here in zip(some, found, strict=True) if is_here]
-        return here[0] if len(here) == 1 and await self._is_here(asked) else None
-
-    async def _is_here(self, address: Address) -> bool:
-        """Whether the address is of this machine; False if its name is not resolved in time."""
-        dialler = self._worker.dialler
-        try:
-            async with asyncio.timeout(dialler.timeout_s):
-                places = await dialler.resolver.addresses(address)
-        except OSError:  # includes TimeoutError
-            return False
-        return any(is_local(place[0]) for _, place in places)
 
     def _warn_of_unknown_upstreams(self) -> None:
         """Warn: clients that dial only brokers they already know would not come back after a restart of kproxy."""
@@ -635,28 +577,6 @@ class ClusterProxy:
         """Start the series of the broker behind a port at 0, before its first connection."""
         self._cells.expect(broker, listener_label(node_id, self.cluster.route))
         self._metrics.broker_known(broker)
-
-    # --- leaks -------------------------------------------------------------------------------------------------------
-
-    def _find_leak(self, api: str, version: int, answer: bytes | memoryview) -> str:
-        """Count an answer that contains a broker's own address; returns why it must not leave, or an empty text."""
-        address = self._known.find(answer)
-        if address is None:
-            return ""
-        closes = self.cluster.on_address_leak == "close"
-        label = self._cells.leaked(api)
-        text = f"the {api} v{version} answer names {address}, which would lead clients around kproxy"
-        if label not in self._leaking:
-            self._leaking.add(label)
-            log.error(
-                "leak cluster=%s: %s. It is %s (on_address_leak); this is logged once per API. Please report it",
-                self.cluster.name,
-                text,
-                "not forwarded, and the connection is closed"
-                if self.cluster.on_address_leak == "close"
-                else "forwarded",
-            )
-        return text if closes else ""
 
     def _open_ports(self) -> str:
         return str(self._ports)

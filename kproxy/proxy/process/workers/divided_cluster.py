@@ -19,7 +19,8 @@ from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.connection.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.process.changing.changes import Upstream
-from kproxy.proxy.process.cluster import ClusterProxy, Known
+from kproxy.proxy.process.cluster import ClusterProxy
+from kproxy.proxy.process.shared import Known
 from kproxy.proxy.process.workers.crew import Crew
 from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.sockets.channel import Channel, Gone

@@ -21,8 +21,9 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.filters.flight import make_folder
 from kproxy.proxy.process.changing.changes import Changes, Upstream, same_upstream
-from kproxy.proxy.process.cluster import ClusterProxy, Known
+from kproxy.proxy.process.cluster import ClusterProxy
 from kproxy.proxy.process.relays import Relays
+from kproxy.proxy.process.shared import Known
 from kproxy.proxy.process.team import Owner, Render
 from kproxy.proxy.process.workers.crew import Client, Crew, Member
 from kproxy.proxy.process.workers.divided_cluster import HandOver

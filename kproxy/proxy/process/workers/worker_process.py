@@ -23,9 +23,9 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.connection.operating import connection_row
 from kproxy.proxy.process.changing.changes import Changes
-from kproxy.proxy.process.cluster import Known
 from kproxy.proxy.process.garbage import Collections
 from kproxy.proxy.process.relays import Relays
+from kproxy.proxy.process.shared import Known
 from kproxy.proxy.process.workers.divided_cluster import PortsOfParent
 from kproxy.proxy.process.workers.shared_loops import PortElsewhere, SharedLoops
 from kproxy.proxy.relay.ends import Incoming

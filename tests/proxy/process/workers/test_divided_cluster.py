@@ -2,7 +2,7 @@
 
 import socket
 
-from kproxy.proxy.process.cluster import Known
+from kproxy.proxy.process.shared import Known
 from kproxy.proxy.process.workers.divided_cluster import PortsOfParent
 from kproxy.proxy.sockets.channel import Channel
 from tests.proxy.live import HOST, Broker, kproxy, live

@@ -10,7 +10,7 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.process.changing.changes import changes
-from kproxy.proxy.process.cluster import Known
+from kproxy.proxy.process.shared import Known
 from kproxy.proxy.process.workers.worker_process import Beginning, Serving, _Process
 from kproxy.proxy.sockets.channel import Channel
 from tests.proxy.live import HOST, live
