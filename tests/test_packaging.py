@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -10,6 +11,8 @@ import tarfile
 import tomllib
 import zipfile
 from email import message_from_string
+from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -17,6 +20,7 @@ import kproxy
 from kproxy.errors import DISTRIBUTION
 from tests.project import ROOT, files
 
+CARGO = f"{Path.home()}/.cargo/bin:{os.environ['PATH']}"
 NOT_COLLECTED = ("broker", "spark", "analysis", "bench")  # they look for Kafka's jars and a JVM when they are imported
 
 
@@ -58,6 +62,7 @@ def test_the_wheel_from_the_sdist_is_the_package(sdist, tmp_path):
     bundle = zipfile.ZipFile(wheel)
     shipped = {name for name in bundle.namelist() if ".dist-info/" not in name}
     assert shipped == {str(path) for path in files() if path.parts[0] == "kproxy"}
+
     assert "kproxy/py.typed" in shipped
     assert any(name.endswith("licenses/NOTICE") for name in bundle.namelist())
     (metadata,) = (name for name in bundle.namelist() if name.endswith(".dist-info/METADATA"))
@@ -67,6 +72,22 @@ def test_the_wheel_from_the_sdist_is_the_package(sdist, tmp_path):
     assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(said.get_all("Classifier"))
     assert said.get_all("Project-URL")
     assert {"offline", "spark", "all"} <= set(said.get_all("Provides-Extra"))
+
+
+@pytest.mark.ring2
+@pytest.mark.skipif(which("cargo", path=CARGO) is None, reason="there is no cargo: the compiled core is not built here")
+@pytest.mark.timeout(570)
+def test_wheels_of_the_compiled_core_run_with_an_old_glibc(sdist, tmp_path):
+    source = shutil.copytree(sdist, tmp_path / "source")
+    machine = platform.machine()
+    command = [sys.executable, source / "tools/make_wheels.py", machine]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"PATH": CARGO})
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (source / "dist").glob(f"kproxy_core-*-abi3-manylinux2014_{machine}.*.whl")
+    (library,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    needed = re.findall(rb"GLIBC_2\.(\d+)", zipfile.ZipFile(wheel).read(library))
+    assert needed and max(map(int, needed)) <= 17
+    assert len(list((source / "dist").glob("kproxy_kafka-*-py3-none-any.whl"))) == 1
 
 
 @pytest.mark.ring2
