@@ -11,7 +11,7 @@ from kproxy.metrics.published import Published
 from kproxy.metrics.shared import Shared
 from kproxy.metrics.slow import FLOOR_NS, KEPT, PER_SECOND, Slow
 from kproxy.wire.connection import ConnectionInfo
-from kproxy.wire.events import ANSWERED, Exchange
+from kproxy.wire.events import ANSWERED, NONE, Exchange
 from kproxy.wire.interest import Interest
 
 SECOND, MS = 10**9, 10**6
@@ -54,6 +54,24 @@ def test_what_took_long_is_kept_and_what_waits_on_purpose_is_not():
     kept = [(row.api, row.correlation_id, row.broker_ns, row.over_ns) for row in metrics.slow.rows]
     assert kept == [("Produce", 8, 40 * MS, 40 * MS), ("Fetch", 7, 900 * MS, 400 * MS)]
     assert (metrics.slow.rows[0].client_id, metrics.slow.rows[0].client) == ("shop", "10.0.0.7")
+
+
+def test_a_row_says_who_asked_what_and_where_the_time_went():
+    metrics = Metrics()
+    slow = exchange(PRODUCE, 40 * MS)
+    slow.number, slow.request_start, slow.response_end = 5, START - 43 * MS, START + 2 * MS
+    slow.queue_ns, slow.muted_ns, slow.throttle_ms, slow.error_code = 3, 4, 70, 6
+    connected(metrics).events([slow])
+    row = metrics.slow.rows.pop()
+    assert row._asdict() == {
+        **{"at_ns": START, "cluster": "demo", "broker": "1", "api": "Produce", "version": 9},
+        **{"client_id": "shop", "client": "10.0.0.7", "correlation_id": 7, "connection": INFO.id, "number": 5},
+        **{"wait_ns": 45 * MS, "broker_ns": 40 * MS, "over_ns": 40 * MS, "queue_ns": 3, "muted_ns": 4},
+        **{"throttle_ms": 70, "request_bytes": 100, "response_bytes": 50, "error_code": 6},
+    }
+    slow.throttle_ms, slow.error_code = NONE, None  # a response that has none
+    connected(metrics).events([slow])
+    assert metrics.slow.rows.pop() == row._replace(throttle_ms=0, error_code=0)
 
 
 def test_a_flood_of_slow_exchanges_is_bounded_by_what_is_kept_a_second_and_in_all():

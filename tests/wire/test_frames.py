@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kproxy.protocol.codec import at_once
 from kproxy.wire import frames
 from tests.wire.playbook import request, sized
 
@@ -86,6 +87,13 @@ def test_a_frame_with_edits_has_their_bytes_and_its_new_size(body: bytes, data: 
         at = end
     shuffled = data.draw(st.permutations(edits))
     assert frames.patched(memoryview(frame), shuffled) == sized(expected + frame[at:])
+    assert at_once(frames.patched_in_slices(memoryview(frame), [*shuffled])) == sized(expected + frame[at:])
+
+
+@pytest.mark.parametrize("edits, yields", [(1, 0), (1023, 0), (1024, 1), (2047, 1), (2048, 2)])
+def test_a_frame_with_few_edits_is_made_at_once(edits: int, yields: int) -> None:
+    frame = memoryview(sized(bytes(4096)))
+    assert sum(1 for _ in frames.patched_in_slices(frame, [(at, at + 1, b"x") for at in range(4, 4 + edits)])) == yields
 
 
 def test_a_head_is_read_with_what_stands_behind_it() -> None:

@@ -10,6 +10,7 @@ request.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -135,11 +136,10 @@ _SAME = (
 _OF_NAME = {name: names for names in _SAME for name in names}
 
 # Brokers' values of other fields beside an error, if the schema has no default, or a default with a meaning.
-_NOTHING = {
+_NOTHING: dict[str, Any] = {
     "baseOffset": -1,
     "committedOffset": -1,
-    "controllerId": -1,
-    "generationId": -1,
+    "currentLeader": MappingProxyType({"leaderId": -1, "leaderEpoch": -1}),
     "highWatermark": -1,
     "lowWatermark": -1,
     "nodeId": -1,

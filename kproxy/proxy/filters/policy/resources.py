@@ -234,15 +234,6 @@ def kinds_of(api_key: int, version: int) -> frozenset[str]:
     return frozenset(kinds & set(KINDS))
 
 
-@cache
-def names_by_id(api_key: int, version: int) -> bool:
-    """Return whether requests of that version can identify topics by id."""
-    api = schema().apis.get(api_key)
-    if api is None or version not in api.request.versions:
-        return False
-    return any(kind == _ID and _is_in(api.request, version, path) for path, kind in NAMED.get(api.name, {}).items())
-
-
 def names_resources(api_key: int) -> bool:
     """Return whether requests name resources with a type: settings of topics, of groups, or of brokers."""
     return "resource" in NAMED.get(schema().apis[api_key].name, {}).values()

@@ -1,8 +1,10 @@
 """What the policy keeps until answers are there: counted, bounded for each connection and for all, and given back."""
 
 from kproxy.protocol.apis import DELETE_GROUPS, METADATA
-from kproxy.proxy.filters.policy.pending import MAX_KEPT_BYTES
+from kproxy.proxy.filters.policy.pending import MAX_KEPT_BYTES, PendingBytes
 from kproxy.wire.events import BROKER, CLIENT
+from kproxy.wire.interest import HeldBudget
+from kproxy.wire.state import NOTED_LEAST
 from tests.proxy.filters.policy.policies import Decided
 from tests.wire.playbook import request, response
 
@@ -11,6 +13,19 @@ NO_SECRETS = {"action": "deny", "topic": "secret-*"}
 
 def asked(correlation_id, *names):
     return request(METADATA, 12, correlation_id, {"topics": [{"name": name} for name in names]})
+
+
+def test_requests_are_kept_until_those_before_them_take_more_than_the_limit():
+    held = HeldBudget(noted_limit_bytes=3 * MAX_KEPT_BYTES)
+    pending = PendingBytes(held)
+    assert pending.keep(1, MAX_KEPT_BYTES) and pending.keep(2, NOTED_LEAST)
+    assert not pending.keep(3, NOTED_LEAST)
+    assert pending.keep(3, NOTED_LEAST - 1)  # not counted
+    assert held.noted_bytes == MAX_KEPT_BYTES + NOTED_LEAST
+    pending.forget(2)
+    assert pending.keep(2, 2 * MAX_KEPT_BYTES) and not pending.keep(4, NOTED_LEAST)
+    pending.forget_all()
+    assert held.noted_bytes == 0
 
 
 def test_what_denied_names_of_unanswered_requests_take_is_bounded(monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +26,26 @@ ALWAYS_TELLS = {
     *("StreamsGroupHeartbeat", "UnregisterBroker", "DescribeClientQuotas", "AlterPartitionReassignments"),
     *("ListPartitionReassignments", "OffsetDelete", "DescribeQuorum", "UpdateFeatures", "ListConfigResources"),
 }
+
+
+# Fields of answers that say nothing beside an error. Clients take 0 for an offset, a broker or a generation that is.
+SAY_NOTHING = {
+    *("baseOffset", "logAppendTimeMs", "logStartOffset", "highWatermark", "lastStableOffset", "preferredReadReplica"),
+    *("offset", "endOffset", "startOffset", "committedOffset", "committedLeaderEpoch", "lowWatermark"),
+    *("controllerId", "leaderId", "nodeId", "generationId"),
+}
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value in an answer, with the name of its field."""
+    if isinstance(value, dict):
+        for each, below in value.items():
+            yield from leaves(below, each)
+    elif isinstance(value, list):
+        for below in value:
+            yield from leaves(below, name)
+    else:
+        yield name, value
 
 
 def denied_in(layout: Any, body: dict[str, Any], some: random.Random | None = None) -> dict[Any, int]:
@@ -56,6 +77,7 @@ def test_a_refusal_decodes_and_carries_the_error(api):
         header, answer = codec.decode_response(frame[4:], layout.api_key, layout.version)
         assert header["correlationId"] == 7 and "_trailing" not in answer
         assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+        assert {each for name, each in leaves(answer) if name in SAY_NOTHING} <= {-1}
         found = codec.response_scan(layout.api_key, layout.version)(memoryview(frame), 8, len(frame))[2]
         assert sorted(found) == sorted(errors)
         assert set(denied.values()) & set(found)
