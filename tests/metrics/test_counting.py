@@ -7,6 +7,7 @@ from kproxy.protocol.apis import HEARTBEAT, METADATA
 from kproxy.wire.bodies import Found
 from kproxy.wire.events import Exchange
 from kproxy.wire.interest import Interest
+from kproxy.wire.kept import Kept
 from tests.metrics.test_metrics import PRODUCE, exchange, info
 
 
@@ -26,6 +27,21 @@ def test_heartbeats_are_passed_on_when_the_group_changes_and_then_no_more():
     connection.events([exchange(PRODUCE, group_id="c")])  # no heartbeat: its group is not followed
     connection.events([beat("a"), beat("a")])
     assert len(told) == 3
+
+
+def test_an_exchange_whose_frames_are_kept_is_passed_on_unless_it_is_small_and_succeeded():
+    plan = Interest(kept=Kept((HEARTBEAT, METADATA), only_failed=(HEARTBEAT,), small=(HEARTBEAT,))).plan
+    told = []
+    connection = Metrics().connection(info(), "main", "1")
+    connection.tell(told.append)
+    for key, version in ((HEARTBEAT, 4), (METADATA, 9)):
+        for errors in ((), (27,)):
+            connection.events([exchange(plan(key << 16 | version), errors=errors)])
+    assert [(event.plan.api_key, event.errors) for (event,) in told] == [
+        (HEARTBEAT, (27,)),
+        (METADATA, ()),
+        (METADATA, (27,)),
+    ]
 
 
 @pytest.mark.parametrize("side", ("request_body", "response_body"))

@@ -3,6 +3,7 @@
 import gc
 import random
 from functools import partial
+from struct import pack
 from typing import Any
 from uuid import UUID
 
@@ -94,6 +95,21 @@ def test_trailing_bytes_after_a_body_pass_and_are_no_fault() -> None:
     assert not talk.faults and len(talk.exchanges) == 1
 
 
+@pytest.mark.parametrize("cuts", [[], [2, 5, 9]])
+def test_an_answer_of_an_unknown_layout_goes_to_the_transform_if_there_is_one(cuts: list[int]) -> None:
+    answer = sized(pack(">i", 2) + b"\0\6secret\0")
+    for transform, sent in (
+        (lambda exchange, frame: bytes(frame).replace(b"secret", b"public"), answer.replace(b"secret", b"public")),
+        (lambda exchange, frame: None, answer),
+        (None, answer),
+    ):
+        talk = Dialogue(REWRITE, transform=transform).client(request(12, 4, 1)).broker(response(12, 4, 1))
+        talk.sent[CLIENT] = b""
+        talk.client(foreign_request(9999, 3, 2, b"\0\1c")).broker(answer, cuts)
+        assert talk.sent[CLIENT] == sent
+        assert len(talk.exchanges) == 2 and not talk.faults
+
+
 def test_a_session_is_gone_when_its_owner_lets_go() -> None:
     gc.collect()
     talk = rewriting().client(request(METADATA, 12, 7)).broker(response(METADATA, 12, 7))
@@ -105,8 +121,9 @@ def test_a_session_is_gone_when_its_owner_lets_go() -> None:
 
 
 @pytest.mark.parametrize("ids", [(-1, -2, -3), (2**31 - 1, -(2**31), 0), (5, 5, 5)], ids=["negative", "wrap", "repeat"])
-def test_ids_may_be_anything(ids: tuple[int, ...]) -> None:
-    talk = rewriting()
+@pytest.mark.parametrize("which", [REWRITE, TRANSPARENT], ids=["rewriting", "reading"])
+def test_ids_may_be_anything(ids: tuple[int, ...], which: Interest) -> None:
+    talk = Dialogue(which, transform=untouched)
     for correlation_id in ids:
         talk.client(request(12, 4, correlation_id))
     for correlation_id in ids:

@@ -18,7 +18,7 @@ from kproxy.protocol.schema import schema
 from kproxy.proxy.cluster.broker_ports import MAX_BROKERS
 from kproxy.proxy.filters.rewrite import rewrite_addresses
 from kproxy.wire import sasl
-from kproxy.wire.bodies import BATCHES, ERRORS, SUMS, TOPICS
+from kproxy.wire.bodies import BATCHES, ERRORS, SUMS, TOPICS, body_reader
 from kproxy.wire.broker_side import MAX_HEAD
 from kproxy.wire.client_side import MAX_PREFIX, MAX_USUAL_PREFIX
 from kproxy.wire.events import BROKER, CLIENT, Exchange
@@ -26,7 +26,14 @@ from kproxy.wire.interest import HeldBudget, Interest
 from kproxy.wire.pairing import LIMIT
 from kproxy.wire.raw_sasl import MAX_TOKENS
 from kproxy.wire.session import Session
-from kproxy.wire.state import FRAMES_PER_CALL, FRAMES_WHILE_OTHERS_WAIT, WALK_SLICE, WALKED_PER_CALL, named_count
+from kproxy.wire.state import (
+    FRAMES_PER_CALL,
+    FRAMES_WHILE_OTHERS_WAIT,
+    WALK_SLICE,
+    WALKED_PER_CALL,
+    looked_bytes,
+    named_count,
+)
 from tests.wire.playbook import Dialogue, foreign_request, request, response, sized
 from tests.wire.test_authorizer import Scripted
 
@@ -146,6 +153,17 @@ def test_first_fields_that_do_not_decode_cost_by_what_was_looked_at() -> None:
     talk = Dialogue(Interest()).client(ask).client(ask * 130)
     assert {fault.kind for fault in talk.faults} == {"malformed_request"} and talk.sent[BROKER] == ask * 131
     assert talk.calls == 9
+
+
+@pytest.mark.parametrize("detail", [SUMS, TOPICS, BATCHES])
+def test_records_are_skipped_and_so_are_not_looked_at(detail: int) -> None:
+    """A connection has as many bytes kept and looked at as there are beside the records, of any topic-partition."""
+    batch = write_batch([Record(0, 1, None, bytes(50_000))])
+    topics = [{"name": name, "partitionData": [{"index": 0, "records": batch}]} for name in ("a", "b")]
+    frame = request(PRODUCE, 9, 1, {"acks": 1, "topicData": topics})
+    found = body_reader(PRODUCE, 9, "request", detail)(frame, 12, len(frame))
+    plan = Interest().plan(PRODUCE << 16 | 9)
+    assert looked_bytes(plan, found, len(frame)) == len(frame) - 2 * (len(batch) - 64)
 
 
 def test_a_large_body_is_walked_in_slices_behind_a_request_that_began_alike() -> None:

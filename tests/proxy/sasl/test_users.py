@@ -11,6 +11,17 @@ from kproxy.proxy.sasl.users import UsersError, UsersFile, change, credential, i
 SHA_256, SHA_512 = "SCRAM-SHA-256", "SCRAM-SHA-512"
 
 
+def test_a_file_has_as_many_bytes_as_the_limit_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "users"
+    change(file, "alice", "pass")
+    size = file.stat().st_size
+    monkeypatch.setattr(users, "MAX_FILE_BYTES", size)
+    assert list(users.read(file)) == ["alice"]
+    file.write_text(file.read_text() + "\n")
+    with pytest.raises(UsersError, match=f"users is larger than {size} bytes"):
+        users.read(file)
+
+
 @pytest.mark.parametrize("mechanism", [SHA_256, SHA_512])
 def test_credentials_are_those_of_scram_and_check_passwords(mechanism: str) -> None:
     known = credential(mechanism, "hunter2", 4096, b"salt of twelve")
