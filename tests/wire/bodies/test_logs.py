@@ -10,6 +10,9 @@ from kproxy.protocol import codec
 from kproxy.protocol.records import Record, iterate_headers, write_batch
 from kproxy.wire import bodies
 from kproxy.wire.bodies import BodyWalker, Logs
+from kproxy.wire.interest import Interest
+from kproxy.wire.state import SMALL_BODY
+from tests.wire.playbook import Dialogue, request, sized
 
 IDS = {
     "__consumer_offsets": UUID(int=1 << 100),
@@ -31,8 +34,8 @@ def batches(topic, first):
     return [write_batch([Record(at, 1, key, value), Record(at + 1, 1, key, value)]) for at in (first, first + 2)]
 
 
-def answer(version):
-    """A Fetch answer of all topics, and the batches of logs in it."""
+def answer(version, padding=0):
+    """A Fetch answer of all topics, and the batches of logs in it. padding: bytes of one more record."""
     wanted, topics = [], []
     for topic, identity in IDS.items():
         parts = []
@@ -41,6 +44,9 @@ def answer(version):
             parts.append({"partitionIndex": index, "highWatermark": 9, "records": b"".join(found) + found[0][:40]})
             wanted += [(index, batch) for batch in found if topic in bodies.LOGS]
         topics.append({"topic": topic, "topicId": identity, "partitions": parts})
+    if padding:
+        batch = write_batch([Record(90, 1, None, bytes(padding))])
+        topics.append({"topic": "orders", "topicId": IDS["orders"], "partitions": [{"records": batch}]})
     return codec.encode_response(1, version, {"correlationId": 0}, {"responses": topics}), wanted
 
 
@@ -68,6 +74,15 @@ def test_any_pieces(version, detail):
             pos = end
         walker.finish()
         assert walker.fault is None and logged(walker) == wanted and walker.partitions == list(plain.partitions)
+
+
+@pytest.mark.parametrize("padding", (0, 2 * SMALL_BODY))
+@pytest.mark.parametrize("cuts", ([], [5, 300, 2000]))
+def test_a_session_copies_them_of_small_and_large_answers(padding, cuts):
+    frame, wanted = answer(12, padding)
+    interest = Interest(details=True, detail=bodies.TOPICS, logs=Logs())
+    talk = Dialogue(interest).client(request(1, 12, 0)).broker(sized(frame), cuts)
+    assert logged(talk.exchanges[0].response_body) == wanted and not talk.faults
 
 
 def test_what_is_known_by_its_id_alone_is_looked_at_once():
