@@ -17,9 +17,10 @@ import pytest
 from kproxy.protocol import codec
 from kproxy.protocol.plans import TAGS
 from kproxy.protocol.schema import Field, schema
+from kproxy.proxy.filters.policy import lists
 from tests.proxy.filters.policy.naive_policy import KINDS, OF_CLUSTER, Naive, Rule
 from tests.proxy.filters.policy.policies import Decided
-from tests.wire.playbook import request, sized
+from tests.wire.playbook import request, response, sized
 
 # No name is part of another one, nor of any other text: a name that is found in the bytes is that name.
 NAMES = {
@@ -430,6 +431,30 @@ def _goes_on_behind_the_cursor(talk: Decided, page: dict[str, Any], topic: str) 
     talk.client(request(key, 0, 2, {"topics": [], "responsePartitionLimit": 1, "cursor": page["nextCursor"]}))
     asked = codec.decode_request(talk.requests()[1])[1]["cursor"]
     assert asked == page["nextCursor"] | {"topicName": topic}
+
+
+def came(key, version, body):
+    return memoryview(response(key, version, 1, body))
+
+
+def nothing(*_):
+    return False
+
+
+@pytest.mark.parametrize("edit", [
+    lambda: lists.hide_settings(5, came(19, 5, {"topics": [{"name": "a"}, {"name": "b"}]}), nothing),
+    lambda: lists.filter_list(16, 4, came(16, 4, {"groups": [{"groupId": "a"}, {"groupId": "b"}]}), nothing),
+    lambda: lists.hide_mentioned(
+        69, 1, came(69, 1, {"groups": [{"members": [{"subscribedTopicNames": ["a"], "subscribedTopicRegex": "a"}]}]}),
+        nothing, False,
+    ),
+    lambda: lists.metadata_answer(12, came(3, 12, {"topics": [{"name": "a"}, {"name": "b"}]}), nothing, [("a", 29)]),
+], ids=["settings", "list", "mentioned", "Metadata"])  # fmt: skip
+def test_a_short_answer_is_edited_at_once(edit):
+    """Each further slice has the connection wait for its turn."""
+    with pytest.raises(StopIteration) as done:
+        next(edit())
+    assert done.value.value is not None
 
 
 def test_the_last_sixteen_lists_that_end_at_a_hidden_topic_can_be_paged_on():
