@@ -64,10 +64,25 @@ def test_a_row_says_who_asked_what_and_where_the_time_went():
     connected(metrics).events([slow])
     row = metrics.slow.rows.pop()
     assert row._asdict() == {
-        **{"at_ns": START, "cluster": "demo", "broker": "1", "api": "Produce", "version": 9},
-        **{"client_id": "shop", "client": "10.0.0.7", "correlation_id": 7, "connection": INFO.id, "number": 5},
-        **{"wait_ns": 45 * MS, "broker_ns": 40 * MS, "over_ns": 40 * MS, "queue_ns": 3, "muted_ns": 4},
-        **{"throttle_ms": 70, "request_bytes": 100, "response_bytes": 50, "error_code": 6},
+        "at_ns": START,
+        "cluster": "demo",
+        "broker": "1",
+        "api": "Produce",
+        "version": 9,
+        "client_id": "shop",
+        "client": "10.0.0.7",
+        "correlation_id": 7,
+        "connection": INFO.id,
+        "number": 5,
+        "wait_ns": 45 * MS,
+        "broker_ns": 40 * MS,
+        "over_ns": 40 * MS,
+        "queue_ns": 3,
+        "muted_ns": 4,
+        "throttle_ms": 70,
+        "request_bytes": 100,
+        "response_bytes": 50,
+        "error_code": 6,
     }
     slow.throttle_ms, slow.error_code = NONE, None  # a response that has none
     connected(metrics).events([slow])

@@ -17,7 +17,7 @@ import pytest
 from kproxy.protocol import codec
 from kproxy.protocol.plans import TAGS
 from kproxy.protocol.schema import Field, schema
-from kproxy.proxy.filters.policy import lists
+from kproxy.proxy.filters.policy import lists, members
 from tests.proxy.filters.policy.naive_policy import KINDS, OF_CLUSTER, Naive, Rule
 from tests.proxy.filters.policy.policies import Decided
 from tests.wire.playbook import request, response, sized
@@ -433,6 +433,10 @@ def _goes_on_behind_the_cursor(talk: Decided, page: dict[str, Any], topic: str) 
     assert asked == page["nextCursor"] | {"topicName": topic}
 
 
+SUBSCRIPTION = codec.encode_data("ConsumerProtocolSubscription", 1, {"topics": ["a", "b"]})
+GROUP = {"protocolType": "consumer", "members": [{"memberMetadata": SUBSCRIPTION}]}
+
+
 def came(key, version, body):
     return memoryview(response(key, version, 1, body))
 
@@ -449,7 +453,8 @@ def nothing(*_):
         nothing, False,
     ),
     lambda: lists.metadata_answer(12, came(3, 12, {"topics": [{"name": "a"}, {"name": "b"}]}), nothing, [("a", 29)]),
-], ids=["settings", "list", "mentioned", "Metadata"])  # fmt: skip
+    lambda: members.hide_in_members(5, came(15, 5, {"groups": [GROUP]}), nothing),
+], ids=["settings", "list", "mentioned", "Metadata", "members"])  # fmt: skip
 def test_a_short_answer_is_edited_at_once(edit):
     """Each further slice has the connection wait for its turn."""
     with pytest.raises(StopIteration) as done:

@@ -8,6 +8,7 @@ import pytest
 from kproxy.errors import Malformed
 from kproxy.protocol.apis import FETCH
 from kproxy.proxy.filters.policy.resources import quick_reader, reader, sliced_reader
+from tests.wire.playbook import request
 
 VERSION = 17
 PUBLIC, SECRET = UUID(int=1), UUID(int=2)
@@ -38,6 +39,17 @@ def in_slices(frame: bytes) -> list[UUID]:
             next(slices)
         except StopIteration as end:
             return end.value.topic_id
+
+
+@pytest.mark.parametrize("key, version, body, kind", [
+    (10, 6, {"keyType": 2, "coordinatorKeys": ["g:t:0"]}, "group"),
+    (32, 4, {"resources": [{"resourceType": 2, "resourceName": "g"}]}, "topic"),
+])  # fmt: skip
+def test_a_short_request_is_read_at_once(key, version, body, kind):
+    frame = request(key, version, 1, body)
+    with pytest.raises(StopIteration) as done:
+        next(sliced_reader(key, version)(frame, 12, len(frame)))
+    assert getattr(done.value.value, kind) == ["g"]
 
 
 READERS = {
