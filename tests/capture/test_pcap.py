@@ -267,6 +267,13 @@ def test_a_file_cut_anywhere_gives_the_records_before_the_cut(tmp_path_factory, 
     assert bool(quality.count("cut_file")) == (upto not in whole)
 
 
+def test_a_last_packet_of_which_no_byte_was_captured_is_a_record(tmp_path):
+    data = packet.pcap(PACKETS) + pack("<IIII", 1_700_000_100, 0, 0, 60)
+    quality, records = read(written(tmp_path, data))
+    assert [record[2:4] for record in records[19:]] == [(PACKETS[-1][1], len(PACKETS[-1][1])), (b"", 60)]
+    assert not list(quality)
+
+
 def test_a_record_header_that_makes_no_sense_costs_no_more_than_itself(tmp_path):
     data = bytearray(packet.pcap(PACKETS))
     at = 24 + sum(16 + len(packet_data) for _, packet_data in PACKETS[:7])

@@ -58,6 +58,18 @@ def segmented(draw):
     return stream, draw(st.permutations(segments))
 
 
+@pytest.mark.parametrize("window", [b"abc", b"abc" + bytes(1000), bytearray(b"abc"), bytearray(b"abc") + bytes(9)])
+def test_what_waits_for_the_next_window_holds_neither_the_memory_nor_the_bytes_of_its_own(window):
+    talk, ears = conversation()
+    talk.segment(0, 2, 1, ACK, BIG, memoryview(window)[:3], 3, 1)
+    talk.keep()
+    assert [len(piece[3].obj) for piece in talk.halves[0].pieces] == [3]
+    if isinstance(window, bytearray):
+        window[:3] = b"xyz"  # the next window
+    talk.segment(0, 1, 1, ACK, BIG, memoryview(b"_"), 1, 2)
+    assert ears.streams[0] == b"_abc"
+
+
 @given(segmented(), st.integers(0, MASK))
 @settings(max_examples=300, deadline=None)
 def test_any_chopping_order_overlap_and_repetition_gives_the_stream(case, isn):
