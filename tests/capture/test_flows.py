@@ -657,6 +657,22 @@ def test_the_mtu_that_a_router_names_is_the_connections(tmp_path):
     assert Wire().shake().ask(1).seen(tmp_path).flows[0].columns()["path_mtu"] is None
 
 
+def test_segments_sent_again_are_those_of_the_exchange_that_was_under_way(tmp_path):
+    wire = Wire().shake().ask(1)
+    for number, times in ((2, 1), (3, 0), (4, 2)):
+        for _ in range(times):
+            wire.send(0, request(number))
+            wire.next[0] -= len(request(number))
+        wire.ask(number)
+    wire.send(0, request(5))
+    wire.next[0] -= len(request(5))
+    wire.send(0, request(5))  # and no answer
+    seen = wire.seen(tmp_path)
+    (flow,) = seen.flows
+    assert [flow.sent_again(exchange) for _, exchange in seen.exchanges] == [0, 1, 0, 2, 1]
+    assert flow.total("retransmissions") == 4
+
+
 @pytest.mark.parametrize("end", ("acknowledged", "reset", "the capture's"))
 def test_an_answer_that_arrives_late_is_told_with_how_long_it_took(tmp_path, end):
     """Sent three times more; a packet captured twice, and what had been acknowledged, are not sent again late."""
