@@ -120,6 +120,13 @@ def _has_code(fields: Any, version: int) -> bool:
     return any(field.name == "errorCode" and version in field.versions for field in fields)
 
 
+def test_a_short_refusal_is_made_at_once_and_a_long_one_in_slices():
+    for count, slices in ((2, 0), (62, 0), (63, 1), (126, 1), (127, 2)):
+        names = [f"g-{number}" for number in range(count)]
+        made = refusal(42, 2, 1, {"groupsNames": names}, {("group", name): 30 for name in names}, "no")
+        assert sum(1 for _ in made) == slices  # the answer itself is a struct too
+
+
 def test_messages_say_why():
     body = {"topics": [{"name": "t", "numPartitions": 1, "replicationFactor": 1}]}
     frame, _ = codec.at_once(refusal(19, 7, 1, body, {("topic", "t"): 29}, "rule 3 denies it")) or (b"", ())
