@@ -116,6 +116,19 @@ class Consumer:
         self.ask(OFFSET_COMMIT, version, body, answer)
 
 
+def test_lags_of_connections_that_turn_out_to_be_of_other_clusters_are_forgotten():
+    cluster = Cluster()
+    cluster.metrics.restart_lags("default")
+    assert cluster.metrics.cluster("default").lags is None  # nothing is decoded
+    consumer = cluster.consumer()
+    consumer.fetch({("orders", 0): 5}, {("orders", 0): (15, b"")})
+    assert cluster.lags() == {("c", "orders"): (10, None)}
+    cluster.metrics.restart_lags("default")
+    assert cluster.lags() == {}
+    cluster.consumer("d").fetch({("orders", 0): 5}, {("orders", 0): (25, b"")})
+    assert cluster.lags() == {("d", "orders"): (20, None)}
+
+
 @pytest.mark.parametrize("version", [4, 6, 12, 13, 16, 18])
 def test_a_consumer_that_names_everything_each_time(version):
     cluster = Cluster()
