@@ -370,6 +370,20 @@ def test_no_flipped_cut_or_spliced_bytes_break_the_reader(tmp_path, name):
             assert str(tmp_path) in str(fault)
 
 
+def test_zstd_may_look_back_128_mib_and_no_further(tmp_path):
+    """As `zstd --long` writes by default. More would let a small file take as much memory."""
+    plain = packet.pcap(PACKETS)
+    block = (len(plain) << 3 | 1).to_bytes(3, "little") + plain  # the last one, not compressed
+    for exponent in (27, 28):
+        path = written(tmp_path, b"\x28\xb5\x2f\xfd" + bytes((0, (exponent - 10) << 3)) + block)
+        if exponent == 27:
+            quality, records = read(path)
+            assert len(records) == len(PACKETS) and not list(quality)
+        else:
+            with pytest.raises(CaptureError):
+                read(path)
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [
