@@ -117,7 +117,8 @@ def windows_of(
     if head == SECTION:
         return Sections(source, quality, head, secrets).windows()
     if not head:
-        raise CaptureError(source.name, "the file is empty" + (f" ({source.cut})" if source.cut else ""))
+        cause = f"no byte of it can be read: {source.cut}" if source.cut else "the file is empty"
+        raise CaptureError(source.name, cause)
     raise CaptureError(source.name, _what_is(head), 0)
 
 

@@ -196,6 +196,8 @@ class _Unpacked:
                 piece = next(self._pieces, None)
             except (OSError, self._fault) as fault:
                 self.cut = str(fault)
+                if "too much memory" in self.cut:  # of a zstd stream
+                    self.cut += ": unpack it first, with `zstd -d --long=31`"
                 piece = None
             if piece is None:
                 break

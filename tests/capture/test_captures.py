@@ -55,7 +55,7 @@ def test_how_far_it_is_counts_the_bytes_of_files_as_they_lie_there(tmp_path):
     ("content", "words"),
     [
         (b"", "the file is empty"),
-        (b"\x1f\x8b\x08\x00", "the file is empty (the compressed stream ends early)"),
+        (b"\x1f\x8b\x08\x00", "no byte of it can be read: the compressed stream ends early"),
         (capture_of(1)[:23], "a pcap file that ends inside its header: there is nothing to read"),
         (b"snoop\0\0\0", "a snoop file, not read yet: convert it with `editcap -F pcapng`"),
         (bz2.compress(b"", 9), "a bzip2 file, not read: unpack it, or pack it with gzip, zstd or lz4"),
