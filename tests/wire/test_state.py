@@ -29,10 +29,13 @@ from kproxy.wire.session import Session
 from kproxy.wire.state import (
     FRAMES_PER_CALL,
     FRAMES_WHILE_OTHERS_WAIT,
+    NAMED_BYTES,
     WALK_SLICE,
     WALKED_PER_CALL,
+    WIDEST_CHARACTER,
     looked_bytes,
     named_count,
+    said_bytes,
 )
 from tests.wire.playbook import Dialogue, foreign_request, request, response, sized
 from tests.wire.test_authorizer import Scripted
@@ -163,7 +166,9 @@ def test_records_are_skipped_and_so_are_not_looked_at(detail: int) -> None:
     frame = request(PRODUCE, 9, 1, {"acks": 1, "topicData": topics})
     found = body_reader(PRODUCE, 9, "request", detail)(frame, 12, len(frame))
     plan = Interest().plan(PRODUCE << 16 | 9)
-    assert looked_bytes(plan, found, len(frame)) == len(frame) - 2 * (len(batch) - 64)
+    looked = len(frame) - 2 * (len(batch) - 64)
+    assert looked_bytes(plan, found, len(frame)) == looked
+    assert said_bytes(plan, found, len(frame)) == 2 * NAMED_BYTES + WIDEST_CHARACTER * looked
 
 
 def test_a_large_body_is_walked_in_slices_behind_a_request_that_began_alike() -> None:

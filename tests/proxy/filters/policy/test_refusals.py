@@ -9,7 +9,7 @@ import pytest
 
 from kproxy.protocol import codec
 from kproxy.protocol.schema import schema
-from kproxy.proxy.filters.policy.refusals import _INNOCENT, CODES, ITEMS, refusal
+from kproxy.proxy.filters.policy.refusals import _INNOCENT, CODES, ITEMS, freed_in_slices, refusal
 from kproxy.proxy.filters.policy.resources import CLUSTER, KINDS, reader
 from tests.protocol.messages import layouts
 from tests.proxy.filters.policy.policies import random_body
@@ -125,6 +125,12 @@ def test_a_short_refusal_is_made_at_once_and_a_long_one_in_slices():
         names = [f"g-{number}" for number in range(count)]
         made = refusal(42, 2, 1, {"groupsNames": names}, {("group", name): 30 for name in names}, "no")
         assert sum(1 for _ in made) == slices  # the answer itself is a struct too
+
+
+def test_so_many_values_are_freed_in_a_slice():
+    for count, slices in ((1, 0), (1023, 0), (1024, 1), (2047, 1), (2048, 2)):
+        values = [0] * count
+        assert sum(1 for _ in freed_in_slices(values)) == slices and not values
 
 
 def test_messages_say_why():
