@@ -657,6 +657,23 @@ def test_the_mtu_that_a_router_names_is_the_connections(tmp_path):
     assert Wire().shake().ask(1).seen(tmp_path).flows[0].columns()["path_mtu"] is None
 
 
+@pytest.mark.parametrize("settings, at_once", [({}, True), ({"apart": True}, False)])
+def test_faults_are_noted_while_a_connection_is_open_unless_it_may_be_left_to_another_reader(
+    tmp_path, settings, at_once
+):
+    """`kproxy watch` shows them when they come."""
+    path = tmp_path / "wire.pcap"
+    wire = Wire().shake().ask(1).send(0, b"\xff" * 40)
+    path.write_bytes(packet.pcap([(n * 1_000_000, data) for n, data in enumerate(wire.packets)]))
+    quality = Quality()
+    reader = Flows("test", quality, Handlers(lambda _: lambda _: None, lambda *_: None, lambda _: None), **settings)
+    for window in Capture((path,), quality).windows():
+        reader.window(window)
+    assert bool(quality.count("fault")) == at_once
+    reader.finish()
+    assert quality.count("fault") == 1
+
+
 def test_segments_sent_again_are_those_of_the_exchange_that_was_under_way(tmp_path):
     wire = Wire().shake().ask(1)
     for number, times in ((2, 1), (3, 0), (4, 2)):
