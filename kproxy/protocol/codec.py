@@ -33,6 +33,7 @@ Span = tuple[int, int, int]  # (index of the path, or TAG_SIZE; start; end) as o
 TAG_SIZE = -1
 
 _LAST_CLASSIC_API_VERSIONS = 2  # newer ones are flexible
+_HEADER_BYTES = 4  # of ApiVersions responses: the correlation id, in every version
 _CLIENT_ID = "header.clientId"
 _MOST_FLAT_SLICES = 3  # a long token or text ends one slice, and so may a tagged field of a later release after it
 _MISFITS = (AttributeError, TypeError, ValueError, ArithmeticError, struct_error)  # raised for values of a wrong type
@@ -84,6 +85,8 @@ def decode_response(frame: Buffer, api_key: int, api_version: int) -> tuple[Head
 
     Values, faults and format are those of `decode_request`.
     """
+    if api_key == API_VERSIONS and is_unsupported_version(frame, _HEADER_BYTES, len(frame)):
+        api_version = min(api_version, schema().apis[API_VERSIONS].response.versions[-1])
     header_version = api_message(api_key, api_version, "response").header_version(api_version)
     try:
         header, pos = _reader("ResponseHeader", header_version)(frame, 0, len(frame))
@@ -311,13 +314,28 @@ def locate_in_slices(
     return cast(Callable[[Buffer, int, int], Slices[list[Span]]], read)
 
 
+def is_unsupported_version(buffer: Buffer, start: int, end: int) -> bool:
+    """Return whether the ApiVersions response with the body buffer[start:end] is error 35, first in every version."""
+    return end - start >= 2 and int.from_bytes(buffer[start : start + 2], "big") == UNSUPPORTED_VERSION
+
+
+def scan_unknown_api_versions(buffer: Buffer, start: int, end: int) -> tuple[int, int | None, tuple[int, ...], bool]:
+    """Scan the response to an ApiVersions request of a version that the schema lacks, like `response_scan`.
+
+    Only error 35 is read, which says that the broker lacks the version too.
+    """
+    if is_unsupported_version(buffer, start, end):
+        return -1, UNSUPPORTED_VERSION, (UNSUPPORTED_VERSION,), False
+    return -1, None, (), False
+
+
 def api_versions_version(buffer: Buffer, start: int, end: int, version: int) -> int:
     """Return the version of the ApiVersions response with the body buffer[start:end] to a request of `version`.
 
     A broker that does not support that version answers error 35 in version 0 (KIP-511), librdkafka's mock broker in the
     requested version. Like Kafka's client, this tries the requested version first, then version 0.
     """
-    if int.from_bytes(buffer[start : start + 2], "big") != UNSUPPORTED_VERSION:
+    if not is_unsupported_version(buffer, start, end):
         return version
     if version > _LAST_CLASSIC_API_VERSIONS:  # in version 0 the first byte of a count, where it is invalid
         return version if end - start > 2 and buffer[start + 2] else 0

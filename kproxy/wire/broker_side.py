@@ -207,7 +207,7 @@ class BrokerSide(Editing):
                     f"{plan.max_held_bytes} bytes are: ask for less at a time"
                 )
                 self._fatal(BROKER, "held_too_large", text, plan, now)
-        elif plan.scan is not None:
+        elif plan.scan is not None and (plan.known or length <= SMALL_BODY):
             if length > SMALL_BODY:
                 self._broker_walker = BodyWalker(
                     plan.api_key,

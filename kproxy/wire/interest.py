@@ -359,6 +359,8 @@ class Interest:
     def _foreign(self, api_key: int, api_version: int) -> ApiPlan:
         plan = ApiPlan(api_key, api_version, schema.api_name(api_key), False)
         plan.prefix = _client_id_prefix
+        if api_key == API_VERSIONS and not self.rewrite:
+            plan.scan = plan.quick_scan = codec.scan_unknown_api_versions
         if self.rewrite:
             plan.transforms_always = True  # its layout is unknown: the owner may search it for addresses
             if api_key == API_VERSIONS:

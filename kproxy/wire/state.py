@@ -337,7 +337,7 @@ class SessionState(SlowSides):
             if self._mutes is None:
                 self._mutes = Mutes()
             self._mutes.mute(now, exchange.throttle_ms * 1_000_000)
-        if not plan.known:
+        if not plan.known and not exchange.errors:
             exchange.decoded = OPAQUE
         if self._named:
             self._named -= named_count(exchange.request_body)

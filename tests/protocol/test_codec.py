@@ -295,6 +295,15 @@ def test_api_versions_is_answered_in_version_0_when_unsupported() -> None:
         assert spans == [(1, 14, 16), (0, 10, 16)]
 
 
+@pytest.mark.parametrize("layout", [0, 3, 5])
+def test_api_versions_of_error_35_is_read_for_a_version_that_nobody_here_knows(layout: int) -> None:
+    body = {"errorCode": 35, "apiKeys": [{"apiKey": 18, "minVersion": 0, "maxVersion": 4}]}
+    frame = codec.encode_response(18, layout, {"correlationId": 3}, body | ({"throttleTimeMs": 7} if layout else {}))
+    assert codec.decode_response(frame, 18, 99)[1]["apiKeys"] == body["apiKeys"]
+    with pytest.raises(Unsupported, match="version 99 is not known"):
+        codec.decode_response(codec.encode_response(18, layout, {"correlationId": 3}, {"errorCode": 0}), 18, 99)
+
+
 @pytest.mark.parametrize("version", schema().apis[18].response.versions)
 @pytest.mark.parametrize("count", [0, 1, 130])
 def test_api_versions_of_error_35_is_read_in_the_version_asked_for_too(version: int, count: int) -> None:

@@ -304,6 +304,25 @@ def test_a_broker_that_refuses_an_api_versions_answers_in_the_v0_layout() -> Non
         assert not talk.faults
 
 
+@pytest.mark.parametrize("layout", [0, 5])
+@pytest.mark.parametrize("piece", [1, 7, 100_000])
+def test_the_refusal_of_an_api_versions_newer_than_ours_is_read_in_either_layout(layout: int, piece: int) -> None:
+    refusal = response(API_VERSIONS, layout, 1, {"errorCode": 35, "apiKeys": [{"apiKey": 18, "maxVersion": 4}]})
+    accepted = response(API_VERSIONS, layout, 2, {"errorCode": 0})
+    huge = sized((3).to_bytes(4) + (35).to_bytes(2) + b"\1" * 70_000)
+    for talk in (Dialogue(TRANSPARENT), captured()):
+        for number in (1, 2, 3):
+            talk.client(foreign_request(API_VERSIONS, 99, number, b"\0\1c\0junk"))
+        for answer in (refusal, accepted, huge):
+            talk.broker(answer, range(piece, min(len(answer), 500), piece))
+        assert [(exchange.error_code, exchange.errors, exchange.decoded) for exchange in talk.exchanges] == [
+            (35, (35,), "full"),
+            (None, (), OPAQUE),
+            (None, (), OPAQUE),
+        ]
+        assert not talk.faults
+
+
 def test_a_broker_may_refuse_an_api_versions_in_the_version_asked_for() -> None:
     """librdkafka's mock broker does, with a count of another layout: its client reads that much of it."""
     mock = bytes.fromhex("00000011 00000001 0023 01 00120000 00 0200000000")
