@@ -9,6 +9,7 @@ connection.
 """
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -67,6 +68,7 @@ class BrokerPorts:
         self._writing: asyncio.TimerHandle | None = None
         self._file: Path | None = None
         self._kept: Mapping[int, int] | None = None  # ports in the file as last read or written; None: unknown
+        self._untold: set[int] = set()  # ids with a port of the range that no client has been told yet
         self.assignment: PortAssignment | None = None
         entry = cluster.any_brokers
         if entry is not None and cluster.route == "ports":
@@ -113,6 +115,7 @@ class BrokerPorts:
             return
         before = dict(self.assignment.ports)
         self._kept = None
+        self._untold.clear()
         self.assignment.restore(held)
         for node_id in before:
             listener = self.open.get(node_id)
@@ -141,6 +144,7 @@ class BrokerPorts:
         if given is None:
             return
         self._without.pop(node_id, None)
+        self._untold.add(node_id)
         if given.former is not None:
             text = "cluster=%s: port %d of broker %d, which the cluster has not named for %.0f s, is now broker %d's"
             self._limiter.log(
@@ -243,18 +247,42 @@ class BrokerPorts:
             )
             return self._not_bound(node_id, reason)
         try:
-            self.open[node_id] = Listener(
-                self._gate, self._hosts, port_of.bind, self.backlog, self._accepted(node_id), f"{name}/{node_id}"
-            )
+            self.open[node_id] = self._listener(node_id, port_of.bind)
         except OSError as fault:
             why = why_unbound(fault, self._gate, self._hosts, port_of.bind)
-            reason = f"{where}, the port of broker {node_id}, cannot be bound: {why}"
-            return self._not_bound(node_id, reason)
+            if not (fault.errno == errno.EADDRINUSE and node_id in self._untold and self._open_next(node_id, why)):
+                self._untold.discard(node_id)
+                reason = f"{where}, the port of broker {node_id}, cannot be bound: {why}"
+                return self._not_bound(node_id, reason)
+        self._untold.discard(node_id)
         self._unbound.pop(node_id, None)
         self._without.pop(node_id, None)
         self._new.append(node_id)
         self._report_soon()
         return True
+
+    def _listener(self, node_id: int, port: int) -> Listener:
+        name = f"{self._cluster.name}/{node_id}"
+        return Listener(self._gate, self._hosts, port, self.backlog, self._accepted(node_id), name)
+
+    def _open_next(self, node_id: int, why: str) -> bool:
+        """Give a broker whose new port is in use the first free one that opens; returns whether there is one."""
+        assert self.assignment is not None
+        first = self.assignment.ports[node_id]
+        in_use = {first}
+        while self.assignment.move(node_id, in_use):
+            port = self.assignment.ports[node_id]
+            try:
+                self.open[node_id] = self._listener(node_id, port)
+            except OSError:
+                in_use.add(port)
+                continue
+            text = "cluster=%s: broker %d gets port %d of the range, since port %d cannot be bound: %s"
+            self._limiter.log(logging.WARNING, "in_use", text, self._cluster.name, node_id, port, first, why)
+            self._write_soon()
+            return True
+        self.assignment.move(node_id, in_use - {first})
+        return False
 
     def forget(self, known: Collection[int]) -> None:
         """Stop retrying unbound ports of brokers that the cluster no longer names, except declared ones."""

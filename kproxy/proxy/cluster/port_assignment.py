@@ -108,6 +108,15 @@ class PortAssignment:
                 return self._given(node_id, Given(self.ports.pop(former), former, now - since))
         return None
 
+    def move(self, node_id: int, unusable: Collection[int]) -> bool:
+        """Assign an id with a port the first free one that is not unusable. Returns whether there is one."""
+        port = next((port for port in self.range if port not in self._owners and port not in unusable), None)
+        if port is None:
+            return False
+        del self._owners[self.ports[node_id]]
+        self._given(node_id, Given(port))
+        return True
+
     def _given(self, node_id: int, given: Given) -> Given:
         self.ports[node_id] = given.port
         self._owners[given.port] = node_id

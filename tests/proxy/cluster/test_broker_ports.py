@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -350,6 +351,36 @@ def test_without_a_file_an_upgrade_keeps_ports_and_a_restart_gives_them_by_order
         async with settings.process():
             assert await settings.told_and_right() == {3: base, 7: base + 1, LARGE: base + 2}
         assert not settings.ports_file.exists()
+
+    live(test(), TIMEOUT_S)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_new_broker_gets_the_first_port_that_no_other_program_holds(tmp_path, workers):
+    async def test():
+        nodes = Nodes(7)
+        settings = Settings(tmp_path, nodes, workers=workers)
+        base = settings.base
+        with socket.socket() as one, socket.socket() as two:
+            for held, port in ((one, base + 1), (two, base + 3)):
+                held.bind((HOST, port))
+                held.listen()
+            async with settings.process() as kproxy:
+                nodes.add(LARGE)
+                assert await settings.told_and_right() == {7: base, LARGE: base + 2}
+                text = f"broker {LARGE} gets port {base + 2} of the range, since port {base + 1} cannot be bound: another"
+                await kproxy.says(text)
+                assert (await kproxy.get("/ready"))[0] == 200
+                nodes.add(LARGE + 1)  # the two free ports are in use
+                assert (await settings.told())[LARGE + 1] == base + 1
+
+                async def is_refused() -> bool:
+                    code, text = await kproxy.get("/ready")
+                    return code != 200 and f"the port of broker {LARGE + 1}, cannot be bound: another program" in text
+
+                await until(is_refused)
+        async with settings.process():  # the ports are free now, and what clients know stays
+            assert await settings.told_and_right() == {7: base, LARGE: base + 2, LARGE + 1: base + 1}
 
     live(test(), TIMEOUT_S)
 
