@@ -98,7 +98,7 @@ class Sections:
             records: list[Record] = []
             while True:
                 if damaged_from != NONE:
-                    position, found = self._next_sound(data, position)
+                    position, found = self._next_sound(data, position, not more)
                     if not found:
                         break
                     self._quality.note("damaged", self._last_ns, size=offset + position - damaged_from)
@@ -232,15 +232,18 @@ class Sections:
             position += 4 + (length + 3 & ~3)
         return options
 
-    def _next_sound(self, data: bytes, position: int) -> tuple[int, bool]:
-        """The next place with a block of a known type whose length is repeated at its end."""
+    def _next_sound(self, data: bytes, position: int, final: bool) -> tuple[int, bool]:
+        """The next place with a block of a known type whose length is repeated at its end.
+
+        final: the file ends with the data, so what would reach beyond them is no block.
+        """
         for start in heads.places(
             data, position, len(data) - 11, step=4, order=self._order, length_at=4, least=LEAST_BLOCK, most=1 << 24
         ):
             kind, length = self._block.unpack_from(data, start)
             if kind in KNOWN and not length & 3:
                 if start + length > len(data):
-                    if length <= 1 << 18:
+                    if length <= 1 << 18 and not final:
                         return start, False  # more of the file decides
                 elif self._word.unpack_from(data, start + length - 4)[0] == length:
                     return start, True

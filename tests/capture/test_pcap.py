@@ -353,6 +353,17 @@ def test_a_pcapng_block_that_makes_no_sense_costs_no_more_than_itself(tmp_path):
     assert quality.size("damaged") == len(blocks[9])
 
 
+def test_bytes_of_a_packet_that_look_like_a_block_beyond_the_end_of_the_file_cost_nothing(tmp_path):
+    """An Ethernet address may read as a block of a known type, behind a block that makes no sense."""
+    block_head = (2).to_bytes(4, "little") + (131_328).to_bytes(4, "little")
+    packets = [(time, block_head + data[8:]) for time, data in PACKETS]
+    blocks = [packet.section(), packet.interface()] + [packet.enhanced(data, time // 1000) for time, data in packets]
+    blocks[9] = blocks[9][:8] + (5).to_bytes(4, "little") + blocks[9][12:]  # an interface that was not described
+    quality, records = read(written(tmp_path, b"".join(blocks)))
+    assert [record[2] for record in records] == [data for number, (_, data) in enumerate(packets) if number != 7]
+    assert quality.size("damaged") == len(blocks[9])
+
+
 @pytest.mark.parametrize("name", ("k41_midstream", "k41_ng", "k41_mixedlinks", "k41_gz"))
 def test_no_flipped_cut_or_spliced_bytes_break_the_reader(tmp_path, name):
     dice = random.Random(name)
