@@ -139,7 +139,7 @@ class Dissector:
                 return None
             found = self._network(kind, data, position, end, time_ns, 0)
         except (IndexError, error):
-            found = "malformed"
+            found = "truncated" if self._cut else "malformed"
         if isinstance(found, str):
             flaw, _, name = found.partition(" ")
             if name:

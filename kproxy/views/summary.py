@@ -125,10 +125,13 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
                 "No Kafka in it that can be read: of some connections it has responses of brokers, and no request. "
                 "Capture both directions."
             )
+        if quality.count("truncated") and quality.count("undecided") and not quality.count("not_kafka"):
+            return "No Kafka in it that can be read: its packets were cut by the snap length. Capture again with -s 0."
         if quality.count("not_kafka") or quality.count("undecided"):
             return "No Kafka in it. If there should be, name the brokers' ports with --port."
-        if quality.count("no_data") and quality.count("truncated"):
-            return "No payload in it: its packets were cut after their headers. Capture again with -s 0."
+        if quality.count("truncated"):
+            where = "after" if quality.count("no_data") else "within"
+            return f"No payload in it: its packets were cut {where} their headers. Capture again with -s 0."
         if quality.count("unread") or quality.count("unknown_link"):
             return "No Kafka in it that kproxy can read: see above which headers its packets are under."
         if quality.count("http"):

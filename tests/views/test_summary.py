@@ -14,11 +14,13 @@ from kproxy.cli import cli
 from kproxy.convert.job import Settings, Summary, captures_of
 from kproxy.convert.processes import convert
 from kproxy.errors import CaptureError, KproxyError
+from kproxy.protocol.apis import HEARTBEAT
 from kproxy.views import answers, units
 from kproxy.views.summary import NOTHING_READ, show, verdict
 from tests import captures
 from tests.capture import packet
 from tests.capture.test_flows import Wire
+from tests.wire.playbook import request, response
 
 
 def quality(*kinds):
@@ -213,6 +215,20 @@ def test_no_option_is_advised_that_would_not_change_the_result(tmp_path, name, w
     if "--port" in advice:
         followed = wire.seen(tmp_path, ports=(9092,)).quality
         assert verdict(followed) != advice and followed.count("kafka") == 1
+
+
+@pytest.mark.parametrize("kept", (16, 34, 50, 54, 58, 67))
+def test_a_capture_cut_before_its_requests_can_be_recognised_is_to_be_made_again(tmp_path, kept):
+    """Whatever bytes are left of each packet, no port of Kafka makes requests of them."""
+    wire = Wire().shake()
+    for number in range(9):
+        wire.send(0, request(HEARTBEAT, 4, number)).send(1, response(HEARTBEAT, 4, number))
+    path = tmp_path / "short.pcap"
+    cut = [(number * 10**6, data[:kept], len(data)) for number, data in enumerate(wire.packets)]
+    path.write_bytes(packet.pcap(cut, snap=kept))
+    result, lines = converted(tmp_path, path)
+    assert result.exit_code == 1 and any("Capture again with -s 0" in line for line in lines)
+    assert not any("--port" in line or "right interface" in line or "makes no sense" in line for line in lines)
 
 
 @pytest.mark.parametrize("opens", (True, False))
