@@ -88,7 +88,7 @@ def decode(
         _zookeeper(given, file, response, sized, as_json, how)
         return
 
-    from kproxy.errors import Malformed
+    from kproxy.errors import Malformed, ProtocolError
     from kproxy.protocol import decode as decoding
 
     if jsonl:
@@ -140,7 +140,12 @@ def decode(
     elif records:
         view.show_records(frame, records=records_shown)
     else:
-        for one in decoding.decoded(frame, sized=sized, response_to=response, data_name=data):
+        try:
+            messages = decoding.decoded(frame, sized=sized, response_to=response, data_name=data)
+        except ProtocolError:
+            _no_other_protocol(frame)
+            raise
+        for one in messages:
             if as_json:
                 click.echo(json.dumps(decoding.as_json(one, show_secrets=show_secrets), indent=2))
             else:
@@ -157,6 +162,17 @@ def _no_frames(name: str, content: "Buffer") -> None:
         raise click.UsageError(
             f"{name} is compressed: decompress it, or if it is a capture: kproxy convert {name} --out tables"
         )
+
+
+def _no_other_protocol(frame: "Buffer") -> None:
+    """Raises Malformed for bytes that begin as another protocol does."""
+    from kproxy.errors import Malformed
+    from kproxy.wire.frames import sniff
+
+    other = {"tls": "TLS does", "http": "HTTP does", "proxy_protocol": "a PROXY header does"}
+    name = other.get(sniff(bytes(frame[:8]))[0])
+    if name is not None:
+        raise Malformed(f"no frame of Kafka: the bytes begin as {name}")
 
 
 def _zookeeper(

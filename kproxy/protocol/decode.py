@@ -164,7 +164,8 @@ def _misfit(given: Buffer) -> str | None:
     while True:
         of_sized = _looks_like_request(given[pos + 4 :])
         size, here = int.from_bytes(given[pos : pos + 4], "big", signed=True), len(given) - pos - 4
-        if not of_sized or size < 0 or (number == 1 and of_sized < _looks_like_request(given)):
+        is_bare = number == 1 and (of_sized < _looks_like_request(given) or (of_sized == 1 and _may_be_api(size)))
+        if not of_sized or size < 0 or is_bare:
             whole = f"{number - 1} whole request{'s' * (number > 2)}"
             behind = f"too long: what follows {whole}, {count_bytes(here + 4)}, is no request with its size"
             return None if number == 1 else behind
@@ -186,6 +187,11 @@ def _misfit(given: Buffer) -> str | None:
         f"{where}{'cut short' if size > here else 'too long'}: the size says {count_bytes(size)}, {here:,} "
         f"follow{'s' * (here == 1)} it: {api_name(key)} request v{version}{with_id}"
     )
+
+
+def _may_be_api(size: int) -> bool:
+    """Return whether a size reads as the API key and the small version of a request without one."""
+    return size >> 16 > 0 and size & 0xFFFF < 256
 
 
 def _looks_like_request(frame: Buffer) -> int:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kproxy.cli import cli
-from kproxy.errors import Malformed, Unsupported
+from kproxy.errors import Malformed, ProtocolError, Unsupported
 from kproxy.protocol import decode
 from kproxy.protocol.codec import encode_request
 from kproxy.protocol.records import Record, write_batch
@@ -276,6 +276,15 @@ def test_digits_may_be_more_than_the_name_of_a_file_can_have():
         run("--zookeeper", "00" * 3000)
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("160301006e0100006a0303", "TLS"), ("15030300020228", "TLS"), (b"GET / HTTP/1.1".hex(), "HTTP")],
+)
+def test_bytes_of_another_protocol_are_told_as_such(given, name):
+    with pytest.raises(Malformed, match=f"^no frame of Kafka: the bytes begin as {name} does$"):
+        run(given)
+
+
 @pytest.mark.parametrize("here", [12, 15, 24])
 def test_a_request_that_is_cut_is_told_with_what_is_here(here):
     whole = bytes.fromhex("00000019000300020000000500036170700000000100066f7264657273")
@@ -295,9 +304,13 @@ def test_a_request_that_is_cut_is_told_with_what_is_here(here):
         ("{0}{0:.40}", "request 2: cut short: the size says 25 bytes, 16 follow it: Metadata request v2"),
         ("{0}{0}0000", "too long: what follows 2 whole requests, 2 bytes, is no request with its size"),
         ("{1:.36}", "as a request: MetadataRequest v2: cut short"),  # 0x00030002 is no size of it
+        ("{1:.16}", "as a request: RequestHeader v1: cut short"),
+        ("0003006300000005ffff00", "as a request: Metadata version 99 is not known"),
+        ("27170000000000050003617070", "as a request: API key 10007 is not known"),
+        ("7fffffff{1:.16}", "cut short: the size says 2,147,483,647 bytes, 8 follow it: Metadata request v2"),
     ],
 )
 def test_requests_that_do_not_have_the_size_that_they_say_are_named(given, said):
     whole = "00000019000300020000000500036170700000000100066f7264657273"
-    with pytest.raises(Malformed, match=f"^{said}"):
+    with pytest.raises(ProtocolError, match=f"^{said}"):
         decode.decoded(bytes.fromhex(given.format(whole, whole[8:])))

@@ -368,7 +368,9 @@ def test_a_new_broker_gets_the_first_port_that_no_other_program_holds(tmp_path, 
             async with settings.process() as kproxy:
                 nodes.add(LARGE)
                 assert await settings.told_and_right() == {7: base, LARGE: base + 2}
-                text = f"broker {LARGE} gets port {base + 2} of the range, since port {base + 1} cannot be bound: another"
+                text = (
+                    f"broker {LARGE} gets port {base + 2} of the range, since port {base + 1} cannot be bound: another"
+                )
                 await kproxy.says(text)
                 assert (await kproxy.get("/ready"))[0] == 200
                 nodes.add(LARGE + 1)  # the two free ports are in use
