@@ -120,9 +120,12 @@ class Flow:
     def failed_connect(self, close: str) -> str | None:
         """How the connect of a flow that ends by `close` failed, as one of UNCONNECTED; None: it did not.
 
-        One SYN at the end of a capture may be answered behind it, so UNANSWERED is one that was sent again.
+        One SYN at the end of a capture may be answered behind it, so UNANSWERED is one that was sent again. So is a
+        SYN-ACK that was sent again and that the client never acknowledged: it did not arrive.
         """
         if self.syn_ns < 0 or self.talk.halves[1 - self.client].seen:
+            if self.syn_ns >= 0 and self.total("retransmissions") and self.reset_by != self.client:
+                return UNANSWERED
             return CLOSED_AT_ONCE if self._is_closed_at_once(close) else None
         if close == "reset":
             return REFUSED if self.reset_by != self.client else None

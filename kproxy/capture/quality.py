@@ -92,7 +92,8 @@ KINDS = {
     "is reached, or a load balancer has no server behind it",
     "connect_undelivered": "connects that ICMP answered: a router, a firewall or the host reports that they cannot be "
     "delivered",
-    "connect_unanswered": "connects that nobody answered: the host is down, unknown or behind a firewall",
+    "connect_unanswered": "connects that nobody answered, or whose answer the client never got: the host is down, "
+    "unknown or behind a firewall, or packets come back another way",
     "raw_sasl": "SASL tokens without a Kafka header, which give no exchanges",
     "after_reset": "segments captured behind the reset of their connection; what they carry is in no table",
     "other_ports": "segments of ports that were not asked for",

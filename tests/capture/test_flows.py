@@ -526,12 +526,20 @@ def test_connects_that_fail_are_told_and_none_that_work(tmp_path):
         (8, "A"),  # its beginning
         (9, "SSS sA"),  # answered late
         (10, "S R"),  # the client gave up
+        (11, "S s s s"),  # the answer never arrives
+        (12, "S s S s"),  # nor here, where both ends say it again
+        (13, "S s S s r"),  # until the server gives up, late
+        (14, "S s s A"),  # it arrives late
+        (15, "S s"),  # the capture's end
+        (16, "S s S R"),  # the client knows nothing of it
     ):
         wire = Wire(client=(packet.CLIENT[0], 50000 + port))
         for letter in said.replace(" ", ""):
             flags = {"S": SYN, "A": ACK, "F": FIN | ACK, "R": RST}[letter.upper()] | (ACK if letter in "sr" else 0)
             if letter == "S":
                 wire.next[0] = 1000
+            if letter == "s":
+                wire.next[1] = 5000
             wire.send(int(letter.islower()), flags=flags)
         packets += wire.packets
     wire = Wire().shake().ask(1)
@@ -539,10 +547,11 @@ def test_connects_that_fail_are_told_and_none_that_work(tmp_path):
     seen = wire.seen(tmp_path)
     assert {(flow.ends[0][1] - 50000, flow.close) for flow in seen.unconnected} == {
         *((1, "refused"), (2, "unanswered"), (3, "refused")),
+        *((number, "unanswered") for number in (11, 12, 13)),
     }
     assert len(seen.flows) == 1
     kinds = seen.kinds()
-    assert (kinds["connect_refused"], kinds["connect_unanswered"], kinds["no_data"]) == (2, 1, 6)
+    assert (kinds["connect_refused"], kinds["connect_unanswered"], kinds["no_data"]) == (2, 4, 9)
     (row,) = (row for row in seen.quality if row.kind == "connect_refused")
     assert row.sentence.endswith("(10.0.0.2:9092 ×2)")
 
