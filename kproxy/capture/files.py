@@ -8,6 +8,7 @@ Refuses to know what the bytes mean.
 
 import io
 import os
+import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -41,9 +42,18 @@ class _Counted(io.RawIOBase):
         else:
             data = self._read(size)
             while not data and self._waiting is not None and self._waiting():
+                if self._is_shorter():
+                    raise OSError("another program has cut the file while it was followed")
                 data = self._read(size)
         self.consumed += len(data)
         return data
+
+    def _is_shorter(self) -> bool:
+        """Whether a file, rather than a pipe or a device, ends before what was read of it."""
+        if not isinstance(self._file, io.FileIO):
+            return False
+        status = os.fstat(self._file.fileno())
+        return stat.S_ISREG(status.st_mode) and status.st_size < self.consumed
 
     def mapped(self) -> mmap | None:
         if self._waiting is not None or not isinstance(self._file, io.FileIO):

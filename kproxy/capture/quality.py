@@ -42,7 +42,7 @@ FEW_PACKETS = 3  # packets that may well have one time
 KINDS = {
     "packets": "packet records read",
     "kafka": "connections whose bytes are Kafka's",
-    "cut_file": "files that end inside a record: the capture was stopped or copied while it was being written",
+    "cut_file": "files that end inside a record: the capture was stopped, or copied or cut while it was being written",
     "damaged": "places where a record's header made no sense; reading went on at the next record that did",
     "clock_back": "packets stamped earlier than the one before them; times count from the latest",
     "clock_step": "times that the capturing machine's clock was set: times behind are those of the clock as it was "

@@ -245,6 +245,24 @@ def test_a_file_that_grows_is_followed_until_interrupted(tmp_path, ending):
     assert len(rows(out, "exchanges", "growing.pcap")) == len(captures.expected("k41_BASE"))
 
 
+def test_a_file_that_is_written_anew_while_it_is_followed_ends_and_is_not_complete(tmp_path):
+    """As a rotation in place does: what comes after it is at other positions, and was waited for in silence."""
+    path = tmp_path / "growing.pcap"
+    whole = captures.capture("k41_BASE").read_bytes()
+    path.write_bytes(whole)
+    process = subprocess.Popen(
+        [*KPROXY, "convert", path, "--out", tmp_path / "out", "--follow"], stdout=subprocess.PIPE
+    )
+    read = Path(f"/proc/{process.pid}/fdinfo")
+    deadline = time.monotonic() + 60
+    while not any(at_end(info, len(whole)) for info in read.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    path.write_bytes(whole[:100_000])
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and b"Not complete: the file is cut" in output
+    assert len(rows(tmp_path / "out", "exchanges", "growing.pcap")) == len(captures.expected("k41_BASE"))
+
+
 def at_end(info, size):
     """Whether the process stands at that position of the file."""
     try:
