@@ -223,7 +223,7 @@ def lines(columns: Sequence[_Column], width: int | None) -> Iterator[str]:
         for column in kept:
             if column.left:
                 widest = WIDEST_ID if column.title in _IDS else WIDEST_WORD
-                column.cells = [_cropped(cell, widest) for cell in column.cells]
+                column.cells = [cropped(cell, widest) for cell in column.cells]
         broken = not fits(kept, False)
     while len(kept) > 1 and not fits(kept, broken):
         left_out.insert(0, kept.pop().title)
@@ -275,7 +275,7 @@ def _without_date(columns: Sequence[_Column]) -> str:
     return dates.pop()
 
 
-def _cropped(cell: str, widest: int) -> str:
+def cropped(cell: str, widest: int) -> str:
     """Cut the middle of a text: names differ at their ends as often as at their beginnings."""
     if cell_len(cell) <= widest:
         return cell

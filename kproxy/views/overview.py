@@ -114,7 +114,8 @@ def brief(found: Mapping[str, tuple[Rows, int]]) -> list[str]:
         if not rows[name]:
             return []
         more = " and more" if len(found[name][0]) > found[name][1] else ""
-        return [f"{title:10}{printable(join.join(map(text, rows[name])))}{more}"]
+        told = (answers.cropped(text(row), _WIDEST) for row in rows[name])
+        return [f"{title:10}{printable(join.join(told))}{more}"]
 
     return [
         _span(span),
@@ -132,6 +133,7 @@ def brief(found: Mapping[str, tuple[Rows, int]]) -> list[str]:
     ]
 
 
+_WIDEST = 120  # cells of one client, topic or group: a client id may have 32 kB
 _NO_TIME = "1970-01-01 00:00:00.000"  # the time of packets without time stamps
 
 
@@ -175,7 +177,8 @@ def _leader(row: Mapping[str, Any]) -> str:
 
 def _slowest(row: Mapping[str, Any]) -> str:
     more = f" (the longest of {row['exchanges']:,})" if row["exchanges"] > 1 else ""
-    return f"{units.duration(row['total_ns'])}, {row['api']} of {row['client']}{more}: {row['explanation']}"
+    client = answers.cropped(str(row["client"]), _WIDEST)
+    return f"{units.duration(row['total_ns'])}, {row['api']} of {client}{more}: {row['explanation']}"
 
 
 def _apis(rows: Rows) -> list[str]:

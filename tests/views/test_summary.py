@@ -231,6 +231,20 @@ def test_a_capture_cut_before_its_requests_can_be_recognised_is_to_be_made_again
     assert not any("--port" in line or "right interface" in line or "makes no sense" in line for line in lines)
 
 
+def test_a_client_id_as_long_as_a_broker_takes_floods_no_screen(tmp_path):
+    wire = Wire().shake()
+    name = b"begins-" + b"x" * 32_000 + b"-ends"
+    for number in range(3):
+        ask = request(HEARTBEAT, 0, number)[4:]
+        ask = ask[:8] + len(name).to_bytes(2) + name + ask[10 + int.from_bytes(ask[8:10]) :]
+        wire.send(0, len(ask).to_bytes(4) + ask).send(1, response(HEARTBEAT, 0, number))
+    path = tmp_path / "long.pcap"
+    path.write_bytes(packet.pcap([(number * 10**9, data) for number, data in enumerate(wire.packets)]))
+    result, lines = converted(tmp_path, path)
+    assert result.exit_code == 0 and any("begins-xxx" in line and "xxx-ends" in line for line in lines)
+    assert max(map(len, lines)) < 500
+
+
 @pytest.mark.parametrize("opens", (True, False))
 def test_another_protocol_that_counts_as_kafka_by_its_port_is_told(tmp_path, opens):
     """Whoever was advised to name the port hears what came of it, and not to name it again."""
