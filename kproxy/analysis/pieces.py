@@ -235,6 +235,7 @@ def without_brokers(rows: str) -> str:
 # Requests that wait for data or for other members: if their connection ends meanwhile, nobody may miss the answer.
 LONG_POLLS = ("Fetch", "ShareFetch", "JoinGroup", "SyncGroup")
 _WENT_ON_US = 1_000_000  # a client with a request this long after a connection's end has not ended with it
+_TRIED_AGAIN_NS = 10_000_000_000  # clients wait for reconnect.backoff.max.ms at most, 1 s by default
 OVERDUE_NS = 5_000_000_000  # beyond the max_wait_ms of a Fetch; the wait for a group's members has no known limit
 _GAVE_UP_NS = 1_000_000_000
 _CLOSES_US = 3_000_000  # a consumer that leaves its group closes its connections this soon
@@ -243,13 +244,15 @@ _CLOSES_US = 3_000_000  # a consumer that leaves its group closes its connection
 def missed_answers() -> dict[str, str]:
     """Steps of a question over `exchanges` and `connections`: `missed`, requests whose client missed the answer.
 
-    They were not answered when their connection ended, and their client went on afterwards or had waited. The last
+    They were not answered when their connection ended, and their client went on afterwards or had waited. It also went
+    on where its host tried to connect to that broker again, in vain, soon after the end. The last
     requests of a client that ends do not count, nor those of a consumer that leaves its group, even if another with its
     client id follows, nor do long polls that end in time. On a connection that was open at
     the capture's end, where `is_open`, they had waited for OVERDUE_NS by then.
     """
     polls = ", ".join(map(literal, LONG_POLLS))
     client, broker = GROUPS["client"], GROUPS["broker"]
+    at = "client_address, broker_address, broker_port"
     return {
         "last_asked": f"""
             select cluster, {client} as client, client_address as host, max(unix_micros(`time`)) as last_us
@@ -267,6 +270,15 @@ def missed_answers() -> dict[str, str]:
             select o.source, o.connection, max(c.end_ns), true
             from connections o join captured c on o.source = c.source where o.close = 'open'
             group by o.source, o.connection""",
+        "in_vain": f"""
+            select {at}, min(start_ns) as first_ns, max(start_ns) as last_ns from connections where {FAILED_CONNECT}
+            group by {at}, floor(start_ns / 1e9)""",
+        "tried_again": f"""
+            select distinct e.source, e.connection, true as has_tried
+            from (select distinct source, connection, end_ns, {at} from connections
+                where close in ('fin', 'reset')) e
+            join in_vain t on {" and ".join(f"e.{each} = t.{each}" for each in at.split(", "))}
+            where t.last_ns >= e.end_ns and t.first_ns - e.end_ns <= {_TRIED_AGAIN_NS}""",
         "left_group": f"""
             select cluster, {client} as client, client_address as host, unix_micros(`time`) as left_us
             from exchanges where api = 'LeaveGroup'""",
@@ -281,11 +293,12 @@ def missed_answers() -> dict[str, str]:
             left join last_asked l on u.cluster is not distinct from l.cluster and u.client = l.client
                 and u.host = l.host
             left join closing c on u.source = c.source and u.connection = c.connection
+            left join tried_again t on u.source = t.source and u.connection = t.connection
             where case when u.api = 'Fetch' or u.api = 'ShareFetch'
                 then n.end_ns - u.request_end_ns >= u.allowed_ns + {OVERDUE_NS}
                 when u.api in ({polls}) then false
                 when n.is_open then n.end_ns - u.request_end_ns >= {OVERDUE_NS}
-                else (c.has_left is null and l.last_us >= n.end_ns / 1e3 + {_WENT_ON_US})
+                else (c.has_left is null and (l.last_us >= n.end_ns / 1e3 + {_WENT_ON_US} or t.has_tried))
                     or n.end_ns - u.request_end_ns >= {_GAVE_UP_NS} end""",
     }
 

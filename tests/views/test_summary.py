@@ -245,6 +245,21 @@ def test_a_client_id_as_long_as_a_broker_takes_floods_no_screen(tmp_path):
     assert max(map(len, lines)) < 500
 
 
+@pytest.mark.parametrize(("tries", "port", "told"), [(3, 9092, "unanswered"), (0, 9092, ""), (3, 9099, "")])
+def test_a_client_whose_host_tries_the_broker_again_in_vain_missed_the_answer(tmp_path, tries, port, told):
+    """As behind a broker that was killed: no request of the client follows, so only its connects show that it waits."""
+    wire = Wire().shake().send(0, request(HEARTBEAT, 4, 1)).send(1, flags=RST | ACK)
+    for number in range(tries):
+        again = Wire(client=(packet.CLIENT[0], 51_000 + number))
+        again.ends = (again.ends[0], (packet.BROKER[0], port))
+        wire.packets += again.send(0, flags=SYN).send(1, flags=RST | ACK).packets
+    path = tmp_path / "killed.pcap"
+    path.write_bytes(packet.pcap([(number * 10**6, data) for number, data in enumerate(wire.packets)]))
+    _, lines = converted(tmp_path, path)
+    (errors,) = (line for line in lines if line.startswith("errors"))
+    assert errors == f"errors    {told or 'no answer, nobody waited for it'} Heartbeat ×1"
+
+
 @pytest.mark.parametrize("opens", (True, False))
 def test_another_protocol_that_counts_as_kafka_by_its_port_is_told(tmp_path, opens):
     """Whoever was advised to name the port hears what came of it, and not to name it again."""
