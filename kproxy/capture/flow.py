@@ -124,7 +124,8 @@ class Flow:
         SYN-ACK that was sent again and that the client never acknowledged: it did not arrive.
         """
         if self.syn_ns < 0 or self.talk.halves[1 - self.client].seen:
-            if self.syn_ns >= 0 and self.total("retransmissions") and self.reset_by != self.client:
+            is_sent_again = self.talk.halves[1 - self.client].retransmissions > 0
+            if self.syn_ns >= 0 and is_sent_again and self.reset_by != self.client:
                 return UNANSWERED
             return CLOSED_AT_ONCE if self._is_closed_at_once(close) else None
         if close == "reset":

@@ -531,6 +531,7 @@ def test_connects_that_fail_are_told_and_none_that_work(tmp_path):
         (13, "S s S s r"),  # until the server gives up, late
         (14, "S s s A"),  # it arrives late
         (15, "S s"),  # the capture's end
+        (17, "S S s"),  # the same
         (16, "S s S R"),  # the client knows nothing of it
     ):
         wire = Wire(client=(packet.CLIENT[0], 50000 + port))
@@ -551,7 +552,7 @@ def test_connects_that_fail_are_told_and_none_that_work(tmp_path):
     }
     assert len(seen.flows) == 1
     kinds = seen.kinds()
-    assert (kinds["connect_refused"], kinds["connect_unanswered"], kinds["no_data"]) == (2, 4, 9)
+    assert (kinds["connect_refused"], kinds["connect_unanswered"], kinds["no_data"]) == (2, 4, 10)
     (row,) = (row for row in seen.quality if row.kind == "connect_refused")
     assert row.sentence.endswith("(10.0.0.2:9092 ×2)")
 
