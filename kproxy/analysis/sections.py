@@ -10,7 +10,7 @@ from typing import Any
 
 from kproxy.analysis import knowledge, parties, timing
 from kproxy.analysis.engine import Frame, ask, first_rows
-from kproxy.analysis.findings.failures import RETRIED
+from kproxy.analysis.findings.given_up import FAILED_MOST, RETRIED_US, attempts
 from kproxy.analysis.pieces import (
     ALL_BYTES,
     CONNECTIONS,
@@ -39,8 +39,6 @@ TABLES = (
     *("exchanges", "partitions", "batches", "connections", "quality", "group_events", "rebalances", "leadership"),
     "registry",
 )
-_FAILED_MOST = 5000  # failed attempts in a partition: each is compared with the partition's other batches
-_RETRIED_US = 120_000_000  # delivery.timeout.ms: a client may send a batch again for so long
 Tables = Mapping[str, Frame]
 
 
@@ -132,9 +130,7 @@ def topics(tables: Tables) -> Frame:
     client may still send again then. Null for a topic with too many failed attempts to look for each, or with batches
     that have no timestamp.
     """
-    keys = ", ".join(KEYS)
     same = " and ".join(f"o.{key} = {{0}}.{key}" for key in KEYS)
-    retried = ", ".join(map(literal, RETRIED))
     is_write = "api = 'Produce' and direction = 'request'"
     of_log = "{0}.cluster is not distinct from {1}.cluster and {0}.client is not distinct from {1}.client"
     of_log += " and {0}.topic = {1}.topic and {0}.`partition` = {1}.`partition`"
@@ -144,67 +140,27 @@ def topics(tables: Tables) -> Frame:
         moved="""
             select * from partitions where api in ('Produce', 'Fetch', 'ShareFetch') or direction = 'request'""",
         ours=without_brokers("moved"),
-        refused=f"""
-            select {keys}, {TOPIC} as of_topic, `partition` as of_partition, true as is_refused,
-                min(case when error in ({retried}) then 1 else 0 end) as is_retried
-            from partitions where api = 'Produce' and direction = 'response' and error_code != 0
-            group by {keys}, {TOPIC}, `partition`""",
-        unanswered=f"""
-            select distinct {", ".join(f"e.{key}" for key in KEYS)},
-                outcome = 'unanswered' and c.close is not null as waits
-            from exchanges e
-            left join connections c on e.source = c.source and e.connection = c.connection and c.close = 'open'
-            where api = 'Produce' and outcome in ('unanswered', 'lost')""",
+        **attempts(),
         told=f"""
             select o.*, coalesce(is_refused, not u.waits, false) as has_failed, coalesce(u.waits, false) as waits
             from ours o
             left join refused r on {same.format("r")} and {is_write} and r.of_topic = {TOPIC}
                 and r.of_partition = o.`partition`
             left join unanswered u on {same.format("u")} and {is_write}""",
-        failed=f"""
-            select {keys}, of_topic as topic, of_partition as `partition`, is_retried from refused
-            union
-            select {", ".join(f"o.{key}" for key in KEYS)}, {TOPIC}, `partition`, 1 from partitions o
-            join unanswered u on {same.format("u")} where {is_write} and not u.waits""",
-        whose=f"""
-            select source, connection, max({GROUPS["client"]}) as client from exchanges where api = 'Produce'
-            group by source, connection""",
-        # Batches of partitions with a failed attempt; mostly there are none.
-        attempts=f"""
-            select b.*, w.client, f.topic is not null as has_failed, f.is_retried,
-                coalesce(u.waits, false) as waits
-            from (select {keys}, cluster, {TOPIC} as topic, `partition`, unix_micros(`time`) as us, base_timestamp,
-                    max_timestamp
-                from batches where {is_write}) b
-            join (select topic as of_topic, `partition` as of_partition from failed
-                group by topic, `partition` having count(*) <= {_FAILED_MOST}) p
-                on b.topic = p.of_topic and b.`partition` = p.of_partition
-            join whose w on b.source = w.source and b.connection = w.connection
-            left join failed f on {same.replace("o.", "b.").format("f")} and b.topic = f.topic
-                and b.`partition` = f.`partition`
-            left join unanswered u on {same.replace("o.", "b.").format("u")}""",
-        written="select * from attempts where not has_failed and not waits",
         ends="select cluster, max(unix_micros(`time`)) as end_us from exchanges group by cluster",
         good="""
             select cluster, client, topic, `partition`, max(us) as good_us from written
             group by cluster, client, topic, `partition`""",
-        # Of one batch and its retries, the first attempt.
-        ended=f"""
-            select a.cluster, a.client, a.topic, a.`partition`, a.base_timestamp, max(w.us) as written_us,
-                max(a.us) as tried_us, min(a.is_retried) as is_retried
-            from attempts a left join written w on {of_log.format("a", "w")} and w.us > a.us
-                and w.base_timestamp <= a.base_timestamp and w.max_timestamp >= a.base_timestamp
-            where a.has_failed group by a.cluster, a.client, a.topic, a.`partition`, a.base_timestamp""",
         lost=f"""
             select a.cluster, a.topic, true as has_failed, case when count(base_timestamp) = count(*) then count_if(
-                    written_us is null and (is_retried = 0 or tried_us < good_us or tried_us < end_us - {_RETRIED_US}))
+                    written_us is null and (is_retried = 0 or tried_us < good_us or tried_us < end_us - {RETRIED_US}))
                 end as lost_batches
             from ended a left join good g on {of_log.format("a", "g")}
             join ends e on a.cluster is not distinct from e.cluster
             group by a.cluster, a.topic""",
         many=f"""
             select distinct topic, true as is_many from (
-                select topic from failed group by topic, `partition` having count(*) > {_FAILED_MOST}) f""",
+                select topic from failed group by topic, `partition` having count(*) > {FAILED_MOST}) f""",
         counted=f"""
             select cluster, {TOPIC} as topic, max(`partition`) + 1 as partitions,
                 sum(case when {is_write} and not has_failed and not waits then bytes end) as written_bytes,

@@ -33,7 +33,8 @@ STANDSTILLS = {
 FELT = (
     *("broker_gone", "broker_standing_still", "coordinator_lost", "offline_partitions", "not_enough_replicas"),
     *("connects_failed", "tls_failed", "unanswered", "client_timeouts", *REFUSED, "reconnect_storm", "late_answers"),
-    *("producers_standing_still", "records_lost", "doubtful_records", "resent_not_idempotent"),
+    *("producers_standing_still", "records_lost", "records_given_up", "doubtful_records"),
+    "resent_not_idempotent",
     *("open_transaction", "stuck_stable_offset", "stopped_fetching", "growing_lag", "rebalance_storm"),
     *("slow_broker", "throttled"),
 )
@@ -42,6 +43,7 @@ CHECKED = {
     "broker_gone": (),
     "broker_standing_still": (),
     "records_lost": ("Produce",),
+    "records_given_up": ("Produce",),
     "producers_standing_still": ("Produce",),
     "resent_not_idempotent": ("Produce",),
     "offline_partitions": ("Metadata",),
@@ -56,6 +58,7 @@ _SIGNS = {
     "broker_gone": ("connects_failed", "unanswered", "client_timeouts", "under_replicated"),
     "broker_standing_still": ("client_timeouts", "unanswered", "late_answers"),
     "producers_standing_still": ("not_enough_replicas", "offline_partitions", "client_timeouts", "unanswered"),
+    "records_given_up": ("unanswered", "client_timeouts", "not_enough_replicas", "doubtful_records", "throttled"),
     "resent_not_idempotent": ("doubtful_records", "client_timeouts", "unanswered"),
     "coordinator_lost": ("broker_gone", "broker_standing_still", "connects_failed", "under_replicated"),
     "growing_lag": ("stopped_fetching", "stuck_stable_offset"),

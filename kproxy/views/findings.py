@@ -61,6 +61,8 @@ def sentence(finding: Finding) -> str:
             f" in {evidence['compared_partitions']} of its {evidence['partitions']} partitions, whose lag was "
         )
         words.append(f"known at both moments; in all {value('last_lag_records', evidence['last_lag_records'])} records")
+    if evidence.get("unsent_ns"):
+        words.append(_unsent(evidence))
     if evidence.get("left_ns"):
         unread = value("end_lag_records", evidence["end_lag_records"])
         left = f"its consumer left at {value('left_ns', evidence['left_ns'])}"
@@ -68,6 +70,16 @@ def sentence(finding: Finding) -> str:
     if evidence.get("no_request_ns"):
         words.append(f"; no request of the group for {value('no_request_ns', evidence['no_request_ns'])}")
     return "".join(words)
+
+
+def _unsent(evidence: Mapping[str, Any]) -> str:
+    """Return what a producer's new epochs tell about records that it never sent."""
+    epochs = evidence["new_epochs"]
+    begun = "a new epoch" if epochs == 1 else f"{epochs:,} new epochs"
+    text = f"; then the producer began {begun}, and {value('unsent_ns', evidence['unsent_ns'])} have no records: "
+    if evidence.get("about_records"):
+        text += f"about {units.number(evidence['about_records'])} at its rate before, if it had as many to send, "
+    return f"{text}{'' if evidence.get('about_records') else 'what it had to send then '}expired in its queue"
 
 
 def where(finding: Finding) -> str:

@@ -234,7 +234,13 @@ def test_an_overview_says_what_was_not_answered_and_how_many_findings_there_are(
     assert told["coordinators"] == []
     out = capsys.readouterr().out
     assert f"What stands out ({told['verdict']['findings']} finding" in out
-    kinds = ["broker_standing_still", "records_lost", "producers_standing_still", "resent_not_idempotent"]
+    kinds = [
+        "broker_standing_still",
+        "records_lost",
+        "records_given_up",
+        "producers_standing_still",
+        "resent_not_idempotent",
+    ]
     assert told["verdict"]["not_found"] == kinds
     assert (
         f"Checked, nothing found: {', '.join(kinds)}. No offset was acknowledged for two different batches, as after a "

@@ -22,6 +22,7 @@ from kproxy.analysis.findings.connects import PROBES as CONNECTS
 from kproxy.analysis.findings.consuming import PROBES as CONSUMING
 from kproxy.analysis.findings.failures import PROBES as FAILURES
 from kproxy.analysis.findings.finding import SEVERITIES, Finding, Moment, Probe, ranked
+from kproxy.analysis.findings.given_up import PROBES as GIVEN_UP
 from kproxy.analysis.findings.groups import PROBES as GROUPS
 from kproxy.analysis.findings.kinds import KINDS, Kind
 from kproxy.analysis.findings.losses import PROBES as LOSSES
@@ -46,6 +47,7 @@ PROBES: tuple[Probe, ...] = (
     *FAILURES,
     *PRODUCING,
     *LOSSES,
+    *GIVEN_UP,
     *STANDSTILLS,
     *CONSUMING,
     *CLIENTS,

@@ -71,6 +71,18 @@ EDGES: tuple[Edge, ...] = (
         ("client",),
         OVERLAPS,
     ),
+    # Producers give up on what is refused, or retried for too long.
+    *_edges(_DOWN, ("records_given_up",), ("broker",), OVERLAPS),
+    *_edges(_DOWN, ("records_given_up",), (), DURING),
+    *_edges(
+        (
+            *("refused_too_large", "refused_authorization", "refused_records", "throttled", "not_enough_replicas"),
+            *("no_leader", "timed_out", "unanswered", "client_timeouts", "fenced"),
+        ),
+        ("records_given_up",),
+        ("client",),
+        OVERLAPS,
+    ),
     # Groups.
     *_edges(("coordinator_lost",), ("rebalance_storm", "straggler", "members_gone"), ("group_id",), BEGINS),
     *_edges(("rebalance_storm",), ("straggler", "members_gone"), ("group_id",), OVERLAPS),

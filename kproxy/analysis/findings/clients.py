@@ -67,7 +67,7 @@ def judge_throttled(row: Throttled, limits: Limits) -> Iterator[Finding]:
     yield found(
         "throttled",
         WARNING if of_time >= limits.throttled_time_share else NOTE,
-        of_time,
+        min(of_time, 1.0) / 4,  # of one client: less than an outage of a broker that has consequences as grave
         row.cluster,
         at(row.client, row.api),
         {"client": row.client, "api": row.api},

@@ -50,6 +50,11 @@ SUMMED = frozenset(
             "rebalances",
             "members",
             "waited_ns",
+            "records",
+            "batches",
+            "new_epochs",
+            "unsent_ns",
+            "about_records",
         ),
         *(*_OUTCOMES, "not_in_log_records"),
     )
@@ -402,6 +407,22 @@ KINDS = {
             ("acks", "min.insync.replicas", "unclean.leader.election.enable"),
             (),
             "offsets of a partition in answers to Produce: the same ones twice, for different batches",
+        ),
+        Kind(
+            "records_given_up",
+            "Records that a producer gave up on",
+            "{records} records failed ({errors}; batches: {batches}) and were never sent again",
+            "They are in no log, unless a request that was not answered was written all the same. The application got "
+            "an error for each, and must have handled it, or the records are lost.",
+            "Mend what held the producer up: this is named as the cause where it is known. delivery.timeout.ms "
+            "(librdkafka: message.timeout.ms) must be longer than an outage lasts, and the buffer large enough for it "
+            "(buffer.memory, queue.buffering.max.kbytes). Have the application look at the result of each send, and "
+            "send these records again if their source still has them.",
+            ("delivery.timeout.ms", "message.timeout.ms", "retries", "buffer.memory"),
+            (),
+            "batches whose last request was refused or not answered, and whose records are in no later request, though "
+            "their producer went on; what expired in the client's queue is not in a capture, except as a time that "
+            "timestamps skip when an idempotent producer begins a new epoch",
         ),
         Kind(
             "doubtful_records",

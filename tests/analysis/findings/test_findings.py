@@ -570,6 +570,53 @@ def test_a_batch_is_lost_that_its_client_does_not_send_again(tmp_path, error, se
     assert row["written_records"] == 3 * (1 + sent_again + goes_on)
 
 
+@pytest.mark.parametrize(
+    ("error", "again", "later", "unsent"),
+    [
+        ("NOT_LEADER_OR_FOLLOWER", None, {"producer_epoch": 3}, (20_000_000_000, 4000)),
+        (None, None, {"producer_epoch": 3}, (20_000_000_000, 4000)),
+        ("NOT_LEADER_OR_FOLLOWER", None, {}, (None, None)),  # an application that had nothing to send
+        ("NOT_LEADER_OR_FOLLOWER", None, {"producer_id": -1}, None),  # of another process, with the same client id
+        ("NOT_LEADER_OR_FOLLOWER", None, None, None),  # it has ended
+        ("NOT_LEADER_OR_FOLLOWER", ("NONE", 0), {}, None),
+        ("NOT_LEADER_OR_FOLLOWER", ("NONE", 1), {"producer_epoch": 1}, None),
+        (None, ("DUPLICATE_SEQUENCE_NUMBER", 0), {}, None),
+        ("INVALID_PRODUCER_EPOCH", None, {"transactional": True}, None),  # aborted with its transaction
+        ("MESSAGE_TOO_LARGE", None, None, (None, None)),
+    ],
+)
+def test_records_that_a_producer_gave_up_on_are_counted(tmp_path, error, again, later, unsent):
+    """Ten batches of 20 records a second; the last is refused, or not answered. What follows it is 20 s younger."""
+    table = made.Made()
+
+    def write(at_s, made_s, sequence, error="NONE", **columns):
+        lost = {} if error else {"outcome": "unanswered", "latency_ns": None}
+        key = table.exchange("app", "Produce", at_s, acks=-1, **lost)
+        table.partition(key, "request", "orders", records=20, bytes=300)
+        if error:
+            code = {"NONE": 0, "DUPLICATE_SEQUENCE_NUMBER": 46}.get(error, 6)
+            table.partition(key, "response", "orders", error_code=code, error=error)
+        at_ms = made.START_NS // made.MS + round(made_s * 1000)
+        columns = {"producer_id": 7, "producer_epoch": 0, "base_sequence": sequence, "transactional": False} | columns
+        times = {"base_timestamp": at_ms, "max_timestamp": at_ms + 50}
+        table.add("batches", **key, direction="request", topic="orders", partition=0, records=20, **times, **columns)
+
+    kind = {"transactional": bool((later or {}).get("transactional"))}
+    for number in range(100):
+        write(number / 10 + 0.06, number / 10, 20 * number, **kind)
+    write(10.06, 10, 2000, error, **kind)
+    if again:
+        write(31, 10, 2000 if again[1] == 0 else 0, again[0], producer_epoch=again[1])
+    if later is not None:
+        write(35, 30.05, 2020, **later)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        given_up = [dict(one.evidence) for one in findings(tables, kinds=["records_given_up"])]
+        (row,) = sections.topics(tables).arrow().to_pylist()
+    told = [(one["records"], one["errors"], one.get("unsent_ns"), one.get("about_records")) for one in given_up]
+    assert told == ([] if unsent is None else [(20, error or "unanswered", *unsent)])
+    assert row["failed_attempts"] == 1 and row["lost_batches"] >= len(told)
+
+
 def test_offsets_tell_which_retries_are_in_the_log_twice(made_up):
     """Refused ones are in no doubt, and what offsets skip is written; it may be others' where others write too."""
     with Tables(made_up) as tables:
