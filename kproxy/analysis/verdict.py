@@ -20,6 +20,7 @@ from kproxy.analysis.pieces import GROUPS, KEYS, LONG_POLLS, literal, missed_ans
 TABLES = tuple(dict.fromkeys(("exchanges", "connections", "partitions", "topology", *OF_LAG)))
 # Kinds of findings, with the evidence that is the duration of a standstill.
 STANDSTILLS = {
+    "all_brokers_silent": "silent_ns",
     "broker_gone": "silent_ns",
     "broker_standing_still": "silent_ns",
     "coordinator_lost": "outage_ns",
@@ -31,7 +32,8 @@ STANDSTILLS = {
 }
 # Kinds that users of the cluster feel; the others are advice.
 FELT = (
-    *("broker_gone", "broker_standing_still", "coordinator_lost", "offline_partitions", "not_enough_replicas"),
+    *("broker_gone", "broker_standing_still", "all_brokers_silent", "coordinator_lost", "offline_partitions"),
+    "not_enough_replicas",
     *("connects_failed", "tls_failed", "unanswered", "client_timeouts", *REFUSED, "reconnect_storm", "late_answers"),
     *("producers_standing_still", "records_lost", "records_given_up", "doubtful_records"),
     "resent_not_idempotent",
@@ -51,12 +53,16 @@ CHECKED = {
     "growing_lag": ("Fetch", "OffsetCommit"),
     "open_transaction": ("AddPartitionsToTxn", "EndTxn"),
 }
-_WHOLE = ("broker_gone", "broker_standing_still")  # outages that were seen: what follows from them is no sign of others
+_WHOLE = (
+    "broker_gone",
+    "broker_standing_still",
+    "all_brokers_silent",
+)  # outages that were seen: what follows from them is no sign of others
 # Other kinds by which such a thing shows itself if the capture begins or ends during it, or which imply it: beside
 # these nobody says that there is none.
 _SIGNS = {
     "broker_gone": ("connects_failed", "unanswered", "client_timeouts", "under_replicated"),
-    "broker_standing_still": ("client_timeouts", "unanswered", "late_answers"),
+    "broker_standing_still": ("all_brokers_silent", "client_timeouts", "unanswered", "late_answers"),
     "producers_standing_still": ("not_enough_replicas", "offline_partitions", "client_timeouts", "unanswered"),
     "records_given_up": ("unanswered", "client_timeouts", "not_enough_replicas", "doubtful_records", "throttled"),
     "resent_not_idempotent": ("doubtful_records", "client_timeouts", "unanswered"),

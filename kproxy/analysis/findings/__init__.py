@@ -30,6 +30,7 @@ from kproxy.analysis.findings.network import PROBES as NETWORK
 from kproxy.analysis.findings.outages import PROBES as OUTAGES
 from kproxy.analysis.findings.producing import PROBES as PRODUCING
 from kproxy.analysis.findings.redundancy import PROBES as REDUNDANCY
+from kproxy.analysis.findings.silences import PROBES as SILENCES
 from kproxy.analysis.findings.standstills import PROBES as STANDSTILLS
 from kproxy.analysis.findings.thresholds import THRESHOLDS, Limits, Threshold, limits
 from kproxy.analysis.findings.transactions import PROBES as TRANSACTIONS
@@ -42,6 +43,7 @@ MAX_ROWS = 1000  # per question, those with the most weight first: bounds the ro
 
 PROBES: tuple[Probe, ...] = (
     *OUTAGES,
+    *SILENCES,
     *REDUNDANCY,
     *CONNECTS,
     *FAILURES,

@@ -41,8 +41,12 @@ def _edges(causes: Iterable[str], consequences: Iterable[str], same: tuple[str, 
     return tuple(Edge(cause, consequence, same, when) for cause in causes for consequence in consequences)
 
 
-_DOWN = ("broker_gone", "broker_standing_still")
+_OF_BROKER = ("broker_gone", "broker_standing_still")
+_DOWN = (*_OF_BROKER, "all_brokers_silent")
 EDGES: tuple[Edge, ...] = (
+    # Brokers that fall silent together.
+    *_edges(("all_brokers_silent",), _OF_BROKER, (), MOSTLY),
+    *_edges(("all_brokers_silent",), ("unanswered", "client_timeouts", "late_answers"), (), OVERLAPS),
     # Consequences of a broker: its partitions, its groups and its requests.
     *_edges(_DOWN, ("coordinator_lost", "under_replicated", "offline_partitions"), ("broker",), OVERLAPS),
     *_edges(_DOWN, ("unanswered", "client_timeouts", "reconnect_storm"), ("broker",), OVERLAPS),

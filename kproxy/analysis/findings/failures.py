@@ -62,8 +62,8 @@ _OWN_EPOCH = (
 )
 _IN_GROUPS = ("fenced",)  # kinds whose errors may name a group instead of a topic
 
-
-_REPLICATED = (
+# APIs whose answers wait until other brokers have a record, or the coordinator's log.
+REPLICATED = (
     *(
         "Produce",
         "OffsetCommit",
@@ -112,7 +112,7 @@ def moments(text: str | None) -> tuple[Moment, ...]:
     for each in (text or "").split(",") if text else ():
         us, name, *numbers = each.split(":")
         counts = dict(zip(_COUNTS, map(int, numbers), strict=True))
-        found.append(Moment(int(us) * 1000, name, counts, name in _REPLICATED))
+        found.append(Moment(int(us) * 1000, name, counts, name in REPLICATED))
     return tuple(sorted(found, key=lambda moment: moment[:2]))
 
 

@@ -104,6 +104,22 @@ KINDS = {
             "slow",
         ),
         Kind(
+            "all_brokers_silent",
+            "All brokers silent at once",
+            "all {brokers} brokers answered nothing for {silent_ns}, though {waiting} requests waited that need no "
+            "other broker; clients sent {sent_meanwhile} requests meanwhile",
+            "Brokers that stop at one moment and continue at one moment do not fail one by one: what they share stood "
+            "still, which is their host, the network to them, or the capture itself.",
+            "Look at the host of the brokers, or of the capture: a pause of the virtual machine (steal time), "
+            "swapping, a full disk queue, CPUs that have no time left; then at the network between. Clients that "
+            "sent nothing meanwhile stood still too, or the capture did.",
+            (),
+            ("all_silent_s", "silent_requests_min", "felt_stood_still_s"),
+            "no answer of any broker, while requests waited at each; at two or more of them requests that wait for no "
+            "other broker",
+            "slow",
+        ),
+        Kind(
             "connects_failed",
             "Connections that could not be made",
             "{failed} of {asked} connects failed: {refused} refused, {unanswered} not answered, {closed_at_once} "

@@ -84,6 +84,13 @@ THRESHOLDS = {
             "answers in 5 s",
             "A broker with few requests is silent without a fault: it must have answered this many just before.",
         ),
+        Threshold(
+            "all_silent_s",
+            1,
+            "s",
+            "A broker answers an empty fetch after fetch.max.wait.ms (500): several brokers that answer nothing for "
+            "twice as long, though requests wait, do not do so by chance.",
+        ),
         Threshold("silent_requests_min", 3, "requests", "One or two requests may be slow by themselves."),
         Threshold(
             "coordinator_outage_s",

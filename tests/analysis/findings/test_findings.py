@@ -440,6 +440,44 @@ def test_a_partition_that_a_group_commits_late_does_not_hide_the_growth_of_the_o
     )
 
 
+@pytest.mark.parametrize(
+    ("silent_s", "alone", "told"),
+    [
+        (0.8, None, {}),
+        (2.1, None, {"all_brokers_silent": 0}),
+        (4, None, {"all_brokers_silent": 3}),  # each broker is silent, too
+        (2.1, 3, {}),  # the others wait for its replica
+        (4, 3, {"broker_standing_still": 0}),
+    ],
+)
+def test_brokers_that_fall_silent_together_are_one_cause(tmp_path, silent_s, alone, told):
+    """Two clients in turn ask each broker every tenth of a second; `alone`: that broker alone stands still."""
+    table = made.Made()
+    for number in range(300):
+        at_s = number / 10
+        ends_s = 10 + silent_s if 10 <= at_s < 10 + silent_s else at_s + 0.01
+        ends_ns = made.START_NS + round(ends_s * 1e9)
+        for broker in (1, 2, 3):
+            api, acks = ("Metadata", None) if alone in (None, broker) else ("Produce", -1)
+            at_ns = made.START_NS + round(at_s * 1e9)
+            times = {
+                "request_end_ns": at_ns,
+                "response_start_ns": ends_ns + broker,
+                "response_end_ns": ends_ns + broker,
+            }
+            client = f"app-{number % 2}"
+            table.exchange(
+                client, api, at_s, broker=broker, acks=acks, in_flight=0, latency_ns=ends_ns - at_ns, **times
+            )
+    kinds = ["all_brokers_silent", "broker_standing_still", "broker_gone", "unanswered"]
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        answer = findings(tables, kinds=kinds)
+    assert {one.kind: len(one.consequences) for one in answer} == told
+    for one in answer:
+        assert abs(dict(one.evidence)["silent_ns"] - silent_s * 1e9) < 2e8
+        assert one.kind != "all_brokers_silent" or sentence(one).startswith("all 3 brokers answered nothing for ")
+
+
 def test_requests_that_are_slow_for_one_cause_are_one_row_of_an_overview(tmp_path):
     """A client that connects anew for each request is muted by three brokers; a broker keeps two clients waiting."""
     table = made.Made()

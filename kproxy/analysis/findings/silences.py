@@ -1,0 +1,109 @@
+"""Findings about times in which no broker of a cluster answered anything, though requests waited at several of them.
+
+What brokers share stood still then: their host, the network, or the capture. Requests that wait for other brokers by
+their nature prove nothing of their own broker: writes with acks=all and what coordinators write wait for a replica,
+and so does what stands behind them on their connection. Refuses to know engines, and how findings look.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.findings.failures import REPLICATED
+from kproxy.analysis.findings.felt import severity
+from kproxy.analysis.findings.finding import Finding, Probe, Tables, found
+from kproxy.analysis.findings.thresholds import Limits
+from kproxy.analysis.pieces import KNOWN_BROKERS, keyed, literal, ns, of_clients
+
+_STEP_NS = 100_000_000  # answers are counted in steps of this: a silence is between two steps
+_ACTIVE_NS = 10_000_000_000  # brokers that answered this long before the silence count as silent ones
+_LATE_NS = 500_000_000  # a request has waited this long, a Fetch beyond its max_wait_ms
+_FETCHES = ("Fetch", "ShareFetch")
+
+
+class Silence(NamedTuple):
+    """A time in which no broker of a cluster answered."""
+
+    cluster: str | None
+    silent_ns: int
+    brokers: int
+    at_brokers: int  # those at which requests waited that wait for nobody else
+    waiting: int  # these requests
+    asked: int  # requests that clients sent meanwhile
+    first_us: int
+    last_us: int
+
+
+def silences(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Silence, the longest first: those of at least two brokers, at each of which requests waited."""
+    least_ns = f"{limits.all_silent_s * 1e9:.0f}"
+    elsewhere = ", ".join(map(literal, REPLICATED))
+    fetches = ", ".join(map(literal, _FETCHES))
+    gap = "g.cluster, g.last_ns, g.until_ns"
+    same = "{0}.cluster is not distinct from {1}.cluster and {0}.last_ns = {1}.last_ns"
+    return ask(
+        {"exchanges": tables["exchanges"]},
+        ("gaps",),
+        known=KNOWN_BROKERS,
+        exchanged=keyed("exchanges"),
+        served=f"""
+            select cluster, cast(floor(response_start_ns / {_STEP_NS}) as bigint) as step,
+                min(response_start_ns) as first_ns, max(response_start_ns) as last_ns
+            from exchanges where response_start_ns is not null
+            group by cluster, cast(floor(response_start_ns / {_STEP_NS}) as bigint)""",
+        turns="select *, lead(first_ns) over (partition by cluster order by step) as until_ns from served",
+        gaps=f"select cluster, last_ns, until_ns from turns where until_ns - last_ns >= {least_ns}",
+        asking=f"""
+            select cluster, broker_key, request_end_ns as asked_ns, coalesce(response_start_ns, request_end_ns
+                    + {_ACTIVE_NS}) as answered_ns,
+                case when (api in ({elsewhere}) and coalesce(acks, -1) = -1) or coalesce(in_flight, 0) > 0 then null
+                    when api in ({fetches}) then request_end_ns + {ns("coalesce(max_wait_ms, 500)")}
+                    else request_end_ns + coalesce(muted_ns, 0) end as due_ns
+            from exchanged where outcome in ('answered', 'unanswered') and {of_clients(False)}""",
+        active=f"""
+            select {gap}, count(distinct a.broker_key) as brokers
+            from gaps g join asking a on g.cluster is not distinct from a.cluster
+                and a.answered_ns between g.last_ns - {_ACTIVE_NS} and g.last_ns
+            group by {gap}""",
+        waits=f"""
+            select {gap}, count(distinct a.broker_key) as at_any, count(a.due_ns) as waiting,
+                count(distinct case when a.due_ns is not null then a.broker_key end) as at_brokers
+            from gaps g join asking a on g.cluster is not distinct from a.cluster and a.answered_ns >= g.until_ns
+                and coalesce(a.due_ns, a.asked_ns) between g.last_ns - {_ACTIVE_NS} and g.until_ns - {_LATE_NS}
+            group by {gap}""",
+        sent=f"""
+            select {gap}, count(a.asked_ns) as asked
+            from gaps g left join asking a on g.cluster is not distinct from a.cluster
+                and a.asked_ns > g.last_ns and a.asked_ns < g.until_ns - {_STEP_NS}
+            group by {gap}""",
+        answer=f"""
+            select g.cluster, g.until_ns - g.last_ns as silent_ns, a.brokers, w.at_brokers, w.waiting, s.asked,
+                cast(floor(g.last_ns / 1e3) as bigint) as first_us, cast(floor(g.until_ns / 1e3) as bigint) as last_us
+            from gaps g join active a on {same.format("g", "a")} join waits w on {same.format("g", "w")}
+            join sent s on {same.format("g", "s")}
+            where a.brokers >= 2 and w.at_any >= a.brokers and w.at_brokers >= 2
+                and w.waiting >= {limits.silent_requests_min}
+            order by silent_ns desc, g.cluster nulls first, g.last_ns""",
+    )
+
+
+def judge_silence(row: Silence, limits: Limits) -> Iterator[Finding]:
+    yield found(
+        "all_brokers_silent",
+        severity(limits, stood_still_ns=row.silent_ns),
+        row.silent_ns / 60e9,
+        row.cluster,
+        f"all {row.brokers} brokers",
+        {},
+        (row.first_us, row.last_us),
+        {
+            "silent_ns": row.silent_ns,
+            "brokers": row.brokers,
+            "at_brokers": row.at_brokers,
+            "waiting": row.waiting,
+            "sent_meanwhile": row.asked,
+        },
+    )
+
+
+PROBES = (Probe(("all_brokers_silent",), ("exchanges",), silences, Silence, judge_silence),)
