@@ -260,7 +260,7 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame, conne
     Null: no such phase was seen; `outage_ns` is null where the group had no coordinator before, or none after.
     `former_broker` sent the last successful response; `coordinator_id` sent the next, or FindCoordinator named it.
     `moved`: the two differ; otherwise the coordinator stayed, and could not serve for a while (as while its log lacks
-    replicas).
+    replicas). `happened`: this in words, with the errors that members got meanwhile.
     """
     served = "('Heartbeat', 'OffsetCommit', 'SyncGroup', 'ConsumerGroupHeartbeat', 'ShareGroupHeartbeat')"
     same_loss = "l.cluster is not distinct from {0}.cluster and l.group_id = {0}.group_id and l.loss = {0}.loss"
@@ -294,6 +294,13 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame, conne
                 min(case when error = '{LOADING}' then at_ns end) as load_ns,
                 max(case when error = '{LOADING}' then at_ns end) as loaded_ns
             from near where separates = 0 group by cluster, group_id, loss""",
+        answers="""
+            select cluster, group_id, loss, error, count(*) as times from near where error is not null
+            group by cluster, group_id, loss, error""",
+        told="""
+            select cluster, group_id, loss,
+                array_join(array_sort(collect_list(concat(error, ' ×', cast(times as string)))), ', ') as errors
+            from answers group by cluster, group_id, loss""",
         framed=f"""
             select l.*, case when a.event = 'good' then a.at_ns end as last_good_ns,
                 case when a.event = 'good' then a.broker end as former_broker,
@@ -349,8 +356,8 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame, conne
                 and b.started_ns <= coalesce(l.next_good_ns, l.over_ns) + {HEARTBEAT_NS}
                 and coalesce(b.protocol, '') = 'classic'
             group by l.cluster, l.group_id, l.loss""",
-        answer=f"""
-            select {_AT.format("coalesce(i.sign_ns, l.began_ns)")} as `time`, l.cluster, l.group_id,
+        phases=f"""
+            select {_AT.format("coalesce(i.sign_ns, l.began_ns)")} as `time`, l.cluster, l.group_id, l.loss,
                 case when l.last_good_ns is not null and coalesce(l.next_good_ns, s.stable_ns) is not null
                     then greatest(l.next_good_ns, s.stable_ns, l.over_ns, f.found_ns) - coalesce(i.sign_ns, l.began_ns)
                     end as outage_ns,
@@ -362,11 +369,23 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame, conne
                     then greatest(0, s.stable_ns - greatest(s.started_ns, l.over_ns, f.found_ns)) end as joining_ns,
                 l.refusals,
                 l.former_broker, l.former_id, coalesce(l.next_id, f.node) as coordinator_id,
-                coalesce(l.former_id != coalesce(l.next_id, f.node), l.former_broker != l.next_broker) as moved
+                coalesce(l.former_id != coalesce(l.next_id, f.node), l.former_broker != l.next_broker) as moved,
+                coalesce(l.next_broker, cast(f.node as string)) is not null as is_back,
+                l.last_good_ns is null as had_none
             from framed l
             left join first_signs i on {same_loss.format("i")}
             left join found f on {same_loss.format("f")}
-            left join settled s on {same_loss.format("s")}
+            left join settled s on {same_loss.format("s")}""",
+        answer=f"""
+            select `time`, l.cluster, l.group_id, outage_ns, silent_ns, searching_ns, loading_ns, joining_ns, refusals,
+                former_broker, former_id, coordinator_id, moved,
+                concat(case when had_none then 'no coordinator served it before'
+                        when moved then 'another broker took over' when not is_back then 'no broker served it again'
+                        when moved is null then 'a broker served it again'
+                        when refusals > 0 then 'the same broker stayed' else 'the same broker came back' end,
+                    case when refusals > 0 then concat('; meanwhile ', t.errors) when had_none then ''
+                        else '; meanwhile no answer' end) as happened
+            from phases l left join told t on {same_loss.format("t")}
             order by outage_ns desc nulls last, `time`, l.cluster nulls first, l.group_id""",
     )
 

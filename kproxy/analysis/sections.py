@@ -224,7 +224,7 @@ def coordinators(tables: Tables) -> Frame:
     answer = knowledge.coordinators(
         *(tables[name] for name in ("group_events", "rebalances", "exchanges", "connections"))
     )
-    chosen = "`time`, cluster, group_id, outage_ns, former_id, coordinator_id"
+    chosen = "`time`, cluster, group_id, outage_ns, former_id, coordinator_id, happened"
     return ask({"answer": answer}, some=f"select {chosen} from answer where outage_ns is not null")
 
 

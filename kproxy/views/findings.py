@@ -53,6 +53,8 @@ def sentence(finding: Finding) -> str:
     if evidence.get("unknown_partitions"):
         of = f"{evidence['unknown_partitions']} of its partitions"
         words.append(f" at least: it is not known of {of}, since {evidence['unknown']}")
+    if evidence.get("happened"):
+        words.append(f"; {evidence['happened']}")
     if evidence.get("last_told_ns"):
         told = value("last_told_ns", evidence["last_told_ns"])
         words.append(f", by the last change reported of them, at {told}: not known afterwards")
@@ -224,6 +226,8 @@ def _together(several: Sequence[Finding]) -> Finding:
         told.pop("asked", None)
     if "outcome" in told:
         told["outcome"] = outcome(told)
+    if len({each.get("happened") for each in numbers}) > 1:
+        told.pop("happened", None)
     return several[0]._replace(evidence=tuple(told.items()))
 
 

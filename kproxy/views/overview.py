@@ -20,7 +20,7 @@ _HEADINGS = {
     "throttles": "Throttled",
     "slowest": "Slowest, expected waits left out",
     "groups": "Groups",
-    "coordinators": "Groups that lost their coordinator",
+    "coordinators": "Groups that no coordinator served for a while",
     "leaders": "Leaders and replicas that changed",
     "zookeeper": "ZooKeeper",
     "quality": "What the captures show",

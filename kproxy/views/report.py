@@ -312,7 +312,7 @@ def _groups(report: Report) -> str:
         drawn.append(_drawn(report, "leader_changes", "Leaders and in-sync replicas", plots.leader_changes))
     heads = {
         "groups": "Groups",
-        "coordinators": "Groups that lost their coordinator",
+        "coordinators": "Groups that no coordinator served for a while",
         "leaders": "Leaders and replicas that changed",
         "zookeeper": "ZooKeeper",
     }

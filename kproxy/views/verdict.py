@@ -32,7 +32,7 @@ _CLAUSES: Mapping[str, Callable[[Finding], str]] = {
     ),
     "broker_standing_still": lambda one: f"{_broker(one)} stood still for {_gone(one)}",
     "all_brokers_silent": lambda one: f"{one.where} answered nothing for {_time(one, 'silent_ns')} at once",
-    "coordinator_lost": lambda one: f"{one.where} stood still for {_time(one, 'outage_ns')} without a coordinator",
+    "coordinator_lost": lambda one: f"{one.where} was not served by its coordinator for {_time(one, 'outage_ns')}",
     "open_transaction": lambda one: (
         f"{one.where.split(', client')[0]} left a transaction open for {_time(one, 'open_ns')}"
     ),

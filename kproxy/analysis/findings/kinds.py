@@ -173,7 +173,7 @@ KINDS = {
         ),
         Kind(
             "coordinator_lost",
-            "A group without its coordinator",
+            "A group that its coordinator did not serve",
             "stood still for {outage_ns}; refused {refusals} times",
             "Without a coordinator members can neither join nor commit. Afterwards they join again, and read "
             "uncommitted records a second time.",

@@ -255,6 +255,7 @@ class Orphaned(NamedTuple):
     coordinator_id: int | None
     moved: bool | None
     is_back: bool  # else the outage lasts until the group's last request
+    happened: str
     first_us: int
     last_us: int
 
@@ -283,7 +284,7 @@ def orphaned(tables: Tables, limits: Limits) -> Frame:
         outages="select *, coalesce(outage_ns, open_ns) as lasted_ns from lasted",
         answer=f"""
             select cluster, group_id, lasted_ns as outage_ns, joining_ns, refusals, former_broker as broker,
-                former_id as broker_id, coordinator_id, moved, open_ns is null as is_back,
+                former_id as broker_id, coordinator_id, moved, open_ns is null as is_back, happened,
                 unix_micros(`time`) as first_us, cast(unix_micros(`time`) + lasted_ns / 1e3 as bigint) as last_us
             from outages
             where lasted_ns - case when refusals = 0 then {knowledge.HEARTBEAT_NS} else 0 end >= {least_ns}
@@ -305,6 +306,7 @@ def judge_orphaned(row: Orphaned, limits: Limits) -> Iterator[Finding]:
             "joining_ns": row.joining_ns,
             "refusals": row.refusals,
             "moved": row.moved,
+            "happened": row.happened,
             "is_back": None if row.is_back else False,
             "former_coordinator": None if row.broker is None else broker_name(row.broker, row.broker_id),
             "coordinator_id": row.coordinator_id,

@@ -48,7 +48,7 @@ def standstills(tables: Tables, limits: Limits) -> Frame:
         writes=f"""
             select {keys}, cluster, {GROUPS["client"]} as client, unix_micros(`time`) as us, outcome,
                 coalesce(errors, 0) as errors, cast(floor(response_end_ns / 1e3) as bigint) as answered_us,
-                coalesce(muted_ns, 0) / 1e3 as muted_us,
+                cast(floor(coalesce(muted_ns, 0) / 1e3) as bigint) as muted_us,
                 outcome = 'answered' and coalesce(errors, 0) < greatest(coalesce(partitions, 1), 1) as is_good
             from exchanges where api = 'Produce' and coalesce(acks, -1) <> 0 and {of_clients(False)}""",
         good="""
@@ -68,7 +68,8 @@ def standstills(tables: Tables, limits: Limits) -> Frame:
         ended="""
             select source, connection, max(end_ns) as end_ns from connections where close != 'open'
             group by source, connection""",
-        # A failed write waits until its refusal, or the end of its connection.
+        # A failed write waits until its refusal, or the end of its connection. One that its broker leaves unread for a
+        # quota waits from then on.
         waits=f"""
             select w.cluster, w.client, w.us, muted_us, is_good,
                 case when not is_good and outcome = 'answered' then 1 else 0 end as is_refused,
@@ -78,7 +79,7 @@ def standstills(tables: Tables, limits: Limits) -> Frame:
             left join ended n on w.source = n.source and w.connection = n.connection
             where is_good or outcome = 'unanswered' or r.is_retried""",
         waited=f"""
-            select g.cluster, g.client, g.until_us, min(greatest(w.us, g.since_us)) as first_us,
+            select g.cluster, g.client, g.until_us, min(greatest(w.us + w.muted_us, g.since_us)) as first_us,
                 coalesce(g.until_us, max(w.over_us)) as last_us, max(w.muted_us) as muted_us,
                 sum(w.is_refused) as refused, sum(w.is_unanswered) as unanswered
             from gaps g join waits w on {theirs.format("g", "w")}

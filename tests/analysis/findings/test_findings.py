@@ -254,6 +254,8 @@ def test_a_coordinator_is_missed_from_the_first_sign_of_its_loss_up_to_its_retur
     evidence = dict(one.evidence)
     assert evidence["refusals"] == (5 if comes_back else 10)
     assert evidence.get("is_back", True) == comes_back
+    ended = "the same broker stayed" if comes_back else "no broker served it again"
+    assert sentence(one).endswith(f"; {ended}; meanwhile COORDINATOR_NOT_AVAILABLE ×{evidence['refusals']}")
     outage_s = (45 if comes_back else 57) - lost_s
     assert round(evidence["outage_ns"] / 1e9) == round((one.until_ns - one.since_ns) / 1e9) == outage_s
 
@@ -693,6 +695,19 @@ def test_a_producer_stands_still_from_its_first_write_where_the_capture_begins_s
         still = findings(tables, kinds=["producers_standing_still"])
     told = [(one.where, *(round((ns - made.START_NS) / 1e6) for ns in (one.since_ns, one.until_ns))) for one in still]
     assert told == ([("client waiting", 0, 8_002)] if refused_s == 8 else [])
+
+
+def test_a_producer_over_its_quota_stands_still_from_when_its_broker_would_read(tmp_path):
+    """It is muted for 2 s when its broker stops for 8 s: it waits for its quota first."""
+    table = made.Made()
+    for number in range(60):
+        at_s = number / 4 if number < 40 else number / 4 + 10
+        ends_s, muted_s = (at_s + 10, 2) if number == 39 else (at_s + 0.01, 0)
+        ended = {"response_end_ns": made.START_NS + round(ends_s * 1e9), "muted_ns": muted_s * 10**9}
+        table.exchange("over", "Produce", at_s, acks=-1, partitions=1, **ended)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (still,) = findings(tables, kinds=["producers_standing_still"])
+    assert [(ns - made.START_NS) / 1e9 for ns in (still.since_ns, still.until_ns)] == [11.75, 19.75]
 
 
 def test_records_whose_offsets_are_acknowledged_again_are_lost(made_up):
