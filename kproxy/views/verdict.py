@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from kproxy.analysis.findings import Finding
+from kproxy.analysis.findings import KINDS, Finding
 from kproxy.analysis.verdict import FAILURES, Verdict
 from kproxy.views import findings, units
 from kproxy.views.terminal import printable
@@ -76,8 +76,12 @@ def _kinds(others: Sequence[Finding]) -> str:
 
 
 def _title(one: Finding) -> str:
-    """Return the title as it stands inside a sentence: an abbreviation, such as TLS, stays one."""
-    return one.title if one.title[1].isupper() else f"{one.title[0].lower()}{one.title[1:]}"
+    return _inside(one.title)
+
+
+def _inside(title: str) -> str:
+    """Return a title as it stands inside a sentence: an abbreviation, such as TLS, stays one."""
+    return title if title[1].isupper() else f"{title[0].lower()}{title[1:]}"
 
 
 def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
@@ -124,7 +128,7 @@ def not_found(verdict: Verdict, apis: Collection[str]) -> str:
     if not kinds:
         return ""
     lost = " No offset was acknowledged for two different batches, as after a loss." if "records_lost" in kinds else ""
-    return f"Checked, nothing found: {', '.join(kinds)}.{lost}"
+    return f"Checked, nothing found: {', '.join(_inside(KINDS[kind].title) for kind in kinds)}.{lost}"
 
 
 def counted(verdict: Verdict, shown: int) -> str:

@@ -243,8 +243,9 @@ def test_an_overview_says_what_was_not_answered_and_how_many_findings_there_are(
     ]
     assert told["verdict"]["not_found"] == kinds
     assert (
-        f"Checked, nothing found: {', '.join(kinds)}. No offset was acknowledged for two different batches, as after a "
-        "loss.\n"
+        "Checked, nothing found: a broker that stood still, acknowledged records lost, records that a producer gave up "
+        "on, producers that stood still, retries without idempotence. No offset was acknowledged for two different "
+        "batches, as after a loss.\n"
     ) in out
 
 

@@ -237,19 +237,19 @@ def judge_stopped_fetching(row: StoppedFetching, limits: Limits) -> Iterator[Fin
 
 # Twice auto.commit.interval.ms: between two commits a group that keeps up is behind by as much as is written meanwhile.
 _COMMITTED_SOON_NS = 10_000_000_000
+_TOGETHER_US = 5_000_000  # one assignment: fetches of its partitions begin within this
 
 
 class Lagging(NamedTuple):
     """Lag of a client or a group in a topic, all of its partitions together.
 
-    first_records: of a client the lag at first, as if it had grown only while the client fetched, and active_us: how
-    long it fetched, without pauses between captures. Of a group both are since `compared_us` of
-    `group_lag_while_active`: first_records is the lag of the compared_partitions, whose lag was known then, and
-    compared_records is their last one. last_lag_ns: by client the age of the newest record that it got, by group the
-    maximum age of the first record that it has not committed. If the lag of some partitions is unknown, records are a
-    lower bound for that reason. silent_us: a group's time without a request until the end, if nobody left it and it
-    was longer than a restart; None: the lag is that at its last request. left_us: when its last member left, if it
-    did, and end_records: the lag at the end of the tables.
+    first_records is the lag of the compared_partitions at one moment, and compared_records is their last one, active_us
+    later. Of a group the moment is `compared_us` of `group_lag_while_active`; of a client it is when it began to fetch
+    those partitions, without pauses between captures. last_lag_ns: by client the age of the newest record that it got,
+    by group the maximum age of the first record that it has not committed. If the lag of some partitions is unknown,
+    records are a lower bound for that reason. silent_us: a group's time without a request until the end, if nobody left
+    it and it was longer than a restart; None: the lag is that at its last request. left_us: when its last member left,
+    if it did, and end_records: the lag at the end of the tables.
     """
 
     cluster: str | None
@@ -275,8 +275,14 @@ class Lagging(NamedTuple):
 
 
 def lagging(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Lagging, those that fell behind most first; without fetches of unknown lag."""
+    """Rows of Lagging, those that fell behind most first; without fetches of unknown lag.
+
+    Partitions that a client began to fetch at different times are not compared with each other: those of one moment
+    are, the ones with most of the lag. Partitions that it no longer fetches are another's.
+    """
     whose = ("cluster", "client", "topic")
+    own = ", ".join(whose)
+    is_compared = f"h.first_us between c.from_us and c.from_us + {_TOGETHER_US}"
     same = " and ".join(f"p.{key} is not distinct from s.{key}" for key in whose)
     return ask(
         {name: tables[name] for name in OF_FETCHES},
@@ -293,26 +299,42 @@ def lagging(tables: Tables, limits: Limits) -> Frame:
         pieces=f"""
             select p.cluster, p.client, p.topic, p.`partition`, s.stretch, sum(p.fetches) as fetches,
                 min_by(p.first_lag, p.step) as first_lag, max_by(p.last_lag, p.step) as last_lag,
-                max(p.max_lag) as max_lag, max_by(p.last_lag_ns, p.step) as last_lag_ns
+                max(p.max_lag) as max_lag, max_by(p.last_lag_ns, p.step) as last_lag_ns,
+                min(p.first_us) as first_us, max(p.last_us) as last_us
             from parts p join stretched s on {same} and p.step = s.step
             group by p.cluster, p.client, p.topic, p.`partition`, s.stretch""",
         grown="""
             select cluster, client, topic, `partition`, sum(fetches) as fetches, sum(last_lag - first_lag) as grown,
                 max_by(last_lag, stretch) as last_lag, max(max_lag) as max_lag,
-                max_by(last_lag_ns, stretch) as last_lag_ns
+                max_by(last_lag_ns, stretch) as last_lag_ns, max_by(first_us, stretch) as first_us,
+                max(last_us) as last_us
             from pieces group by cluster, client, topic, `partition`""",
-        spans="""
-            select cluster, client, topic, min(first_us) as first_us, max(last_us) as last_us,
+        ended=f"select *, max(last_us) over (partition by {own}) as end_us from grown",
+        held=f"""
+            select *, sum(last_lag) over (partition by {own} order by first_us
+                range between current row and {_TOGETHER_US} following) as lag_together
+            from ended where last_lag = 0 or last_us >= end_us - {limits.stopped_fetching_s * 1e6:.0f}""",
+        chosen=f"""
+            select {own}, max_by(first_us, named_struct('l', lag_together, 't', -first_us)) as from_us
+            from held group by {own}""",
+        spans=f"""
+            select {own}, min(first_us) as first_us, max(last_us) as last_us, max_by(first_us, stretch) as begun_us,
                 sum(last_us - first_us) as active_us
-            from stretches group by cluster, client, topic""",
+            from stretches group by {own}""",
         summed=f"""
-            select cluster, client, topic, count(*) as partitions, sum(fetches) as fetches,
-                sum(last_lag - grown) as first_records, sum(last_lag) as last_records, sum(max_lag) as max_records,
-                max(last_lag_ns) as last_lag_ns
-            from grown group by cluster, client, topic having sum(grown) >= {limits.lag_records_min}""",
+            select h.cluster, h.client, h.topic, count(*) as partitions, sum(fetches) as fetches,
+                sum(case when {is_compared} then last_lag - grown end) as first_records, sum(last_lag) as last_records,
+                sum(max_lag) as max_records, max(last_lag_ns) as last_lag_ns, max(c.from_us) as from_us,
+                count(case when {is_compared} then last_lag end) as compared_partitions,
+                sum(case when {is_compared} then last_lag end) as compared_records
+            from held h join chosen c on {same.replace("p.", "h.").replace("s.", "c.")}
+            group by h.cluster, h.client, h.topic
+            having sum(case when {is_compared} then grown end) >= {limits.lag_records_min}""",
         answer=f"""
             select p.cluster, p.client, p.topic, partitions, fetches, first_records, last_records, max_records,
-                last_lag_ns, first_us, last_us, active_us
+                last_lag_ns, first_us, last_us, active_us - greatest(from_us - begun_us, 0) as active_us,
+                'client' as `by`, 0 as unknown_partitions, cast(null as string) as `unknown`,
+                cast(null as bigint) as silent_us, compared_partitions, compared_records
             from summed p join spans s on {same}
             order by last_records desc, p.cluster nulls first, p.client nulls first, p.topic nulls first""",
     )

@@ -442,6 +442,24 @@ def test_a_partition_that_a_group_commits_late_does_not_hide_the_growth_of_the_o
     )
 
 
+def test_lags_of_partitions_that_a_client_got_at_different_times_are_not_added(tmp_path):
+    """It has partition 0 from the beginning, gets partition 1 at 200 s, and gives 2 away at 100 s."""
+    table = made.Made()
+    for second in range(301):
+        for partition, first_s, last_s, lag in ((0, 0, 300, 0), (1, 200, 300, 50_000), (2, 0, 100, 80_000)):
+            if first_s <= second <= last_s:
+                key = table.exchange("reader", "Fetch", second + partition / 10, records=1, max_wait_ms=500)
+                known = {"lag_records": lag + 200 * (second - first_s), "high_watermark": 10**6}
+                table.partition(key, "response", "orders", partition, error_code=0, records=1, **known)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (one,) = findings(tables, kinds=["growing_lag"])
+    assert one.where == "client reader, topic orders"
+    assert sentence(one) == (
+        "lag grew from 50,000 to 70,000 records in 100 s in 1 of its 2 partitions, whose lag was known at both "
+        "moments; in all 130,000 records"
+    )
+
+
 @pytest.mark.parametrize(
     ("silent_s", "alone", "told"),
     [
