@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from kproxy.analysis import findings, sections
 from kproxy.analysis.beside import COMPARED, Beside, beside
 from kproxy.analysis.beside import TABLES as PAIRED
-from kproxy.analysis.engine import Frame, first_rows, rows
+from kproxy.analysis.engine import Frame, first_rows, kept, rows
+from kproxy.analysis.findings.consuming import GROUP_LAGS
 from kproxy.analysis.jobs import JOBS
 from kproxy.analysis.pieces import FEW
 from kproxy.analysis.question import Question, chosen_by_time
 from kproxy.analysis.verdict import TABLES as OF_VERDICT
-from kproxy.analysis.verdict import Verdict, verdict
+from kproxy.analysis.verdict import Verdict, lags_of, verdict
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -125,8 +126,9 @@ def answered(
     progress("overview")
     found.sections = sections.overview(chosen, chosen=SECTIONS)
     progress("findings")
-    found.findings = findings.findings(chosen)
-    found.verdict = verdict(chosen, found.findings)
+    with kept(lags_of(chosen)) as lags:
+        found.findings = findings.findings(chosen, known={GROUP_LAGS: lags})
+        found.verdict = verdict(chosen, found.findings, lags)
     if other is not None:
         theirs = {name: chosen_by_time(name, other, since, until) for name in TABLES}
         progress("both")

@@ -12,6 +12,7 @@ from kproxy.analysis.pieces import (
     FEW,
     KEYS,
     MS,
+    OVERDUE_NS,
     TOPIC,
     duration_of,
     groups,
@@ -193,7 +194,8 @@ def compare(
 
     A change is the other's figure divided by this one's: 2.0 means twice as slow in the other, 0.5 twice as fast. So
     give the later capture as the other. Percentiles are of exchanges with a response; `error_share` and
-    `unanswered_share` are shares of all requests. Groups whose share of failed requests rose by 0.01 or more come
+    `unanswered_share` are shares of all requests; of requests in the last 5 s of a capture none counts as unanswered,
+    since the capture may end before their answers. Groups whose share of failed requests rose by 0.01 or more come
     first.
 
     Groups that only one capture has come last, after groups with fewer than 20 exchanges in either of them. With
@@ -210,9 +212,13 @@ def compare(
             select {into if every else ""}{groups(by)} count(*) as exchanges,
                 {percentiles("latency_ns", "", 0.5, 0.99)},
                 avg(case when errors > 0 then 1e0 else 0e0 end) as error_share,
-                avg(case when outcome in ('unanswered', 'lost') then 1e0 else 0e0 end) as unanswered_share,
+                avg(case when outcome in ('unanswered', 'lost') and unix_micros(`time`) < last_us - {OVERDUE_NS // 1000}
+                    then 1e0 else 0e0 end) as unanswered_share,
                 sum(throttle_ms) as throttle_ms, sum({ALL_BYTES}) as bytes
             from {table} cross join (select min(unix_micros(`time`)) as first_us from {table}) began
+            join (select source as of_source, max(greatest(unix_micros(`time`), coalesce(cast(
+                floor(response_end_ns / 1e3) as bigint), 0))) as last_us from {table} group by source) ended
+                on source = of_source
             where {of_clients(replicas)} and {where or "true"}
             group by all"""
 

@@ -14,7 +14,7 @@ from kproxy.analysis.engine import Frame, ask, rows
 from kproxy.analysis.findings.failures import REFUSED, topics_not_given
 from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding
 from kproxy.analysis.lags import TABLES as OF_LAG
-from kproxy.analysis.lags import group_lag
+from kproxy.analysis.lags import group_lag_while_active
 from kproxy.analysis.pieces import GROUPS, KEYS, LONG_POLLS, literal, missed_answers, of_clients, percentiles
 
 TABLES = tuple(dict.fromkeys(("exchanges", "connections", "partitions", "topology", *OF_LAG)))
@@ -137,12 +137,17 @@ class Verdict:
         return {"figures": asdict(self.figures), "findings": self.total, "explained": self.explained}
 
 
-def verdict(tables: Mapping[str, Frame], findings: Sequence[Finding]) -> Verdict:
-    """The verdict over TABLES and their findings."""
+def lags_of(tables: Mapping[str, Frame]) -> Frame:
+    """The lags of groups, for the verdict and for findings (`consuming.GROUP_LAGS`): to be kept for both."""
+    return group_lag_while_active(*(tables[name] for name in OF_LAG))
+
+
+def verdict(tables: Mapping[str, Frame], findings: Sequence[Finding], lags: Frame | None = None) -> Verdict:
+    """The verdict over TABLES and their findings. lags: those of `lags_of`, if they are computed already."""
     (requests, answered, left_out, p99_ns), *_ = rows(_counted(tables))
     ((unanswered,),) = rows(ask(_only(tables, "exchanges", "connections"), **missed_answers(), answer=_MISSED))
     ((refused, with_errors),) = rows(_refused(tables))
-    behind = next(rows(_behind(tables)), (None, None, 0, 0, None))
+    behind = next(rows(_behind(lags_of(tables) if lags is None else lags)), (None, None, 0, 0, None))
     longest_ns, where = max(_standstills(findings), default=(None, None), key=lambda each: each[0] or 0)
     records, group, uncommitted, fetched, fetched_records = behind
     everyday = with_errors - refused
@@ -207,14 +212,21 @@ def _refused(tables: Mapping[str, Frame]) -> Frame:
     )
 
 
-def _behind(tables: Mapping[str, Frame]) -> Frame:
-    """The group with the largest lag, by its committed offsets."""
-    lag = group_lag(*(tables[name] for name in OF_LAG), by=("group_id",))
+def _behind(lags: Frame) -> Frame:
+    """The group with the largest lag, by its committed offsets, at the tables' end."""
+    once = ("uncommitted_partitions", "fetched_partitions", "fetched_lag_records")  # figures of a topic, in each row
     return ask(
-        {"lag": lag},
+        {"lags": lags},
+        numbered="""
+            select *, row_number() over (partition by cluster, group_id, topic order by `partition`) as nth
+            from lags""",
+        summed=f"""
+            select cluster, group_id, sum(end_known_records) as lag_records,
+                {", ".join(f"sum(case when nth = 1 then {each} end) as {each}" for each in once)}
+            from numbered group by cluster, group_id""",
         answer="""
             select lag_records, group_id, uncommitted_partitions, fetched_partitions, fetched_lag_records
-            from lag where lag_records > 0
+            from summed where lag_records > 0
             order by lag_records desc, group_id, cluster limit 1""",
     )
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from kproxy.analysis import jobs
+from kproxy.analysis import verdict as analysis_verdict
 from kproxy.analysis.duck import Tables
-from kproxy.analysis.findings import KINDS, findings, limits
+from kproxy.analysis.findings import KINDS, consuming, findings, limits
+from kproxy.analysis.lags import group_lag_while_active
 from kproxy.analysis.verdict import verdict
 from kproxy.cli.asking import show_overview
 from kproxy.views.answers import dicts
@@ -249,6 +251,24 @@ def test_an_overview_says_what_was_not_answered_and_how_many_findings_there_are(
     ) in out
 
 
+def test_an_overview_computes_the_lags_of_groups_once(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def recorded(*frames):
+        asked.append(frames)
+        return group_lag_while_active(*frames)
+
+    for module in (analysis_verdict, consuming):
+        monkeypatch.setattr(module, "group_lag_while_active", recorded)
+    given = {"since": None, "until": None, "limit": None, "out": None, "quiet": True}
+    with Tables(outage(tmp_path / "tables")) as tables:
+        show_overview("analyze", ["tables"], tables, shown="json", **given)
+        told = json.loads(capsys.readouterr().out)
+        alone = verdict(tables, findings(tables)).figures
+    assert len(asked) == 3  # one of the overview, and two of a verdict and findings by themselves
+    assert told["verdict"]["figures"]["behind_records"] == alone.behind_records
+
+
 def test_a_timeline_has_what_users_felt_in_the_order_of_time(tmp_path):
     with Tables(outage(tmp_path / "tables")) as tables:
         said = verdict(tables, findings(tables, limits({"unanswered_min": 5})))
@@ -334,7 +354,10 @@ def test_calm_traffic_is_said_to_be_calm(tmp_path):
 
 
 def test_a_comparison_begins_with_who_fails_more_often(tmp_path):
-    """The other fails in a third of its Heartbeats, half of these unanswered; its Produce is only slower."""
+    """The other fails in a third of its Heartbeats, half of these unanswered; its Produce is only slower.
+
+    A Heartbeat that either capture cuts off a second before its end has not failed.
+    """
     sides = []
     for name, failing in (("one", False), ("other", True)):
         table = made.Made()
@@ -343,10 +366,12 @@ def test_a_comparison_begins_with_who_fails_more_often(tmp_path):
             refused = {"errors": 1} if failing and number % 6 == 3 else {}
             table.exchange("app", "Heartbeat", number, **lost, **refused)
             table.exchange("app", "Produce", number, latency_ns=(50 if failing else 2) * made.MS)
+        table.exchange("app", "Heartbeat", 69, outcome="unanswered", latency_ns=None)
+        table.exchange("app", "Produce", 70)
         sides.append(table.write(tmp_path / name))
     with Tables(sides[0], [sides[1]]) as tables:
         answer = jobs.compare(tables["exchanges"], tables.beside(sides[1], "exchanges")).arrow().to_pylist()
     assert [row["api"] for row in answer] == ["Heartbeat", "Produce"]
     worse, slower = answer
     shares = [worse[name] for name in ("error_share", "b_error_share", "unanswered_share", "b_unanswered_share")]
-    assert shares == [0, 10 / 60, 0, 10 / 60] and slower["p99_change"] == 25
+    assert shares == [0, 10 / 61, 0, 10 / 61] and slower["p99_change"] == 25

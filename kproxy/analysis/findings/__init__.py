@@ -12,6 +12,7 @@ Refuses to know engines, and how findings look (`views.findings`).
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from types import MappingProxyType
 
 from kproxy.analysis.engine import Frame, first_rows, kept, rows
 from kproxy.analysis.findings.balance import PROBES as BALANCE
@@ -62,9 +63,14 @@ TABLES = tuple(dict.fromkeys(name for probe in PROBES for name in probe.tables))
 
 
 def findings(
-    tables: Mapping[str, Frame], given: Limits | None = None, kinds: Sequence[str] | None = None
+    tables: Mapping[str, Frame],
+    given: Limits | None = None,
+    kinds: Sequence[str] | None = None,
+    known: Mapping[str, Frame] = MappingProxyType({}),
 ) -> list[Finding]:
     """The findings in these tables, the most severe first; `given`: thresholds; `kinds`: only these kinds.
+
+    known: frames of `Probe.shared` by name that are computed already.
 
     The tables are frames of one engine, by name; TABLES are required, `records` is optional: some of its whole values
     are compressed, to find out whether compression pays.
@@ -72,7 +78,7 @@ def findings(
     chosen = limits() if given is None else given
     found: list[tuple[Finding, Sequence[Moment]]] = []
     with ExitStack() as stack:
-        shared: dict[str, Frame] = {}
+        shared = dict(known)
         for probe in PROBES:
             if kinds is not None and not set(kinds) & set(probe.kinds):
                 continue

@@ -240,6 +240,9 @@ _COMMITTED_SOON_NS = 10_000_000_000
 _TOGETHER_US = 5_000_000  # one assignment: fetches of its partitions begin within this
 
 
+GROUP_LAGS = "group_lags"  # the name of the shared frame of `group_lag_while_active`
+
+
 class Lagging(NamedTuple):
     """Lag of a client or a group in a topic, all of its partitions together.
 
@@ -345,9 +348,8 @@ def lagging_groups(tables: Tables, limits: Limits) -> Frame:
 
     At the group's last request: the lag of consumers that stopped says nothing about them.
     """
-    lags = group_lag_while_active(*(tables[name] for name in OF_LAG))
     return ask(
-        {"lags": lags},
+        {"lags": tables[GROUP_LAGS]},
         answer=f"""
             select cluster, group_id as client, topic, count(*) as partitions, sum(commits) as fetches,
                 sum(compared_first_records) as first_records,
@@ -416,5 +418,12 @@ PROBES = (
         ("stopped_fetching",), ("exchanges", "partitions"), stopped_fetching, StoppedFetching, judge_stopped_fetching
     ),
     Probe(("growing_lag",), OF_FETCHES, lagging, Lagging, judge_lagging),
-    Probe(("growing_lag",), OF_LAG, lagging_groups, Lagging, judge_lagging),
+    Probe(
+        ("growing_lag",),
+        OF_LAG,
+        lagging_groups,
+        Lagging,
+        judge_lagging,
+        {GROUP_LAGS: lambda tables: group_lag_while_active(*(tables[name] for name in OF_LAG))},
+    ),
 )

@@ -100,7 +100,8 @@ def group_lag_while_active(*frames: Frame) -> Frame:
     A group whose consumers stopped has no lag to judge afterwards: it only grows as others write. But if they fell
     silent without leaving, longer ago than a restart takes, the lag is that at the end, and `silent_us` is the time
     since the last request. `until_us` is the time of the lag; `left_us` is the same if the last member left, and
-    `end_lag_records` is the lag at the tables' end.
+    `end_lag_records` is the lag at the tables' end, `end_known_records` the same as `group_lag` has it: null where
+    only followers showed the end of the log.
 
     `compared_first_records` is the lag at `compared_us`, the same moment for all partitions of a group and topic: the
     first at which partitions with at least half of the topic's lag had a known lag. Null: it was not yet known.
@@ -288,6 +289,7 @@ def _at_the_end(where: str | None, *, is_while_active: bool = False, is_summed: 
     if is_while_active:
         further = f""", a.until_us, a.silent_us, a.left_us,
                 {_lag_of("a.last_end", "a.committed_offset")} as end_lag_records,
+                {_lag_of("case when a.is_last_known then a.last_end end", "a.committed_offset")} as end_known_records,
                 case a.compared_from {lag_at} end as compared_first_records,
                 {_moment("a.compared_from")} as compared_us"""
     if is_summed:
@@ -334,6 +336,7 @@ def _at_the_end(where: str | None, *, is_while_active: bool = False, is_summed: 
                 case when max({by_then} and m.is_leaders) then max(case when {by_then} then m.end_offset end) end
                     as end_offset,
                 max(case when {by_then} then m.end_seen end) as end_seen, max(m.end_offset) as last_end,
+                max(m.is_leaders) as is_last_known,
                 max(case when {by_then} and m.mark_offset <= c.committed_offset then m.us end) as marked_us{ended}
             from committed c left join marks m on {same("c", "m")}
             group by {", ".join(f"c.{each}" for each in own)}""",
