@@ -171,7 +171,7 @@ def _followed(one: Finding) -> Iterator[str]:
     if lost := sum(dict(each.evidence)["records"] for each in of.get("records_lost", ())):
         yield f"{lost:,} acknowledged {_plural('record', lost)} {'is' if lost == 1 else 'are'} lost"
     given_up = [dict(each.evidence) for each in of.get("records_given_up", ())]
-    if records := sum(each["records"] for each in given_up):
+    if records := sum(each["given_up_records"] for each in given_up):
         about = sum(each.get("about_records") or 0 for each in given_up)
         unsent = f" and on about {units.number(about)} more before sending them" if about else ""
         yield f"producers gave up on {records:,} {_plural('record', records)}{unsent}"

@@ -217,8 +217,8 @@ def judge_given_up(row: GivenUp, limits: Limits) -> Iterator[Finding]:
         {name: value for name, value in place.items() if value is not None},
         (row.first_us, row.last_us),
         {
-            "records": row.records,
-            "batches": row.batches,
+            "given_up_records": row.records,
+            "given_up_batches": row.batches,
             "errors": row.errors,
             "partitions": row.partitions,
             "unanswered": row.unanswered or None,

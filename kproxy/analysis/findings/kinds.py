@@ -50,8 +50,8 @@ SUMMED = frozenset(
             "rebalances",
             "members",
             "waited_ns",
-            "records",
-            "batches",
+            "given_up_records",
+            "given_up_batches",
             "new_epochs",
             "unsent_ns",
             "about_records",
@@ -427,7 +427,7 @@ KINDS = {
         Kind(
             "records_given_up",
             "Records that a producer gave up on",
-            "{records} records failed ({errors}; batches: {batches}) and were never sent again",
+            "{given_up_records} records failed ({errors}; batches: {given_up_batches}) and were never sent again",
             "They are in no log, unless a request that was not answered was written all the same. The application got "
             "an error for each, and must have handled it, or the records are lost.",
             "Mend what held the producer up: this is named as the cause where it is known. delivery.timeout.ms "

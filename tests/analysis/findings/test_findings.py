@@ -670,7 +670,9 @@ def test_records_that_a_producer_gave_up_on_are_counted(tmp_path, error, again, 
     with Tables(table.write(tmp_path / "tables")) as tables:
         given_up = [dict(one.evidence) for one in findings(tables, kinds=["records_given_up"])]
         (row,) = sections.topics(tables).arrow().to_pylist()
-    told = [(one["records"], one["errors"], one.get("unsent_ns"), one.get("about_records")) for one in given_up]
+    told = [
+        (one["given_up_records"], one["errors"], one.get("unsent_ns"), one.get("about_records")) for one in given_up
+    ]
     assert told == ([] if unsent is None else [(20, error or "unanswered", *unsent)])
     assert row["failed_attempts"] == 1 and row["lost_batches"] >= len(told)
 
