@@ -123,9 +123,11 @@ class Flow:
         One SYN at the end of a capture may be answered behind it, so UNANSWERED is one that was sent again. So is a
         SYN-ACK that was sent again and that the client never acknowledged: it did not arrive.
         """
-        if self.syn_ns < 0 or self.talk.halves[1 - self.client].seen:
-            is_sent_again = self.talk.halves[1 - self.client].retransmissions > 0
-            if self.syn_ns >= 0 and is_sent_again and self.reset_by != self.client:
+        if self.syn_ns < 0:  # the client may be unknown
+            return CLOSED_AT_ONCE if self._is_closed_at_once(close) else None
+        server = self.talk.halves[1 - self.client]
+        if server.seen:
+            if server.retransmissions and self.reset_by != self.client:
                 return UNANSWERED
             return CLOSED_AT_ONCE if self._is_closed_at_once(close) else None
         if close == "reset":
