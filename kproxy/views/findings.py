@@ -84,9 +84,9 @@ def _unsent(evidence: Mapping[str, Any]) -> str:
     return f"{text}{'' if evidence.get('about_records') else 'what it had to send then '}expired in its queue"
 
 
-def where(finding: Finding) -> str:
-    """Return the place of a finding, preceded by its cluster, unless that is `default`."""
-    of = "" if finding.cluster in (None, "default") else f"{finding.cluster}: "
+def where(finding: Finding, has_cluster: bool = True) -> str:
+    """Return the place of a finding, preceded by its cluster, unless that is `default` or not wanted."""
+    of = "" if finding.cluster in (None, "default") or not has_cluster else f"{finding.cluster}: "
     return answers.text("where", f"{of}{finding.where}")
 
 

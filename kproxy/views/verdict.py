@@ -54,7 +54,9 @@ def sentence(verdict: Verdict) -> str:
     if not figures.requests:
         return "No requests."
     chosen = verdict.gravest()
-    said = [printable(_clause(one)) for one in chosen[:CAUSES_SAID]]
+    shown = chosen[:CAUSES_SAID]
+    before = [None, *(one.cluster for one in shown)]  # a cluster is named once
+    said = [printable(_clause(one, one.cluster != of)) for one, of in zip(shown, before, strict=False)]
     failed = figures.unanswered + figures.refused
     if not said:
         said = [f"{failed:,} of {figures.requests:,} requests failed" if failed else "Nothing failed"]
@@ -154,9 +156,9 @@ def _rigid(verdict: Verdict) -> str:
     return printable(f" While a broker with a replica is away, writes with acks=all fail to {topics}.")
 
 
-def _clause(one: Finding) -> str:
+def _clause(one: Finding, has_cluster: bool) -> str:
     if one.kind not in _CLAUSES:
-        return f"{findings.where(one)}: {findings.sentence(one)}"
+        return f"{findings.where(one, has_cluster)}: {findings.sentence(one)}"
     own, followed = _CLAUSES[one.kind](one), ", ".join(_followed(one))
     return f"{own}: {followed}" if followed else own
 
