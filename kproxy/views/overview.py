@@ -64,7 +64,7 @@ def show(
         for line in answers.wrapped(f"No exchanges. {why_nothing}".rstrip(), file):
             click.echo(line, file=file)
     else:
-        for line in textwrap.wrap(verdict.sentence(said), answers.width_of(file) or WIDTH, break_on_hyphens=False):
+        for line in _wrapped(verdict.sentence(said), file):
             click.echo(click.style(line, bold=True), file=file)
         for name, figure, of in verdict.figures(said):
             for line in answers.wrapped(f"  {name:13}{figure}{f': {of}' if of else ''}", file, 15):
@@ -81,7 +81,7 @@ def show(
                 click.echo(line, file=file)
     if is_checked and span["exchanges"] and (checked := verdict.not_found(said, apis)):
         click.echo("", file=file)
-        for line in answers.wrapped(checked, file):
+        for line in _wrapped(checked, file):
             click.echo(line, file=file)
     if len(events) > 1:
         click.echo(f"\n{click.style('Timeline, UTC', bold=True)}", file=file)
@@ -135,6 +135,11 @@ def brief(found: Mapping[str, tuple[Rows, int]]) -> list[str]:
 
 _WIDEST = 120  # cells of one client, topic or group: a client id may have 32 kB
 _NO_TIME = "1970-01-01 00:00:00.000"  # the time of packets without time stamps
+
+
+def _wrapped(text: str, file: TextIO) -> list[str]:
+    """Return a paragraph in lines, in a pipe too."""
+    return textwrap.wrap(text, answers.width_of(file) or WIDTH, break_on_hyphens=False)
 
 
 def _span(span: Mapping[str, Any]) -> str:
