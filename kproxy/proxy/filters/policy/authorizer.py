@@ -7,7 +7,7 @@ refused as a whole. Bounds: `pending.py`, MAX_CURSORS and MAX_TREATMENTS. Raises
 sockets.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -33,6 +33,15 @@ from kproxy.protocol.schema import schema
 from kproxy.proxy.filters.policy.audit import MAX_NAME, Audit
 from kproxy.proxy.filters.policy.auditing import AuditedRequests, Peer
 from kproxy.proxy.filters.policy.fetch_sessions import UNKNOWN_SESSION, unknown_session, without_session
+from kproxy.proxy.filters.policy.judging import (
+    SLICE_NAMES,
+    Denied,
+    by_id,
+    judge,
+    judge_created,
+    may_not_create,
+    work_of,
+)
 from kproxy.proxy.filters.policy.lists import (
     cursor_of,
     filter_list,
@@ -48,7 +57,6 @@ from kproxy.proxy.filters.policy.policy import (
     LISTS,
     MALFORMED,
     TOO_LARGE,
-    UNKNOWN_TOPIC_ID,
     ApiRules,
     Clearance,
     Policy,
@@ -57,10 +65,8 @@ from kproxy.proxy.filters.policy.policy import (
 from kproxy.proxy.filters.policy.refusals import CODES, freed_in_slices, refusal
 from kproxy.proxy.filters.policy.resources import (
     CLUSTER,
-    GROUP,
     NAMED,
     TOPIC,
-    TRANSACTIONAL_ID,
     Names,
     Peek,
     QuickReader,
@@ -83,8 +89,6 @@ MAX_ID_BYTES = 1024  # of a cached client id; kproxy's events have as many chara
 FEW_REFUSED = 16  # elements of a refused request
 SHORT_REQUEST = 32 * 1024  # bytes; a longer request is read in slices, except for records
 SHORT_ANSWER = 8 * 1024  # bytes of an edited answer
-SLICE_NAMES = 128  # names judged between two yields; a long name counts as several (`_work`)
-NAME_SHIFT = 6
 _CLIENT_ID_AT = REQUEST_HEAD_BYTES + 2
 _NAME_SAID = 64  # characters of a name in a refusal, which an answer repeats in each of its elements
 _NO_CLIENT_ID = ("ControlledShutdown", 0)  # the one version whose header ends before
@@ -92,7 +96,6 @@ _NO_CLIENT_ID = ("ControlledShutdown", 0)  # the one version whose header ends b
 # The requests that are forwarded unchanged if their names are allowed: the others are edited, or their answers are.
 _DECIDED_BY_NAMES = {key: frozenset(NAMED[schema().apis[key].name]) for key in (PRODUCE, HEARTBEAT, OFFSET_COMMIT)}
 
-Denied = dict[tuple[str, str | UUID], int]  # (kind, name or topic id) -> the error code
 _NONE: Denied = {}
 
 
@@ -182,7 +185,7 @@ class PolicyAuthorizer(AuditedRequests):
             names = read(frame, REQUEST_HEAD_BYTES, len(frame))
         except Malformed as fault:
             return self._close(exchange, MALFORMED, str(fault))
-        if names is None or (len(frame) > SHORT_REQUEST and _work(names.topic) > SLICE_NAMES):
+        if names is None or (len(frame) > SHORT_REQUEST and work_of(names.topic) > SLICE_NAMES):
             return Later(partial(self._decided, exchange, treatment))
         denied, verdict = at_once(self._judged(exchange, treatment, names))
         if denied and names.elements > FEW_REFUSED:
@@ -249,9 +252,9 @@ class PolicyAuthorizer(AuditedRequests):
     def _judged(self, exchange: Exchange, treatment: Treatment, names: Names) -> Slices[tuple[Denied, Verdict]]:
         """Return (denied names of a request, the verdict for the audit)."""
         plan = exchange.plan
-        denied, verdict = yield from self._judge(self._rules(exchange, treatment, names), names, plan.api)
+        denied, verdict = yield from judge(self._rules(exchange, treatment, names), names, plan.api, self._names.get)
         if treatment.also is not None and plan.api_key == STREAMS_GROUP_HEARTBEAT and not denied:
-            denied, verdict = yield from self._judge_also(treatment.also, names, verdict)
+            denied, verdict = yield from judge_created(treatment.also, names, verdict)
         return denied, verdict
 
     def _obeyed(
@@ -293,7 +296,7 @@ class PolicyAuthorizer(AuditedRequests):
             return (yield from self._of_own_share_session(exchange, frame, rules))
         if key == DESCRIBE_TOPIC_PARTITIONS and self._cursors:
             return (yield from self._with_real_cursor(exchange, frame))
-        if key == METADATA and (yield from self._clears(also, names.also)):
+        if key == METADATA and (yield from may_not_create(also, names.also)):
             try:
                 patched = yield from metadata_request(version, frame, None, clear_auto_creation=True)
             except Malformed as fault:
@@ -329,7 +332,7 @@ class PolicyAuthorizer(AuditedRequests):
         if key == SHARE_FETCH:
 
             def keep(found: list[str | UUID]) -> bool:
-                return all(isinstance(what, UUID) and self._by_id(rules, what).allowed for what in found)
+                return all(isinstance(what, UUID) and by_id(rules, what, self._names.get).allowed for what in found)
 
             self._edits[exchange.number] = lambda answer: filter_list(key, version, answer, keep)
             exchange.plan = self._interest.held_plan(plan)
@@ -367,27 +370,6 @@ class PolicyAuthorizer(AuditedRequests):
         read = None if passes and not peeks else quick_reader(key, version)
         return Treatment(rules, read, peek(key, version) if peeks else None, is_audited, also)
 
-    def _clears(self, also: ApiRules | None, names: Iterable[str]) -> Slices[bool]:
-        """Return whether a Metadata must create no topic, since the client may not create one of those it names."""
-        if also is not None:
-            for some in _sliced(names):
-                yield
-                if not all(also.named(TOPIC, name).allowed for name in some):
-                    return True
-        return False
-
-    def _judge_also(self, also: ApiRules, names: Names, verdict: Verdict) -> Slices[tuple[Denied, Verdict]]:
-        """Return the result of `_judge` for the topics that a broker would create."""
-        denied: Denied = {}
-        for some in _sliced(names.also):
-            yield
-            for name in some:
-                found = also.named(TOPIC, name)
-                if not found.allowed:
-                    verdict = found if not denied else verdict
-                    denied[TOPIC, name] = CODES[TOPIC]
-        return denied, verdict
-
     def _hides(self, key: int) -> bool:
         return self._policy.hides_in(key) and not self._clearance.sees_all
 
@@ -407,66 +389,6 @@ class PolicyAuthorizer(AuditedRequests):
 
     def too_large(self, exchange: Exchange) -> None:
         self._tell(exchange, None, TOO_LARGE)
-
-    def _judge(self, rules: ApiRules, names: Names, api: str) -> Slices[tuple[Denied, Verdict]]:
-        """Return (error codes of denied names, verdict for the audit: of the first denied name, otherwise of any)."""
-        if rules.is_of_cluster and not rules.cluster().allowed:
-            return {(CLUSTER, ""): CODES[CLUSTER]}, rules.cluster()
-        denied: Denied = {}
-        work = 0
-        first: Verdict | None = None
-        verdict: Verdict | None = None
-
-        for kind, found in (
-            (TOPIC, names.topic),
-            (GROUP, names.group),
-            (TRANSACTIONAL_ID, names.transactional_id),
-        ):
-            for name in found:
-                if work >= SLICE_NAMES:
-                    work = 0
-                    yield
-                work += 1 + (len(name) >> NAME_SHIFT)
-                verdict = rules.named(kind, name)
-                if not verdict.allowed:
-                    first = first or verdict
-                    denied[kind, name] = CODES[kind]
-        for topic_id in names.topic_id:
-            if work >= SLICE_NAMES:
-                work = 0
-                yield
-            work += 1
-            verdict = self._by_id(rules, topic_id)
-            if not verdict.allowed:
-                first = first or verdict
-                denied[TOPIC, topic_id] = UNKNOWN_TOPIC_ID_CODE if verdict is UNKNOWN_TOPIC_ID else CODES[TOPIC]
-        if names.all_of is not None:
-            verdict = rules.nothing((names.all_of,)) if api in LISTS else rules.all_of(names.all_of)
-            if not verdict.allowed:
-                first = first or verdict
-                denied[CLUSTER, ""] = CODES[CLUSTER]
-        if names.expression is not None:
-            verdict = rules.all_of(TOPIC)
-            if not verdict.allowed:
-                first = first or verdict
-                denied[CLUSTER, ""] = CODES[TOPIC]
-        if names.cluster:
-            verdict = rules.cluster()
-            if not verdict.allowed:
-                first = first or verdict
-                denied[CLUSTER, ""] = CODES[CLUSTER]
-        if verdict is None:
-            verdict = rules.nothing()
-            if not verdict.allowed:
-                first = verdict
-                denied[CLUSTER, ""] = CODES[CLUSTER]
-        return denied, first or verdict
-
-    def _by_id(self, rules: ApiRules, topic_id: UUID) -> Verdict:
-        if not rules.depends_on(TOPIC):
-            return rules.named(TOPIC, "")
-        name = self._names.get(topic_id)
-        return UNKNOWN_TOPIC_ID if name is None else rules.named(TOPIC, name)
 
     def _read_client_id(self, exchange: Exchange, frame: Any) -> None:
         """Set the exchange's client id, and the clearance for it."""
@@ -599,7 +521,7 @@ class PolicyAuthorizer(AuditedRequests):
             return edited
 
         also = self._clearance.also(plan.api_key)
-        clears = yield from self._clears(also, allowed.intersection(names.also))
+        clears = yield from may_not_create(also, allowed.intersection(names.also))
         try:
             patched = yield from metadata_request(version, frame, keep_asked, clear_auto_creation=clears)
         except Malformed as fault:
@@ -624,7 +546,7 @@ class PolicyAuthorizer(AuditedRequests):
             for what in found:
                 if isinstance(what, str):
                     return rules.named(kind, what).allowed
-            return all(isinstance(what, UUID) and self._by_id(rules, what).allowed for what in found)
+            return all(isinstance(what, UUID) and by_id(rules, what, self._names.get).allowed for what in found)
 
         def edit(answer: memoryview) -> Slices[bytes | None]:
             listed = yield from filter_list(plan.api_key, plan.api_version, answer, keep)
@@ -644,21 +566,3 @@ def _why(denied: Denied, verdict: Verdict) -> str:
         return verdict.why
     kind, name = next(iter(denied))
     return f"{kind} {str(name)[:_NAME_SAID]}: {verdict.why}; {len(denied) - 1:,} more denied"
-
-
-def _work(names: Iterable[str]) -> int:
-    """Return the work of judging names, as a number of names of usual length."""
-    return sum(1 + (len(name) >> NAME_SHIFT) for name in names)
-
-
-def _sliced(names: Iterable[str]) -> Iterator[list[str]]:
-    """Yield lists of names, each to be judged between two yields."""
-    some: list[str] = []
-    work = 0
-    for name in names:
-        some.append(name)
-        work += 1 + (len(name) >> NAME_SHIFT)
-        if work >= SLICE_NAMES:
-            yield some
-            some, work = [], 0
-    yield some

@@ -36,7 +36,8 @@ from kproxy.protocol.schema import schema
 from kproxy.proxy.filters.policy import lists as policy_lists
 from kproxy.proxy.filters.policy import policy as policy_module
 from kproxy.proxy.filters.policy import refusals as policy_refusals
-from kproxy.proxy.filters.policy.authorizer import MAX_TREATMENTS, SLICE_NAMES
+from kproxy.proxy.filters.policy.authorizer import MAX_TREATMENTS
+from kproxy.proxy.filters.policy.judging import SLICE_NAMES
 from kproxy.proxy.filters.policy.refusals import CODES
 from kproxy.wire.authorizer import MAX_HELD_REQUEST
 from kproxy.wire.events import BROKER, CLIENT
