@@ -37,6 +37,16 @@ ROOMS = (
     *("proxy.admission", "proxy.connection", "admin", "proxy.process"),
 )
 
+MOST_LINES = 600
+LONG = {  # modules with more, each with the reason why it is one
+    "kproxy.analysis.findings.kinds": "the words of all kinds of findings: a list",
+    "kproxy.capture.flows": "all ways of a packet to its connection share one state, and each packet takes several",
+    "kproxy.capture.reassembly": "one half of TCP's receiver, as RFC 9293 describes it in one section",
+    "kproxy.insight.classic": "one state machine: the classic group protocol",
+    "kproxy.protocol.codec": "encoding and decoding are one another's mirror, field type by field type",
+    "kproxy.proxy.relay.relay": "the hot path: a further module would be a further call for each read",
+}
+
 # What bytes-to-events code must never touch, so that it stays pure: clocks, sockets, loggers, threads, Arrow, metrics.
 IMPURE = {"aiohttp", "asyncio", "logging", "os", "prometheus_client", "pyarrow", "random", "rich", "select", "socket"}
 IMPURE |= {"ssl", "subprocess", "sys", "threading", "time", "uvloop"}
@@ -96,6 +106,11 @@ def imported_names(path):
 
 def imports_of(module):
     return {name for name in imported_names(MODULES[module]) if not name.startswith("kproxy") or name in MODULES}
+
+
+def test_long_modules_have_a_reason():
+    long = {name for name, path in MODULES.items() if len(path.read_text().splitlines()) > MOST_LINES}
+    assert {name for name in long if ".layouts." not in name} <= set(LONG)
 
 
 def test_every_room_has_its_layer_and_every_layer_its_rooms():
