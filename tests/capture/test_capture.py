@@ -18,5 +18,5 @@ def test_the_bounds_of_a_reader_are_those_of_the_docs():
     assert not missing(
         "scale.md",
         f"by requests of {size(storage.RANGE_BYTES)};",
-        f"Captures of up to {size(splits.SPLIT_BYTES)} are read whole by one task",
+        f"One task reads a whole capture of up to {size(splits.SPLIT_BYTES)}, once.",
     )

@@ -74,12 +74,12 @@ def test_the_bounds_of_names_and_positions_are_those_of_the_docs():
 def test_the_bounds_of_series_are_those_of_the_docs():
     assert not missing(
         "inside/bounds.md",
-        f"| {cells.MAX_APIS} APIs per cluster, those of every day always,"
+        f"| {cells.MAX_APIS} APIs per cluster, always including the common ones,"
         f" and {cells.MAX_ERRORS} pairs of an API and an error;",
-        f"| {cells.UNKNOWN_APIS} each, the rest share `unknown_other`;",
-        f"| series of brokers that nobody has connected to yet | {known.MAX_BORN} per cluster |",
-        f"| series of groups | {groups.MAX_GROUPS} of a cluster, the rest share `other`;",
-        f"; {groups.MAX_PARTITIONS:,} partitions are remembered as offline, and as not in sync |",
+        f"| {cells.UNKNOWN_APIS} each; the rest is in `unknown_other`;",
+        f"| series of brokers without a connection so far | {known.MAX_BORN} per cluster |",
+        f"| series of groups | {groups.MAX_GROUPS} of a cluster; the rest is in `other`;",
+        f"; {groups.MAX_PARTITIONS:,} partitions as offline, and as many as out of sync |",
         f"| names of topics by id | {named.MAX_NAMES} per cluster |",
         f"`other` has {telemetry.MAX_OTHER} |",
         f"; {lag.PARTITION_SERIES} series by partition of each kind, or none;"
@@ -93,8 +93,8 @@ def test_the_bounds_of_pushed_metrics_are_those_of_the_docs():
         "telemetry.md",
         f"of {telemetry.CHARACTERS} characters on average",
         f" {telemetry.MAX_ITEMS:,} metrics and points",
-        f"a point of a push above {size(telemetry.WHOLE_BYTES)} | {size(pushed_pieces.PIECE_BYTES)};",
-        f" {size(pushed_pieces.OTHER_BYTES)} of a metric",
+        f"in a push above {size(telemetry.WHOLE_BYTES)} | {size(pushed_pieces.PIECE_BYTES)} per point;",
+        f" {size(pushed_pieces.OTHER_BYTES)} per metric",
         f"| {telemetry.MAX_LABELS}, values of {named.MAX_LABEL} characters |",
         {3: "three"}[telemetry.LIFE_INTERVALS] + " intervals after their client's last push",
     )

@@ -32,13 +32,13 @@ def test_the_bounds_of_a_session_are_those_of_the_docs():
     assert interest.HELD_PATIENCE_NS == 10**9
     assert not missing(
         "inside/bounds.md",
-        f"64, and up to {pairing.LIMIT} on loan",
-        f"| one request | {size(frames.MAX_REQUEST)}, as a broker's",
-        f"| the first fields of a request that came in parts | {size(client_side.MAX_PREFIX)} |",
-        f"and of a small request whose body is read | {size(state.SMALL_BODY)} each |",
-        f"| {state.MAX_NAMED}, and {state.FEW_NAMED} of each request; leaving any out is a fault",
-        f"| {state.FRAMES_PER_CALL} frames, {size(state.WALKED_PER_CALL)} of bodies that it reads",
-        f"| {size(broker_side.MAX_HEAD)}; the rest streams |",
+        f"64, and up to {pairing.LIMIT} from a shared pool of the process",
+        f"| one request | {size(frames.MAX_REQUEST)}, like a broker's",
+        f"| the first fields of a request that arrives in several reads | {size(client_side.MAX_PREFIX)} |",
+        f"and of a small request whose body is decoded | {size(state.SMALL_BODY)} each |",
+        f"| {state.MAX_NAMED}, and {state.FEW_NAMED} of each request; omissions are logged and counted",
+        f"| {state.FRAMES_PER_CALL} frames, {size(state.WALKED_PER_CALL)} of decoded bodies",
+        f"| {size(broker_side.MAX_HEAD)}; kproxy streams the rest |",
         f"| raw tokens of one login | {raw_sasl.MAX_TOKENS} of the client |",
         f"| kproxy's login at a broker | 8 tokens, answers of {size(own_requests.MAX_OWN_ANSWER)},",
     )

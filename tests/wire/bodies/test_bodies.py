@@ -11,7 +11,7 @@ def test_the_bounds_of_copies_of_logs_are_those_of_the_docs() -> None:
 def test_the_bounds_of_what_one_body_names_are_those_of_the_docs() -> None:
     assert not missing(
         "inside/bounds.md",
-        f"| topic-partitions and batches that pending requests, or one body, name | {found.MAX_FORGOTTEN}, and",
+        f"| topic-partitions and batches of all pending requests, or of one body | {found.MAX_FORGOTTEN}, and",
         f"| names of topics by id | {found.MAX_NAMES} per cluster |",
     )
     assert found.MAX_ERRORS == found.MAX_FORGOTTEN  # there is one for each topic-partition

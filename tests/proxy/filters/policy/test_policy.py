@@ -522,8 +522,8 @@ def test_the_bounds_of_a_policy_are_those_of_the_docs():
     )
     assert not missing(
         "policy.md",
-        f"at most {audit.MAX_NAMES} of a kind, {audit.MAX_NAME} characters each. A thread writes the lines;"
-        f" {audit.MAX_WAITING:,} may",
+        f"at most {audit.MAX_NAMES} of a kind, {audit.MAX_NAME} characters each. A thread writes the lines from a queue"
+        f" of {audit.MAX_WAITING:,} lines",
     )
     assert not missing(
         "inside/bounds.md",
