@@ -108,7 +108,7 @@ def _requests(apis: _Cells, named: Exemplars) -> Iterator[Metric]:
     duration = _Histogram(
         "kproxy_request_duration_seconds",
         "The broker's time: from the send of the request's last byte, or the end of the previous answer, to the "
-        "arrival of the answer's first byte; when several answers arrive in one read, the first has the time of all.",
+        "arrival of the answer's first byte; if answers arrive in one read, the first is charged the whole time.",
         _API_BROKER,
         DURATION_NS,
     )
@@ -128,7 +128,7 @@ def _requests(apis: _Cells, named: Exemplars) -> Iterator[Metric]:
     )
     excess = _Histogram(
         "kproxy_fetch_excess_wait_seconds",
-        "How much longer than its max_wait_ms a Fetch took.",
+        "Time of a Fetch beyond its max_wait_ms.",
         _BROKER,
         EXCESS_WAIT_NS,
     )
@@ -250,26 +250,26 @@ def _clusters(clusters: list[ClusterCells]) -> Iterator[Metric]:
         ),
         (
             "neutralised_addresses",
-            "Broker addresses behind large answers, made unreadable.",
+            "Broker addresses at the end of large answers, made unreadable.",
             ("api",),
             lambda cluster: cluster.neutralised,
         ),
         (
             "own_answers",
-            "Requests that kproxy answered itself, so that no broker saw them: what the policy refused, logins and "
-            "metrics that clients push, and ApiVersions newer than it reads.",
+            "Requests that kproxy answered itself, without a broker: requests that the "
+            "policy refused, logins, metrics that clients push, and ApiVersions of unsupported versions.",
             ("api",),
             lambda cluster: cluster.own_answers,
         ),
         (
             "address_leaks",
-            "Answers with the address of a broker in them, which would lead clients around kproxy.",
+            "Answers with a broker's own address, with which clients would bypass kproxy.",
             ("api",),
             lambda cluster: cluster.leaks,
         ),
         (
             "limits_reached",
-            "Connections that a limit of their listener kept out, ended or slowed down, by the limit.",
+            "Connections that a limit of their listener refused, ended or slowed down, by limit.",
             ("limit",),
             lambda cluster: cluster.limits,
         ),
@@ -306,18 +306,18 @@ def _upstreams(clusters: list[ClusterCells], connection_limit: int) -> Iterator[
         "kproxy_accepting", "1 while new connections are accepted, 0 at a limit or while draining.", labels=_CLUSTER
     )
     limit = GaugeMetricFamily(
-        "kproxy_connection_limit", "Most open connections of the process; its clusters share them.", labels=_CLUSTER
+        "kproxy_connection_limit",
+        "Maximum number of open connections of the process, shared by its clusters.",
+        labels=_CLUSTER,
     )
-    listeners = GaugeMetricFamily("kproxy_listeners", "Open ports, of brokers and to bootstrap.", labels=_CLUSTER)
+    listeners = GaugeMetricFamily("kproxy_listeners", "Open ports: of brokers, and for bootstrap.", labels=_CLUSTER)
     dials = _Histogram(
         "kproxy_dial_seconds",
-        "Time to connect to a broker, its name looked up included; failures apart.",
+        "Time to connect to a broker, with the name lookup, without failed attempts.",
         _BROKER,
         DURATION_NS,
     )
-    failures = CounterMetricFamily(
-        "kproxy_dial_failures", "Connections to brokers that could not be made.", labels=(*_BROKER, "cause")
-    )
+    failures = CounterMetricFamily("kproxy_dial_failures", "Failed connections to brokers.", labels=(*_BROKER, "cause"))
     loops = CounterMetricFamily(
         "kproxy_loops_refused", "Connections refused or closed because they lead back to this kproxy.", labels=_CLUSTER
     )
@@ -354,12 +354,12 @@ def _tls(clusters: list[ClusterCells]) -> Iterator[Metric]:
     )
     expiries = GaugeMetricFamily(
         "kproxy_certificate_expiry_timestamp_seconds",
-        "When the first certificate of a file in use expires, in seconds since the epoch.",
+        "Earliest expiry of a certificate in a file in use, in seconds since the epoch.",
         labels=(*labels, "file"),
     )
     reloads = CounterMetricFamily(
         "kproxy_certificate_reloads",
-        "Changed certificates that were read: used, or not sound.",
+        "Reloads of changed certificate files, by result: in use, or not valid.",
         labels=(*labels, "result"),
     )
     for cluster in clusters:
@@ -396,14 +396,14 @@ def _otlp(metrics: Metrics) -> Iterator[Metric]:
     if not metrics.otlp_pushes:
         return
     pushes = CounterMetricFamily(
-        "kproxy_otlp_pushes", "Pushes of metrics to a collector of OpenTelemetry.", labels=("outcome",)
+        "kproxy_otlp_pushes", "Pushes of metrics to an OpenTelemetry collector.", labels=("outcome",)
     )
     for outcome, count in metrics.otlp_pushes.copy().items():
         pushes.add_metric((outcome,), count)
     yield pushes
     yield GaugeMetricFamily(
         "kproxy_otlp_last_success_timestamp_seconds",
-        "When a collector of OpenTelemetry last took a push, in seconds since the epoch; 0: never.",
+        "Time of the last push that an OpenTelemetry collector accepted, in seconds since the epoch; 0: none.",
         value=metrics.otlp_pushed_ns / 1e9,
     )
 
@@ -413,7 +413,7 @@ def _topics(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:
         name: _Sum(f"kproxy_topic_{name}", text, ("cluster", "topic", "direction", *more))
         for name, text, more in (
             ("bytes", "Bytes of records in requests (produced) and responses (fetched), as on the wire.", ()),
-            ("records", "Records, where the format contains their number; control records apart.", ()),
+            ("records", "Records without control records, if the format contains their number.", ()),
             ("batches", "Record batches, and messages of message sets, by codec.", ("codec",)),
         )
     }
@@ -435,7 +435,7 @@ def _topics(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:
 def _clients(clusters: list[ClusterCells], now_ns: int) -> Iterator[Metric]:
     family = GaugeMetricFamily(
         "kproxy_client_info",
-        "Clients and their software, as they name it themselves (KIP-511).",
+        "Clients and the software that they report (KIP-511).",
         labels=("cluster", "client_id", "software_name", "software_version"),
     )
     for cluster in clusters:
@@ -472,10 +472,12 @@ def _process(metrics: Metrics) -> Iterator[Metric]:
     yield from _flight(metrics)
     yield from _otlp(metrics)
     unread = metrics.log_lines_dropped()
-    yield CounterMetricFamily("kproxy_log_lines_dropped", "Log lines dropped since nothing read the log.", value=unread)
+    yield CounterMetricFamily(
+        "kproxy_log_lines_dropped", "Log lines dropped because nothing read the log.", value=unread
+    )
     yield CounterMetricFamily(
         "kproxy_epoll_refusals",
-        "Attempts to watch a socket that failed since epoll had no room. Such sockets are slow; raise "
+        "Failed attempts to watch a socket, because epoll had no room. Such sockets are slow; raise "
         "fs.epoll.max_user_watches.",
         value=metrics.epoll_refusals(),
     )
@@ -509,7 +511,9 @@ def _process(metrics: Metrics) -> Iterator[Metric]:
     build = InfoMetricFamily("kproxy_build", "The version of kproxy, and its core: native or python.")
     build.add_metric((), {"version": __version__, "core": metrics.core})
     yield build
-    start = GaugeMetricFamily("kproxy_start_time_seconds", "When counting began, in seconds since the epoch.")
+    start = GaugeMetricFamily(
+        "kproxy_start_time_seconds", "Time at which the counters began, in seconds since the epoch."
+    )
     start.add_metric((), metrics.started_ns / 1e9)
     yield start
 
@@ -538,7 +542,7 @@ def _changes(metrics: Metrics) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "kproxy_predecessor_connections",
-        "Connections that the previous process still has after an upgrade in place; it counts and drains them.",
+        "Open connections of the previous process after an upgrade in place, which counts and drains them.",
         value=metrics.predecessor_connections,
     )
 

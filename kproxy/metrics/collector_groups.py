@@ -44,7 +44,7 @@ def _groups(known: Sequence[tuple[str, InsightCells]], now_ns: int) -> Iterator[
     )
     split = CounterMetricFamily(
         "kproxy_group_split_brains",
-        "Partitions whose commit was refused to a member that had been replaced, and that another member had by then.",
+        "Partitions for which a replaced member's commit was refused, while another member already owned them.",
         labels=_GROUP,
     )
     failures = CounterMetricFamily(

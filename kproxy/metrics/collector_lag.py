@@ -30,7 +30,7 @@ def _lags(clusters: Sequence[ClusterCells], now_ns: int, wall_ns: int) -> Iterat
     )
     exact = GaugeMetricFamily(
         "kproxy_consumer_lag_seconds_exact",
-        "1 where kproxy_consumer_lag_seconds is an age by the record's own timestamp, 0 where it is an upper bound.",
+        "1 if kproxy_consumer_lag_seconds is the age by the record's own timestamp, 0 if it is an upper bound.",
     )
     unknown = GaugeMetricFamily(
         "kproxy_group_lag_unknown_partitions",

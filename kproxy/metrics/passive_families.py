@@ -51,12 +51,12 @@ def passive_families(cells: PassiveCells) -> Iterator[Metric]:
     yield is_up
     yield CounterMetricFamily(
         "kproxy_watch_duplicate_packets",
-        "Packets that another interface had shown already, as of a bridge and its member; each counts once elsewhere.",
+        "Packets already captured at another interface, as of a bridge and its member; other metrics count each once.",
         value=cells.duplicates,
     )
     copies = CounterMetricFamily(
         "kproxy_watch_copied_connections",
-        "Connections that are another one under other addresses, as before and behind a NAT: only one is counted.",
+        "Connections captured twice under different addresses, as on both sides of a NAT: one of them is counted.",
         labels=("cluster",),
     )
     for cluster, count in cells.copies.copy().items():
@@ -72,6 +72,6 @@ def passive_families(cells: PassiveCells) -> Iterator[Metric]:
     yield findings
     yield GaugeMetricFamily(
         "kproxy_watch_delay_seconds",
-        "How long the packets read last had waited: near a second and growing, packets are about to be dropped.",
+        "Time that the packets read last have waited: if it grows towards a second, the kernel will drop packets.",
         value=cells.behind_ns / 1e9,
     )

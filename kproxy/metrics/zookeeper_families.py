@@ -28,7 +28,7 @@ def zookeeper_families(listeners: Mapping[str, ZooKeeperCells]) -> Iterator[Metr
     yield _sum("requests", "Completed operations of ZooKeeper, answered or not.", _OP, requests)
     yield _sum(
         "unanswered",
-        "Operations of ZooKeeper whose answer never came: their connection ended.",
+        "Operations of ZooKeeper without an answer: their connection ended.",
         _OP,
         ((label, cells.unanswered) for label, cells in ops),
     )
@@ -60,23 +60,23 @@ def zookeeper_families(listeners: Mapping[str, ZooKeeperCells]) -> Iterator[Metr
         (((name, way), count) for name, of in each for way, count in zip(DIRECTIONS, of.bytes, strict=True)),
     )
     yield _sum("connections", "ZooKeeper client connections.", _CLUSTER, (((name,), of.accepted) for name, of in each))
-    yield _gauge("open_connections", "ZooKeeper clients that are connected.", each, lambda of: of.connections)
-    yield _gauge("sessions", "ZooKeeper sessions that are connected.", each, lambda of: of.sessions)
+    yield _gauge("open_connections", "Connected ZooKeeper clients.", each, lambda of: of.connections)
+    yield _gauge("sessions", "Connected ZooKeeper sessions.", each, lambda of: of.sessions)
     yield _sum(
         "unread_connections",
-        "Connections that are passed on and no longer read: a four-letter command, or bytes that are no frame (fault).",
+        "Connections relayed without decoding: after a four-letter command, or bytes that are not a frame (fault).",
         ("cluster", "cause"),
         (((name, cause), count) for name, of in each for cause, count in of.unread.items()),
     )
     yield _sum(
         "values_left_out",
-        "Frames whose values were not kept to be recorded: large ones, too many at once.",
+        "Frames whose values were not recorded: large frames, or too many at once.",
         _CLUSTER,
         (((name,), of.values_left_out()) for name, of in each),
     )
     yield _sum(
         "dial_failures",
-        "Connections to a server of ZooKeeper that could not be made.",
+        "Failed connections to a ZooKeeper server.",
         ("cluster", "server"),
         (((name, server), count) for name, of in each for server, count in of.dial_failures.items()),
     )
