@@ -63,74 +63,75 @@ def size(count: int) -> str:
 ACCOUNTS: tuple[Account, ...] = (
     Account(
         "pending_requests",
-        "requests that wait for brokers, some 400 bytes each",
-        f"{pressure.FREE_REQUESTS}, and more on loan",
-        f"{pressure.MOST_REQUESTS:,} on loan: 50 MiB",
-        f"a connection with {pressure.FREE_REQUESTS} is not read until one is answered (`pending_requests`)",
+        "requests without an answer, about 400 bytes each",
+        f"{pressure.FREE_REQUESTS}, and more from a shared pool",
+        f"a pool of {pressure.MOST_REQUESTS:,}: 50 MiB",
+        f"kproxy does not read a connection with {pressure.FREE_REQUESTS} until one is answered (`pending_requests`)",
         pressure.MOST_REQUESTS,
         lambda worker: worker.pressure.lent,
     ),
     Account(
         "said",
-        "contents of these requests: ids, with `detail` above `headers` topics; copies of requests in parts, first "
-        f"fields of {size(MAX_PREFIX)} and bodies of as much; with a policy, denied names and lines of the audit",
-        f"{NOTED_LEAST} bytes of each request, {size(NOTE_STEP)} of one whose end is not here; of the policy's "
-        f"{size(MAX_KEPT_BYTES)} and what one request names",
+        "contents of these requests: ids, with `detail` above `headers` topics; of incomplete requests copies of the "
+        f"first fields ({size(MAX_PREFIX)}) and of the body (as much); with a policy, denied names and audit lines",
+        f"{NOTED_LEAST} bytes of each request, {size(NOTE_STEP)} of an incomplete one; for the policy "
+        f"{size(MAX_KEPT_BYTES)} and the names of one request",
         size(MAX_NOTED_TOGETHER),
         "ids are cut to 256 characters, topics are not counted, the requests pass (`too_much_named` in "
-        "`kproxy_protocol_faults_total`); where a policy decides the connection is closed (`held_too_many`, or "
-        "`too_large` in `kproxy_policy_refusals_total`), a line of the audit is written at once (`not_awaited`)",
+        "`kproxy_protocol_faults_total`); with a policy, kproxy closes the connection (`held_too_many`, or "
+        "`too_large` in `kproxy_policy_refusals_total`), and writes an audit line at once (`not_awaited`)",
         MAX_NOTED_TOGETHER,
         lambda worker: worker.held.noted_bytes,
     ),
     Account(
         "kept",
-        "bytes read that cannot go on, what TLS has encrypted or not decrypted included",
-        f"{size(pressure.FEW_BYTES)} of each side; a first read of 512 KiB, while all hold less",
+        "unsent bytes, including TLS records that are already encrypted or not yet decrypted",
+        f"{size(pressure.FEW_BYTES)} of each side; a first read of 512 KiB, below the limit for all together",
         size(pressure.MANY_BYTES),
-        f"all reads are of {size(pressure.FEW_BYTES)} (`kept_bytes`)",
+        f"each read takes at most {size(pressure.FEW_BYTES)} (`kept_bytes`)",
         pressure.MANY_BYTES + pressure.MOST_LARGE_BYTES,
         lambda worker: worker.pressure.kept_bytes,
     ),
     Account(
         "large",
-        "frames that were buffered, and kproxy's own answers, that are larger than a read and not taken",
+        "buffered frames, and kproxy's own answers, that are larger than a read and unsent",
         "one of each side",
         size(pressure.MOST_LARGE_BYTES),
-        "the connection that has waited for longest, and for a second, is closed; if there is none, that one "
-        "(`unsent_frames`, `client_stalled`)",
+        "kproxy closes the connection that has waited for longest, at least for a second; if there is none, the "
+        "connection that exceeds the limit (`unsent_frames`, `client_stalled`)",
         pressure.MOST_LARGE_BYTES,
         lambda worker: worker.pressure.large_bytes,
     ),
     Account(
         "held",
-        "answers with brokers' addresses that arrive in parts, requests that the policy reads, refusals that wait for "
-        "older answers, what a client sends behind an unanswered raw SASL token",
-        "16 MiB of a request, 4 MiB of an answer, 32 MiB of a list, 512 KiB behind a token",
+        "incomplete answers with brokers' addresses, requests that the policy reads, refusals that wait for older "
+        "answers, bytes of a client after an unanswered raw SASL token",
+        "16 MiB of a request, 4 MiB of an answer, 32 MiB of a list, 512 KiB after a token",
         f"`max_held_bytes`, {size(MAX_HELD_BYTES)}",
-        "the request that has been incomplete for longest, and for a second, is given up and its connection closed; if "
-        "there is none, that connection (`held_too_many` in `kproxy_protocol_faults_total`)",
+        "kproxy drops the request that has been incomplete for longest, at least for a second, and closes its "
+        "connection; if there is none, it closes the connection that exceeds the limit (`held_too_many` in "
+        "`kproxy_protocol_faults_total`)",
         MAX_HELD_BYTES,
         lambda worker: worker.held.held_bytes,
     ),
     Account(
         "parts",
-        "with the compiled core: the first bytes of a frame, which wait for the others; what pending Produces carry",
+        "with the compiled core: incomplete frames, and the batches of pending Produces",
         f"{size(MAX_PART)} of each side",
         f"{size(MAX_PARTS)}",
-        "the session has them: it forwards most bytes at once, and counts what requests name",
+        "the Python session takes over: it forwards most bytes at once, and counts topics of requests",
         MAX_PARTS,
         lambda worker: 0 if worker.core is None else worker.core.part_bytes,
     ),
     Account(
         "slow_work",
         f"a request that the policy reads, of more than {FEW_ELEMENTS} elements or 32 KiB, and an answer of more than "
-        "8 KiB that it edits: names and bodies while it is decided",
+        "8 KiB that it edits: names and bodies during the decision",
         "two connections at a time; others wait with their frames in `max_held_bytes`",
         f"{TURN_NS // 10**6} ms of a turn, with reads of ZooKeeper's connections; {MAX_ELEMENTS:,} elements of "
         "a request",
-        "the connection waits; with more elements the request is refused whole, or its connection closed (`too_large` "
-        "in `kproxy_policy_refusals_total`)",
+        "the connection waits; with more elements kproxy refuses the whole request, or closes its connection "
+        "(`too_large` in `kproxy_policy_refusals_total`)",
         2 * MAX_ELEMENTS,
     ),
     Account(
@@ -138,35 +139,35 @@ ACCOUNTS: tuple[Account, ...] = (
         "refusals that wait for older answers of their connection",
         f"{size(MAX_OWN_BYTES)} and one more answer",
         "within `max_held_bytes`",
-        "the client is not read until some have left (`own_answers`)",
+        "kproxy does not read the client until it has sent some (`own_answers`)",
         MAX_HELD_BYTES,
         lambda worker: worker.held.held_bytes,
     ),
     Account(
         "ended",
-        f"clients that ended while {pressure.FREE_REQUESTS} or more of their requests wait",
+        f"clients that closed their side with {pressure.FREE_REQUESTS} or more pending requests",
         "1",
         f"{pressure.MOST_ENDED}",
-        "the one that has waited for longest is closed (`ended_clients`)",
+        "kproxy closes the client that has waited for longest (`ended_clients`)",
         pressure.MOST_ENDED,
         lambda worker: worker.pressure.ended,
     ),
     Account(
         "frames",
-        "with `detail` above `headers`: frames for groups, until they are answered and until they are decoded",
+        "with `detail` above `headers`: frames for groups that are not yet answered or not yet decoded",
         "8 MiB of a frame",
-        f"{size(MAX_TOGETHER)} of a cluster, {size(QUEUE_BYTES)} that wait",
-        "the frames are not kept (`kproxy_insight_left_out_total`)",
+        f"{size(MAX_TOGETHER)} of a cluster, {size(QUEUE_BYTES)} in the queue",
+        "kproxy drops the frames (`kproxy_insight_left_out_total`)",
         QUEUE_BYTES,
         lambda worker: worker.feed.waiting_bytes,
     ),
     Account(
         "logins",
-        "logins at kproxy that are in progress",
-        f"{size(authentication.SMALL_FRAME)} that are not counted, {size(MAX_LOGIN_FRAME)} of a frame",
+        "unfinished logins at kproxy",
+        f"{size(authentication.SMALL_FRAME)} that do not count, {size(MAX_LOGIN_FRAME)} of a frame",
         f"{size(authentication.MAX_HELD_TOGETHER)} of a cluster",
-        "the client of the request that has been incomplete for longest, and for a second, is refused; if there is "
-        "none, this client (`authentication`)",
+        "kproxy refuses the client whose request has been incomplete for longest, at least for a second; if there is "
+        "none, the client that exceeds the limit (`authentication`)",
         authentication.MAX_HELD_TOGETHER,
     ),
     Account(
@@ -184,25 +185,25 @@ ACCOUNTS: tuple[Account, ...] = (
         f"{SHARE_SESSIONS} share sessions",
         f"of a cluster {size(policy.MAX_REMEMBERED_BYTES)} of names, 3 times {size(GLOB_BYTES)} of patterns, "
         f"{policy.MAX_API_RULES:,} rules by identity and API",
-        "entries are dropped, and computed again",
+        "kproxy drops entries, and computes them again",
         policy.MAX_REMEMBERED_BYTES,
     ),
     Account(
         "audit",
-        "lines of the audit, and of the log, that are not written",
+        "audit lines and log lines in the queue",
         "none",
         f"{size(audit.MAX_WAITING_BYTES)} of the audit, {MAX_LOG_LINES:,} lines of the log",
-        "they are left out (`kproxy_audit_lines_dropped_total`, `kproxy_log_lines_dropped_total`)",
+        "kproxy drops them (`kproxy_audit_lines_dropped_total`, `kproxy_log_lines_dropped_total`)",
         audit.MAX_WAITING_BYTES,
         lambda worker: 0 if worker.audit is None else worker.audit.waiting_bytes,
     ),
     Account(
         "telemetry",
-        "metrics that clients push and that are not read, and the clients that are remembered",
-        "`max_push_bytes` of a push, as sent and unpacked",
+        "unprocessed metrics that clients push, and the remembered clients",
+        "`max_push_bytes` of a push, before and after decompression",
         f"of a cluster {size(telemetry.MAX_WAITING_BYTES)} and {telemetry.MAX_INSTANCES:,} clients; series by "
         "`max_clients` and `max_series_per_client`",
-        "the push is refused with THROTTLING_QUOTA_EXCEEDED (`kproxy_telemetry_answers_total`), a series left out "
+        "kproxy refuses the push with THROTTLING_QUOTA_EXCEEDED (`kproxy_telemetry_answers_total`), or drops a series "
         "(`kproxy_telemetry_points_left_out_total`)",
         telemetry.MAX_WAITING_BYTES,
     ),
@@ -214,27 +215,27 @@ ACCOUNTS: tuple[Account, ...] = (
         f"of all connections, {offsets.MAX_LOGS:,} ends of logs of {16 * 2 * marks.MAX_POINTS:,} bytes, "
         f"{offsets.MAX_COMMITTED:,} commits, {offsets.MAX_REMOVED:,} removals, {offsets.MAX_SEEN:,} groups "
         f"and {offsets.MAX_PENDING:,} offsets of transactions; names of {named.MAX_LABEL} characters",
-        "others are counted as `other`; the oldest go (`kproxy_lag_evicted_total`)",
+        "others count as `other`; kproxy drops the oldest (`kproxy_lag_evicted_total`)",
         2 * named.MAX_TOPICS,
     ),
     Account(
         "traces",
-        "frames of traces that are not read",
+        "unread frames of traces",
         f"{size(tracing.MAX_FRAME)} of a frame",
         f"{tracing.MAX_TRACES} times {size(tracing.MAX_HELD_BYTES)}",
-        "frames are left out, which the trace says",
+        "kproxy omits frames, and the trace has their number",
         tracing.MAX_TRACES * tracing.MAX_HELD_BYTES,
         lambda worker: worker.traces.held_bytes,
     ),
     Account(
         "zookeeper",
-        "of ZooKeeper's listeners: bytes that are not read or not taken, operations without an answer",
-        f"{size(zookeeper_relay.QUEUE_BYTES)} to read, {size(zookeeper_relay.WRITE_BYTES)} of each direction; "
-        f"{FREE_PENDING} operations of a kind, and what is lent: {MAX_PENDING:,} at most",
-        f"{size(zookeeper.ROOM_BYTES)} of large frames; {size(zookeeper_relay.WAITING_BYTES)} to read, of which "
+        "ZooKeeper listeners: undecoded or unsent bytes, operations without an answer",
+        f"{size(zookeeper_relay.QUEUE_BYTES)} to decode, {size(zookeeper_relay.WRITE_BYTES)} of each direction; "
+        f"{FREE_PENDING} operations of a kind, and more from a shared pool: {MAX_PENDING:,} at most",
+        f"{size(zookeeper.ROOM_BYTES)} of large frames; {size(zookeeper_relay.WAITING_BYTES)} to decode, including "
         f"{size(zookeeper_relay.CLOSED_BYTES)} of ended connections, and {size(zookeeper_relay.FREE_BYTES)} of each; "
-        f"{zookeeper.ROOM_OPERATIONS:,} operations are lent: {size(zookeeper.ROOM_OPERATIONS * OPERATION_BYTES)}",
-        "operations are not read, bytes pass; the oldest operation counts as unanswered",
+        f"{zookeeper.ROOM_OPERATIONS:,} operations in the pool: {size(zookeeper.ROOM_OPERATIONS * OPERATION_BYTES)}",
+        "bytes pass undecoded; the oldest operation counts as unanswered",
         zookeeper.ROOM_BYTES,
     ),
     Account(
@@ -242,17 +243,17 @@ ACCOUNTS: tuple[Account, ...] = (
         "addresses of clients, for `max_connection_rate_per_address`",
         "1",
         f"{limits.MAX_ADDRESSES:,} of a cluster",
-        "those beyond share one",
+        "further addresses share one entry",
         limits.MAX_ADDRESSES,
     ),
     Account(
         "admin",
         "connections of the admin port",
         f"a request of {size(connections.MAX_LINE)} and as much of headers, a body of {size(admin.MAX_BODY)}; one "
-        f"answer that is not taken, for {connections.IDLE_S:g} s",
-        f"{admin.MAX_CONNECTIONS}; {size(admin.MAX_UNTAKEN)} of answers, or one that is larger",
-        "the one that has been silent, or has taken nothing of its answer, for longest is closed; of those that have "
-        f"just come, one of the network with most of them, where that has more than {admin.FEW}",
+        f"unread answer, for {connections.IDLE_S:g} s",
+        f"{admin.MAX_CONNECTIONS}; {size(admin.MAX_UNTAKEN)} of answers, or one larger answer",
+        "kproxy closes the connection that has been silent, or has read nothing of its answer, for longest; among "
+        f"new ones, one of the network with the most of them if it has more than {admin.FEW}",
         admin.MAX_CONNECTIONS,
     ),
 )
@@ -261,7 +262,7 @@ ACCOUNTS: tuple[Account, ...] = (
 def table(accounts: Iterable[Account] = ACCOUNTS) -> str:
     """Return the accounts as a table in Markdown."""
     rows = [(each.what, each.of_one, each.of_all, each.then) for each in accounts]
-    head = ("what", "per connection", "all together", "beyond it")
+    head = ("item", "per connection", "all together", "above the limit")
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * 4, *rows)) + "\n"
 
 

@@ -517,7 +517,7 @@ def test_the_bounds_of_a_policy_are_those_of_the_docs():
         f" {share_sessions.MOST} share sessions |",
         f"of a cluster {size(policy.MAX_REMEMBERED_BYTES)} of names, 3 times {size(globs.MAX_BYTES)} of patterns,"
         f" {policy.MAX_API_RULES:,} rules by identity and API",
-        f"of the policy's {size(pending.MAX_KEPT_BYTES)}",
+        f"for the policy {size(pending.MAX_KEPT_BYTES)}",
         f" {size(audit.MAX_WAITING_BYTES)} of the audit",
     )
     assert not missing(
