@@ -42,24 +42,24 @@ QUESTIONS = {*JOBS, "findings", "overview"}
 
 SETTINGS = """# Settings
 
-Every setting of `kproxy run`: its name in the file that `--config` names (or the variable `KPROXY_CONFIG`), what it may
-be, its default, and what it means.
+This page lists every setting of `kproxy run` with its name in the configuration file, its values, its default and its
+meaning. The option `--config`, or the variable `KPROXY_CONFIG`, is the path of that file.
 
 Some settings are options and environment variables too: `broker_port_base` is `--broker-port-base` and
-`KPROXY_BROKER_PORT_BASE`. The last column has the option; "variable" stands for the variable alone. An option wins over
-the variable, and the variable over the file.
+`KPROXY_BROKER_PORT_BASE`. The last column has the option; "variable" means that there is only the variable. An option
+takes precedence over the variable, and the variable over the file.
 
-[kproxy.toml](../../deploy/kproxy.toml) is a file to begin with. `kproxy check FILE` names all faults of a file."""
+[kproxy.toml](../../deploy/kproxy.toml) is an example to begin with. `kproxy check FILE` lists all faults of a file."""
 
 COMMANDS = """# Commands
 
-Every command with its options, as `--help` says them. The questions of `kproxy analyze` and `kproxy spark` have
-[a page of their own](questions.md)."""
+This page has the `--help` of every command. The questions of `kproxy analyze` and `kproxy spark` are on
+[a separate page](questions.md)."""
 
 COLUMNS = """# Columns
 
-Every column of every table: its Arrow type, its unit and what it means. [The tables](../tables.md) says what a row of
-each is. The files say the same of themselves, as metadata of Arrow's fields:
+This page lists every column of every table with its Arrow type, its unit and its meaning. [The tables](../tables.md)
+describes the rows of each table. The files themselves contain the same texts, as metadata of Arrow's fields:
 
 ```python
 import pyarrow.parquet as pq
@@ -70,49 +70,52 @@ for field in pq.read_schema("tables/exchanges/incident.pcap.parquet"):
 
 STATEMENTS = """\
 -- made by tools/make_reference.py
--- The tables as `kproxy spark ingest` lays them out, for a catalogue that wants them before there are data. Add
--- `location 'FOLDER/TABLE'`, and after each ingest `msck repair table TABLE`; or say `using delta` or `using iceberg`.
+-- The tables in the layout of `kproxy spark ingest`, for a catalogue that needs them before there are data. Add
+-- `location 'FOLDER/TABLE'`, and after each ingest `msck repair table TABLE`; or add `using delta` or `using iceberg`.
 """
 
 ASKING = """# Questions
 
-What `kproxy analyze` answers on this machine, and `kproxy spark` at any size. A question has the same name and the same
-answer in both. How to ask: [analyze.md](../analyze.md).
+`kproxy analyze` answers these questions on one machine, and `kproxy spark` for tables of any size. A question has the
+same name and the same answer in both. [analyze.md](../analyze.md) is a guide to them.
 
 ## Options of every question
 """
 
 APIS = """# APIs and versions
 
-Every API of Kafka {first} to {last}. kproxy decodes requests and answers of all these versions. Other keys and versions
-pass through unread, and are paired with their answers.
+This page lists every API of Kafka {first} to {last}. kproxy decodes requests and answers of all these versions. It
+forwards other keys and versions undecoded, and pairs them with their answers.
 
 - *flexible*: from this version on, messages have tagged fields (KIP-482).
 - *served by*: the releases of Kafka in which the API is stable.
-- *group*: what rules of a [policy](../policy.md) call it: {groups}.
-- *addresses*: its answers carry addresses of brokers, which kproxy rewrites.
+- *group*: the API's group in rules of a [policy](../policy.md): {groups}.
+- *addresses*: the API's answers contain addresses of brokers, which kproxy rewrites.
 """
 
 RIGHTS_PAGE = """# Rights
 
-The rights that Kafka's brokers ask for with StandardAuthorizer, for each API and field, and the rule of a
-[policy](../policy.md) that kproxy asks for. kproxy nowhere asks for less, which tests assert, but for Metadata before
-version 4: it has no flag that could be cleared, and a broker with `auto.create.topics.enable` may create what it names.
+This page lists, for each API and field, the rights that Kafka's brokers require with StandardAuthorizer, and the rule
+of a [policy](../policy.md) that kproxy requires. kproxy never requires less, as tests check, with one exception: a
+Metadata before version 4 has no flag that kproxy could clear, so a broker with `auto.create.topics.enable` may create
+the topics in it.
 
-The middle column is made from Kafka 4.1 (KafkaApis, ControllerApis), from 2.0 and 3.9 for APIs that Kafka 4 lacks, and
-from KIP-1312 and KIP-1331 for those of Kafka 4.4. A test compares it with the classes of Kafka 4.1, and asks a broker.
+The middle column comes from Kafka 4.1 (KafkaApis, ControllerApis), from 2.0 and 3.9 for APIs that Kafka 4 lacks, and
+from KIP-1312 and KIP-1331 for APIs of Kafka 4.4. A test compares it with the classes of Kafka 4.1 and with a broker.
 
-- *a rule that allows the topic*: one with `topic`, or one without names. With groups and transactional ids alike.
-- *a rule without names*: one without `topic`, `group` and `transactional_id`, or a default that allows.
-- *a rule for brokers*: one without names that allows the API; no default does. Where the last column says
-  *`broker`*, one that allows this whole group.
+- *a rule that allows the topic*: a rule with `topic`, or a rule without names; the same applies to groups and
+  transactional ids.
+- *a rule without names*: a rule without `topic`, `group` and `transactional_id`, or a default that allows.
+- *a rule for brokers*: a rule without names that allows the API, but no default. If the last column has *`broker`*, the
+  rule must allow this whole group.
 - *the same, else the answer is without it*: unless `filter_lists` is off.
-- Rules that deny always count, with names too. `read_only` refuses whatever is not Read, Describe or DescribeConfigs.
+- Rules that deny always apply, also those with names. `read_only` refuses all requests that need other rights than
+  Read, Describe and DescribeConfigs.
 
-kproxy asks for more than a broker in these places: a ListOffsets or OffsetForLeaderEpoch that says a replica id, and a
-Fetch with an id below -2, want a rule for `broker`, as do versions 0 and 1 of OffsetForLeaderEpoch, for which brokers
-before Kafka 2.1 asked for it. A Metadata that names several topics creates none of them if one of them may not be
-created. A member of a Streams group needs the right to create its internal topics even where they exist.
+kproxy requires more than a broker in these cases: a ListOffsets or OffsetForLeaderEpoch with a replica id, and a Fetch
+with an id below -2, need a rule for `broker`, as do versions 0 and 1 of OffsetForLeaderEpoch, for which brokers before
+Kafka 2.1 required it. A Metadata with several topics creates none of them if the client may not create one of them. A
+member of a Streams group needs the right to create its internal topics even if they exist.
 """
 
 KINDS: dict[Any, str] = {
@@ -169,12 +172,12 @@ def settings() -> str:
         name = f"[[{path}]]" if many else f"[{path}]" if path else ""
         said = f"{said[:1].upper()}{said[1:]}"
         more = f" More: [{MORE[path]}](../{MORE[path]})." if path in MORE else ""
-        lines += ["", f"## {f'`{name}`' if name else 'Of the process'}", "", said + more, ""]
+        lines += ["", f"## {f'`{name}`' if name else 'Process'}", "", said + more, ""]
         option = next((each for each in RUN.params if each.name == path), None)
         if isinstance(option, click.Option):
-            lines += [f"The option `{option.opts[0]} {option.metavar}` stands for a table with defaults.", ""]
+            lines += [f"The option `{option.opts[0]} {option.metavar}` is short for this table with its defaults.", ""]
         if not path:
-            lines += ["They stand above the first `[[cluster]]`.", ""]
+            lines += ["Write these settings above the first `[[cluster]]`.", ""]
         lines += ["| setting | value | default | meaning | option |", "|---|---|---|---|---|"]
         lines += [row(path, model, field) for field in model.model_fields if not is_table(model, field)]
     return "\n".join(lines) + "\n"
@@ -421,7 +424,7 @@ def apis() -> str:
 
 
 def rights() -> str:
-    lines = [RIGHTS_PAGE, "| API | a broker asks for | in | kproxy asks for |", "|---|---|---|---|"]
+    lines = [RIGHTS_PAGE, "| API | a broker requires | in | kproxy requires |", "|---|---|---|---|"]
     for api in sorted(schema().apis.values(), key=lambda api: api.key):
         for right in RIGHTS[api.name]:
             of = f"{right.operation} on {_RESOURCES[right.resource]}"

@@ -1,6 +1,6 @@
 -- made by tools/make_reference.py
--- The tables as `kproxy spark ingest` lays them out, for a catalogue that wants them before there are data. Add
--- `location 'FOLDER/TABLE'`, and after each ingest `msck repair table TABLE`; or say `using delta` or `using iceberg`.
+-- The tables in the layout of `kproxy spark ingest`, for a catalogue that needs them before there are data. Add
+-- `location 'FOLDER/TABLE'`, and after each ingest `msck repair table TABLE`; or add `using delta` or `using iceberg`.
 
 create table exchanges (
   `source` string not null comment 'the capture\'s name, or live:<listener>',

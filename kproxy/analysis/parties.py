@@ -37,7 +37,7 @@ INSIDE = "inside_answer"  # of a response with errors, but none in `partitions`
 def throttle(
     exchanges: Frame, by: Sequence[str] = ("client", "api"), every: str | None = None, replicas: bool = False
 ) -> Frame:
-    """Who is throttled, how often and how long: quotas at work."""
+    """Throttled clients: how often, and for how long."""
     return ask(
         {"exchanges": exchanges},
         counted=f"""

@@ -196,8 +196,8 @@ def _asked_again(ask: Callable[[bool], None]) -> None:
 def sql(words: tuple[str, ...], shown: str, out: str | None, limit: int | None, quiet: bool, **how: Any) -> None:
     """Run any SELECT over the tables, by DuckDB; without one, read statements from the terminal or standard input.
 
-    Begin with the views exchanges_full, partitions_full and batches_full: their rows have the client, the broker and
-    the software beside them. Tables are named as their folders: exchanges, partitions, batches, connections, quality,
+    Begin with the views exchanges_full, partitions_full and batches_full: their rows also have the client, the
+    broker and the software. Tables are named as their folders: exchanges, partitions, batches, connections, quality,
     and those of groups and brokers; `kproxy analyze sql "describe exchanges_full" tables` lists columns. `error` is
     'NONE' where an answer has no error at its top level, and null without an answer: count errors by `errors > 0`,
     which is also right for errors inside an answer. Spark's functions of the same names as in

@@ -17,7 +17,7 @@ import click
 )
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 def compat(file: str | None, bootstrap: str | None, clients: str | None, as_json: bool) -> None:
-    """Show what kproxy does with each API of a cluster: rewritten, passed, capped, hidden, and what clients would lose.
+    """Show what kproxy does with each API of a cluster: rewritten, passed, capped or hidden; and the losses of clients.
 
     It asks every broker which versions it serves. A file's [[cluster]] gives TLS and login.
 

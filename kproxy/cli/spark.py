@@ -411,11 +411,11 @@ def follow(
 ) -> None:
     """Add each capture that appears in a folder to tables, once, until interrupted.
 
-    It reads a file when it is complete, whatever its name and age, unless its name ends in .part or .tmp. From a folder
+    It reads a file of any name and age when it is complete, unless its name ends in .part or .tmp. From a folder
     in a storage it reads only *.pcap, *.pcapng and *.cap, also compressed; from a pattern such as
     's3://captures/kafka/*', the files that match. A checkpoint holds the files that were read, so that a killed run
     resumes where it was. With --rotated the files found by one look are one capture: exchanges that cross from one file
-    into the next are whole. Those that cross from one look to the next are cut, and the tables mark them so.
+    into the next are whole. Exchanges that span two looks are split, and the tables mark them so.
 
     \b
     Follow tcpdump, which begins a file each minute, and follow a bucket:

@@ -95,7 +95,7 @@ def watch(log_format: str, log_level: str, **options: Any) -> None:
     A cluster of Kafka 3.9 or older, with its registry in ZooKeeper:
       sudo kproxy watch --interface eth0 --zookeeper-port 2181 --record tables
     \b
-    Find all Kafka traffic, whatever its ports:
+    Find Kafka traffic on all ports:
       sudo kproxy watch --interface any --port any --admin 9464
       curl -s localhost:9464/api/connections
     """

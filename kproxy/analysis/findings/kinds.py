@@ -108,8 +108,8 @@ KINDS = {
             "All brokers silent at once",
             "all {brokers} brokers answered nothing for {silent_ns}, though {waiting} requests waited that need no "
             "other broker; clients sent {sent_meanwhile} requests meanwhile",
-            "Brokers that stop at one moment and continue at one moment do not fail one by one: what they share stood "
-            "still, which is their host, the network to them, or the capture itself.",
+            "Brokers that stop and continue together do not fail one by one: a shared component stopped, such as their "
+            "host, the network to them, or the capture itself.",
             "Look at the host of the brokers, or of the capture: a pause of the virtual machine (steal time), "
             "swapping, a full disk queue, CPUs that have no time left; then at the network between. Clients that "
             "sent nothing meanwhile stood still too, or the capture did.",
@@ -430,15 +430,15 @@ KINDS = {
             "{given_up_records} records failed ({errors}; batches: {given_up_batches}) and were never sent again",
             "They are in no log, unless a request that was not answered was written all the same. The application got "
             "an error for each, and must have handled it, or the records are lost.",
-            "Mend what held the producer up: this is named as the cause where it is known. delivery.timeout.ms "
+            "Remove the cause of the producer's delay, which this finding names if it is known. delivery.timeout.ms "
             "(librdkafka: message.timeout.ms) must be longer than an outage lasts, and the buffer large enough for it "
             "(buffer.memory, queue.buffering.max.kbytes). Have the application look at the result of each send, and "
             "send these records again if their source still has them.",
             ("delivery.timeout.ms", "message.timeout.ms", "retries", "buffer.memory"),
             (),
             "batches whose last request was refused or not answered, and whose records are in no later request, though "
-            "their producer went on; what expired in the client's queue is not in a capture, except as a time that "
-            "timestamps skip when an idempotent producer begins a new epoch",
+            "their producer went on; records that expired in the client's queue are not in a capture, except as a time "
+            "that timestamps skip when an idempotent producer begins a new epoch",
         ),
         Kind(
             "doubtful_records",
@@ -541,8 +541,8 @@ KINDS = {
             "weak_acks",
             "acks=0 or 1 on replicated topics",
             "acks={acks} for {requests} requests to topics with {replicas} replicas",
-            "With acks=1 the leader acknowledges before a follower has the records; with acks=0 nobody acknowledges. "
-            "If the leader fails, acknowledged records are lost although replicas exist.",
+            "With acks=1 the leader acknowledges before a follower has the records; with acks=0 there is no "
+            "acknowledgement. If the leader fails, acknowledged records are lost although replicas exist.",
             "Set acks=all (the default since Kafka 3.0) and min.insync.replicas=2 at the topic.",
             ("acks", "min.insync.replicas"),
             ("acks_requests_min",),
@@ -703,7 +703,7 @@ KINDS = {
             "lag of each client and topic by its fetches, of each group and topic by its commits: size and growth, at "
             "the group's last request, or at the end if its members fell silent a minute before without leaving; "
             "growth is that of partitions whose lag was known at both moments; a "
-            "group that is less than 10 s behind is left out: so much may lie between two commits",
+            "group that is less than 10 s behind is left out: two commits may be that far apart",
             "lag",
             True,
         ),

@@ -247,7 +247,7 @@ THRESHOLDS = {
             "auto.commit.interval.ms is 5000: 0.2 a second; ten a second is a commit for every poll or record.",
         ),
         # balance
-        Threshold("hot_bytes_min", 1_000_000, "bytes", "In a smaller topic a few batches decide by chance."),
+        Threshold("hot_bytes_min", 1_000_000, "bytes", "In a smaller topic the result depends on a few batches."),
         Threshold(
             "hot_partition_times", 3, "times an even share", "Well-distributed keys stay below twice an even share."
         ),
@@ -286,8 +286,8 @@ THRESHOLDS = {
             "rebalances_min",
             5,
             "rebalances",
-            "Not counting those of members that first join, one each (two if cooperative): a deployment causes a few "
-            "more.",
+            "Without one rebalance (two if cooperative) for each member that joins for the first time: a deployment "
+            "causes a few more.",
         ),
         Threshold(
             "rebalances_per_hour",

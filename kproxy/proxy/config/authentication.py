@@ -59,7 +59,7 @@ class Authentication(Frozen):
     clock_skew_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False)] = 30.0
     # like a broker's connections.max.reauth.ms, in seconds; a token's expiry counts too
     session_lifetime_s: _Seconds | None = None
-    # seconds by which the answer to a failed login is delayed
+    # delay of the answer to a failed login, in seconds
     failure_delay_s: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0.1
 
 

@@ -131,9 +131,9 @@ class BrokerPorts(Frozen):
     ids: Annotated[range | Literal["any"], BeforeValidator(_ids)]
     # route ports: kproxy's port for the first id; further ids count up from it
     port: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
-    # ids any: how many ports, from `port` on, are given out
+    # ids any: number of ports, from `port` on, that kproxy assigns
     port_count: Annotated[int, Field(ge=1, le=MAX_PORT_COUNT)] | None = None
-    # ids any: the file that keeps which port stands for which id over a restart; default: ports are given out in the
+    # ids any: file that preserves the assignment of ports to ids across restarts; default: ports are assigned in the
     # order of the ids in the cluster's first answer
     ports_file: Path | None = None
     # value of {port} in `advertise` for the first id; further ids count up from it; default: `port`

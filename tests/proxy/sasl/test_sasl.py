@@ -10,7 +10,9 @@ def test_the_bounds_of_a_login_are_those_of_the_docs() -> None:
         f"A token may have {size(tokens.MAX_TOKEN_BYTES)}, a SCRAM message {checks.MAX_SCRAM_BYTES:,} bytes,"
         f" and the claim with the user's name {tokens.MAX_NAME:,} characters",
     )
-    assert not missing("limits.md", f" {size(clients.MAX_FRAME)} of a frame | 16 MiB of a cluster | kproxy refuses the client")
+    assert not missing(
+        "limits.md", f" {size(clients.MAX_FRAME)} of a frame | 16 MiB of a cluster | kproxy refuses the client"
+    )
     assert not missing(
         "inside/bounds.md",
         f"| a client's login | {clients.MAX_REQUESTS} requests of {size(clients.MAX_FRAME)};",
