@@ -40,6 +40,13 @@ def test_the_session_of_somebody_else_cannot_be_gone_on_with(version, cuts):
     assert talk.sent[BROKER] == again and not talk.faults
 
 
+@pytest.mark.parametrize("epoch", [0, 1, 1 << 8, 1 << 16, 1 << 24, (1 << 31) - 1, -1, -2, -(1 << 31)])
+@pytest.mark.parametrize("session_id", [0, 1, 1 << 24, -1])
+def test_an_epoch_above_0_goes_on_with_a_session_whatever_byte_it_is_in(session_id, epoch):
+    talk = judged().client(fetch(12, session_id, epoch, "orders"))
+    assert talk.sent[BROKER] == (b"" if epoch > 0 else fetch(12, 0, -1, "orders"))
+
+
 @pytest.mark.parametrize("session_id, epoch", [(0, 0), (4711, 0), (4711, -1)])
 @pytest.mark.parametrize("version", [7, 12, 13, NEWEST])
 def test_nobody_gets_a_session_or_ends_that_of_somebody_else(version, session_id, epoch):

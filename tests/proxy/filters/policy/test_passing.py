@@ -1,0 +1,57 @@
+"""What passes by its deciding fields alone is what passes when the whole request is decided, and nothing else is."""
+
+import random
+
+import pytest
+
+from kproxy.protocol.apis import API_VERSIONS, HEARTBEAT, OFFSET_COMMIT, PRODUCE
+from kproxy.wire.events import Exchange
+from kproxy.wire.interest import Interest
+from tests.protocol.messages import layouts
+from tests.proxy.filters.policy.policies import Decided, random_body
+
+REQUESTS = [layout for layout in layouts() if layout.side == "request"]
+PLANS = Interest()
+NAMED = {
+    PRODUCE: {"transactionalId", "topicData.name", "topicData.topicId"},
+    HEARTBEAT: {"groupId"},
+    OFFSET_COMMIT: {"groupId", "topics.name", "topics.topicId"},
+}
+
+
+def asked(layout, rng):
+    """A request of that layout with random contents, and its exchange."""
+    body = random_body(layout, rng)
+    encoded = layout.encode(body)
+    plan = PLANS.plan(layout.api_key << 16 | layout.version)
+    return len(encoded).to_bytes(4, "big") + encoded, lambda: Exchange(plan, 7, 0, 0, len(encoded) + 4, 0)
+
+
+@pytest.mark.parametrize("rules, settings, by_names", [
+    ([{"action": "allow"}], {}, ()),
+    ([{"action": "deny", "topic": "secret-*"}, {"action": "deny", "group": "x:*"}], {}, NAMED),
+    ([{"action": "allow", "topic": ["a", "o*"], "group": "a*"}, {"action": "deny"}], {}, NAMED),
+    ([{"action": "deny", "topic": "secret-*"}], {"audits": True}, (PRODUCE, OFFSET_COMMIT)),
+    ([{"action": "deny", "topic": "secret-*"}], {"filter_lists": True}, (PRODUCE, OFFSET_COMMIT)),
+    ([{"action": "deny", "client_id": "other"}], {}, ()),
+], ids=["all", "some", "only some", "audited", "filtered", "of others"])  # fmt: skip
+def test_what_its_fields_let_pass_is_forwarded_unchanged(rules, settings, by_names):
+    """The deciding fields are those that name what the rules are about: none where they let an API pass as a whole."""
+    rng = random.Random(str(rules))
+    named, always = set(), set()
+    for layout in REQUESTS * 2:
+        frame, exchange = asked(layout, rng)
+        authorizer = Decided(*rules, **settings).authorizer
+        fields = authorizer.deciding_fields(exchange(), frame)
+        if fields is None:
+            continue
+        is_forwarded = authorizer.decide(exchange(), frame) is None
+        assert authorizer.passes(exchange(), frame) == is_forwarded, layout
+        if fields:
+            assert fields <= NAMED[layout.api_key]
+            named.add(layout.api_key)
+        else:
+            assert is_forwarded, layout
+            always.add(layout.api_key)
+    assert named == set(by_names)
+    assert always >= {API_VERSIONS, *NAMED} - named and named.isdisjoint(always)

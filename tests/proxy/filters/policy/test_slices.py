@@ -1,0 +1,145 @@
+"""No slice of the policy's work is longer than its bound, and none is shorter: what many names cost other connections.
+
+Each row of the table is one loop: how much it has done after so many elements. It stops once per slice, at the element
+that the bound names, neither before nor behind it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import pytest
+
+from kproxy.protocol.apis import CREATE_TOPICS, DESCRIBE_GROUPS, LIST_GROUPS, METADATA
+from kproxy.protocol.codec import encode_data
+from kproxy.proxy.filters.policy import lists, members, refusals, resources
+from kproxy.proxy.filters.policy.authorizer import SLICE_NAMES, _sliced
+from kproxy.proxy.filters.policy.resources import GROUP, TOPIC, TRANSACTIONAL_ID, Names
+from kproxy.wire.events import Exchange
+from kproxy.wire.interest import Interest
+from tests.proxy.filters.policy.policies import Decided
+from tests.wire.playbook import request, response
+
+DENY = {"action": "deny", "topic": "secret-*"}
+
+
+def stops(slices: Any) -> Counter[str]:
+    """How many times work stops, by the function that stops."""
+    found: Counter[str] = Counter()
+    for _ in slices:
+        inner = slices
+        while (below := getattr(inner, "gi_yieldfrom", None)) is not None:
+            inner = below
+        found[inner.gi_code.co_name] += 1
+    return found
+
+
+def short(number: int) -> list[str]:
+    return [f"secret-{each}" for each in range(number)]
+
+
+def judged(number: int, kind: str, name: Callable[[int], Any] = "n-{}".format) -> Iterator[None]:
+    talk, names = Decided(DENY), Names()
+    setattr(names, kind, [name(each) for each in range(number)])
+    rules = talk.authorizer._clearance.api(METADATA, 12)
+    return talk.authorizer._judge(rules, names, "Metadata")
+
+
+def rest_asked_for(number: int, *, by_id: bool) -> Iterator[None]:
+    """A Metadata that names so many denied topics by their ids, or so many allowed ones and one that is not."""
+    talk, names = Decided(DENY), Names()
+    exchange = Exchange(Interest().plan(METADATA << 16 | 12), 1, 0, 0, 100, 0)
+    if by_id:
+        names.topic_id = [UUID(int=each + 1) for each in range(number)]
+        denied: Any = {(TOPIC, each): 29 for each in names.topic_id}
+        topics: list[dict[str, Any]] = [{"topicId": each, "name": None} for each in names.topic_id]
+    else:
+        names.topic = [f"t-{each}" for each in range(number)]
+        denied = {(TOPIC, "secret"): 29}
+        topics = [{"name": each} for each in names.topic]
+    frame = memoryview(request(METADATA, 12, 1, {"topics": topics}))
+    verdict = talk.authorizer._clearance.unknown(METADATA, 12)
+    return talk.authorizer._ask_for_the_rest(exchange, frame, names, denied, verdict)
+
+
+def listed(number: int) -> Iterator[None]:
+    groups = [{"groupId": each, "protocolType": "", "groupState": ""} for each in short(number)]
+    frame = memoryview(response(LIST_GROUPS, 4, 1, {"groups": groups}))
+    return lists.filter_list(LIST_GROUPS, 4, frame, lambda found: True)
+
+
+def created(number: int) -> Iterator[None]:
+    topics = [{"name": each, "configs": []} for each in short(number)]
+    frame = memoryview(response(CREATE_TOPICS, 5, 1, {"topics": topics}))
+    return lists.hide_settings(5, frame, lambda name: True)
+
+
+def expressions(number: int) -> Iterator[None]:
+    members_ = [{"subscribedTopicRegex": "x", "assignment": {}, "targetAssignment": {}} for _ in range(number)]
+    frame = memoryview(response(69, 1, 1, {"groups": [{"members": members_}]}))
+    return lists.hide_mentioned(69, 1, frame, lambda kind, name: True, True)
+
+
+def errors_added(number: int) -> Iterator[None]:
+    frame = memoryview(response(METADATA, 12, 1, {"topics": [], "brokers": []}))
+    return lists.metadata_answer(12, frame, lambda found: True, [(each, 29) for each in short(number)])
+
+
+def subscribed(number: int) -> Iterator[None]:
+    said = encode_data("ConsumerProtocolSubscription", 0, {"topics": short(number), "userData": None})
+    member = {"memberMetadata": said, "memberAssignment": b""}
+    groups = [{"protocolType": "consumer", "members": [member]}]
+    frame = memoryview(response(DESCRIBE_GROUPS, 5, 1, {"groups": groups}))
+    return members.hide_in_members(5, frame, lambda topic: True)
+
+
+class Loop(NamedTuple):
+    function: str  # which stops
+    size: int  # of a slice
+    work: Callable[[int], Iterator[None]]  # by number of elements
+    each: int = 1  # what an element counts as
+    first: int = 0  # what is counted beside the elements
+
+
+LOOPS = {
+    "topics judged": Loop("_judge", SLICE_NAMES, partial(judged, kind=TOPIC), first=-1),
+    "groups judged": Loop("_judge", SLICE_NAMES, partial(judged, kind=GROUP), first=-1),
+    "transactions judged": Loop("_judge", SLICE_NAMES, partial(judged, kind=TRANSACTIONAL_ID), first=-1),
+    "ids judged": Loop("_judge", SLICE_NAMES, partial(judged, kind="topic_id", name=lambda n: UUID(int=n)), first=-1),
+    "names of 63 judged": Loop("_judge", SLICE_NAMES, partial(judged, kind=TOPIC, name="{:63}".format), 1, -1),
+    "names of 64 judged": Loop("_judge", SLICE_NAMES, partial(judged, kind=TOPIC, name="{:64}".format), 2, -2),
+    "names of 255 judged": Loop("_judge", SLICE_NAMES, partial(judged, kind=TOPIC, name="{:255}".format), 4, -4),
+    "denied topics": Loop("_ask_for_the_rest", SLICE_NAMES, partial(rest_asked_for, by_id=True)),
+    "topics left": Loop("_ask_for_the_rest", SLICE_NAMES, partial(rest_asked_for, by_id=False)),
+    "a list": Loop("_removed", lists._SLICE_SPANS, listed, 2, 1),  # a group and its name; the array
+    "new topics": Loop("hide_settings", lists._SLICE_SPANS, created),
+    "expressions": Loop("hide_mentioned", lists._SLICE_SPANS, expressions),
+    "errors of topics": Loop("_error_entries", lists._SLICE_SPANS, errors_added),
+    "topics of a member": Loop("_without", members._SLICE_TOPICS, subscribed),
+    "share keys": Loop(
+        "_note_keys", resources._SLICE_NOTED, lambda n: resources._note_keys(Names(), 2, ["g:t:0"] * n)
+    ),
+    "resources": Loop(
+        "_note_resources", resources._SLICE_NOTED, lambda n: resources._note_resources(Names(), [(2, "t")] * n)
+    ),
+    "values freed": Loop(
+        "freed_in_slices", refusals._SLICE_FREED, lambda n: refusals.freed_in_slices([0] * n)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_a_loop_stops_once_for_each_full_slice(loop):
+    for slices in (1, 2):
+        full = next(number for number in count() if number * loop.each + loop.first >= slices * loop.size)
+        found = [stops(loop.work(number))[loop.function] for number in (full - 1, full, full + 1)]
+        assert found == [slices - 1, slices, slices], full
+
+
+def test_names_are_sliced_by_their_lengths():
+    for length, names in ((1, 128), (63, 128), (64, 64), (127, 64), (128, 43), (64 * 127, 1), (64 * 200, 1)):
+        lengths = [len(some) for some in _sliced(["x" * length] * (2 * names + 1))]
+        assert lengths == [names, names, 1] or (names == 1 and lengths == [1, 1, 1, 0])
