@@ -1,8 +1,11 @@
 """The cells as rows, now and over the last hour: the figures of /metrics, and bounded."""
 
 import json
+from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kproxy.metrics import Metrics, live
 from kproxy.metrics.bounds import PROXY_NS
@@ -15,6 +18,8 @@ from kproxy.wire.interest import Interest
 from tests.metrics.test_slow import FETCH, MS, PRODUCE, START, exchange
 
 SECOND = 10**9
+NUMBERS = st.integers(0, 3)
+HISTOGRAMS = st.dictionaries(st.integers(0, 4), st.integers(1, 3), max_size=3)  # counts by bucket
 
 
 def connected(metrics, cluster="demo", broker="1"):
@@ -187,6 +192,60 @@ def test_what_is_too_much_even_by_api_is_under_one_name():
         == sum(row[7][1] for _, row in found)
         == 5050
     )
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.sampled_from(("a", "b")),
+            st.sampled_from(("Fetch", "Produce", "Metadata")),
+            st.lists(NUMBERS, min_size=6, max_size=6),
+            HISTOGRAMS,
+            HISTOGRAMS,
+        ),
+        min_size=1,
+    ),
+    room=st.integers(1, 7),
+)
+def test_rows_by_api_have_the_sums_of_each_column_and_bucket(rows, room):
+    """The two histograms are added up by themselves, and what is beyond the room is one row of all else."""
+    made = [
+        ((cluster, "1", api), [*counts, *([n for pair in buckets.items() for n in pair] for buckets in histograms)])
+        for cluster, api, counts, *histograms in rows
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live, "MAX_SERIES", live.NAMED_SERIES + room)
+        found = live._rest_by_api(made)
+    named = {key for key, _ in found if key != ("other",) * 3}
+    apis = {(cluster, "other", api) for cluster, api, *_ in rows}
+    assert named <= apis and len(found) == min(room, len(apis)) and (len(named) == len(found)) == (len(apis) <= room)
+    for key, row in found:
+        of = [each for each in rows if ((each[0], "other", each[1]) if key in named else key) == key]
+        of = of if key in named else [each for each in rows if (each[0], "other", each[1]) not in named]
+        assert row[:6] == [sum(each[2][column] for each in of) for column in range(6)]
+        for place in (3, 4):
+            buckets = sum((Counter(each[place]) for each in of), Counter())
+            assert Counter(dict(zip(row[place + 3][::2], row[place + 3][1::2], strict=True))) == buckets
+    requests = [row[0] for key, row in found if key in named]
+    assert requests == sorted(requests, reverse=True)
+
+
+@given(figures=st.lists(st.tuples(st.sampled_from("abc"), *[st.integers(0, 2)] * 4), unique_by=lambda row: row[0]))
+def test_brokers_and_topics_are_in_the_order_that_their_rows_say(figures):
+    metrics = Metrics()
+    topics = metrics.cluster("demo").topics = Topics()
+    for name, one, two, three, four in figures:
+        broker = metrics.cluster("demo").broker(name, "main")
+        broker.open.update(main=one, other=four)
+        broker.disconnects.update({("main", "defect"): two})
+        broker.disconnects.update({("main", "limit"): three})
+        cells = topics.top.cell_for(name, 1, metrics.now_ns())
+        cells.seen_ns = metrics.now_ns()
+        cells.request.bytes, cells.request.records, cells.response.bytes, cells.response.records = one, two, three, four
+    brokers = [["demo", name, one + four, 0, two + three] for name, one, two, three, four in figures]
+    assert live.broker_rows(metrics, 9) == sorted(brokers, key=lambda row: (-row[2], row[1]))
+    carried = [["demo", *row] for row in figures]
+    assert live.topic_rows(metrics, 9) == sorted(carried, key=lambda row: -(row[2] + row[4]))
 
 
 def test_rows_are_the_largest_and_no_more_than_were_asked_for():

@@ -1,11 +1,13 @@
 """A large push in pieces says what it says as a whole, and no step of the work is large."""
 
 import pytest
+from google.protobuf.message import DecodeError
 from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
 
 from kproxy.errors import Malformed
 from kproxy.metrics import pushed_pieces
 from kproxy.metrics.pushed_pieces import MAX_FIELDS, OTHER_BYTES, PIECE_BYTES, pieces
+from kproxy.protocol.primitives import write_uvarint
 
 LEVELS = 4  # around a data point
 
@@ -103,6 +105,50 @@ def test_what_cannot_be_cut_is_refused(data, said):
         return
     with pytest.raises(Malformed, match=said):
         list(pieces(data))
+
+
+def field(number: int, kind: int, tag_bytes: int, value: bytes) -> bytes:
+    """A field whose tag takes so many bytes: more than need be, which protobuf allows."""
+    tag = number << 3 | kind
+    return bytes(tag >> 7 * at & 127 | (at < tag_bytes - 1) << 7 for at in range(tag_bytes)) + value
+
+
+@pytest.mark.parametrize("kind", range(8))
+@pytest.mark.parametrize("size", [*range(13), 127, 128, 129])
+def test_a_message_is_cut_into_fields_as_protobuf_does(kind, size):
+    """Of each wire type, values of each length: what protobuf reads is passed on, and what it refuses is refused."""
+    for value in (b"\xff" * (size - 1) + b"\1" if kind == 0 and size else bytes(size), b"\x80" * size + b"\0"):
+        data = field(9, kind, 2, (write_uvarint(size) if kind == 2 else b"") + value) + field(8, 0, 1, b"\5")
+        try:
+            MetricsData.FromString(data)
+        except DecodeError:
+            with pytest.raises(Malformed):
+                list(pieces(data))
+        else:
+            assert kind in (3, 4) or [*pieces(data)] == [data]
+
+
+@pytest.mark.parametrize("tag_bytes", range(2, 12))
+def test_a_number_of_up_to_ten_bytes_is_one(tag_bytes):
+    """Of a length and an ignored number; a tag is shorter for protobuf itself, which does not see this one."""
+    number = b"\x80" * (tag_bytes - 1) + b"\0"
+    for data in (field(9, 0, 1, number), field(9, 2, 1, number)):
+        if tag_bytes > 10:
+            with pytest.raises(Malformed, match="ten bytes"):
+                list(pieces(data))
+        else:
+            assert [*pieces(data)] == [data]
+
+
+@pytest.mark.parametrize("beside", [0, 1])
+def test_what_is_beside_a_list_may_have_so_many_bytes(beside):
+    data = b"\x12" + write_uvarint(OTHER_BYTES - 3 + beside) + bytes(OTHER_BYTES - 3 + beside)
+    assert len(data) == OTHER_BYTES + beside
+    if beside:
+        with pytest.raises(Malformed, match="beside its list"):
+            list(pieces(data))
+    else:
+        assert [*pieces(data)] == [data]
 
 
 def test_one_point_of_very_much_is_refused_and_points_without_end_too():
