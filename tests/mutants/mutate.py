@@ -1,7 +1,8 @@
 """Changes of one operator, bound or constant each: what tests should notice.
 
 A mutant is a module's source in which one node of its syntax tree is another. Docstrings, annotations, `__slots__`, log
-messages and the texts of errors are left alone: no test is about them.
+messages and the texts of errors are left alone: no test is about them. Nor is `strict=True` of `zip`: it asserts what
+holds for all input, and the module computes the same without it.
 """
 
 import ast
@@ -67,7 +68,7 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
         if name in ("annotation", "returns", "type_params", "decorator_list"):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST) and not _is_text(child):
+            if isinstance(child, ast.AST) and not (_is_text(child) or _asserts(node, child)):
                 yield from _nodes(child)
 
 
@@ -81,6 +82,13 @@ def _is_text(node: ast.AST) -> bool:
         return isinstance(called, ast.Attribute) and called.attr in _SAID
     targets = node.targets if isinstance(node, ast.Assign) else ()
     return any(isinstance(target, ast.Name) and target.id == "__slots__" for target in targets)
+
+
+def _asserts(call: ast.AST, keyword: ast.AST) -> bool:
+    """Whether this is `strict=True` in a call of `zip`."""
+    if not (isinstance(call, ast.Call) and isinstance(keyword, ast.keyword) and keyword.arg == "strict"):
+        return False
+    return isinstance(call.func, ast.Name) and call.func.id == "zip" and ast.unparse(keyword.value) == "True"
 
 
 def _changes(node: ast.AST) -> Iterator[Callable[[], Callable[[], None]]]:

@@ -14,6 +14,7 @@ class It:
         log.warning("size %d", 5)
         if not size or (self.a + 1) < size <= 7:
             raise ValueError(f"{size} < 8")
+        every = zip(self.a, self.b, strict=True), sorted(self.a, reverse=True), zip(self.a, strict=False)
         return True
 '''
 
@@ -30,6 +31,8 @@ def test_each_is_one_change_of_what_is_computed():
         ("self.a + 1", "self.a - 1"),
         ("1", "2"),
         ("7", "8"),
+        ("True", "False"),  # of sorted: the one of zip is an assertion
+        ("False", "True"),
         ("True", "False"),
     ]
     assert count(MODULE) == len(found)
