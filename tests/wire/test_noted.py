@@ -26,10 +26,10 @@ def fetch(count: int, name: str = "t", number: int = 1, client: str = "c") -> by
     return request(FETCH, 4, number, {"topics": [{"topic": name, "partitions": partitions}]}, client=client)
 
 
-def produce(sizes: list[int], name: str = "t", acks: int = 1) -> bytes:
+def produce(sizes: list[int], number: int = 1) -> bytes:
     """A Produce to a partition for each size, with as many bytes behind its batch."""
     data = [{"index": index, "records": TINY + bytes(size)} for index, size in enumerate(sizes)]
-    return request(PRODUCE, 3, 1, {"acks": acks, "topicData": [{"name": name, "partitionData": data}]})
+    return request(PRODUCE, 3, number, {"acks": 1, "topicData": [{"name": "t", "partitionData": data}]})
 
 
 def dialogue(**settings: Any) -> Dialogue:
@@ -97,9 +97,19 @@ def test_a_large_request_counts_as_much_in_parts_as_whole(count: int) -> None:
     assert {noted(frame, cuts) for cuts in ([], [30], [5000], range(1000, 60_000, 1000))} == {expected}
 
 
+def test_a_copy_of_a_part_is_counted_from_512_bytes_on() -> None:
+    frame = fetch(1, "t" * 1000)
+    for arrived in range(NOTED_LEAST - 3, NOTED_LEAST + 3):
+        held = (talk := dialogue().client(frame[:arrived])).session._interest.held
+        assert held.noted_bytes == (arrived if arrived >= NOTED_LEAST else 0)
+        talk.close(CLIENT).close(BROKER)
+        assert held.noted_bytes == 0
+
+
+@pytest.mark.parametrize("make", [fetch, lambda count, **more: produce([0] * count, **more)], ids=["fetch", "produce"])
 @pytest.mark.parametrize("limit", [33, 34])
 def test_pending_requests_of_a_connection_name_so_many_partitions_together(
-    limit: int, monkeypatch: pytest.MonkeyPatch
+    limit: int, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of sixteen and fewer none counts; what is answered counts no more."""
     monkeypatch.setattr(client_side, "MAX_NAMED", limit)
@@ -107,13 +117,13 @@ def test_pending_requests_of_a_connection_name_so_many_partitions_together(
 
     def asks(number: int, count: int) -> bool:
         """Whether what it names is kept."""
-        talk.client(fetch(count, number=number))
+        talk.client(make(count, number=number))
         return talk.session.pending[-1].request_body is not None
 
     assert [asks(number, count) for number, count in enumerate((17, 17, 16, 17, 15), 1)] == [
         *(True, limit == 34, True, False, True),
     ]
-    talk.broker(response(FETCH, 4, 1))
+    talk.broker(response(FETCH, 4, 1) if make is fetch else response(PRODUCE, 3, 1))
     assert asks(6, 17) and not asks(7, 17)
     assert {fault.kind for fault in talk.faults} == {"too_much_named"}
     talk.close(CLIENT).close(BROKER)
