@@ -151,6 +151,21 @@ def test_what_is_beside_a_list_may_have_so_many_bytes(beside):
         assert [*pieces(data)] == [data]
 
 
+def test_a_piece_has_all_that_fits(monkeypatch):
+    """Of two resources with two metrics each: together, or one by one."""
+    data = made(2, 1, 2, 1)
+    for resource in data.resource_metrics:
+        for metric in resource.scope_metrics[0].metrics:
+            metric.name, metric.description = "name", "says"
+    whole = data.SerializeToString()
+    each = len(whole) // 2
+    for room, count in ((2 * each + 1, 1), (2 * each, 1), (2 * each - 1, 2), (each, 2)):
+        monkeypatch.setattr(pushed_pieces, "PIECE_BYTES", room)
+        cut = [piece for piece in pieces(whole) if piece is not None]
+        assert len(cut) == count
+        assert [point for piece in cut for point in points(MetricsData.FromString(piece))] == points(data)
+
+
 def test_one_point_of_very_much_is_refused_and_points_without_end_too():
     data = MetricsData()
     point = data.resource_metrics.add().scope_metrics.add().metrics.add(name="m").gauge.data_points.add()
