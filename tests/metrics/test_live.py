@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -232,6 +233,7 @@ def test_rows_by_api_have_the_sums_of_each_column_and_bucket(rows, room):
 
 @given(figures=st.lists(st.tuples(st.sampled_from("abc"), *[st.integers(0, 2)] * 4), unique_by=lambda row: row[0]))
 def test_brokers_and_topics_are_in_the_order_that_their_rows_say(figures):
+    """A topic that some clients name and others know by its id is one row."""
     metrics = Metrics()
     topics = metrics.cluster("demo").topics = Topics()
     for name, one, two, three, four in figures:
@@ -239,13 +241,18 @@ def test_brokers_and_topics_are_in_the_order_that_their_rows_say(figures):
         broker.open.update(main=one, other=four)
         broker.disconnects.update({("main", "defect"): two})
         broker.disconnects.update({("main", "limit"): three})
-        cells = topics.top.cell_for(name, 1, metrics.now_ns())
-        cells.seen_ns = metrics.now_ns()
-        cells.request.bytes, cells.request.records, cells.response.bytes, cells.response.records = one, two, three, four
+        topics.names[UUID(int=ord(name))] = name
+        for key, counts in ((name, (one, two, three, four)), (UUID(int=ord(name)), (four, three, two, one))):
+            cells = topics.top.cell_for(key, 1, metrics.now_ns())
+            cells.seen_ns = metrics.now_ns()
+            carried = cells.request, cells.response
+            (carried[0].bytes, carried[0].records, carried[1].bytes, carried[1].records) = counts
     brokers = [["demo", name, one + four, 0, two + three] for name, one, two, three, four in figures]
     assert live.broker_rows(metrics, 9) == sorted(brokers, key=lambda row: (-row[2], row[1]))
-    carried = [["demo", *row] for row in figures]
-    assert live.topic_rows(metrics, 9) == sorted(carried, key=lambda row: -(row[2] + row[4]))
+    topics_ = [
+        ["demo", name, one + four, two + three, three + two, four + one] for name, one, two, three, four in figures
+    ]
+    assert live.topic_rows(metrics, 9) == sorted(topics_, key=lambda row: -(row[2] + row[4]))
 
 
 def test_rows_are_the_largest_and_no_more_than_were_asked_for():

@@ -265,3 +265,20 @@ def test_sizes_are_halved_every_ten_minutes():
     for seconds, rank in ((599, 1001), (659, 500), (1199, 500), (1259, 250)):
         top.cell_for(f"at {seconds}", 1, begun + seconds * SECOND).seen_ns = begun + seconds * SECOND
         assert top.cells["first"].rank == rank, seconds
+
+
+@pytest.mark.parametrize("more_ns", [-1, 0, 1])
+def test_a_series_that_was_replaced_goes_on_for_five_minutes_and_then_begins_at_0(more_ns):
+    top = Top(1, TopicCells)
+    begun_ns = 1_700_000_000 * SECOND
+    first = top.cell_for("a", 1, begun_ns)
+    first.request.bytes, first.seen_ns = 7, begun_ns
+    second = top.cell_for("b", 100, begun_ns)
+    assert second not in (first, top.other)
+    ended_ns = begun_ns + LEAVE_NS + more_ns
+    second.seen_ns, second.rank = ended_ns, 50
+    top.cell_for("c", 1, ended_ns - SECOND)  # the last sweep before
+    assert {key for key, _ in top.shown(ended_ns)} - {None} == ({"a", "b"} if more_ns < 0 else {"b"})
+    again = top.cell_for("a", 1000, ended_ns)
+    assert (again is first) == (more_ns < 0) and again is not top.other
+    assert again.request.bytes == (7 if more_ns < 0 else 0)

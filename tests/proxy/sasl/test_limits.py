@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from kproxy.errors import KproxyError
+from kproxy.errors import KproxyError, UpstreamError
 from kproxy.proxy.config.settings import Login
-from kproxy.proxy.sasl import identities, tokens, users
+from kproxy.proxy.sasl import identities, mechanisms, tokens, users
 from kproxy.proxy.sasl.checks import SHORT_SCRAM_BYTES, LoginRefusedError, ScramCheck, TokenCheck
 from kproxy.proxy.sasl.identities import Identities
-from kproxy.proxy.sasl.mechanisms import MAX_ITERATIONS, MIN_ITERATIONS
+from kproxy.proxy.sasl.mechanisms import MAX_ITERATIONS, MIN_ITERATIONS, Scram
+from kproxy.proxy.sasl.secrets import Secret
 from kproxy.proxy.sasl.tokens import MAX_NAME, MAX_TOKEN_BYTES, TokenError
 from kproxy.proxy.sasl.users import UsersError, credential, lines, parse
 from tests.proxy.sasl.test_tokens import RSA, checker, issuer, jwk, jwks, token  # noqa: F401 (a fixture)
@@ -89,3 +90,16 @@ def test_messages_of_clients(tmp_path: Path) -> None:
                 TokenCheck(checker()).receive(message)
         else:
             assert TokenCheck(checker()).receive(message) == (b'{"status": "invalid_token"}', None)
+
+
+@pytest.mark.parametrize("iterations, is_computed", [(4095, False), (4096, True), (5000, True), (5001, False)])
+def test_iterations_that_a_broker_asks_for(iterations: int, is_computed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mechanisms, "MAX_ITERATIONS", 5000)
+    scram = Scram(SHA_256, "alice", Secret("hunter2"))
+    nonce = scram.first().decode().partition(",r=")[2]
+    challenge = f"r={nonce}more,s=c2FsdCBvZiB0d2VsdmU=,i={iterations}".encode()
+    if is_computed:
+        assert (scram.answer(challenge) or b"").startswith(b"c=biws,r=")
+    else:
+        with pytest.raises(UpstreamError, match=f"asks for {iterations} iterations|must not be < 4096"):
+            scram.answer(challenge)
