@@ -55,3 +55,30 @@ def test_what_its_fields_let_pass_is_forwarded_unchanged(rules, settings, by_nam
             always.add(layout.api_key)
     assert named == set(by_names)
     assert always >= {API_VERSIONS, *NAMED} - named and named.isdisjoint(always)
+
+
+@pytest.mark.parametrize("key", [*range(-1, 95), 9999])
+def test_a_policy_without_rules_needs_no_decision(key):
+    for version in (0, 1, 5, 99):
+        policy = Decided().policy
+        assert not policy.authorizes(key, version) and policy.is_empty
+        audits = Decided(audits=True).policy
+        assert audits.authorizes(key, version) == audits.is_audited(key)
+
+
+@pytest.mark.parametrize("rules, settings", [
+    ([{"action": "deny", "topic": "secret-*"}], {"filter_lists": True}),
+    ([{"action": "allow", "api": "read"}], {}),
+    ([{"action": "deny", "api": ["admin", "Fetch"]}, {"action": "allow"}], {}),
+    ([], {"read_only": True}),
+], ids=["names", "reads", "no admin", "read only"])  # fmt: skip
+def test_what_needs_no_decision_would_be_forwarded(rules, settings):
+    rng = random.Random(str(rules))
+    some = set()
+    for layout in REQUESTS:
+        frame, exchange = asked(layout, rng)
+        talk = Decided(*rules, **settings)
+        needed = talk.policy.authorizes(layout.api_key, layout.version)
+        some.add(needed)
+        assert needed or talk.authorizer.decide(exchange(), frame) is None, layout
+    assert some == {True, False}

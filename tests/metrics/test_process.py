@@ -12,7 +12,7 @@ from kproxy.metrics.upstream import ClusterState
 from kproxy.metrics.zookeeper import ZooKeeperCells
 from tests.metrics.test_metrics import busy_metrics, info, scrape
 
-EXPECTED = Path(__file__).with_name("whole.csv")
+EXPECTED = Path(__file__).with_name("process.csv")
 # Of the clock, and of the process that runs the tests.
 OF_NOW = {"kproxy_start_time_seconds", "kproxy_config_last_reload_success_timestamp_seconds", "kproxy_build_info"}
 NOW_S = 10**9  # seconds since the Unix epoch, and times that a test's clock makes out of them, are larger
