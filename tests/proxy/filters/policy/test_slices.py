@@ -143,3 +143,12 @@ def test_names_are_sliced_by_their_lengths():
     for length, names in ((1, 128), (63, 128), (64, 64), (127, 64), (128, 43), (64 * 127, 1), (64 * 200, 1)):
         lengths = [len(some) for some in _sliced(["x" * length] * (2 * names + 1))]
         assert lengths == [names, names, 1] or (names == 1 and lengths == [1, 1, 1, 0])
+
+
+def test_bytes_of_members_are_read_up_to_a_slice():
+    for more, slices in ((-1, 0), (0, 0), (1, 1)):
+        fixed = 2 + len("connect") + 4 + 4  # the type of the group, the size of each of a member's two fields
+        member = {"memberMetadata": bytes(members._SLICE_BYTES - fixed + more), "memberAssignment": b""}
+        groups = [{"protocolType": "connect", "members": [member]}]
+        frame = memoryview(response(DESCRIBE_GROUPS, 0, 1, {"groups": groups}))
+        assert stops(members.hide_in_members(0, frame, lambda topic: True))["hide_in_members"] == slices
