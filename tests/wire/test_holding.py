@@ -6,7 +6,7 @@ from kproxy.protocol.apis import HEARTBEAT, LIST_GROUPS, PRODUCE
 from kproxy.wire.authorizer import MAX_HELD_REQUEST, Close, Replace
 from kproxy.wire.bodies import TOPICS
 from kproxy.wire.events import ANSWERED_BY_PROXY, BROKER, CLIENT
-from kproxy.wire.interest import HeldBudget
+from kproxy.wire.interest import HELD_PATIENCE_NS, HeldBudget
 from kproxy.wire.state import SMALL_BODY
 from tests.wire.playbook import Dialogue, request, response
 from tests.wire.test_authorizer import Scripted, answer, heartbeat, interest
@@ -108,3 +108,29 @@ def test_the_topics_of_a_large_held_request_are_walked_in_slices(slow, replaced)
     assert [named.topic for named in exchange.request_body.partitions[:2]] == ["topic-0", "topic-1"]
     assert len(exchange.request_body.partitions) == 20_000 and not talk.faults
     assert talk.session._interest.held._held_bytes == 0
+
+
+@pytest.mark.parametrize("waited_ns", [HELD_PATIENCE_NS - 1, HELD_PATIENCE_NS])
+def test_a_request_that_is_not_whole_for_long_makes_room_for_others(waited_ns):
+    """It ends its own connection. Before, and if it is complete by then, the one that needs room is closed."""
+    frame = heartbeat(1)
+    for is_whole in (False, True):
+        held = HeldBudget(len(frame))
+        common = interest(HEARTBEAT, held=held)
+        slow, quick = (Dialogue(common, authorizer=Scripted()) for _ in range(2))
+        held.give_up = lambda session, waited_ns=waited_ns: session.give_up_held(waited_ns)
+        slow.session.receive(CLIENT, memoryview(frame[:-1]), 0)
+        if is_whole:
+            slow.client(frame[-1:])
+        quick.session.receive(CLIENT, memoryview(frame[:-1]), waited_ns)
+        quick.client(b"").close(BROKER)
+        slow.client(b"").close(BROKER)
+        faults = [[fault.kind for fault in talk.faults] for talk in (slow, quick)]
+        if is_whole:
+            assert faults == [[], []]
+        elif waited_ns < HELD_PATIENCE_NS:
+            assert faults == [[], ["held_too_many"]]
+        else:
+            assert faults == [["held_too_many"], []]
+            assert "is not whole yet, and others need its room" in slow.faults[0].text
+        assert held.held_bytes == 0
