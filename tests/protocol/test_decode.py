@@ -314,3 +314,15 @@ def test_requests_that_do_not_have_the_size_that_they_say_are_named(given, said)
     whole = "00000019000300020000000500036170700000000100066f7264657273"
     with pytest.raises(ProtocolError, match=f"^{said}"):
         decode.decoded(bytes.fromhex(given.format(whole, whole[8:])))
+
+
+def test_frames_are_those_whose_sizes_fill_the_input_from_end_to_end():
+    """The shortest frame is a response without a body: its correlation id."""
+    for sizes in ([4], [5], [4, 4], [100, 4, 7]):
+        frames = [bytes([number]) * size for number, size in enumerate(sizes)]
+        whole = b"".join(struct.pack(">i", len(frame)) + frame for frame in frames)
+        assert decode.sized_frames(whole) == frames
+        for other in (whole[:-1], whole + b"\0", whole + struct.pack(">i", 4), whole[1:]):
+            assert decode.sized_frames(other) is None
+    for size in (-1, 0, 1, 3):
+        assert decode.sized_frames(struct.pack(">i", size) + bytes(max(0, size))) is None

@@ -139,3 +139,10 @@ def test_a_request_of_any_client_id_is_found(client: bytes) -> None:
 @pytest.mark.parametrize("at", [0, 30, 49])
 def test_a_request_is_found_at_its_first_byte(at: int) -> None:
     assert resync.find_request(JUNK[:at] + HEARTBEAT, at, b"me") == at
+
+
+@pytest.mark.parametrize(("key", "version", "could"), [
+    (255, 0, True), (256, 0, False), (0, 31, True), (0, 32, False), (255, 31, True), (-1, 0, False), (0, -1, False),
+])  # fmt: skip
+def test_which_apis_and_versions_a_later_release_could_have(key, version, could):
+    assert resync._could_be((key & 0xFFFF) << 16 | version & 0xFFFF) is could

@@ -55,6 +55,19 @@ def test_a_session_that_was_begun_here_goes_on_until_it_ends(version):
     assert talk.sent[BROKER] == b"".join(dialogue)
 
 
+@pytest.mark.parametrize(
+    "epoch, goes_on", [(-(1 << 31), False), (-1, False), (0, True), (1, True), ((1 << 31) - 1, True)]
+)
+def test_an_epoch_below_0_ends_a_session_and_no_other_one_does(epoch, goes_on):
+    """Also one that a broker refuses: whoever sent it goes on with the session that it has."""
+    talk = judged().client(ask(SHARE_FETCH, 1, 0, ORDERS))
+    begun = talk.sent[BROKER] + ask(SHARE_ACKNOWLEDGE, 1, epoch, number=2)
+    talk.client(ask(SHARE_ACKNOWLEDGE, 1, epoch, number=2))
+    assert talk.sent[BROKER] == begun
+    last = ask(SHARE_FETCH, 1, 1, number=3)
+    assert talk.client(last).sent[BROKER] == begun + (last if goes_on else b"")
+
+
 @pytest.mark.parametrize("size", [1, 20_000])
 @pytest.mark.parametrize("version", schema().apis[SHARE_FETCH].request.versions)
 def test_a_session_that_somebody_else_began_anew_brings_no_records_of_a_denied_topic(version, size):
