@@ -163,9 +163,10 @@ def test_a_sample_that_has_not_begun_is_null():
     }
 
 
-def test_times_inside_kproxy_are_those_of_the_sample_alone():
+@pytest.mark.parametrize("direction", ["request", "response"])
+def test_times_inside_kproxy_are_those_of_the_sample_alone(direction):
     metrics, history = Metrics(), live.History()
-    inside = next(iter(metrics.directions.values())).counts
+    inside = metrics.directions[direction].counts
     history.close(metrics, {}, START)
     for number, bucket in enumerate((-2, 0, 4), 1):
         inside[bucket] += 100
