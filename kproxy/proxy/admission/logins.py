@@ -130,6 +130,7 @@ class Logins:
         if any(mechanism.startswith("SCRAM") for mechanism in settings.mechanisms):
             import scramp  # noqa: F401 - so that a missing one is reported at the start
         checker = keys = None
+        version: Callable[[], tuple[int, ...]] = tuple
         if "OAUTHBEARER" in settings.mechanisms:
             checker = TokenChecker(
                 issuer=settings.issuer,
@@ -141,10 +142,11 @@ class Logins:
             )
             if settings.jwks_file is not None:
                 load = partial(tokens.read, settings.jwks_file)
+                version = partial(tokens.version, settings.jwks_file)
                 checker.use(load())
             else:
                 load = partial(tokens.fetch, settings.jwks_url or "", settings.jwks_ca_file)
-            keys = Keys(self._cluster.name, checker, load, settings.jwks_refresh_s)
+            keys = Keys(self._cluster.name, checker, load, settings.jwks_refresh_s, version)
 
         def refresh_users() -> None:
             if users is not None and users.refresh():

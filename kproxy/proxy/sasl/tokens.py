@@ -7,14 +7,16 @@ redirect. Bounds: MAX_TOKEN_BYTES, MAX_JWKS_BYTES, MAX_KEYS, MAX_NAME, FETCH_S. 
 import json
 import ssl
 import time
+from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from kproxy.proxy.config.files import open_regular
 
 MAX_TOKEN_BYTES = 64 * 1024
 MAX_JWKS_BYTES = 1024 * 1024
 MAX_KEYS = 64
+MIN_RSA_BITS = 2048  # RFC 7518, 3.3; brokers refuse shorter keys too
 MAX_NAME = 1024  # characters of a user's name; it stays with the connection
 FETCH_S = 10.0
 _SILENCE_S = 5.0  # of the JWKS server
@@ -26,6 +28,7 @@ _REQUIRED = {
     "iss": "'iss', which says who issued it",
     "aud": "'aud', which says for whom it is: issue it with an audience, or check another claim (client_claim)",
 }
+_TIMES = ("exp", "nbf", "iat")
 
 
 class TokenError(ValueError):
@@ -34,6 +37,10 @@ class TokenError(ValueError):
 
 class UnknownKeyError(TokenError):
     """None of the loaded keys made the signature: newer ones may have."""
+
+
+class _UnusedKeyError(ValueError):
+    """A key of a JWKS checks no signatures; the text is the reason."""
 
 
 class Claims(NamedTuple):
@@ -68,6 +75,7 @@ class TokenChecker:
         self._skew_s = skew_s
         self._required = ["exp", *(["iss"] if issuer is not None else []), *(["aud"] if audience else [])]
         self._keys: list[tuple[str | None, Any]] = []  # (key id, key)
+        self._note = ""  # which keys of the JWKS are not used, and why
 
     def use(self, jwks: bytes) -> None:
         """Use these keys from now on. Raises TokenError, and keeps the former keys then."""
@@ -78,20 +86,42 @@ class TokenChecker:
                 raise TypeError
         except (ValueError, LookupError, TypeError, RecursionError):
             raise TokenError('the keys are no JWKS: JSON like {"keys": [...]}') from None
-        keys = []
-        for entry in entries[:MAX_KEYS]:
-            if not isinstance(entry, dict) or entry.get("kty") == "oct" or entry.get("use", "sig") != "sig":
-                continue  # kproxy takes no shared secrets
+        keys: list[tuple[str | None, Any]] = []
+        unused: Counter[str] = Counter()
+        for entry in entries:
             try:
-                key = self._jwt.PyJWK.from_dict(entry)
-            except Exception:  # a key type unknown to the library: other keys may work
-                continue
-            # An RSA key without `alg` is valid for every RSA algorithm (RFC 7517, 4.4); PyJWT would accept only RS256.
-            is_any_rsa = entry.get("kty") == "RSA" and "alg" not in entry
-            keys.append((entry.get("kid"), key.key if is_any_rsa else key))
+                if len(keys) == MAX_KEYS:
+                    raise _UnusedKeyError(f"beyond the first {MAX_KEYS}")
+                keys.append(self._key(entry))
+            except _UnusedKeyError as reason:
+                unused[str(reason)] += 1
+        note = f" (not used: {', '.join(f'{count} {reason}' for reason, count in unused.items())})" if unused else ""
         if not keys:
-            raise TokenError("the JWKS holds no public key that could check a signature")
-        self._keys = keys
+            raise TokenError(f"the JWKS holds no public key that could check a signature{note}")
+        self._keys, self._note = keys, note
+
+    def _key(self, entry: object) -> tuple[str | None, Any]:
+        """Return (key id, key) of an entry of a JWKS; null stands for a missing member. Raises _UnusedKeyError."""
+        if not isinstance(entry, dict):
+            raise _UnusedKeyError("no JSON object")
+        entry = {name: value for name, value in entry.items() if value is not None}
+        if "d" in entry:  # whoever can read it can issue tokens
+            raise _UnusedKeyError("a private key: publish its public part alone")
+        operations = entry.get("key_ops", ["verify"])
+        if entry.get("use", "sig") != "sig" or not isinstance(operations, list) or "verify" not in operations:
+            raise _UnusedKeyError("not for signatures (use, key_ops)")
+        if entry.get("kty") == "oct":
+            raise _UnusedKeyError("a shared secret (kty oct)")
+        try:
+            key = self._jwt.PyJWK.from_dict(entry)
+        except Exception:  # other keys may work
+            raise _UnusedKeyError("of an unknown type, curve or algorithm, or incomplete") from None
+        if entry["kty"] != "RSA":
+            return entry.get("kid"), key
+        if key.key.key_size < MIN_RSA_BITS:
+            raise _UnusedKeyError(f"an RSA key of less than {MIN_RSA_BITS} bits")
+        # An RSA key without `alg` is valid for every RSA algorithm (RFC 7517, 4.4); PyJWT would accept only RS256.
+        return entry.get("kid"), key if "alg" in entry else key.key
 
     def check(self, token: str) -> Claims:
         """Return the claims of a valid token. Raises UnknownKeyError if no loaded key fits, or TokenError."""
@@ -106,7 +136,7 @@ class TokenChecker:
         wanted = header.get("kid")
         fitting = [key for kid, key in self._keys if wanted is None or kid is None or kid == wanted]
         if not fitting:
-            raise UnknownKeyError("no key of the JWKS has the id that it names")
+            raise UnknownKeyError(f"no key of the JWKS has the id that it names{self._note}")
         for key in fitting:
             try:
                 claims = self._claims(token, key, algorithm)
@@ -116,7 +146,7 @@ class TokenChecker:
             except jwt.PyJWTError as fault:
                 raise TokenError(self._reason(fault)) from None
         else:
-            raise UnknownKeyError("its signature is not by a key of the JWKS")
+            raise UnknownKeyError(f"its signature is not by a key of the JWKS{self._note}")
         if self._client_claim is not None:
             client = claims.get(self._client_claim)
             if client is None:
@@ -124,8 +154,10 @@ class TokenChecker:
             if client not in self._clients:
                 raise TokenError(f"its claim {self._client_claim!r} is none of the allowed_clients")
         name = claims.get(self._claim)
-        if not isinstance(name, str) or not name:
+        if name is None or name == "":
             raise TokenError(f"it has no claim {self._claim!r}, which names the user")
+        if not _is_text(name):
+            raise TokenError(f"its claim {self._claim!r}, which names the user, is no text")
         if len(name) > MAX_NAME:
             raise TokenError(f"its claim {self._claim!r}, which names the user, has more than {MAX_NAME} characters")
         try:
@@ -141,7 +173,12 @@ class TokenChecker:
             issuer=self._issuer,
             audience=list(self._audience) or None,
             leeway=self._skew_s,
-            options={"require": self._required, "verify_aud": bool(self._audience)},
+            options={
+                "require": self._required,
+                "verify_aud": bool(self._audience),
+                "verify_sub": False,  # `check` looks at the claim that names the user
+                "verify_jti": False,
+            },
         )
         return claims
 
@@ -151,7 +188,7 @@ class TokenChecker:
             name = self._jwt.decode(token, options={"verify_signature": False}).get(self._claim)
         except (self._jwt.PyJWTError, ValueError, RecursionError):
             return ""
-        return name if isinstance(name, str) and len(name) <= MAX_NAME else ""
+        return name if _is_text(name) and len(name) <= MAX_NAME else ""
 
     def _reason(self, fault: Exception) -> str:
         """Return the reason in kproxy's words: the library's may quote the token."""
@@ -166,7 +203,21 @@ class TokenChecker:
         ):
             if isinstance(fault, kind):
                 return text
+        for claim in _TIMES:
+            if f"({claim})" in str(fault):
+                return f"its claim {claim!r} is no number of seconds"
         return "it is no valid JWT"
+
+
+def _is_text(name: object) -> TypeGuard[str]:
+    """Whether it is a text that UTF-8 can encode: JSON can also name half a surrogate pair."""
+    if not isinstance(name, str):
+        return False
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def fetch(url: str, ca_file: Path | None) -> bytes:
@@ -210,6 +261,15 @@ def fetch(url: str, ca_file: Path | None) -> bytes:
     except http.client.HTTPException as fault:  # its texts contain the server's response
         kind = type(fault).__name__
         raise TokenError(f"the JWKS cannot be fetched: the server there does not use HTTP ({kind})") from None
+
+
+def version(path: Path) -> tuple[int, ...]:
+    """Return what differs after a change of a file; () if there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def read(path: Path) -> bytes:

@@ -42,6 +42,12 @@ def token(key: Any = RSA, algorithm: str = "RS256", kid: str | None = "one", **c
     return jwt.encode(body, key, algorithm, headers={"kid": kid} if kid else {})
 
 
+def signed(**claims: object) -> str:
+    """A token with claims of types that the library would not issue."""
+    body = {"sub": "alice", "iss": "https://issuer", "aud": "kafka", "exp": time.time() + 100_000} | claims
+    return jwt.api_jws.encode(json.dumps(body).encode(), RSA, "RS256", headers={"kid": "one"})
+
+
 def checker(*keys: dict[str, Any], claim: str = "sub") -> TokenChecker:
     checker = TokenChecker(issuer="https://issuer", audience=("kafka", "other"), claim=claim, skew_s=5)
     checker.use(jwks(*(keys or (jwk(RSA, kid="one"), jwk(EC, kid="two")))))
@@ -113,6 +119,11 @@ def test_an_rsa_key_without_an_algorithm_checks_each_of_rsa_and_one_with_it_that
         (token(nbf=time.time() + 86_400), "not valid yet"),
         (token(sub=None), "claim 'sub'"),
         (token(sub=""), "claim 'sub'"),
+        (signed(sub=42), "claim 'sub', which names the user, is no text"),
+        (signed(sub="\ud800"), "claim 'sub', which names the user, is no text"),
+        (signed(exp="soon"), "claim 'exp' is no number of seconds"),
+        (signed(nbf=None), "claim 'nbf' is no number of seconds"),
+        (signed(iat=[]), "claim 'iat' is no number of seconds"),
         (token(sub="a" * (tokens.MAX_NAME + 1)), "claim 'sub', .* more than 1024 characters"),
         (token(exp=10**400), "after all times that kproxy can represent"),
         (jwt.encode({"sub": "alice"}, None, "none"), "algorithm"),
@@ -131,6 +142,49 @@ def test_tokens_that_are_refused(bad: str, said: str) -> None:
         checker().check(bad)
     assert not isinstance(refused.value, UnknownKeyError)
     assert not bad or bad not in repr(refused.value)
+
+
+def test_claims_that_do_not_name_the_user_may_be_of_any_type() -> None:
+    assert checker(claim="client").check(signed(client="shop", sub=42, jti=7)).name == "shop"
+    for unproven in (signed(sub="\ud800"), signed(sub=42)):
+        assert checker().claimed(unproven) == ""
+
+
+SHORT = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+PRIVATE = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(RSA))
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (jwk(RSA, use="enc"), "not for signatures"),
+        (jwk(RSA) | {"key_ops": ["encrypt", "wrapKey"]}, "not for signatures"),
+        (PRIVATE, "a private key: publish its public part alone"),
+        (jwk(SHORT), "an RSA key of less than 2048 bits"),
+        ({"kty": "oct", "k": "c2"}, "a shared secret"),
+        ({"kty": "AKP", "alg": "ML-DSA-44", "pub": "AA"}, "of an unknown type, curve or algorithm"),
+        ({"kty": "RSA", "n": "AQAB"}, "incomplete"),
+        (3, "no JSON object"),
+    ],
+)
+def test_keys_that_check_no_signature_are_left_out_with_the_reason(entry: Any, reason: str) -> None:
+    """Beside a key that fits they change nothing; where none fits, the refusal says why they do not count."""
+    with pytest.raises(TokenError, match=rf"no public key .*\(not used: 1 .*{reason}"):
+        checker(entry)
+    assert checker(entry, jwk(RSA, kid="one")).check(token()).name == "alice"
+    with pytest.raises(UnknownKeyError, match=rf"signature is not .*\(not used: 1 .*{reason}"):
+        checker(entry, jwk(OTHER)).check(token())
+
+
+def test_null_in_a_key_is_a_member_that_is_missing_and_keys_that_do_not_count_take_no_place() -> None:
+    nothing = dict.fromkeys(("use", "key_ops", "alg"))
+    assert checker(jwk(RSA, kid="one") | nothing).check(token(algorithm="RS512")).name == "alice"
+    others = [jwk(OTHER, kid=str(each), use="enc") for each in range(tokens.MAX_KEYS)]
+    assert checker(*others, jwk(RSA, kid="one")).check(token()).name == "alice"
+    usable = [jwk(OTHER, kid=str(each)) for each in range(tokens.MAX_KEYS)]
+    assert checker(*usable[1:], jwk(RSA, kid="one")).check(token()).name == "alice"
+    with pytest.raises(UnknownKeyError, match=r"has the id that it names \(not used: 1 beyond the first 64\)"):
+        checker(*usable, jwk(RSA, kid="one")).check(token())
 
 
 def test_signatures_of_others() -> None:
