@@ -25,7 +25,7 @@ from kproxy.proxy.connection.worker import Worker
 from kproxy.proxy.process.cluster import ClusterProxy
 from kproxy.proxy.sockets.listeners import Listener, resolve, why_unbound
 from kproxy.proxy.tls.tls_socket import TlsSocket
-from kproxy.proxy.upstream.dial_faults import NAME, TIMEOUT
+from kproxy.proxy.upstream.dial_faults import NAME, RESOLVER, TIMEOUT, of_lookup
 from kproxy.proxy.upstream.proxy_protocol import UNREAD
 from kproxy.proxy.upstream.request import ClosedByBroker
 from kproxy.wording import few
@@ -132,7 +132,8 @@ class ClusterExamination:
                     places = await self._worker.dialler.resolver.addresses(address)
             except (OSError, TimeoutError) as fault:
                 found = f"cannot be looked up: {getattr(fault, 'strerror', None) or fault or 'no answer'}"
-                self._report.error("names", subject, found, _FIXES["name"])
+                why = RESOLVER if isinstance(fault, TimeoutError) else of_lookup(fault)
+                self._report.error("names", subject, found, why.remedy or NAME.remedy)
                 return False
             targets = list(dict.fromkeys(Address(*place[:2]) for _, place in places))
             dials = await asyncio.gather(*(self._dial(target) for target in targets))

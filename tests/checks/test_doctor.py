@@ -16,6 +16,8 @@ from kproxy.checks.doctor import examine
 from kproxy.cli.doctor import doctor
 from kproxy.demo.cluster import Cluster
 from kproxy.protocol.apis import API_VERSIONS, METADATA
+from kproxy.proxy.upstream.dial_faults import NAME, RESOLVER
+from kproxy.proxy.upstream.resolver import Resolver
 from kproxy.views.doctor import lines
 from tests.certificates import Authority
 from tests.ports import free_ports
@@ -90,6 +92,26 @@ def test_names_and_addresses_that_nobody_is_at(cluster):
     assert f"bootstrap {HOST}:{closed}: {HOST}:{closed} cannot be reached: Connection refused" in str(
         found(report, "reachability")
     )
+
+
+@pytest.mark.parametrize(
+    ("fault", "fix"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), NAME),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), RESOLVER),
+        (TimeoutError(), RESOLVER),
+        (OSError("'a..b' is no name"), NAME),
+    ],
+)
+def test_names_have_the_remedy_of_a_running_kproxy(cluster, monkeypatch, fault, fix):
+    """A name server that does not answer is no name to correct."""
+
+    async def addresses(self, of):
+        raise fault
+
+    monkeypatch.setattr(Resolver, "addresses", addresses)
+    (one,) = only(examine(None, {}, flags(cluster, bootstrap="kafka:9092")), "names", "error", "cannot be looked up")
+    assert one.fix == fix.remedy
 
 
 def test_keys_that_check_tokens(cluster, issuer, tmp_path):  # noqa: F811

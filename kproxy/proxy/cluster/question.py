@@ -1,7 +1,7 @@
 """Requests that kproxy itself sends to brokers: ApiVersions, and Metadata for the list of brokers.
 
 To open a port for each broker, kproxy must know the brokers before a client comes. Bounded in time by the dialler's
-timeout. The only exception raised is UpstreamError. Refuses to know when to ask, and the use of an answer.
+timeout, and by _LONGER_S beyond it: a dial that fails at its own end has the cause. The only exception raised is UpstreamError. Refuses to know when to ask, and the use of an answer.
 """
 
 import asyncio
@@ -14,18 +14,20 @@ from kproxy.protocol.apis import METADATA
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.proxy.upstream.conversation import Conversation, conversation
+from kproxy.proxy.upstream.dial_faults import TIMEOUT
 from kproxy.proxy.upstream.request import ClosedByBroker
 from kproxy.wire.bodies import SUMS, BodyWalker, empty_rest
 from kproxy.wire.broker_side import MAX_HEAD
 
 _FIRST_METADATA_BY_ID = 12
+_LONGER_S = 0.2
 
 
 async def ask_brokers(address: Address, connector: BrokerConnector) -> dict[int, Address] | None:
     """Return node id -> address of all brokers, from the one at `address`; None if it requires a login."""
     timeout_s = connector.dialler.timeout_s
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(timeout_s + _LONGER_S):
             version = -1
             try:
                 async with conversation(address, connector) as talk:
@@ -39,7 +41,7 @@ async def ask_brokers(address: Address, connector: BrokerConnector) -> dict[int,
             async with conversation(address, connector) as talk:
                 return await _brokers(talk, 0)  # a broker older than 0.10, which added ApiVersions
     except TimeoutError:
-        raise UpstreamError(f"{address} did not answer within {timeout_s:g} s", "timeout") from None
+        raise UpstreamError(f"{address} did not answer within {timeout_s:g} s", *TIMEOUT) from None
     except ProtocolError as fault:
         raise UpstreamError(f"{address} does not answer as a Kafka broker does: {fault}") from fault
 
@@ -48,10 +50,10 @@ async def ask_versions(address: Address, connector: BrokerConnector) -> dict[int
     """Return API key -> (lowest, highest) version supported by the broker at `address`. Raises UpstreamError."""
     timeout_s = connector.dialler.timeout_s
     try:
-        async with asyncio.timeout(timeout_s), conversation(address, connector) as talk:
+        async with asyncio.timeout(timeout_s + _LONGER_S), conversation(address, connector) as talk:
             return await talk.versions()
     except TimeoutError:
-        raise UpstreamError(f"{address} did not answer ApiVersions within {timeout_s:g} s", "timeout") from None
+        raise UpstreamError(f"{address} did not answer ApiVersions within {timeout_s:g} s", *TIMEOUT) from None
     except ProtocolError as fault:
         raise UpstreamError(f"{address} does not answer as a Kafka broker does: {fault}") from fault
 
@@ -61,7 +63,7 @@ async def ask_topic_names(
 ) -> Mapping[UUID, str]:
     """Return the names of the topics with these ids that the broker at `address` has and may disclose."""
     try:
-        async with asyncio.timeout(connector.dialler.timeout_s), conversation(address, connector) as talk:
+        async with asyncio.timeout(connector.dialler.timeout_s + _LONGER_S), conversation(address, connector) as talk:
             return await _topic_names(talk, topic_ids)
     except (TimeoutError, ProtocolError) as fault:
         raise UpstreamError(f"{address} does not answer Metadata: {fault!r}") from fault
@@ -70,7 +72,7 @@ async def ask_topic_names(
 async def probe(address: Address, connector: BrokerConnector) -> None:
     """Send only ApiVersions: a request that arrives at one of kproxy's own listeners proves a loop."""
     try:
-        async with asyncio.timeout(connector.dialler.timeout_s), conversation(address, connector) as talk:
+        async with asyncio.timeout(connector.dialler.timeout_s + _LONGER_S), conversation(address, connector) as talk:
             await talk.metadata_version()
     except (TimeoutError, ProtocolError) as fault:
         raise UpstreamError(f"{address} does not answer ApiVersions: {fault!r}") from fault

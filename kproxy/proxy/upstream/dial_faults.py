@@ -19,6 +19,11 @@ RESOLVER = DialFault("resolver", "no name server answers: check /etc/resolv.conf
 REFUSED = DialFault("refused", "nothing listens there: is the broker up, is it the right port?")
 TIMEOUT = DialFault("timeout", "a firewall drops it, or the broker hangs: allow this host, check the port")
 UNREACHABLE = DialFault("unreachable", "there is no route: check the network of this host (ip route get ADDRESS)")
+NO_HOST = DialFault(
+    "unreachable",
+    "the host is down, or a router or a firewall refuses the way: check the address (ip neigh, ip route get ADDRESS), "
+    "and the rules of both hosts and between them",
+)
 NOT_PERMITTED = DialFault(
     "not_permitted",
     "rules of this machine forbid it (nft list ruleset, iptables -S, SELinux): allow kproxy's connections to brokers",
@@ -38,9 +43,11 @@ OTHER = DialFault("other", "")
 _BY_ERRNO = {
     errno.ECONNREFUSED: REFUSED,
     errno.ETIMEDOUT: TIMEOUT,
-    errno.EHOSTUNREACH: UNREACHABLE,
+    errno.EHOSTUNREACH: NO_HOST,
     errno.ENETUNREACH: UNREACHABLE,
-    errno.EHOSTDOWN: UNREACHABLE,
+    errno.EHOSTDOWN: NO_HOST,
+    errno.ENOPROTOOPT: NO_HOST,  # this one and the next: ICMP errors of routers and firewalls
+    errno.EOPNOTSUPP: NO_HOST,
     errno.ENETDOWN: UNREACHABLE,
     errno.EAFNOSUPPORT: UNREACHABLE,  # IPv6 is switched off
     errno.EINVAL: UNREACHABLE,  # a route of the kind blackhole, or a link-local address without its interface

@@ -1,6 +1,7 @@
 """Dialling brokers whose names have several addresses; what kproxy asks them is in test_cluster.py."""
 
 import asyncio
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,9 +10,11 @@ import pytest
 import uvloop
 
 from kproxy.errors import UpstreamError
+from kproxy.proxy.cluster.question import ask_brokers
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.proxy.upstream.dial import Dialler
-from kproxy.proxy.upstream.dial_faults import REFUSED, TIMEOUT
+from kproxy.proxy.upstream.dial_faults import REFUSED, RESOLVER, TIMEOUT
 from kproxy.proxy.upstream.loops import LoopGuard
 from kproxy.proxy.upstream.resolver import Resolver, SocketAddresses
 from tests.proxy.live import HOST, live
@@ -91,5 +94,29 @@ def test_why_no_address_was_any_good():
                 assert caught.value.cause == ("refused" if "refused" in reason else "timeout")
         with pytest.raises(UpstreamError, match=r"^no-such-host\.invalid:1 cannot be reached: [A-Z]"):
             await dialler(5).dial(Address("no-such-host.invalid", 1))
+
+    live(test())
+
+
+def test_kproxys_own_question_says_why_its_dial_failed():
+    """Not only that no answer came within the same time: a name server that hangs is not the broker's fault."""
+
+    class Hanging(Resolver):
+        async def addresses(self, of):
+            await asyncio.Event().wait()
+
+    async def test():
+        with silent() as nowhere:
+            for resolver, host, cause, text in (
+                (None, HOST, "timeout", f"{HOST}:{nowhere} did not answer within 0.1 s: {TIMEOUT.remedy}"),
+                (Hanging(), "kafka", "resolver", f"kafka:{nowhere} was not looked up within 0.1 s: {RESOLVER.remedy}"),
+            ):
+                connector = BrokerConnector(dialler(0.1, resolver))
+                with pytest.raises(UpstreamError) as caught:
+                    await ask_brokers(Address(host, nowhere), connector)
+                assert (caught.value.cause, str(caught.value)) == (cause, text)
+        with socket.create_server((HOST, 0)) as mute:  # accepts, and never answers
+            with pytest.raises(UpstreamError, match=f"did not answer within 0.1 s: {re.escape(TIMEOUT.remedy)}"):
+                await ask_brokers(Address(HOST, mute.getsockname()[1]), BrokerConnector(dialler(0.1)))
 
     live(test())

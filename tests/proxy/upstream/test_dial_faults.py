@@ -92,7 +92,7 @@ def test_the_kernel_says_why_and_kproxy_what_to_do() -> None:
     async def test() -> None:
         for host, cause, said in (
             ("10.8.0.1", "not_permitted", "nft list ruleset"),
-            ("10.8.0.2", "unreachable", "ip route get"),
+            ("10.8.0.2", "unreachable", "the host is down, or a router or a firewall refuses"),
             ("10.8.0.3", "unreachable", "ip route get"),
             ("192.0.2.1", "unreachable", "Network is unreachable"),
             ("2001:db8::1", "unreachable", "ip route get"),
@@ -160,6 +160,9 @@ def test_each_number_of_the_kernel_has_a_cause_and_a_remedy() -> None:
         (errno.EADDRINUSE, "no_port", "ip_local_port_range"),
         (errno.ETIMEDOUT, "timeout", "firewall"),
         (errno.EAFNOSUPPORT, "unreachable", "route"),
+        (errno.EHOSTDOWN, "unreachable", "the host is down"),
+        (errno.ENOPROTOOPT, "unreachable", "a firewall refuses"),
+        (errno.EOPNOTSUPP, "unreachable", "a firewall refuses"),
     ):
         fault = of_connect(OSError(number, os.strerror(number)))
         assert fault.cause == cause
