@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kproxy.checks.doctor_cluster import PORT_FIX, ClusterExamination
+from kproxy.checks.doctor_cluster import ClusterExamination, unbound
 from kproxy.checks.findings import Report
 from kproxy.errors import ConfigError, of_extras
 from kproxy.metrics import Metrics
@@ -220,7 +220,6 @@ def _port(name: str, subject: str, address: Address, gate: Gate, report: Report)
         hosts = resolve(address.host)
         Listener(gate, hosts, address.port, 1, lambda sock, _: sock.close(), name)
     except OSError as fault:
-        why = why_unbound(fault, gate, hosts, address.port)
-        report.error("ports", subject, f"cannot be bound: {why}", PORT_FIX)
+        report.error("ports", subject, unbound(fault), why_unbound(fault, gate, hosts, address.port))
         return
     report.ok("ports", subject, "free")

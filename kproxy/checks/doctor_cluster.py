@@ -47,9 +47,12 @@ _TLS_FIX = "check [cluster.upstream_tls]: ca, certificate, server_name; does the
 _CLOSED_FIX = "it may want a certificate of kproxy ([cluster.upstream_tls] certificate), or a login ([cluster.login])"
 _OTHER_FIX = "is it a Kafka broker's listener, and of the protocol that is configured (plaintext, TLS, SASL)?"
 
-PORT_FIX = "see what holds it: ss -tanp (a kproxy that runs already holds its own ports)"
-
 Say = Callable[[str], None]
+
+
+def unbound(fault: OSError) -> str:
+    """Return what happened to a port that could not be bound; `why_unbound` says what to do."""
+    return f"cannot be bound: {fault.strerror or fault}"
 
 
 class ClusterExamination:
@@ -78,8 +81,8 @@ class ClusterExamination:
             self._hosts = resolve(listen.host)
             self._port = Listener(self._worker.gate, self._hosts, listen.port, 64, self._take, self._name).port
         except OSError as fault:
-            found = f"cannot be bound: {why_unbound(fault, self._worker.gate, self._hosts, listen.port)}"
-            self._report.error("ports", f"{self._name}: listen {listen}", found, PORT_FIX)
+            fix = why_unbound(fault, self._worker.gate, self._hosts, listen.port)
+            self._report.error("ports", f"{self._name}: listen {listen}", unbound(fault), fix)
             return
         self._report.ok("ports", f"{self._name}: listen {listen}", "free")
 
@@ -315,8 +318,8 @@ class ClusterExamination:
             try:
                 Listener(self._worker.gate, self._hosts, port_of.bind, 16, self._take, subject)
             except OSError as fault:
-                found = f"{where} cannot be bound: {why_unbound(fault, self._worker.gate, self._hosts, port_of.bind)}"
-                self._report.error("ports", subject, found, PORT_FIX)
+                fix = why_unbound(fault, self._worker.gate, self._hosts, port_of.bind)
+                self._report.error("ports", subject, f"{where} {unbound(fault)}", fix)
                 continue
             opened.add(node_id)
             free.append(port_of.bind)

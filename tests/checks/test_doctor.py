@@ -153,7 +153,21 @@ def test_ports_that_are_taken(cluster):
         report = examine(None, {}, flags(cluster, port, admin=f"{HOST}:{port + 7}"))
         only(report, "ports", "error", f"admin {HOST}:{port + 7}: cannot be bound")
     report = examine(None, {}, flags(cluster, port, admin=f"{HOST}:{port + 3}"))
-    only(report, "ports", "error", f"broker 2: {HOST}:{port + 3} cannot be bound: this kproxy has it already (admin)")
+    (one,) = only(report, "ports", "error", f"broker 2: {HOST}:{port + 3} cannot be bound: Address already in use")
+    assert one.fix.startswith("this kproxy has it already (admin)")
+
+
+@pytest.mark.parametrize(
+    ("listen", "found", "fix"),
+    [
+        ("192.0.2.1", "Cannot assign requested address", "that is no address of this machine: see ip address"),
+        ("a..b", "", "correct the name, or the DNS of this host"),
+    ],
+)
+def test_a_port_that_nobody_holds_is_not_looked_for(cluster, listen, found, fix):
+    report = examine(None, {}, flags(cluster, listen=f"{listen}:9092"))
+    (one,) = only(report, "ports", "error", f"listen {listen}:9092: cannot be bound: {found}")
+    assert fix in one.fix
 
 
 def test_node_ids_without_a_port(cluster, tmp_path):

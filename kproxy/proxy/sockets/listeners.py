@@ -277,7 +277,10 @@ def resolve(host: str) -> list[str]:
     """
     if host == "":
         return ["::", "0.0.0.0"] if is_local("::") else ["0.0.0.0"]
-    infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except ValueError:  # a label is empty or too long, or there is a zero byte
+        raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is no name") from None
     found = list(dict.fromkeys(str(info[4][0]) for info in infos))
     return [address for address in found if is_local(address)] or found
 
@@ -306,6 +309,12 @@ def why_unbound(fault: OSError, gate: Gate | None = None, hosts: Iterable[str] =
     if fault.errno == errno.EAFNOSUPPORT:
         return "IPv6 is switched off here: listen at an IPv4 address, such as 0.0.0.0"
     reason = fault.strerror or str(fault)
+    if fault.errno == errno.EINVAL:
+        return (
+            f"{reason}: a link-local address (fe80::) without its interface, perhaps: listen at another, such as [::]"
+        )
+    if isinstance(fault, socket.gaierror):
+        return f"{reason}: correct the name, or the DNS of this host (getent hosts NAME), or listen at an address"
     if fault.errno in (errno.EMFILE, errno.ENFILE):
         return f"{reason}: raise the limit of open files (ulimit -n, LimitNOFILE; fs.file-max)"
     return reason

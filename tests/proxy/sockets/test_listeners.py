@@ -72,9 +72,12 @@ def test_other_faults_have_their_remedies() -> None:
         (errno.EMFILE, 9092, "ulimit -n"),
         (errno.ENFILE, 9092, "fs.file-max"),
         (errno.EAFNOSUPPORT, 9092, "0.0.0.0"),
+        (errno.EINVAL, 9092, "link-local"),
         (errno.ENOBUFS, 9092, os.strerror(errno.ENOBUFS)),
     ):
         assert said in why_unbound(OSError(number, os.strerror(number)), port=port)
+    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    assert "correct the name, or the DNS of this host" in why_unbound(unknown, port=9092)
 
 
 def accepted(flooded: int, clients: int, limit: int) -> tuple[list[int], int]:
