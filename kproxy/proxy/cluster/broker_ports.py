@@ -207,6 +207,14 @@ class BrokerPorts:
             self._limiter.log(logging.ERROR, "file", text, name, self._file, fault)
 
     def _why_without(self, node_ids: Collection[int]) -> str:
+        negative = [node_id for node_id in node_ids if node_id < 0]
+        if negative:
+            why = (
+                f"brokers {_listed(negative)} have negative node ids, which no broker of Kafka has, and get no port: "
+                "is what answers at `bootstrap` a broker?"
+            )
+            others = [node_id for node_id in node_ids if node_id >= 0]
+            return f"{why}; {self._why_without(others)}" if others else why
         if self.assignment is None:
             return _without(node_ids)
         ports = self.assignment.range

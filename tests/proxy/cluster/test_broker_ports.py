@@ -182,6 +182,29 @@ def test_ports_that_another_process_gave_out_differently_stay_open_and_lead_to_i
     live(test(), TIMEOUT_S)
 
 
+@pytest.mark.parametrize("is_any", [True, False])
+def test_a_negative_node_id_is_said_to_be_one(is_any: bool) -> None:
+    """Neither more ports nor a declaration would help."""
+
+    async def test():
+        base = free_ports(2)
+        entry = {"ids": "any", "port": base, "port_count": 1} if is_any else {"ids": "7", "port": base}
+        cluster = Cluster.model_validate({"listen": f"{HOST}:1", "bootstrap": ["b:9092"], "brokers": [entry]})
+        routes = Routes(cluster, 1)
+        ports = BrokerPorts(Gate(100), cluster, routes, [HOST], 16, lambda node_id: lambda sock, peer: sock.close())
+        ports.answered([7, -1])
+        assert ports.bind(7) and not ports.bind(-1)
+        assert routes.advertised(-1, "b") == (HOST, 0)
+        (why,) = ports.not_ready()
+        assert why.startswith("brokers -1 have negative node ids") and "port_count" not in why and "declare" not in why
+        assert not ports.bind(8) and not ports.bind(-(2**31))
+        (why,) = ports.not_ready()
+        assert why.startswith("brokers -1,-2147483648 have negative node ids")
+        ports.close()
+
+    live(test(), TIMEOUT_S)
+
+
 def test_a_file_that_cannot_be_written_is_tried_again(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(broker_ports, "RETRY_S", 0.02)
     monkeypatch.setattr(broker_ports, "_HELD_S", 0.02)
