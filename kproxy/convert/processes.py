@@ -132,7 +132,7 @@ def convert(
         if places:
             without = summary.paths if settings.records is None else ()  # records of an earlier run are removed
             gone = [f"{schema.RECORDS.name}/{file_of(source)}" for source in without]
-            dataset.publish(places, manifest(jobs, summary), gone)
+            dataset.publish(places, manifest(jobs, summary), gone, together=True)
     finally:
         dataset.abandon()
     return summary

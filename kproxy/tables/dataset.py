@@ -14,7 +14,8 @@ from kproxy.errors import KproxyError
 from kproxy.tables import schema
 
 MANIFEST = "_kproxy.json"
-UNFINISHED = ".unfinished-spark/_publish.json"  # there while `kproxy spark ingest` moves tables to their places
+PUBLICATION = "_publish.json"  # there while finished files are moved to their places
+UNFINISHED = f".unfinished-spark/{PUBLICATION}"
 _CAPTURES = (".pcap", ".pcapng", ".cap")
 _MAX_STEM_BYTES = 200  # file systems limit names to 255
 
@@ -54,14 +55,14 @@ def _spelled(character: str) -> str:
 
 def refuse_unfinished(folder: Path) -> None:
     """Raise KproxyError while tables are moved to their places: old and new files exist together."""
-    if (folder / UNFINISHED).exists():
+    if any(folder.glob(f".unfinished-*/{PUBLICATION}")):
         raise unfinished(str(folder))
 
 
 def unfinished(folder: str) -> KproxyError:
     return KproxyError(
-        f"{folder}: `kproxy spark ingest` is moving tables to their places, or was ended during that: ask again when "
-        "it is done, or start it again, which first finishes what was begun"
+        f"{folder}: `kproxy convert` or `kproxy spark ingest` is moving tables to their places, or was ended during "
+        "that: ask again when it is done, or start it again, which first finishes what was begun"
     )
 
 

@@ -2,7 +2,8 @@
 
 Duty: rows arrive in any order and in any number. `Sorter` sorts them in runs on the disk and merges the runs, so
 memory holds at most RUN_ROWS rows, and the order in the file depends only on the rows. `Dataset` owns the folder: files
-are written in a working folder inside it, synced and then renamed; the next run removes files of a killed run.
+are written in a working folder inside it, synced and then renamed; the next run removes files of a killed run. Where
+several tables must change together, their moves are written down first: the next run finishes those of a killed one.
 
 With the same version of pyarrow the same rows give the same bytes: fixed row groups, no clock, no host name.
 """
@@ -29,7 +30,7 @@ import pyarrow.parquet as pq
 from kproxy.errors import KproxyError
 from kproxy.tables import schema
 from kproxy.tables.arrays import numbers
-from kproxy.tables.dataset import MANIFEST, check_version, read_manifest
+from kproxy.tables.dataset import MANIFEST, PUBLICATION, check_version, read_manifest
 from kproxy.tables.schema import Table
 
 ROW_GROUP = 256 * 1024
@@ -74,9 +75,10 @@ class Dataset:
             claim = _claimed(work)
             if claim is None:
                 raise InUseError(f"{self.folder}: another kproxy writes to it; wait, or name another folder")
+            self._work, self._claim = work, claim
+            self._finish()
             for left in work.iterdir():
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-        self._work, self._claim = work, claim
         return work
 
     def begin_beside(self, name: str) -> Path:
@@ -86,28 +88,48 @@ class Dataset:
                 return self.begin(name if number == 1 else f"{name}-beside-{number}")
         return self.begin(f"{name}-beside-{MOST_BESIDE}")
 
-    def publish(self, files: dict[str, Path], manifest: dict[str, Any], gone: Iterable[str] = ()) -> None:
+    def publish(
+        self, files: dict[str, Path], manifest: dict[str, Any], gone: Iterable[str] = (), *, together: bool = False
+    ) -> None:
         """Move finished files (place in the dataset -> current path) into the dataset; the manifest comes last.
 
         Files of earlier runs stay, and the manifest still lists their sources. gone: places of files to remove.
+        together: kproxy's questions refuse the dataset meanwhile, and `begin` finishes what a killed run began.
         """
         assert self._work is not None
-        draft = self._work / MANIFEST
         with writing(self.folder):
-            for place, file in sorted(files.items()):
-                target = self.folder / place
-                target.parent.mkdir(parents=True, exist_ok=True)
+            for file in files.values():
                 sync(file)
-                file.replace(target)
-                sync(target.parent)
-            for place in gone:
-                (self.folder / place).unlink(missing_ok=True)
-            with _alone(self.folder / ".unfinished-manifest"):  # otherwise a concurrent update would be lost
-                draft.write_text(json.dumps(self._manifest(manifest), indent=2, sort_keys=True) + "\n")
-                sync(draft)
-                draft.replace(self.folder / MANIFEST)
-                sync(self.folder)
+            moves = {place: str(file.relative_to(self._work)) for place, file in files.items()}
+            publication = {"moves": moves, "gone": list(gone), "manifest": manifest}
+            if together:
+                _write(self._work, publication, self._work / PUBLICATION)
+            self._move(publication)
+            (self._work / PUBLICATION).unlink(missing_ok=True)
         self.abandon()
+
+    def _finish(self) -> None:
+        """Finish the publication that a killed run began."""
+        assert self._work is not None
+        try:
+            publication = json.loads((self._work / PUBLICATION).read_text())
+            left = {place: name for place, name in publication["moves"].items() if (self._work / name).exists()}
+            places = (*left, *left.values(), *publication["gone"])
+        except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
+            return  # there is none of kproxy's
+        if not any(Path(place).is_absolute() or ".." in Path(place).parts for place in places):
+            self._move({**publication, "moves": left})
+
+    def _move(self, publication: Mapping[str, Any]) -> None:
+        assert self._work is not None
+        for place, name in sorted(publication["moves"].items()):
+            (target := self.folder / place).parent.mkdir(parents=True, exist_ok=True)
+            (self._work / name).replace(target)
+            sync(target.parent)
+        for place in publication["gone"]:
+            (self.folder / place).unlink(missing_ok=True)
+        with _alone(self.folder / ".unfinished-manifest"):  # otherwise a concurrent update would be lost
+            _write(self._work, self._manifest(publication["manifest"]), self.folder / MANIFEST)
 
     def _manifest(self, told: dict[str, Any]) -> dict[str, Any]:
         manifest = read_manifest(self.folder)
@@ -134,14 +156,23 @@ class Dataset:
                 file.unlink()
 
     def abandon(self) -> None:
-        """Remove the working folder, and the folders that `begin` created and that stayed empty."""
+        """Remove the working folder unless its publication is unfinished, and empty folders that `begin` created."""
         if self._work is not None:
-            shutil.rmtree(self._work, ignore_errors=True)
+            if not (self._work / PUBLICATION).exists():
+                shutil.rmtree(self._work, ignore_errors=True)
             os.close(self._claim)
             self._work = None
             with suppress(OSError):  # it is not empty: something was published
                 for folder in self._made:
                     folder.rmdir()
+
+
+def _write(work: Path, content: dict[str, Any], to: Path) -> None:
+    draft = work / MANIFEST
+    draft.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    sync(draft)
+    draft.replace(to)
+    sync(to.parent)
 
 
 class Sorter:

@@ -286,6 +286,51 @@ def test_what_a_killed_run_left_is_swept_away(tmp_path):
     assert not list(writer.Dataset(tmp_path).begin("convert").iterdir())
 
 
+@pytest.mark.parametrize("steps", range(10))
+def test_tables_that_change_together_are_old_or_new_wherever_a_run_ends(tmp_path, monkeypatch, steps):
+    """Ended after that many steps that reach the disk: questions refuse a mixture, and the next run ends it."""
+    names = ("connections", "exchanges", "quality")
+
+    def publish(turn):
+        one = writer.Dataset(tmp_path)
+        work = one.begin("convert")
+        try:
+            files = {f"{name}/a.parquet": work / name for name in names}
+            for name in names:
+                (work / name).write_text(turn)
+            one.publish(files, {"sources": {"a": [turn]}}, ["records/a.parquet"], together=True)
+        finally:
+            one.abandon()  # as `convert` does
+
+    def turns():
+        return {(tmp_path / name / "a.parquet").read_text() for name in names}
+
+    publish("old")
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "a.parquet").write_text("old")
+    synced = []
+
+    def sync(path):
+        if len(synced) == steps:
+            raise KeyboardInterrupt
+        synced.append(path)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(writer, "sync", sync)
+        publish("new")
+    if turns() != {"old"}:
+        with pytest.raises(KproxyError, match="start it again, which first finishes what was begun"):
+            dataset.refuse_unfinished(tmp_path)
+    other = writer.Dataset(tmp_path)
+    assert not list(other.begin("convert").iterdir())
+    other.abandon()
+    (turn,) = turns()
+    assert turn == ("new" if steps > 3 else "old")  # three files and the list of moves
+    assert (tmp_path / "records" / "a.parquet").exists() == (turn == "old")
+    assert dataset.read_manifest(tmp_path)["sources"] == {"a": [turn]}
+    dataset.refuse_unfinished(tmp_path)
+
+
 def test_a_folder_that_cannot_be_written_is_said_so(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(KproxyError, match="cannot be written"):
