@@ -16,7 +16,7 @@ import pytest
 from kproxy.protocol.apis import CREATE_TOPICS, DESCRIBE_GROUPS, LIST_GROUPS, METADATA
 from kproxy.protocol.codec import encode_data
 from kproxy.proxy.filters.policy import lists, members, refusals, resources
-from kproxy.proxy.filters.policy.authorizer import SLICE_NAMES, _sliced
+from kproxy.proxy.filters.policy.judging import SLICE_NAMES, in_slices, judge
 from kproxy.proxy.filters.policy.resources import GROUP, TOPIC, TRANSACTIONAL_ID, Names
 from kproxy.wire.events import Exchange
 from kproxy.wire.interest import Interest
@@ -45,7 +45,7 @@ def judged(number: int, kind: str, name: Callable[[int], Any] = "n-{}".format) -
     talk, names = Decided(DENY), Names()
     setattr(names, kind, [name(each) for each in range(number)])
     rules = talk.authorizer._clearance.api(METADATA, 12)
-    return talk.authorizer._judge(rules, names, "Metadata")
+    return judge(rules, names, "Metadata", talk.authorizer._names.get)
 
 
 def rest_asked_for(number: int, *, by_id: bool) -> Iterator[None]:
@@ -105,13 +105,13 @@ class Loop(NamedTuple):
 
 
 LOOPS = {
-    "topics judged": Loop("_judge", SLICE_NAMES, partial(judged, kind=TOPIC), first=-1),
-    "groups judged": Loop("_judge", SLICE_NAMES, partial(judged, kind=GROUP), first=-1),
-    "transactions judged": Loop("_judge", SLICE_NAMES, partial(judged, kind=TRANSACTIONAL_ID), first=-1),
-    "ids judged": Loop("_judge", SLICE_NAMES, partial(judged, kind="topic_id", name=lambda n: UUID(int=n)), first=-1),
-    "names of 63 judged": Loop("_judge", SLICE_NAMES, partial(judged, kind=TOPIC, name="{:63}".format), 1, -1),
-    "names of 64 judged": Loop("_judge", SLICE_NAMES, partial(judged, kind=TOPIC, name="{:64}".format), 2, -2),
-    "names of 255 judged": Loop("_judge", SLICE_NAMES, partial(judged, kind=TOPIC, name="{:255}".format), 4, -4),
+    "topics judged": Loop("judge", SLICE_NAMES, partial(judged, kind=TOPIC), first=-1),
+    "groups judged": Loop("judge", SLICE_NAMES, partial(judged, kind=GROUP), first=-1),
+    "transactions judged": Loop("judge", SLICE_NAMES, partial(judged, kind=TRANSACTIONAL_ID), first=-1),
+    "ids judged": Loop("judge", SLICE_NAMES, partial(judged, kind="topic_id", name=lambda n: UUID(int=n)), first=-1),
+    "names of 63 judged": Loop("judge", SLICE_NAMES, partial(judged, kind=TOPIC, name="{:63}".format), 1, -1),
+    "names of 64 judged": Loop("judge", SLICE_NAMES, partial(judged, kind=TOPIC, name="{:64}".format), 2, -2),
+    "names of 255 judged": Loop("judge", SLICE_NAMES, partial(judged, kind=TOPIC, name="{:255}".format), 4, -4),
     "denied topics": Loop("_ask_for_the_rest", SLICE_NAMES, partial(rest_asked_for, by_id=True)),
     "topics left": Loop("_ask_for_the_rest", SLICE_NAMES, partial(rest_asked_for, by_id=False)),
     "a list": Loop("_removed", lists._SLICE_SPANS, listed, 2, 1),  # a group and its name; the array
@@ -141,7 +141,7 @@ def test_a_loop_stops_once_for_each_full_slice(loop):
 
 def test_names_are_sliced_by_their_lengths():
     for length, names in ((1, 128), (63, 128), (64, 64), (127, 64), (128, 43), (64 * 127, 1), (64 * 200, 1)):
-        lengths = [len(some) for some in _sliced(["x" * length] * (2 * names + 1))]
+        lengths = [len(some) for some in in_slices(["x" * length] * (2 * names + 1))]
         assert lengths == [names, names, 1] or (names == 1 and lengths == [1, 1, 1, 0])
 
 
