@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,7 +45,21 @@ SEGMENT_BYTES = range(244, 9217)  # of payload in segments of offload: Linux's m
 ETHERNET_BYTES = range(1200, 1461)  # the same, with an MTU of 1500 at most
 
 _NO_PACKETS = np.zeros(0, np.int64)
-Occurrence = tuple[int, int]  # the time that had passed, the packet's number
+
+
+class Occurrence(NamedTuple):
+    """A packet's place in the capture; the packets that are remembered at it are `since_ns` and `since` at least."""
+
+    passed_ns: int  # the time that had passed
+    number: int
+
+    @property
+    def since_ns(self) -> int:
+        return self.passed_ns - SAME_PACKET_NS
+
+    @property
+    def since(self) -> int:
+        return self.number - MAX_PACKETS
 
 
 def times_of(records: Sequence[Record]) -> np.ndarray:
@@ -78,12 +93,12 @@ class Headers:
         span = (first, first + (1 << 32)) if ack is None else (first + ack, first + ack + 1)
         return places[slice(*np.searchsorted(mixed, span))]
 
-    def near(self, places: np.ndarray, since_ns: int, since: int, number: int) -> np.ndarray:
-        """Those of some places whose packets are of a time or later, and of numbers from `since` up to `number`."""
+    def near(self, places: np.ndarray, at: Occurrence) -> np.ndarray:
+        """Those of some places whose packets are remembered at a packet, and come before it."""
         assert self.heads is not None
         index = self.heads.index[places]
-        is_near = (index >= since - self.first) & (index < number - self.first)
-        found: np.ndarray = places[is_near & (self.passed[index] >= since_ns)]
+        is_near = (index >= at.since - self.first) & (index < at.number - self.first)
+        found: np.ndarray = places[is_near & (self.passed[index] >= at.since_ns)]
         return found
 
     def rows(self, places: np.ndarray) -> np.ndarray:
@@ -167,29 +182,30 @@ class Recent:
         before = rows.get(row)
         self._current = index, before
         self._noted_count += before is None
-        window = self._windows[-1]
-        rows[row] = int(window.passed[index]), window.first + index
+        rows[row] = self._at(index)
 
     def has(self, index: int, segment: Segment) -> bool:
         """Whether a packet shortly before the `index`th in hand is the same."""
-        row = _row(segment)
-        return self._has(index, segment[1], row, self._beside(index, segment[1], row))
+        key, row, at = segment[1], _row(segment), self._at(index)
+        return self._has(index, key, row, at, self._beside(key, row, at))
 
     def has_bytes(self, index: int, segment: Segment) -> bool:
         """Whether its bytes were there shortly before the `index`th in hand: the same packet, or segments of its run,
         cut as offload cuts them."""
-        row = _row(segment)
-        beside = self._beside(index, segment[1], row)
-        return self._has(index, segment[1], row, beside) or self._has_run(index, segment[1], row, beside)
+        key, row, at = segment[1], _row(segment), self._at(index)
+        beside = self._beside(key, row, at)
+        return self._has(index, key, row, at, beside) or self._has_run(key, row, at, beside)
 
-    def _has(self, index: int, key: bytes, row: bytes, beside: Sequence[Beside]) -> bool:
+    def _at(self, index: int) -> Occurrence:
+        """The place of the `index`th packet in hand."""
         window = self._windows[-1]
-        passed, number = int(window.passed[index]), window.first + index
-        since_ns, since = passed - SAME_PACKET_NS, number - MAX_PACKETS
+        return Occurrence(int(window.passed[index]), window.first + index)
+
+    def _has(self, index: int, key: bytes, row: bytes, at: Occurrence, beside: Sequence[Beside]) -> bool:
         latest = -1
         before = self._current[1] if self._current[0] == index else self._noted.get(key, {}).get(row)
-        if before is not None and before[1] >= since:
-            latest = before[0]
+        if before is not None and before.number >= at.since:
+            latest = before.passed_ns
         if beside:
             same = np.frombuffer(row, np.uint64)
             for each, places, rows in beside:
@@ -198,25 +214,22 @@ class Recent:
                     assert each.heads is not None
                     latest = max(latest, int(each.passed[each.heads.index[places[found].max()]]))
                     break
-        if latest < 0 or latest < since_ns:
+        if latest < 0 or latest < at.since_ns:
             return False
-        return latest >= passed - AT_ONCE_NS or has_timestamp(row) or self._has_own_identity(key, row, passed, number)
+        return latest >= at.passed_ns - AT_ONCE_NS or has_timestamp(row) or self._has_own_identity(key, row, at)
 
-    def _has_run(self, index: int, key: bytes, row: bytes, beside: Sequence[Beside]) -> bool:
+    def _has_run(self, key: bytes, row: bytes, at: Occurrence, beside: Sequence[Beside]) -> bool:
         first, length = inorder.seq_and_length(row)
         if not length:
             return False
-        window = self._windows[-1]
-        passed, number = int(window.passed[index]), window.first + index
-        since_ns, since = passed - SAME_PACKET_NS, number - MAX_PACKETS
         others = []
-        for other, (passed_ns, at) in islice(reversed(self._noted.get(key, {}).items()), MAX_OF_RUN):
-            if passed_ns < since_ns:
+        for other, before in islice(reversed(self._noted.get(key, {}).items()), MAX_OF_RUN):
+            if before.passed_ns < at.since_ns:
                 break
             shift = ahead(inorder.seq_and_length(other)[0], first)
             if shift >= length or shift + inorder.seq_and_length(other)[1] <= 0:
                 continue  # they have no bytes in common
-            if other[8:12] == row[8:12] and other[14:28] == row[14:28] and since <= at < number:
+            if other[8:12] == row[8:12] and other[14:28] == row[14:28] and at.since <= before.number < at.number:
                 others.append(other)
         if beside:
             run = inorder.run_of(np.frombuffer(row, np.uint64)[None])
@@ -224,7 +237,7 @@ class Recent:
                 others += [other.tobytes() for other in rows[(inorder.run_of(rows) == run).all(axis=1)]]
         if not others:
             return False
-        has_one_identity = cache(lambda: self._has_one_identity(key, row, passed, number))
+        has_one_identity = cache(lambda: self._has_one_identity(key, row, at))
         spans = [_span(row, other, has_one_identity) for other in others]
         reached = 0
         for begin, following in sorted(span for span in spans if span != (0, length)):  # else `_has` compared it
@@ -233,64 +246,59 @@ class Recent:
             reached = max(reached, following)
         return reached >= length
 
-    def _beside(self, index: int, key: bytes, row: bytes) -> list[Beside]:
-        """The plain packets shortly before the `index`th in hand with its acknowledgement that may be the same, or
-        have some of its bytes; the last window first."""
-        window = self._windows[-1]
-        number = window.first + index
-        since_ns, since = int(window.passed[index]) - SAME_PACKET_NS, number - MAX_PACKETS
+    def _beside(self, key: bytes, row: bytes, at: Occurrence) -> list[Beside]:
+        """The plain packets shortly before a packet with its acknowledgement that may be the same, or have some of its
+        bytes; the last window first."""
         first, length = inorder.seq_and_length(row)
         identity = inorder.identity_of(row)
         found = []
-        for each, heads, places in self._windows_since(since_ns, key, inorder.ack_of(row)):
+        for each, heads, places in self._windows_since(at.since_ns, key, inorder.ack_of(row)):
             shifts = (heads.seq[places] - first + HALF & MASK) - HALF
             lengths = heads.length[places]
             has_common = (shifts < length) & (shifts + lengths > 0)
             has_all = (shifts == 0) & (lengths == length)  # the same packet, or another one with the same bytes
             places = places[np.where(has_all, heads.identity[places] == identity, has_common)]
             if len(places):
-                places = each.near(places, since_ns, since, number)  # without the packet itself
+                places = each.near(places, at)  # without the packet itself
             if len(places):
                 found.append((each, places, each.rows(places)))
         return found
 
     def is_sure(self, index: int) -> bool:
         """Whether all packets that the `index`th in hand may be a copy of are remembered."""
-        window = self._windows[-1]
-        return bool(window.passed[index] > SAME_PACKET_NS) or window.first + index > MAX_PACKETS
+        at = self._at(index)
+        return at.since_ns > 0 or at.since > 0
 
-    def _has_own_identity(self, key: bytes, row: bytes, passed: int, number: int) -> bool:
+    def _has_own_identity(self, key: bytes, row: bytes, at: Occurrence) -> bool:
         """Whether packets of the last moments with other sequence numbers had other identities, and there were some.
 
         A SYN is often the first: it is sent again a second later at the earliest (RFC 6298).
         """
-        since_ns, since = passed - SAME_PACKET_NS, number - MAX_PACKETS
         identity = inorder.identity_of(row)
         found = bool(identity) and bool(row[13] & SYN)
-        for other, at in self._noted.get(key, {}).items():
-            if other[4:8] != row[4:8] and at[0] >= since_ns and at[1] >= since:
+        for other, before in self._noted.get(key, {}).items():
+            if other[4:8] != row[4:8] and before.passed_ns >= at.since_ns and before.number >= at.since:
                 if inorder.identity_of(other) == identity:
                     return False
                 found = True
         seq, _ = inorder.seq_and_length(row)
-        for each, heads, places in self._windows_since(since_ns, key):
-            places = each.near(places, since_ns, since, number)
+        for each, heads, places in self._windows_since(at.since_ns, key):
+            places = each.near(places, at)
             others = places[heads.seq[places] != seq]
             if (heads.identity[others] == identity).any():
                 return False
             found |= bool(len(others))
         return found
 
-    def _has_one_identity(self, key: bytes, row: bytes, passed: int, number: int) -> bool:
+    def _has_one_identity(self, key: bytes, row: bytes, at: Occurrence) -> bool:
         """Whether all segments of that direction that are remembered have the identity of this one."""
-        since_ns, since = passed - SAME_PACKET_NS, number - MAX_PACKETS
         identity = inorder.identity_of(row)
-        for other, at in self._noted.get(key, {}).items():
-            is_segment = at[0] >= since_ns and at[1] >= since and inorder.seq_and_length(other)[1]
-            if is_segment and inorder.identity_of(other) != identity:
+        for other, before in self._noted.get(key, {}).items():
+            is_near = before.passed_ns >= at.since_ns and before.number >= at.since
+            if is_near and inorder.seq_and_length(other)[1] and inorder.identity_of(other) != identity:
                 return False
-        for each, heads, places in self._windows_since(since_ns, key):
-            places = each.near(places, since_ns, since, number)
+        for each, heads, places in self._windows_since(at.since_ns, key):
+            places = each.near(places, at)
             segments = places[heads.length[places] > 0]
             if (heads.identity[segments] != identity).any():
                 return False

@@ -123,11 +123,10 @@ class Flow:
         One SYN at the end of a capture may be answered behind it, so UNANSWERED is one that was sent again. So is a
         SYN-ACK that was sent again and that the client never acknowledged: it did not arrive.
         """
-        if self.syn_ns < 0:  # the client may be unknown
-            return CLOSED_AT_ONCE if self._is_closed_at_once(close) else None
-        server = self.talk.halves[1 - self.client]
-        if server.seen:
-            if server.retransmissions and self.reset_by != self.client:
+        # Without a SYN the client may be unknown.
+        server = self.talk.halves[1 - self.client] if self.syn_ns >= 0 else None
+        if server is None or server.seen:
+            if server is not None and server.retransmissions and self.reset_by != self.client:
                 return UNANSWERED
             return CLOSED_AT_ONCE if self._is_closed_at_once(close) else None
         if close == "reset":
