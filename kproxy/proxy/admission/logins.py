@@ -16,6 +16,7 @@ from kproxy.errors import LOGIN_CAUSES, ConfigError, UpstreamError, of_extras
 from kproxy.metrics.cells import ClusterCells
 from kproxy.proxy.admission.failed_logins import FailedLogins
 from kproxy.proxy.admission.renewals import Renewals
+from kproxy.proxy.config import files
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.authentication import Authentication as Settings
 from kproxy.proxy.config.settings import Cluster
@@ -142,7 +143,7 @@ class Logins:
             )
             if settings.jwks_file is not None:
                 load = partial(tokens.read, settings.jwks_file)
-                version = partial(tokens.version, settings.jwks_file)
+                version = partial(files.version, settings.jwks_file)
                 checker.use(load())
             else:
                 load = partial(tokens.fetch, settings.jwks_url or "", settings.jwks_ca_file)

@@ -24,11 +24,15 @@ _FIRST_METADATA_BY_ID = 12
 _LONGER_S = 0.2
 
 
+def _bounded(connector: BrokerConnector) -> asyncio.Timeout:
+    return asyncio.timeout(connector.dialler.timeout_s + _LONGER_S)
+
+
 async def ask_brokers(address: Address, connector: BrokerConnector) -> dict[int, Address] | None:
     """Return node id -> address of all brokers, from the one at `address`; None if it requires a login."""
     timeout_s = connector.dialler.timeout_s
     try:
-        async with asyncio.timeout(timeout_s + _LONGER_S):
+        async with _bounded(connector):
             version = -1
             try:
                 async with conversation(address, connector) as talk:
@@ -51,7 +55,7 @@ async def ask_versions(address: Address, connector: BrokerConnector) -> dict[int
     """Return API key -> (lowest, highest) version supported by the broker at `address`. Raises UpstreamError."""
     timeout_s = connector.dialler.timeout_s
     try:
-        async with asyncio.timeout(timeout_s + _LONGER_S), conversation(address, connector) as talk:
+        async with _bounded(connector), conversation(address, connector) as talk:
             return await talk.versions()
     except TimeoutError:
         raise UpstreamError(f"{address} did not answer ApiVersions within {timeout_s:g} s", *TIMEOUT) from None
@@ -64,7 +68,7 @@ async def ask_topic_names(
 ) -> Mapping[UUID, str]:
     """Return the names of the topics with these ids that the broker at `address` has and may disclose."""
     try:
-        async with asyncio.timeout(connector.dialler.timeout_s + _LONGER_S), conversation(address, connector) as talk:
+        async with _bounded(connector), conversation(address, connector) as talk:
             return await _topic_names(talk, topic_ids)
     except (TimeoutError, ProtocolError) as fault:
         raise UpstreamError(f"{address} does not answer Metadata: {fault!r}") from fault
@@ -73,7 +77,7 @@ async def ask_topic_names(
 async def probe(address: Address, connector: BrokerConnector) -> None:
     """Send only ApiVersions: a request that arrives at one of kproxy's own listeners proves a loop."""
     try:
-        async with asyncio.timeout(connector.dialler.timeout_s + _LONGER_S), conversation(address, connector) as talk:
+        async with _bounded(connector), conversation(address, connector) as talk:
             await talk.metadata_version()
     except (TimeoutError, ProtocolError) as fault:
         raise UpstreamError(f"{address} does not answer ApiVersions: {fault!r}") from fault

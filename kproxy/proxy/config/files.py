@@ -18,6 +18,15 @@ def named(path: Path) -> str:
     return "the file (its name is not repeated: it should be a path like /etc/kproxy/secret, not the secret itself)"
 
 
+def version(path: Path) -> tuple[int, ...]:
+    """What differs after a change of the file; () if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
 def open_regular(path: Path) -> BinaryIO:
     """The file, opened to be read; raises OSError, also if it is no regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -40,18 +40,11 @@ class Keys:
         self._loading: asyncio.Task[None] | None = None
         self._limiter = LogLimiter(log)
 
-    def begin(self, newer: bool) -> None:
-        """Load the keys in the background if they are due. newer: the loaded keys do not fit."""
-        self._begin(newer)
+    def begin(self, newer: bool) -> bool:
+        """Load the keys in the background if they are due. newer: the loaded keys do not fit.
 
-    async def fresh(self, newer: bool) -> None:
-        """Load the keys if they are due, and wait for keys of a changed file, for the first, and for newer ones."""
-        has_changed = self._begin(newer)
-        if self._loading is not None and (newer or has_changed or not self._are_there):
-            await asyncio.shield(self._loading)
-
-    def _begin(self, newer: bool) -> bool:
-        """Return whether the file has changed since the last load that ended."""
+        Returns whether their file has changed since the last load that ended.
+        """
         version = self._version()
         has_changed = version != self._tried_version
         age_s = time.monotonic() - self._tried
@@ -60,6 +53,12 @@ class Keys:
             self._tried = time.monotonic()
             self._loading = asyncio.get_running_loop().create_task(self._reload(version))
         return has_changed
+
+    async def fresh(self, newer: bool) -> None:
+        """Load the keys if they are due, and wait for keys of a changed file, for the first, and for newer ones."""
+        has_changed = self.begin(newer)
+        if self._loading is not None and (newer or has_changed or not self._are_there):
+            await asyncio.shield(self._loading)
 
     async def _reload(self, version: tuple[int, ...]) -> None:
         try:

@@ -263,15 +263,6 @@ def fetch(url: str, ca_file: Path | None) -> bytes:
         raise TokenError(f"the JWKS cannot be fetched: the server there does not use HTTP ({kind})") from None
 
 
-def version(path: Path) -> tuple[int, ...]:
-    """Return what differs after a change of a file; () if there is none."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return ()
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
-
-
 def read(path: Path) -> bytes:
     """Return the JWKS of a file. Raises TokenError."""
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from kproxy.proxy.config.files import open_regular
+from kproxy.proxy.config import files
 from kproxy.proxy.sasl.mechanisms import MAX_ITERATIONS, MIN_ITERATIONS, SCRAM, SCRAM_SHA_256, SCRAM_SHA_512
 
 ITERATIONS = 8192  # of credentials written here: checking a PLAIN password takes a few milliseconds
@@ -114,7 +114,7 @@ def lines(users: Users) -> Iterator[str]:
 def read(path: Path) -> dict[str, dict[str, Credential]]:
     """Return the users of the file at `path`. Raises UsersError if it cannot be read."""
     try:
-        with open_regular(path) as file:
+        with files.open_regular(path) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as fault:
         how = f"; write one by `kproxy users add {path} NAME`" if isinstance(fault, FileNotFoundError) else ""
@@ -159,20 +159,13 @@ class UsersFile:
         """Read the file. Raises UsersError."""
         self.path = path
         self._pepper = secrets.token_bytes(32)
-        self._version = self._stat()
+        self._version = files.version(path)
         self.users: Users = read(path)
         self.fault = ""  # of the latest reading
 
-    def _stat(self) -> tuple[int, ...]:
-        try:
-            stat = self.path.stat()
-        except OSError:
-            return ()
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
-
     def refresh(self) -> bool:
         """Read the file if it changed; returns whether it did. `fault` is then the file's fault, or ""."""
-        version = self._stat()
+        version = files.version(self.path)
         if version == self._version:
             return False
         self._version = version

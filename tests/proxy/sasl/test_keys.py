@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kproxy.proxy.config import files
 from kproxy.proxy.sasl import keys, tokens
 from kproxy.proxy.sasl.keys import Keys
 from kproxy.proxy.sasl.tokens import TokenError, UnknownKeyError
@@ -69,7 +70,7 @@ def test_keys_of_a_file_are_those_of_the_file_as_it_is_now(tmp_path: Path) -> No
 
     async def test() -> None:
         one = checker()
-        of_file = Keys("default", one, partial(tokens.read, file), 3600, partial(tokens.version, file))
+        of_file = Keys("default", one, partial(tokens.read, file), 3600, partial(files.version, file))
         await of_file.fresh(False)
         for change, data in ((renamed, new), (linked, old), (linked, new), (file.write_bytes, old)):
             change(data)
