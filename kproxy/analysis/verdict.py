@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kproxy.analysis.engine import Frame, ask, rows
+from kproxy.analysis.findings.causes import DOWN
 from kproxy.analysis.findings.failures import REFUSED, topics_not_given
 from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding
 from kproxy.analysis.lags import TABLES as OF_LAG
@@ -53,11 +54,6 @@ CHECKED = {
     "growing_lag": ("Fetch", "OffsetCommit"),
     "open_transaction": ("AddPartitionsToTxn", "EndTxn"),
 }
-_WHOLE = (
-    "broker_gone",
-    "broker_standing_still",
-    "all_brokers_silent",
-)  # outages that were seen: what follows from them is no sign of others
 # Other kinds by which such a thing shows itself if the capture begins or ends during it, or which imply it: beside
 # these nobody says that there is none.
 _SIGNS = {
@@ -117,8 +113,8 @@ class Verdict:
     def not_found(self, apis: Collection[str]) -> list[str]:
         """The kinds of CHECKED that are no finding, no consequence and without signs; apis: those of the tables."""
         kinds = {one.kind for root in self.findings for one in (root, *root.consequences)}
-        signs = {
-            one.kind for root in self.findings for one in (root, *(() if root.kind in _WHOLE else root.consequences))
+        signs = {  # what follows from an outage of a broker is none of other things
+            one.kind for root in self.findings for one in (root, *(() if root.kind in DOWN else root.consequences))
         }
         return [
             kind

@@ -42,29 +42,29 @@ def _edges(causes: Iterable[str], consequences: Iterable[str], same: tuple[str, 
 
 
 _OF_BROKER = ("broker_gone", "broker_standing_still")
-_DOWN = (*_OF_BROKER, "all_brokers_silent")
+DOWN = (*_OF_BROKER, "all_brokers_silent")  # outages of brokers
 EDGES: tuple[Edge, ...] = (
     # Brokers that fall silent together.
     *_edges(("all_brokers_silent",), _OF_BROKER, (), MOSTLY),
     *_edges(("all_brokers_silent",), ("unanswered", "client_timeouts", "late_answers"), (), OVERLAPS),
     # Consequences of a broker: its partitions, its groups and its requests.
-    *_edges(_DOWN, ("coordinator_lost", "under_replicated", "offline_partitions"), ("broker",), OVERLAPS),
-    *_edges(_DOWN, ("unanswered", "client_timeouts", "reconnect_storm"), ("broker",), OVERLAPS),
-    *_edges(_DOWN, ("records_lost",), ("broker",), OVERLAPS),
+    *_edges(DOWN, ("coordinator_lost", "under_replicated", "offline_partitions"), ("broker",), OVERLAPS),
+    *_edges(DOWN, ("unanswered", "client_timeouts", "reconnect_storm"), ("broker",), OVERLAPS),
+    *_edges(DOWN, ("records_lost",), ("broker",), OVERLAPS),
     *_edges(("late_answers",), ("reconnect_storm", "unanswered", "client_timeouts"), ("broker",), OVERLAPS),
-    *_edges(_DOWN, ("connects_failed", "tls_failed"), ("machine",), OVERLAPS),  # its other listeners too
+    *_edges(DOWN, ("connects_failed", "tls_failed"), ("machine",), OVERLAPS),  # its other listeners too
     *_edges(("tls_failed",), ("reconnect_storm", "unanswered"), ("broker",), OVERLAPS),
-    *_edges(_DOWN, ("retransmissions", "zero_windows"), ("broker",), EVER),
-    *_edges(_DOWN, ("slow_broker",), ("broker",), OVERLAPS),
-    *_edges(_DOWN, ("slow_broker",), ("everywhere",), OVERLAPS),
+    *_edges(DOWN, ("retransmissions", "zero_windows"), ("broker",), EVER),
+    *_edges(DOWN, ("slow_broker",), ("broker",), OVERLAPS),
+    *_edges(DOWN, ("slow_broker",), ("everywhere",), OVERLAPS),
     # Elsewhere in the cluster, meanwhile: elections, and leaders that wait for its replicas.
-    *_edges(_DOWN, ("not_enough_replicas",), (), BEGINS),
-    *_edges(_DOWN, ("client_timeouts", "unanswered"), (), DURING),  # at brokers that wait for its replication
-    *_edges(_DOWN, ("no_leader", "timed_out"), (), OVERLAPS),
-    *_edges(_DOWN, ("producers_standing_still",), (), BEGINS),
-    *_edges(_DOWN, ("resent_not_idempotent", "doubtful_records"), (), DURING),  # one failed request is no finding
-    *_edges(_DOWN, ("coordinator_lost", "controller_changes", "offline_partitions", "fenced"), (), BEGINS),
-    *_edges(_DOWN, ("straggler", "members_gone"), (), BEGINS),  # members that joined anew, under new ids
+    *_edges(DOWN, ("not_enough_replicas",), (), BEGINS),
+    *_edges(DOWN, ("client_timeouts", "unanswered"), (), DURING),  # at brokers that wait for its replication
+    *_edges(DOWN, ("no_leader", "timed_out"), (), OVERLAPS),
+    *_edges(DOWN, ("producers_standing_still",), (), BEGINS),
+    *_edges(DOWN, ("resent_not_idempotent", "doubtful_records"), (), DURING),  # one failed request is no finding
+    *_edges(DOWN, ("coordinator_lost", "controller_changes", "offline_partitions", "fenced"), (), BEGINS),
+    *_edges(DOWN, ("straggler", "members_gone"), (), BEGINS),  # members that joined anew, under new ids
     # Replicas and leaders.
     *_edges(("under_replicated",), ("not_enough_replicas", "timed_out"), (), OVERLAPS),
     *_edges(("offline_partitions",), ("no_leader", "growing_lag"), ("topic",), OVERLAPS),
@@ -76,8 +76,8 @@ EDGES: tuple[Edge, ...] = (
         OVERLAPS,
     ),
     # Producers give up on what is refused, or retried for too long.
-    *_edges(_DOWN, ("records_given_up",), ("broker",), OVERLAPS),
-    *_edges(_DOWN, ("records_given_up",), (), DURING),
+    *_edges(DOWN, ("records_given_up",), ("broker",), OVERLAPS),
+    *_edges(DOWN, ("records_given_up",), (), DURING),
     *_edges(
         (
             *("refused_too_large", "refused_authorization", "refused_records", "throttled", "not_enough_replicas"),
@@ -108,7 +108,7 @@ EDGES: tuple[Edge, ...] = (
 )
 # Findings whose requests' times alone show their cause. A leader is slow while it waits for the replicas of another
 # broker; without these times, as live, nobody knows which. A percentile has no parts: most of the requests decide.
-_BY_MOMENTS = _edges(_DOWN, ("slow_broker",), (), DURING)
+_BY_MOMENTS = _edges(DOWN, ("slow_broker",), (), DURING)
 _BY_CONSEQUENCE: dict[str, tuple[Edge, ...]] = {
     edge.consequence: tuple(each for each in EDGES if each.consequence == edge.consequence) for edge in EDGES
 }
@@ -153,19 +153,19 @@ def _parted(
     """
     by_moments = tuple(edge for edge in _BY_MOMENTS if edge.consequence == one.kind)
     edges = (*_BY_CONSEQUENCE.get(one.kind, ()), *by_moments) if moments else ()
-    first = [edge for edge in edges if edge.cause in _DOWN or edge.cause not in _BY_CONSEQUENCE]  # no consequences
+    first = [edge for edge in edges if edge.cause in DOWN or edge.cause not in _BY_CONSEQUENCE]  # no consequences
     causes = [(edge, cause) for edge in first for cause in of_kind.get(edge.cause, ())]
     parts: dict[int, tuple[Finding | None, list[Moment]]] = {}
     for moment in moments:
         then = one._replace(since_ns=moment.at_ns, until_ns=moment.at_ns)
         able = [
-            (len(edge.same), cause.kind in _DOWN, cause.since_ns or 0, cause)
+            (len(edge.same), cause.kind in DOWN, cause.since_ns or 0, cause)
             for edge, cause in causes
             if explains(edge, cause, then) and (edge.when != DURING or moment.is_replicated)
         ]
         begun = [each for each in able if each[2] <= moment.at_ns + _STEP_NS]
         nearest = max(begun or able, key=lambda each: each[:3])[3] if able else None
-        if nearest is not None and nearest.kind not in _DOWN:
+        if nearest is not None and nearest.kind not in DOWN:
             nearest = None
         parts.setdefault(id(nearest), (nearest, []))[1].append(moment)
     if len(parts) < 2:
@@ -220,7 +220,7 @@ def _cause(index: int, found: Sequence[Finding], by_kind: Mapping[str, Sequence[
     one = found[index]
     best: tuple[tuple[int, bool, int, int], int] | None = None
     for edge in _BY_CONSEQUENCE.get(one.kind, ()):
-        if is_timed and edge.cause in _DOWN:
+        if is_timed and edge.cause in DOWN:
             continue
         for at in by_kind.get(edge.cause, ()):
             if at != index and explains(edge, found[at], one):
