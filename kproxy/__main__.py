@@ -1,10 +1,10 @@
-"""The program `kproxy`, also as `python -m kproxy`: ends at an interrupt without a stack while it is still loaded."""
+"""The program `kproxy`, also as `python -m kproxy`. SIGINT during its imports ends it without a traceback."""
 
 from kproxy.interrupts import EndsAtOnce
 
 
 def main() -> None:
-    """What the command `kproxy` runs."""
+    """Run the command `kproxy`."""
     with EndsAtOnce():
         from kproxy.cli import main as run
     run()

@@ -1,15 +1,15 @@
 """The whole error tree.
 
 KproxyError                     everything that kproxy raises on purpose
-├── ProtocolError               bytes of a peer that are not what the protocol says
-│   ├── Malformed               cut short, a length that cannot be, a value out of its range
-│   │   └── TooLarge            it would become larger than its reader takes
+├── ProtocolError               a peer's bytes that violate the protocol
+│   ├── Malformed               truncated, an impossible length, or a value out of range
+│   │   └── TooLarge            it would decode or decompress to more bytes than the limit
 │   └── Unsupported             an API, a version or a codec that this kproxy does not know
-├── ConfigError                 settings: every fault at once, each with its path
-├── CaptureError                a capture file: which file, at which offset
-│   └── StorageError            where it lies failed: it may be read later
-├── RefusedClient               a client that gets no relay: what it sent, or who it is
-└── UpstreamError               a broker that cannot be reached or answers nonsense
+├── ConfigError                 invalid settings: all faults together, each with its path
+├── CaptureError                an unreadable capture file, with the offset
+│   └── StorageError            its storage failed: a later read may succeed
+├── RefusedClient               a client that gets no relay, because of its bytes or its identity
+└── UpstreamError               a broker that cannot be reached or sends an invalid answer
 
 "Not enough bytes yet" is a value, never an exception. Each message names the cause and, where there is one, the fix.
 """
@@ -19,10 +19,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-# Why a broker cannot be reached: its name is not known, the resolver does not answer, the broker refused, it did not
-# answer in time, the network has no route to it, rules of this machine forbid it, the address leads back to kproxy, no
-# local port or no file descriptor is left, the source address is none of this machine, nothing has named an address
-# yet, TLS did not come about.
+# Why a broker cannot be reached: its name is unknown, the resolver does not answer, the broker refused, it did not
+# answer in time, the network has no route to it, this machine's rules forbid it, the address leads back to kproxy, no
+# local port or file descriptor is free, the source address does not belong to this machine, no address is known yet,
+# the TLS handshake failed.
 DIAL_CAUSES = (
     "name",
     "resolver",
@@ -40,7 +40,7 @@ DIAL_CAUSES = (
 )
 
 # Why kproxy's own login at a broker fails: wrong credentials, a mechanism that the broker does not offer, a listener
-# without SASL, an answer that is none, a password or a token that cannot be had, a client for whom there is no login.
+# without SASL, an invalid answer, a password or token that cannot be read, a client without a login.
 LOGIN_CAUSES = (
     "login_failed",
     "login_mechanism",
@@ -52,11 +52,11 @@ LOGIN_CAUSES = (
 
 
 class KproxyError(Exception):
-    """The root: catching it catches what kproxy raises on purpose and nothing else."""
+    """The root of all exceptions that kproxy raises on purpose."""
 
 
 class ProtocolError(KproxyError):
-    """Bytes of a peer are not what the protocol says."""
+    """A peer's bytes violate the protocol."""
 
 
 class Malformed(ProtocolError):
@@ -64,7 +64,7 @@ class Malformed(ProtocolError):
 
 
 class TooLarge(Malformed):
-    """What would become of the bytes is larger than their reader takes."""
+    """The bytes would decode or decompress to more than the limit."""
 
 
 class Unsupported(ProtocolError):
@@ -72,7 +72,7 @@ class Unsupported(ProtocolError):
 
 
 class ConfigError(KproxyError):
-    """Settings with faults: `faults` holds (path, what is wrong and how to fix it), all of them."""
+    """Invalid settings. `faults` holds all faults: (path, the fault and its fix)."""
 
     def __init__(self, faults: Sequence[tuple[str, str]]) -> None:
         self.faults = tuple(faults)
@@ -80,7 +80,7 @@ class ConfigError(KproxyError):
 
 
 class CaptureError(KproxyError):
-    """A capture cannot be read: the file's name, and the offset in bytes where that is known."""
+    """A capture cannot be read. offset: in bytes, where it is known."""
 
     def __init__(self, name: str, text: str, offset: int | None = None) -> None:
         self.name = name
@@ -93,12 +93,14 @@ class CaptureError(KproxyError):
 
 
 class StorageError(CaptureError):
-    """The storage in which a capture lies did not give it, for no reason that is the capture's: later it may."""
+    """A capture's storage failed to deliver it; the capture itself may be fine, so a later read may succeed."""
 
 
 class UpstreamError(KproxyError):
-    """A broker cannot be reached, or its answer is of no use. `cause`, a label of metrics, is one of
-    DIAL_CAUSES, or of LOGIN_CAUSES. Its string is `text`, which says what happened, and `remedy`, if there is one."""
+    """A broker cannot be reached, or its answer is invalid.
+
+    cause: one of DIAL_CAUSES or LOGIN_CAUSES, a label of metrics. Its string is `text`, followed by `remedy` if any.
+    """
 
     def __init__(self, text: str, cause: str = "other", remedy: str = "") -> None:
         self.text = text
@@ -108,12 +110,12 @@ class UpstreamError(KproxyError):
 
 
 class RefusedClient(KproxyError):
-    """A client that is closed before it has a relay. `cause` is a label of metrics: one of few.
+    """A client is closed before it has a relay. `cause` is a label of metrics with few values.
 
-    kind: lines of one kind are limited together; finer than the cause where that has several.
-    said_nothing: not worth a line for each: it closed its connection before its first byte, as health checks of
-    balancers do, or it was on its way in when kproxy began to drain.
-    mechanism, claimed: of a login that failed, by what and as whom; empty: unknown.
+    kind: log lines of one kind share a limit; more specific than the cause.
+    said_nothing: not worth a warning: the client closed before its first byte, as health checks of load balancers do,
+    or was being accepted when kproxy began to drain.
+    mechanism, claimed: the mechanism and the claimed name of a failed login; empty: unknown.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ _EXTRA_OF = {
 
 
 def missing_package(module: str | None) -> str | None:
-    """What to do about a module that an extra installs and that is not there; None if it is no module of an extra."""
+    """Return how to install a missing module; None if no extra has it."""
     package = (module or "").partition(".")[0]
     if package not in _EXTRA_OF:
         return None
@@ -173,7 +175,7 @@ def missing_package(module: str | None) -> str | None:
 
 @contextmanager
 def of_extras(refused: Callable[[str], KproxyError]) -> Iterator[None]:
-    """Imports of what extras install: for one that is not there raise what `refused` makes of `missing_package`."""
+    """A `with` for imports of optional modules: raises `refused(missing_package(...))` for a missing one."""
     try:
         yield
     except ModuleNotFoundError as fault:
@@ -184,29 +186,30 @@ def of_extras(refused: Callable[[str], KproxyError]) -> Iterator[None]:
 
 
 def install_command(extra: str) -> str:
-    """The shell command that installs an extra beside the Python that runs; from the checkout or the wheel that kproxy
-    was installed from, where that is still there.
+    """Return the shell command that installs an extra for the running Python.
+
+    It installs from the checkout or wheel that kproxy was installed from, if that still exists.
     """
     return f"{shlex.quote(sys.executable or 'python3')} -m pip install {_installed_from(extra)}"
 
 
 def _installed_from(extra: str) -> str:
-    """What pip is given: the folder or file that it noted (PEP 610), else the distribution's name."""
+    """Return the requirement for pip: the folder or file that it recorded (PEP 610), else the distribution's name."""
     import json
     from importlib import metadata
     from pathlib import Path
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
 
-    for found in metadata.distributions(name=DISTRIBUTION):
+    for distribution in metadata.distributions(name=DISTRIBUTION):
         try:
-            told = json.loads(found.read_text("direct_url.json") or "{}")
-            address = urlsplit(told["url"])
+            origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+            address = urlsplit(origin["url"])
         except (ValueError, KeyError):  # from an index
             continue
         place = Path(url2pathname(address.path))
-        option = "-e " if told.get("dir_info", {}).get("editable") else ""
-        is_there = (place / "pyproject.toml").exists() if "dir_info" in told else place.is_file()
-        if address.scheme == "file" and is_there:
+        option = "-e " if origin.get("dir_info", {}).get("editable") else ""
+        exists = (place / "pyproject.toml").exists() if "dir_info" in origin else place.is_file()
+        if address.scheme == "file" and exists:
             return f"{option}{shlex.quote(f'{place}[{extra}]')}"
     return f"'{DISTRIBUTION}[{extra}]'"

@@ -1,10 +1,10 @@
-"""Ctrl-C while a program is still loaded: it ends the process at once, without a stack.
+"""Handling of Ctrl-C (SIGINT): at once while modules are loaded, at a safe point afterwards.
 
-Python's own handler raises KeyboardInterrupt wherever the program stands. While modules are imported that is a stack of
-the import system, and where C calls Python it is lost: pydantic prints "Exception ignored" and goes on, so that a
-kproxy that was to end runs on. Until there is something to clean up, the system's own default is right.
+Python's own handler raises KeyboardInterrupt anywhere. During imports that prints a traceback of the import system, and
+where C calls Python the exception is lost: pydantic prints "Exception ignored", and kproxy runs on. While there is
+nothing to clean up, the system's default action is right.
 
-Loaded before all else, so it imports nothing but `signal` and `time`.
+It is imported before all other modules, so it imports only `signal` and `time`.
 """
 
 import signal
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class EndsAtOnce:
-    """A `with` in which SIGINT ends the process as the system does; what it was before comes back after it.
+    """A `with` in which SIGINT ends the process as by default; afterwards the former handler is restored.
 
-    Not where SIGINT is ignored (a script in the background) or has a handler. One that is set inside stays.
+    No effect where SIGINT is ignored (a script in the background) or has a handler. A handler set inside stays.
     """
 
     def __init__(self) -> None:
@@ -35,14 +35,14 @@ class EndsAtOnce:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-SAME_S = 1.0  # signals so close are one interrupt: `timeout` sends two, to the process and to its group
+SAME_S = 1.0  # signals within it are one interrupt: `timeout` signals the process and its group
 
 
 class ComesLater:
-    """A `with` that SIGINT does not cut short: KeyboardInterrupt comes at its end, and at once with a further one.
+    """A `with` that SIGINT does not interrupt: KeyboardInterrupt is raised at its end, or at once by a second SIGINT.
 
-    For what starts a process that only its own end makes known. Not where SIGINT is ignored or has a handler, nor on
-    another thread than the first.
+    For code that starts a process whose pid is only known afterwards. No effect where SIGINT is ignored or has a
+    handler, or outside the main thread.
     """
 
     def __init__(self) -> None:
@@ -64,21 +64,21 @@ class ComesLater:
         self._asked_s = self._asked_s or now_s
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if self._is_ours and signal.getsignal(signal.SIGINT) == self._note:  # one that was set inside stays
+        if self._is_ours and signal.getsignal(signal.SIGINT) == self._note:  # a handler set inside stays
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if self._asked_s and kind is None:
             raise KeyboardInterrupt
 
 
 class Asks:
-    """A `with` in which SIGINT only asks for an end: `asked` says so, and a further one raises KeyboardInterrupt.
+    """A `with` in which the first SIGINT only sets `asked`, and a further one raises KeyboardInterrupt.
 
-    Whatever handler there was is put aside, as one of a library that ends what is under way.
+    It replaces any other handler, such as a library's that would cancel the running work.
     """
 
-    def __init__(self, told: "Callable[[], object]") -> None:
-        """told: called when it is asked for."""
-        self._told = told
+    def __init__(self, on_asked: "Callable[[], object]") -> None:
+        """on_asked: called by the first SIGINT."""
+        self._on_asked = on_asked
         self._asked_s = 0.0
         self._before: Any = None
 
@@ -94,7 +94,7 @@ class Asks:
         now_s = time.monotonic()
         if not self._asked_s:
             self._asked_s = now_s
-            self._told()
+            self._on_asked()
         elif now_s - self._asked_s >= SAME_S:
             raise KeyboardInterrupt
 

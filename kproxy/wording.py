@@ -1,9 +1,9 @@
-"""Words for people that several rooms say alike."""
+"""Phrases that several packages print in the same way."""
 
 from collections.abc import Sequence
 
 
 def few(words: Sequence[object], most: int, between: str = ", ") -> str:
-    """The first `most` of some words, and how many more there are: "a, b and 3 more"."""
+    """Return the first `most` words and the number of further ones: "a, b and 3 more"."""
     more = f" and {len(words) - most:,} more" if len(words) > most else ""
     return between.join(map(str, words[:most])) + more

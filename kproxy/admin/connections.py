@@ -1,7 +1,7 @@
 """A connection to the admin port, with a timer, and the order in which silent ones are displaced.
 
 Duty: the time that a client has for its request and for its answer, which aiohttp limits only between two requests.
-`server.py` says which connection must go; `rank` says who goes first. Refuses to know what is answered.
+`server.py` decides when to displace a connection, and `rank` which one. Refuses to know what is answered.
 """
 
 import asyncio

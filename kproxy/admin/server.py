@@ -59,7 +59,7 @@ _TURN_S = 0.0002
 TAKEN_S = 10.0  # for the client to take a line of a stream; also the time that a trace is kept for a slow reader
 MAX_CONNECTIONS = 32
 READ_TURNS = 10  # of the loop, from the accept of a connection to the begin of its request, if that is here
-FEW = 4  # connections of one network: a browser, or a scraper beside an operator, has as many
+FEW = 4  # connections of one network: as many as a browser, or a scraper and an operator, need
 READ_BYTES = 16 * 1024  # in the kernel; as chunks of one byte, the most expensive case, they take 2 ms to parse
 _PIECE = 64 * 1024  # a larger answer is written in pieces of this size
 MAX_UNTAKEN = 64 * 1024 * 1024  # bytes of all answers that are written in pieces
@@ -149,7 +149,7 @@ class Admin:
         self._openings = Openings(max(1, max_connections // 2))
         self._readers = Readers()
         self._turns = Turns()
-        self._deciding: asyncio.Handle | None = None  # until it is known whom the newest connection displaces
+        self._deciding: asyncio.Handle | None = None  # pending decision: which connection the newest one displaces
 
     async def start(self) -> None:
         """Bind and serve. Raises OSError if the address cannot be bound."""
@@ -264,7 +264,7 @@ class Admin:
             connection.opening = asyncio.current_task()
         try:
             if self._tls is None:
-                # uvloop does not tell the end of a connection whose begin is cancelled: `stop` ends it.
+                # uvloop does not report the end of a connection whose begin is cancelled: `stop` ends it.
                 await asyncio.shield(loop.connect_accepted_socket(lambda: connection, client))
             else:
                 if await first_record(client):  # otherwise the handshake fails at once, with the reason
@@ -279,7 +279,7 @@ class Admin:
                 async with asyncio.timeout(connections.REQUEST_S):
                     await handshakes.run(tls)
                 TlsTransport(loop, tls, connection, context, self._readers)
-        except (OSError, EOFError):  # the client closed the connection, or speaks no TLS
+        except (OSError, EOFError):  # the client closed the connection, or does not use TLS
             client.close()
             connection.left()
         except asyncio.CancelledError:

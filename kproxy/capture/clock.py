@@ -18,8 +18,8 @@ apart, else these get the same time.
 If no connection shows what the last jump of a window was, the next windows may. The packets between, fewer than BESIDE,
 keep their times then, since they were handed on before.
 
-Memory: the last BESIDE packets of a window, and what they say of their connections. Work: for a jump the BESIDE packets
-before and after it. Refuses to know payloads and flows.
+Memory: the last BESIDE packets of a window, and the timestamps of their connections. Work: the BESIDE packets before
+and after each jump. Refuses to know payloads and flows.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ BESIDE = 256
 NEAR = 64 << 20  # bytes that a connection may have sent in between
 SLOWEST_TICK_NS = 100_000_000  # of TCP timestamps: 1 ms is usual, and 10 ms of old kernels
 TICKS_NS = (1_000, 1_000_000, 4_000_000, 10_000_000, SLOWEST_TICK_NS)  # 1 us: Linux 6.7's tcp_usec_ts
-LEAST_TICKS = 10  # that tell one frequency from another
+LEAST_TICKS = 10  # to distinguish one frequency from another
 DRIFT = 500  # two clocks differ by much less than this part of a time
 
 
@@ -187,7 +187,7 @@ def _size(jump: int) -> int:
 
 
 def _tick_ns(first: _Seen, last: _Seen) -> int | None:
-    """Nanoseconds between two counts of a sender's TCP timestamp; None: its packets are too few to tell."""
+    """Nanoseconds between two counts of a sender's TCP timestamp; None: it sent too few packets."""
     ticks = (last.ticks - first.ticks) & MASK if first.ticks >= 0 else 0
     passed_ns = last.time_ns - first.time_ns
     if not LEAST_TICKS <= ticks < HALF or passed_ns <= 0:

@@ -84,7 +84,7 @@ def _plain(
                 if running is not None:
                     running.kill()
                     running.wait()
-        if status not in (0, 2):  # 2: the capture ends inside a record, as ours says too
+        if status not in (0, 2):  # 2: the capture ends inside a record, which kproxy reports too
             errors.seek(0)
             text = errors.read().decode(errors="replace").strip().splitlines()
             raise CaptureError(name, f"tshark could not decrypt it: {text[-1] if text else f'status {status}'}")

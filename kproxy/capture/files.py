@@ -199,7 +199,7 @@ class _Unpacked:
         self._pieces = self._unpack()
 
     def read(self, count: int) -> bytes:
-        """`count` bytes, fewer only at the end; then `cut` tells whether that was a proper one."""
+        """Return `count` bytes, fewer only at the end; then `cut` is whether the file ends too early."""
         plain = self._plain
         while len(plain) < count:
             try:

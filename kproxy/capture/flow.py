@@ -1,7 +1,7 @@
 """One connection of a capture, and the receivers of its bytes.
 
 Duty: a `Flow` holds the values of its row in `connections`. `Undecided` takes its bytes until its protocol is clear;
-then `Kafka` or `ZooKeeper` takes them, or nobody (`DEAF`).
+then `Kafka` or `ZooKeeper` takes them, or they are discarded (`DEAF`).
 
 Memory: 4 * content.HEAD bytes of a flow that is not decided yet, and what its session holds. Refuses to know which
 packets belong to a flow, and when it ends.
@@ -113,7 +113,7 @@ class Flow:
         self.meets_tls = False  # its first request was answered by an alert: the port expects TLS, the client sent none
         self.info: ConnectionInfo | None = None
         self.session: CapturedSession | None = None
-        self.heard_ns = time_ns  # what time it is for the listener of its events
+        self.heard_ns = time_ns  # the current time for the listener of its events
         self.later: Behind | None = None
         self.talk = Conversation(DEAF, budget)
 

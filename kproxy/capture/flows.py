@@ -81,7 +81,7 @@ class Flows:
         self.quality = quality
         self.encrypted: list[Flow] = []  # ended TLS flows, kept to be decrypted, if the owner wants to
         self.keep_encrypted = False
-        self.kept: list[Kept] = []  # what was left out of frames that are kept
+        self.kept: list[Kept] = []  # counts of bytes that were left out of kept frames
         self._source = source
         self._cluster = cluster
         self._handlers = handlers
@@ -104,7 +104,7 @@ class Flows:
         if kept is None:
             interest = Interest(details=True, detail=detail, room=room, logs=logs)
             self._shards = {number: Shard(interest, QUEUED_BYTES, ZOOKEEPER_BYTES) for number in shards}
-        else:  # what is kept is bounded by shard, so that it does not depend on which shards share a process
+        else:  # the limit holds per shard, so that the result does not depend on which shards share a process
             self.kept = [kept() for _ in shards]
             self._shards = {
                 number: Shard(
@@ -134,7 +134,7 @@ class Flows:
         plain = recent.plain
         self._count(records)
         self._deferred.begin(whole)
-        odd: dict[Flow, None] = {}  # of which packets were taken by themselves
+        odd: dict[Flow, None] = {}  # flows whose packets were taken one by one
         try:
             for index, time_ns, segment in self._in_order(window) or self._one_by_one(window):
                 held, key, seq, ack, flags, size, start, end, length = segment
@@ -164,7 +164,7 @@ class Flows:
                 talk = flow.talk
                 half = talk.halves[side]
                 if (half.zero_window or not size) and not length and not flags & FIN and recent.has(index, segment):
-                    continue  # what it says of the window was true when it was captured first
+                    continue  # its window was already counted with the first copy
                 if talk.segment(side, seq, ack, flags, size, view, length, time_ns):
                     if recent.has_bytes(index, segment):
                         talk.same_packet(side)
@@ -212,7 +212,7 @@ class Flows:
         if (heads := records.heads) is None or len(heads.index) < inorder.FEWEST:
             return None
         numbers: dict[bytes, int] = {}  # of connections, by both of their keys
-        lanes = []  # what is to be put in order: (connection, side) of each key
+        lanes = []  # half-streams to put in order: (connection, side) of each key
         firsts: list[bytes] = []  # the key that came first, of each connection
         strangers = 0
         for key in heads.keys:

@@ -74,7 +74,7 @@ _BY_ICMP6 = {(2, 0): REASONS.index(TOO_BIG)} | {
     )
     for code in codes
 }
-LEAST_MTU, LEAST_MTU6 = 68, 1280  # of a link (RFC 791, RFC 8200): what names less is not to be believed
+LEAST_MTU, LEAST_MTU6 = 68, 1280  # of a link (RFC 791, RFC 8200): a message with a smaller one is ignored
 _HOP_BY_HOP, _ROUTING, _FRAGMENT, _AUTH, _DESTINATION, _MOBILITY = 0, 43, 44, 51, 60, 135
 _VXLAN_PORTS = frozenset((4789, 8472))
 _VXLAN_GPE_PORT = 4790

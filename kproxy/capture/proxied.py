@@ -63,5 +63,5 @@ def _version_2(head: bytes) -> Header:
 
 
 def _one_form(host: str) -> str:
-    """An address as a running kproxy has it; what is none stays as it is."""
+    """Return an address as a running kproxy writes it; other text stays as it is."""
     return str(numeric(host) or host)

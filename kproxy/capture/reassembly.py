@@ -260,7 +260,7 @@ class Conversation:
 
     @property
     def is_still(self) -> bool:
-        """Calm, and no side has ended: nothing but positions matters for what comes."""
+        """Whether it is calm and no side has ended: only positions matter for the next packets."""
         return self.is_calm and not any(half.ended or half.fin >= 0 or half.astray for half in self.halves)
 
     def count_anew(self) -> None:

@@ -1,4 +1,4 @@
-"""The packet records of captures, whatever the format of the file.
+"""The packet records of captures, independent of the file's format.
 
 Duty: a `Window` is a piece of a file with the complete records in it. A record is a plain tuple (time_ns, link
 type, start, end, original length); start and end are offsets of its captured bytes in the window's data, and

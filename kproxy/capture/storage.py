@@ -37,7 +37,7 @@ MOST_FILES = 1_000_000  # that one folder or pattern may stand for
 MOST_LOOKED_AT = 10_000  # names below a folder, for a remedy
 _BESIDE = 10_000  # names that a mistyped one is compared with
 
-# .pcap7: as tcpdump -C writes; the last three are not read, and are said to be not, rather than passed over in silence.
+# .pcap7: as tcpdump -C writes. The last three cannot be read: they are reported rather than skipped in silence.
 _CAPTURE = re.compile(r"\.(?:pcap|pcapng|cap)\d*(?:\.(?:gz|zst|lz4|bz2|xz|zip))?$", re.IGNORECASE)
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 _HTTP = re.compile(r"^https?://", re.IGNORECASE)
@@ -213,10 +213,10 @@ class Storage:
         except ImportError as fault:
             raise KproxyError(f"{shown(path)}: {fault}") from None  # it names the package
         url = known + path[len(found[1]) :]
-        # what the URL itself says (a host and its port) stands before what options say; what was listed once may change
+        # the URL's own host and port precede options; a listing is not reused, since the folder may change
         options = {"use_listings_cache": False, **_typed(dict(self.options)), **kind._get_kwargs_from_urls(url)}
         system = kind(**options)
-        if known == "webhdfs":  # requests waits without end where nothing is said; packages of other storages do not
+        if known == "webhdfs":  # `requests` has no timeout by default; packages of other storages have one
             system.session.request = partial(system.session.request, timeout=SILENCE_S)
         return system, kind._strip_protocol(url)
 

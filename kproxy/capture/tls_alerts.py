@@ -74,7 +74,7 @@ class Alerts:
         self._left = [0, 0]  # bytes of a record that are still to come
         self._is_encrypted = [False, False]
         self._is_1_3 = False  # the server encrypts before the client does
-        self._is_over = False  # no further record says anything about the handshake
+        self._is_over = False  # further records do not belong to the handshake
         self._is_server_first = True  # its first record is still to come
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:

@@ -126,7 +126,7 @@ def main() -> None:
     try:
         cli()
     except KproxyError as fault:
-        logging.shutdown()  # what led to it comes first
+        logging.shutdown()  # print the log lines that led to it first
         click.echo(f"kproxy: {fault}" if "\n" not in str(fault) else f"kproxy:\n{fault}", err=True)
         sys.exit(2)
     except ModuleNotFoundError as fault:
@@ -135,7 +135,7 @@ def main() -> None:
             raise
         click.echo(f"kproxy: this {missing}", err=True)
         sys.exit(2)
-    except OSError as fault:  # the disk under the output is full, say
+    except OSError as fault:  # for example, the output's disk is full
         click.echo(f"kproxy: {_told(fault)}", err=True)
         with suppress(OSError):
             sys.stdout.flush()

@@ -32,7 +32,7 @@ def _report(
     """
     path = Path(out)
     _check_out(path)
-    import altair  # noqa: F401  says what to install before a capture is converted
+    import altair  # noqa: F401  fails, with what to install, before a capture is converted
     import vl_convert  # noqa: F401
 
     from kproxy.analysis import cached, figures, single

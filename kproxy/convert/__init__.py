@@ -1,1 +1,1 @@
-"""Captures to tables on one machine, and what Spark shares of that: the rows of a capture's flows."""
+"""Captures to tables on one machine; Spark shares the part that makes rows of a capture's flows."""

@@ -1,4 +1,4 @@
-"""A Kafka cluster in miniature: brokers on loopback that speak the protocol through our own codec, logs in memory.
+"""A Kafka cluster in miniature: brokers on loopback that use kproxy's codec and keep their logs in memory.
 
 Real clients can find leaders, produce (also idempotently) and consume, alone or in classic groups (`groups`).
 Transactions are not implemented, and not offered. As at a real broker, requests of a connection are served one at a

@@ -3,7 +3,7 @@
 Duty: both offsets for each topic-partition, with their source and the time at which they were learned.
 
 The end of a log comes from responses to Produce (base offset plus the records of the request), Fetch (high watermark)
-and ListOffsets (latest, read_uncommitted); `log_end.py` says when it rises and falls.
+and ListOffsets (latest, read_uncommitted); `log_end.py` decides when it rises and falls.
 
 The committed offset of a group comes from OffsetCommit, for each partition that the broker accepted, and from
 OffsetFetch, unless the group has committed since that request. Offsets of a TxnOffsetCommit take effect when an EndTxn

@@ -38,7 +38,7 @@ class Metrics:
         self.slow = Slow()
         self.connection_limit = 0
         self.workers = 1  # processes that relay
-        self.core = "python"  # or native: what relays requests that need no decision
+        self.core = "python"  # the implementation that relays requests without a decision; or "native"
         self.worker_restarts = 0
         self.insight_dropped = 0  # rows of insight that were not written
         self.insight_restarts = {"ended": 0, "hung": 0}  # of the insight process

@@ -35,11 +35,11 @@ Change = tuple[Place, bytes | None]
 
 
 class Published:
-    """The state of a worker's reports: what was sent of its cells."""
+    """The state of a worker's reports: the counts that were already sent."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._clusters: dict[str, ClusterCells] = {}  # of which something was sent
+        self._clusters: dict[str, ClusterCells] = {}  # clusters with cells that were sent
         self._sent: dict[Place, int] = {}
         self._counts: dict[Place, int] = {}  # last counts of units whose change shows without pickling
         self._logs: dict[str, dict[Key, int]] = {}  # digests of the ends of logs sent, by cluster
@@ -117,7 +117,7 @@ class Published:
                 yield (NAMES, name), pickle.dumps(names.copy())
 
     def _withdrawn(self, cluster: ClusterCells, now_ns: int) -> Iterator[Change | None]:
-        """A cluster that has gone: what it had counted in the end, and that it has gone.
+        """A removed cluster: its last counts, and its removal.
 
         The other process keeps the counts while another worker has the cluster, so it needs the last of them.
         """

@@ -322,7 +322,7 @@ def is_unsupported_version(buffer: Buffer, start: int, end: int) -> bool:
 def scan_unknown_api_versions(buffer: Buffer, start: int, end: int) -> tuple[int, int | None, tuple[int, ...], bool]:
     """Scan the response to an ApiVersions request of a version that the schema lacks, like `response_scan`.
 
-    Only error 35 is read, which says that the broker lacks the version too.
+    Only error 35 (UNSUPPORTED_VERSION) is read: the broker does not know the version either.
     """
     if is_unsupported_version(buffer, start, end):
         return -1, UNSUPPORTED_VERSION, (UNSUPPORTED_VERSION,), False

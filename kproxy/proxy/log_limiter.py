@@ -1,7 +1,7 @@
 """Log lines that a peer can trigger any number of times: one a second of each kind.
 
 Bounded: MAX_KINDS kinds are remembered; further ones share one place until older ones have expired. Refuses to know
-what the lines say.
+the content of lines.
 """
 
 import logging
@@ -14,7 +14,7 @@ _OVERFLOW = object()
 
 
 class LogLimiter:
-    """Logs at most one line a second of each kind, and says how many it left out."""
+    """Logs at most one line a second of each kind, with the number of lines that it left out."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -37,7 +37,7 @@ class LogLimiter:
         self._log.log(level, text, *values, exc_info=exc_info, extra=more)
 
     def _kind_beyond_limit(self, kind: Any, now: float) -> Any:
-        """Forget kinds that are a second old; the new kind itself if that made room, else the one that all share."""
+        """Forget kinds that are a second old; the new kind itself if that made room, else the shared one."""
         shared = self._last.get(_OVERFLOW, (now - _INTERVAL_S, 0))
         if _OVERFLOW in self._last and now - shared[0] < _INTERVAL_S:
             return _OVERFLOW

@@ -1,11 +1,11 @@
 """Log lines to standard error: one per event, times in UTC, as text or as JSON, written by a thread.
 
-A line's fields are what its format spells as `name=%s`: in text they stand in the message, in JSON they are keys of
-their own beside it, numbers as numbers. docs/logs.md names them all, and a test compares.
+The fields of a line are the `name=%s` of its format: part of the message in text, separate keys in JSON, with numbers
+as numbers. docs/logs.md lists them all, and a test compares.
 
-Whoever reads them may stop: a terminal, a pipe, a container's log driver. A write would then block the event loop, and
-with it all traffic. So lines wait for the thread, at most MAX_WAITING of them; how many more there were is written as
-soon as there is room, and counted for metrics. Refuses to know who logs what.
+The reader may stall: a terminal, a pipe, a container's log driver. A write would then block the event loop, and with
+it all traffic. So at most MAX_WAITING lines wait for the thread; further ones are dropped and counted, and the next
+line that fits reports their number. Refuses to know who logs what.
 """
 
 import json
@@ -20,26 +20,26 @@ from typing import Any
 
 MAX_WAITING = 1000
 TEXT, JSON = FORMATS = ("text", "json")
-# A peer's name may not end a line, move a cursor (C1 has sequences of its own) or turn the direction of what follows.
+# A peer's name may not end a line, move a cursor (C1 has sequences of its own) or reverse the direction of the text.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _CONTROLS |= {code: f"\\u{code:04x}" for code in (0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 _CONTROLS_OF_LINES = {code: text for code, text in _CONTROLS.items() if code != 10}  # a traceback has several
-_FLUSH_S = 1.0  # for the lines that wait when the process ends
+_FLUSH_S = 1.0  # to write waiting lines when the process ends
 
 
-# A conversion of a format, with the field's name where it has one; %% is none.
+# A conversion of a format, with its field name, if any; %% is no conversion.
 _CONVERSION = re.compile(r"%%|(?:(?<![\w.])([a-z][a-z0-9_]*)=)?%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z]")
 _OURS = frozenset(("time", "level", "logger", "worker", "message", "left_out", "exception"))
 
 
 @lru_cache(maxsize=1024)  # formats are written in code
 def field_names(text: str) -> tuple[str | None, ...]:
-    """The field that each argument of a log format is; None: it is a part of the message only."""
+    """Return the field name of each argument of a log format; None: only part of the message."""
     return tuple(match[1] or None for match in _CONVERSION.finditer(text) if match[0] != "%%")
 
 
 def fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What a line says, by the names of its fields: text, numbers, booleans and null."""
+    """Return the fields of a line by name: text, numbers, booleans and null."""
     names = field_names(record.msg) if isinstance(record.msg, str) else ()
     if not isinstance(record.args, tuple) or len(names) != len(record.args):
         return {}
@@ -51,7 +51,7 @@ def fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people: time, level, logger, message."""
+    """Formats lines for people: time, level, logger, message."""
 
     converter = staticmethod(time.gmtime)
 
@@ -65,7 +65,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A line for machines: an object with time, level, logger, message, and the fields of the message."""
+    """Formats lines for programs: an object with time, level, logger, message, and the message's fields."""
 
     converter = staticmethod(time.gmtime)
 
@@ -115,7 +115,7 @@ class LineHandler(logging.Handler):
             self.handleError(record)
 
     def _gap(self, record: logging.LogRecord) -> str:
-        """What stands where lines were left out."""
+        """Return the line that reports dropped lines."""
         text = f"({self._left_out} lines were left out here: nobody read them)"
         if self.form == TEXT:
             return text
@@ -124,7 +124,7 @@ class LineHandler(logging.Handler):
         return self.format(gap)
 
     def flush(self) -> None:
-        """Wait a moment for what is not written yet; `logging` does so at exit."""
+        """Wait up to _FLUSH_S until all lines are written; `logging` calls this at exit."""
         end = time.monotonic() + _FLUSH_S
         while self._lines.unfinished_tasks and time.monotonic() < end:
             time.sleep(0.005)
@@ -133,7 +133,7 @@ class LineHandler(logging.Handler):
         while True:
             data = memoryview(f"{self._lines.get()}\n".encode(errors="backslashreplace"))
             try:
-                while data:  # not sys.stderr, whose lock would be held at exit
+                while data:  # without sys.stderr, since its lock would be held at exit
                     data = data[os.write(self._file, data) :]
             except OSError:
                 pass  # nobody is left to read it
@@ -141,12 +141,12 @@ class LineHandler(logging.Handler):
 
 
 def dropped() -> int:
-    """How many lines of this process were left out, since its log handler began."""
+    """Return the number of lines that this process has dropped."""
     return sum(handler.dropped for handler in logging.getLogger().handlers if isinstance(handler, LineHandler))
 
 
 def begin(level: str, form: str = TEXT, *, worker: int | None = None) -> None:
-    """From now on what kproxy and its libraries log goes to standard error; `worker`: which of several says it."""
+    """Send the log lines of kproxy and its libraries to standard error. worker: its index, if there are several."""
     logging.basicConfig(level=level.upper(), handlers=[LineHandler(form=form, worker=worker)])
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 

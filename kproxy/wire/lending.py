@@ -1,7 +1,7 @@
 """The state of a session that the compiled core takes over, and gives back (`proxy/relay/compiled.py`).
 
-Duty: say whether a session can be lent: it is between two frames on both sides, nothing of it is held, kept or waits,
-and each pending request is one of a lent plan. Refuses to know the core.
+Duty: decide whether a session can be lent: it is between two frames on both sides, nothing of it is held, kept or
+waits, and each pending request is one of a lent plan. Refuses to know the core.
 """
 
 from collections.abc import Iterable
@@ -200,7 +200,7 @@ def first_fields(session: Session, plan: ApiPlan, part: bytes, size: int) -> Fir
     else:
         try:
             found = plan.prefix(part, REQUEST_HEAD_BYTES, end)
-        except Malformed:  # the session says what is wrong with it
+        except Malformed:  # the session reports the fault
             return None
         if found is None:
             return None

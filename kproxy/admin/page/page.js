@@ -5,7 +5,7 @@
 
 (() => {
   const ROWS = 10, MOST = 100, WINDOW_MS = 10000, COLOURS = 8, CONNECTIONS_MS = 3000, FINDINGS_MS = 10000, LATE_US = 30e6;
-  // What waits on purpose has no place in latencies, unless it is asked for by name.
+  // Long polls wait on purpose: latencies leave them out, unless their API is chosen.
   const WAITING = new Set(["Fetch", "ShareFetch", "JoinGroup", "SyncGroup", "ConsumerGroupHeartbeat"]);
   const DEFAULTS = { cluster: "", broker: "", api: "", find: "", range: "900", theme: "" };
   const $ = (id) => document.getElementById(id);
@@ -123,13 +123,13 @@
     series = []; groupNames = []; samples = []; current = null; answers = []; slow = []; lags = [];
   }
   async function poll() {
-    if (asking) return; // one question at a time, whoever wants it: the answer to a second one would count twice
+    if (asking) return; // one request at a time: the answer to a second one would count twice
     let wait = 1000;
     asking = true;
     try {
       if (!paused && !document.hidden && !$("login").open) {
         const seen = samples.length ? samples[samples.length - 1].n : 0;
-        const slowest = Math.max(0, (slow.length ? d3.max(slow, (row) => row.at_us) : 0) - LATE_US); // it is told when it has ended
+        const slowest = Math.max(0, (slow.length ? d3.max(slow, (row) => row.at_us) : 0) - LATE_US); // reported at its end
         take(await ask(`/api/live?after=${seen}&series=${series.length}&groups=${groupNames.length}&slow_after=${slowest}`));
         failures = 0;
         wait = last.interval_s * 1000;
@@ -206,7 +206,7 @@
     return all.filter((sample) => sample.t > from && sample.d > 0.5);
   }
 
-  // One point for each sample: rates by API, and what went wrong.
+  // One point for each sample: rates by API, and errors.
   function points() {
     return shownSamples().map((sample) => {
       const point = { t: sample.t, d: sample.d, apis: {}, requests: 0, errors: 0, throttled: 0, counts: buckets() };
@@ -390,7 +390,7 @@
       const duration = buckets();
       fill(duration, counts[6], 1);
       fill(duration, was[6], -1);
-      const waits = buckets(); // of clients: the broker's time, and queue, mute, sending and receiving beside it
+      const waits = buckets(); // of clients: the broker's time plus queue, mute, sending and receiving
       fill(waits, counts[7] ?? [], 1);
       fill(waits, was[7] ?? [], -1);
       const rates = counts.slice(0, 6).map((value, i) => (value - was[i]) / seconds);
@@ -447,7 +447,7 @@
     return svg;
   }
 
-  // A number by its name, whose end says the unit.
+  // Format a number by the unit at the end of its name.
   function said(name, value) {
     const bare = name.replace(/_(ns|us|ms)$/, "").replaceAll("_", " ");
     if (typeof value !== "number") return `${bare} ${value}`;
@@ -456,7 +456,7 @@
     if (name.split("_").includes("bytes")) return `${bare} ${bytes(value)}${name.endsWith("_per_s") ? "/s" : ""}`;
     return name.endsWith("share") ? `${bare} ${Math.round(value * 100)} %` : `${bare} ${Number.isInteger(value) ? count(value) : number(value)}`;
   }
-  // Of what names peers there are, the answer has the largest: who looks for another name must know that.
+  // The answer has only the largest of peers' names: say so to a reader who looks for another one.
   const among = (rows, filtered, empty) => (rows.length < MOST ? empty : chosen.find && !filtered ? `none of the ${MOST} largest has this in its name` : empty);
   const largest = (rows) => (rows.length < MOST ? "" : `the ${MOST} largest`);
   function cut(id, text) {
@@ -572,7 +572,7 @@
 
     table("lags", [
       column("consumer", (row) => row[2], fits(2)), column("is a", (row) => (row[1] === "group" ? "group" : "client")), column("topic", (row) => row[3], fits(2)), ...inOne((row) => row[0]),
-      // Sorted as kproxy cuts the list: who may be behind comes before who is not.
+      // In the order in which kproxy cuts the list: groups that may be behind come first.
       { ...figure("records", (row) => row[4] || (row[6] ? 0.5 : row[4])), show: (row) => (!row[6] ? count(row[4]) : row[4] == null ? "unknown" : "≥ " + count(row[4])) },
       figure("time", (row) => row[5], duration), ...(behind.some((row) => row[6]) ? [figure("unknown partitions", (row) => row[6], count)] : []),
     ], behind, { empty: among(lags, behind.length, hint), order: { name: "records", down: true } });

@@ -56,7 +56,7 @@ _LINKS: dict[int, list[tuple[dict[int, int], int, np.dtype]]] = {
     RAW: [({}, 0, _IPV4), ({}, 0, _IPV6)],
 }
 _BUCKET_BITS = 18
-OPTION_BYTES = 12  # in which a timestamp is, as all write it
+OPTION_BYTES = 12  # of the timestamp option, as all stacks write it: two NOPs before it
 # A packet's identity: TCP's header up to the window, options, payload's length, header's length, IPv4's identity.
 ROW = Struct("<16s12s4xIHH")
 _TAIL = np.dtype([("length", "<u4"), ("size", "<u2"), ("identity", "<u2")])

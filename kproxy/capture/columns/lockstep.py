@@ -44,7 +44,7 @@ class Read:
     """What was read: a value for each body, and rows for its topic-partitions."""
 
     left: np.ndarray  # bodies that someone else must read
-    short: np.ndarray  # those that end behind their bytes at hand
+    short: np.ndarray  # bodies whose end is beyond the available bytes
     throttle_ms: np.ndarray  # NONE: there is no such field
     error_code: np.ndarray  # the top level's; NULL: there is no such field
     replica_id: np.ndarray  # of the broker that asks; NONE: a client does
@@ -57,7 +57,7 @@ def reader(api_key: int, version: int, side: str, detail: int) -> "Lockstep | No
     """The reader of bodies of this API and version; None if they have to be read one by one."""
     if api_key == API_VERSIONS:  # whose answers may be of another version
         return None
-    if api_key == LIST_OFFSETS and side == "request" and detail:  # what each asks for is in no column
+    if api_key == LIST_OFFSETS and side == "request" and detail:  # no column has the timestamps that it asks for
         return None
     found = Lockstep(api_key, version, side, detail)
     return None if side == "response" and (found.wanted.named or found.wanted.statements) else found

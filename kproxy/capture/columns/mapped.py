@@ -36,7 +36,7 @@ FIRST_RECORDS = 1 << 10  # of the first window: connections that are new in it a
 PIECE_BYTES = 1 << 18  # are read at a time, and walked over while they are near
 BUFFER_BYTES = 1 << 25
 KEPT_BYTES = 1 << 21
-LARGE_WINDOW_BYTES = 1 << 29  # of records of which only the heads are read; a window costs 0.1 ms per connection
+LARGE_WINDOW_BYTES = 1 << 29  # of a window whose records are read by their heads; it costs 0.1 ms per connection
 FEW = 32  # records that may be larger before they are taken to be large
 
 

@@ -19,7 +19,7 @@ from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.relay.ends import Incoming
 
 Welcome = Callable[[Incoming], Awaitable[None]]
-# What the end of a connection releases: (counted address or None,); None: nothing was counted.
+# To release at the end of a connection: (counted address or None,); None: nothing was counted.
 Ticket = tuple[str | None] | None
 LAST_WELCOME_S = 1.0  # from its accept, for a client's login once kproxy drains: several round trips
 # Counts a client's address; returns the limit that it exceeds.

@@ -68,7 +68,7 @@ class BrokerPorts:
         self._writing: asyncio.TimerHandle | None = None
         self._file: Path | None = None
         self._kept: Mapping[int, int] | None = None  # ports in the file as last read or written; None: unknown
-        self._untold: set[int] = set()  # ids with a port of the range that no client has been told yet
+        self._untold: set[int] = set()  # ids whose port of the range was advertised to no client yet
         self.assignment: PortAssignment | None = None
         entry = cluster.any_brokers
         if entry is not None and cluster.route == "ports":

@@ -24,7 +24,7 @@ from kproxy.proxy.config.zookeeper import zookeeper_faults
 
 Faults = list[tuple[str, str]]
 
-_TOML_HINTS = {  # what tomllib says, and what was probably meant
+_TOML_HINTS = {  # message of tomllib: the probable mistake
     "Invalid value": "texts need quotes",
     "Expected newline": "texts need quotes",
     "Illegal character '\\n'": "a text ends on its line, with a quote",
@@ -43,7 +43,7 @@ def load(
 ) -> Config:
     """The settings, or ConfigError with every fault. `flags` holds names as in the file; None means not given.
 
-    given: what a file would hold, of a program that has none.
+    given: the settings of a program without a file, as a file would hold them.
     """
     environment = environment or {}
     file = file or environment.get("KPROXY_CONFIG") or None

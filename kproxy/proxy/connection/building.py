@@ -5,11 +5,11 @@ Refuses to know how clients are admitted and brokers dialled, and the relay's fu
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.connection.filtering import ClusterFilters
-from kproxy.proxy.connection.labels import broker_label
+from kproxy.proxy.connection.labels import broker_label, listener_label
 from kproxy.proxy.connection.worker import Worker
 from kproxy.proxy.relay.compiled import Lending
 from kproxy.proxy.relay.ends import Admitted, Dialled
@@ -22,23 +22,28 @@ from kproxy.wire.pairing import LIMIT
 from kproxy.wire.session import Session
 
 
+class Reports(NamedTuple):
+    """Where a relay reports faults, its end, and, in addition to metrics and recorder, its events."""
+
+    on_fault: Callable[[Relay, Desync], None]
+    on_closed: Callable[[Relay, str], None]  # with the cause
+    sinks: Sequence[Callable[[list[Event]], None]] = ()
+
+
 def build(
     worker: Worker,
-    cluster: Cluster,
     filters: ClusterFilters,
     client: Admitted,
     dialled: Dialled,
     info: ConnectionInfo,
-    listener: str,
-    sinks: Iterable[Callable[[list[Event]], None]],
-    on_fault: Callable[[Relay, Desync], None],
-    on_closed: Callable[[Relay, str], None],
+    reports: Reports,
 ) -> tuple[Relay, Authorizer | None]:
     """Return a relay that has not started, and the authorizer of its client's requests.
 
-    info, listener: the connection's labels in metrics and tables. sinks: receive its events in addition to metrics and
-    recorder.
+    info: the connection's labels in metrics and tables.
     """
+    cluster = filters.cluster
+    listener = listener_label(client.node_id, cluster.route)
     authorizer, policy, rewriter = filters.of(client)
     session = Session(
         filters.interest,
@@ -69,14 +74,14 @@ def build(
         [
             counting.events,
             *(sink.connected(info) for sink in worker.sinks),
-            *sinks,
+            *reports.sinks,
             *((policy.events,) if policy is not None else ()),
         ],
-        on_fault,
-        on_closed,
+        reports.on_fault,
+        reports.on_closed,
         worker.lanes,
     )
-    if worker.core is not None and _is_plain(worker, client, dialled, sinks):
+    if worker.core is not None and _is_plain(worker, client, dialled, reports):
         relay.lend_to(Lending(worker.core, relay, counting, cluster.max_request_bytes))
     relay.principal = sys.intern(client.principal)
     relay.listener = listener
@@ -84,17 +89,12 @@ def build(
     return relay, authorizer
 
 
-def _is_plain(
-    worker: Worker,
-    client: Admitted,
-    dialled: Dialled,
-    sinks: Iterable[Callable[[list[Event]], None]],
-) -> bool:
-    """Whether the connection is only used by metrics, group insight, an authorizer and address rewriting."""
+def _is_plain(worker: Worker, client: Admitted, dialled: Dialled, reports: Reports) -> bool:
+    """Return whether only metrics, group insight, an authorizer and address rewriting use the connection's bytes."""
     return (
         not worker.sinks
         and worker.flight is None
-        and not list(sinks)
+        and not reports.sinks
         and not isinstance(client.sock, TlsSocket)
         and not isinstance(dialled.sock, TlsSocket)
     )

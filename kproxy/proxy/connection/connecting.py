@@ -21,7 +21,7 @@ from kproxy.proxy.cluster.topic_naming import TopicNaming
 from kproxy.proxy.cluster.topology import Topology
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster
-from kproxy.proxy.connection.building import build
+from kproxy.proxy.connection.building import Reports, build
 from kproxy.proxy.connection.dialling import Dialling
 from kproxy.proxy.connection.draining import drain
 from kproxy.proxy.connection.filtering import ClusterFilters
@@ -178,15 +178,11 @@ class Connections:
             log.debug("connected client=%s broker=%s to %s from %s", client.peer, broker, dialled.upstream, source)
         relay, authorizer = build(
             worker,
-            self._cluster,
             self._filters,
             client,
             dialled,
             info,
-            self._listener(client),
-            self._sinks,
-            self._fault,
-            partial(self._closed, worker.loops.own_end(dialled.sock), client.ticket),
+            Reports(self._fault, partial(self._closed, worker.loops.own_end(dialled.sock), client.ticket), self._sinks),
         )
         worker.add(relay, client.number)
         self.loops.opened(relay)

@@ -62,7 +62,7 @@ class ClusterFilters:
         """Create the shared parts. Raises ConfigError if an extra is missing."""
         self.logins = logins
         self._worker = worker
-        self._cluster = cluster
+        self.cluster = cluster
         self._names = names
         self._advertise = advertise
         self._find_leak = find_leak
@@ -98,7 +98,7 @@ class ClusterFilters:
         """Replace the filters of former settings; clients that push metrics to those are passed to these."""
         if former._receiver is None:
             return
-        former._receiver.change(self._cluster.telemetry, self._tasks.spawn)
+        former._receiver.change(self.cluster.telemetry, self._tasks.spawn)
         self._receiver = former._receiver
         if self._telemetry is not None:
             self._telemetry = self._receiver
@@ -122,14 +122,14 @@ class ClusterFilters:
         """Return the authorizer of a client's requests; None if the listener has no policy."""
         if self._policy is None:
             return None
-        worker, name = self._worker, self._cluster.name
+        worker, name = self._worker, self.cluster.name
         peer = Peer(name, str(client.peer), client.peer.host, client.principal)
         refused = worker.metrics.cluster(name).refused
         return PolicyAuthorizer(self._policy, peer, self.interest, self._names, refused, worker.audit)
 
     def _telemetry_receiver(self) -> Receiver | None:
         """Return the receiver of metrics that clients push; None: they go to brokers, if at all."""
-        settings, name = self._cluster.telemetry, self._cluster.name
+        settings, name = self.cluster.telemetry, self.cluster.name
         if settings is None:
             return None
         with of_extras(lambda missing: ConfigError([(f"{name}: telemetry", f"it {missing}")])):
@@ -142,11 +142,11 @@ class ClusterFilters:
 
     def _kept_frames(self) -> Kept | None:
         """Return which frames are copied for the process that follows groups; None if it does not run."""
-        if self._cluster.detail == "headers":
+        if self.cluster.detail == "headers":
             return None
         from kproxy.insight.knowledge import APIS, ONLY_FAILED  # 1 MB, not needed for headers
 
-        left_out = self._worker.metrics.cluster(self._cluster.name).follow()
+        left_out = self._worker.metrics.cluster(self.cluster.name).follow()
         return Kept(APIS, only_failed=ONLY_FAILED, small=(HEARTBEAT,), left_out=left_out)
 
 

@@ -1,4 +1,4 @@
-"""What the processes of one cluster tell each other: one holds its ports and asks for its brokers, the others serve.
+"""Values that the processes of one cluster exchange: one holds its ports and finds its brokers, the others serve.
 
 Duty: the values alone. `cluster.py` fills and applies them, `workers/` carries them.
 """

@@ -2,8 +2,8 @@
 
 Duty: lend a relay's connection to the core (`native/`) between two frames, and take it back for everything that the
 core does not do: a frame that is not plain, bytes that a side does not accept, an end, a pause, a drain, a trace. While
-it is lent, the core's functions stand in the poller in place of the relay's own, and the session is stale: whoever
-asks the relay for its session gets it back first, and who wants only what is counted takes a glance.
+it is lent, the poller calls the core's functions instead of the relay's own, and the session is stale: `relay.session`
+takes it back first, and a glance reads only its counts.
 
 A connection that came back is lent again after a number of reads, which doubles each time it comes back soon, so that
 traffic that Python must read is not slowed down by passing to and fro. Where an authorizer decides, the core asks about

@@ -56,7 +56,7 @@ class Admitted:
 
 
 def admitted(client: Incoming) -> Admitted:
-    """A client whose admission is complete."""
+    """Return a client whose admission is complete."""
     return Admitted(
         client.sock,
         client.peer,

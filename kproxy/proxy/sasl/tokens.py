@@ -105,7 +105,7 @@ class TokenChecker:
         if not isinstance(entry, dict):
             raise _UnusedKeyError("no JSON object")
         entry = {name: value for name, value in entry.items() if value is not None}
-        if "d" in entry:  # whoever can read it can issue tokens
+        if "d" in entry:  # a private key: its readers can issue tokens
             raise _UnusedKeyError("a private key: publish its public part alone")
         operations = entry.get("key_ops", ["verify"])
         if entry.get("use", "sig") != "sig" or not isinstance(operations, list) or "verify" not in operations:
