@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass, replace
 from functools import cache
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from kproxy.protocol import codec, records
 from kproxy.protocol.apis import API_VERSIONS, FETCH, HEARTBEAT, METADATA, PRODUCE
@@ -28,9 +28,18 @@ _ONE_RECORD_BYTES = records.HEADER_BYTES + 12  # a batch of one record, before i
 _TIMESTAMP = 1_700_000_000_000
 
 
+class Limits(NamedTuple):
+    """Shares of HAProxy's CPU time that kproxy may take, by load and detail."""
+
+    paced: float
+    paced_topics: float  # with --detail topics
+    saturating: float
+    saturating_topics: float
+
+
 @dataclass(frozen=True)
 class Case:
-    """One kind of traffic, and how much of HAProxy's CPU time kproxy may take for it."""
+    """One kind of traffic, and the CPU time that kproxy may take for it."""
 
     name: str
     title: str
@@ -40,37 +49,81 @@ class Case:
     connections: int
     depth: int  # requests in flight per connection
     requests: int  # per round
-    limit: float  # of HAProxy's CPU time, where the load is paced and `kproxy run` has its defaults
-    topics_limit: float  # with --detail topics
-    saturated_limit: float  # where the load saturates the proxies
-    saturated_topics_limit: float
+    python: Limits
+    native: Limits  # with the compiled core
+    limit: float = 0.0  # the one that holds in this run
 
     @property
     def is_bulk(self) -> bool:
-        """Whether its CPU time is told per GB, not per request."""
+        """Return whether its CPU time is reported per GB, not per request."""
         return self.request_bytes >= 1_000_000 or self.api_key == FETCH
 
 
 # Beside Produce v9 and Fetch v12, versions whose answers can name brokers (from Produce v10 and Fetch v16 on, KIP-951):
 # a proxy that rewrites addresses must look into every answer of those.
 CASES = (
-    Case("small", "100 B produce, depth 1", PRODUCE, (9, 13), 100, 16, 1, 16_000, 1.4, 1.8, 1.6, 1.8),
-    Case("pipelined", "1 kB produce, depth 8", PRODUCE, (9, 13), 1_000, 16, 8, 64_000, 2.0, 3.0, 2.7, 4.0),
-    Case("heartbeat", "heartbeat, depth 1", HEARTBEAT, (4,), 0, 16, 1, 16_000, 1.5, 1.6, 1.8, 1.9),
-    Case("produce", "1 MB produce", PRODUCE, (9, 13), 1_000_000, 4, 1, 500, 0.85, 0.9, 0.85, 0.9),
-    Case("fetch", "1 MB fetch", FETCH, (12, 18), 0, 4, 1, 500, 0.9, 1.0, 0.9, 0.8),
+    Case(
+        "small",
+        "100 B produce, depth 1",
+        PRODUCE,
+        (9, 13),
+        100,
+        16,
+        1,
+        16_000,
+        Limits(1.4, 1.8, 1.6, 1.8),
+        Limits(1.2, 1.2, 1.15, 1.2),
+    ),
+    Case(
+        "pipelined",
+        "1 kB produce, depth 8",
+        PRODUCE,
+        (9, 13),
+        1_000,
+        16,
+        8,
+        64_000,
+        Limits(2.0, 3.0, 2.7, 4.0),
+        Limits(1.1, 1.4, 1.15, 1.75),
+    ),
+    Case(
+        "heartbeat",
+        "heartbeat, depth 1",
+        HEARTBEAT,
+        (4,),
+        0,
+        16,
+        1,
+        16_000,
+        Limits(1.5, 1.6, 1.8, 1.9),
+        Limits(1.2, 1.6, 1.2, 1.9),
+    ),
+    Case(
+        "produce",
+        "1 MB produce",
+        PRODUCE,
+        (9, 13),
+        1_000_000,
+        4,
+        1,
+        500,
+        Limits(0.85, 0.9, 0.85, 0.9),
+        Limits(0.6, 0.75, 0.65, 0.9),
+    ),
+    Case("fetch", "1 MB fetch", FETCH, (12, 18), 0, 4, 1, 500, Limits(0.9, 1.0, 0.9, 0.8), Limits(0.65, 0.8, 0.7, 0.8)),
 )
 
 
-def limited(case: Case, detail: str, load: str) -> Case:
-    """The case, with the limit that holds where kproxy reads bodies as closely and the load is of that kind."""
-    limits = {
-        (PACED, "headers"): case.limit,
-        (PACED, "topics"): case.topics_limit,
-        (SATURATING, "headers"): case.saturated_limit,
-        (SATURATING, "topics"): case.saturated_topics_limit,
+def limited(case: Case, detail: str, load: str, *, native: bool) -> Case:
+    """Return the case with its limit for this detail, load, and implementation."""
+    limits = case.native if native else case.python
+    by_load = {
+        (PACED, "headers"): limits.paced,
+        (PACED, "topics"): limits.paced_topics,
+        (SATURATING, "headers"): limits.saturating,
+        (SATURATING, "topics"): limits.saturating_topics,
     }
-    return replace(case, limit=limits[load, detail])
+    return replace(case, limit=by_load[load, detail])
 
 
 def request(case: Case, version: int) -> bytes:

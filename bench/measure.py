@@ -29,6 +29,7 @@ from bench import cases, processes
 from bench.load import Load, SaturatingLoad
 from bench.processes import BenchError, Proxy
 from kproxy.protocol.schema import api_name
+from kproxy.proxy.relay.compiled import native
 
 REFERENCE = "haproxy"
 
@@ -112,7 +113,7 @@ def run(
         stack.enter_context(processes.pinned(load_core))
         results = [
             _measure(
-                cases.limited(case, "topics" if policy else detail, load),
+                cases.limited(case, "topics" if policy else detail, load, native=native() is not None),
                 version,
                 rounds,
                 share,

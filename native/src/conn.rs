@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyBlockingIOError, PyInterruptedError, PyOSError, PyRuntimeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -130,6 +131,7 @@ type GivenPartition = (Vec<u8>, i32, i64, i64, i64, i64);
 pub struct Conn {
     lane: Py<Lane>,
     fds: [i32; 2],
+    sends: [Option<PyObject>; 2], // of sides with TLS: Python's function that encrypts and sends; None: the socket's
     max_request: u32,
     limit: usize,
     lending: PyObject, // kproxy/proxy/relay/compiled.py; it has `learn`, `came_back`, `report_slow` and `crashed`
@@ -170,6 +172,25 @@ struct Left {
     arrived: i64,
     why: Leave,
     errno: i32,
+}
+
+/// Bytes of a side in the lane's buffer: `kept` of them waited for the others.
+struct Read<'py> {
+    kept: usize,
+    count: usize,
+    arrived: i64,
+    given: Option<&'py Bound<'py, PyAny>>, // Python's view of those that did not wait; None: the core received them
+}
+
+/// Sends bytes by Python's function.
+fn send_by(py: Python<'_>, send: &PyObject, piece: Bound<'_, PyAny>) -> PyResult<Io> {
+    match send.call1(py, (piece,)) {
+        Ok(sent) => Ok(Io::Done(sent.extract(py)?)),
+        Err(fault) if fault.is_instance_of::<PyBlockingIOError>(py) => Ok(Io::Later),
+        Err(fault) if fault.is_instance_of::<PyInterruptedError>(py) => Ok(Io::Later),
+        Err(fault) if fault.is_instance_of::<PyOSError>(py) => Ok(Io::Failed(0)),
+        Err(fault) => Err(fault),
+    }
 }
 
 struct Slow {
@@ -417,17 +438,24 @@ impl Conn {
 
     /// Relays what a side has sent. A defect here, or in Python that was asked, ends this connection and no other.
     fn readable(slf: &Bound<'_, Self>, side: usize, lane: &Bound<'_, Lane>, clock: &mut Clock) -> PyResult<()> {
-        let (fd, to) = {
-            let me = slf.borrow();
-            if !me.is_inside {
-                return Ok(());
-            }
-            (me.fds[side], me.fds[1 - side])
-        };
-        let py = slf.py();
+        if !slf.borrow().is_inside {
+            return Ok(());
+        }
         let mut buffer = std::mem::take(&mut lane.borrow_mut().buffer);
-        let result = catch_unwind(AssertUnwindSafe(|| Self::relay(slf, lane, side, (fd, to), clock, &mut buffer)));
+        let result = catch_unwind(AssertUnwindSafe(|| Self::relay(slf, lane, side, clock, &mut buffer)));
         lane.borrow_mut().buffer = buffer;
+        Self::go_on(slf, side, lane, clock, result)
+    }
+
+    /// Gives the connection back to Python if it must leave the lane.
+    fn go_on(
+        slf: &Bound<'_, Self>,
+        side: usize,
+        lane: &Bound<'_, Lane>,
+        clock: &mut Clock,
+        result: std::thread::Result<PyResult<Option<Left>>>,
+    ) -> PyResult<()> {
+        let py = slf.py();
         let left = match result {
             Ok(Ok(None)) => return Ok(()),
             Ok(Ok(Some(left))) => left,
@@ -454,13 +482,14 @@ impl Conn {
         slf: &Bound<'_, Self>,
         lane: &Bound<'_, Lane>,
         side: usize,
-        (fd, to): (i32, i32),
         clock: &mut Clock,
         buffer: &mut [u8],
     ) -> PyResult<Option<Left>> {
-        let py = slf.py();
         let start = clock.now;
-        let kept = slf.borrow().parts[side].bytes.len();
+        let (fd, kept) = {
+            let me = slf.borrow();
+            (me.fds[side], me.parts[side].bytes.len())
+        };
         let room = (kept + clock.room).min(buffer.len());
         let mut arrived = clock.turn;
         let read = if clock.is_late {
@@ -483,6 +512,20 @@ impl Conn {
             Io::Done(0) => return Ok(over(Leave::Ended, 0)),
             Io::Done(count) => kept + count,
         };
+        Self::pass_on(slf, lane, side, clock, buffer, Read { kept, count, arrived, given: None })
+    }
+
+    /// Reads the frames in the buffer, and sends them to the other side.
+    fn pass_on(
+        slf: &Bound<'_, Self>,
+        lane: &Bound<'_, Lane>,
+        side: usize,
+        clock: &mut Clock,
+        buffer: &mut [u8],
+        Read { kept, count, arrived, given }: Read<'_>,
+    ) -> PyResult<Option<Left>> {
+        let py = slf.py();
+        let start = clock.now;
         let mut why = Leave::No;
         let mut slow = Vec::new();
         let mut pos = 0;
@@ -532,7 +575,16 @@ impl Conn {
         }
         let mut sent = pos;
         if pos > 0 {
-            match send(to, &bytes[..pos]) {
+            let (to, by) = {
+                let me = slf.borrow();
+                (me.fds[1 - side], me.sends[1 - side].as_ref().map(|send| send.clone_ref(py)))
+            };
+            let outcome = match (by, given) {
+                (None, _) => send(to, &bytes[..pos]),
+                (Some(by), Some(given)) if kept == 0 && pos == count => send_by(py, &by, given.clone())?,
+                (Some(by), _) => send_by(py, &by, PyBytes::new_bound(py, &bytes[..pos]).into_any())?,
+            };
+            match outcome {
                 Io::Done(done) => sent = done,
                 Io::Later => sent = 0,
                 Io::Failed(_) => why = Leave::Unwritable,
@@ -597,15 +649,16 @@ impl Conn {
     #[allow(clippy::too_many_arguments)]
     fn new(
         lane: Py<Lane>,
-        client_fd: i32,
-        broker_fd: i32,
+        fds: (i32, i32),
+        sends: (Option<PyObject>, Option<PyObject>),
         max_request_bytes: u32,
         limit: usize,
         lending: PyObject,
     ) -> Self {
         Conn {
             lane,
-            fds: [client_fd, broker_fd],
+            fds: [fds.0, fds.1],
+            sends: [sends.0, sends.1],
             max_request: max_request_bytes,
             limit,
             lending,
@@ -716,6 +769,7 @@ impl Conn {
         self.is_inside = false;
         self.drop_parts(py);
         self.lending = py.None();
+        self.sends = [None, None];
         self.usual.clear();
         self.passed.clear();
         self.asked = None;
@@ -729,6 +783,37 @@ impl Conn {
         Side { conn: slf.clone().unbind(), side: side.min(BROKER) }
     }
 
+    /// Relays bytes of a side that Python has received, for example decrypted ones: `view` is valid during the call,
+    /// and `arrived` in nanoseconds of the monotonic clock.
+    fn feed(slf: &Bound<'_, Self>, side: usize, view: &Bound<'_, PyAny>, arrived: i64) -> PyResult<()> {
+        let py = slf.py();
+        let side = side.min(BROKER);
+        let (lane, kept) = {
+            let me = slf.borrow();
+            if !me.is_inside {
+                return Err(PyRuntimeError::new_err("the connection is not lent"));
+            }
+            (me.lane.clone_ref(py), me.parts[side].bytes.len())
+        };
+        let lane = lane.bind(py);
+        let mut clock = Clock::of(&lane.borrow(), py)?;
+        let bytes = PyBuffer::<u8>::get_bound(view)?;
+        let count = kept + bytes.item_count();
+        let mut buffer = std::mem::take(&mut lane.borrow_mut().buffer);
+        if buffer.len() < count {
+            buffer.resize(count, 0);
+        }
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            bytes.copy_to_slice(py, &mut buffer[kept..count])?;
+            let read = Read { kept, count, arrived, given: Some(view) };
+            Self::pass_on(slf, lane, side, &mut clock, &mut buffer, read)
+        }));
+        lane.borrow_mut().buffer = buffer;
+        Self::go_on(slf, side, lane, &mut clock, result)?;
+        let lane = lane.borrow();
+        clock.write(&lane, py)
+    }
+
     fn __len__(&self) -> usize {
         self.pending.len()
     }
@@ -737,6 +822,9 @@ impl Conn {
     /// than one of them may hold it.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.lane)?;
+        for send in self.sends.iter().flatten() {
+            visit.call(send)?;
+        }
         visit.call(&self.lending)
     }
 }

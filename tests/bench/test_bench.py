@@ -102,12 +102,17 @@ def test_a_saturating_load_and_its_broker_say_the_same(tmp_path):
 
 def test_limits_are_those_of_the_load_and_the_detail():
     case = cases.CASES[0]
-    limits = {cases.limited(case, detail, load).limit for detail in ("headers", "topics") for load in cases.LOADS}
-    assert limits == {case.limit, case.topics_limit, case.saturated_limit, case.saturated_topics_limit}
+    for native, limits in ((False, case.python), (True, case.native)):
+        found = [
+            cases.limited(case, detail, load, native=native).limit
+            for load in cases.LOADS
+            for detail in ("headers", "topics")
+        ]
+        assert found == list(limits)
 
 
 def test_verdict():
-    case = cases.CASES[0]
+    case = cases.limited(cases.CASES[0], "headers", cases.PACED, native=True)
     slow, fast = case.limit * 1.1, case.limit * 0.9
     result = measure.Result(
         case, 9, cases.PACED, 10, 1000, {"haproxy": [1.0, 2.0], "nginx": [1.0, 2.0], "kproxy": [fast, 2 * fast]}

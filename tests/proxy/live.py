@@ -174,20 +174,22 @@ class TlsWire(Wire):
 
 @dataclass
 class Secured:
-    """TLS for all that goes through a test's kproxy: its settings, and the contexts of both ends."""
+    """TLS of a test's kproxy: its settings, and the contexts of both ends; None: that end has no TLS."""
 
     tables: dict[str, Any]
-    of_client: ssl.SSLContext
-    of_broker: ssl.SSLContext
+    of_client: ssl.SSLContext | None
+    of_broker: ssl.SSLContext | None
 
     @classmethod
-    def make(cls, folder: Path) -> "Secured":
+    def make(cls, folder: Path, *, clients: bool = True, brokers: bool = True) -> "Secured":
         authority = Authority(folder)
         certificate = authority.server()
         tables = {"tls": ClientTls(**certificate.settings()), "upstream_tls": UpstreamTls(ca=authority.bundle)}
         of_broker = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         of_broker.load_cert_chain(certificate.certificate, certificate.key)
-        return cls(tables, ssl.create_default_context(cafile=str(authority.bundle)), of_broker)
+        of_client = ssl.create_default_context(cafile=str(authority.bundle))
+        tables = {name: table for name, table in tables.items() if (clients if name == "tls" else brokers)}
+        return cls(tables, of_client if clients else None, of_broker if brokers else None)
 
 
 secured: Secured | None = None  # where tests run over TLS
@@ -208,7 +210,7 @@ class Broker:
 
     async def accept(self) -> Wire:
         sock, _ = await asyncio.get_running_loop().sock_accept(self.sock)
-        if secured is not None:
+        if secured is not None and secured.of_broker is not None:
             return await TlsWire(sock).begin(secured.of_broker, server_side=True)
         return Wire(sock)
 
@@ -289,7 +291,7 @@ class Live:
     async def dial(self) -> Wire:
         """A client's end."""
         client = await Wire.dial(self.port)
-        if secured is not None:
+        if secured is not None and secured.of_client is not None:
             return await TlsWire(client.sock).begin(secured.of_client, server_side=False)
         return client
 

@@ -81,20 +81,9 @@ def build(
         reports.on_closed,
         worker.lanes,
     )
-    if worker.core is not None and _is_plain(worker, client, dialled, reports):
+    if worker.core is not None and not (worker.sinks or worker.flight or reports.sinks):
         relay.lend_to(Lending(worker.core, relay, counting, cluster.max_request_bytes))
     relay.principal = sys.intern(client.principal)
     relay.listener = listener
     relay.tls_version = client.sock.version() if isinstance(client.sock, TlsSocket) else None
     return relay, authorizer
-
-
-def _is_plain(worker: Worker, client: Admitted, dialled: Dialled, reports: Reports) -> bool:
-    """Return whether only metrics, group insight, an authorizer and address rewriting use the connection's bytes."""
-    return (
-        not worker.sinks
-        and worker.flight is None
-        and not reports.sinks
-        and not isinstance(client.sock, TlsSocket)
-        and not isinstance(dialled.sock, TlsSocket)
-    )

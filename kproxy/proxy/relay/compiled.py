@@ -13,6 +13,7 @@ frames.
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -193,7 +194,25 @@ class Lending:
         session.pending.clear()
         self._counting.pending = self._conn
         self.is_lent = True
-        relay._read_by((self._conn.side(CLIENT), self._conn.side(BROKER)))
+        relay._read_by((self._reader(CLIENT), self._reader(BROKER)))
+
+    def _reader(self, side: int) -> Callable[[], None]:
+        """Return the callback for a readable side: the core receives its bytes, those of TLS are decrypted first."""
+        reader: Callable[[], None] = self._conn.side(side)
+        return reader if self._relay._peers[side].tls is None else partial(self._relay._feed, self, side)
+
+    def feed(self, side: int, view: memoryview, arrived_ns: int) -> None:
+        """Relay the bytes of a view. In Python, if the connection came back while they were decrypted."""
+        if self.is_lent:
+            self._conn.feed(side, view, arrived_ns)
+        elif not self._relay.closed:
+            self._relay._read_on(side, bytes(view), arrived_ns)
+
+    def end_of(self, side: int) -> None:
+        """Take the connection back, since a side has ended; Python reads the first bytes of an incomplete frame."""
+        self.take_back()
+        if self._relay._session.backlog[side] is None:
+            self._relay._ended(side)
 
     def _given(self, plan: ApiPlan, values: Values) -> tuple[Any, ...] | None:
         """Return what the core needs of all requests that begin with these values; None: none of them is plain."""
@@ -207,8 +226,8 @@ class Lending:
         client, broker = self._relay._peers
         return self._core.module.Conn(
             self._core.lane,
-            client.fd,
-            broker.fd,
+            (client.fd, broker.fd),
+            tuple(None if peer.tls is None else peer.send for peer in (client, broker)),
             self._max_request_bytes,
             min(self._relay._session.most_in_flight, FREE_REQUESTS),
             self,
@@ -382,6 +401,27 @@ class Lendable(RelayState):
         for peer, each in zip(self._peers, readable, strict=True):
             peer.readable = each
             self._poller.replace_reader(peer.fd, each)
+
+    def _feed(self, lending: Lending, side: int) -> None:
+        """Decrypt bytes of a readable side, and let the core relay them."""
+        poller, sock, buffer = self._poller, self._peers[side].sock, self._pressure.buffer
+        try:
+            try:
+                if poller.is_late:
+                    count, arrived_ns = poller.receive_late(sock, buffer)
+                else:
+                    count, arrived_ns = sock.recv_into(buffer), poller.turn_ns
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as fault:
+                self._broken(side, fault)
+                return
+            if count:
+                lending.feed(side, buffer[:count], arrived_ns)
+            else:
+                lending.end_of(side)
+        except Exception:
+            self._crashed()
 
     def _read_in_python(self) -> None:
         client, broker = self._peers

@@ -35,8 +35,7 @@ from kproxy.proxy.relay.in_flight import FEW, FULL, InFlightLimit
 from kproxy.proxy.relay.peer import Counting, Durations, Peer, discard_bytes, ignore_readiness
 from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
 from kproxy.proxy.relay.slow_lanes import SlowLanes
-from kproxy.proxy.sockets.poller import LATE_NS, Poller
-from kproxy.proxy.sockets.sockets import receive_timed
+from kproxy.proxy.sockets.poller import Poller
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, SIDES, Desync, Event, Exchange
 from kproxy.wire.session import Session
@@ -184,11 +183,7 @@ class Relay(InFlightLimit, Draining, Lendable):
                         count = 1
                         arrived = peer.arrived_ns
                     elif poller.is_late and self._between is None:
-                        count, wall_ns = receive_timed(peer.sock.recvmsg_into, buffer)
-                        if wall_ns is not None:
-                            arrived = min(wall_ns - poller.wall_offset_ns, start)
-                            if poller.is_in_order and poller.turn_ns - arrived <= LATE_NS:
-                                poller.is_late = False  # sockets that became ready later are as recent
+                        count, arrived = poller.receive_late(peer.sock, buffer)
                         poller.lag_bucket = bisect_left(lag.bounds, start - arrived)
                     else:
                         count = recv_into(buffer)

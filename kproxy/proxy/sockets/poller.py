@@ -49,6 +49,7 @@ from time import monotonic_ns, thread_time_ns, time_ns
 from typing import Any, Protocol
 
 from kproxy.proxy.log_limiter import LogLimiter
+from kproxy.proxy.sockets.sockets import receive_timed
 
 LATE_NS = 1_000_000  # also the largest error of a time
 _IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
@@ -154,6 +155,16 @@ class Poller:
             if handle is not None:
                 handle.cancel()
         self._later.clear()
+
+    def receive_late(self, sock: Any, buffer: Any) -> tuple[int, int]:
+        """Receive in a turn that is late; return (bytes, when the last of them arrived). Raises OSError."""
+        count, wall_ns = receive_timed(sock.recvmsg_into, buffer)
+        if wall_ns is None:
+            return count, self.turn_ns
+        arrived_ns = min(wall_ns - self.wall_offset_ns, self.now_ns)
+        if self.is_in_order and self.turn_ns - arrived_ns <= LATE_NS:
+            self.is_late = False  # sockets that became ready later are as recent
+        return count, arrived_ns
 
     def later(self, callback: Callback, *args: Any) -> None:
         """Call back once, in a later turn: one such callback per turn, after the sockets that are ready then."""

@@ -33,7 +33,7 @@ from kproxy.wire.interest import Interest
 from kproxy.wire.state import MAX_CUT_ID
 from tests.native import lend_at_once, needs_core
 from tests.ports import free_ports
-from tests.proxy.live import HOST, Broker, Live, Wire, kproxy, live
+from tests.proxy.live import HOST, Broker, Live, Secured, Wire, kproxy, live
 from tests.wire.playbook import foreign_request, request, response, sized
 from tests.wire.produces import records
 
@@ -241,6 +241,28 @@ def test_the_core_and_python_relay_and_count_alike(detail: str, monkeypatch: pyt
     frames = sum(count for key, count in in_native.items() if key[0] == "frames")
     assert sum(by_core) > frames * (0.5 if detail == "headers" else 0.1)  # fetches and heartbeats are Python's
     assert detail == "headers" or in_native["topic", "topic 1", "records"] > 1000
+
+
+@pytest.mark.parametrize("ends", [("clients",), ("brokers",), ("clients", "brokers")], ids="+".join)
+def test_the_core_relays_what_python_decrypts(
+    ends: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = range(12)
+    port, broker_port = free_ports(6), free_ports(1)
+    results = []
+    secured = Secured.make(tmp_path, clients="clients" in ends, brokers="brokers" in ends)
+    monkeypatch.setattr("tests.proxy.live.secured", secured)
+
+    async def test() -> None:
+        results.append(await _all(seeds, port, broker_port, "topics"))
+
+    live(test())
+    with frames_of_the_core(monkeypatch) as by_core:
+        live(test())
+    (python, in_python), (native, in_native) = results
+    assert python == native
+    assert in_python == in_native
+    assert sum(by_core) > sum(count for key, count in in_native.items() if key[0] == "frames") * 0.1
 
 
 RULES = (Rule(action="deny", topic="secret"), Rule(action="deny", client_id="another", group="g2"))

@@ -55,8 +55,10 @@ def pytest_generate_tests(metafunc):
     """Every property holds over TLS too, on both sides, and with connections that the compiled core relays."""
     name = metafunc.function.__name__
     if name not in PLAIN_ONLY:
-        core = pytest.param("core", marks=needs_core)
-        metafunc.parametrize("over", ["plain", core] if name in NOT_OVER_TLS else ["plain", "tls", core], indirect=True)
+        ways = ["plain", pytest.param("core", marks=needs_core)]
+        if name not in NOT_OVER_TLS:
+            ways += ["tls", pytest.param("tls core", marks=needs_core)]
+        metafunc.parametrize("over", ways, indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -66,9 +68,10 @@ def certified(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def over(request, certified, monkeypatch):
-    if getattr(request, "param", "plain") == "tls":
+    ways = getattr(request, "param", "plain").split()
+    if "tls" in ways:
         monkeypatch.setattr("tests.proxy.live.secured", certified)
-    elif getattr(request, "param", "plain") == "core":
+    if "core" in ways:
         lend_at_once(monkeypatch)
 
 
