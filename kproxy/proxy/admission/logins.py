@@ -20,6 +20,7 @@ from kproxy.proxy.config import files
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.authentication import Authentication as Settings
 from kproxy.proxy.config.settings import Cluster
+from kproxy.proxy.filters.chain import Filter
 from kproxy.proxy.filters.relogin import AnswerLogins, RenewLogins
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.ends import Admitted
@@ -35,7 +36,6 @@ from kproxy.proxy.sasl.tokens import TokenChecker
 from kproxy.proxy.sasl.users import UsersError, UsersFile
 from kproxy.proxy.upstream.login import BrokerLogin
 from kproxy.proxy.upstream.loops import LoopGuard
-from kproxy.wire.authorizer import Authorizer
 from kproxy.wire.events import ClientNamed
 from kproxy.wire.interest import Interest
 from kproxy.wire.session import Session
@@ -180,15 +180,15 @@ class Logins:
 
     # --- during a connection -----------------------------------------------------------------------------------------
 
-    def authorizer(self, client: Admitted, behind: Authorizer | None) -> Authorizer | None:
-        """Return the authorizer of a client: it decides requests to log in and leaves the others to `behind`."""
+    def filter(self, client: Admitted) -> Filter | None:
+        """Return the filter that answers a client's requests to log in; None: they pass to the broker."""
         if self.of_clients is not None and client.session is not None:
             owner = self.of_clients
             apart = partial(self._apart, owner, client.peer.host)
-            return RenewLogins(owner.checks, client.session, owner.lifetime_ms, owner.begin, apart, behind)
+            return RenewLogins(owner.checks, client.session, owner.lifetime_ms, owner.begin, apart)
         if self.of_broker is not None:
-            return AnswerLogins(partial(self._login_answered, client), behind)
-        return behind
+            return AnswerLogins(partial(self._login_answered, client))
+        return None
 
     def _apart(self, owner: Authenticator, host: str, work: Callable[[], None], done: Callable[[], None]) -> None:
         """Check a renewal's token like those of first logins: on their thread, by address in turn."""
@@ -212,12 +212,13 @@ class Logins:
         relay: Relay,
         client: Admitted,
         login: LoggedIn | None,
-        authorizer: Authorizer | None,
+        renews: Filter | None,
         all_authorized: Interest,
     ) -> None:
         """Renew kproxy's login and end the client's session in time; called when the relay has started.
 
-        login: kproxy's own, if it must be renewed. all_authorized: the interest of expired sessions.
+        login: kproxy's own, if it must be renewed. renews: the client's filter of logins. all_authorized: the interest
+        of expired sessions.
         """
         loop = asyncio.get_running_loop()
         ends: list[Callable[[], object]] = []
@@ -225,8 +226,8 @@ class Logins:
             task = loop.create_task(self._renewals.keep(relay, client.principal, login))
             task.add_done_callback(_log_defect)
             ends.append(task.cancel)
-        if isinstance(authorizer, RenewLogins) and client.session is not None:
-            life = _SessionLife(self, relay, authorizer, client.session, all_authorized)
+        if isinstance(renews, RenewLogins) and client.session is not None:
+            life = _SessionLife(self, relay, renews, client.session, all_authorized)
             life.lasts(client.session.lifetime_ms)
             ends.append(life.ended)
         if ends:
@@ -255,16 +256,16 @@ class _SessionLife:
     """The end of a client's session, and its renewals."""
 
     def __init__(
-        self, owner: Logins, relay: Relay, authorizer: RenewLogins, session: ClientSession, all_authorized: Interest
+        self, owner: Logins, relay: Relay, renews: RenewLogins, session: ClientSession, all_authorized: Interest
     ) -> None:
         self._owner = owner
         self._relay = relay
-        self._authorizer = authorizer
+        self._renews = renews
         self._session = session
         self._interest = relay.session.interest
         self._all_authorized = all_authorized
         self._timer: asyncio.TimerHandle | None = None
-        authorizer.done = self._done
+        renews.done = self._done
 
     def lasts(self, lifetime_ms: int) -> None:
         self.cancel()
@@ -279,16 +280,16 @@ class _SessionLife:
     def ended(self) -> None:
         """Handle the end of the connection, which may be amid a renewal."""
         self.cancel()
-        if self._authorizer.is_renewing:
+        if self._renews.is_renewing:
             self._owner.counts(self._session.mechanism, "disconnected")
 
     def _expire(self) -> None:
         """Let the next request other than a login end the connection, as at a broker; until then this costs nothing."""
-        self._authorizer.is_expired = True
+        self._renews.is_expired = True
         self._relay.session.use(self._all_authorized)
 
     def _done(self, outcome: str, lifetime_ms: int, fault: LoginRefusedError | None) -> None:
-        """Apply the outcome of a renewal. The authorizer calls it within a call of the session."""
+        """Apply the outcome of a renewal. The filter calls it within a call of the session."""
         mechanism = self._session.mechanism
         self._owner.counts(mechanism, outcome)
         if fault is not None and self._owner.failed is not None:
@@ -299,8 +300,8 @@ class _SessionLife:
         loop = asyncio.get_running_loop()
         if outcome == "renewed":
             self.lasts(lifetime_ms)
-            if self._authorizer.is_expired:
-                self._authorizer.is_expired = False
+            if self._renews.is_expired:
+                self._renews.is_expired = False
                 loop.call_soon(self._relay.session.use, self._interest)
         elif outcome in ("failed", "mechanism"):
             assert self._owner.of_clients is not None

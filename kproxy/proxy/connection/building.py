@@ -11,11 +11,11 @@ from typing import NamedTuple
 from kproxy.proxy.connection.filtering import ClusterFilters
 from kproxy.proxy.connection.labels import broker_label, listener_label
 from kproxy.proxy.connection.worker import Worker
+from kproxy.proxy.filters.chain import Filter
 from kproxy.proxy.relay.compiled import Lending
 from kproxy.proxy.relay.ends import Admitted, Dialled
 from kproxy.proxy.relay.relay import Relay
 from kproxy.proxy.tls.tls_socket import TlsSocket
-from kproxy.wire.authorizer import Authorizer
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import Desync, Event
 from kproxy.wire.pairing import LIMIT
@@ -37,28 +37,28 @@ def build(
     dialled: Dialled,
     info: ConnectionInfo,
     reports: Reports,
-) -> tuple[Relay, Authorizer | None]:
-    """Return a relay that has not started, and the authorizer of its client's requests.
+) -> tuple[Relay, Filter | None]:
+    """Return a relay that has not started, and the filter of its client's logins.
 
     info: the connection's labels in metrics and tables.
     """
     cluster = filters.cluster
     listener = listener_label(client.node_id, cluster.route)
-    authorizer, policy, rewriter = filters.of(client)
+    chain, addresses, login = filters.of(client)
     session = Session(
         filters.interest,
-        transform=rewriter,
+        transform=chain.transform,
         max_request_bytes=cluster.max_request_bytes,
         max_in_flight=min(LIMIT, cluster.limits.max_requests_in_flight or LIMIT),
-        authorizer=authorizer,
+        authorizer=chain.authorizer,
     )
     if worker.flight is not None:
         worker.flight.watch(session, info)
     counting = worker.metrics.connection(
         info, listener, broker_label(info.broker_id), session.pending, topics=bool(filters.interest.detail)
     )
-    if rewriter is not None:
-        rewriter.counting = counting
+    if addresses is not None:
+        addresses.counting = counting
     if filters.kept is not None:
         counting.tell(worker.feed.connected(info, client.principal, filters.kept.left_out))
     relay = Relay(
@@ -75,7 +75,7 @@ def build(
             counting.events,
             *(sink.connected(info) for sink in worker.sinks),
             *reports.sinks,
-            *((policy.events,) if policy is not None else ()),
+            *chain.sinks,
         ],
         reports.on_fault,
         reports.on_closed,
@@ -86,4 +86,4 @@ def build(
     relay.principal = sys.intern(client.principal)
     relay.listener = listener
     relay.tls_version = client.sock.version() if isinstance(client.sock, TlsSocket) else None
-    return relay, authorizer
+    return relay, login

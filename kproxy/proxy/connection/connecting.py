@@ -29,7 +29,7 @@ from kproxy.proxy.connection.labels import broker_label, listener_label
 from kproxy.proxy.connection.loops import Loops
 from kproxy.proxy.connection.operating import END_LINE, end_fields
 from kproxy.proxy.connection.worker import Worker
-from kproxy.proxy.filters.transform import Advertise, FindLeak
+from kproxy.proxy.filters.addresses import Advertise, FindLeak
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.ends import Admitted, Dialled, Incoming, PortCheck, admitted
 from kproxy.proxy.relay.relay import Relay
@@ -176,7 +176,7 @@ class Connections:
             source = Address(*dialled.sock.getsockname()[:2])
             broker = broker_label(info.broker_id)
             log.debug("connected client=%s broker=%s to %s from %s", client.peer, broker, dialled.upstream, source)
-        relay, authorizer = build(
+        relay, login = build(
             worker,
             self._filters,
             client,
@@ -193,7 +193,7 @@ class Connections:
             worker.ageing.watch(relay, self._cluster.limits, self.admission.reached)
         if self._logins is not None:
             self._logins.named(relay.session, client, worker.now_ns())
-            self._logins.begin(relay, client, dialled.login, authorizer, self._filters.expired_interest)
+            self._logins.begin(relay, client, dialled.login, login, self._filters.expired_interest)
         if self.ends:
             self._tasks.spawn(self._end(relay))
 

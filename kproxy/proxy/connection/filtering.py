@@ -1,6 +1,7 @@
 """The filters of a cluster's connections: created once from its settings, then for each connection.
 
-A request passes kproxy's answers to logins, then those to telemetry, then the policy; an answer passes the rewriter.
+The order (`ClusterFilters.of`): logins and policy decide requests; offered versions are capped; telemetry answers
+requests and adds its APIs to the offered ones; addresses are rewritten; answers are searched for those of brokers.
 Refuses to know sockets and relays.
 """
 
@@ -14,6 +15,8 @@ from kproxy.protocol.schema import schema
 from kproxy.proxy.admission.logins import Logins
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.connection.worker import Worker
+from kproxy.proxy.filters.addresses import Addresses, Advertise, FindLeak, LeakCheck
+from kproxy.proxy.filters.chain import Chain, Filter
 from kproxy.proxy.filters.policy.auditing import Peer
 from kproxy.proxy.filters.policy.authorizer import PolicyAuthorizer
 from kproxy.proxy.filters.policy.policy import Policy
@@ -21,10 +24,9 @@ from kproxy.proxy.filters.policy.topic_names import TopicNames
 from kproxy.proxy.filters.relogin import wants as wants_login
 from kproxy.proxy.filters.telemetry import ERRORS_OF, TELEMETRY_APIS, AnswerTelemetry, Receiver
 from kproxy.proxy.filters.telemetry import wants as wants_telemetry
-from kproxy.proxy.filters.transform import Advertise, FindLeak, Rewriter
+from kproxy.proxy.filters.versions import Versions
 from kproxy.proxy.relay.ends import Admitted
 from kproxy.proxy.tasks import Tasks
-from kproxy.wire.authorizer import Authorizer
 from kproxy.wire.bodies import DETAILS, Logs
 from kproxy.wire.interest import Interest
 from kproxy.wire.kept import Kept
@@ -33,11 +35,11 @@ Wants = Callable[[int, int], bool]  # (api key, version) -> whether such request
 
 
 class Filters(NamedTuple):
-    """The filters of one connection."""
+    """The filters of one connection; its metrics and logins know two of them."""
 
-    authorizer: Authorizer | None  # the first in the chain; it leaves requests that it does not decide to the next one
-    policy: PolicyAuthorizer | None
-    rewriter: Rewriter | None
+    chain: Chain
+    addresses: Addresses | None
+    login: Filter | None
 
 
 class ClusterFilters:
@@ -65,7 +67,6 @@ class ClusterFilters:
         self.cluster = cluster
         self._names = names
         self._advertise = advertise
-        self._find_leak = find_leak
         self._rewrites = rewrites
         self._tasks = tasks
         policy = Policy(cluster, audits=worker.audit is not None)
@@ -74,6 +75,8 @@ class ClusterFilters:
         if policy.is_active:
             worker.metrics.cluster(cluster.name).has_policy(policy.reasons)
         self._telemetry = self._receiver = self._telemetry_receiver()
+        self._versions = Versions(self._caps)
+        self._leak_check = LeakCheck(find_leak)
         self.kept = self._kept_frames()
         authorizes: Wants | None = None if self._policy is None else self._policy.authorizes
         if self._telemetry is not None:
@@ -105,21 +108,30 @@ class ClusterFilters:
 
     def of(self, client: Admitted) -> Filters:
         """Return the filters of a client's connection."""
-        policy = self._authorizer(client)
-        authorizer: Authorizer | None = policy
-        telemetry: AnswerTelemetry | None = None
-        if self._telemetry is not None:
-            software = client.session.software if client.session is not None else None
-            telemetry = AnswerTelemetry(self._telemetry, str(client.peer), client.principal, software, policy)
-            telemetry.broker_answers = client.broker_takes_telemetry
-            authorizer = telemetry
-        if self.logins is not None:
-            authorizer = self.logins.authorizer(client, authorizer)
-        rewriter = Rewriter(self._advertise, self._find_leak, self._caps, telemetry) if self._rewrites else None
-        return Filters(authorizer, policy, rewriter)
+        login = self.logins.filter(client) if self.logins is not None else None
+        addresses = Addresses(self._advertise) if self._rewrites else None
+        chain = (
+            login,
+            self._policy_of(client),
+            self._versions,
+            self._telemetry_of(client),
+            addresses,
+            self._leak_check,
+        )
+        filters = [each for each in chain if each is not None]
+        return Filters(Chain(filters, holds_answers=self._rewrites), addresses, login)
 
-    def _authorizer(self, client: Admitted) -> PolicyAuthorizer | None:
-        """Return the authorizer of a client's requests; None if the listener has no policy."""
+    def _telemetry_of(self, client: Admitted) -> AnswerTelemetry | None:
+        """Return the filter of the metrics that a client pushes."""
+        if self._telemetry is None:
+            return None
+        software = client.session.software if client.session is not None else None
+        telemetry = AnswerTelemetry(self._telemetry, str(client.peer), client.principal, software)
+        telemetry.broker_answers = client.broker_takes_telemetry
+        return telemetry
+
+    def _policy_of(self, client: Admitted) -> PolicyAuthorizer | None:
+        """Return the filter that authorizes a client's requests; None if the listener has no policy."""
         if self._policy is None:
             return None
         worker, name = self._worker, self.cluster.name

@@ -3,8 +3,7 @@
 If kproxy has logged in itself, a client's login must not reach the broker, which would take it for kproxy's. The client
 receives the answer of a listener without SASL. If kproxy checks logins, a client may re-authenticate (KIP-368), with
 the same mechanism and as the same user. A session that was not renewed in time ends at the next request other than a
-login. All other requests go to the next authorizer, if there is one. Bounds: MAX_FRAME of such a request. Uses no
-sockets and no clock.
+login. Bounds: MAX_FRAME of such a request. Uses no sockets and no clock.
 """
 
 from collections.abc import Callable, Generator
@@ -21,17 +20,18 @@ from kproxy.protocol.apis import (
     UNSUPPORTED_SASL_MECHANISM,
 )
 from kproxy.protocol.codec import Body
+from kproxy.proxy.filters.chain import Filter
 from kproxy.proxy.sasl.checks import Check, Checks, Known, LoginRefusedError, TokenCheck
 from kproxy.proxy.sasl.clients import MAX_FRAME, Session
 from kproxy.proxy.sasl.tokens import UnknownKeyError
-from kproxy.wire.authorizer import HOLD, Answer, Authorizer, Close, Decision, Hold, Later, answered
+from kproxy.wire.authorizer import HOLD, Answer, Close, Decision, Hold, Later, answered
 from kproxy.wire.events import Exchange
 
 LOGIN_APIS = (SASL_HANDSHAKE, SASL_AUTHENTICATE)
 
 
 def wants(api_key: int, version: int) -> bool:
-    """Return whether an Interest must send requests of an API and version to this authorizer."""
+    """Return whether an Interest must send requests of an API and version to these filters."""
     return api_key in LOGIN_APIS
 
 
@@ -39,41 +39,20 @@ def wants(api_key: int, version: int) -> bool:
 Apart = Callable[[Callable[[], None], Callable[[], None]], None]
 
 
-class AnswerLogins:
-    """The authorizer of connections on which kproxy has logged in. met(): called if a client tries to log in."""
+class AnswerLogins(Filter):
+    """The filter of connections on which kproxy has logged in. met(): called if a client tries to log in."""
 
-    def __init__(self, met: Callable[[], None], behind: Authorizer | None = None) -> None:
+    def __init__(self, met: Callable[[], None]) -> None:
         self._met = met
-        self._behind = behind
 
     def at_header(self, exchange: Exchange) -> Hold | Close | Answer | None:
-        if exchange.plan.api_key in LOGIN_APIS:
-            return _too_large(exchange) or HOLD
-        return self._behind.at_header(exchange) if self._behind is not None else None
+        return _too_large(exchange) or HOLD if exchange.plan.api_key in LOGIN_APIS else None
 
     def decide(self, exchange: Exchange, frame: Any) -> Decision | Later:
-        if exchange.plan.api_key in LOGIN_APIS:
-            return self._login(exchange, frame)
-        return self._behind.decide(exchange, frame) if self._behind is not None else None
-
-    @property
-    def is_quiet(self) -> bool:
-        return self._behind is None or self._behind.is_quiet
+        return self._login(exchange, frame) if exchange.plan.api_key in LOGIN_APIS else None
 
     def deciding_fields(self, exchange: Exchange, head: Any) -> frozenset[str] | None:
-        if exchange.plan.api_key in LOGIN_APIS:
-            return None
-        return self._behind.deciding_fields(exchange, head) if self._behind is not None else frozenset()
-
-    def passes(self, exchange: Exchange, frame: Any) -> bool:
-        return self._behind is None or self._behind.passes(exchange, frame)
-
-    def edit(self, exchange: Exchange, frame: Any) -> bytes | Later | None:
-        return self._behind.edit(exchange, frame) if self._behind is not None else None
-
-    def too_large(self, exchange: Exchange) -> None:
-        if self._behind is not None and exchange.plan.api_key not in LOGIN_APIS:
-            self._behind.too_large(exchange)
+        return None if exchange.plan.api_key in LOGIN_APIS else frozenset()
 
     def _login(self, exchange: Exchange, frame: Any) -> Decision | Later:
         unknown = _unknown(exchange)
@@ -84,7 +63,7 @@ class AnswerLogins:
 
 
 class RenewLogins(AnswerLogins):
-    """The authorizer of a connection whose client kproxy has authenticated.
+    """The filter of a connection whose client kproxy has authenticated.
 
     lifetime_ms(known): of a new session. begin(newer): prepares data for checks, without blocking. apart: runs checks
     that take milliseconds. `done(outcome, lifetime_ms, fault)`, set by the owner: a login was renewed, or the
@@ -99,9 +78,8 @@ class RenewLogins(AnswerLogins):
         lifetime_ms: Callable[[Known], int],
         begin: Callable[[bool], None],
         apart: Apart,
-        behind: Authorizer | None = None,
     ) -> None:
-        super().__init__(lambda: None, behind)
+        super().__init__(lambda: None)
         self.is_expired = False
         self._checks = checks
         self._session = session
@@ -129,7 +107,7 @@ class RenewLogins(AnswerLogins):
 
     @property
     def is_quiet(self) -> bool:
-        return not (self.is_renewing or self._is_over or self.is_expired) and super().is_quiet
+        return not (self.is_renewing or self._is_over or self.is_expired)
 
     def _without_session(self, exchange: Exchange) -> Close | None:
         """Decide a request of a client without a valid session; None lets it pass."""

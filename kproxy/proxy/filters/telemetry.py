@@ -20,7 +20,6 @@ import logging
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -33,8 +32,10 @@ from kproxy.protocol.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD, decompres
 from kproxy.protocol.render import uuid_text
 from kproxy.protocol.schema import schema
 from kproxy.proxy.config.telemetry import Telemetry
+from kproxy.proxy.filters.chain import Filter
+from kproxy.proxy.filters.rewrite import add_offers
 from kproxy.proxy.log_limiter import LogLimiter
-from kproxy.wire.authorizer import HOLD, Answer, Authorizer, Close, Decision, Hold, Later, answered
+from kproxy.wire.authorizer import HOLD, Answer, Close, Decision, Hold, answered
 from kproxy.wire.events import Exchange
 
 API_VERSIONS: Final = 18
@@ -282,8 +283,8 @@ class Receiver:
         return {"errorCode": CODES[error]}
 
 
-class AnswerTelemetry:
-    """The authorizer of one connection: answers telemetry requests, and passes others to `behind`.
+class AnswerTelemetry(Filter):
+    """The filter of one connection: answers telemetry requests, and offers their APIs in ApiVersions answers.
 
     software: of a client that sent ApiVersions before its login. `broker_answers`: its broker offers these APIs itself.
     """
@@ -294,20 +295,17 @@ class AnswerTelemetry:
         client: str,
         principal: str,
         software: Software | None,
-        behind: Authorizer | None = None,
     ) -> None:
         self.broker_answers = False
         self._receiver = receiver
         self._client = client
         self._principal = principal
         self._software = software or ("", "")
-        self._behind = behind
         self._first: UUID | None = None  # the first instance of the connection; only a hostile client has several
 
     def at_header(self, exchange: Exchange) -> Hold | Close | Answer | None:
-        decision = self._behind.at_header(exchange) if self._behind is not None else None
-        if decision is not None or not wants(exchange.plan.api_key, exchange.api_version):
-            return decision
+        if not wants(exchange.plan.api_key, exchange.api_version):
+            return None
         if exchange.plan.api_key == API_VERSIONS:
             return HOLD if exchange.request_bytes <= MAX_HEADER_BYTES else None
         if self._forwards:
@@ -315,21 +313,10 @@ class AnswerTelemetry:
         bound = self._receiver.settings.max_push_bytes + MAX_HEADER_BYTES
         return HOLD if exchange.request_bytes <= bound else self._receiver.too_large(exchange)
 
-    def decide(self, exchange: Exchange, frame: Any) -> Decision | Later:
-        decision = self._behind.decide(exchange, frame) if self._behind is not None else None
-        if isinstance(decision, Later) and wants(exchange.plan.api_key, exchange.api_version):
-            return Later(partial(self._decide_later, exchange, decision))
-        if decision is not None or not wants(exchange.plan.api_key, exchange.api_version):
-            return decision
-        return self._decide(exchange, frame)
-
-    def _decide_later(self, exchange: Exchange, behind: Later, frame: memoryview) -> codec.Slices[Decision]:
-        decision: Decision = yield from behind.begin(frame)
-        return self._decide(exchange, frame) if decision is None else decision
-
-    def _decide(self, exchange: Exchange, frame: Any) -> Decision:
-        """Decide a request that the next authorizer has let pass."""
+    def decide(self, exchange: Exchange, frame: Any) -> Decision:
         key = exchange.plan.api_key
+        if not wants(key, exchange.api_version):
+            return None
         if key != API_VERSIONS and self._forwards:
             return None
         if key == API_VERSIONS and len(frame) > MAX_HEADER_BYTES:
@@ -344,24 +331,15 @@ class AnswerTelemetry:
             return None
         return self._answer(exchange, header["clientId"] or "", body)
 
-    @property
-    def is_quiet(self) -> bool:
-        return self._behind is None or self._behind.is_quiet
-
     def deciding_fields(self, exchange: Exchange, head: Any) -> frozenset[str] | None:
-        if wants(exchange.plan.api_key, exchange.api_version):
+        return None if wants(exchange.plan.api_key, exchange.api_version) else frozenset()
+
+    def answer(self, exchange: Exchange, frame: memoryview) -> bytes | None:
+        """Return an ApiVersions answer that offers the telemetry APIs too."""
+        if exchange.plan.api_key != API_VERSIONS:
             return None
-        return self._behind.deciding_fields(exchange, head) if self._behind is not None else frozenset()
-
-    def passes(self, exchange: Exchange, frame: Any) -> bool:
-        return self._behind is None or self._behind.passes(exchange, frame)
-
-    def edit(self, exchange: Exchange, frame: Any) -> bytes | Later | None:
-        return self._behind.edit(exchange, frame) if self._behind is not None else None
-
-    def too_large(self, exchange: Exchange) -> None:
-        if self._behind is not None and exchange.plan.api_key not in TELEMETRY_APIS:
-            self._behind.too_large(exchange)
+        offered, self.broker_answers = add_offers(exchange.plan.api_version, frame, TELEMETRY_APIS)
+        return offered
 
     @property
     def _forwards(self) -> bool:
@@ -392,7 +370,7 @@ def new_instance() -> UUID:
 
 
 def wants(api_key: int, version: int) -> bool:
-    """Return whether an Interest must send requests of an API and version to this authorizer."""
+    """Return whether an Interest must send requests of an API and version to this filter."""
     if api_key not in (API_VERSIONS, *TELEMETRY_APIS):
         return False
     return version in schema().apis[api_key].request.versions

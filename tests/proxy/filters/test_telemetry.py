@@ -14,6 +14,7 @@ from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.protocol.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
 from kproxy.proxy.config.telemetry import Telemetry
 from kproxy.proxy.filters import telemetry
+from kproxy.proxy.filters.chain import Chain, Filter
 from kproxy.proxy.filters.telemetry import ERRORS_OF, MAX_WAITING_BYTES, AnswerTelemetry, Receiver, wants
 from kproxy.wire.authorizer import Close, Hold
 from kproxy.wire.events import ANSWERED_BY_PROXY, BROKER, CLIENT
@@ -63,12 +64,12 @@ class Talk(Dialogue):
     """A client's connection to it."""
 
     def __init__(
-        self, cluster: Cluster | None = None, software=("librdkafka", "2.6"), client_id="app", principal="", **more
+        self, cluster: Cluster | None = None, software=("librdkafka", "2.6"), client_id="app", principal="", before=()
     ) -> None:
         self.cluster = cluster or Cluster()
         self.client_id = client_id
-        self.authorizer = AnswerTelemetry(self.cluster.receiver, "10.0.0.1:5000", principal, software, **more)
-        super().__init__(Interest(authorizes=wants), authorizer=self.authorizer)
+        self.filter = AnswerTelemetry(self.cluster.receiver, "10.0.0.1:5000", principal, software)
+        super().__init__(Interest(authorizes=wants), authorizer=Chain([*before, self.filter]).authorizer)
         self.instance, self.subscription = NO_ID, 0
         self._number = 0
 
@@ -291,7 +292,7 @@ def test_a_connection_that_invents_clients_gets_the_series_of_one(monkeypatch):
 def test_pushes_are_left_to_brokers_that_take_them_unless_kproxy_always_answers():
     for answer, forwards in (("missing", True), ("always", False)):
         talk = Talk(Cluster(answer=answer))
-        talk.authorizer.broker_answers = True
+        talk.filter.broker_answers = True
         sent = request(GET, 0, 1, {"clientInstanceId": NO_ID})
         talk.client(sent)
         assert talk.sent[BROKER] == (sent if forwards else b"")
@@ -346,10 +347,10 @@ def test_an_api_versions_that_is_too_large_to_name_software_passes_unread(chunks
     for number, sent in enumerate((request(API_VERSIONS, 3, 1, named | TAGS), request(API_VERSIONS, 3, 1, named)), 1):
         talk.client(sent, [cut for cut in chunks if cut < len(sent)]).broker(response(API_VERSIONS, 3, 1))
         assert not talk.faults and len(talk.exchanges) == number
-        assert talk.authorizer._software == (("", ""), ("x", "1"))[number - 1]
+        assert talk.filter._software == (("", ""), ("x", "1"))[number - 1]
 
 
-class Strict:
+class Strict(Filter):
     """A policy in front of it."""
 
     def __init__(self, decision) -> None:
@@ -361,11 +362,9 @@ class Strict:
     def decide(self, exchange, frame):
         return None if isinstance(self.decision, Hold) else self.decision
 
-    edit = too_large = lambda *_: None
 
-
-def test_what_stands_behind_decides_first():
-    talk = Talk(behind=Strict(Close("no")))
+def test_a_filter_before_it_decides_first():
+    talk = Talk(before=[Strict(Close("no"))])
     talk.client(request(GET, 0, 1, {"clientInstanceId": NO_ID}))
     assert talk.faults[0].text == "no" and talk.sent == {CLIENT: b"", BROKER: b""}
 

@@ -30,6 +30,7 @@ from kproxy.protocol.apis import (
 from kproxy.protocol.apis import UNKNOWN_TOPIC_ID as UNKNOWN_TOPIC_ID_CODE
 from kproxy.protocol.codec import Slices, at_once, request_in_slices
 from kproxy.protocol.schema import schema
+from kproxy.proxy.filters.chain import Filter
 from kproxy.proxy.filters.policy.audit import MAX_NAME, Audit
 from kproxy.proxy.filters.policy.auditing import AuditedRequests, Peer
 from kproxy.proxy.filters.policy.fetch_sessions import UNKNOWN_SESSION, unknown_session, without_session
@@ -113,8 +114,8 @@ class Treatment(NamedTuple):
 Edits = dict[int, Callable[[memoryview], Slices[bytes | None]]]
 
 
-class PolicyAuthorizer(AuditedRequests):
-    """The authorizer of one connection's session, and a sink of its events.
+class PolicyAuthorizer(AuditedRequests, Filter):
+    """The filter of one connection, which also takes its events.
 
     refused(api, reason) counts refusals.
     """
