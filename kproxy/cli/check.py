@@ -5,10 +5,13 @@ import json
 import logging
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+
+if TYPE_CHECKING:
+    from kproxy.proxy.config.settings import Config
 
 
 @click.command(
@@ -17,6 +20,12 @@ from click.core import ParameterSource
 )
 @click.argument("file", metavar="FILE.toml")
 @click.option("--json", "as_json", is_flag=True, help="Print the faults, or what would run, as JSON.")
+@click.option(
+    "--filters",
+    "lists_filters",
+    is_flag=True,
+    help="List the filters of each cluster's connections in their order, with the APIs that each one takes part in.",
+)
 @click.option(
     "--request", metavar="API", help="Report what the policy does with such a request, and which rule decides."
 )
@@ -34,7 +43,9 @@ from click.core import ParameterSource
 @click.option("--client-id", metavar="ID", help="The client id of the request.")
 @click.option("--address", metavar="IP", default="127.0.0.1", help="Address of the client.")
 @click.option("--cluster", metavar="NAME", help="Name of the [[cluster]], if the file has several.")
-def check(file: str, as_json: bool, request: str | None, cluster: str | None, **asked: Any) -> None:
+def check(
+    file: str, as_json: bool, lists_filters: bool, request: str | None, cluster: str | None, **asked: Any
+) -> None:
     """Check a configuration without opening a port.
 
     Names everything that `kproxy run --config FILE.toml` would refuse, each with its place and its remedy: settings,
@@ -46,6 +57,7 @@ def check(file: str, as_json: bool, request: str | None, cluster: str | None, **
       kproxy check kproxy.toml --json | jq .runs.clusters
       kproxy check kproxy.toml && kill -HUP "$(pidof kproxy)"
       kproxy check kproxy.toml --request Produce --topic orders --principal User:alice
+      kproxy check kproxy.toml --filters
     """
     # messages that a start would log, such as an expired certificate
     logging.basicConfig(format="warning: %(message)s")
@@ -67,6 +79,9 @@ def check(file: str, as_json: bool, request: str | None, cluster: str | None, **
                 for line in one.near:
                     click.echo(f"  {line}")
         sys.exit(0 if all(one.verdict.allowed for one in explained) else 1)
+    if lists_filters and found.config is not None:
+        _show_filters(found.config, as_json=as_json)
+        sys.exit(0)
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
     elif found.config is None:
@@ -78,6 +93,23 @@ def check(file: str, as_json: bool, request: str | None, cluster: str | None, **
         for line in warnings(found.warnings):
             click.echo(line, err=True)
     sys.exit(1 if found.faults else 0)
+
+
+def _show_filters(config: "Config", *, as_json: bool) -> None:
+    from kproxy.checks.filters import filters_of
+    from kproxy.views.check import filters
+
+    chains = {cluster.name: filters_of(config, cluster) for cluster in config.clusters}
+    if as_json:
+        listed = {
+            name: {"filters": [each.as_json() for each in chain], "none": list(free.names)}
+            for name, (chain, free) in chains.items()
+        }
+        click.echo(json.dumps(listed, indent=2))
+        return
+    for name, (chain, free) in chains.items():
+        for line in filters(name, chain, free):
+            click.echo(line)
 
 
 def _refuse_mistakes(request: str | None, asked: dict[str, Any]) -> None:

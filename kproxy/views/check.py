@@ -1,8 +1,10 @@
 """Output of `kproxy check`: faults with their places, or a summary of the configuration, in a few lines."""
 
-from collections.abc import Iterable, Iterator
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from kproxy.checks.filters import Apis, Listed
 from kproxy.views.terminal import printable
 
 
@@ -34,6 +36,33 @@ def runs(summary: dict[str, Any]) -> Iterator[str]:
     for name in ("record", "flight", "audit"):
         if summary[name]:
             yield printable(f"{name:<17} {summary[name]}")
+
+
+def filters(cluster: str, chain: Sequence[Listed], free: Apis, width: int = 120) -> Iterator[str]:
+    """Yield the lines of a cluster's filters in their order. free: APIs that none of them decides or changes."""
+    yield printable(f"cluster {cluster}: a request passes these filters from top to bottom, and so does its answer")
+    for number, each in enumerate(chain, 1):
+        yield f"  {number}  {each.name:<11} {each.does}"
+        if each.requests == each.answers:
+            sides = [("both", each.requests)]
+        else:
+            sides = [("requests", each.requests), ("answers", each.answers)]
+        for side, apis in sides:
+            if apis.names:
+                yield from _wrapped(f"{'':<17}{side:<9}", _names(apis), width)
+    yield from _wrapped("  No filter decides or changes: ", _names(free), width)
+
+
+def _names(apis: Apis) -> str:
+    if not apis.others:
+        return "all APIs"
+    if len(apis.names) > len(apis.others):
+        return f"all APIs but {', '.join(apis.others)}"
+    return ", ".join(apis.names) or "no API"
+
+
+def _wrapped(label: str, text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=label, subsequent_indent=" " * len(label), break_on_hyphens=False)
 
 
 def _cluster(cluster: dict[str, Any]) -> Iterator[tuple[str, str]]:

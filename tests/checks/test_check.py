@@ -57,6 +57,30 @@ def test_every_fault_is_named_at_once(written, tmp_path):
     assert answer["ok"] is False and answer["runs"] is None and len(answer["faults"]) == len(lines)
 
 
+def test_the_filters_are_listed_with_what_they_take_part_in(written):
+    rules = '[[cluster.policy]]\naction = "deny"\ntopic = "secret-*"\n'
+    file = written(
+        cluster(name="one", detail="topics")
+        + rules
+        + "[cluster.telemetry]\n"
+        + cluster(name="two", route="transparent")
+    )
+    listed = json.loads(run(file, "--filters", "--json").stdout)
+    one, two = listed["one"]["filters"], listed["two"]["filters"]
+    names = ["policy", "versions", "telemetry", "addresses", "leak check", "metrics", "groups"]
+    assert [each["name"] for each in one] == names
+    assert [each["name"] for each in two] == ["metrics"]
+    by_name = {each["name"]: each for each in one}
+    assert "Produce" in by_name["policy"]["requests"] and "Metadata" in by_name["policy"]["answers"]
+    assert "Produce 10-13" in by_name["addresses"]["answers"] and not by_name["addresses"]["requests"]
+    assert by_name["telemetry"]["requests"] == ["ApiVersions", "GetTelemetrySubscriptions", "PushTelemetry"]
+    assert "SaslHandshake" in listed["one"]["none"] and not {"Produce", "ApiVersions"} & {*listed["one"]["none"]}
+    done = run(file, "--filters")
+    assert done.returncode == 0 and max(map(len, done.stdout.splitlines())) <= 120
+    assert "  1  policy      forwards, refuses or edits requests, and edits answers" in done.stdout
+    assert "both     all APIs\n" in done.stdout and "No filter decides or changes: all APIs\n" in done.stdout
+
+
 def test_faults_of_the_settings_and_of_tls_are_those_of_a_start(written, tmp_path):
     file = written(cluster(detial="topics", broker_port_base=70000))
     assert [place for place, _ in check(file, {}).faults] == [
