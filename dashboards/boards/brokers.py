@@ -18,7 +18,7 @@ PARTS = (
         "Latency: the broker's time, waits behind earlier requests left out",
         series(
             "p99 by API",
-            f"One request in a hundred takes longer. Without those that wait on purpose ({WAITING}).",
+            f"One request in a hundred takes longer. Without APIs that long-poll ({WAITING}).",
             "s",
             (
                 quantile(0.99, "kproxy_request_duration_seconds", *BOTH, by="api", where=f'api!~"{WAITING}"'),
@@ -39,7 +39,7 @@ PARTS = (
         ),
         series(
             "Produce p99 by broker",
-            "One broker above the others: its disk, its followers, or its share of the load.",
+            "If one broker is above the others: its disk or its followers are slow, or it has more load.",
             "s",
             (
                 quantile(0.99, "kproxy_request_duration_seconds", *BROKER, by="broker", where='api="Produce"'),
@@ -50,12 +50,12 @@ PARTS = (
         ),
         _heat(
             "Produce",
-            "How many writes took how long. Points are single slow ones, with client and correlation id.",
+            "Number of writes by duration. Points are single slow ones, with client and correlation id.",
             "Produce",
         ),
         _heat(
             "Fetch",
-            "A Fetch waits for data on purpose, up to its max_wait_ms (500 ms mostly): a band there is idleness.",
+            "A Fetch waits for data up to its max_wait_ms (500 ms by default): a band there means idle consumers.",
             "Fetch",
         ),
     ),
@@ -63,15 +63,16 @@ PARTS = (
         "Waiting",
         series(
             "Fetch: longer than allowed, p99",
-            "How much longer than its max_wait_ms a Fetch took: reads from disk, or too few request handlers.",
+            "Time of a Fetch beyond its max_wait_ms: the broker reads from disk, or has too few request handlers.",
             "s",
             (quantile(0.99, "kproxy_fetch_excess_wait_seconds", *BROKER, by="broker"), "broker {{broker}}"),
             threshold=1,
         ),
         series(
             "Whole wait by API, p99",
-            "As clients feel it: from the first byte of a request to the last of its answer, with queue and mute. "
-            f"Without those that wait on purpose ({WAITING}).",
+            "From the first byte of a request to the last byte of its response, including queue and mute, as the "
+            "client waits. "
+            f"Without APIs that long-poll ({WAITING}).",
             "s",
             (
                 quantile(0.99, "kproxy_request_wait_seconds", *BOTH, by="api", where=f'api!~"{WAITING}"'),
@@ -81,42 +82,41 @@ PARTS = (
         ),
         series(
             "Between first and last byte",
-            "Seconds a second that requests came in, and that answers went out: a slow client, or the network to it.",
+            "Seconds per second spent receiving requests and sending responses. High: a slow client, or its network.",
             "s",
             (rate("kproxy_request_sending_seconds_total", *BOTH, by="broker"), "broker {{broker}}, requests"),
             (rate("kproxy_response_receiving_seconds_total", *BOTH, by="broker"), "broker {{broker}}, answers"),
         ),
         series(
             "Queue, p99",
-            "Time of requests, from their first byte on, behind earlier ones of the same connection: a broker serves "
-            "one at a time.",
+            "Time that requests waited behind earlier ones of their connection: a broker serves one at a time.",
             "s",
             (quantile(0.99, "kproxy_queue_seconds", *BROKER, by="broker"), "broker {{broker}}"),
         ),
         series(
             "Requests in flight",
-            "Requests without an answer now, long polls included.",
+            "Requests that are unanswered now, long polls included.",
             "none",
             (f"sum by (broker) ({of('kproxy_inflight_requests', *BROKER)})", "broker {{broker}}"),
         ),
         series(
             "Throttle time, p99",
-            "The throttle times that brokers put into answers: a quota.",
+            "Throttle times in brokers' responses: a quota is exceeded.",
             "s",
             (quantile(0.99, "kproxy_throttle_seconds", *BOTH, by="api"), "{{api}}"),
             only="a quota throttles clients",
         ),
         series(
             "Mute, p99",
-            "Time that requests waited since an earlier answer of their connection was throttled: the broker reads "
-            "nothing meanwhile (KIP-219). It is in neither the broker's time nor the queue.",
+            "Time that requests waited while their connection was muted after a throttled response (KIP-219). It is "
+            "part of neither the broker's time nor the queue.",
             "s",
             (quantile(0.99, "kproxy_mute_seconds", *BROKER, by="broker"), "broker {{broker}}"),
             only="a quota throttles clients",
         ),
         series(
             "Requests muted",
-            "Requests a second that waited for the end of such a mute.",
+            "Requests per second that waited for the end of a mute.",
             "reqps",
             (rate("kproxy_mute_seconds_count", *BROKER, by="broker"), "broker {{broker}}"),
         ),
@@ -125,7 +125,7 @@ PARTS = (
         "Traffic",
         series(
             "Requests by API",
-            "What clients ask for.",
+            "Requests per second by API.",
             "reqps",
             (rate("kproxy_requests_total", *BOTH, by="api"), "{{api}}"),
             stacked=True,
@@ -146,14 +146,14 @@ PARTS = (
         ),
         series(
             "Requests by broker",
-            "Uneven shares: leaders are not spread, or a few partitions have most of the traffic.",
+            "Uneven shares mean that leaders are unbalanced, or that a few partitions have most of the traffic.",
             "reqps",
             (rate("kproxy_requests_total", *BOTH, by="broker"), "broker {{broker}}"),
             stacked=True,
         ),
         series(
             "Versions in use",
-            "Which versions of the chosen APIs clients speak: whom would a broker upgrade leave behind?",
+            "API versions that clients use. Before a broker upgrade, look for versions that it removes.",
             "reqps",
             (rate("kproxy_requests_total", *BOTH, by="api, version"), "{{api}} v{{version}}"),
             stacked=True,
@@ -171,14 +171,14 @@ PARTS = (
         "Errors and ends",
         series(
             "Errors by code",
-            "Every error code in responses, each partition's counted.",
+            "Every error code in responses, counted for each partition.",
             "cps",
             (rate("kproxy_errors_total", *BOTH, by="api, error"), "{{error}} in {{api}}"),
             stacked=True,
         ),
         series(
             "Unanswered requests by cause",
-            "Requests that were forwarded and never answered, by why their connection ended.",
+            "Requests that were forwarded and never answered, by the cause of their connection's end.",
             "reqps",
             (f"{rate('kproxy_unanswered_requests_total', *API, by='api, cause')} > 0", "{{api}}: {{cause}}"),
             only="connections ended with requests in flight",
@@ -192,20 +192,21 @@ PARTS = (
         ),
         series(
             "Connections opened",
-            "Client connections accepted a second, by listener. A high rate: clients that connect for each request.",
+            "Client connections accepted per second, by listener. A high rate means that clients connect for each "
+            "request.",
             "cps",
             (rate("kproxy_connections_total", *BROKER, by="listener"), "{{listener}}"),
             stacked=True,
         ),
         series(
             "Dials of brokers, p99",
-            "Time to connect to a broker, its name looked up included; failures apart.",
+            "Time to connect to a broker, name resolution included, without failed attempts.",
             "s",
             (quantile(0.99, "kproxy_dial_seconds", *BROKER, by="broker"), "broker {{broker}}"),
         ),
         series(
             "Dials that failed",
-            "Connections to brokers that could not be made, and those refused since they lead back to kproxy.",
+            "Failed connections to brokers, including those refused because they lead back to kproxy.",
             "cps",
             (rate("kproxy_dial_failures_total", *BROKER, by="broker, cause"), "broker {{broker}}: {{cause}}"),
             (rate("kproxy_loops_refused_total", *CLUSTER, by="cluster"), "{{cluster}}: loop"),
@@ -216,7 +217,7 @@ PARTS = (
 BOARD = board(
     "kproxy-brokers",
     "kproxy: brokers and APIs",
-    "Which broker or which request is slow or fails, and why.",
+    "Brokers and requests that are slow or fail, with the cause.",
     ("broker", "api"),
     PARTS,
 )

@@ -16,7 +16,7 @@ def _of_client(metric: str, how: str = "max") -> tuple[str, str]:
 PARTS = (
     stat(
         "Clients that push",
-        "Clients whose metrics have series of their own.",
+        "Clients whose pushed metrics have series.",
         "none",
         f"sum({of('kproxy_telemetry_clients', *CLUSTER)})",
         width=8,
@@ -24,7 +24,7 @@ PARTS = (
     ),
     stat(
         "Refused",
-        "Requests of these clients within the time range that were answered with an error; docs/telemetry.md has each.",
+        "Telemetry requests in the time range that were answered with an error; docs/telemetry.md explains each.",
         "none",
         within_range("kproxy_telemetry_answers_total", *CLUSTER, where=REFUSED),
         width=8,
@@ -32,8 +32,8 @@ PARTS = (
     ),
     stat(
         "Left out",
-        "Data points within the time range that have no series: more clients, or more series of one, than the settings "
-        "allow.",
+        "Data points in the time range without a series: there are more clients, or more series per client, than the "
+        "settings allow.",
         "none",
         within_range("kproxy_telemetry_points_left_out_total", *CLUSTER),
         width=8,
@@ -51,8 +51,8 @@ PARTS = (
         ),
         series(
             "Requests, as producers see them",
-            "Mean time from send to answer, to the slowest broker. What kproxy and brokers do not explain of it is the "
-            "network between client and kproxy, or the client's own machine.",
+            "Mean time from send to response, for the slowest broker. The part that is not in kproxy's own latencies "
+            "is the network between client and kproxy, or the client's machine.",
             "ms",
             _of_client("producer_node_request_latency_avg"),
             only=ONLY,
@@ -66,7 +66,8 @@ PARTS = (
         ),
         series(
             "Connections made",
-            "By producers, each second. Steady: connections end again and again, or a producer is made for each.",
+            "By producers, per second. A steady rate means that connections keep ending, or that the application "
+            "creates a producer for each send.",
             "cps",
             (
                 rate("kproxy_client_telemetry_producer_connection_creation_total", *CLIENT, by="cluster, client_id"),
@@ -79,8 +80,8 @@ PARTS = (
         "Consumers",
         series(
             "Waiting for records",
-            "Share of time in poll(), the least of each client's instances. Near 0: the consumer's own code is what is "
-            "slow, and max.poll.interval.ms is near.",
+            "Share of time in poll(), for the slowest instance of each client. Near 0, the application itself is "
+            "slow and may exceed max.poll.interval.ms.",
             "percentunit",
             _of_client("consumer_poll_idle_ratio_avg", "min"),
             maximum=1,
@@ -116,7 +117,7 @@ PARTS = (
         ),
         series(
             "Connections made",
-            "By consumers, each second.",
+            "By consumers, per second.",
             "cps",
             (
                 rate("kproxy_client_telemetry_consumer_connection_creation_total", *CLIENT, by="cluster, client_id"),
@@ -136,14 +137,14 @@ PARTS = (
         ),
         series(
             "Left out",
-            "Data points without a series, by why: clients beyond max_clients, series beyond max_series_per_client.",
+            "Data points without a series, by reason: clients beyond max_clients, series beyond max_series_per_client.",
             "cps",
             (rate("kproxy_telemetry_points_left_out_total", *CLUSTER, by="why"), "{{why}}"),
             only="a cluster has [cluster.telemetry]",
         ),
         table(
             "Who pushes",
-            "Instances of clients whose requests are known, by client and software.",
+            "Client instances that push metrics, by client and software.",
             "none",
             "count by (client_id, software_name, software_version) "
             f"({of('kproxy_client_telemetry_producer_connection_creation_total', *CLIENT)} or "
@@ -160,7 +161,7 @@ PARTS = (
 BOARD = board(
     "kproxy-clients",
     "kproxy: clients",
-    "What clients measure themselves and push to kproxy (KIP-714).",
+    "Metrics that clients measure and push to kproxy (KIP-714).",
     ("client_id",),
     PARTS,
 )

@@ -39,7 +39,7 @@ PARTS = (
     ),
     stat(
         "Groups that rebalance",
-        "Their members may stand still now.",
+        "Consumer groups that are rebalancing: their members may not be consuming.",
         "none",
         f"sum({alike(of('kproxy_group_rebalancing', *GROUP), 'group')})",
         thresholds=((None, "green"), (1, "orange")),
@@ -54,21 +54,21 @@ PARTS = (
     ),
     stat(
         "Failed commits",
-        "Commits that coordinators refused, within the time range: records are worked on twice.",
+        "Commits that coordinators refused in the time range: those records are processed twice.",
         "none",
         within_range("kproxy_group_failures_total", *GROUP, where='operation="commit"'),
         thresholds=((None, "green"), (1, "orange")),
     ),
     stat(
         "Split brain",
-        "Partitions that two members worked on at once, within the time range.",
+        "Partitions that two members consumed at once in the time range.",
         "none",
         f"sum({alike(SPLIT, 'group')}) or vector(0)",
         thresholds=((None, "green"), (1, "red")),
     ),
     stat(
         "Not followed",
-        "Exchanges, groups and partitions that kproxy left out here, within the time range: docs/limits.md.",
+        "Exchanges, groups and partitions that kproxy did not follow in the time range; docs/limits.md has the limits.",
         "none",
         within_range("kproxy_insight_left_out_total", *CLUSTER),
         thresholds=((None, "green"), (1, "orange")),
@@ -77,7 +77,7 @@ PARTS = (
         "Rebalances",
         series(
             "By group",
-            "How often members stand still: the groups that rebalanced most within the time range.",
+            "Rebalances of the groups that rebalanced most in the time range; members do not consume meanwhile.",
             "ops",
             _largest("kproxy_group_rebalances_total", "{{group}}"),
             stacked=True,
@@ -85,8 +85,8 @@ PARTS = (
         ),
         series(
             "By cause",
-            "What set them off; docs/groups.md has each cause and its fix. session_expired and member_left again and "
-            "again: members that are slow to poll, or die.",
+            "Causes of rebalances; docs/groups.md has each cause and its fix. Repeated session_expired and "
+            "member_left: members poll too slowly, or crash.",
             "ops",
             (rate("kproxy_rebalance_causes_total", *CLUSTER, by="cause"), "{{cause}}"),
             stacked=True,
@@ -94,7 +94,7 @@ PARTS = (
         ),
         series(
             "Share of time in rebalances",
-            "Of each group. 0.1: its members stand still for six seconds of every minute.",
+            "Share of time that each group spends in rebalances. 0.1 means six seconds of every minute.",
             "percentunit",
             (
                 alike(f"rate({of('kproxy_group_rebalance_seconds_sum', *GROUP)}[{RATE}])", "group"),
@@ -105,13 +105,13 @@ PARTS = (
         ),
         heatmap(
             "How long they take",
-            "From what set a rebalance off until the last member had its assignment. Long ones wait for a member that "
-            "does not poll, up to max.poll.interval.ms.",
+            "From the start of a rebalance until the last member had its assignment. A long one waits for a member "
+            "that does not poll, up to max.poll.interval.ms.",
             grown("kproxy_group_rebalance_seconds_bucket", *GROUP, by="le"),
         ),
         series(
             "Members of each group",
-            "Steps up and down are members that come and go.",
+            "Members that join and leave show as steps.",
             "none",
             (alike(of("kproxy_group_members", *GROUP), "group"), "{{group}}"),
             width=6,
@@ -119,7 +119,7 @@ PARTS = (
         ),
         table(
             "Generations",
-            "How often the group was formed anew since it was made (the epoch, for the newer protocols).",
+            "Generation of the group: the number of its rebalances (for the newer protocols, its epoch).",
             "none",
             f"max by (cluster, group) ({of('kproxy_group_generation', *GROUP)})",
             ("cluster", "group"),
@@ -129,7 +129,7 @@ PARTS = (
         ),
         series(
             "Refused by coordinators",
-            "Requests of members with an error; what is part of every rebalance is left out.",
+            "Requests of members that were answered with an error, without errors that are part of every rebalance.",
             "ops",
             (rate("kproxy_group_failures_total", *GROUP, by="group, operation"), "{{group}} {{operation}}"),
             width=12,
@@ -137,7 +137,7 @@ PARTS = (
         ),
         series(
             "Coordinators that moved, and split brain",
-            "Rebalances since the coordinator moved (a broker ended), and partitions that two members worked on.",
+            "Rebalances caused by a moved coordinator, and partitions that two members consumed at once.",
             "ops",
             (alike(f"rate({of('kproxy_group_coordinator_moves_total', *GROUP)}[{RATE}])", "group"), "{{group}} moved"),
             (alike(f"rate({of('kproxy_group_split_brains_total', *GROUP)}[{RATE}])", "group"), "{{group}} split"),
@@ -149,7 +149,8 @@ PARTS = (
         "Partitions: leaders and replicas",
         series(
             "Leaders and replicas change",
-            "As controllers and brokers told clients. elected and moved together with broker restarts are ordinary.",
+            "Changes of leaders and replicas, as clients learned them. elected and moved are normal while brokers "
+            "restart.",
             "ops",
             (rate("kproxy_leadership_changes_total", *CLUSTER, by="change"), "{{change}}"),
             stacked=True,
@@ -157,7 +158,7 @@ PARTS = (
         ),
         series(
             "Partitions without a leader",
-            "Nobody can write to them or read them.",
+            "No client can write to them or read them.",
             "none",
             (alike(of("kproxy_partitions_offline", *CLUSTER)), "{{cluster}}"),
             threshold=1,
@@ -177,7 +178,7 @@ PARTS = (
 BOARD = board(
     "kproxy-groups",
     "kproxy: groups and partitions",
-    "Which consumer groups rebalance, why and for how long; leaders and replicas.",
+    "Rebalances of consumer groups with causes and durations; changes of leaders and replicas.",
     ("group",),
     PARTS,
 )

@@ -25,43 +25,43 @@ OURS = "and on (job, instance) kproxy_build_info"
 PARTS = (
     stat(
         "Faults",
-        "Bytes that are not what the protocol says, within the time range: TLS on a plaintext port, damage.",
+        "Bytes in the time range that violate the protocol, such as TLS on a plaintext port.",
         "none",
         within_range("kproxy_protocol_faults_total", *CLUSTER),
         thresholds=RED_FROM_1,
     ),
     stat(
         "Unbound brokers",
-        "Brokers that answers named and for which kproxy has no open port, within the time range: clients cannot reach "
-        "them. Its log says which and why.",
+        "Brokers in responses of the time range without an open port at kproxy: clients cannot reach them. The log "
+        "names them, with the reason.",
         "none",
         within_range("kproxy_unbound_brokers_total", *CLUSTER),
         thresholds=RED_FROM_1,
     ),
     stat(
         "Address leaks",
-        "Answers with a broker's own address in them, within the time range: clients that follow it go around kproxy.",
+        "Responses in the time range with a broker's own address: clients that use it bypass kproxy.",
         "none",
         within_range("kproxy_address_leaks_total", *CLUSTER),
         thresholds=RED_FROM_1,
     ),
     stat(
         "Not recorded",
-        "Events that are in no table of --record: the recorder fell behind, or the disk failed.",
+        "Events that --record did not write: the recorder fell behind, or the disk failed.",
         "none",
         within_range("kproxy_recorder_dropped_total", *PROCESS),
         thresholds=RED_FROM_1,
     ),
     stat(
         "Log lines dropped",
-        "Lines that kproxy left out within the time range since nobody read its log.",
+        "Log lines that kproxy dropped in the time range because its output was not read.",
         "none",
         within_range("kproxy_log_lines_dropped_total", *PROCESS),
         thresholds=ORANGE_FROM_1,
     ),
     stat(
         "Workers restarted",
-        "Workers that died within the time range: their clients connected anew.",
+        "Workers that crashed in the time range; their clients had to reconnect.",
         "none",
         within_range("kproxy_worker_restarts_total", *PROCESS),
         thresholds=RED_FROM_1,
@@ -70,7 +70,7 @@ PARTS = (
         "Does it keep up?",
         series(
             "Loop lag, p99",
-            "How long bytes waited at kproxy before it read them. It grows when kproxy's core is full.",
+            "Time that bytes waited before kproxy read them. It grows when kproxy's CPU core is saturated.",
             "s",
             (quantile(0.99, "kproxy_loop_lag_seconds", *PROCESS, by="instance"), "{{instance}}"),
             log=True,
@@ -78,7 +78,7 @@ PARTS = (
         ),
         series(
             "Time inside kproxy",
-            "From a frame's last byte to the send that took it. High with a low loop lag: peers are slow to read.",
+            "From a frame's last byte to its send. If it is high while loop lag is low, peers read slowly.",
             "s",
             (quantile(0.5, "kproxy_proxy_duration_seconds", *PROCESS, by="direction"), "{{direction}} p50"),
             (quantile(0.99, "kproxy_proxy_duration_seconds", *PROCESS, by="direction"), "{{direction}} p99"),
@@ -86,13 +86,13 @@ PARTS = (
         ),
         heatmap(
             "Loop lag",
-            "How many reads came how late.",
+            "Number of reads by delay.",
             grown("kproxy_loop_lag_seconds_bucket", *PROCESS, by="le"),
             width=8,
         ),
         series(
             "CPU",
-            "Cores of the process, and of each worker. One process has one core: near 1 it is full.",
+            "CPU cores used by the process and by each worker. A process uses one core: near 1 it is saturated.",
             "none",
             (f"rate({of('process_cpu_seconds_total', *PROCESS)}[{RATE}]) {OURS}", "{{instance}}"),
             (f"rate({of('kproxy_worker_cpu_seconds_total', *PROCESS)}[{RATE}])", "{{instance}} worker {{worker}}"),
@@ -107,8 +107,8 @@ PARTS = (
         ),
         series(
             "Back-pressure",
-            "Pauses a second in reading a side because the other took no more; attempts a second to watch a socket for "
-            "which epoll had no room (raise fs.epoll.max_user_watches).",
+            "Pauses per second in reading one side because the other does not accept more bytes; failed attempts per "
+            "second to watch a socket with epoll (raise fs.epoll.max_user_watches).",
             "cps",
             (rate("kproxy_paused_reads_total", *CLUSTER, by="instance, side"), "{{instance}} {{side}}"),
             (rate("kproxy_epoll_refusals_total", *PROCESS, by="instance"), "{{instance}} no room in epoll"),
@@ -118,14 +118,14 @@ PARTS = (
         "Connections and ports",
         series(
             "Connections and their limit",
-            "Client connections open now, and how many there can be; clusters of one kproxy share the limit.",
+            "Open client connections and their limit, which all clusters of one kproxy share.",
             "none",
             (f"sum by (instance) ({of('kproxy_open_connections', *CLUSTER)})", "{{instance}} open"),
             (f"max by (instance) ({of('kproxy_connection_limit', *CLUSTER)})", "{{instance}} limit"),
         ),
         timeline(
             "Ready and accepting",
-            "Whether clients of a cluster can be served, and whether new connections are accepted.",
+            "Whether kproxy serves clients of the cluster, and accepts new connections.",
             (of("kproxy_ready", *CLUSTER), "{{instance}} {{cluster}} ready"),
             (of("kproxy_accepting", *CLUSTER), "{{instance}} {{cluster}} accepting"),
             width=8,
@@ -143,20 +143,19 @@ PARTS = (
         ),
         series(
             "Open ports",
-            "Ports of brokers and to bootstrap.",
+            "Ports for brokers and for bootstrap.",
             "none",
             (of("kproxy_listeners", *CLUSTER), "{{instance}} {{cluster}}"),
         ),
         series(
             "Limits reached",
-            "Connections a second that a limit kept out, ended or slowed down. Which limit is the setting of "
-            "[cluster.limits].",
+            "Connections per second that a limit refused, closed or slowed down, by setting of [cluster.limits].",
             "cps",
             (rate("kproxy_limits_reached_total", *CLUSTER, by="cluster, limit"), "{{cluster}} {{limit}}"),
         ),
         series(
             "Processes that relay",
-            "Fewer than --workers: one has died, and its replacement is not there yet.",
+            "Fewer than --workers: one has crashed, and its replacement has not started yet.",
             "none",
             (of("kproxy_workers", *PROCESS), "{{instance}}"),
             (of("kproxy_predecessor_connections", *PROCESS), "{{instance}} connections of the process before"),
@@ -166,21 +165,21 @@ PARTS = (
         "Addresses and answers of kproxy's own",
         series(
             "Addresses rewritten",
-            "Broker addresses in answers that became kproxy's, and those made unreadable behind large answers.",
+            "Broker addresses in responses that were replaced by kproxy's, and those blanked in large responses.",
             "cps",
             (rate("kproxy_rewritten_addresses_total", *CLUSTER, by="api"), "{{api}}"),
             (rate("kproxy_neutralised_addresses_total", *CLUSTER, by="api"), "{{api}} unreadable"),
         ),
         series(
             "Answered by kproxy",
-            "Requests that no broker saw: refused by the policy, or ApiVersions newer than kproxy reads, which clients "
-            "repeat in an older version.",
+            "Requests that kproxy answered itself: refused by the policy, or ApiVersions in a newer version than "
+            "kproxy reads, which clients repeat in an older one.",
             "reqps",
             (rate("kproxy_own_answers_total", *CLUSTER, by="api"), "{{api}}"),
         ),
         series(
             "Faults by kind",
-            "Which side sent what is no Kafka; the log has a line each.",
+            "Protocol violations by side and kind; the log has a line for each.",
             "cps",
             (rate("kproxy_protocol_faults_total", *CLUSTER, by="side, kind"), "{{side}} {{kind}}"),
         ),
@@ -190,7 +189,7 @@ PARTS = (
         "Who may do what: logins, policy, audit",
         series(
             "Logins",
-            "SASL logins by outcome: of clients, where kproxy checks them, and its own at brokers.",
+            "SASL logins by outcome: of clients, if kproxy checks them, and of kproxy at brokers.",
             "cps",
             (
                 rate("kproxy_authentications_total", *CLUSTER, by="side, mechanism, outcome"),
@@ -200,14 +199,14 @@ PARTS = (
         ),
         series(
             "Refused by the policy",
-            "Requests that the policy refused, by why.",
+            "Requests that the policy refused, by reason.",
             "reqps",
             (rate("kproxy_policy_refusals_total", *CLUSTER, by="api, reason"), "{{api}}: {{reason}}"),
             only="a cluster has a policy",
         ),
         series(
             "Audit",
-            "Lines of the audit that were written, and that could not be.",
+            "Audit lines that were written, and that could not be written.",
             "cps",
             (rate("kproxy_audit_lines_total", *PROCESS, by="instance"), "{{instance}} written"),
             (rate("kproxy_audit_lines_dropped_total", *PROCESS, by="instance"), "{{instance}} lost"),
@@ -218,7 +217,7 @@ PARTS = (
         "TLS",
         series(
             "Handshakes",
-            "Handshakes with clients and with brokers, by result; docs/metrics.md says what each means.",
+            "TLS handshakes with clients and brokers by result; docs/metrics.md explains each.",
             "cps",
             (rate("kproxy_tls_handshakes_total", *CLUSTER, by="side, result"), "{{side}}: {{result}}"),
             only="kproxy speaks TLS",
@@ -242,7 +241,8 @@ PARTS = (
         ),
         series(
             "Certificates read again",
-            "Changed files that are used now (ok), or that are not sound (failed): then those before stay in use.",
+            "Changed certificate files that were loaded (ok), or are invalid (failed): then the previous ones stay "
+            "in use.",
             "none",
             (
                 grown("kproxy_certificate_reloads_total", *CLUSTER, by="cluster, side, result"),
@@ -256,14 +256,14 @@ PARTS = (
         "What it knows, records and was told",
         series(
             "Left out of insight",
-            "What the process that follows groups did not get or did not follow, by why.",
+            "Events that the process for consumer groups did not receive or follow, by reason.",
             "cps",
             (rate("kproxy_insight_left_out_total", *CLUSTER, by="cluster, why"), "{{cluster}} {{why}}"),
             only='detail = "topics"',
         ),
         series(
             "Follower of groups started again",
-            "The process that follows groups ended, or hung and was killed: what it knew is gone.",
+            "The process for consumer groups crashed, or hung and was killed: its state is lost.",
             "none",
             (grown("kproxy_insight_restarts_total", *PROCESS, by="instance, why"), "{{instance}} {{why}}"),
             only='detail = "topics"',
@@ -279,40 +279,41 @@ PARTS = (
         ),
         timeline(
             "Settings are those of the file",
-            "No: the last reload was refused, and the log says why.",
+            "No: the last reload was refused; the log has the reason.",
             (of("kproxy_config_last_reload_successful", *PROCESS), "{{instance}}"),
             width=8,
         ),
         series(
             "Age of the settings",
-            "Since they were loaded or confirmed.",
+            "Time since they were loaded or confirmed.",
             "s",
             (f"time() - {of('kproxy_config_last_reload_success_timestamp_seconds', *PROCESS)}", "{{instance}}"),
         ),
         series(
             "Pushes to OpenTelemetry",
-            "Pushes of metrics to a collector, by outcome; the log says why they fail.",
+            "Pushes of metrics to a collector by outcome; the log has the reasons of failures.",
             "none",
             (grown("kproxy_otlp_pushes_total", *PROCESS, by="instance, outcome"), "{{instance}} {{outcome}}"),
             only="kproxy pushes to a collector",
         ),
         series(
             "Age of the last push",
-            "Since a collector last took one.",
+            "Time since a collector last accepted a push.",
             "s",
             (f"time() - {of('kproxy_otlp_last_success_timestamp_seconds', *PROCESS)}", "{{instance}}"),
             only="kproxy pushes to a collector",
         ),
         series(
             "Dumps of the flight recorder",
-            "By outcome. failed: the log says why, and nothing of it stays; skipped: another one was just written.",
+            "Dumps by outcome. failed: the log has the reason, and no file is left; skipped: another dump was just "
+            "written.",
             "none",
             (grown("kproxy_flight_dumps_total", *PROCESS, by="instance, outcome"), "{{instance}} {{outcome}}"),
             only="--flight",
         ),
         series(
             "Memory of the flight recorder",
-            "What it keeps of frames and of rows; at its bound the oldest goes.",
+            "Memory of kept frames and rows; at the limit the oldest are dropped.",
             "bytes",
             (of("kproxy_flight_bytes", *PROCESS), "{{instance}} {{kind}}"),
             only="--flight",
@@ -339,8 +340,8 @@ PARTS += (
         ),
         series(
             "Packets dropped",
-            "Packets that the kernel dropped since kproxy had not read those before them: they are in no other number. "
-            "A larger --buffer-mib, fewer ports.",
+            "Packets that the kernel dropped because kproxy read too slowly; no other figure includes them. Use a "
+            "larger --buffer-mib or fewer ports.",
             "pps",
             (
                 rate("kproxy_watch_dropped_packets_total", *PROCESS, by="instance, interface"),
@@ -350,7 +351,7 @@ PARTS += (
         ),
         series(
             "Behind",
-            "How long the packets read last had waited: near a second and growing, packets are about to be dropped.",
+            "Waiting time of the latest packets. Near a second and growing, packets are about to be dropped.",
             "s",
             (of("kproxy_watch_delay_seconds", *PROCESS), "{{instance}}"),
             threshold=1,
@@ -372,7 +373,7 @@ PARTS += (
         ),
         series(
             "Seen twice",
-            "Packets that another interface had shown already; connections that are another one behind a NAT.",
+            "Packets that another interface had already captured; connections that are the other side of a NAT.",
             "cps",
             (rate("kproxy_watch_duplicate_packets_total", *PROCESS, by="instance"), "{{instance}} packets"),
             (rate("kproxy_watch_copied_connections_total", *CLUSTER, by="cluster"), "{{cluster}} connections"),
@@ -385,7 +386,7 @@ PARTS += (
 BOARD = board(
     "kproxy-itself",
     "kproxy: itself",
-    "Does kproxy keep up, whom does it let in, and what did it drop?",
+    "Load of kproxy itself, admission of clients, and losses.",
     (),
     PARTS,
 )

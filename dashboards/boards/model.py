@@ -1,10 +1,10 @@
-"""What boards share: queries with the board's variables in them, panels, rows, the frame of a board.
+"""Common parts of boards: queries with the board's variables, panels, rows, the frame of a board.
 
-A panel has a description and a unit, always. `only` says when it shows anything, where that is not always: the words
-end the description, and tests take the panel's queries for ones that may be empty.
+Each panel has a description and a unit. `only` is the condition under which a panel has data; it ends the description,
+and tests allow the panel's queries to be empty.
 
-Time series of many names (topics, groups) show the largest of the whole time range (`largest`): a plain topk chooses
-anew at each point, so that lines flicker. Refuses to know what is on a board.
+Time series with many names (topics, groups) show the largest of the whole time range (`largest`): a plain topk chooses
+again at each point, so that lines flicker. Refuses to know the panels of a board.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,13 +17,13 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH = 24
 SHOWN = 20  # series of a panel by name
 
-# Which APIs wait on purpose: for data, for members of a group. Their duration says nothing of the broker's speed.
+# APIs that long-poll: for data, or for members of a group. Their duration does not depend on the broker's speed.
 WAITING = "Fetch|ShareFetch|JoinGroup|SyncGroup|ConsumerGroupHeartbeat"
 
 PROCESS = ("job", "instance")
 CLUSTER = (*PROCESS, "cluster")
 
-# Variables: by which metric their values are found, and what narrows them.
+# Variables: label, the metric that has their values, and the variables that restrict them.
 _VARIABLES = {
     "job": ("Job", "kproxy_build_info", ()),
     "instance": ("kproxy", "kproxy_build_info", ("job",)),
@@ -40,43 +40,43 @@ _VARIABLES = {
 
 
 def of(metric: str, *scope: str, where: str = "") -> str:
-    """The series of a metric that the variables in `scope` choose."""
+    """Return the series of a metric that the variables in `scope` select."""
     matchers = [f'{name}=~"${name}"' for name in scope] + ([where] if where else [])
     return f"{metric}{{{', '.join(matchers)}}}"
 
 
 def rate(metric: str, *scope: str, by: str = "", where: str = "") -> str:
-    """Events a second, added up."""
+    """Return the sum of events per second."""
     total = f"rate({of(metric, *scope, where=where)}[{RATE}])"
     return f"sum by ({by}) ({total})" if by else f"sum({total})"
 
 
 def grown(metric: str, *scope: str, by: str = "", where: str = "") -> str:
-    """Events since about the point before, added up: whole numbers, for heat maps and what is rare."""
+    """Return the sum of events since about the previous point: whole numbers, for heat maps and rare events."""
     total = f"increase({of(metric, *scope, where=where)}[{RATE}])"
     return f"sum by ({by}) ({total})" if by else f"sum({total})"
 
 
 def quantile(q: float, metric: str, *scope: str, by: str = "", where: str = "") -> str:
-    """The q-quantile of a histogram."""
+    """Return the q-quantile of a histogram."""
     labels = ", ".join((*([by] if by else []), "le"))
     series = of(f"{metric}_bucket", *scope, where=where)
     return f"histogram_quantile({q}, sum by ({labels}) (rate({series}[{RATE}])))"
 
 
 def within_range(metric: str, *scope: str, by: str = "", where: str = "") -> str:
-    """How many there were in the time range of the board; 0 where there was none."""
+    """Return the number of events in the time range of the board; 0 if there was none."""
     total = f"increase({of(metric, *scope, where=where)}[$__range])"
     return f"sum by ({by}) ({total})" if by else f"sum({total}) or vector(0)"
 
 
 def alike(query: str, *by: str) -> str:
-    """What several kproxies before one cluster see alike, once: the most that one of them has seen."""
+    """Return a value that several kproxies of one cluster report alike, once: the maximum."""
     return f"max by ({', '.join(('job', 'cluster', *by))}) ({query})"
 
 
 def largest(query: str, by: str, ranking: str) -> str:
-    """The series of a query that are largest over the whole time range, by another query."""
+    """Return the series of a query that are largest over the whole time range by another query."""
     return f"{query} and on ({by}) topk({SHOWN}, {ranking})"
 
 
@@ -192,7 +192,7 @@ def heatmap(title: str, description: str, expression: str, *, unit: str = "s", w
 
 
 def timeline(title: str, description: str, *targets: tuple[str, str], width: int = 12, only: str = "") -> Panel:
-    """What is 1 or 0, over time: green while 1."""
+    """A value of 1 or 0 over time: green while it is 1."""
     panel = _panel("state-timeline", title, description, only, [target(*each) for each in targets], width)
     mapped = {"0": {"text": "no", "color": "red"}, "1": {"text": "yes", "color": "green"}}
     panel["fieldConfig"] = {
@@ -230,7 +230,7 @@ def table(
 
 
 def row(title: str, *panels: Panel, collapsed: bool = False) -> Panel:
-    """Panels under a heading; collapsed: their queries run only when somebody opens it."""
+    """Panels under a heading; collapsed: their queries run only when a user opens it."""
     return {"type": "row", "title": title, "collapsed": collapsed, "panels": list(panels)}
 
 
@@ -289,7 +289,7 @@ def _variable(name: str, clusters: str) -> Panel:
 
 
 def _annotations() -> list[Panel]:
-    """What explains a step in any curve."""
+    """Annotations: events that explain a step in any curve."""
     restarts = f"{of('kproxy_start_time_seconds', *PROCESS)} * 1000"
     rebalances = f"sum by (cluster, group) (increase({of('kproxy_group_rebalances_total', *CLUSTER)}[2m])) > 0"
     changed = 'change=~"elected|offline|moved"'

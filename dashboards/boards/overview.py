@@ -21,7 +21,7 @@ FAILURES = of("kproxy_dial_failures_total", *CLUSTER)
 RED_FROM_1 = ((None, "green"), (1, "red"))
 
 PARTS = (
-    stat("Requests", "Requests a second, answered or not.", "reqps", rate("kproxy_requests_total", *CLUSTER)),
+    stat("Requests", "Requests per second, answered or not.", "reqps", rate("kproxy_requests_total", *CLUSTER)),
     stat("To brokers", "Bytes of requests a second.", "Bps", rate("kproxy_request_bytes_total", *CLUSTER)),
     stat("To clients", "Bytes of responses a second.", "Bps", rate("kproxy_response_bytes_total", *CLUSTER)),
     stat(
@@ -40,14 +40,14 @@ PARTS = (
     ),
     series(
         "Requests by API",
-        "What clients ask for.",
+        "Requests per second by API.",
         "reqps",
         (rate("kproxy_requests_total", *CLUSTER, by="api"), "{{api}}"),
         stacked=True,
     ),
     series(
         "p99 by API",
-        f"The broker's time without waits behind earlier requests. What waits on purpose is left out ({WAITING}).",
+        f"The broker's time without waits behind earlier requests. APIs that long-poll are left out ({WAITING}).",
         "s",
         (quantile(0.99, "kproxy_request_duration_seconds", *CLUSTER, by="api", where=NOT_WAITING), "{{api}}"),
         log=True,
@@ -55,15 +55,15 @@ PARTS = (
     ),
     series(
         "Errors by code",
-        "Error codes in responses, each partition's counted. NOT_LEADER_OR_FOLLOWER and REBALANCE_IN_PROGRESS are how "
-        "clients learn of something ordinary; others want an explanation.",
+        "Error codes in responses, each partition's counted. NOT_LEADER_OR_FOLLOWER and REBALANCE_IN_PROGRESS are "
+        "part of normal operation; others need an explanation.",
         "cps",
         (rate("kproxy_errors_total", *CLUSTER, by="error"), "{{error}}"),
         stacked=True,
     ),
     heatmap(
         "Latency",
-        "How many answers took how long, without those that wait on purpose. A second band: one broker, one API or one "
+        "Number of responses by duration, without APIs that long-poll. A second band: one broker, one API or one "
         "topic is slower than the rest. Points are single slow exchanges (exemplars), with client and correlation id.",
         grown("kproxy_request_duration_seconds_bucket", *CLUSTER, by="le", where=NOT_WAITING),
     ),
@@ -76,7 +76,7 @@ PARTS = (
     ),
     series(
         "Rebalances",
-        "Rebalances of consumer groups a second, by what set them off.",
+        "Rebalances of consumer groups per second, by cause.",
         "ops",
         (rate("kproxy_rebalance_causes_total", *CLUSTER, by="cause"), "{{cause}}"),
         width=6,
@@ -87,21 +87,21 @@ PARTS = (
         "Is anything wrong?",
         stat(
             "Not ready",
-            "Clusters of a kproxy that clients cannot be served for: /ready on its admin port says why.",
+            "Clusters that kproxy cannot serve; /ready on its admin port has the reason.",
             "none",
             f"count({of('kproxy_ready', *CLUSTER)} == 0) or vector(0)",
             thresholds=RED_FROM_1,
         ),
         stat(
             "Accepts nobody",
-            "Clusters of a kproxy that take no new connections: their limit is reached, or they drain.",
+            "Clusters that accept no new connections: their limit is reached, or they drain.",
             "none",
             f"count({of('kproxy_accepting', *CLUSTER)} == 0) or vector(0)",
             thresholds=RED_FROM_1,
         ),
         stat(
             "Unanswered",
-            "Requests a second that never got an answer: their connection ended first.",
+            "Requests per second that were never answered because their connection ended first.",
             "reqps",
             f"{rate('kproxy_unanswered_requests_total', *CLUSTER)} or vector(0)",
             thresholds=((None, "green"), (0.1, "orange"), (1, "red")),
@@ -115,7 +115,7 @@ PARTS = (
         ),
         stat(
             "Partitions offline",
-            "Partitions without a leader, as brokers last told a client.",
+            "Partitions without a leader, by the latest responses of brokers.",
             "none",
             f"sum({alike(of('kproxy_partitions_offline', *CLUSTER))})",
             thresholds=RED_FROM_1,
@@ -123,7 +123,7 @@ PARTS = (
         ),
         stat(
             "Groups that rebalance",
-            "Consumer groups whose members may stand still now.",
+            "Consumer groups that are rebalancing: their members may not be consuming.",
             "none",
             f"sum({alike(of('kproxy_group_rebalancing', *CLUSTER), 'group')})",
             thresholds=((None, "green"), (1, "orange")),
@@ -140,7 +140,7 @@ PARTS = (
         ),
         table(
             "Clients by software",
-            "How many client ids use which library, as they name it themselves (KIP-511). Old ones show up here.",
+            "Number of client ids by library and version, as clients report it (KIP-511).",
             "none",
             f"count by (cluster, software_name, software_version) ({of('kproxy_client_info', *CLUSTER)})",
             ("cluster", "software_name", "software_version"),
@@ -149,7 +149,7 @@ PARTS = (
         ),
         table(
             "kproxy",
-            "Versions of kproxy that run.",
+            "Running versions of kproxy.",
             "none",
             f"count by (instance, version) ({of('kproxy_build_info', 'job', 'instance')})",
             ("instance", "version"),
@@ -162,7 +162,7 @@ PARTS = (
 BOARD = board(
     "kproxy-overview",
     "kproxy: overview",
-    "What passes through kproxy, how long brokers take, what is wrong.",
+    "Traffic through kproxy, latency of brokers, and errors.",
     (),
     PARTS,
 )

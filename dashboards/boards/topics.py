@@ -59,8 +59,8 @@ PARTS = (
         ),
         series(
             "Fetched for each byte produced",
-            "How often each byte is read. Below 1: nobody reads all of it. Far above: many groups, or consumers that "
-            "start over.",
+            "Number of times that each byte is read. Below 1, no consumer reads all of it; far above, there are many "
+            "groups, or consumers start over.",
             "none",
             (f"{FETCHED} / ({PRODUCED} > 0)", "{{topic}}"),
             only=f"{ONLY}, and a topic is written and read",
@@ -75,7 +75,7 @@ PARTS = (
         ),
         series(
             "Records per batch",
-            "Few records per batch cost brokers and clients much for little: see linger.ms and batch.size.",
+            "Small batches waste CPU of brokers and clients: raise linger.ms and batch.size.",
             "none",
             (f"{RECORDS} / ({BATCHES} > 0)", "{{topic}} {{direction}}"),
             only=ONLY,
@@ -95,7 +95,7 @@ PARTS = (
         series(
             "Lag of groups, records",
             "From what a group has committed to the end of the log, over the partitions of which both are known. A "
-            "line that only grows: the group is too slow, or has stopped.",
+            "line that only grows means that the group is too slow, or has stopped.",
             "short",
             (largest(BEHIND, "cluster, group, topic", MOST), "{{group}} {{topic}}"),
             only=f"{ONLY}, and groups commit",
@@ -103,7 +103,7 @@ PARTS = (
         series(
             "Lag of groups, time",
             "Age of the first record that a group has not committed; an upper bound where its own timestamp is not "
-            "known, as kproxy_consumer_lag_seconds_exact says. Compare with what the business may wait for.",
+            "known, as kproxy_consumer_lag_seconds_exact says. Compare it with the delay that the application allows.",
             "s",
             (_lag("kproxy_consumer_lag_seconds", "group"), "{{group}} {{topic}}"),
             threshold=600,
@@ -111,7 +111,7 @@ PARTS = (
         ),
         table(
             "Groups behind",
-            "Groups by the records that they lack now.",
+            "Groups by their lag in records now.",
             "short",
             f"sort_desc(max by (cluster, group, topic) {BEHIND})",
             ("cluster", "group", "topic"),
@@ -121,8 +121,8 @@ PARTS = (
         ),
         series(
             "Partitions whose lag is not known",
-            "Partitions with a committed offset of which nobody reports the end through this kproxy. Above 0, the lag "
-            "of that group is too low.",
+            "Partitions with a committed offset whose log end this kproxy has not seen. Above 0, the group's lag is "
+            "a lower bound.",
             "short",
             (f"sum by (cluster, group, topic) ({UNKNOWN}) > 0", "{{group}} {{topic}}"),
             width=8,
@@ -140,7 +140,8 @@ PARTS = (
         ),
         series(
             "Records appended",
-            "By how far the ends of logs grow, whoever writes. Above what is produced here: others write elsewhere.",
+            "Growth of the log ends, by all producers. More than is produced through kproxy: other producers bypass "
+            "it.",
             "cps",
             (f"sum by (cluster, topic) (deriv({of('kproxy_log_end_offset', *TOPIC)}[5m]) > 0)", "{{topic}}"),
             width=12,
@@ -190,8 +191,8 @@ PARTS = (
         "Clients: what they have fetched",
         series(
             "Lag of clients, records",
-            "From what a client has fetched to the end of the log. Small while the group's lag is large: the consumer "
-            "reads, and works on records for long before it commits.",
+            "From what a client has fetched to the end of the log. If it is small while the group's lag is large, "
+            "the consumer fetches records but processes them for long before it commits.",
             "short",
             (_lag("kproxy_consumer_lag_records", "client_id"), "{{client_id}} {{topic}}"),
             width=12,
@@ -211,7 +212,7 @@ PARTS = (
 BOARD = board(
     "kproxy-topics",
     "kproxy: topics and consumers",
-    "Who writes and reads how much, and who is behind.",
+    "Records that clients write and read, and consumer lag.",
     ("topic",),
     PARTS,
 )

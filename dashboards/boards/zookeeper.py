@@ -29,7 +29,7 @@ PARTS = (
     ),
     stat(
         "Operations",
-        "Operations a second whose end is known.",
+        "Operations per second that have ended.",
         "reqps",
         rate("kproxy_zookeeper_requests_total", *CLUSTER),
     ),
@@ -42,7 +42,7 @@ PARTS = (
     ),
     stat(
         "Not connected",
-        "Connections to servers within the time range that could not be made: clients were sent to the next one.",
+        "Failed connections to servers in the time range; kproxy connected to the next server.",
         "none",
         within_range("kproxy_zookeeper_dial_failures_total", *CLUSTER),
         thresholds=((None, "green"), (1, "orange")),
@@ -58,34 +58,35 @@ PARTS = (
         "How fast, and how much",
         series(
             "Latency, p99",
-            "ZooKeeper's time by operation. Writes wait for the disks of a majority, reads for nobody: slow reads are "
-            "a server that pauses, slow writes a disk.",
+            "ZooKeeper's time by operation. Writes wait for the disks of a majority, reads do not: slow reads mean "
+            "that a server pauses, slow writes a slow disk.",
             "s",
             (quantile(0.99, "kproxy_zookeeper_latency_seconds", *CLUSTER, by="op"), "{{op}}"),
             log=True,
         ),
         heatmap(
             "Latency",
-            "How many operations took how long.",
+            "Number of operations by duration.",
             grown("kproxy_zookeeper_latency_seconds_bucket", *CLUSTER, by="le"),
             width=8,
         ),
         series(
             "Operations",
-            "By ZooKeeper's own name; ping is what clients send while they do nothing else.",
+            "Operations by ZooKeeper's names; idle clients send ping.",
             "reqps",
             (rate("kproxy_zookeeper_requests_total", *CLUSTER, by="op"), "{{op}}"),
             stacked=True,
         ),
         series(
             "Bytes",
-            "What clients (request) and servers (response) sent. Large answers are large znodes, or many children.",
+            "Bytes that clients (request) and servers (response) sent. Large responses are large znodes, or nodes "
+            "with many children.",
             "Bps",
             (rate("kproxy_zookeeper_bytes_total", *CLUSTER, by="direction"), "{{direction}}"),
         ),
         series(
             "Watches fired",
-            "Notifications that reached clients. A burst is an election, or a broker that came or went.",
+            "Notifications that reached clients. A burst follows an election, or a broker that started or stopped.",
             "cps",
             (rate("kproxy_zookeeper_watches_fired_total", *CLUSTER, by="type"), "{{type}}"),
             stacked=True,
@@ -95,8 +96,8 @@ PARTS = (
         "What fails",
         series(
             "Errors",
-            "Answers with an error. NONODE and NODEEXISTS are how clients look for what may be there; "
-            "SESSIONEXPIRED and CONNECTIONLOSS are not.",
+            "Answers with an error. NONODE and NODEEXISTS are normal results; SESSIONEXPIRED and CONNECTIONLOSS are "
+            "failures.",
             "cps",
             (rate("kproxy_zookeeper_errors_total", *CLUSTER, by="op, error"), "{{op}} {{error}}"),
             only="operations failed",
@@ -116,20 +117,20 @@ PARTS = (
         ),
         series(
             "Clients that come",
-            "New connections. Many, with few clients connected: they come back again and again.",
+            "New connections. Many of them with few connected clients mean that clients keep reconnecting.",
             "cps",
             (rate("kproxy_zookeeper_connections_total", *CLUSTER, by="cluster"), "{{cluster}}"),
         ),
         series(
             "Clients and sessions",
-            "A step down in sessions and up again is a server that was lost.",
+            "A drop in sessions that recovers means that a server was lost.",
             "none",
             (f"sum by (cluster) ({of('kproxy_zookeeper_open_connections', *CLUSTER)})", "{{cluster}} clients"),
             (f"sum by (cluster) ({of('kproxy_zookeeper_sessions', *CLUSTER)})", "{{cluster}} sessions"),
         ),
         series(
             "Passed on unread",
-            "Connections that are not counted by operation: four-letter commands, or bytes that are no frame (fault).",
+            "Connections that are not decoded: four-letter commands, or bytes that are not a frame (fault).",
             "cps",
             (rate("kproxy_zookeeper_unread_connections_total", *CLUSTER, by="cause"), "{{cause}}"),
         ),
@@ -139,7 +140,7 @@ PARTS = (
 BOARD = board(
     "kproxy-zookeeper",
     "kproxy: ZooKeeper",
-    "How fast ZooKeeper answers through kproxy, what fails, who is connected. For [[zookeeper]] listeners.",
+    "Latency, errors and clients of ZooKeeper. For [[zookeeper]] listeners.",
     (),
     PARTS,
     clusters="kproxy_zookeeper_open_connections",
