@@ -44,6 +44,14 @@ class Figures:
         self._slow: deque[Row] = deque(maxlen=MAX_SLOW)
         self._lags: Sequence[Sequence[Any]] = ()
 
+    def copy(self) -> "Figures":
+        """Return figures with the same answers, to which others can be added while a thread reads these."""
+        figures = Figures()
+        figures._answers.extend(self._answers)
+        figures._slow.extend(self._slow)
+        figures._lags = self._lags
+        return figures
+
     def add(self, answer: Answer) -> bool:
         """Add an answer; returns whether another process gave it, in which case earlier answers are dropped."""
         restarted = False

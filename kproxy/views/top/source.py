@@ -1,6 +1,6 @@
 """Requests the figures of `kproxy top` from the admin port: /api/live always, the rest only while it is shown.
 
-Duty: one call per refresh, in the thread of the caller. Bounded: MAX_CONNECTIONS rows, PAGES pages of groups; findings
+Duty: one call per refresh, in the thread of the caller; `figures` never change, each answer replaces them. Bounded: MAX_CONNECTIONS rows, PAGES pages of groups; findings
 are requested every FINDINGS_S, more than MANY connections every CONNECTIONS_S. Failed requests raise KproxyError.
 """
 
@@ -41,7 +41,10 @@ class Source:
         answer = self.port.get("/api/live", slow_after=self.figures.slow_after_us, **self._known)
         try:
             self._remember(answer)
-            if self.figures.add(answer):
+            figures = self.figures.copy()  # the thread that draws may be reading the others
+            restarted = figures.add(answer)
+            self.figures = figures
+            if restarted:
                 self.restarts += 1
                 self._connections = []
                 self._findings_at = -FINDINGS_S

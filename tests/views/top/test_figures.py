@@ -1,6 +1,7 @@
 """Figures of `kproxy top`: rates are of what was added between two answers, and a restarted kproxy begins anew."""
 
 from kproxy.views.top.figures import MAX_SLOW, WINDOW_S, AtLeast, Figures
+from kproxy.views.top.source import Source
 from kproxy.views.top.tables import TABLES, as_text, is_idle
 
 COLUMNS = ("at_us", "connection", "number", "api")
@@ -143,3 +144,22 @@ def test_what_all_others_are_behind_together_is_no_largest_lag():
     figures.add(answer(1, 10, lags=lags))
     assert [(row["topic"], row["max_lag_records"]) for row in figures.topics()] == [("orders", 7)]
     assert "other" not in [row["group"] for row in figures.groups()] and len(figures.lags()) == 100
+
+
+def test_figures_that_are_being_read_do_not_change_with_the_next_answer():
+    class Port:
+        url = "kproxy"
+        answers = iter([answer(1, 10), answer(2, 30), answer(3, 60)])
+
+        def get(self, path, **parameters):
+            return {"interval_s": 1.0, **next(self.answers)}
+
+    source = Source(Port())
+    source.ask()
+    source.ask()
+    read = source.figures
+    rows = iter(read._answers)
+    next(rows)
+    seconds = read.seconds
+    source.ask()
+    assert next(rows)["state"]["now_ms"] and read.seconds == seconds < source.figures.seconds
