@@ -7,12 +7,13 @@ id, uses in other connections. With a single cluster, the column `cluster` has t
 
 An address belongs to one cluster in one capture: in another one it may belong to another. An address that two clusters
 advertise belongs to neither. Two sets of brokers without cluster ids are two clusters if no node id is in both: the
-listeners of one cluster have the same ids. Memory: `max_addresses`; a number and a name for each connection. Refuses to
+listeners of one cluster have the same ids. Clusters of earlier runs, to whose tables captures are added, count as those
+of other captures (`Earlier`). Memory: `max_addresses`; a number and a name for each connection. Refuses to
 know where answers come from.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from kproxy.capture.flow import spelled
@@ -33,6 +34,7 @@ class Clusters:
         self._ids: dict[Address, set[str]] = {}  # cluster ids of each address
         # by broker that answered without a cluster id: node ids of brokers
         self._named: dict[Address, dict[Address, int]] = {}
+        self._earlier: dict[str, Collection[int]] = {}  # see `known`
 
     def learn(self, at: Address, brokers: Mapping[Address, int], cluster_id: str | None) -> bool:
         """An answer of the broker at an address; returns whether it adds anything to former ones."""
@@ -52,22 +54,36 @@ class Clusters:
         named.update(brokers)
         return True
 
+    def add_earlier(self, nodes: Mapping[str, Collection[int]]) -> None:
+        """Clusters of earlier runs, as `known` returned them."""
+        self._earlier = dict(nodes)
+
+    def known(self) -> dict[str, list[int]]:
+        """The clusters of all addresses: for each the node ids of brokers that have no cluster id."""
+        nodes: dict[str, list[int]] = {label: [] for label in self.by_address().values()}
+        of_sets = self._nodes_of_sets()
+        return {label: sorted(of_sets.get(label, ())) for label in sorted(nodes)}
+
     def labels(self) -> dict[Address, str]:
-        """The cluster of each address, where there are several clusters."""
+        """The cluster of each address, where there are several clusters, those of earlier runs included."""
+        found = self.by_address()
+        return found if len({*found.values(), *self._earlier}) > 1 else {}
+
+    def by_address(self) -> dict[Address, str]:
+        """The cluster of each address, even if there is only one."""
         found = {address: next(iter(ids)) for address, ids in self._ids.items() if len(ids) == 1}
-        sets = self._sets()
-        of_sets = Counter(node for _, nodes in sets for node in nodes)
-        for addresses, nodes in sets:
+        has_ids = bool(self._ids) or not all(self._earlier.values())
+        of_sets = Counter(node for nodes in (self._earlier | self._nodes_of_sets()).values() for node in nodes)
+        for addresses, nodes in self._sets():
             known = {found[address] for address in addresses if address in found}
             if len(known) == 1:
                 label = known.pop()
-            elif not known and not self._ids and all(of_sets[node] == 1 for node in nodes):
-                _, host, port = min(addresses)
-                label = spelled((host, port))
+            elif not known and not has_ids and all(of_sets[node] == 1 for node in nodes):
+                label = _label(addresses)
             else:
                 continue
             found.update(dict.fromkeys(addresses, label))
-        return found if len(set(found.values())) > 1 else {}
+        return found
 
     @property
     def sources(self) -> set[str]:
@@ -83,6 +99,13 @@ class Clusters:
         """Count a source's clusters that have one name with another one."""
         if count := self.nameless(source, labels):
             quality.note("clusters_as_one", count=count)
+
+    def _nodes_of_sets(self) -> dict[str, set[int]]:
+        """Node ids by label: brokers at the same addresses in two captures are one cluster."""
+        found: dict[str, set[int]] = {}
+        for addresses, nodes in self._sets():
+            found.setdefault(_label(addresses), set()).update(nodes)
+        return found
 
     def _sets(self) -> list[tuple[set[Address], set[int]]]:
         """(addresses, node ids) of brokers without cluster ids that name each other."""
@@ -103,15 +126,24 @@ class Clusters:
         return list(sets.values())
 
 
+def _label(addresses: Iterable[Address]) -> str:
+    """The label of a cluster without id: its first address."""
+    _, host, port = min(addresses)
+    return spelled((host, port))
+
+
 def of_connections(
     source: str,
     of_addresses: Mapping[Address, str],
     connections: Iterable[Mapping[str, Any]],
     clients: Iterable[tuple[int, str]],
+    *,
+    alone: bool = False,
 ) -> dict[int, str]:
     """The clusters of one capture's connections.
 
     connections: rows with the columns CONNECTED; clients: (connection, client id), read if an address is not enough.
+    alone: if all known connections are of one cluster, the others are so too: the given name is another cluster's.
     """
     found: dict[int, str] = {}
     hosts: dict[int, str] = {}  # of clients, by connection
@@ -131,7 +163,48 @@ def of_connections(
             labels = by_client.get((host, client), set())
             if number not in known and len(labels) == 1:
                 found[number] = next(iter(labels))
+    if alone and len(of_all := set(found.values())) == 1:
+        return dict.fromkeys(hosts, of_all.pop())
     return found
+
+
+class Earlier:
+    """The clusters in a dataset's tables, which its manifest keeps: a run that adds captures tells its own from them.
+
+    Earlier tables stay as they are: a cluster keeps the name that it has there, and another cluster with the same given
+    name is called by its label.
+    """
+
+    def __init__(self, manifest: Mapping[str, Any], given: str) -> None:
+        """given: the name of `--cluster`. Clusters that were given another name are told apart by it."""
+        self._given = given
+        told = manifest.get("clusters")
+        keys = {"given", "label", "name", "nodes"}
+        self._told = [each for each in told if keys <= each.keys()] if isinstance(told, list) else []
+        mine = [each for each in self._told if each["given"] == given]
+        self.names: dict[str, str] = {each["label"]: each["name"] for each in mine}
+        self._nodes: dict[str, list[int]] = {each["label"]: each["nodes"] for each in mine}
+
+    @property
+    def is_given_taken(self) -> bool:
+        """Whether tables have the given name for a cluster that is known."""
+        return self._given in self.names.values()
+
+    def labels(self, heard: Clusters) -> dict[Address, str]:
+        """The names of clusters by address; empty if all have the given name. heard: of the captures of this run."""
+        heard.add_earlier(self._nodes)
+        is_named = any(name != self._given for name in self.names.values())  # even if this run shows only one
+        labels = heard.by_address() if is_named else heard.labels()
+        return {address: self.names.get(label, label) for address, label in labels.items()}
+
+    def manifest(self, heard: Clusters, labels: Mapping[Address, str]) -> list[dict[str, Any]]:
+        """What the manifest keeps of all clusters. labels: as `labels` returned them."""
+        fresh = [
+            {"given": self._given, "label": label, "name": label if labels else self._given, "nodes": nodes}
+            for label, nodes in heard.known().items()
+            if label not in self.names
+        ]
+        return self._told + fresh
 
 
 def note(quality: Quality, labels: Labels, connections: int) -> None:

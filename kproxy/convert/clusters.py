@@ -64,10 +64,13 @@ def _answer(said: Mapping[str, Any]) -> tuple[dict[Address, int], str | None] | 
     return brokers, body.get("clusterId")
 
 
-def of_file(source: str, of_addresses: Mapping[Address, str], connections: Path, exchanges: Path | None) -> Labels:
+def of_file(
+    source: str, of_addresses: Mapping[Address, str], connections: Path, exchanges: Path | None, *, alone: bool = False
+) -> Labels:
     """Return `of_connections`, from files of the tables `connections` and `exchanges`."""
     rows = pq.read_table(connections, columns=CONNECTED).to_pylist()
-    return of_connections(source, of_addresses, rows, _clients(exchanges) if exchanges is not None else ())
+    clients = _clients(exchanges) if exchanges is not None else ()
+    return of_connections(source, of_addresses, rows, clients, alone=alone)
 
 
 def _clients(exchanges: Path) -> Iterator[tuple[int, str]]:

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import current_thread, main_thread
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kproxy.capture.clusters import Labels, note
+from kproxy.capture.clusters import Earlier, Labels, note
 from kproxy.capture.keys import SHARDS
 from kproxy.capture.quality import Quality, Twice
 from kproxy.capture.storage import is_remote
@@ -48,7 +49,7 @@ from kproxy.convert.spoken import SPOKEN
 from kproxy.convert.workers import Progress, Seen, Workers
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema, writer
-from kproxy.tables.dataset import file_of
+from kproxy.tables.dataset import file_of, read_manifest
 from kproxy.tables.names import Names
 from kproxy.tables.schema import Table
 
@@ -124,7 +125,7 @@ def convert(
             said.registry.adopt(read.runs[schema.REGISTRY.name])
             said.names[source], numbers[source] = read.names, number
         _count_twice(summary.quality)
-        labels = _told_apart(said, summary, places)
+        labels, known = _told_apart(jobs[0].cluster, said, summary, places)
         _know(jobs[0].cluster, said, work, numbers, summary, places, labels)
         if settings.records is not None and not summary.rows.get(schema.RECORDS.name):
             batches = [file for place, file in places.items() if place.startswith(f"{schema.BATCHES.name}/")]
@@ -132,7 +133,7 @@ def convert(
         if places:
             without = summary.paths if settings.records is None else ()  # records of an earlier run are removed
             gone = [f"{schema.RECORDS.name}/{file_of(source)}" for source in without]
-            dataset.publish(places, manifest(jobs, summary), gone, together=True)
+            dataset.publish(places, manifest(jobs, summary) | {"clusters": known}, gone, together=True)
     finally:
         dataset.abandon()
     return summary
@@ -146,27 +147,33 @@ def _count_twice(qualities: Mapping[str, Quality]) -> None:
             quality.note("in_two_captures", stream.first_ns, size=stream.size)
 
 
-def _told_apart(said: _Said, summary: Summary, places: Mapping[str, Path]) -> dict[str, Labels]:
-    """Write the clusters of connections into the tables, if there are several; return them by source."""
+def _told_apart(
+    given: str, said: _Said, summary: Summary, places: Mapping[str, Path]
+) -> tuple[dict[str, Labels], list[dict[str, Any]]]:
+    """Write the clusters of connections into the tables, if the dataset has several.
+
+    Returns them by source, and what the manifest keeps of clusters for later runs.
+    """
+    before = read_manifest(summary.folder)
+    is_anew = set(before.get("sources", ())) <= summary.paths.keys()
+    earlier = Earlier({} if is_anew else before, given)
     heard = clusters.heard(said.spoken.runs)
-    of_addresses = heard.labels()
+    of_addresses = earlier.labels(heard)
     for source in summary.paths:
-        heard.note_nameless(summary.quality[source], source, of_addresses)
-    if not of_addresses:
-        return {}
+        heard.note_nameless(summary.quality[source], source, heard.labels())
     found: dict[str, Labels] = {}
-    for source in summary.paths:
+    for source in summary.paths if of_addresses else ():
         files = {
             table: places[place]
             for table in (schema.CONNECTIONS, schema.EXCHANGES, schema.PARTITIONS, schema.BATCHES, schema.RECORDS)
             if (place := f"{table.name}/{file_of(source)}") in places
         }
-        connections = files[schema.CONNECTIONS]
-        found[source] = clusters.of_file(source, of_addresses, connections, files.get(schema.EXCHANGES))
+        connections, exchanges = files[schema.CONNECTIONS], files.get(schema.EXCHANGES)
+        found[source] = clusters.of_file(source, of_addresses, connections, exchanges, alone=earlier.is_given_taken)
         note(summary.quality[source], found[source], pq.read_metadata(connections).num_rows)
         for table, file in files.items():
             clusters.relabel(table, file, found)
-    return found
+    return found, earlier.manifest(heard, of_addresses)
 
 
 def _know(

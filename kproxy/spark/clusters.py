@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kproxy.capture.clusters import CONNECTED, Clusters, Labels, note, of_connections
+from kproxy.capture.clusters import CONNECTED, Clusters, Earlier, Labels, note, of_connections
 from kproxy.capture.quality import Quality
 from kproxy.convert.clusters import answers
 from kproxy.convert.spoken import SPOKEN
@@ -25,28 +25,31 @@ if TYPE_CHECKING:
 
 
 def told_apart(
-    pieces: "DataFrame", rows: "Callable[[Table], DataFrame]"
-) -> tuple[dict[str, Labels], dict[str, Quality]]:
-    """Return (clusters of connections, counts for `quality`), both by source; no clusters if there is only one.
+    pieces: "DataFrame", rows: "Callable[[Table], DataFrame]", earlier: Earlier
+) -> tuple[dict[str, Labels], dict[str, Quality], list[dict[str, Any]]]:
+    """Return (clusters of connections, counts for `quality`, clusters for the manifest), the first two by source.
 
-    pieces: the pieces of an ingest. rows: returns the rows of a table in those pieces.
+    Without clusters of connections there is only one. pieces: the pieces of an ingest. rows: returns the rows of a
+    table in those pieces. earlier: of the tables to which the ingest adds.
     """
     heard = _heard(pieces)
-    of_addresses = heard.labels()
-    counts = {source: Quality() for source in heard.sources if heard.nameless(source, of_addresses)}
+    of_addresses = earlier.labels(heard)
+    known = earlier.manifest(heard, of_addresses)
+    labels_heard = heard.labels()
+    counts = {source: Quality() for source in heard.sources if heard.nameless(source, labels_heard)}
     for source, quality in counts.items():
-        heard.note_nameless(quality, source, of_addresses)
+        heard.note_nameless(quality, source, labels_heard)
     if not of_addresses:
-        return {}, counts
+        return {}, counts, known
     connections = _by_source(rows(schema.CONNECTIONS).select("source", *CONNECTED))
     exchanges = rows(schema.EXCHANGES).where("client_id is not null")
     clients = _by_source(exchanges.select("source", "connection", "client_id").distinct())
     labels: dict[str, Labels] = {}
     for source, of_source in connections.items():
         pairs = [(row["connection"], row["client_id"]) for row in clients.get(source, ())]
-        labels[source] = of_connections(source, of_addresses, of_source, pairs)
+        labels[source] = of_connections(source, of_addresses, of_source, pairs, alone=earlier.is_given_taken)
         note(counts.setdefault(source, Quality()), labels[source], len(of_source))
-    return labels, counts
+    return labels, counts, known
 
 
 def _heard(pieces: "DataFrame") -> Clusters:

@@ -36,7 +36,7 @@ import pyarrow as pa
 
 import kproxy
 from kproxy.capture.captures import Capture
-from kproxy.capture.clusters import Labels
+from kproxy.capture.clusters import Earlier, Labels
 from kproxy.capture.keys import Pair, pair_of
 from kproxy.capture.quality import Quality
 from kproxy.capture.splits import SPLIT_BYTES, Range, Split, Survey, agree, ranges, survey
@@ -132,7 +132,7 @@ def ingest(
             run = Run(spark, catalogue, split_bytes, tasks, unseen)
             try:
                 says(f"reading {_counted(catalogue)}")
-                run.decode()
+                run.decode(known if append else {})
                 says("writing the tables")
                 place = target.stage if form == PARQUET else target.url
                 mode = "append" if append or form == PARQUET else "overwrite"
@@ -233,6 +233,7 @@ def _manifest(run: "Run", summary: Summary, known: dict[str, Any], form: str) ->
         "kproxy": kproxy.__version__,
         "pyarrow": pa.__version__,
         "settings": {"cluster": job.cluster, "ports": list(job.ports), **chosen},
+        "clusters": run.clusters or known.get("clusters", []),
         "rows": counts | {name: counts.get(name, 0) + count for name, count in summary.rows.items()},
     }
 
@@ -267,6 +268,7 @@ class Run:
         self._counts: dict[int, Quality] = {}  # of captures that were read in parts, by number
         self._clusters: dict[str, Labels] = {}  # of connections, by source; empty: there is one cluster
         self._told_apart: dict[str, Quality] = {}  # counts for `quality`, by source
+        self.clusters: list[dict[str, Any]] = []  # for the manifest
         self._sizes: dict[tuple[str, int], int] = {}  # bytes of pieces by kind and hour
         self._rows: dict[str, int] = {}  # by kind
 
@@ -279,8 +281,11 @@ class Run:
         for frame in self._kept:
             frame.unpersist()
 
-    def decode(self) -> None:
-        """Read all captures into pieces; captures that turn out to be unsplittable are read a second time."""
+    def decode(self, known: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Read all captures into pieces; captures that turn out to be unsplittable are read a second time.
+
+        known: the manifest of the tables to which the captures are added.
+        """
         from pyspark.sql import functions as F
 
         like = self.catalogue.like
@@ -304,7 +309,9 @@ class Run:
             for row in together.where(F.col("kind") == pieces.FAILED).select("capture", "data").collect():
                 self.failed[row["capture"]] = pieces.fault_of(row["data"])
         if like.is_known:
-            self._clusters, self._told_apart = clusters.told_apart(together, lambda table: self.rows(together, table))
+            self._clusters, self._told_apart, self.clusters = clusters.told_apart(
+                together, lambda table: self.rows(together, table), Earlier(known, like.cluster)
+            )
             insight = self._keep(knowledge.pieces_of(together, like.cluster, self._corrections, self._clusters))
             self._count(insight)
             self._pieces = together.union(insight)

@@ -49,8 +49,8 @@ class Talk(Wire):
         return self
 
 
-def converted(folder, captures):
-    """(clusters of each client port by capture, kinds of quality, rows of the table topology)"""
+def converted(folder, captures, **settings):
+    """(clusters of each client port by capture, kinds of quality, rows of the table topology); settings: of a Job."""
     paths = []
     for name, talks in captures.items():
         packets = [each for talk in talks for each in talk.packets]
@@ -58,7 +58,7 @@ def converted(folder, captures):
         path.write_bytes(packet.pcap([(number * 1_000_000, each) for number, each in enumerate(packets)]))
         paths.append(path)
     out = folder / "tables"
-    summary = convert(paths, out, job.Settings())
+    summary = convert(paths, out, job.Settings(**settings))
     found, tables = {}, {}
     for name in ("connections", "exchanges", "topology"):
         tables[name] = pq.read_table(out / name).to_pylist()
@@ -164,6 +164,31 @@ def test_captures_of_one_run_may_be_of_several_clusters_at_the_same_addresses(tm
     assert sorted((row["source"], row["kind"], row["change"]) for row in together) == sorted(
         (row["source"], row["kind"], row["change"]) for row in alone
     )
+
+
+@pytest.mark.parametrize("version", (2, 0))
+def test_captures_that_are_added_are_told_apart_from_those_of_earlier_runs(tmp_path, version):
+    """By cluster ids, or by who names whom; a cluster keeps the name that it has in earlier tables."""
+    named = "west" if version else "10.0.2.1:9092"
+    west = {host: node + 10 for host, node in WEST.items()}
+
+    def talks(brokers, cluster_id, stranger):
+        first = Talk(1, min(brokers)).metadata(1, brokers, cluster_id if version else None, version=version)
+        return [first, Talk(2, max(brokers)).versions(1), Talk(3, stranger).versions(1)]
+
+    def of(name):
+        return dict.fromkeys((1, 2, 3), name)
+
+    wests, easts = talks(west, "west", "10.0.8.8"), talks(EAST, "east", "10.0.9.9")
+    assert converted(tmp_path, {"a": easts})[0] == {"a": of("default")}
+    found, _, topology = converted(tmp_path, {"b": wests}, append=True)
+    assert found == {"a": of("default"), "b": of(named)}
+    assert {(row["source"], row["cluster"]) for row in topology} == {("a.pcap", "default"), ("b.pcap", named)}
+    converted(tmp_path, {"a": easts}, append=True)  # anew, as a capture that has grown
+    found, _, _ = converted(tmp_path, {"c": wests, "d": easts}, append=True)
+    assert found == {"a": of("default"), "b": of(named), "c": of(named), "d": of("default")}
+    alone, _, _ = converted(tmp_path, {"b": wests}, append=True, cluster="mine")  # a name of its own
+    assert alone == found | {"b": of("mine")}
 
 
 def test_a_connection_in_two_captures_is_said_to_be_there_twice(tmp_path):
