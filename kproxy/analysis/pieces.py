@@ -136,6 +136,8 @@ def keyed(table: str) -> str:
 NOT_DELIVERED = "close in ('port_unreachable', 'host_unreachable', 'net_unreachable', 'prohibited')"
 FAILED_CONNECT = f"(close in ('refused', 'unanswered', 'closed_at_once') or {NOT_DELIVERED})"
 CONNECTED = f"coalesce(not {FAILED_CONNECT}, true)"
+# A condition on `connections` that leaves out bare TCP health checks: the client never sent a byte.
+SPOKE = "coalesce(client_bytes > 0, true)"
 
 ALL_BYTES = "(coalesce(request_bytes, 0) + coalesce(response_bytes, 0))"  # of an exchange, both ways
 TOPIC = "coalesce(topic, topic_id)"  # the topic's name, or its id where no answer named it

@@ -65,6 +65,7 @@ class Flow:
         "heard_ns",
         "info",
         "is_answered_in_clear",
+        "is_probe",
         "keys",
         "lacks_beginning",
         "last_ns",
@@ -110,6 +111,7 @@ class Flow:
         self.payload_bytes = [0, 0]
         self.alert: tuple[int, str] | None = None  # the side that ended a TLS handshake, and its alert
         self.is_answered_in_clear = False  # its TLS handshake got an answer that is not TLS
+        self.is_probe = False  # the client ended it within its ClientHello
         self.meets_tls = False  # its first request was answered by an alert: the port expects TLS, the client sent none
         self.info: ConnectionInfo | None = None
         self.session: CapturedSession | None = None
@@ -275,7 +277,7 @@ class Flow:
             return False
         server = 1 - self.client
         is_silent = self.close != "open" and self.talk.halves[server].seen and not self.payload_bytes[server]
-        return is_silent or self.is_answered_in_clear
+        return (is_silent and not self.is_probe) or self.is_answered_in_clear
 
     @property
     def tls_failure(self) -> str | None:

@@ -52,12 +52,14 @@ def is_alert(view: memoryview) -> bool:
 class Handshake(Protocol):
     """What is followed: `client` is the side that began it, `alert` becomes (side, name).
 
-    `is_answered_in_clear` becomes True where the server's first bytes are no record of TLS.
+    `is_answered_in_clear` becomes True where the server's first bytes are no record of TLS;
+    `is_probe` where the client ends within its first record, which no server answers.
     """
 
     client: int
     alert: tuple[int, str] | None
     is_answered_in_clear: bool
+    is_probe: bool
 
     def deafen(self) -> None:
         """Nothing more of it is to be received."""
@@ -99,7 +101,8 @@ class Alerts:
         self._flow.deafen()
 
     def close(self, side: int, now_ns: int) -> None:
-        pass
+        if side == self._flow.client:
+            self._flow.is_probe = self._is_server_first and bool(self._left[side] or self._heads[side])
 
     def _record(self, side: int, head: bytearray, length: int) -> None:
         kind, flow = head[0], self._flow

@@ -179,6 +179,7 @@ def test_an_answer_in_clear_is_of_a_port_without_tls(answer, authority, tmp_path
         (((0, HELLO), (1, b"\x16\3\3\0\2ok"), (0, b"\x15\3\3\0\2\2\x30")), "unknown_ca by client", "tls_alert"),
         (((0, HELLO), (1, b"HTTP/1.0 400 Bad Request\r\n\r\n")), "answered in clear", "tls_unanswered"),
         (((0, HELLO),), "unanswered", "tls_unanswered"),
+        (((0, HELLO[:20]),), None, "tls"),  # a probe
         (((0, request(1)), (1, b"\x15\3\1\0\2\2\x46")), "TLS expected", "tls_expected"),
         (((0, HELLO), (1, b"\x16\3\3\0\2ok")), None, "tls"),
         (((0, request(1)), (1, answer(1))), None, "kafka"),

@@ -10,7 +10,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, at, found
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.parties import served_by
-from kproxy.analysis.pieces import CONNECTED, GROUPS, SOFTWARE, of_clients
+from kproxy.analysis.pieces import CONNECTED, GROUPS, SOFTWARE, SPOKE, of_clients
 from kproxy.protocol.schema import schema, served_versions
 from kproxy.wording import few
 
@@ -215,7 +215,7 @@ def churning(tables: Tables, limits: Limits) -> Frame:
                 count(distinct n.client_address) as hosts,
                 min(unix_micros(`time`)) as first_us, max(unix_micros(`time`)) as last_us
             from connections n left join clients c on n.source = c.source and n.connection = c.connection
-            where coalesce(start_seen, true) and {CONNECTED}
+            where coalesce(start_seen, true) and {CONNECTED} and {SPOKE}
             group by n.cluster, coalesce(c.client, n.client_address)
             having count(*) >= {limits.connections_min}
             order by connections desc, n.cluster nulls first, client nulls first""",

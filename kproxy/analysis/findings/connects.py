@@ -13,7 +13,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import NOTE, Finding, Probe, Tables, found_between
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import CONNECTED, FAILED_CONNECT, GROUPS, KNOWN_BROKERS, NOT_DELIVERED, keyed
+from kproxy.analysis.pieces import CONNECTED, FAILED_CONNECT, GROUPS, KNOWN_BROKERS, NOT_DELIVERED, SPOKE, keyed
 
 _USUAL_PORTS = 9092, 9099  # range of ports in Kafka's documentation and images
 
@@ -105,7 +105,7 @@ def failed_handshakes(tables: Tables, limits: Limits) -> Frame:
             select cluster, client_address as host, {GROUPS["broker"]} as broker, tls_failure,
                 max(known_id) as known_id, count(tls_failure) as failures, count(*) as handshakes,
                 min(unix_micros(`time`)) as begin_us, max(unix_micros(`time`)) as end_us
-            from connected where {CONNECTED}
+            from connected where {CONNECTED} and {SPOKE}
             group by cluster, client_address, {GROUPS["broker"]}, tls_failure""",
         # Among equally frequent reasons, the last by name.
         answer=f"""

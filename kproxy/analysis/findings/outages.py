@@ -13,7 +13,17 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, at, broker_name, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import CONNECTED, CONNECTION, GROUPS, KNOWN_BROKERS, LONG_POLLS, keyed, literal, of_clients
+from kproxy.analysis.pieces import (
+    CONNECTED,
+    CONNECTION,
+    GROUPS,
+    KNOWN_BROKERS,
+    LONG_POLLS,
+    SPOKE,
+    keyed,
+    literal,
+    of_clients,
+)
 
 _STEP_NS = 100_000_000  # answers are counted in steps of this: a silence is between two steps
 _BEFORE_STEPS = 50
@@ -497,7 +507,7 @@ def storming(tables: Tables, limits: Limits) -> Frame:
             select c.cluster, coalesce(w.client, c.client_address) as client, broker_key as broker,
                 {GROUPS["broker"]} as address, c.known_id as broker_id, c.start_ns
             from connected c left join whose w on c.source = w.source and c.connection = w.connection
-            where coalesce(c.start_seen, true) and c.close != 'open' and {CONNECTED}
+            where coalesce(c.start_seen, true) and c.close != 'open' and {CONNECTED} and {SPOKE}
                 and coalesce(w.served, c.answers, c.requests, 0) = 0 and c.start_ns is not null""",
         counted=f"""
             select *, count(*) over (partition by cluster, client, broker order by start_ns

@@ -398,6 +398,7 @@ def cluster(made: Made) -> None:
         made.add("leadership", at_s, **state, time_ns=START_NS + at_s * 10**9)
     for number in range(30):
         _connection(made, 3000 + number, "10.9.0.7", 400 + number / 10, 0.05, requests=0)
+        _connection(made, 4000 + number, "10.9.0.14", 400 + number / 10, 0.05, requests=0, client_bytes=0)  # probes
 
 
 def _connection(made: Made, number: int, host: str, at_s: float, life_s: float, **columns: Any) -> None:
