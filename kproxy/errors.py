@@ -113,8 +113,8 @@ class RefusedClient(KproxyError):
     """A client is closed before it has a relay. `cause` is a label of metrics with few values.
 
     kind: log lines of one kind share a limit; more specific than the cause.
-    said_nothing: not worth a warning: the client closed before its first byte, as health checks of load balancers do,
-    or was being accepted when kproxy began to drain.
+    said_nothing: not worth a warning: the client closed before its first message was complete, as health checks of load
+    balancers do, or was being accepted when kproxy began to drain.
     mechanism, claimed: the mechanism and the claimed name of a failed login; empty: unknown.
     """
 

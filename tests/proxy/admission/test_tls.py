@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import random
 import re
@@ -144,6 +145,33 @@ def test_towards_clients_alone_and_each_mistake_is_named(authority, caplog):
     ):
         assert len([line for line in caplog.messages if re.search(text, line)]) == 1, text
     assert "before it sent anything" not in caplog.text  # a balancer looks every second whether the port is open
+
+
+def test_probes_are_counted_and_not_warned_of_and_clients_that_leave_are(authority, caplog):
+    """A probe ends before its ClientHello is whole, by FIN or by RST."""
+
+    async def test():
+        async with kproxy(cluster={"tls": ClientTls(**authority.server().settings())}) as here:
+            hello = _hello("localhost")
+            for sent in (b"\x16", b"\x16\3", hello[:20], hello[:-1]):
+                for resets in (False, True):
+                    probe = await Wire.dial(here.port)
+                    await probe.send(sent)
+                    if resets:
+                        probe.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    probe.close()
+            await here.until(lambda: results(here) == {"closed": 8})
+            assert here.counted.disconnects == {"tls": 8}
+            assert not [line for line in caplog.records if "refused=" in line.getMessage() and line.levelno > logging.INFO]
+            client = await Wire.dial(here.port)
+            await client.send(hello)
+            await receive(client.sock, 1)
+            client.close()
+            await here.until(lambda: results(here) == {"closed": 9})
+
+    live(test())
+    (warning,) = [line for line in caplog.records if "refused=" in line.getMessage() and line.levelno > logging.INFO]
+    assert "closed the connection in the TLS handshake: does it trust the CA" in warning.getMessage()
 
 
 def _only_old(authority):
