@@ -65,11 +65,13 @@ def test_an_idle_connection_ends_and_one_that_is_used_or_waits_does_not(passes):
     live(test())
 
 
-def test_a_connection_that_stops_in_the_middle_of_a_request_is_idle_too(passes):
+@pytest.mark.parametrize("part", (request(HEARTBEAT, 4, 1)[:-1], b"GET", b"\x16\3", b"\0"))
+def test_a_connection_that_stops_in_the_middle_of_a_request_is_idle_too(passes, part):
+    """Also before the size of its first request is whole, whatever it is."""
+
     async def test():
         async with kproxy(**limited(idle_timeout_s=2.0)) as here:
             client, _ = await here.connect()
-            part = request(HEARTBEAT, 4, 1)[:-1]
             await client.send(part)
             await here.until(lambda: _relay(here).session.received_bytes[CLIENT] == len(part))
             passes(here, 2)  # a look at what has come
@@ -77,6 +79,7 @@ def test_a_connection_that_stops_in_the_middle_of_a_request_is_idle_too(passes):
             passes(here, 2)
             assert await client.rest() == b""
             await here.until(lambda: here.counted.disconnects == {"idle_timeout": 1})
+            assert here.limits == {"idle_timeout_s": 1}
 
     live(test())
 
