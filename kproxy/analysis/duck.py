@@ -11,6 +11,9 @@ A table of at most SMALL_ROWS rows in at most SMALL_FILES files is read once, in
 questions, and planning one over Parquet files takes longer than answering it from so few rows. Rows of more files are
 not counted: opening a thousand files takes half a second.
 
+Retention may remove files of a live recording while a question reads them: the question then reads again, ATTEMPTS
+times at most, without the files that are removed next.
+
 Bounds: DuckDB takes the memory that it needs, up to 80 % of the machine's, and then a folder among temporary files,
 which is deleted with it; it reads the files of the dataset, no other, and writes none else. Refuses to know questions.
 """
@@ -18,24 +21,34 @@ which is deleted with it; it reads the files of the dataset, no other, and write
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 from secrets import token_hex
+from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kproxy.analysis.pieces import no_such
 from kproxy.errors import KproxyError
 from kproxy.tables import dataset, schema, views
+from kproxy.tables.retention import is_recorded
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from duckdb import DuckDBPyConnection
 
+Result = TypeVar("Result")
+
 FETCHED_ROWS = 2048  # at a time
 SMALL_ROWS = 20_000
 SMALL_FILES = 16
+ATTEMPTS = 3  # to read files of a recording whose retention removes some meanwhile
+_REMOVED = (
+    "retention removes files of this recording faster than they are read: ask a copy, from which it removes none "
+    "(`cp -al TABLES COPY` copies no data), or record with a longer retention"
+)
 
 # Spark's functions, defined in DuckDB's SQL. Functions with the same name and meaning in both are not here.
 MACROS = {
@@ -62,17 +75,81 @@ MACROS = {
 }
 
 
+class _Engine:
+    """A connection whose views read files of live recordings, which retention may remove at any time."""
+
+    def __init__(self, connection: "DuckDBPyConnection") -> None:
+        self.connection = connection
+        self._views: dict[str, tuple[Path, str]] = {}  # (folder, table) of each
+
+    def view(self, name: str, folder: Path, table: str, files: Sequence[Path]) -> None:
+        """Define a view of a table's files."""
+        self.connection.execute(f"create or replace view {quoted(name)} as {_reading(table, files)}")
+        self._views[name] = folder, table
+
+    def run(self, work: Callable[[], "Result"], attempts: int = ATTEMPTS) -> "Result":
+        """Do what reads views; again, with the files that are there now, if retention removed one meanwhile.
+
+        Raises KproxyError if it did so in each attempt.
+        """
+        import duckdb
+
+        since = monotonic()
+        while True:
+            attempts -= 1
+            try:
+                with _interruptible():
+                    return work()
+            except duckdb.IOException as fault:
+                if not _is_removed(fault):
+                    raise
+                if not attempts:
+                    raise KproxyError(_REMOVED) from fault
+            self._look_again(1 + 2 * (monotonic() - since))
+
+    def _look_again(self, passing_s: float) -> None:
+        """Define the views anew, with the files that are there now, without the oldest, which are about to be removed.
+
+        passing_s: of how many seconds these are. Raises KproxyError if the recording has no others.
+        """
+        import duckdb
+
+        files = {place: _files(*place) for place in dict.fromkeys(self._views.values())}
+        times = {file: time_s for of_table in files.values() for file in of_table if (time_s := _written_s(file))}
+        kept_s = min(times.values(), default=0) + passing_s
+        if times and kept_s > max(times.values()):
+            raise KproxyError(_REMOVED)
+        for name, place in self._views.items():
+            left = [file for file in files[place] if file in times and times[file] >= kept_s]
+            with suppress(duckdb.IOException):  # found by the question, too
+                self.view(name, *place, left)
+
+
+def _written_s(file: Path) -> float:
+    """When a file of a recording was written, in seconds; infinity for another file, 0 for one that is gone."""
+    try:
+        return file.stat().st_mtime if is_recorded(file.name) else inf
+    except FileNotFoundError:
+        return 0
+
+
+def _is_removed(fault: Exception) -> bool:
+    """Whether DuckDB did not find a file that retention may remove."""
+    found = re.search(r'"([^"]+\.parquet)": No such file|pattern "([^"]+\.parquet)"', str(fault))
+    return found is not None and is_recorded(Path(found[1] or found[2]).name)
+
+
 class Frame:
     """A table or an answer: a SELECT of DuckDB. Nothing is computed before rows are asked for."""
 
-    def __init__(self, connection: "DuckDBPyConnection", text: str) -> None:
+    def __init__(self, engine: _Engine, text: str) -> None:
         self.text = text
-        self._connection = connection
+        self._engine = engine
         self._dtypes: list[tuple[str, str]] | None = None
 
     def asked(self, text: str) -> "Frame":
         """The answer to a SELECT on the same connection. Raises DuckDB's errors for one that it does not take."""
-        frame = Frame(self._connection, text)
+        frame = Frame(self._engine, text)
         frame._dtypes = frame._described()
         return frame
 
@@ -88,11 +165,13 @@ class Frame:
         return [name for name, _ in self.dtypes]
 
     def _described(self) -> list[tuple[str, str]]:
-        return [(name, kind) for name, kind, *_ in self._connection.execute(f"describe {self.text}").fetchall()]
+        connection = self._engine.connection
+        found = self._engine.run(lambda: connection.execute(f"describe {self.text}").fetchall())
+        return [(name, kind) for name, kind, *_ in found]
 
     def limit(self, count: int) -> "Frame":
         """The first rows."""
-        frame = Frame(self._connection, f"select * from ({self.text}) limit {int(count)}")
+        frame = Frame(self._engine, f"select * from ({self.text}) limit {int(count)}")
         frame._dtypes = self._dtypes  # not asked again
         return frame
 
@@ -101,36 +180,36 @@ class Frame:
         chosen = ", ".join(
             f"unix_micros({quoted(name)}) as {quoted(name)}" if name in times else quoted(name) for name in self.columns
         )
-        frame = Frame(self._connection, f"select {chosen} from ({self.text})")
+        frame = Frame(self._engine, f"select {chosen} from ({self.text})")
         frame._dtypes = [(name, "BIGINT" if name in times else kind) for name, kind in self.dtypes]  # not asked again
         return frame
 
     @contextmanager
     def stored(self) -> Iterator["Frame"]:
         """The same rows in a table of their own, which ends with the block."""
-        name = quoted(f"stored_{token_hex(6)}")
-        with _interruptible():
-            self._connection.execute(f"create table {name} as {self.text}")
+        name, connection = quoted(f"stored_{token_hex(6)}"), self._engine.connection
+        self._engine.run(lambda: connection.execute(f"create table {name} as {self.text}"))
         try:
-            yield Frame(self._connection, f"select * from main.{name}")
+            yield Frame(self._engine, f"select * from main.{name}")
         finally:
-            self._connection.execute(f"drop table main.{name}")
+            connection.execute(f"drop table main.{name}")
 
     def fetched(self) -> Iterator[tuple[Any, ...]]:
         """The rows as tuples of Python's values."""
-        cursor = self._connection.cursor()
+        cursor = self._engine.connection.cursor()
+        text = self._plain()
         try:
-            with _interruptible():
-                found = cursor.execute(self._plain())
-            while portion := found.fetchmany(FETCHED_ROWS):
+            portion = self._engine.run(lambda: cursor.execute(text).fetchmany(FETCHED_ROWS))
+            while portion:
                 yield from portion
+                portion = self._engine.run(lambda: cursor.fetchmany(FETCHED_ROWS), attempts=1)
         finally:
             cursor.close()
 
     def arrow(self) -> "pa.Table":
         """All rows as an Arrow table."""
-        with _interruptible():
-            return self._connection.sql(self._plain()).to_arrow_table()
+        text = self._plain()
+        return self._engine.run(lambda: self._engine.connection.sql(text).to_arrow_table())
 
     def _plain(self) -> str:
         """The same with sums as the 64-bit integers that Spark makes of them."""
@@ -190,6 +269,7 @@ class Tables(Mapping[str, Frame]):
             "set lock_configuration = true",
         ):
             self._connection.execute(statement)
+        self._engine = _Engine(self._connection)
 
     def __enter__(self) -> "Tables":
         return self
@@ -207,13 +287,18 @@ class Tables(Mapping[str, Frame]):
         if name not in schema.BY_NAME:
             raise KeyError(name)
         if name not in self._frames:
-            files = _files(self.folder, name)
-            text = _reading(name, files)
-            kind = "table" if self._is_small(text, files) else "view"
-            self._connection.execute(f"create {kind} {quoted(name)} as {text}")
+            self._engine.run(lambda: self._define(name))
             # With its schema: a step of a question that has the table's name is another one.
-            self._frames[name] = Frame(self._connection, f"select * from main.{quoted(name)}")
+            self._frames[name] = Frame(self._engine, f"select * from main.{quoted(name)}")
         return self._frames[name]
+
+    def _define(self, name: str) -> None:
+        files = _files(self.folder, name)
+        text = _reading(name, files)
+        if self._is_small(text, files):
+            self._connection.execute(f"create table {quoted(name)} as {text}")
+        else:
+            self._engine.view(name, self.folder, name, files)
 
     def _is_small(self, text: str, files: Sequence[Path]) -> bool:
         if len(files) > SMALL_FILES:
@@ -223,7 +308,7 @@ class Tables(Mapping[str, Frame]):
 
     def query(self, text: str) -> Frame:
         """The answer to a SELECT, which may name every table that was asked for before."""
-        return Frame(self._connection, text)
+        return Frame(self._engine, text)
 
     def sql(self, text: str) -> Frame:
         """The answer to one SELECT over all tables that are there, as a user typed it.
@@ -244,7 +329,7 @@ class Tables(Mapping[str, Frame]):
             raise KproxyError("one SELECT is asked for, and nothing that changes anything")
         query = _alone(statements[0].query)
         try:
-            return Frame(self._connection, "").asked(query)
+            return Frame(self._engine, "").asked(query)
         except duckdb.CatalogException as fault:
             found = re.search(r"Table with name (\S+) does not exist", str(fault))
             if found is None:
@@ -275,7 +360,7 @@ class Tables(Mapping[str, Frame]):
         for name, text in views.VIEWS.items():
             if name not in self._frames and all(table in self._frames for table in views.NEEDED[name]):
                 self._connection.execute(f"create view {quoted(name)} as {text}")
-                self._frames[name] = Frame(self._connection, f"select * from main.{quoted(name)}")
+                self._frames[name] = Frame(self._engine, f"select * from main.{quoted(name)}")
         return {
             name: schema.BY_NAME[name].schema.names if name in schema.BY_NAME else frame.columns
             for name, frame in self._frames.items()
@@ -287,7 +372,9 @@ class Tables(Mapping[str, Frame]):
 
     def beside(self, folder: str | Path, name: str) -> Frame:
         """A table of another dataset, to compare."""
-        return Frame(self._connection, _reading(name, _files(Path(folder), name)))
+        view = f"beside_{token_hex(6)}"
+        self._engine.run(lambda: self._engine.view(view, Path(folder), name, _files(Path(folder), name)))
+        return Frame(self._engine, f"select * from main.{quoted(view)}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(schema.BY_NAME)

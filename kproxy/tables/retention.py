@@ -42,10 +42,15 @@ class Retention(NamedTuple):
         return removed
 
 
+def is_recorded(name: str) -> bool:
+    """Return whether a file's name is that of a recorder's file, which retention may remove."""
+    return _NAME.fullmatch(name) is not None
+
+
 def _recorded(folder: Path) -> Iterator[tuple[float, int, Path]]:
     """Yield (time of writing in seconds, bytes, path) of each recorded file."""
     for path in folder.glob("*/*.parquet"):
-        if _NAME.fullmatch(path.name):
+        if is_recorded(path.name):
             with suppress(FileNotFoundError):
                 state = path.stat()
                 yield state.st_mtime, state.st_size, path

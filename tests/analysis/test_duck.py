@@ -1,5 +1,7 @@
 """DuckDB over a folder of tables: what it leaves behind."""
 
+import os
+import shutil
 import tempfile
 
 import duckdb
@@ -8,6 +10,7 @@ import pytest
 from kproxy.analysis import duck
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.engine import ask, kept
+from kproxy.errors import KproxyError
 from tests.analysis.findings import made
 
 MANY = 3_000_000
@@ -45,3 +48,51 @@ def test_the_files_of_a_table_are_listed_once(tmp_path, monkeypatch):
     monkeypatch.setattr(duck, "_files", lambda folder, name: listed.append(name) or files(folder, name))
     with Tables(place) as tables:
         assert tables["exchanges"].columns == tables["exchanges"].columns and listed == ["exchanges"]
+
+
+@pytest.fixture
+def recording(tmp_path):
+    """A recording of 20 files of `exchanges`, ten seconds apart, the oldest first."""
+    place = made.dataset(tmp_path / "tables")
+    (whole,) = (place / "exchanges").glob("*.parquet")
+    files = [whole.with_name(f"20261130T120000.000000000Z-{number:06d}.parquet") for number in range(20)]
+    for number, file in enumerate(files):
+        shutil.copy(whole, file)
+        os.utime(file, (10 * number, 10 * number))
+    whole.unlink()
+    return place, files
+
+
+def test_a_file_that_retention_removes_meanwhile_is_left_out(recording):
+    place, files = recording
+    with Tables(place) as tables:
+        counted = tables["exchanges"].asked("select count(*) as n from exchanges")
+        ((all_rows,),) = counted.fetched()
+        files[0].unlink()
+        ((rows,),) = counted.fetched()
+        assert rows == all_rows * 18 // 20  # without the one that is removed next
+        files[10].unlink()
+        assert counted.arrow()["n"].to_pylist() == [all_rows * 17 // 20]
+        (place / "exchanges" / "capture.parquet").write_bytes(files[11].read_bytes())
+    with Tables(place) as tables:
+        counted = tables["exchanges"].asked("select count(*) as n from exchanges")
+        (place / "exchanges" / "capture.parquet").unlink()
+        with pytest.raises(duckdb.IOException):  # no recorder's file: retention did not remove it
+            counted.arrow()
+
+
+def test_a_recording_whose_files_are_removed_too_fast_is_refused_with_the_remedy(recording, monkeypatch):
+    place, files = recording
+    define = duck._reading
+
+    def reading(name, listed):
+        if name == "exchanges" and listed:
+            listed[-1].unlink()
+        return define(name, listed)
+
+    with Tables(place) as tables:
+        counted = tables["exchanges"].asked("select count(*) as n from exchanges")
+        files[0].unlink()
+        monkeypatch.setattr(duck, "_reading", reading)
+        with pytest.raises(KproxyError, match="cp -al TABLES COPY"):
+            counted.arrow()
