@@ -60,12 +60,14 @@ class Dialler:
         fault: OSError | None = None
         is_resolved = False
         why = UNREACHABLE
+        whom = str(address)
         try:
             async with asyncio.timeout_at(end):
                 addresses = await self.resolver.addresses(address)
                 is_resolved = True
                 for left, (family, sockaddr) in zip(range(len(addresses), 0, -1), addresses, strict=True):
                     upstream = Address(*sockaddr[:2])
+                    whom = f"{address} ({upstream.host})" if upstream.host != address.host else str(address)
                     self.loops.check(address, upstream, asking=asking)
                     try:
                         async with asyncio.timeout((end - loop.time()) / left):
@@ -83,9 +85,9 @@ class Dialler:
                 why = RESOLVER if isinstance(unknown, TimeoutError) else of_lookup(unknown)
         if isinstance(fault, TimeoutError) and fault.errno is None:
             failed = "did not answer" if is_resolved else "was not looked up"
-            raise UpstreamError(f"{address} {failed} within {self.timeout_s:g} s", why.cause, why.remedy) from None
+            raise UpstreamError(f"{whom} {failed} within {self.timeout_s:g} s", why.cause, why.remedy) from None
         reason = getattr(fault, "strerror", None) or str(fault)
-        raise UpstreamError(f"{address} cannot be reached: {reason}", why.cause, why.remedy) from fault
+        raise UpstreamError(f"{whom} cannot be reached: {reason}", why.cause, why.remedy) from fault
 
     async def _connected(
         self, loop: asyncio.AbstractEventLoop, address: Address, family: int, sockaddr: tuple[Any, ...]

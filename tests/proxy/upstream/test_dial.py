@@ -81,11 +81,11 @@ def test_why_no_address_was_any_good():
         with silent() as nowhere, socket.socket() as closed:
             closed.bind((HOST, 0))
             for ports, reason in (
-                ((nowhere,), f"kafka:9092 did not answer within 0.2 s: {TIMEOUT.remedy}"),
-                ((closed.getsockname()[1], nowhere), f"kafka:9092 did not answer within 0.2 s: {TIMEOUT.remedy}"),
+                ((nowhere,), f"kafka:9092 ({HOST}) did not answer within 0.2 s: {TIMEOUT.remedy}"),
+                ((closed.getsockname()[1], nowhere), f"kafka:9092 ({HOST}) did not answer within 0.2 s: {TIMEOUT.remedy}"),
                 (
                     (nowhere, closed.getsockname()[1]),
-                    f"kafka:9092 cannot be reached: Connection refused: {REFUSED.remedy}",
+                    f"kafka:9092 ({HOST}) cannot be reached: Connection refused: {REFUSED.remedy}",
                 ),
             ):
                 with pytest.raises(UpstreamError) as caught:
