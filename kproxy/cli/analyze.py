@@ -84,9 +84,13 @@ def tables_at(
     if len(places) == 1 and cached.is_dataset(places[0]):
         from kproxy.tables import dataset
 
+        folder = Path(places[0])
+        before = dataset.generation(folder)
         check_tables(places, tables, quiet)
-        yield lambda again: places[0]
-        dataset.refuse_unfinished(Path(places[0]))  # else the answer may be of old tables and new ones
+        try:
+            yield lambda again: places[0]
+        finally:  # the answer, or the fault, may be of old files and new ones
+            dataset.refuse_replaced(folder, before)
         return
     from kproxy.convert import machine
     from kproxy.views import progress
@@ -98,7 +102,7 @@ def tables_at(
     settings = captures.settings(how)
     passing = []
 
-    def folder(again: bool) -> str:
+    def made(again: bool) -> str:
         machine.retain()
         with progress.bar(quiet) as advance:
             convert = cached.convert_with(places, advance)
@@ -107,7 +111,7 @@ def tables_at(
         return str(found)
 
     try:
-        yield folder
+        yield made
     finally:
         for found in passing:
             cached.forget(found)

@@ -59,6 +59,27 @@ def refuse_unfinished(folder: Path) -> None:
         raise unfinished(str(folder))
 
 
+def generation(folder: Path) -> tuple[int, ...]:
+    """Return what differs after `kproxy convert` or `kproxy spark ingest` has published tables.
+
+    Empty for a live recording, which only adds files.
+    """
+    if "rows" not in read_manifest(folder):
+        return ()
+    try:
+        found = (folder / MANIFEST).stat()
+    except FileNotFoundError:
+        return ()
+    return found.st_mtime_ns, found.st_ino
+
+
+def refuse_replaced(folder: Path, before: tuple[int, ...]) -> None:
+    """Raise KproxyError if tables were published since `generation` was `before`, or are being so."""
+    refuse_unfinished(folder)
+    if generation(folder) != before:
+        raise KproxyError(f"{folder}: the tables were replaced while they were read: ask again")
+
+
 def unfinished(folder: str) -> KproxyError:
     return KproxyError(
         f"{folder}: `kproxy convert` or `kproxy spark ingest` is moving tables to their places, or was ended during "

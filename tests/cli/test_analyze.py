@@ -17,6 +17,9 @@ from click.testing import CliRunner
 
 from kproxy.analysis.jobs import JOBS
 from kproxy.cli import cli
+from kproxy.cli.analyze import tables_at
+from kproxy.convert.job import Settings
+from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
 from tests.captures import capture
 
@@ -396,3 +399,17 @@ def test_tables_of_older_kproxys_are_answered_as_far_as_they_go(tmp_path, versio
         if name in ("latency", "errors", "connections"):
             today = CliRunner().invoke(cli, [*asked, str(now)], catch_exceptions=False)
             assert same_but_queues(done.stdout) == same_but_queues(today.stdout)
+
+
+@pytest.mark.parametrize("fault", (None, KproxyError("Out of buffer")))
+def test_tables_that_are_replaced_during_a_question_are_refused(tmp_path, fault):
+    """DuckDB may have read the former file of one table and the new one of another, or of each a part."""
+    first, second = capture("k41_midstream"), capture("k41_quota")
+    convert([first], tmp_path)
+    with pytest.raises(KproxyError, match="the tables were replaced while they were read: ask again"):
+        with tables_at([str(tmp_path)], ["exchanges"], {}):
+            convert([second], tmp_path, Settings(append=True))
+            if fault is not None:
+                raise fault
+    with tables_at([str(tmp_path)], ["exchanges"], {}) as folder:
+        assert folder(False) == str(tmp_path)
