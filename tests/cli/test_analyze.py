@@ -406,10 +406,12 @@ def test_tables_that_are_replaced_during_a_question_are_refused(tmp_path, fault)
     """DuckDB may have read the former file of one table and the new one of another, or of each a part."""
     first, second = capture("k41_midstream"), capture("k41_quota")
     convert([first], tmp_path)
-    with pytest.raises(KproxyError, match="the tables were replaced while they were read: ask again"):
-        with tables_at([str(tmp_path)], ["exchanges"], {}):
-            convert([second], tmp_path, Settings(append=True))
-            if fault is not None:
-                raise fault
+    with (
+        pytest.raises(KproxyError, match="the tables were replaced while they were read: ask again"),
+        tables_at([str(tmp_path)], ["exchanges"], {}),
+    ):
+        convert([second], tmp_path, Settings(append=True))
+        if fault is not None:
+            raise fault
     with tables_at([str(tmp_path)], ["exchanges"], {}) as folder:
         assert folder(False) == str(tmp_path)

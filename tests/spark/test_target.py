@@ -15,7 +15,9 @@ from kproxy.errors import KproxyError
 from kproxy.spark import pipeline, target
 from kproxy.spark.target import STAGE, Target
 from kproxy.tables import dataset, schema
+from tests.capture import packet
 from tests.captures import capture
+from tests.convert.test_clusters import EAST, WEST, Talk
 from tests.spark.test_pipeline import known, rows, same
 
 HOUR = "date=2026-01-31/hour=10"
@@ -265,3 +267,17 @@ def test_a_file_system_that_spark_lacks_is_told_with_its_package(spark):
         Target(spark, "s3a://bucket/tables")
     with pytest.raises(KproxyError, match="Spark's name of it is s3a://"):
         Target(spark, "s3://bucket/tables")
+
+
+@pytest.mark.ring2
+def test_what_is_added_is_told_apart_from_the_clusters_that_are_there(spark, tmp_path):
+    """As `kproxy convert --append` does: a cluster keeps its name, another one is called by its id."""
+    out, folder = tmp_path / "tables", tmp_path / "captures"
+    folder.mkdir()
+    for name, brokers, cluster_id in (("a", EAST, "east"), ("b", WEST, "west"), ("c", EAST, "east")):
+        packets = Talk(1, min(brokers)).metadata(1, brokers, cluster_id).packets
+        data = packet.pcap([(number * 1_000_000, each) for number, each in enumerate(packets)])
+        (folder / f"{name}.pcap").write_bytes(data)
+        pipeline.ingest(spark, [folder / f"{name}.pcap"], out, append=True)
+    found = {row["source"]: row["cluster"] for row in rows(out, schema.CONNECTIONS).to_pylist()}
+    assert found == {"a.pcap": "default", "b.pcap": "west", "c.pcap": "default"}

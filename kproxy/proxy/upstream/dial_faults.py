@@ -17,8 +17,8 @@ class DialFault(NamedTuple):
 NAME = DialFault("name", "correct the name, or the DNS of this host (getent hosts NAME)")
 RESOLVER = DialFault(
     "resolver",
-    "no name server answers, or it fails itself (SERVFAIL, REFUSED): check /etc/resolv.conf, its servers, and the way to "
-    "them (port 53)",
+    "no name server answers, or it fails itself (SERVFAIL, REFUSED): check /etc/resolv.conf, its servers, and the way "
+    "to them (port 53)",
 )
 REFUSED = DialFault("refused", "nothing listens there: is the broker up, is it the right port?")
 TIMEOUT = DialFault("timeout", "a firewall drops it, or the broker hangs: allow this host, check the port")

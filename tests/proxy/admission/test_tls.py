@@ -162,7 +162,9 @@ def test_probes_are_counted_and_not_warned_of_and_clients_that_leave_are(authori
                     probe.close()
             await here.until(lambda: results(here) == {"closed": 8})
             assert here.counted.disconnects == {"tls": 8}
-            assert not [line for line in caplog.records if "refused=" in line.getMessage() and line.levelno > logging.INFO]
+            assert not [
+                line for line in caplog.records if "refused=" in line.getMessage() and line.levelno > logging.INFO
+            ]
             client = await Wire.dial(here.port)
             await client.send(hello)
             await receive(client.sock, 1)

@@ -82,7 +82,10 @@ def test_why_no_address_was_any_good():
             closed.bind((HOST, 0))
             for ports, reason in (
                 ((nowhere,), f"kafka:9092 ({HOST}) did not answer within 0.2 s: {TIMEOUT.remedy}"),
-                ((closed.getsockname()[1], nowhere), f"kafka:9092 ({HOST}) did not answer within 0.2 s: {TIMEOUT.remedy}"),
+                (
+                    (closed.getsockname()[1], nowhere),
+                    f"kafka:9092 ({HOST}) did not answer within 0.2 s: {TIMEOUT.remedy}",
+                ),
                 (
                     (nowhere, closed.getsockname()[1]),
                     f"kafka:9092 ({HOST}) cannot be reached: Connection refused: {REFUSED.remedy}",
