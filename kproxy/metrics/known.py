@@ -53,6 +53,7 @@ LIMITS = (
     "max_connections",
     "max_connections_per_address",
     "max_requests_in_flight",
+    "open_files",
     "own_answers",
     "pending_requests",
     "unsent_frames",

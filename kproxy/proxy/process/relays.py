@@ -83,9 +83,17 @@ class Relays:
             sinks,
             guard=guard,
         )
+        self.worker.gate.starved = self._starved
         module = native()
         if module is not None:
             self.worker.core = Core(module, self.worker.poller, self.worker.pressure, metrics)
+
+    def _starved(self, listener: str) -> None:
+        """Count that a client of a listener had to wait for a file descriptor."""
+        for cluster in self.clusters:
+            name = cluster.cluster.name
+            if listener == name or listener.rpartition("/")[0] == name:
+                self._metrics.cluster(name).limits["open_files"] += 1
 
     # --- recording, begun before `start` -----------------------------------------------------------------------------
 

@@ -62,6 +62,8 @@ class Gate:
         self.listeners: set[Listener] = set()
         self.given = GivenSockets()  # a listener prefers a socket from here
         self.is_held = False  # clients wait in the backlog
+        # Called with a listener's name when the system gives no socket for a client, which waits in the backlog.
+        self.starved: Callable[[str], None] = lambda name: None
         self._exhausted: asyncio.TimerHandle | None = None
         self._accepts_left = ACCEPTS_PER_TURN
         self._queue: dict[socket.socket, Listener] = {}  # no accepts left for them in this turn, longest first
@@ -235,7 +237,10 @@ class Listener:
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as fault:
-            return not self.gate.check(fault)  # otherwise the client has disconnected
+            if not self.gate.check(fault):
+                return True  # the client has disconnected
+            self.gate.starved(self.name)
+            return False
         try:
             prepare(client)
         except OSError:

@@ -11,7 +11,14 @@ from kproxy.proxy.config.limits import Limits
 
 
 def test_the_limits_of_metrics_are_settings():
-    of_all = {"ended_clients", "kept_bytes", "own_answers", "pending_requests", "unsent_frames"}  # no settings
+    of_all = {
+        "ended_clients",
+        "kept_bytes",
+        "open_files",
+        "own_answers",
+        "pending_requests",
+        "unsent_frames",
+    }  # no settings
     assert set(KNOWN) - of_all <= set(Limits.model_fields) and of_all <= set(KNOWN)
     assert {module.CONNECTIONS, module.CONNECTIONS_PER_ADDRESS, module.RATE, module.RATE_PER_ADDRESS} <= set(KNOWN)
 

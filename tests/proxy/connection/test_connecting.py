@@ -1,16 +1,21 @@
 """Many clients at once; a policy between sockets: refusals, and the names that kproxy asks for itself."""
 
 import asyncio
+import errno
 import json
+import os
 import socket
 from contextlib import suppress
 from uuid import UUID
+
+import pytest
 
 from kproxy.protocol import codec
 from kproxy.protocol.apis import API_VERSIONS, FETCH, METADATA, PRODUCE
 from kproxy.proxy.admission.admission import Admission
 from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.relay.ends import Incoming
+from kproxy.proxy.sockets import listeners
 from kproxy.wire import interest
 from tests.proxy.live import Broker, Wire, kproxy, live
 from tests.wire.playbook import request, response
@@ -187,3 +192,26 @@ def test_clients_that_come_all_at_once_leave_their_turns_to_those_that_are_there
                 client.close()
 
     live(talk())
+
+
+@pytest.mark.parametrize("number", (errno.EMFILE, errno.ENFILE))
+def test_a_client_for_whom_no_descriptor_is_left_is_counted_and_served_later(monkeypatch, caplog, number):
+    accept, faults = socket.socket.accept, [OSError(number, os.strerror(number)) for _ in range(3)]
+
+    def accepted(sock):
+        if faults:
+            raise faults.pop()
+        return accept(sock)
+
+    async def test():
+        async with kproxy() as here:
+            monkeypatch.setattr(listeners, "_EXHAUSTED_PAUSE_S", 0.01)
+            with monkeypatch.context() as patch:
+                patch.setattr(socket.socket, "accept", accepted)
+                client, broker = await here.connect()
+            assert here.limits == {"open_files": 3}
+            await client.send(request(API_VERSIONS, 0, 1))
+            assert await broker.frame() == request(API_VERSIONS, 0, 1)
+
+    live(test())
+    assert "raise the limit of open files (ulimit -n, LimitNOFILE)" in caplog.text
