@@ -1,7 +1,8 @@
 """Requests the figures of `kproxy top` from the admin port: /api/live always, the rest only while it is shown.
 
-Duty: one call per refresh, in the thread of the caller; `figures` never change, each answer replaces them. Bounded: MAX_CONNECTIONS rows, PAGES pages of groups; findings
-are requested every FINDINGS_S, more than MANY connections every CONNECTIONS_S. Failed requests raise KproxyError.
+Duty: one call per refresh, in the thread of the caller; each answer replaces `figures`, which never change. Bounded:
+MAX_CONNECTIONS rows, PAGES pages of groups; findings are requested every FINDINGS_S, more than MANY connections every
+CONNECTIONS_S. Failed requests raise KproxyError.
 """
 
 from time import monotonic
