@@ -15,6 +15,7 @@ from kproxy.analysis.pieces import (
     KEYS,
     OF_BROKERS,
     RATE,
+    WITHOUT_TLS,
     at_last,
     grouped,
     groups,
@@ -81,14 +82,18 @@ def errors(
     no partition has one, as in responses about transactions and replicas, it counts as `inside_answer`, and `kproxy
     show` decodes it. `codes` counts the errors of the responses, at every level. Requests without a response are here
     too: `unanswered` are those whose client missed the response, by the same rule as in an overview; `not_missed` are
-    those whose connection ended while nobody waited, such as long polls and a client's last requests.
+    those whose connection ended while nobody waited, such as long polls and a client's last requests, and
+    `closed_by_broker` those whose connection the broker ended first. `tls_expected` are those of clients without TLS at
+    a port that expects it.
     `in_flight_at_end` are requests that waited when the capture ended, on connections that were still open, less than 5
     seconds longer than they may: mostly long polls, and no errors. They come last.
     """
     keys = " and ".join(f"f.{key} = i.{key}" for key in KEYS)
     error = f"""case when waits and is_missed is null then '{AT_END}' when fine then coalesce(part_error, '{INSIDE}')
         when outcome = '{ANSWERED}' then error
-        when outcome = 'unanswered' and is_missed is null and {of_clients(False)} then '{NOT_MISSED}'
+        when outcome = 'unanswered' and without_tls then 'tls_expected'
+        when outcome = 'unanswered' and is_missed is null and {of_clients(False)}
+            then case when closed_by = 'broker' then 'closed_by_broker' else '{NOT_MISSED}' end
         else outcome end"""
     return ask(
         {"exchanges": exchanges, "partitions": partitions, "connections": connections},
@@ -100,12 +105,16 @@ def errors(
             select distinct {", ".join(KEYS)}, error as part_error from partitions
             where error_code != 0 and direction = 'response'""",
         missing=f"select distinct {', '.join(KEYS)}, true as is_missed from missed",
-        still_open="select distinct source, connection, true as is_open from connections where close = 'open'",
+        held=f"""
+            select source, connection, max(close = 'open') as is_open, max(closed_by) as closed_by,
+                max({WITHOUT_TLS}) as without_tls
+            from connections group by source, connection""",
         told=f"""
-            select f.*, coalesce(o.is_open and f.outcome = 'unanswered', false) as waits, i.part_error, m.is_missed
+            select f.*, coalesce(h.is_open and f.outcome = 'unanswered', false) as waits, i.part_error, m.is_missed,
+                h.closed_by, coalesce(h.without_tls, false) as without_tls
             from failed f left join inside i on f.fine and {keys}
             left join missing m on {keys.replace("i.", "m.")}
-            left join still_open o on f.source = o.source and f.connection = o.connection""",
+            left join held h on f.source = h.source and f.connection = h.connection""",
         counted=f"""
             select {groups(by, every, {"error": error})} count(*) as exchanges, sum(errors) as codes,
                 count(distinct {GROUPS["client"]}) as clients, count(distinct {GROUPS["broker"]}) as brokers,

@@ -23,7 +23,7 @@ Refuses to know which exchanges a question is about.
 
 from collections.abc import Iterable
 
-from kproxy.analysis.pieces import GROUPS, OVERDUE_NS, duration_of, literal, ns, version_in
+from kproxy.analysis.pieces import GROUPS, OVERDUE_NS, WITHOUT_TLS, duration_of, literal, ns, version_in
 from kproxy.wire.events import ANSWERED, UNANSWERED
 
 GROUP_WAITS = ("JoinGroup", "SyncGroup")  # the broker answers when the other members have come
@@ -54,10 +54,11 @@ def steps(condition: str) -> dict[str, str]:
     most = _most(f"{cause}_ns" for cause in CAUSES)
     causes = " ".join(f"when {cause}_ns = {most} then '{cause}'" for cause in CAUSES)
     return {
-        "trips": """
+        "trips": f"""
             select source, connection, max(handshake_rtt_ns) as round_trip_ns, max(end_ns) as ended_ns,
                 max(close) as close, max(late_answer_ns) as late_ns, max(late_answer_since_ns) as since_ns,
-                max(late_answer_times) as late_times
+                max(late_answer_times) as late_times, max(closed_by) as closed_by,
+                max({WITHOUT_TLS}) as without_tls
             from connections group by source, connection""",
         "late": """
             select e.source, e.connection, max(e.response_end_ns) as sent_ns from exchanges e join trips t
@@ -71,7 +72,7 @@ def steps(condition: str) -> dict[str, str]:
                 union all select source, max(end_ns) from connections group by source) of_both
             group by source""",
         "measured": f"""
-            select e.*, t.round_trip_ns, t.close,
+            select e.*, t.round_trip_ns, t.close, t.closed_by, coalesce(t.without_tls, false) as without_tls,
                 case when e.response_end_ns = d.sent_ns then t.late_ns else 0 end as late_ns,
                 case when e.response_end_ns = d.sent_ns then t.late_times end as late_times,
                 coalesce(e.latency_ns, 0) as wait_ns,
@@ -112,14 +113,15 @@ def steps(condition: str) -> dict[str, str]:
                 cast(0 as bigint) as unanswered_ns, late_times,
                 retransmissions, source, connection, `number`,
                 mute_ns, held_ns, allowed_ns, muted_ns, in_flight, records, request_bytes, response_bytes, acks,
-                max_wait_ms, loss_ns, closed_window_ns, throttle_ms, outcome, close, request_start_ns, response_end_ns
+                max_wait_ms, loss_ns, closed_window_ns, throttle_ms, outcome, close, closed_by, without_tls,
+                request_start_ns, response_end_ns
             from travelled where outcome = '{ANSWERED}'
             union all
             select `time`, whole_ns, api, {GROUPS["client"]}, {GROUPS["broker"]}, client_address, api_version,
                 0, 0, 0, 0, 0, 0, 0, 0, 0, whole_ns, null, retransmissions, source, connection, `number`,
                 0, 0, allowed_ns, muted_ns, in_flight, records, request_bytes, response_bytes, acks,
-                max_wait_ms, loss_ns, closed_window_ns, throttle_ms, outcome, close, request_start_ns,
-                request_start_ns + whole_ns
+                max_wait_ms, loss_ns, closed_window_ns, throttle_ms, outcome, close, closed_by, without_tls,
+                request_start_ns, request_start_ns + whole_ns
             from travelled where outcome = '{UNANSWERED}'""",
         "caused": f"select *, case when outcome = '{UNANSWERED}' then 'unanswered' {causes} end as cause from parts",
         "weighed": f"select *, {_most(_LESSER.values())} as second_ns from caused",
@@ -138,10 +140,14 @@ def explanation() -> str:
     """Why an exchange of `weighed` took its time, in a sentence."""
     second = " ".join(f"when {part} = second_ns then ' {CAUSES[each]}'" for each, part in _LESSER.items())
     return f"""concat(
-        case when cause = 'unanswered' and coalesce(close, 'open') in ('open', 'idle')
+        case when cause = 'unanswered' and without_tls
+            then 'no answer: its client sent no TLS, and the port expects it'
+            when cause = 'unanswered' and coalesce(close, 'open') in ('open', 'idle')
             then concat('no answer within ', {duration_of("total_ns")}, ', when the capture ended')
             when cause = 'unanswered'
-            then concat('no answer: its connection ended after ', {duration_of("total_ns")})
+            then concat('no answer: ', case closed_by when 'broker' then 'the broker closed its connection'
+                when 'client' then 'its client closed the connection' else 'its connection ended' end,
+                ' after ', {duration_of("total_ns")})
             when cause = 'throttle' and mute_ns > held_ns then concat('muted for ', {duration_of("throttle_ns")},
                 ' after earlier answers that were throttled: the client is over a quota')
             when cause = 'throttle'

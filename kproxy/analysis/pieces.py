@@ -135,6 +135,7 @@ def keyed(table: str) -> str:
 # How connects fail (capture.flow); CONNECTED, a condition on `connections`, leaves them out everywhere else.
 NOT_DELIVERED = "close in ('port_unreachable', 'host_unreachable', 'net_unreachable', 'prohibited')"
 FAILED_CONNECT = f"(close in ('refused', 'unanswered', 'closed_at_once') or {NOT_DELIVERED})"
+WITHOUT_TLS = "coalesce(tls_failure = 'TLS expected', false)"  # a client without TLS at a port that expects it
 CONNECTED = f"coalesce(not {FAILED_CONNECT}, true)"
 # A condition on `connections` that leaves out bare TCP health checks: the client never sent a byte.
 SPOKE = "coalesce(client_bytes > 0, true)"

@@ -22,7 +22,7 @@ from kproxy.capture.tls_alerts import is_alert
 from kproxy.wire.bulk import Bulk
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
-from kproxy.wire.events import CLIENT, NONE, Desync, Event, Exchange, Gap
+from kproxy.wire.events import CLIENT, NONE, SIDES, Desync, Event, Exchange, Gap
 from kproxy.wire.interest import Interest
 from kproxy.wire.state import Usual
 from kproxy.zookeeper import session as zookeeper
@@ -292,6 +292,14 @@ class Flow:
             return None
         return ANSWERED_IN_CLEAR if self.is_answered_in_clear else UNANSWERED
 
+    @property
+    def closed_by(self) -> str | None:
+        """The side of the first FIN or RST; None: none was captured, or an earlier one may be missing."""
+        first = self.talk.first_fin
+        side = self.reset_by if first is None else first[0]
+        is_sure = side >= 0 and self.talk.halves[1 - side].seen and not self.talk.has_unseen_fin
+        return SIDES[side ^ self.client] if is_sure else None
+
     def columns(self) -> dict[str, Any]:
         """The TCP columns of its row of `connections`."""
         client = self.client
@@ -318,6 +326,7 @@ class Flow:
             "late_answer_times": times if late_ns else None,
             "tls_failure": self.tls_failure,
             "path_mtu": self.path_mtu,
+            "closed_by": self.closed_by,
         }
 
 

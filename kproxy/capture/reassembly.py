@@ -221,6 +221,7 @@ class Conversation:
         "clock_ns",
         "first_fin",
         "halves",
+        "has_unseen_fin",
         "open_sides",
         "receiver",
         "retransmitted_ns",
@@ -234,7 +235,8 @@ class Conversation:
         self.open_sides = 2
         self.halves = (HalfStream(), HalfStream())
         self.clock_ns = 0
-        self.first_fin: tuple[int, int] | None = None  # the side that closed first, and when
+        self.first_fin: tuple[int, int] | None = None  # the side whose FIN was captured first, and when
+        self.has_unseen_fin = False  # a FIN was acknowledged, but not captured
         self.strays = 0  # segments whose sequence number belongs to no window
         self._patience = -1  # segments that may still go by before a hole is declared; -1: nothing waits
         # When segments were sent again, in order, each later than anything that was delivered before it: so which ones
@@ -597,7 +599,8 @@ class Conversation:
         count = stop - half.position
         half.position = stop
         if count == 1 and not half.pieces:
-            self._end(side)  # the one number that a FIN takes, which was not captured
+            self.has_unseen_fin = True
+            self._end(side)  # the one number that a FIN takes
         else:
             half.gaps += 1
             half.gap_bytes += count

@@ -180,6 +180,8 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "unanswered; answered in clear; TLS expected: the client sent no TLS, and got an alert",
         "path_mtu": "the smallest MTU, in bytes, that a router named when it dropped a packet of the connection as too "
         "large (ICMP); null: none did",
+        "closed_by": "which side ended it first, by a FIN or RST: client, broker; neither: kproxy ended it; null: no "
+        "end was seen, or the first may be missing from the capture",
     },
     "quality": {
         "kind": "the kind of flaw, or of fact, that is counted",

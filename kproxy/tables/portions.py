@@ -21,6 +21,7 @@ from kproxy.wire.events import (
     CLIENT,
     NONE,
     REQUEST_NOT_SEEN,
+    SIDES,
     ClientNamed,
     Closed,
     Desync,
@@ -183,7 +184,7 @@ class Tally:
 
     def row_so_far(self, now_ns: int) -> dict[str, Any]:
         """Return the row of an open connection; its bytes are unknown here."""
-        so_far = {"client_bytes": None, "broker_bytes": None, "end_seen": False, "close": None}
+        so_far = {"client_bytes": None, "broker_bytes": None, "end_seen": False, "close": None, "closed_by": None}
         return self.row(Closed(CLIENT, now_ns)) | so_far
 
     def row(self, closed: Closed) -> dict[str, Any]:
@@ -214,6 +215,7 @@ class Tally:
             "start_seen": True,
             "end_seen": True,
             "close": _close(closed.cause),
+            "closed_by": _closed_by(closed.cause),
             "gaps": 0,
             "gap_bytes": 0,
             "resyncs": 0,
@@ -225,3 +227,8 @@ class Tally:
 def _close(cause: str) -> str:
     """Return the end of a connection as captures name it; an end by kproxy (a drain, a fault) keeps its own name."""
     return {"closed": "fin", "reset": "reset"}.get(cause.partition("_")[2], cause)
+
+
+def _closed_by(cause: str) -> str:
+    side, _, how = cause.partition("_")
+    return side if side in SIDES and how in ("closed", "reset") else "neither"

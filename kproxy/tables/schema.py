@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from kproxy.tables import meanings
 
-VERSION = 11
+VERSION = 12
 
 TIME = pa.timestamp("us", tz="UTC")
 I16, I32, I64, TEXT, FLAG = pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.bool_()
@@ -254,6 +254,7 @@ CONNECTIONS = Table(
         ("late_answer_times", I64),
         ("tls_failure", TEXT),
         ("path_mtu", I64),
+        ("closed_by", TEXT),
         always=("connection",),
     ),
     ("time", "connection"),

@@ -253,6 +253,34 @@ def test_throttle_errors_talkers(frame):
     ]
 
 
+def test_who_ended_a_connection_tells_what_a_missing_answer_means(frame):
+    """One client ends, one is left by its broker, one lacks the TLS that its port expects; of one nothing is known."""
+    ends = [
+        {"closed_by": "client"},
+        {"closed_by": "broker"},
+        {"closed_by": "broker", "tls_failure": "TLS expected"},
+        {"closed_by": None},
+    ]
+    began = round(START.timestamp()) * 1000 * MS
+    of = {"source": "a.pcap", "start_ns": began, "end_ns": began + 500 * MS, "close": "fin"}
+    connections = frame(CONNECTIONS, [of | {"connection": n} | end for n, end in enumerate(ends)])
+    asked = {"outcome": "unanswered", "total_ns": None, "latency_ns": None}
+    asked |= {"request_start_ns": began, "request_end_ns": began}
+    table = frame(EXCHANGES, [exchange(0, connection=n, client_id=f"client-{n}", **asked) for n in range(len(ends))])
+    found = jobs.errors(table, frame(PARTITIONS, [{}]), connections)
+    assert rows(found, "error", "exchanges", "last_client") == [
+        ("not_missed", 2, "client-3"),
+        ("closed_by_broker", 1, "client-1"),
+        ("tls_expected", 1, "client-2"),
+    ]
+    assert rows(jobs.slow(table, connections), "client", "explanation") == [
+        ("client-0", "no answer: its client closed the connection after 500 ms"),
+        ("client-1", "no answer: the broker closed its connection after 500 ms"),
+        ("client-2", "no answer: its client sent no TLS, and the port expects it"),
+        ("client-3", "no answer: its connection ended after 500 ms"),
+    ]
+
+
 def test_skew(frame):
     def part(api, direction, partition, size, **columns):
         names = {"topic": "t", "api": api, "direction": direction, "partition": partition, "bytes": size, "records": 1}

@@ -597,6 +597,28 @@ def test_a_connection_that_its_server_closes_before_any_byte_is_a_failed_connect
         assert row.sentence.endswith("(10.0.0.2:9092 ×1)")
 
 
+@pytest.mark.parametrize(
+    ("end", "unseen", "closed_by"),
+    (
+        ("F f A", (), "client"),
+        ("f A F a", (), "broker"),
+        ("f R", (), "broker"),  # the client's reset answers the broker's FIN
+        ("R", (), "client"),
+        ("r", (), "broker"),
+        ("f", (), "broker"),  # the capture ends before the client's own end
+        ("", (), None),
+        ("F f A", (5,), None),  # the client's FIN was not captured
+        ("f", (0, 2, 3), None),  # nothing of the client was captured
+    ),
+)
+def test_who_ended_a_connection_first_is_told(tmp_path, end, unseen, closed_by):
+    wire = Wire().shake().ask(1)
+    for letter in end.replace(" ", ""):
+        wire.send(int(letter.islower()), flags={"A": ACK, "F": FIN | ACK, "R": RST}[letter.upper()])
+    wire.packets = [data for index, data in enumerate(wire.packets) if index not in unseen]
+    assert [flow.columns()["closed_by"] for flow in wire.seen(tmp_path, ports=(9092,)).flows] == [closed_by]
+
+
 def undelivered(kind, code, syn, number=0):
     """An ICMP message of a router about a packet on Ethernet, of which it quotes what RFC 792 asks for."""
     router = (b"\x0a\0\0\x63", 0)

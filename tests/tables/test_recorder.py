@@ -133,7 +133,9 @@ def test_what_real_clients_did_is_in_the_tables(tmp_path):
         assert connection["software_name"] in ("confluent-kafka-python", "librdkafka")
         assert connection["start_ns"] <= min(row["request_start_ns"] for row in own)
         assert connection["end_ns"] >= max(row["response_end_ns"] or 0 for row in own)
-        assert connection["close"] in ("fin", "reset", "drained", "drain_timeout")
+        by_a_side = {"fin": ("client", "broker"), "reset": ("client", "broker")}
+        assert connection["close"] in (*by_a_side, "drained", "drain_timeout")
+        assert connection["closed_by"] in by_a_side.get(connection["close"], ("neither",))
     manifest = json.loads((tmp_path / MANIFEST).read_text())
     assert manifest["sources"] == {"live:default": []}
     assert manifest["settings"] == {"detail": {"default": "batches"}}
