@@ -7,21 +7,25 @@ from collections.abc import Sequence
 
 from kproxy.analysis import parts
 from kproxy.analysis.engine import Frame, ask
+from kproxy.analysis.findings.failures import KIND_OF
 from kproxy.analysis.pieces import (
     ALL_BYTES,
     FEW,
+    GROUPS,
     KEYS,
     MS,
     OVERDUE_NS,
     TOPIC,
     duration_of,
     groups,
+    literal,
     name,
     of_clients,
     order,
     percentiles,
     span_us,
 )
+from kproxy.wire.events import ANSWERED
 
 WORSE = 0.01  # groups whose share of failed requests grew by this much come before all others
 
@@ -178,6 +182,22 @@ def _grouped(rows: str, by: Sequence[str], every: str | None, own: dict[str, str
         {order("exchanges desc", by=by, every=every)}"""
 
 
+_LAST_US = "greatest(unix_micros(`time`), coalesce(cast(floor(response_end_ns / 1e3) as bigint), 0))"
+_CREATED_US = 2_000_000  # a client asks for the topic that it made exist, until a broker has created it
+# Metadata without a topic that is new: the client gets all that it asks for soon after.
+_NEW_TOPICS = f"""
+    select * from (
+        select source, connection, `number`, error, unix_micros(`time`) as us,
+            min(case when errors = 0 and outcome = '{ANSWERED}' then unix_micros(`time`) end) over (
+                partition by cluster, {GROUPS["client"]}, client_address order by unix_micros(`time`), connection,
+                `number` rows between 1 following and unbounded following) as good_us
+        from {{table}} where api = 'Metadata') asked
+    where error in ('UNKNOWN_TOPIC_OR_PARTITION', 'LEADER_NOT_AVAILABLE') and good_us - us <= {_CREATED_US}"""
+# Whether an answer's error is none of the findings about refused requests.
+_EVERYDAY = f"""coalesce(is_new, false) or coalesce(error != 'NONE'
+    and error not in ({", ".join(map(literal, KIND_OF))}), false)"""
+
+
 def _fails(side: str) -> str:
     return f"({side}.error_share + {side}.unanswered_share)"
 
@@ -193,42 +213,53 @@ def compare(
     """Two captures side by side: the same figures of `exchanges` and of `other` (`b_`), and how they changed.
 
     A change is the other's figure divided by this one's: 2.0 means twice as slow in the other, 0.5 twice as fast. So
-    give the later capture as the other. Percentiles are of exchanges with a response; `error_share` and
-    `unanswered_share` are shares of all requests; of requests in the last 5 s of a capture none counts as unanswered,
-    since the capture may end before their answers. Groups whose share of failed requests rose by 0.01 or more come
-    first.
+    give the later capture as the other. Totals of captures with different lengths are no change: compare the rates per
+    second of capture, from its first request to its last answer, or of the step with --every; `rate_change` is that of
+    `exchanges_per_second`. Percentiles are of exchanges with a response. Shares are of all requests. `everyday_share`
+    has the errors of rebalances, elections, discovery and new topics, which clients handle by themselves, `error_share`
+    the others, and answers whose error is only inside. Of requests in the last 5 s of a capture none counts as
+    unanswered, since the capture may end before their answers. Groups whose share of failed requests rose by 0.01 or
+    more come first; everyday errors are no failures.
 
     Groups that only one capture has come last, after groups with fewer than 20 exchanges in either of them. With
     --every, steps of time begin at the first exchange of each capture, and `after_ns` is the time from there to the
     step.
     """
-    measures = ("exchanges", "p50_ns", "p99_ns", "error_share", "unanswered_share", "throttle_ms", "bytes")
+    rates = ("exchanges_per_second", "throttle_ms_per_second", "bytes_per_second")
+    shares = ("error_share", "everyday_share", "unanswered_share")
+    measures = ("exchanges", "p50_ns", "p99_ns", *rates[:1], *shares, "throttle_ms", "bytes", *rates[1:])
     step = span_us(every) if every else 0
     into = f"cast(floor((unix_micros(`time`) - first_us) / {step}e0) as bigint) * {step * 1000} as after_ns, "
     names = [*(["after_ns"] if every else []), *by]
 
     def figures(table: str) -> str:
+        seconds = f"{step / 1e6}" if every else "max(length_s)"
         return f"""
             select {into if every else ""}{groups(by)} count(*) as exchanges,
                 {percentiles("latency_ns", "", 0.5, 0.99)},
-                avg(case when errors > 0 then 1e0 else 0e0 end) as error_share,
+                avg(case when errors > 0 and not ({_EVERYDAY}) then 1e0 else 0e0 end) as error_share,
+                avg(case when errors > 0 and ({_EVERYDAY}) then 1e0 else 0e0 end) as everyday_share,
+                try_divide(count(*), {seconds}) as exchanges_per_second,
+                try_divide(sum(throttle_ms), {seconds}) as throttle_ms_per_second,
+                try_divide(sum({ALL_BYTES}), {seconds}) as bytes_per_second,
                 avg(case when outcome in ('unanswered', 'lost') and unix_micros(`time`) < last_us - {OVERDUE_NS // 1000}
                     then 1e0 else 0e0 end) as unanswered_share,
                 sum(throttle_ms) as throttle_ms, sum({ALL_BYTES}) as bytes
-            from {table} cross join (select min(unix_micros(`time`)) as first_us from {table}) began
-            join (select source as of_source, max(greatest(unix_micros(`time`), coalesce(cast(
-                floor(response_end_ns / 1e3) as bigint), 0))) as last_us from {table} group by source) ended
+            from {table} cross join (select min(unix_micros(`time`)) as first_us,
+                (max({_LAST_US}) - min(unix_micros(`time`))) / 1e6 as length_s from {table}) began
+            join (select source as of_source, max({_LAST_US}) as last_us from {table} group by source) ended
                 on source = of_source
+            left join (select source as new_source, connection as new_connection, `number` as new_number,
+                    true as is_new from ({_NEW_TOPICS.format(table=table)}) m) news
+                on source = new_source and connection = new_connection and `number` = new_number
             where {of_clients(replicas)} and {where or "true"}
             group by all"""
 
     same = " and ".join(f"o.{name(each)} is not distinct from t.{name(each)}" for each in names)
     both = "".join(f"coalesce(o.{name(each)}, t.{name(each)}) as {name(each)}, " for each in names)
     figure = {each: f"o.{each}, t.{each} as b_{each}" for each in measures}
-    figure |= {
-        each: f"{figure[each]}, try_divide(t.{each}, o.{each}) as {each.replace('_ns', '_change')}"
-        for each in ("p50_ns", "p99_ns")
-    }
+    changes = {"p50_ns": "p50_change", "p99_ns": "p99_change", "exchanges_per_second": "rate_change"}
+    figure |= {each: f"{figure[each]}, try_divide(t.{each}, o.{each}) as {change}" for each, change in changes.items()}
     return ask(
         {"exchanges": exchanges, "other": other},
         ours=figures("exchanges"),

@@ -50,6 +50,7 @@ EXCHANGE = {
     "retransmissions": 0,
 }
 API_KEYS = {
+    "Metadata": 3,
     "Produce": 0,
     "Fetch": 1,
     "JoinGroup": 11,
@@ -614,6 +615,33 @@ def test_compare(frame):
     assert rows(
         jobs.compare(ours, theirs), "api", "exchanges", "b_exchanges", "p99_change", "b_error_share", "b_throttle_ms"
     ) == [("Produce", 4, 2, 3.0, 0.5, 10), ("Fetch", 1, None, None, None, None)]
+
+
+def test_captures_of_different_length_are_compared_by_rates_and_without_everyday_errors(frame):
+    """The other is four times as long with as many requests per second; clients there join a group and create a topic.
+
+    A client that asks for a topic that nobody creates is refused.
+    """
+    refusals = ("MEMBER_ID_REQUIRED", "REBALANCE_IN_PROGRESS", "NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE")
+    ours = frame(EXCHANGES, [exchange(n, n, api="Metadata", errors=0) for n in range(11)])
+    theirs = [exchange(n, n, api="Metadata", errors=0) for n in range(41)]
+    theirs[7] |= {"errors": 1, "error_code": 3, "error": "UNKNOWN_TOPIC_OR_PARTITION"}
+    theirs += [
+        exchange(n, n, connection=2, api="JoinGroup", errors=1, error_code=79, error=error)
+        for n, error in enumerate(refusals)
+    ]
+    theirs += [
+        exchange(n, n, connection=3, client_id="typo", api="Metadata", errors=1, error=error)
+        for n, error in enumerate(["UNKNOWN_TOPIC_OR_PARTITION"] * 4)
+    ]
+    answer = jobs.compare(ours, frame(EXCHANGES, theirs), by=["api", "client"])
+    names = ("api", "client", "b_exchanges", "rate_change", "b_error_share", "b_everyday_share")
+    found = {row[:2]: row[2:] for row in rows(answer, *names)}
+    assert found["Metadata", "app"] == (41, pytest.approx(41 / 40 / 1.1), 0, 1 / 41)
+    assert found["JoinGroup", "app"] == (4, None, 0, 1)
+    assert found["Metadata", "typo"] == (4, None, 1, 0)
+    steps = rows(jobs.compare(ours, ours, every="2 seconds"), "after_ns", "exchanges_per_second", "rate_change")
+    assert steps[0] == (0, 1.0, 1.0)
 
 
 def test_quality(frame):
