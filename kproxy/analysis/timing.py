@@ -184,15 +184,17 @@ def _grouped(rows: str, by: Sequence[str], every: str | None, own: dict[str, str
 
 _LAST_US = "greatest(unix_micros(`time`), coalesce(cast(floor(response_end_ns / 1e3) as bigint), 0))"
 _CREATED_US = 2_000_000  # a client asks for the topic that it made exist, until a broker has created it
-# Metadata without a topic that is new: the client gets all that it asks for soon after.
+# Metadata without a topic that is new: the client gets all that it asks for soon after. From v13 on Metadata has an error
+# of its own, which is NONE then.
 _NEW_TOPICS = f"""
     select * from (
-        select source, connection, `number`, error, unix_micros(`time`) as us,
+        select source, connection, `number`, errors, error, unix_micros(`time`) as us,
             min(case when errors = 0 and outcome = '{ANSWERED}' then unix_micros(`time`) end) over (
                 partition by cluster, {GROUPS["client"]}, client_address order by unix_micros(`time`), connection,
                 `number` rows between 1 following and unbounded following) as good_us
         from {{table}} where api = 'Metadata') asked
-    where error in ('UNKNOWN_TOPIC_OR_PARTITION', 'LEADER_NOT_AVAILABLE') and good_us - us <= {_CREATED_US}"""
+    where errors > 0 and coalesce(error, 'NONE') in ('NONE', 'UNKNOWN_TOPIC_OR_PARTITION', 'LEADER_NOT_AVAILABLE')
+        and good_us - us <= {_CREATED_US}"""
 # Whether an answer's error is none of the findings about refused requests.
 _EVERYDAY = f"""coalesce(is_new, false) or coalesce(error != 'NONE'
     and error not in ({", ".join(map(literal, KIND_OF))}), false)"""
