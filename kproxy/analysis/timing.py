@@ -184,8 +184,8 @@ def _grouped(rows: str, by: Sequence[str], every: str | None, own: dict[str, str
 
 _LAST_US = "greatest(unix_micros(`time`), coalesce(cast(floor(response_end_ns / 1e3) as bigint), 0))"
 _CREATED_US = 2_000_000  # a client asks for the topic that it made exist, until a broker has created it
-# Metadata without a topic that is new: the client gets all that it asks for soon after. From v13 on Metadata has an error
-# of its own, which is NONE then.
+# Metadata without a topic that is new: the client gets all that it asks for soon after. From v13 on Metadata has an
+# error of its own, which is NONE then.
 _NEW_TOPICS = f"""
     select * from (
         select source, connection, `number`, errors, error, unix_micros(`time`) as us,

@@ -31,6 +31,7 @@ _CLAUSES: Mapping[str, Callable[[Finding], str]] = {
         else f"{_broker(one)} was gone for {_gone(one)}"
     ),
     "broker_standing_still": lambda one: f"{_broker(one)} stood still for {_gone(one)}",
+    "broker_paused": lambda one: f"{_broker(one)} paused for {_time(one, 'paused_ns')}",
     "all_brokers_silent": lambda one: f"{one.where} answered nothing for {_time(one, 'silent_ns')} at once",
     "coordinator_lost": lambda one: f"{one.where} was not served by its coordinator for {_time(one, 'outage_ns')}",
     "open_transaction": lambda one: (

@@ -16,12 +16,12 @@ from kproxy.analysis.findings.kinds import LARGEST, NAMED
 
 NS = 1_000_000_000
 # Conditions on times. OVERLAPS: consequence and cause at the same time, or soon after it. BEGINS: the consequence began
-# meanwhile or soon after. DURING: it began meanwhile. MOSTLY: the cause lasted for at least half of its time. EVER: the
-# consequence is of a longer time, such as a percentile.
-OVERLAPS, BEGINS, EVER, DURING, MOSTLY = "overlaps", "begins", "ever", "during", "mostly"
+# meanwhile or soon after. DURING: it began meanwhile. WITHIN: the same, to the second. MOSTLY: the cause lasted for at
+# least half of its time. EVER: the consequence is of a longer time, such as a percentile.
+OVERLAPS, BEGINS, EVER, DURING, WITHIN, MOSTLY = "overlaps", "begins", "ever", "during", "within", "mostly"
 _STEP_NS = NS  # the step in which failures are counted, or longer
 _BEFORE_NS = 5 * NS  # a standstill begins at the last successful answer: one heartbeat (3 s) earlier
-_AFTER_NS = {OVERLAPS: 10 * NS, BEGINS: 30 * NS, DURING: NS}  # session.timeout.ms, request.timeout.ms
+_AFTER_NS = {OVERLAPS: 10 * NS, BEGINS: 30 * NS, DURING: NS, WITHIN: 0}  # session.timeout.ms, request.timeout.ms
 
 
 class Edge(NamedTuple):
@@ -43,9 +43,12 @@ def _edges(causes: Iterable[str], consequences: Iterable[str], same: tuple[str, 
 
 _OF_BROKER = ("broker_gone", "broker_standing_still")
 DOWN = (*_OF_BROKER, "all_brokers_silent")  # outages of brokers
+_PAUSED = ("broker_paused",)  # too short for elections and timeouts
+_TIMED = (*DOWN, *_PAUSED)  # causes of failures by the times of these
 EDGES: tuple[Edge, ...] = (
     # Brokers that fall silent together.
-    *_edges(("all_brokers_silent",), _OF_BROKER, (), MOSTLY),
+    *_edges(("all_brokers_silent",), (*_OF_BROKER, *_PAUSED), (), MOSTLY),
+    *_edges(_OF_BROKER, _PAUSED, ("broker",), OVERLAPS),  # as it begins, or is back
     *_edges(("all_brokers_silent",), ("unanswered", "client_timeouts", "late_answers"), (), OVERLAPS),
     # Consequences of a broker: its partitions, its groups and its requests.
     *_edges(DOWN, ("coordinator_lost", "under_replicated", "offline_partitions"), ("broker",), OVERLAPS),
@@ -108,7 +111,7 @@ EDGES: tuple[Edge, ...] = (
 )
 # Findings whose requests' times alone show their cause. A leader is slow while it waits for the replicas of another
 # broker; without these times, as live, nobody knows which. A percentile has no parts: most of the requests decide.
-_BY_MOMENTS = _edges(DOWN, ("slow_broker",), (), DURING)
+_BY_MOMENTS = (*_edges(DOWN, ("slow_broker",), (), DURING), *_edges(_PAUSED, ("slow_broker",), (), WITHIN))
 _BY_CONSEQUENCE: dict[str, tuple[Edge, ...]] = {
     edge.consequence: tuple(each for each in EDGES if each.consequence == edge.consequence) for edge in EDGES
 }
@@ -153,19 +156,19 @@ def _parted(
     """
     by_moments = tuple(edge for edge in _BY_MOMENTS if edge.consequence == one.kind)
     edges = (*_BY_CONSEQUENCE.get(one.kind, ()), *by_moments) if moments else ()
-    first = [edge for edge in edges if edge.cause in DOWN or edge.cause not in _BY_CONSEQUENCE]  # no consequences
+    first = [edge for edge in edges if edge.cause in _TIMED or edge.cause not in _BY_CONSEQUENCE]  # no consequences
     causes = [(edge, cause) for edge in first for cause in of_kind.get(edge.cause, ())]
     parts: dict[int, tuple[Finding | None, list[Moment]]] = {}
     for moment in moments:
         then = one._replace(since_ns=moment.at_ns, until_ns=moment.at_ns)
         able = [
-            (len(edge.same), cause.kind in DOWN, cause.since_ns or 0, cause)
+            (len(edge.same), cause.kind in _TIMED, cause.since_ns or 0, cause)
             for edge, cause in causes
-            if explains(edge, cause, then) and (edge.when != DURING or moment.is_replicated)
+            if explains(edge, cause, then) and (edge.when not in (DURING, WITHIN) or moment.is_replicated)
         ]
         begun = [each for each in able if each[2] <= moment.at_ns + _STEP_NS]
         nearest = max(begun or able, key=lambda each: each[:3])[3] if able else None
-        if nearest is not None and nearest.kind not in DOWN:
+        if nearest is not None and nearest.kind not in _TIMED:
             nearest = None
         parts.setdefault(id(nearest), (nearest, []))[1].append(moment)
     if len(parts) < 2:
@@ -220,7 +223,7 @@ def _cause(index: int, found: Sequence[Finding], by_kind: Mapping[str, Sequence[
     one = found[index]
     best: tuple[tuple[int, bool, int, int], int] | None = None
     for edge in _BY_CONSEQUENCE.get(one.kind, ()):
-        if is_timed and edge.cause in DOWN:
+        if is_timed and edge.cause in _TIMED:
             continue
         for at in by_kind.get(edge.cause, ()):
             if at != index and explains(edge, found[at], one):
@@ -259,8 +262,9 @@ def _is_near(when: str, cause: Finding, one: Finding) -> bool:
         return 0 < lasted_ns <= 2 * _shared_ns(cause, one)
     if when == EVER or cause.since_ns is None or one.since_ns is None:
         return True
-    begins, ends = cause.since_ns - _BEFORE_NS, (cause.until_ns or cause.since_ns) + _AFTER_NS[when]
-    if when in (BEGINS, DURING):
+    before_ns = _STEP_NS if when == WITHIN else _BEFORE_NS
+    begins, ends = cause.since_ns - before_ns, (cause.until_ns or cause.since_ns) + _AFTER_NS[when]
+    if when in (BEGINS, DURING, WITHIN):
         return begins <= one.since_ns <= ends
     return one.since_ns <= ends and (one.until_ns or one.since_ns) >= begins
 

@@ -104,6 +104,22 @@ KINDS = {
             "slow",
         ),
         Kind(
+            "broker_paused",
+            "A broker that paused",
+            "answered nobody for {paused_ns}, then {clients} clients at once: {waiting} of their requests had waited "
+            "that a broker answers at once",
+            "All of its clients wait, and its followers fall behind; beyond replica.lag.time.max.ms (30 s) or "
+            "broker.session.timeout.ms (9 s) a pause becomes an outage.",
+            "Look at its garbage collection log and its disks (iostat) at that time, then at its host: swapping, steal "
+            "time, CPUs that have no time left. Pauses that return grow with the heap, with its page cache that is too "
+            "small, or with a neighbour on its disk.",
+            ("replica.lag.time.max.ms", "broker.session.timeout.ms"),
+            ("paused_s", "paused_clients_min", "silent_s"),
+            "requests of several clients that wait for nothing but this broker, were answered together, and no answer "
+            "of it to anybody before",
+            "slow",
+        ),
+        Kind(
             "all_brokers_silent",
             "All brokers silent at once",
             "all {brokers} brokers answered nothing for {silent_ns}, though {waiting} requests waited that need no "

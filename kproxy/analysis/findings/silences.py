@@ -1,8 +1,9 @@
-"""Findings about times in which no broker of a cluster answered anything, though requests waited at several of them.
+"""Findings about times in which no broker of a cluster answered anything, though requests waited at several of them,
+and about short pauses of one broker.
 
-What brokers share stood still then: their host, the network, or the capture. Requests that wait for other brokers by
-their nature prove nothing of their own broker: writes with acks=all and what coordinators write wait for a replica,
-and so does what stands behind them on their connection. Refuses to know engines, and how findings look.
+If all brokers are silent, what they share stood still: their host, the network, or the capture. Requests that wait for
+other brokers by their nature prove nothing of their own broker: writes with acks=all and what coordinators write wait
+for a replica, and so does what stands behind them on their connection. Refuses to know engines, and how findings look.
 """
 
 from collections.abc import Iterator
@@ -11,14 +12,17 @@ from typing import NamedTuple
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.failures import REPLICATED
 from kproxy.analysis.findings.felt import severity
-from kproxy.analysis.findings.finding import Finding, Probe, Tables, found
+from kproxy.analysis.findings.finding import Finding, Probe, Tables, broker_name, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import KNOWN_BROKERS, keyed, literal, ns, of_clients
+from kproxy.analysis.pieces import GROUPS, KNOWN_BROKERS, keyed, literal, ns, of_clients
 
 _STEP_NS = 100_000_000  # answers are counted in steps of this: a silence is between two steps
 _ACTIVE_NS = 10_000_000_000  # brokers that answered this long before the silence count as silent ones
 _LATE_NS = 500_000_000  # a request has waited this long, a Fetch beyond its max_wait_ms
 _FETCHES = ("Fetch", "ShareFetch")
+# Requests that a broker answers at once, by itself: from memory, or after a short read.
+_AT_ONCE = ("ApiVersions", "Metadata", "FindCoordinator", "ListOffsets", "OffsetForLeaderEpoch", "DescribeCluster")
+_TOGETHER_NS = 500_000_000  # a broker that goes on answers what waited within this
 
 
 class Silence(NamedTuple):
@@ -106,4 +110,91 @@ def judge_silence(row: Silence, limits: Limits) -> Iterator[Finding]:
     )
 
 
-PROBES = (Probe(("all_brokers_silent",), ("exchanges",), silences, Silence, judge_silence),)
+class Pause(NamedTuple):
+    """A time in which a broker answered nothing, though several clients waited for answers that it gives at once."""
+
+    cluster: str | None
+    broker: str  # its address
+    broker_id: int | None
+    paused_ns: int  # from the first of their requests that waited
+    clients: int
+    waiting: int  # their requests
+    first_us: int
+    last_us: int
+
+
+def pauses(tables: Tables, limits: Limits) -> Frame:
+    """Rows of Pause, the longest first.
+
+    A request counts that nothing else delays: no earlier request, quota, lost segment or closed window; a Fetch counts
+    beyond its max_wait_ms. It waited for `paused_s` while the broker answered nobody, and was answered when the broker
+    went on. Where such requests wait at another broker for half as long meanwhile, the cause is none of one broker.
+    """
+    least_ns, half_ns = f"{limits.paused_s * 1e9:.0f}", f"{limits.paused_s * 5e8:.0f}"
+    at_once, fetches = (", ".join(map(literal, apis)) for apis in (_AT_ONCE, _FETCHES))
+    return ask(
+        {"exchanges": tables["exchanges"]},
+        ("gaps", "asking", "paused"),
+        known=KNOWN_BROKERS,
+        exchanged=keyed("exchanges"),
+        served=f"""
+            select cluster, broker_key, cast(floor(response_start_ns / {_STEP_NS}) as bigint) as step,
+                min(response_start_ns) as first_ns, max(response_start_ns) as last_ns
+            from exchanged where response_start_ns is not null
+            group by cluster, broker_key, cast(floor(response_start_ns / {_STEP_NS}) as bigint)""",
+        turns="select *, lead(first_ns) over (partition by cluster, broker_key order by step) as until_ns from served",
+        gaps=f"select cluster, broker_key, last_ns, until_ns from turns where until_ns - last_ns >= {least_ns}",
+        asking=f"""
+            select cluster, broker_key, {GROUPS["broker"]} as broker, known_id, {GROUPS["client"]} as client,
+                client_address as host, response_start_ns,
+                case when api in ({fetches}) then request_end_ns + {ns("coalesce(max_wait_ms, 500)")}
+                    when api in ({at_once}) or (api = 'Produce' and acks = 1) then request_end_ns end as due_ns
+            from exchanged
+            where outcome = 'answered' and response_start_ns - request_end_ns >= {half_ns}
+                and coalesce(in_flight, 0) = 0 and coalesce(throttle_ms, 0) = 0 and coalesce(muted_ns, 0) = 0
+                and coalesce(loss_ns, 0) = 0 and coalesce(closed_window_ns, 0) = 0 and {of_clients(False)}""",
+        waits="""
+            select a.*, g.last_ns, g.until_ns, greatest(a.due_ns, g.last_ns) as since_ns
+            from asking a join gaps g on a.cluster is not distinct from g.cluster and a.broker_key = g.broker_key
+                and a.due_ns < g.until_ns and a.response_start_ns >= g.until_ns""",
+        paused=f"""
+            select cluster, broker_key, min(broker) as broker, max(known_id) as broker_id, min(since_ns) as since_ns,
+                until_ns, max(until_ns - since_ns) as paused_ns,
+                count(distinct concat_ws(' ', client, host)) as clients, count(*) as waiting
+            from waits
+            where until_ns - since_ns >= {least_ns} and response_start_ns <= until_ns + {_TOGETHER_NS}
+            group by cluster, broker_key, last_ns, until_ns
+            having count(distinct concat_ws(' ', client, host)) >= {limits.paused_clients_min}
+                and max(until_ns - since_ns) < {limits.silent_s * 1e9:.0f}""",
+        elsewhere=f"""
+            select distinct p.cluster, p.broker_key, p.until_ns, true as is_shared
+            from paused p join asking a on p.cluster is not distinct from a.cluster and p.broker_key != a.broker_key
+                and a.due_ns < p.until_ns
+                and least(a.response_start_ns, p.until_ns) - greatest(a.due_ns, p.since_ns) >= {half_ns}""",
+        answer="""
+            select p.cluster, p.broker, p.broker_id, p.paused_ns, p.clients, p.waiting,
+                cast(floor(p.since_ns / 1e3) as bigint) as first_us, cast(floor(p.until_ns / 1e3) as bigint) as last_us
+            from paused p left join elsewhere e on p.cluster is not distinct from e.cluster
+                and p.broker_key = e.broker_key and p.until_ns = e.until_ns
+            where e.is_shared is null
+            order by p.paused_ns desc, p.cluster nulls first, p.broker, first_us""",
+    )
+
+
+def judge_pause(row: Pause, limits: Limits) -> Iterator[Finding]:
+    yield found(
+        "broker_paused",
+        severity(limits, stood_still_ns=row.paused_ns),
+        row.paused_ns / 60e9,
+        row.cluster,
+        broker_name(row.broker, row.broker_id),
+        {"broker": row.broker, "broker_id": row.broker_id},
+        (row.first_us, row.last_us),
+        {"paused_ns": row.paused_ns, "clients": row.clients, "waiting": row.waiting},
+    )
+
+
+PROBES = (
+    Probe(("all_brokers_silent",), ("exchanges",), silences, Silence, judge_silence),
+    Probe(("broker_paused",), ("exchanges",), pauses, Pause, judge_pause),
+)

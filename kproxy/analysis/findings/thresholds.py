@@ -91,6 +91,13 @@ THRESHOLDS = {
             "A broker answers an empty fetch after fetch.max.wait.ms (500): several brokers that answer nothing for "
             "twice as long, though requests wait, do not do so by chance.",
         ),
+        Threshold(
+            "paused_s",
+            1,
+            "s",
+            "A broker answers metadata in milliseconds, and G1 aims at pauses below 0.2 s (MaxGCPauseMillis).",
+        ),
+        Threshold("paused_clients_min", 2, "clients", "What one client waits for may be its own, or on its way."),
         Threshold("silent_requests_min", 3, "requests", "One or two requests may be slow by themselves."),
         Threshold(
             "coordinator_outage_s",
