@@ -35,7 +35,7 @@ STANDSTILLS = {
 # Kinds that users of the cluster feel; the others are advice.
 FELT = (
     *("broker_gone", "broker_standing_still", "all_brokers_silent", "coordinator_lost", "offline_partitions"),
-    *("broker_paused", "not_enough_replicas"),
+    *("broker_absent", "broker_paused", "not_enough_replicas"),
     *("connects_failed", "tls_failed", "unanswered", "client_timeouts", *REFUSED, "reconnect_storm", "late_answers"),
     *("producers_standing_still", "records_lost", "records_given_up", "doubtful_records"),
     "resent_not_idempotent",
@@ -58,12 +58,18 @@ CHECKED = {
 # Other kinds by which such a thing shows itself if the capture begins or ends during it, or which imply it: beside
 # these nobody says that there is none.
 _SIGNS = {
-    "broker_gone": ("connects_failed", "unanswered", "client_timeouts", "under_replicated"),
+    "broker_gone": ("broker_absent", "connects_failed", "unanswered", "client_timeouts", "under_replicated"),
     "broker_standing_still": ("all_brokers_silent", "broker_paused", "client_timeouts", "unanswered", "late_answers"),
     "producers_standing_still": ("not_enough_replicas", "offline_partitions", "client_timeouts", "unanswered"),
     "records_given_up": ("unanswered", "client_timeouts", "not_enough_replicas", "doubtful_records", "throttled"),
     "resent_not_idempotent": ("doubtful_records", "client_timeouts", "unanswered"),
-    "coordinator_lost": ("broker_gone", "broker_standing_still", "connects_failed", "under_replicated"),
+    "coordinator_lost": (
+        "broker_gone",
+        "broker_absent",
+        "broker_standing_still",
+        "connects_failed",
+        "under_replicated",
+    ),
     "growing_lag": ("stopped_fetching", "stuck_stable_offset"),
     "open_transaction": ("stuck_stable_offset",),
 }

@@ -30,6 +30,7 @@ _CLAUSES: Mapping[str, Callable[[Finding], str]] = {
         if one.is_controlled_shutdown
         else f"{_broker(one)} was gone for {_gone(one)}"
     ),
+    "broker_absent": lambda one: f"{_broker(one)} was not there from the capture's beginning, {_absent(one)}",
     "broker_standing_still": lambda one: f"{_broker(one)} stood still for {_gone(one)}",
     "broker_paused": lambda one: f"{_broker(one)} paused for {_time(one, 'paused_ns')}",
     "all_brokers_silent": lambda one: f"{one.where} answered nothing for {_time(one, 'silent_ns')} at once",
@@ -231,6 +232,11 @@ def _broker(one: Finding) -> str:
 def _gone(one: Finding) -> str:
     time = _time(one, "silent_ns")
     return time if dict(one.evidence).get("is_back") else f"{time}, up to the end"
+
+
+def _absent(one: Finding) -> str:
+    time = _time(one, "absent_ns")
+    return f"for {time}" if dict(one.evidence).get("is_back") else f"up to its end {time} later"
 
 
 def _range(times_ns: Sequence[int]) -> str:

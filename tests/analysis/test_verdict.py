@@ -178,6 +178,65 @@ def test_requests_are_counted_to_an_outage_while_it_lasts(tmp_path):
     assert "Broker 2 was gone for 13.1 s: 18 requests failed" in sentence(said)
 
 
+@pytest.mark.parametrize(
+    ("named", "tried_s", "served_s", "is_in_sync", "said"),
+    [
+        ([("appeared", 0.5), ("gone", 4)], 0.1, None, False, "up to its end 40.0 s later"),
+        ([("appeared", 0.5), ("gone", 4), ("appeared", 21)], 0.1, 22, False, "for 21.0 s"),
+        ([], None, None, False, "up to its end 40.0 s later"),  # no Metadata names it, and partitions lack it
+        ([("appeared", 0.5)], 0.1, None, True, None),  # an address that clients cannot reach
+        ([("appeared", 0.5), ("gone", 20)], 18, None, True, None),  # it stopped later
+        ([("appeared", 0.5), ("gone", 4)], 0.1, 0.2, False, None),  # it served somebody
+        ([("appeared", 0.5)], None, None, False, None),  # it is there, and its replicas fell behind
+    ],
+)
+def test_a_broker_that_stopped_before_the_capture_is_said_not_to_have_been_there(
+    tmp_path, named, tried_s, served_s, is_in_sync, said
+):
+    """Broker 2 has a replica of each topic; the only one of `lone`, which has no leader then."""
+    table = made.Made()
+    for number in range(401):
+        at_ns = made.START_NS + number * 100 * made.MS
+        table.exchange("app", "Metadata", number / 10, response_start_ns=at_ns, response_end_ns=at_ns)
+    if served_s is not None:
+        at_ns = made.START_NS + round(served_s * NS)
+        table.exchange("app", "Metadata", served_s, broker=2, response_start_ns=at_ns, response_end_ns=at_ns)
+    for change, at_s in (*named, ("appeared", 0.5)):
+        broker = 2 if (change, at_s) in named else 1
+        table.add(
+            "topology", at_s, kind="broker", change=change, broker_id=broker, time_ns=made.START_NS + int(at_s * NS)
+        )
+    if tried_s is not None:
+        at = {"start_ns": made.START_NS + round(tried_s * NS), "client_address": "10.0.0.1", "close": "refused"}
+        for number in range(9):
+            table.add(
+                "connections",
+                tried_s,
+                connection=900 + number,
+                broker_address="10.0.1.2",
+                broker_port=9092,
+                broker_id=2,
+                **at,
+            )
+    for topic, replicas in (("orders", [1, 2]), ("lone", [2])):
+        isr = replicas if is_in_sync else [each for each in replicas if each != 2]
+        leader = isr[0] if isr else None
+        change = "created" if isr else "offline"
+        told = {"leader": leader, "isr": isr, "replicas": replicas, "change": change, "time_ns": made.START_NS + NS}
+        table.add("leadership", 1, topic=topic, partition=0, **told)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        answer = findings(tables)
+        whole = sentence(verdict(tables, answer))
+    found = [one for one in answer if one.kind == "broker_absent"]
+    if said is None:
+        assert not found and "was not there" not in whole
+        return
+    (one,) = found
+    assert whole.startswith(f"Broker 2 was not there from the capture's beginning, {said}: one partition had no leader")
+    of_named = {"under_replicated", "connects_failed"} if named else set()
+    assert {each.kind for each in one.consequences} == {"offline_partitions", *of_named}
+
+
 def test_the_same_words_count_the_same_everywhere(tmp_path):
     """A client that goes on misses its answers, one that ends does not, nor does a consumer that left its group where
     another follows under its name; one that waits at the capture's end does if it is overdue; what Metadata refuses is

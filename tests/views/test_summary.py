@@ -257,7 +257,7 @@ def test_a_client_whose_host_tries_the_broker_again_in_vain_missed_the_answer(tm
     path.write_bytes(packet.pcap([(number * 10**6, data) for number, data in enumerate(wire.packets)]))
     _, lines = converted(tmp_path, path)
     (errors,) = (line for line in lines if line.startswith("errors"))
-    assert errors == f"errors    {told or 'no answer, nobody waited for it'} Heartbeat ×1"
+    assert errors == f"errors    {told or 'no answer, the broker closed the connection'} Heartbeat ×1"
 
 
 @pytest.mark.parametrize("opens", (True, False))

@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from types import MappingProxyType
 
 from kproxy.analysis.engine import Frame, first_rows, kept, rows
+from kproxy.analysis.findings.absences import PROBES as ABSENCES
 from kproxy.analysis.findings.balance import PROBES as BALANCE
 from kproxy.analysis.findings.causes import folded
 from kproxy.analysis.findings.clients import PROBES as CLIENTS
@@ -44,6 +45,7 @@ MAX_ROWS = 1000  # per question, those with the most weight first: bounds the ro
 
 PROBES: tuple[Probe, ...] = (
     *OUTAGES,
+    *ABSENCES,
     *SILENCES,
     *REDUNDANCY,
     *CONNECTS,

@@ -16,12 +16,20 @@ from kproxy.analysis.findings.kinds import LARGEST, NAMED
 
 NS = 1_000_000_000
 # Conditions on times. OVERLAPS: consequence and cause at the same time, or soon after it. BEGINS: the consequence began
-# meanwhile or soon after. DURING: it began meanwhile. WITHIN: the same, to the second. MOSTLY: the cause lasted for at
-# least half of its time. EVER: the consequence is of a longer time, such as a percentile.
-OVERLAPS, BEGINS, EVER, DURING, WITHIN, MOSTLY = "overlaps", "begins", "ever", "during", "within", "mostly"
+# meanwhile or soon after. FOLLOWS: it began soon after the cause began. DURING: it began meanwhile. WITHIN: the same,
+# to the second. MOSTLY: the cause lasted for at least half of its time. EVER: the consequence is of a longer time, such
+# as a percentile.
+OVERLAPS, BEGINS, FOLLOWS, EVER = "overlaps", "begins", "follows", "ever"
+DURING, WITHIN, MOSTLY = "during", "within", "mostly"
 _STEP_NS = NS  # the step in which failures are counted, or longer
 _BEFORE_NS = 5 * NS  # a standstill begins at the last successful answer: one heartbeat (3 s) earlier
-_AFTER_NS = {OVERLAPS: 10 * NS, BEGINS: 30 * NS, DURING: NS, WITHIN: 0}  # session.timeout.ms, request.timeout.ms
+_AFTER_NS = {
+    OVERLAPS: 10 * NS,
+    BEGINS: 30 * NS,
+    FOLLOWS: 30 * NS,
+    DURING: NS,
+    WITHIN: 0,
+}  # session.timeout.ms, request.timeout.ms
 
 
 class Edge(NamedTuple):
@@ -44,7 +52,8 @@ def _edges(causes: Iterable[str], consequences: Iterable[str], same: tuple[str, 
 _OF_BROKER = ("broker_gone", "broker_standing_still")
 DOWN = (*_OF_BROKER, "all_brokers_silent")  # outages of brokers
 _PAUSED = ("broker_paused",)  # too short for elections and timeouts
-_TIMED = (*DOWN, *_PAUSED)  # causes of failures by the times of these
+_ABSENT = ("broker_absent",)
+_TIMED = (*DOWN, *_PAUSED, *_ABSENT)  # causes of failures by the times of these
 EDGES: tuple[Edge, ...] = (
     # Brokers that fall silent together.
     *_edges(("all_brokers_silent",), (*_OF_BROKER, *_PAUSED), (), MOSTLY),
@@ -68,6 +77,13 @@ EDGES: tuple[Edge, ...] = (
     *_edges(DOWN, ("resent_not_idempotent", "doubtful_records"), (), DURING),  # one failed request is no finding
     *_edges(DOWN, ("coordinator_lost", "controller_changes", "offline_partitions", "fenced"), (), BEGINS),
     *_edges(DOWN, ("straggler", "members_gone"), (), BEGINS),  # members that joined anew, under new ids
+    # A broker that stopped before the capture: elections and timeouts are over soon, what lacks it lacks it for long.
+    *_edges(_ABSENT, ("coordinator_lost", "under_replicated", "offline_partitions"), ("broker",), OVERLAPS),
+    *_edges(_ABSENT, ("reconnect_storm", "unanswered", "client_timeouts"), ("broker",), OVERLAPS),
+    *_edges(_ABSENT, ("connects_failed", "tls_failed"), ("machine",), OVERLAPS),
+    *_edges(_ABSENT, ("not_enough_replicas",), (), OVERLAPS),
+    *_edges(_ABSENT, ("client_timeouts", "unanswered", "no_leader", "timed_out"), (), FOLLOWS),
+    *_edges(_ABSENT, ("producers_standing_still", "coordinator_lost", "controller_changes"), (), FOLLOWS),
     # Replicas and leaders.
     *_edges(("under_replicated",), ("not_enough_replicas", "timed_out"), (), OVERLAPS),
     *_edges(("offline_partitions",), ("no_leader", "growing_lag"), ("topic",), OVERLAPS),
@@ -263,8 +279,9 @@ def _is_near(when: str, cause: Finding, one: Finding) -> bool:
     if when == EVER or cause.since_ns is None or one.since_ns is None:
         return True
     before_ns = _STEP_NS if when == WITHIN else _BEFORE_NS
-    begins, ends = cause.since_ns - before_ns, (cause.until_ns or cause.since_ns) + _AFTER_NS[when]
-    if when in (BEGINS, DURING, WITHIN):
+    over_ns = cause.since_ns if when == FOLLOWS else cause.until_ns or cause.since_ns
+    begins, ends = cause.since_ns - before_ns, over_ns + _AFTER_NS[when]
+    if when in (BEGINS, FOLLOWS, DURING, WITHIN):
         return begins <= one.since_ns <= ends
     return one.since_ns <= ends and (one.until_ns or one.since_ns) >= begins
 

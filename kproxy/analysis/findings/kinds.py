@@ -90,6 +90,20 @@ KINDS = {
             "{unreachable} connections to it could not be made",
         ),
         Kind(
+            "broker_absent",
+            "A broker that was not there from the beginning",
+            "not there for {absent_ns} from the capture's beginning: {connects} connects to it failed meanwhile, "
+            "{partitions} partitions lacked it",
+            "It stopped before the capture began. Partitions without another replica have no leader, and those with as "
+            "many replicas as min.insync.replicas take no writes with acks=all.",
+            "Find out from its log and its host when and why it stopped; a capture that begins earlier shows how.",
+            ("min.insync.replicas", "default.replication.factor"),
+            ("silent_s",),
+            "no answer of it; connects that fail from the beginning, and Metadata that no longer names it; or replicas "
+            "on it, though Metadata never names it",
+            "connections",
+        ),
+        Kind(
             "broker_standing_still",
             "A broker that stood still",
             "no answer for {silent_ns} on connections that stayed open: {held} requests waited until it continued, "
