@@ -145,6 +145,8 @@ def answer(asked: Asked, **how: Any) -> None:
                     return
                 if rows == []:
                     click.echo(question.why_empty(tables), err=True)
+                if rows and asked.job.name == "compare" and (said := answers.lengths(rows)):
+                    click.echo(said, err=True)
                 if rows and asked.job.name == "slow":
                     _show_one(rows[0], asked.places, captures.settings(how))
                 if asked.job.name == "errors" and any(row.get("error") == parties.INSIDE for row in rows or ()):

@@ -12,7 +12,7 @@ import csv
 import json
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -281,6 +281,18 @@ def cropped(cell: str, widest: int) -> str:
         return cell
     end = widest // 3
     return f"{set_cell_size(cell, widest - end - 1)}…{set_cell_size(cell[::-1], end)[::-1]}"
+
+
+def lengths(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return that the captures of a `compare` differ in length by more than a tenth, as a sentence; else ""."""
+    found = [
+        next((row[f"{side}exchanges"] / rate for row in rows if (rate := row[f"{side}exchanges_per_second"])), 0)
+        for side in ("", "b_")
+    ]
+    if min(found) * 1.1 >= max(found) or not all(found):
+        return ""
+    one, other = (units.duration(seconds * 1e9) for seconds in found)
+    return f"The captures last {one} and {other}: compare rates per second, not totals."
 
 
 # What `analyze errors` has in the column `error` beside Kafka's names of errors. JSON and conditions have the values.

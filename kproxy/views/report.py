@@ -354,13 +354,13 @@ def _quality(report: Report) -> str:
 def _compared(report: Report) -> str:
     if "compare" not in report.figures.by_name:
         return ""
+    rows = report.figures["compare"].to_pylist()
     what = (
         f"<p>This: {_name(', '.join(report.places))}. The other: {_name(report.other)}. In each cell "
         "this one's figure stands above, the other's below in grey; a change is the other's figure divided by this "
-        "one's: above 1, the other is slower. The other sections end with what both have; single exchanges and plots "
-        "over time have no counterpart.</p>"
+        f"one's: above 1, the other is slower. {answers.lengths(rows)} The other sections end with what both have; "
+        "single exchanges and plots over time have no counterpart.</p>"
     )
-    rows = report.figures["compare"].to_pylist()
     drawn = []
     if any(row["p99_ns"] and row["b_p99_ns"] for row in rows):
         drawn.append(_drawn(report, "compare", "99th percentile of both", plots.compared, timed=False))

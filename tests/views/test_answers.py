@@ -160,6 +160,18 @@ def test_lines_fit_into_a_terminal_and_stay_whole_elsewhere(monkeypatch, tmp_pat
     assert answers.wrapped(line, sys.stdout, 10) == [first, f"{' ' * 10}console-consumer-90373"]
 
 
+def test_captures_of_different_length_are_told():
+    """By any row whose group is in that capture; steps of time have one length."""
+
+    def row(count, rate, other_count, other_rate):
+        names = ("exchanges", "exchanges_per_second", "b_exchanges", "b_exchanges_per_second")
+        return dict(zip(names, (count, rate, other_count, other_rate), strict=True))
+
+    rows = [row(None, None, 60, 2.0), row(100, 10.0, None, None)]
+    assert answers.lengths(rows) == "The captures last 10.0 s and 30.0 s: compare rates per second, not totals."
+    assert [answers.lengths(each) for each in ([], rows[:1], [row(100, 10.0, 108, 10.0)])] == ["", "", ""]
+
+
 def test_what_is_no_error_of_kafka_is_said_in_words():
     """Conditions and JSON keep the values; a name of Kafka's stays."""
     said = [answers.text("error", value) for value in ("inside_answer", "not_missed", "NOT_COORDINATOR", None)]
