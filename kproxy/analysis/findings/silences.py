@@ -20,8 +20,9 @@ _STEP_NS = 100_000_000  # answers are counted in steps of this: a silence is bet
 _ACTIVE_NS = 10_000_000_000  # brokers that answered this long before the silence count as silent ones
 _LATE_NS = 500_000_000  # a request has waited this long, a Fetch beyond its max_wait_ms
 _FETCHES = ("Fetch", "ShareFetch")
-# Requests that a broker answers at once, by itself: from memory, or after a short read.
-_AT_ONCE = ("ApiVersions", "Metadata", "FindCoordinator", "ListOffsets", "OffsetForLeaderEpoch", "DescribeCluster")
+# Requests that a broker answers at once, by itself: from memory, or after a short read. A broker that starts lets
+# ApiVersions wait.
+_AT_ONCE = ("Metadata", "FindCoordinator", "ListOffsets", "OffsetForLeaderEpoch", "DescribeCluster")
 _TOGETHER_NS = 500_000_000  # a broker that goes on answers what waited within this
 
 

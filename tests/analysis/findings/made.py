@@ -26,6 +26,7 @@ KEYS = {
     "EndTxn": 26,
     "InitProducerId": 22,
     "Metadata": 3,
+    "ApiVersions": 18,
 }
 
 Rows = dict[str, list[dict[str, Any]]]

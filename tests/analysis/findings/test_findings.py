@@ -507,6 +507,7 @@ def test_brokers_that_fall_silent_together_are_one_cause(tmp_path, silent_s, alo
         (1.5, {"api": "Produce", "acks": -1}, "slow_broker"),  # waits for a replica
         (1.5, {"api": "Fetch", "max_wait_ms": 5000}, "slow_broker"),  # waits for data
         (1.8, {"api": "Fetch", "max_wait_ms": 500}, "broker_paused"),
+        (1.5, {"api": "ApiVersions"}, "slow_broker"),  # it starts
         (1.5, {"loss_ns": made.MS}, "slow_broker"),  # on its way
         (1.5, {"answered": "at any time"}, "slow_broker"),  # to others meanwhile
         (1.5, {"answered": "one by one"}, "slow_broker"),
