@@ -235,7 +235,7 @@ def compare(
     names = [*(["after_ns"] if every else []), *by]
 
     def figures(table: str) -> str:
-        seconds = f"{step / 1e6}" if every else "max(length_s)"
+        seconds = f"{step / 1e6:.6f}e0" if every else "max(length_s)"
         return f"""
             select {into if every else ""}{groups(by)} count(*) as exchanges,
                 {percentiles("latency_ns", "", 0.5, 0.99)},
