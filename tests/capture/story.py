@@ -1,8 +1,8 @@
 """A small capture made up packet by packet, in which everything happens to connections that can."""
 
 from kproxy.capture.packets import ACK, FIN, RST, SYN
+from kproxy.protocol import codec
 from tests.capture import packet
-from tests.capture.test_flows import answer, request
 
 MS = 1_000_000
 BEGIN_NS = 1_700_000_000 * 1_000_000_000
@@ -11,12 +11,24 @@ HELLO = b"\x16\3\1\0\x05\1\0\0\1\0"
 TICK_NS = 100_000  # between two packets, if nothing else is said
 
 
+def request(number):
+    """A heartbeat."""
+    header = {"requestApiKey": 12, "requestApiVersion": 0, "correlationId": number, "clientId": "me"}
+    body = codec.encode_request(header, {"groupId": "g", "generationId": 1, "memberId": "m"})
+    return len(body).to_bytes(4) + body
+
+
+def answer(number):
+    body = codec.encode_response(12, 0, {"correlationId": number}, {"errorCode": 0 if number % 3 else 27})
+    return len(body).to_bytes(4) + body
+
+
 class Story:
     """Packets in the order of their capture: (time_ns, bytes, length on the wire)."""
 
-    def __init__(self):
+    def __init__(self, begin_ns=BEGIN_NS):
         self.packets = []
-        self.now = BEGIN_NS
+        self.now = begin_ns
 
     def wait(self, ns):
         self.now += ns
@@ -178,19 +190,19 @@ def reported(code, frame, mtu=0):
     return packet.ethernet(packet.ipv4(message, protocol=1, source=(b"\x0a\0\0\x63", 0), target=packet.CLIENT))
 
 
-def middle(story, port):
+def middle(story, port, isn):
     """Joined in its middle, the broker's bytes first; it stays open."""
-    line = Line(story, port, (0xFFFF_FFF0, 0x7FFF_FFF0)).send(1, answer(0))
+    line = Line(story, port, isn).send(1, answer(0))
     return line.ask(1, 2, 3).send(0, request(4))
 
 
-def told():
-    """The packets of all connections, some of them at the same time."""
-    story = Story()
-    lossy(story, 40001, (0xFFFF_FFC0, 7))
+def told(begin_ns=BEGIN_NS, first=(0xFFFF_FFC0, 7), joined=(0xFFFF_FFF0, 0x7FFF_FFF0)):
+    """The packets of all connections; first, joined: sequence numbers of two of them."""
+    story = Story(begin_ns)
+    lossy(story, 40001, first)
     holes(story, 40002)
     twice(story, 40003)
-    middle(story, 40004)
+    middle(story, 40004, joined)
     waits(story, 40005)
     routed(story, 40031)
     # connects: refused, unanswered, closed at once, given up

@@ -180,7 +180,8 @@ class Mapped:
             mine = self._until_end(window)
             yield mine
             if mine.records:
-                position = mine.offset + mine.records[-1][3]
+                last_ns, _, _, end, _ = mine.records[-1]
+                position = mine.offset + end
             if len(mine.records) < len(window.records):
                 if position > self._end:
                     # Else the file has grown since it was opened.

@@ -74,3 +74,75 @@ def test_a_mapped_file_that_shrinks_is_cut(tmp_path, monkeypatch, large):
         file.truncate(24 + 1016 * 8000 + 500)
     assert count + sum(len(window.records) for window in windows) == 8000
     assert quality.count("cut_file") == 1
+
+
+SIZES = (14, 15, 53, 54, 69, 70, 71, 86, 87, 100, 199, 200, 300)  # around the bytes of a packet that are looked at
+
+
+@pytest.mark.parametrize("large", (-1, 1 << 40), ids=("mapped", "copied"))
+@pytest.mark.parametrize("count", (1, 3, 1 << 10))
+def test_records_between_any_two_offsets_are_those_that_begin_there(tmp_path, monkeypatch, count, large):
+    """Whatever is read at a time; an end inside a record, which is read whole, shows that a border is wrong."""
+    monkeypatch.setattr(mapped, "FIRST_RECORDS", count)
+    monkeypatch.setattr(mapped, "RECORDS", count)
+    monkeypatch.setattr(mapped, "LARGE", large)
+    packets = [(number * 1000, bytes([number]) * size) for number, size in enumerate(SIZES, 1)]
+    path = tmp_path / "file.pcap"
+    path.write_bytes(packet.pcap(packets))
+    size = path.stat().st_size
+    starts = [24]
+    for each in SIZES:
+        starts.append(starts[-1] + 16 + each)
+    inside = {place + by for place in starts for by in (-17, -16, -1, 1, 15, 16, 17) if 24 < place + by < size}
+    for begin in (24, *starts[-5:-1]):
+        for end in sorted({0, *starts, *inside}):
+            if 0 < end <= begin:
+                continue
+            quality = Quality()
+            windows = list(windows_of(Bytes(path), quality, [], begin, end))
+            found = [(window.offset + record[2] - 16, record[0]) for window in windows for record in window.records]
+            assert found == [
+                (place, time_ns)
+                for place, (time_ns, _) in zip(starts[:-1], packets, strict=True)
+                if begin <= place < (end or size)
+            ]
+            assert [(row.kind, row.count, row.first_ns) for row in quality] == (
+                [("damaged", 1, found[-1][1])] if end in inside else []
+            )
+
+
+@pytest.mark.parametrize("piece", (1, 86, 87, 1 << 18))
+@pytest.mark.parametrize("room", (-1, 0, 1, 71, 72))
+def test_a_buffer_of_any_size_holds_whole_records_alone(tmp_path, monkeypatch, piece, room):
+    """room: bytes of the buffer more than a record, and the head of the next, have."""
+    largest = 16 + max(SIZES)
+    monkeypatch.setattr(mapped, "PIECE_BYTES", piece)
+    monkeypatch.setattr(mapped, "BUFFER_BYTES", largest + mapped.HEAD + room)
+    packets = [(number * 1000, bytes([number]) * size) for number, size in enumerate(SIZES * 3, 1)]
+    path = tmp_path / "file.pcap"
+    path.write_bytes(packet.pcap(packets))
+    *at_once, columns = told(Bytes(path))
+    *read, _ = told(Read(path))
+    assert at_once == read and len(read[0]) == len(packets)
+    assert columns > 5
+
+
+@pytest.mark.parametrize("large", (-1, 1 << 40), ids=("mapped", "copied"))
+@pytest.mark.parametrize("begun", (1, 15, 16, 17, 71, 100))
+def test_a_file_that_grows_while_it_is_read_ends_with_the_record_that_was_not_whole(
+    tmp_path, monkeypatch, begun, large
+):
+    """begun: bytes of that record which were there when the file was opened."""
+    monkeypatch.setattr(mapped, "FIRST_RECORDS", 1)
+    monkeypatch.setattr(mapped, "LARGE", large)
+    packets = [(number * 1000, bytes(100)) for number in range(6)]
+    whole = packet.pcap(packets)
+    path = tmp_path / "file.pcap"
+    path.write_bytes(whole[: 24 + 3 * 116 + begun])
+    quality = Quality()
+    windows = windows_of(Bytes(path), quality, [])
+    found = [record[0] for record in next(windows).records]
+    path.write_bytes(whole)
+    found += [record[0] for window in windows for record in window.records]
+    assert found == [0, 1000, 2000, 3000]
+    assert quality.count("cut_file") == 1 and not quality.count("damaged")

@@ -1,0 +1,99 @@
+"""A small capture in which everything happens: all its rows, whatever way they are read.
+
+`story.txt` holds the rows, times in microseconds since the first packet.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from kproxy.capture import pcap, pcapng
+from kproxy.capture.columns import mapped, pairs
+from tests.capture import packet, story
+from tests.capture.columns.test_inorder import NEVER, told
+
+EXPECTED = Path(__file__).with_name("story.txt")
+USUAL = {None, 0, "answered", "full", "plain"}  # and so not written
+OF_EXCHANGE = ("request_start_ns", "request_end_ns", "response_start_ns", "response_end_ns")
+SIZES = ("request_bytes", "response_bytes")
+SAME = {  # of every row, or what others of its values say
+    *("source", "cluster", "time", "connection", "client_address", "client_port", "broker_address", "broker_port"),
+    *("client_id", "api", "api_key", "api_version", "error", "number", "latency_ns", "total_ns", "broker_ns"),
+}
+
+
+def since(time_ns):
+    """Microseconds since the first packet."""
+    return "-" if time_ns is None else str((time_ns - story.BEGIN_NS) // 1000)
+
+
+def values(row, names=()):
+    found = []
+    for name, value in row.items():
+        if value not in USUAL and name not in SAME and name not in names:
+            found.append(f"{name}={since(value) if name == 'late_answer_since_ns' else value}")
+    return found
+
+
+def written(path, fewest):
+    """The rows of a capture as lines of text, and how many exchanges went by column."""
+    rows, quality, taken = told(path, fewest)
+    lines = []
+    for row in sorted(rows["connections"], key=lambda row: (row["client_port"], row["start_ns"])):
+        times = since(row["start_ns"]), since(row["end_ns"])
+        lines.append(" ".join(("connection", str(row["client_port"]), *times, *values(row, ("start_ns", "end_ns")))))
+    for row in sorted(
+        rows["exchanges"], key=lambda row: (row["client_port"], row["request_end_ns"] or row["response_end_ns"])
+    ):
+        asked = [since(row[name]) for name in OF_EXCHANGE] + [str(row[name]) for name in SIZES]
+        lines.append(" ".join(("exchange", str(row["client_port"]), *asked, *values(row, (*OF_EXCHANGE, *SIZES)))))
+    for kind, count, size, first_ns, last_ns, _ in quality:
+        lines.append(f"quality {kind} {count} {size} {since(first_ns)} {since(last_ns)}")
+    assert not rows["partitions"] and not rows["batches"]
+    return lines, taken
+
+
+def classic(packets, **how):
+    return packet.pcap(packets, **how)
+
+
+def blocks(packets):
+    """pcapng, by two interfaces in turn."""
+    parts = [packet.section(), packet.interface(), packet.interface(options=packet.option(9, b"\x09"))]
+    for number, (time_ns, data, length) in enumerate(packets):
+        ticks = time_ns if number % 2 else time_ns // 1000
+        parts.append(packet.enhanced(data, ticks, name=number % 2, original=length))
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("fewest", (1, NEVER), ids=("by column", "one by one"))
+@pytest.mark.parametrize("window", (1, 150, 400, 1000, 1 << 20))
+@pytest.mark.parametrize(
+    "spell",
+    (classic, blocks, lambda packets: classic(packets, order=">", nano=True)),
+    ids=("pcap", "pcapng", "pcap of another machine"),
+)
+def test_the_rows_are_those_written_down(tmp_path, monkeypatch, spell, window, fewest):
+    for module in (pcap, pcapng):
+        monkeypatch.setattr(module, "WINDOW", window)
+    monkeypatch.setattr(pairs, "WORTH", 0)
+    monkeypatch.setattr(mapped, "FIRST_RECORDS", max(1, window // 100))
+    monkeypatch.setattr(mapped, "RECORDS", max(1, window // 50))
+    path = tmp_path / "story"
+    path.write_bytes(spell(story.told()))
+    lines, taken = written(path, fewest)
+    assert lines == EXPECTED.read_text().splitlines()
+    assert fewest == 1 or not taken
+    assert fewest != 1 or window < 1 << 20 or taken > 40
+
+
+@pytest.mark.parametrize("fewest", (1, NEVER), ids=("by column", "one by one"))
+@pytest.mark.parametrize("number", (0, -1, -2, 1 << 31, (1 << 31) - 1))
+def test_times_and_numbers_may_begin_at_zero_and_wrap_anywhere(tmp_path, monkeypatch, number, fewest):
+    """The first packet at the clock's zero; sequence numbers that begin at 0, or pass it in a handshake."""
+    monkeypatch.setattr(pairs, "WORTH", 0)
+    monkeypatch.setattr(mapped, "FIRST_RECORDS", 8)
+    monkeypatch.setattr(story, "BEGIN_NS", 0)
+    path = tmp_path / "story"
+    path.write_bytes(classic(story.told(0, (number, -1 - number), (number, number))))
+    assert written(path, fewest)[0] == EXPECTED.read_text().splitlines()

@@ -1,0 +1,109 @@
+"""A connection that another reader goes on with from a snapshot tells what it would have told, and counts the same."""
+
+from dataclasses import astuple
+
+import pytest
+
+from kproxy.capture.flow import Handlers
+from kproxy.capture.flows import Flows
+from kproxy.capture.packets import ETHERNET
+from kproxy.capture.quality import Quality
+from kproxy.capture.records import Window
+from kproxy.wire.events import Exchange, Unanswered
+from tests.capture import story
+from tests.capture.test_flows import exact
+
+
+class Read:
+    """A reader of packets one by one, and what its connections told."""
+
+    def __init__(self):
+        self.heard = {}  # of each connection: what each event told, and when
+        self.clock = -1  # the number of the packet in hand
+        self.flows = Flows("test", Quality(), Handlers(self._decided, None, lambda flow: None))
+
+    def _decided(self, flow):
+        heard = self.heard.setdefault(flow, [])
+
+        def listen(events):
+            for event in events:
+                event = event.exchange if type(event) is Unanswered else event
+                if type(event) is Exchange:
+                    place = exact(event)[1:]
+                    heard.append((self.clock, *place, flow.sent_again(event), flow.stalled(event)))
+                else:
+                    heard.append((self.clock, type(event).__name__))
+
+        return listen
+
+    def take(self, number, packet):
+        self.clock = number
+        time_ns, data, length = packet
+        self.flows.window(Window(data, 0, [(time_ns, ETHERNET, 0, len(data), length)]))
+
+    @property
+    def flow(self):
+        (flow,) = self.heard
+        return flow
+
+
+def tally(flow):
+    """All that is counted of a connection."""
+    quality = Quality()
+    flow.count(quality)
+    return flow.columns(), [astuple(row) for row in quality]
+
+
+LIVES = {  # and at how many packets at least both have the same
+    "lossy": (lambda made: story.lossy(made, 40001, (0xFFFF_FFC0, 7)), 16),
+    "waits": (lambda made: story.waits(made, 40002).ask(7, 8).close(), 12),
+    "holes": (lambda made: story.holes(made, 40003), 11),
+    "twice": (lambda made: story.twice(made, 40004), 9),
+}
+
+
+@pytest.mark.parametrize("begin", (0, 3, 4, 5))
+@pytest.mark.parametrize("life", LIVES)
+def test_what_goes_on_from_the_same_snapshot_goes_on_alike(life, begin):
+    """A reader that came later takes over at every packet where both have the same snapshot; together they count all.
+
+    begin: its first packet; 4 is the broker's, so the sides are the other way round.
+    """
+    make, least = LIVES[life]
+    packets = made(make)
+    whole, ahead, late, borders = Read(), Read(), Read(), []
+    for number, each in enumerate(packets):
+        whole.take(number, each)
+        if number < begin:
+            continue
+        late.take(number, each)
+        if late.heard and whole.heard and late.flow.close == whole.flow.close == "open":
+            snapshot = whole.flow.snapshot
+            if snapshot is not None and snapshot == late.flow.snapshot:
+                borders.append(number)
+    whole.flows.finish()
+    assert len(borders) >= least
+    taken = 0
+    for border in borders:
+        late = Read()
+        for number in range(begin, border + 1):
+            late.take(number, packets[number])
+        while taken <= border:
+            ahead.take(taken, packets[taken])
+            taken += 1
+        flow = late.flow
+        flow.count_anew()
+        for number in range(border + 1, len(packets)):
+            late.take(number, packets[number])
+        late.flows.finish()
+        assert [each for each in late.heard[flow] if each[0] > border] == [
+            each for each in whole.heard[whole.flow] if each[0] > border
+        ]
+        flow.join(ahead.flow)
+        assert tally(flow) == tally(whole.flow), border
+
+
+def made(make):
+    written = story.Story()
+    make(written)
+    return written.packets
