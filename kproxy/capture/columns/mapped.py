@@ -183,10 +183,9 @@ class Mapped:
                 last_ns, _, _, end, _ = mine.records[-1]
                 position = mine.offset + end
             if len(mine.records) < len(window.records):
-                if position > self._end:
-                    # Else the file has grown since it was opened.
-                    self._quality.note("damaged" if self._end < self._length else "cut_file", last_ns)
-                return
+                break
+        if position > self._end:  # inside a record: the next reader begins there, or the file ended there and has grown
+            self._quality.note("damaged" if self._end < self._length else "cut_file", last_ns)
 
     def _until_end(self, window: Window) -> Window:
         """Without records that begin at the end or behind it."""
