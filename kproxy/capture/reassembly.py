@@ -113,7 +113,7 @@ class HalfStream:
         self.ack = -1  # the last sequence number that this side acknowledged
         self.pieces: list[Piece] = []
         self.queued_bytes = 0
-        self.fin = -1  # the position after the last byte, once a FIN was seen
+        self.fin = False  # a FIN of this side was captured
         self.ended = False
         self.retransmissions = 0
         self.duplicates = 0  # packets captured twice
@@ -263,7 +263,7 @@ class Conversation:
     @property
     def is_still(self) -> bool:
         """Whether it is calm and no side has ended: only positions matter for the next packets."""
-        return self.is_calm and not any(half.ended or half.fin >= 0 or half.astray for half in self.halves)
+        return self.is_calm and not any(half.ended or half.fin or half.astray for half in self.halves)
 
     def count_anew(self) -> None:
         """Reset the counters: the previous reader reports the counts up to here."""
@@ -498,7 +498,7 @@ class Conversation:
         if not peer.seen and peer.position < peer.acked:
             self._declare(1 - side, peer.acked)  # a capture of one direction: nothing to wait for
         if flags & FIN and not half.ended and stop >= half.position:
-            half.fin = stop
+            half.fin = True
             if self.first_fin is None:
                 self.first_fin = side, time_ns
             half.queue(stop, stop + 1, END, _EMPTY, time_ns, after)
@@ -514,8 +514,7 @@ class Conversation:
 
     def _wait(self, half: HalfStream, peer: HalfStream) -> None:
         """While something waits, count the segments that go by; give up in time."""
-        if self._budget.left < self._budget.least:
-            self._budget.least = self._budget.left
+        self._budget.least = min(self._budget.least, self._budget.left)
         while half.pieces or peer.pieces or half.position < half.acked or peer.position < peer.acked:
             crowded = (
                 max(half.queued_bytes, peer.queued_bytes) > MAX_QUEUED

@@ -123,8 +123,6 @@ def _length(stalls: Sequence[Stall], low: int, high: int) -> int:
     """How much of a span some intervals cover together."""
     covered = 0
     for start, end, _, _ in sorted(stalls):
-        if start >= high:
-            break
         start = max(start, low)
         end = min(end, high)
         if start < end:

@@ -276,6 +276,26 @@ def test_a_stream_may_begin_at_number_zero():
         assert not any(half.retransmissions or half.gaps for half in talk.halves)
 
 
+@pytest.mark.parametrize("first", (0, 1))
+def test_a_segment_waits_for_number_zero_if_the_peer_shows_that_it_comes(first):
+    talk = Talk(is_open=False)
+    talk.segment(1, 7, first, ACK, 9, memoryview(b""), 0, 0)
+    talk.segment(0, first + 3, 7, ACK, 9, memoryview(b"def"), 3, 0)
+    assert talk.told == []
+    talk.segment(0, first, 7, ACK, 9, memoryview(b"abc"), 3, 0)
+    assert talk.told == [(0, b"abc"), (0, b"def")]
+
+
+def test_at_the_end_the_budget_is_whole_again():
+    talk = Talk()
+    talk.send(0, 1, b"waits")
+    talk.send(1, 1, b"too")
+    talk.send(0, 2 << 30, b"stray")
+    assert talk._budget.left == MAX_QUEUED - 13
+    talk.finish(0)
+    assert talk._budget.left == MAX_QUEUED and talk._budget.least == MAX_QUEUED - 8
+
+
 @pytest.mark.parametrize("begun", (0, 1))
 def test_what_the_peer_acknowledged_before_the_capture_is_no_hole(begun):
     """A side whose first segment has an older number, as a probe has: it stands where it was acknowledged."""

@@ -155,8 +155,7 @@ class Mapped:
         sound = True
         while sound and position < self._end and position + HEAD <= self._length <= self._source.length():
             window, sound = (self._mapped if mean > LARGE and self._held is not None else self._copied)(position, count)
-            if self._end < self._length:
-                window = self._until_end(window)
+            window = self._until_end(window)
             if not window.records:
                 break
             last_ns, _, _, end, _ = window.records[-1]
