@@ -259,7 +259,7 @@ class _Piece:
 class _Records:
     """The record headers of a classic pcap file, in bytes that begin with its header."""
 
-    begin = 24
+    begin = pcap.HEADER_BYTES
 
     def __init__(self, data: mmap | bytes, front: pcapng.Front | None = None, is_end: bool = True) -> None:
         """is_end: the bytes end where the file does."""
