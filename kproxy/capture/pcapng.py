@@ -29,6 +29,7 @@ _TLS_KEY_LOG = 0x544C534B
 PACKETS = {_ENHANCED: "I8xII", _OLD_PACKET: "H10xII"}
 PACKET_BYTES = 28
 LEAST_BLOCK = 12  # bytes: its kind, and its length twice
+_LEAST_BODY = {INTERFACE: 8, _OLD_PACKET: 20, SIMPLE: 4, STATISTICS: 12, SECRETS: 8}  # bytes of their fields
 
 _OPT_END, _IF_TSRESOL, _IF_TSOFFSET, _ISB_IFDROP, _ISB_OSDROP = 0, 9, 14, 5, 7
 
@@ -63,7 +64,9 @@ def front(data: "bytes | mmap") -> Front | None:
         kind, length = block(data, position)
         if kind in PACKETS:
             return Front(bytes(data[:position]), order, links, has_secrets)
-        if kind not in KNOWN or kind == SIMPLE or (kind == SECTION and position) or length < 12 or length & 3:
+        if kind not in KNOWN or kind == SIMPLE or (kind == SECTION and position):
+            return None
+        if length < LEAST_BLOCK + _LEAST_BODY.get(kind, 0) or length & 3:
             return None
         if kind == INTERFACE:
             links.append(interface(data, position + 8)[0])
@@ -182,6 +185,8 @@ class Sections:
 
     def _other(self, kind: int, data: bytes, start: int, end: int, records: list[Record]) -> None:
         order = self._order
+        if end - start < _LEAST_BODY.get(kind, 0):
+            raise IndexError
         if kind == INTERFACE:
             self._note_change("interfaces")
             link, snap = Struct(order + "HxxI").unpack_from(data, start)

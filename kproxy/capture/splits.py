@@ -367,7 +367,7 @@ class _Blocks:
         except (error, IndexError):
             return False
         start = position + pcapng.PACKET_BYTES
-        if not 0 < captured <= min(original, length - pcapng.PACKET_BYTES - 4):
+        if captured > min(original, length - pcapng.PACKET_BYTES - 4):
             return False
         packet = self._data[start : start + captured]
         segment = self._dissect(link, packet, 0, len(packet), 0)

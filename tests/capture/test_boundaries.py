@@ -80,6 +80,14 @@ def test_a_chain_that_ends_with_the_bytes_ends_with_the_file(cut, is_end):
     assert is_boundary(data[: len(data) - cut], is_end=is_end) == (is_end or cut <= len(SEGMENT))
 
 
+@pytest.mark.parametrize("count", (1, CHAIN - 1, CHAIN))
+def test_a_head_at_the_very_end_is_looked_at_too(count):
+    """If the chain reaches it."""
+    assert is_boundary(records(record(data=b""), at=count, count=count), is_end=True) == (count == CHAIN)
+    data = blocks(raw(0xBAE, 12), at=count, count=count)
+    assert is_boundary(data, len(FRONT), is_end=True, walker=splits._Blocks) == (count == CHAIN)
+
+
 LARGE = packet.ethernet(packet.ipv4(packet.tcp(bytes(100))))
 
 
@@ -182,6 +190,8 @@ def body(kind, name=0, captured=64, original=64, data=SEGMENT):
         ({"captured": 69, "original": 69, "data": SEGMENT + b"pad"}, False),  # more than the block
         ({"captured": 54, "original": 64}, True),
         ({"captured": 54, "original": 54, "data": SEGMENT[:54]}, True),
+        ({"captured": SNAP, "original": 101, "data": LARGE[:SNAP]}, True),
+        ({"captured": SNAP, "original": 100, "data": LARGE[:SNAP]}, False),  # its payload alone is as long
         ({"data": SEGMENT[14:], "captured": 50, "original": 50}, False),  # no Ethernet
         ({"data": SEGMENT[14:], "captured": 50, "original": 50, "name": 1}, True),
     ),
@@ -221,6 +231,8 @@ def test_a_block_begins_at_a_multiple_of_four_before_the_stop():
         (FRONT + raw(0xBAD, 14, body=bytes(2)), None, False),
         (FRONT + raw(0xBAD, 8, body=b""), None, False),
         (FRONT + raw(0xBAD, 0, body=b""), None, False),
+        (FRONT + raw(1, 16), None, False),  # without its snap length
+        (FRONT + raw(1, 20), [1, 0], False),
     ),
 )
 def test_the_front_of_a_file_is_what_comes_before_its_first_packet(front, links, has_secrets):

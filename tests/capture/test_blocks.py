@@ -1,0 +1,176 @@
+"""pcapng: what each block says at its bounds, in windows of any size, beside blocks that make no sense."""
+
+from dataclasses import astuple
+from struct import pack
+
+import pytest
+
+from kproxy.capture import pcapng
+from kproxy.capture.captures import Capture
+from kproxy.capture.quality import Quality
+from kproxy.capture.records import MAX_RECORD
+from tests.capture import packet
+
+WINDOWS = pytest.mark.parametrize("window", (1, 3, 40, 97, 1 << 19))
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """read(window, *blocks) -> (time in ns, link type, bytes, length on the wire) of records, flaws, secrets"""
+
+    def told(window, *blocks):
+        monkeypatch.setattr(pcapng, "WINDOW", window)
+        path = tmp_path / "file.pcapng"
+        path.write_bytes(b"".join(blocks))
+        quality = Quality()
+        capture = Capture([path], quality)
+        found = [
+            (time_ns, link, bytes(each.data[start:end]), original)
+            for each in capture.windows()
+            for time_ns, link, start, end, original in each.records
+        ]
+        return found, [astuple(row)[:5] for row in quality], capture.secrets
+
+    return told
+
+
+def simple(original, data, order="<"):
+    return packet.block(3, pack(order + "I", original) + data, order)
+
+
+def statistics(name, *options, order="<"):
+    return packet.block(5, pack(order + "III", name, 0, 0) + b"".join(options), order)
+
+
+def secrets(kind, size, data):
+    return packet.block(10, pack("<II", kind, size) + data)
+
+
+def raw(kind, size, body=b"", ends=None):
+    return pack("<II", kind, size) + body + pack("<I", size if ends is None else ends)
+
+
+FRONT = packet.section() + packet.interface()
+
+
+@WINDOWS
+@pytest.mark.parametrize("order", "<>")
+def test_a_simple_packet_is_cut_at_its_interfaces_snap_length_and_its_block(read, window, order):
+    data = b"abcdefgh"
+    cases = {  # snap length, length on the wire -> what is captured
+        (0, 8): data,
+        (0, 7): data[:7],
+        (0, 9): data,
+        (8, 9): data,
+        (7, 9): data[:7],
+        (9, 9): data,
+        (1, 1): data[:1],
+    }
+    for (snap, original), captured in cases.items():
+        front = packet.section(order) + packet.interface(113, snap, order=order)
+        found, flaws, _ = read(window, front, simple(original, data, order), packet.enhanced(data, 7, order=order))
+        assert found == [(0, 113, captured, original), (7000, 113, data, 8)] and not flaws
+
+
+@WINDOWS
+@pytest.mark.parametrize("order", "<>")
+def test_what_the_kernel_dropped_is_the_last_count_of_each_interface(read, window, order):
+    number = lambda code, count: packet.option(code, pack(order + "Q", count), order)  # noqa: E731
+    front = packet.section(order) + packet.interface(order=order) * 2
+    counts = [
+        statistics(0, number(5, 3), number(7, 9), order=order),  # by the interface, by the system
+        statistics(1, number(7, 4), order=order),
+        statistics(0, number(5, 10), number(4, 99), number(8, 99), order=order),
+        statistics(1, order=order),
+    ]
+    for upto, dropped in enumerate((0, 9, 13, 14, 10)):
+        blocks = [front, packet.enhanced(b"abcd", 5, order=order), *counts[:upto]]
+        assert read(window, *blocks)[1] == ([("kernel_drops", dropped, 0, 5000, 5000)] if dropped else [])
+        more = [front, packet.enhanced(b"abcd", 6, order=order), *counts[:1]]
+        flaws = read(window, *blocks, *more)[1]
+        assert flaws == [("kernel_drops", dropped + 9, 0, 5000 if dropped else 6000, 6000)]
+
+
+@WINDOWS
+def test_secrets_are_as_long_as_they_say_and_as_their_block(read, window):
+    tls = 0x544C534B
+    blocks = [secrets(tls, size, b"12345678") for size in (0, 1, 5, 8, 9, 4000)]
+    found, flaws, keys = read(window, FRONT, *blocks, secrets(tls + 1, 8, b"12345678"), packet.enhanced(b"abcd", 5))
+    assert keys == [b"", b"1", b"12345", b"12345678", b"12345678", b"12345678"]
+    assert len(found) == 1 and not flaws
+
+
+@WINDOWS
+@pytest.mark.parametrize(
+    "odd, size",
+    (
+        (raw(0xBAD, 12), 0),
+        (raw(0x1234, 16, bytes(4)), 0),  # somebody's own
+        (raw(0xBAD, 8), 12),
+        (raw(0xBAD, 14, bytes(4)), 16),
+        (raw(0xBAD, 16, bytes(4), ends=20), 16),
+        (raw(6, 12), 12),  # without what it must have
+        (raw(6, 28, bytes(16)), 28),
+        (raw(6, 32, bytes(20)), 0),  # a packet without a byte
+        (raw(2, 28, bytes(16)), 28),
+        (raw(2, 32, bytes(20)), 0),
+        (raw(3, 12), 12),
+        (raw(3, 16, bytes(4)), 0),
+        (raw(1, 12), 12),
+        (raw(1, 16, bytes(4)), 16),
+        (raw(1, 20, bytes(8)), 0),
+        (raw(5, 12), 12),
+        (raw(5, 20, bytes(8)), 20),
+        (raw(5, 24, bytes(12)), 0),
+        (raw(10, 12), 12),
+        (raw(10, 16, bytes(4)), 16),
+        (raw(10, 20, bytes(8)), 0),
+        (packet.enhanced(b"abcd", 5, name=1), 36),  # of an interface that is not there
+        (raw(0xBAD, MAX_RECORD + 4, bytes(4)), 16),
+    ),
+    ids=lambda value: value[:20].hex() if isinstance(value, bytes) else "",
+)
+def test_a_block_that_makes_no_sense_costs_itself_alone(read, window, odd, size):
+    before, after = packet.enhanced(b"before", 3), packet.enhanced(b"after", 5) * 2
+    found, flaws, _ = read(window, FRONT, before, odd, after)
+    assert [each for each in found if each[2]] == [(3000, 1, b"before", 6), *[(5000, 1, b"after", 5)] * 2]
+    assert flaws == ([("damaged", 1, size, 3000, 3000)] if size else [])
+
+
+@WINDOWS
+@pytest.mark.parametrize("more", (0, 4))
+def test_a_block_that_reaches_far_beyond_the_bytes_at_hand_is_believed_up_to_a_bound(read, window, more):
+    """Behind damage, where any number may look like a length: more of the file is read for 256 KiB at most."""
+    large = packet.block(4, bytes((1 << 18) - 12 + more))
+    usual = packet.enhanced(b"after", 5)
+    window = max(window, 100_000)
+    found, flaws, _ = read(window, FRONT, raw(0xBAD, 8), large, usual)
+    is_whole = not more or window > 1 << 18
+    assert found == [(5000, 1, b"after", 5)]
+    assert flaws == [("damaged", 1, 12 if is_whole else 12 + len(large), -1, -1)]
+
+
+@WINDOWS
+@pytest.mark.parametrize("left", (1, 4, 11, 12, 13, 35))
+def test_a_file_cut_in_a_block_says_how_much_of_that_was_there(read, window, left):
+    usual = packet.enhanced(b"abcd", 5)
+    found, flaws, _ = read(window, FRONT, usual, usual[:left])
+    assert len(found) == 1 and flaws == [("cut_file", 1, left, 5000, 5000)]
+    _, flaws, _ = read(window, FRONT, usual, raw(0xBAD, 8), usual[:left])
+    assert flaws == [("damaged", 1, 12 + left, 5000, 5000)]
+
+
+@pytest.mark.parametrize("ahead, noted", ((True, set()), (False, {"sections", "interfaces", "statistics"})))
+def test_changes_are_those_behind_the_first_packet(tmp_path, ahead, noted):
+    path = tmp_path / "file.pcapng"
+    usual = packet.enhanced(b"abcd", 0)
+    changes = statistics(0) + packet.interface() + FRONT
+    path.write_bytes(FRONT + (changes + usual if ahead else usual + changes))
+    with path.open("rb") as file:
+
+        class Source:
+            name, cut, read = "file", "", file.read
+
+        sections = pcapng.Sections(Source(), Quality(), file.read(4), [])
+        assert sum(len(window.records) for window in sections.windows()) == 1
+    assert sections.changes == noted
