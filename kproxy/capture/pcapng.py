@@ -243,7 +243,7 @@ class Sections:
         final: the file ends with the data, so what would reach beyond them is no block.
         """
         for start in heads.places(
-            data, position, len(data) - 11, step=4, order=self._order, length_at=4, least=LEAST_BLOCK, most=1 << 24
+            data, position, len(data) - 11, step=4, order=self._order, length_at=4, least=LEAST_BLOCK, most=MAX_RECORD
         ):
             kind, length = self._block.unpack_from(data, start)
             if kind in KNOWN and not length & 3:

@@ -205,6 +205,9 @@ def told(begin_ns=BEGIN_NS, first=(0xFFFF_FFC0, 7), joined=(0xFFFF_FFF0, 0x7FFF_
     middle(story, 40004, joined)
     waits(story, 40005)
     routed(story, 40031)
+    story.wait(-TICK_NS)  # two packets at the same time
+    Line(story, 40006).shake().ask(1).close()
+    story.wait(-2 * TICK_NS)  # and one before another
     # connects: refused, unanswered, closed at once, given up
     Line(story, 40011).send(0, flags=SYN).send(1, flags=RST | ACK, at=0)
     Line(story, 40012).send(0, flags=SYN).send(0, flags=SYN, at=40_012_000).send(0, flags=SYN, at=40_012_000)

@@ -174,3 +174,18 @@ def test_changes_are_those_behind_the_first_packet(tmp_path, ahead, noted):
         sections = pcapng.Sections(Source(), Quality(), file.read(4), [])
         assert sum(len(window.records) for window in sections.windows()) == 1
     assert sections.changes == noted
+
+
+@pytest.mark.parametrize("kind", (2, 6))
+@pytest.mark.parametrize(
+    "seconds, ticks, time_ns",
+    ((0, 0, 0), (-1, 999_999_999, None), (-1, 1_000_000_000, 0), (0, (1 << 63) - 1, (1 << 63) - 1), (0, 1 << 63, None)),
+)
+def test_times_are_those_that_tables_can_hold(read, kind, seconds, ticks, time_ns):
+    """seconds: the interface's offset. From 1970 to 2262."""
+    options = packet.option(9, b"\x09") + packet.option(14, pack("<q", seconds))
+    head = ("<HHIIII", 0, 0) if kind == 2 else ("<IIIII", 0)
+    odd = packet.block(kind, pack(*head, ticks >> 32, ticks & 0xFFFFFFFF, 4, 4) + b"abcd")
+    found, flaws, _ = read(1 << 19, packet.section(), packet.interface(options=options), odd)
+    assert [each[0] for each in found] == ([] if time_ns is None else [time_ns])
+    assert flaws == ([("damaged", 1, 36, -1, -1)] if time_ns is None else [])
