@@ -47,10 +47,13 @@ def test_connections_end_that_are_silent_since_before_a_moment(begin_ns):
     Line(story, 40001).shake().ask(1)
     last_ns = story.packets[-1][0]
     seen = Seen(story)
+    (flow,) = seen.flows.open
+    assert seen.flows.of(flow.keys[0]) is seen.flows.of(flow.keys[1]) is flow
     assert seen.flows.expire(last_ns) == 0
     assert seen.flows.expire(last_ns + 1) == 1
     assert [flow.close for flow in seen.ended] == ["idle"] and seen.kinds("idle") == [1]
     assert not seen.flows.ended and not seen.flows.open  # nor is it remembered
+    assert seen.flows.of(flow.keys[0]) is None
 
 
 @pytest.mark.parametrize("begin_ns", (0, 1, 10**18))
