@@ -1,0 +1,110 @@
+"""A connection whose protocol is not clear yet: how much of it is kept, and what makes it clear."""
+
+import pytest
+
+from kproxy.capture import content
+from kproxy.capture.packets import ACK, FIN
+from tests.capture.story import Line, Story, answer, request
+from tests.capture.test_flows_bounds import Seen
+
+KEPT = 4 * content.HEAD
+
+
+def send_all(line, side, size):
+    """So many bytes that say nothing."""
+    for start in range(0, size, 30_000):
+        line.send(side, bytes(min(30_000, size - start)))
+
+
+@pytest.mark.parametrize("size, kinds", ((KEPT, [1, 0]), (KEPT + 1, [0, 1])))
+def test_a_connection_of_which_the_client_says_nothing_is_given_up(size, kinds):
+    story = Story()
+    send_all(Line(story, 40001).shake(), 1, size)
+    assert Seen(story).finish().kinds("undecided", "not_kafka") == kinds
+
+
+@pytest.mark.parametrize("more", (-1, 0, 1))
+def test_what_came_before_the_first_request_in_the_middle_of_a_stream_is_dropped(more):
+    """The oldest segment, as soon as more is kept than may be; what is kept counts when the connection is Kafka's."""
+    story = Story()
+    line = Line(story, 40001)
+    size = KEPT + more - len(request(1))
+    send_all(line, 0, size)
+    line.send(0, request(1))
+    seen = Seen(story)
+    assert (seen.quality.count("resync"), seen.quality.size("resync")) == ((1, 30_000) if more > 0 else (0, 0))
+    line.send(1, answer(1))
+    seen.finish()
+    assert seen.kinds("kafka", "midstream") == [1, 1] and seen.quality.size("resync") == size
+    assert seen.quality.size("kafka") == size + len(request(1) + answer(1))
+
+
+@pytest.mark.parametrize("number, known", ((0, True), (63, True), (64, False)))
+def test_so_many_requests_that_are_not_whole_wait_for_an_answer(number, known):
+    story = Story()
+    line = Line(story, 40001)
+    for each in range(65):
+        line.send(0, request(each)[:-1])
+    line.send(1, answer(number))
+    assert Seen(story).finish().kinds("kafka", "undecided") == [int(known), int(not known)]
+
+
+@pytest.mark.parametrize("size", (7, 8))
+@pytest.mark.parametrize("other", (False, True))
+def test_an_answer_is_known_by_its_correlation_id(size, other):
+    """Of the other side's request: a side's own says nothing."""
+    story = Story()
+    line = Line(story, 40001).send(0, request(7)[:-1])
+    line.send(int(not other), answer(7)[:size])
+    assert Seen(story).finish().kinds("kafka") == [int(size == 8 and not other)]
+
+
+@pytest.mark.parametrize("count", (1, 2))
+def test_two_whole_requests_are_believed_and_show_who_is_the_client(count):
+    story = Story()
+    line = Line(story, 40001)
+    line.ends = line.ends[::-1]  # the broker's port says nothing
+    for number in range(count):
+        line.send(0, request(number))
+    seen = Seen(story).finish()
+    assert seen.kinds("kafka", "undecided") == [int(count == 2), int(count == 1)]
+    assert [flow.info.client_port for flow in seen.ended] == [9092] * (count == 2)
+
+
+def test_a_request_counts_once_however_often_it_was_sent():
+    story = Story()
+    line = Line(story, 40001)
+    for _ in range(2):
+        line.send(0, request(1))
+    assert Seen(story).finish().kinds("kafka", "undecided") == [0, 1]
+
+
+@pytest.mark.parametrize("ends", ((0,), (0, 1)))
+def test_a_connection_without_enough_bytes_is_clear_when_both_sides_have_ended(ends):
+    story = Story()
+    line = Line(story, 40001).shake().send(0, b"\0\0")
+    for side in ends:
+        line.send(side, flags=FIN | ACK)
+    seen = Seen(story)
+    assert seen.kinds("undecided") == [int(len(ends) == 2)]
+    assert seen.finish().kinds("undecided", "no_data") == [1, 0]
+
+
+@pytest.mark.parametrize("step", (1, 5, 28, 200))
+@pytest.mark.parametrize("lost", (False, True))
+def test_a_proxy_header_is_no_part_of_the_first_request(step, lost):
+    """However it is cut; behind a hole it is no header."""
+    header = b"PROXY TCP4 192.0.2.7 10.0.0.2 5000 9092\r\n"
+    story = Story()
+    line = Line(story, 40001).shake()
+    data = header + request(1)
+    if lost:
+        line.lose(0, data[:8])
+    for start in range(8 * lost, len(data), step):
+        line.send(0, data[start : start + step])
+    line.send(1, answer(1)).ask(2, 3)
+    seen = Seen(story).finish()
+    (flow,) = seen.ended
+    assert flow.payload_bytes[0] == len(data) - 8 * lost + 2 * len(request(1))
+    assert (flow.info.client_address, flow.info.client_port) == (("10.0.0.1", 40001) if lost else ("192.0.2.7", 5000))
+    assert flow.lacks_beginning == lost and seen.kinds("fault", "midstream") == [0, 0]
