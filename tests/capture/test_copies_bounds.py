@@ -25,6 +25,7 @@ class Looks:
 
     def __init__(self, monkeypatch, fewest, together=False):
         monkeypatch.setattr(inorder, "FEWEST", fewest)
+        monkeypatch.setattr(copies, "MIN_PRUNED", 0)  # what is too old is forgotten at once
         self.recent, self.dissect, self.together = Recent(), Dissector(Quality()).segment, together
 
     def of(self, packets):
@@ -50,16 +51,18 @@ class Looks:
 @pytest.mark.parametrize("together", (False, True))
 @pytest.mark.parametrize("beyond", (0, 1))
 @pytest.mark.parametrize("begin_ns", (0, BEGIN_NS))
+@pytest.mark.parametrize("between", ("early", "late"))
 @pytest.mark.parametrize("tells", ("stamp", "identity", "nothing"))
 def test_a_copy_comes_within_a_second_or_at_once_where_nothing_tells_packets_apart(
-    monkeypatch, tells, begin_ns, beyond, together, fewest
+    monkeypatch, tells, between, begin_ns, beyond, together, fewest
 ):
     looks = Looks(monkeypatch, fewest, together)
     stamp = 5 if tells == "stamp" else None
     other = frame(99, identity=8 if tells == "identity" else 7, stamp=stamp)
     late_ns = AT_ONCE_NS if tells == "nothing" else SAME_PACKET_NS
     one = frame(stamp=stamp)
-    times = begin_ns, begin_ns + 1, begin_ns + late_ns + beyond
+    last_ns = begin_ns + late_ns + beyond
+    times = begin_ns, begin_ns + 1 if between == "early" else last_ns, last_ns
     (first, _, _), (second, _, _), (third, bytes_too, _) = looks.of(list(zip(times, (one, other, one), strict=True)))
     assert not first and not second
     assert third == bytes_too == (not beyond)
