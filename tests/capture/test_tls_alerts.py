@@ -6,6 +6,7 @@ from contextlib import suppress
 import pytest
 
 from kproxy.capture.packets import ACK, FIN
+from kproxy.capture.tls_alerts import ENCRYPTED, Alerts, is_alert
 from kproxy.views.summary import verdict
 from tests.capture.test_flows import Wire, answer, request
 from tests.certificates import HOST, Authority
@@ -193,3 +194,94 @@ def test_a_connection_has_why_its_handshake_failed(said, failure, kind, tmp_path
     (flow,) = seen.flows
     assert flow.columns()["tls_failure"] == failure
     assert seen.quality.count(kind) == 1
+
+
+class Followed:
+    """A handshake that is followed: what became of it, and how many bytes were taken until nothing more was wanted."""
+
+    def __init__(self, said, cut):
+        self.client, self.alert, self.is_answered_in_clear, self.is_deaf = 1, None, False, False
+        alerts = Alerts(self)
+        for side, data in said:
+            for start in range(0, len(data), cut):
+                if not self.is_deaf:
+                    alerts.receive(side ^ 1, memoryview(data[start : start + cut]), 0)
+
+    def deafen(self):
+        self.is_deaf = True
+
+
+def tls(kind, size, data=None, version=3):
+    return bytes((kind, version, 3)) + size.to_bytes(2) + (bytes(size) if data is None else data)
+
+
+SHAKE, CHANGE, DATA, LIKE_ALERT = tls(22, 50), tls(20, 1), tls(23, 30), tls(23, 19)  # an alert of TLS 1.3 has 19 bytes
+FATAL_40, WARNING, UNKNOWN = tls(21, 2, b"\2\x28"), tls(21, 2, b"\1\x28"), tls(21, 2, b"\2\xc8")
+BOTH = (0, SHAKE), (1, SHAKE)  # by the client, by the server
+
+
+@pytest.mark.parametrize("cut", (1, 2, 5, 6, 7, 1000))
+@pytest.mark.parametrize(
+    ("said", "alert"),
+    (
+        ((*BOTH, (0, FATAL_40)), (0, "handshake_failure")),
+        ((*BOTH, (1, FATAL_40)), (1, "handshake_failure")),
+        (((0, SHAKE), (1, FATAL_40)), (1, "handshake_failure")),
+        (((0, SHAKE), (1, UNKNOWN)), (1, "alert 200")),
+        (((0, SHAKE), (1, WARNING), (1, FATAL_40)), (1, "handshake_failure")),
+        ((*BOTH, (0, WARNING)), None),
+        (((0, SHAKE), (0, FATAL_40)), None),  # before the server said anything it met an end
+        ((*BOTH, (1, SHAKE * 3 + CHANGE + FATAL_40)), (1, "handshake_failure")),
+        ((*BOTH, (1, tls(22, 0) + FATAL_40)), (1, "handshake_failure")),
+        ((*BOTH, (1, tls(22, 1) + tls(22, 2) + tls(22, 3) + FATAL_40)), (1, "handshake_failure")),
+        ((*BOTH, (1, tls(21, 1) + DATA)), None),
+        # TLS 1.3: the server encrypts first
+        ((*BOTH, (1, DATA), (0, LIKE_ALERT)), (0, ENCRYPTED)),
+        ((*BOTH, (1, CHANGE + DATA), (0, CHANGE + LIKE_ALERT)), (0, ENCRYPTED)),
+        ((*BOTH, (1, DATA), (0, tls(23, 18))), None),
+        ((*BOTH, (1, DATA), (0, tls(23, 20))), None),
+        ((*BOTH, (1, LIKE_ALERT), (0, LIKE_ALERT)), (0, ENCRYPTED)),
+        ((*BOTH, (1, DATA), (0, DATA), (1, LIKE_ALERT)), (1, ENCRYPTED)),
+        ((*BOTH, (1, DATA), (0, DATA * 2), (1, LIKE_ALERT)), (1, ENCRYPTED)),
+        ((*BOTH, (1, DATA), (0, DATA), (1, DATA + LIKE_ALERT)), None),  # the handshake went well
+        ((*BOTH, (1, DATA), (0, DATA + LIKE_ALERT)), None),  # its close_notify
+        ((*BOTH, (1, DATA), (0, DATA + LIKE_ALERT), (1, LIKE_ALERT)), None),
+        # TLS 1.2: the client encrypts first
+        ((*BOTH, (0, DATA), (1, LIKE_ALERT)), None),
+        ((*BOTH, (0, DATA), (1, FATAL_40)), None),
+        ((*BOTH, (0, LIKE_ALERT)), (0, ENCRYPTED)),
+    ),
+)
+def test_records_in_any_pieces_tell_who_ended_a_handshake(said, alert, cut):
+    followed = Followed(said, cut)
+    assert followed.alert == (None if alert is None else (alert[0] ^ 1, alert[1]))
+    assert not followed.is_answered_in_clear
+
+
+@pytest.mark.parametrize("cut", (1, 5, 1000))
+@pytest.mark.parametrize(
+    ("answer", "in_clear"),
+    (
+        *((tls(kind, 2), False) for kind in (20, 21, 22, 23)),
+        *((tls(kind, 2), True) for kind in (19, 24)),
+        *((tls(22, 2, version=version), version != 3) for version in (2, 3, 4)),
+        (SHAKE + tls(24, 2), False),  # what comes later is no answer
+    ),
+)
+def test_the_first_bytes_of_a_server_are_a_record_of_tls_or_an_answer_in_clear(answer, in_clear, cut):
+    assert Followed(((0, SHAKE), (1, answer)), cut).is_answered_in_clear == in_clear
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    (
+        (b"\x15\3\1\0\2\2", True),
+        (b"\x15\3\1\0\2", False),
+        (b"\x16\3\1\0\2\2", False),
+        (b"\x15\2\1\0\2\2", False),
+        (b"\x15\3\1\0\3\2", False),
+        (b"\x15\3\1\1\2\2", False),
+    ),
+)
+def test_an_alert_in_clear_is_known_by_its_head(data, found):
+    assert is_alert(memoryview(data)) == found
