@@ -1,5 +1,6 @@
 """A connection that another reader goes on with from a snapshot tells what it would have told, and counts the same."""
 
+import random
 from dataclasses import astuple
 
 import pytest
@@ -62,15 +63,17 @@ LIVES = {  # and at how many packets at least both have the same
 }
 
 
-@pytest.mark.parametrize("begin", (0, 3, 4, 5))
-@pytest.mark.parametrize("life", LIVES)
-def test_what_goes_on_from_the_same_snapshot_goes_on_alike(life, begin):
-    """A reader that came later takes over at every packet where both have the same snapshot; together they count all.
+def made(make):
+    written = story.Story()
+    make(written)
+    return written.packets
 
-    begin: its first packet; 4 is the broker's, so the sides are the other way round.
+
+def goes_on_alike(packets, begin):
+    """At how many packets a reader that came at `begin` has the snapshot of one that was there before.
+
+    There the late one takes over: it tells what the other would have told, and together they count all.
     """
-    make, least = LIVES[life]
-    packets = made(make)
     whole, ahead, late, borders = Read(), Read(), Read(), []
     for number, each in enumerate(packets):
         whole.take(number, each)
@@ -82,7 +85,6 @@ def test_what_goes_on_from_the_same_snapshot_goes_on_alike(life, begin):
             if snapshot is not None and snapshot == late.flow.snapshot:
                 borders.append(number)
     whole.flows.finish()
-    assert len(borders) >= least
     taken = 0
     for border in borders:
         late = Read()
@@ -101,9 +103,47 @@ def test_what_goes_on_from_the_same_snapshot_goes_on_alike(life, begin):
         ]
         flow.join(ahead.flow)
         assert tally(flow) == tally(whole.flow), border
+    return len(borders)
 
 
-def made(make):
-    written = story.Story()
-    make(written)
-    return written.packets
+@pytest.mark.parametrize("begin", (0, 3, 4, 5))
+@pytest.mark.parametrize("life", LIVES)
+def test_what_goes_on_from_the_same_snapshot_goes_on_alike(life, begin):
+    """begin: packet 4 is the broker's, so the sides of who begins there are the other way round."""
+    make, least = LIVES[life]
+    assert goes_on_alike(made(make), begin) >= least
+
+
+def wild(dice):
+    """A life in which segments are lost, sent again, late and cut at random, and windows close."""
+    told = story.Story()
+    line = story.Line(told, 40001).shake().ask(1)
+    asked, sent = 2, []
+    waiting = []  # of answers that are not sent yet
+    for _ in range(30):
+        told.wait(dice.choice((0, 0, 0, 2 * story.MS, 40 * story.MS)))
+        what = dice.random()
+        if what < 0.15 and sent:
+            side, at, data = dice.choice(sent[-4:])
+            cut = dice.choice((0, 0, 3))
+            line.send(side, data[cut:], at=at + cut)
+        elif what < 0.25:
+            line.send(dice.randrange(2), window=dice.choice((0, 500)), ack=None)
+        else:
+            if waiting and dice.random() < 0.5:
+                side, data = 1, story.answer(waiting.pop(0))
+            else:
+                side, data = 0, story.request(asked)
+                waiting.append(asked)
+                asked += 1
+            middle = dice.choice((0, 0, 5, len(data) - 1))
+            for part in (data[:middle], data[middle:]):
+                if part:
+                    sent.append((side, line.next[side], part))
+                    (line.lose if dice.random() < 0.1 else line.send)(side, part)
+    return told.packets
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_wild_lives_go_on_alike(seed):
+    goes_on_alike(wild(random.Random(seed)), 4 + seed % 2)
