@@ -5,6 +5,7 @@ from dataclasses import astuple
 
 import pytest
 
+from kproxy.capture.content import KAFKA
 from kproxy.capture.flow import Handlers
 from kproxy.capture.flows import Flows
 from kproxy.capture.packets import ETHERNET
@@ -21,7 +22,8 @@ class Read:
     def __init__(self):
         self.heard = {}  # of each connection: what each event told, and when
         self.clock = -1  # the number of the packet in hand
-        self.flows = Flows("test", Quality(), Handlers(self._decided, None, lambda flow: None))
+        self.quality = Quality()
+        self.flows = Flows("test", self.quality, Handlers(self._decided, None, lambda flow: None))
 
     def _decided(self, flow):
         heard = self.heard.setdefault(flow, [])
@@ -95,14 +97,17 @@ def goes_on_alike(packets, begin):
             taken += 1
         flow = late.flow
         flow.count_anew()
+        late.quality.forget()
         for number in range(border + 1, len(packets)):
             late.take(number, packets[number])
         late.flows.finish()
+        assert not late.quality.count("kafka")  # who joins them counts it, once
         assert [each for each in late.heard[flow] if each[0] > border] == [
             each for each in whole.heard[whole.flow] if each[0] > border
         ]
         flow.join(ahead.flow)
         assert tally(flow) == tally(whole.flow), border
+        assert not flow.continues
     return len(borders)
 
 
@@ -114,6 +119,40 @@ def test_what_goes_on_from_the_same_snapshot_goes_on_alike(life, begin):
     assert goes_on_alike(made(make), begin) >= least
 
 
+def test_numbers_that_passed_zero_are_the_same_for_who_came_later():
+    def wrapping(told):
+        story.Line(told, 40001, (0xFFFF_FFF0, 0xFFFF_FFF8)).shake().ask(*range(20)).close()
+
+    assert goes_on_alike(made(wrapping), 9) > 25
+
+
+def test_what_is_not_kafkas_or_not_clear_has_no_snapshot():
+    flows = Flows("test", Quality(), Handlers(lambda flow: lambda events: None, None, lambda flow: None))
+    kinds = set()
+    for time_ns, data, length in story.told():
+        flows.window(Window(data, 0, [(time_ns, ETHERNET, 0, len(data), length)]))
+        for flow in (*flows.open, *flows.ended):
+            if flow.snapshot is not None:
+                assert flow.speaks == KAFKA and flow.close == "open" and flow.client >= 0
+            else:
+                kinds.add(flow.speaks)
+    assert {None, KAFKA, "tls", "http"} <= kinds
+
+
+def test_logins_that_both_readers_saw_are_counted_together():
+    packets = made(lambda told: story.Line(told, 40001).shake().ask(1, 2))
+    readers = Read(), Read()
+    for read, tokens in zip(readers, (2, 3), strict=True):
+        for number, each in enumerate(packets):
+            read.take(number, each)
+        read.flow.sasl_tokens = tokens
+    first, second = (read.flow for read in readers)
+    first.path_mtu = 1400
+    second.count_anew()
+    second.join(first)
+    assert (second.sasl_tokens, second.path_mtu, second.payload_bytes) == (5, 1400, first.payload_bytes)
+
+
 def wild(dice):
     """A life in which segments are lost, sent again, late and cut at random, and windows close."""
     told = story.Story()
@@ -121,7 +160,7 @@ def wild(dice):
     asked, sent = 2, []
     waiting = []  # of answers that are not sent yet
     for _ in range(30):
-        told.wait(dice.choice((0, 0, 0, 2 * story.MS, 40 * story.MS)))
+        told.wait(dice.choice((0, 0, -story.TICK_NS, 2 * story.MS, 40 * story.MS)))  # some at the same time
         what = dice.random()
         if what < 0.15 and sent:
             side, at, data = dice.choice(sent[-4:])
