@@ -4,8 +4,9 @@ import pytest
 
 from kproxy.capture import content
 from kproxy.capture.packets import ACK, FIN
-from tests.capture.story import Line, Story, answer, request
+from tests.capture.story import MS, Line, Story, answer, request
 from tests.capture.test_flows_bounds import Seen
+from tests.capture.test_snapshots import Read
 
 KEPT = 4 * content.HEAD
 
@@ -108,3 +109,21 @@ def test_a_proxy_header_is_no_part_of_the_first_request(step, lost):
     assert flow.payload_bytes[0] == len(data) - 8 * lost + 2 * len(request(1))
     assert (flow.info.client_address, flow.info.client_port) == (("10.0.0.1", 40001) if lost else ("192.0.2.7", 5000))
     assert flow.lacks_beginning == lost and seen.kinds("fault", "midstream") == [0, 0]
+
+
+@pytest.mark.parametrize("is_seen", (False, True))
+def test_loss_explains_nothing_of_an_answer_whose_request_was_not_captured(is_seen):
+    """How long it took is not known."""
+    story = Story()
+    line = Line(story, 40001).shake().ask(1)
+    (line.send if is_seen else line.lose)(0, request(2))
+    begun, data = line.next[1], answer(2)
+    line.lose(1, data[:5]).send(1, data[5:])
+    story.wait(50 * MS)
+    line.send(1, data[:5], at=begun).send(0)
+    read = Read()
+    for number, each in enumerate(story.packets):
+        read.take(number, each)
+    read.flows.finish()
+    *_, (*_, stalled) = (each for each in read.heard[read.flow] if len(each) > 2)  # the last exchange
+    assert bool(stalled) == is_seen
