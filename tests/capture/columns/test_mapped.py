@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import astuple
+from struct import pack
 
 import pytest
 from hypothesis import given, settings
@@ -146,3 +147,25 @@ def test_a_file_that_grows_while_it_is_read_ends_with_the_record_that_was_not_wh
     found += [record[0] for window in windows for record in window.records]
     assert found == [0, 1000, 2000, 3000]
     assert quality.count("cut_file") == 1 and not quality.count("damaged")
+
+
+@pytest.mark.parametrize("large", (-1, 1 << 40), ids=("mapped", "copied"))
+@pytest.mark.parametrize("nano", (False, True))
+@pytest.mark.parametrize(
+    "fraction, size, original, sound",
+    ((-1, 60, 60, True), (0, 60, 60, False), (-1, 60, 0, False), (-1, 1 << 18, 9, True), (-1, (1 << 18) + 1, 9, False)),
+)
+def test_a_record_that_makes_no_sense_is_damage(tmp_path, monkeypatch, large, nano, fraction, size, original, sound):
+    """fraction: more than a second has, in the file's unit."""
+    monkeypatch.setattr(mapped, "FIRST_RECORDS", 4)
+    monkeypatch.setattr(mapped, "LARGE", large)
+    second = 1_700_000_000
+    usual = [(second * 10**9 + number * 1000, b"\xff" * 60) for number in range(1, 9)]
+    whole, front = packet.pcap(usual, nano=nano), 24 + 5 * 76
+    odd = pack("<IIII", second, (10**9 if nano else 10**6) + fraction, size, original) + bytes(size)
+    path = tmp_path / "file.pcap"
+    path.write_bytes(whole[:front] + odd + whole[front:])
+    *at_once, columns = told(Bytes(path))
+    *read, _ = told(Read(path))
+    assert at_once == read and columns
+    assert (len(read[0]), [row[0] for row in read[1]]) == ((9, []) if sound else (8, ["damaged"]))
