@@ -21,11 +21,12 @@ from kproxy.capture.clock import Clock
 from kproxy.capture.columns import inorder
 from kproxy.capture.columns.later import Deferred, Later
 from kproxy.capture.copies import Recent, times_of
-from kproxy.capture.flow import DEAF, UNCONNECTED, Deaf, Flow, Handlers, Kafka, Shard, Undecided, ZooKeeper
+from kproxy.capture.flow import DEAF, UNCONNECTED, Deaf, Flow, Handlers, Shard
 from kproxy.capture.keys import SHARDS, back, shard_of
 from kproxy.capture.packets import ACK, FIN, REASONS, RST, SYN, TOO_BIG, UNDELIVERED, Dissector, Segment
 from kproxy.capture.quality import FEW_PACKETS, Quality
 from kproxy.capture.reassembly import BEHIND, FURTHEST, MASK, Receiver, ahead
+from kproxy.capture.receivers import Kafka, Undecided, ZooKeeper
 from kproxy.capture.records import Record, Window
 from kproxy.capture.tls_alerts import Alerts
 from kproxy.wire.bodies import BATCHES, ERRORS, TOPICS, Logs, Room

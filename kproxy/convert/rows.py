@@ -15,10 +15,11 @@ import pyarrow as pa
 from kproxy.capture.captures import Capture
 from kproxy.capture.columns.later import Later
 from kproxy.capture.decrypt import decrypt
-from kproxy.capture.flow import DEAF, Flow, Handlers, Kafka
+from kproxy.capture.flow import DEAF, Flow, Handlers
 from kproxy.capture.flows import Flows
 from kproxy.capture.keys import SHARDS
 from kproxy.capture.quality import Quality
+from kproxy.capture.receivers import Kafka
 from kproxy.convert.job import Job
 from kproxy.convert.spoken import BATCH_BYTES, SPOKEN, SpokenColumns
 from kproxy.insight import registry

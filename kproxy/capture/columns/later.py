@@ -17,7 +17,8 @@ import numpy as np
 
 from kproxy.capture.columns import inorder, pairs
 from kproxy.capture.columns.lanes import Part, Segments
-from kproxy.capture.flow import Flow, Kafka
+from kproxy.capture.flow import Flow
+from kproxy.capture.receivers import Kafka
 from kproxy.wire.bodies import Logs
 from kproxy.wire.bulk import Bulk
 
