@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -170,6 +171,21 @@ def test_findings_are_the_same_on_both(one_partition, dataset, tmp_path):
             assert mine == future.result(), probe.kinds
             met |= {one.kind for one in mine}
     assert len(met) > len(KINDS) // 2
+
+
+def test_pauses_and_absences_of_brokers_are_the_same_on_both(one_partition, tmp_path):
+    for name, scene, kind in (
+        ("pause", partial(made.pause, paused_s=1.5), "broker_paused"),
+        ("absence", partial(made.absence, named=(), tried_s=None, served_s=None, is_in_sync=False), "broker_absent"),
+    ):
+        table = made.Made()
+        scene(table)
+        place = table.write(tmp_path / name)
+        frames = {each: kproxy.spark.table(one_partition, str(place), each) for each in OF_FINDINGS}
+        with Tables(place) as tables:
+            mine = findings(tables)
+        assert kind in {one.kind for one in mine}
+        assert mine == findings(frames)
 
 
 def test_percentiles_of_many_rows_are_within_their_error(spark, tmp_path):

@@ -195,35 +195,7 @@ def test_a_broker_that_stopped_before_the_capture_is_said_not_to_have_been_there
 ):
     """Broker 2 has a replica of each topic; the only one of `lone`, which has no leader then."""
     table = made.Made()
-    for number in range(401):
-        at_ns = made.START_NS + number * 100 * made.MS
-        table.exchange("app", "Metadata", number / 10, response_start_ns=at_ns, response_end_ns=at_ns)
-    if served_s is not None:
-        at_ns = made.START_NS + round(served_s * NS)
-        table.exchange("app", "Metadata", served_s, broker=2, response_start_ns=at_ns, response_end_ns=at_ns)
-    for change, at_s in (*named, ("appeared", 0.5)):
-        broker = 2 if (change, at_s) in named else 1
-        table.add(
-            "topology", at_s, kind="broker", change=change, broker_id=broker, time_ns=made.START_NS + int(at_s * NS)
-        )
-    if tried_s is not None:
-        at = {"start_ns": made.START_NS + round(tried_s * NS), "client_address": "10.0.0.1", "close": "refused"}
-        for number in range(9):
-            table.add(
-                "connections",
-                tried_s,
-                connection=900 + number,
-                broker_address="10.0.1.2",
-                broker_port=9092,
-                broker_id=2,
-                **at,
-            )
-    for topic, replicas in (("orders", [1, 2]), ("lone", [2])):
-        isr = replicas if is_in_sync else [each for each in replicas if each != 2]
-        leader = isr[0] if isr else None
-        change = "created" if isr else "offline"
-        told = {"leader": leader, "isr": isr, "replicas": replicas, "change": change, "time_ns": made.START_NS + NS}
-        table.add("leadership", 1, topic=topic, partition=0, **told)
+    made.absence(table, named, tried_s, served_s, is_in_sync=is_in_sync)
     with Tables(table.write(tmp_path / "tables")) as tables:
         answer = findings(tables)
         whole = sentence(verdict(tables, answer))

@@ -3,6 +3,7 @@
 Rows say only what a question looks at. What real clients and captures provoke is tried with those as well.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -495,3 +496,86 @@ PROVOKED = {
     ("zero_windows", "10.9.0.3 and 10.0.1.1:9092"),
     ("connection_churn", "client 10.9.0.5"),
 }
+
+
+def ask(made: Made, client: str, broker: int, at_s: float, took_s: float, **columns: Any) -> None:
+    """A request that is answered after a while."""
+    asked_ns = START_NS + round(at_s * 1e9)
+    answered_ns = asked_ns + round(took_s * 1e9)
+    times = {"request_start_ns": asked_ns, "request_end_ns": asked_ns}
+    times |= {"response_start_ns": answered_ns, "response_end_ns": answered_ns}
+    made.exchange(client, at_s=at_s, broker=broker, latency_ns=answered_ns - asked_ns, **times, **columns)
+
+
+def pause(
+    made: Made,
+    paused_s: float,
+    *,
+    clients: int = 3,
+    answered: str | None = None,
+    paused: tuple[int, ...] = (2,),
+    **columns: Any,
+) -> None:
+    """Clients ask brokers 1 and 2 every 0.2 s; the paused ones answer nobody from the tenth second on, then all.
+
+    A writer with acks=all at broker 1 waits for its replica meanwhile, and is slow for that cause alone. answered: "one
+    by one" after the pause, or "at any time" to another client.
+    """
+    columns = {"api": "Metadata", **columns}
+    for number in range(300):
+        at_s = number / 5
+        is_held = 10 <= at_s < 10.2
+        for broker in (1, 2):
+            for client in range(clients):
+                took_s = 10 + paused_s - at_s if is_held and broker in paused else 0.002
+                if answered == "one by one" and is_held:
+                    took_s += 0.6 * client
+                if broker in paused and 10.2 <= at_s < 10 + paused_s:
+                    continue  # they have a request under way
+                ask(made, f"app-{client}", broker, at_s, took_s, **columns)
+        if answered == "at any time":
+            ask(made, "other", 2, at_s, 0.002, api="Metadata")
+        took_s = max(0.002, 10 + paused_s - at_s) if 10 <= at_s < 10 + paused_s else 0.002
+        for _ in range(8):
+            ask(made, "writer", 1, at_s, took_s, api="Produce", acks=-1)
+
+
+def absence(
+    made: Made,
+    named: Sequence[tuple[str, float]],
+    tried_s: float | None,
+    served_s: float | None,
+    *,
+    is_in_sync: bool,
+) -> None:
+    """Broker 2 has a replica of each topic, the only one of `lone`; Metadata names it, and drops it, at `named`.
+
+    tried_s: when connects to it fail. served_s: when it answers a request.
+    """
+    for number in range(401):
+        at_ns = START_NS + number * 100 * MS
+        made.exchange("app", "Metadata", number / 10, response_start_ns=at_ns, response_end_ns=at_ns)
+    if served_s is not None:
+        at_ns = START_NS + round(served_s * 10**9)
+        made.exchange("app", "Metadata", served_s, broker=2, response_start_ns=at_ns, response_end_ns=at_ns)
+    for change, at_s in (*named, ("appeared", 0.5)):
+        broker = 2 if (change, at_s) in named else 1
+        made.add("topology", at_s, kind="broker", change=change, broker_id=broker, time_ns=START_NS + int(at_s * 10**9))
+    if tried_s is not None:
+        at = {"start_ns": START_NS + round(tried_s * 10**9), "client_address": "10.0.0.1", "close": "refused"}
+        for number in range(9):
+            made.add(
+                "connections",
+                tried_s,
+                connection=900 + number,
+                broker_address="10.0.1.2",
+                broker_port=9092,
+                broker_id=2,
+                **at,
+            )
+    for topic, replicas in (("orders", [1, 2]), ("lone", [2])):
+        isr = replicas if is_in_sync else [each for each in replicas if each != 2]
+        leader = isr[0] if isr else None
+        change = "created" if isr else "offline"
+        told = {"leader": leader, "isr": isr, "replicas": replicas, "change": change, "time_ns": START_NS + 10**9}
+        made.add("leadership", 1, topic=topic, partition=0, **told)

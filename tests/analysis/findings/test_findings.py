@@ -520,24 +520,7 @@ def test_a_pause_of_a_broker_is_found_by_clients_that_it_keeps_waiting(tmp_path,
     A writer with acks=all at the other waits for its replica meanwhile, and is slow for that cause alone.
     """
     table = made.Made()
-    of = {"api": "Metadata", **change}
-    clients, answered, paused = of.pop("clients", 3), of.pop("answered", None), of.pop("paused", (2,))
-    for number in range(300):
-        at_s = number / 5
-        is_held = 10 <= at_s < 10.2
-        for broker in (1, 2):
-            for client in range(clients):
-                took_s = 10 + paused_s - at_s if is_held and broker in paused else 0.002
-                if answered == "one by one" and is_held:
-                    took_s += 0.6 * client
-                if broker in paused and 10.2 <= at_s < 10 + paused_s:
-                    continue  # they have a request under way
-                ask(table, f"app-{client}", broker, at_s, took_s, **of)
-        if answered == "at any time":
-            ask(table, "other", 2, at_s, 0.002, api="Metadata")
-        took_s = max(0.002, 10 + paused_s - at_s) if 10 <= at_s < 10 + paused_s else 0.002
-        for _ in range(8):
-            ask(table, "writer", 1, at_s, took_s, api="Produce", acks=-1)
+    made.pause(table, paused_s, **change)
     with Tables(table.write(tmp_path / "tables")) as tables:
         answer = findings(tables, limits({"very_slow_produce_ms": 500, "slow_produces_min": 10}))
         slow = [one.kind for one in answer if "slow_broker" in (one.kind, *(each.kind for each in one.consequences))]
@@ -548,15 +531,6 @@ def test_a_pause_of_a_broker_is_found_by_clients_that_it_keeps_waiting(tmp_path,
         assert (one.severity, dict(one.place)["broker_id"], evidence["clients"]) == ("warning", 2, 3)
         assert paused_s * 1e9 - 6e8 < evidence["paused_ns"] <= paused_s * 1e9
     assert slow == ([cause] if cause else [])
-
-
-def ask(table, client, broker, at_s, took_s, **columns):
-    """A request that is answered after a while."""
-    asked_ns = made.START_NS + round(at_s * 1e9)
-    answered_ns = asked_ns + round(took_s * 1e9)
-    times = {"request_start_ns": asked_ns, "request_end_ns": asked_ns}
-    times |= {"response_start_ns": answered_ns, "response_end_ns": answered_ns}
-    table.exchange(client, at_s=at_s, broker=broker, latency_ns=answered_ns - asked_ns, **times, **columns)
 
 
 def test_requests_that_are_slow_for_one_cause_are_one_row_of_an_overview(tmp_path):
