@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from kproxy.analysis import findings, sections
 from kproxy.analysis.beside import COMPARED, Beside, beside
 from kproxy.analysis.beside import TABLES as PAIRED
-from kproxy.analysis.engine import Frame, first_rows, kept, rows
-from kproxy.analysis.findings.consuming import GROUP_LAGS
+from kproxy.analysis.conclusions import TABLES as OF_CONCLUSIONS
+from kproxy.analysis.conclusions import conclusions
+from kproxy.analysis.engine import Frame, first_rows, rows
 from kproxy.analysis.jobs import JOBS
 from kproxy.analysis.pieces import FEW
 from kproxy.analysis.question import Question, chosen_by_time
-from kproxy.analysis.verdict import TABLES as OF_VERDICT
-from kproxy.analysis.verdict import Verdict, lags_of, verdict
+from kproxy.analysis.verdict import Verdict
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,7 +43,7 @@ SECTIONS = dict.fromkeys(("brokers", "clients", "topics", "groups"), LISTED)
 SECTIONS |= {"span": 1, "apis": 20, "coordinators": 5, "leaders": 5, "zookeeper": 10}
 MANY = 400  # rebalances in a plot
 TABLES = tuple(
-    dict.fromkeys((*sections.TABLES, *findings.TABLES, *OF_VERDICT, *PAIRED))
+    dict.fromkeys((*sections.TABLES, *OF_CONCLUSIONS, *PAIRED))
 )  # tables of sections, findings, the verdict and pairs
 
 _STEPS_MS = (
@@ -126,9 +126,7 @@ def answered(
     progress("overview")
     found.sections = sections.overview(chosen, chosen=SECTIONS)
     progress("findings")
-    with kept(lags_of(chosen)) as lags:
-        found.findings = findings.findings(chosen, known={GROUP_LAGS: lags})
-        found.verdict = verdict(chosen, found.findings, lags)
+    found.findings, found.verdict = conclusions(chosen)
     if other is not None:
         theirs = {name: chosen_by_time(name, other, since, until) for name in TABLES}
         progress("both")

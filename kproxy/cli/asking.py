@@ -213,13 +213,9 @@ def show_overview(
 ) -> None:
     """Answer and show it, with tables of either engine. key_log: the file with TLS keys, if one was given."""
     from kproxy.analysis import sections
-    from kproxy.analysis.engine import kept
-    from kproxy.analysis.findings import TABLES as OF_FINDINGS
-    from kproxy.analysis.findings import findings
-    from kproxy.analysis.findings.consuming import GROUP_LAGS
+    from kproxy.analysis.conclusions import TABLES as OF_CONCLUSIONS
+    from kproxy.analysis.conclusions import conclusions
     from kproxy.analysis.question import chosen_by_time
-    from kproxy.analysis.verdict import TABLES as OF_VERDICT
-    from kproxy.analysis.verdict import lags_of, verdict
     from kproxy.views import answers, progress
     from kproxy.views import overview as view
 
@@ -233,14 +229,11 @@ def show_overview(
         return
     with progress.waiting("computing the overview", quiet):
         rows = {name: (list(answers.dicts(frame)), most) for name, (frame, most) in found.items()}
-        told = []
-        of_both = {name: chosen_by_time(name, tables, since, until) for name in {*OF_FINDINGS, *OF_VERDICT}}
-        with kept(lags_of(of_both)) as lags:
-            if program == "analyze":  # on Spark they take longer than all the rest: `kproxy spark findings`
-                told = findings(of_both, known={GROUP_LAGS: lags})
-            said = verdict(of_both, told, lags)
+        chosen = {name: chosen_by_time(name, tables, since, until) for name in OF_CONCLUSIONS}
+        # On Spark findings take longer than all the rest: `kproxy spark findings`.
+        listed, said = conclusions(chosen, finds=program == "analyze")
     commands = sections.next_questions(program, places, {name: some for name, (some, _) in rows.items()})
-    if told:
+    if listed:
         commands.insert(0, f"kproxy {program} findings {shlex.join(places)}")
     with answers.opened(out) as file:
         frames = {name: frame for name, (frame, _) in found.items()}
