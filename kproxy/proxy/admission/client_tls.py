@@ -153,7 +153,7 @@ class ClientHandshakes:
             return RefusedClient("tls", text, "version")
         if isinstance(fault, ssl.SSLError):
             return RefusedClient("tls", f"the TLS handshake failed: {_plain(reason) or fault}", "other")
-        if connection.shared_ciphers() is None:  # its ClientHello never became whole
+        if not connection.has_hello:
             text = "it closed the connection within its first message, as health checks do"
             return RefusedClient("tls", text, "closed", said_nothing=True)
         text = f"the client{asked} closed the connection in the TLS handshake: does it trust the CA of `certificate`?"

@@ -38,6 +38,7 @@ Contents = dict[Path, bytes]
 class Asked(ssl.SSLObject):
     """The server side of a connection, with the client's server name."""
 
+    has_hello = False  # its ClientHello is complete
     server_name: str | None = None
     refused_name = False  # the listener does not serve that name
 
@@ -261,6 +262,7 @@ def _by_name(
 
     def choose(connection: ssl.SSLObject, server_name: str | None, _: ssl.SSLContext) -> int | None:
         assert isinstance(connection, Asked)
+        connection.has_hello = True
         connection.server_name = server_name
         if server_name is None:
             return None
