@@ -111,8 +111,8 @@ def answered(
 ) -> Figures | None:
     """All figures of tables between two moments, which are as `question.moment` reads them.
 
-    None where there is no exchange. other: TABLES of another dataset, to compare. progress gets the name of the
-    next question.
+    None where there is no exchange. other: TABLES of an earlier dataset, to compare: its figures come first in
+    `compare`. progress gets the name of the next question.
     """
     chosen = {name: chosen_by_time(name, tables, since, until) for name in TABLES}
     ((first_us, last_us, *_),) = rows(sections.span(chosen))
@@ -121,7 +121,10 @@ def answered(
     found = Figures(first_us, last_us, step_of(first_us, last_us))
     for name, question, limit, of_other in _questions(found, since, until, other is not None):
         progress(name)
-        frame = question.answer(tables, other["exchanges"] if of_other and other is not None else None)
+        if of_other and other is not None:  # the other dataset is the earlier one
+            frame = question.answer(other, tables["exchanges"])
+        else:
+            frame = question.answer(tables)
         found.by_name[name] = Figure(name, question, first_rows(frame, limit).arrow(), limit)
     progress("overview")
     found.sections = sections.overview(chosen, chosen=SECTIONS)

@@ -283,7 +283,7 @@ def cropped(cell: str, widest: int) -> str:
     return f"{set_cell_size(cell, widest - end - 1)}…{set_cell_size(cell[::-1], end)[::-1]}"
 
 
-def lengths(rows: Sequence[Mapping[str, Any]]) -> str:
+def lengths(rows: Sequence[Mapping[str, Any]], names: tuple[str, str] = ("This capture", "the other")) -> str:
     """Return that the captures of a `compare` differ in length by more than a tenth, as a sentence; else ""."""
     found = [
         next((row[f"{side}exchanges"] / rate for row in rows if (rate := row[f"{side}exchanges_per_second"])), 0)
@@ -292,7 +292,7 @@ def lengths(rows: Sequence[Mapping[str, Any]]) -> str:
     if min(found) * 1.1 >= max(found) or not all(found):
         return ""
     one, other = (units.duration(seconds * 1e9) for seconds in found)
-    return f"The captures last {one} and {other}: compare rates per second, not totals."
+    return f"{names[0]} lasts {one}, {names[1]} {other}: compare rates per second, not totals."
 
 
 # What `analyze errors` has in the column `error` beside Kafka's names of errors. JSON and conditions have the values.

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -172,7 +173,11 @@ def _findings_of_both(report: Report) -> str:
             "the_other": findings.sentence(theirs) if theirs else "",
         }
     shown = ("found", "finding", "where", "this", "the_other")
-    return f"<h3>{_BESIDE}</h3>{_table(lines, shown) if lines else f'<p>{findings.NOTHING}</p>'}"
+    note = (
+        '<p class="note">A finding that only one of them has may be true of both: a capture that begins after a fault '
+        "lacks what shows it. Compare the figures, too.</p>"
+    )
+    return f"<h3>{_BESIDE}</h3>{note + _table(lines, shown) if lines else f'<p>{findings.NOTHING}</p>'}"
 
 
 def _latency(report: Report) -> str:
@@ -357,19 +362,27 @@ def _compared(report: Report) -> str:
     rows = report.figures["compare"].to_pylist()
     what = (
         f"<p>This: {_name(', '.join(report.places))}. The other: {_name(report.other)}. In each cell "
-        "this one's figure stands above, the other's below in grey; a change is the other's figure divided by this "
-        f"one's: above 1, the other is slower. {answers.lengths(rows)} The other sections end with what both have; "
-        "single exchanges and plots over time have no counterpart.</p>"
+        "this one's figure stands above, the other's below in grey; a change is this one's figure divided by the "
+        f"other's: above 1, this one is slower. {answers.lengths(rows, ('The other', 'this'))} The other sections end "
+        "with what both have; single exchanges and plots over time have no counterpart.</p>"
     )
     drawn = []
     if any(row["p99_ns"] and row["b_p99_ns"] for row in rows):
-        drawn.append(_drawn(report, "compare", "99th percentile of both", plots.compared, timed=False))
+        drawn.append(
+            _drawn(
+                report,
+                "compare",
+                "99th percentile of both",
+                partial(plots.compared, names=("the other", "this")),
+                timed=False,
+            )
+        )
     numbers = [name.removeprefix("b_") for name in rows[0] if name.startswith("b_")] if rows else []
     columns = [name for name in (rows[0] if rows else ()) if not name.startswith("b_")]
     both = [
         (
-            row if row["exchanges"] else None,
             {**row, **{name: row[f"b_{name}"] for name in numbers}} if row["b_exchanges"] else None,
+            row if row["exchanges"] else None,
         )
         for row in rows
     ]
@@ -405,8 +418,12 @@ def _again(report: Report, name: str) -> str:
 
 
 def _command(report: Report, figure: Figure) -> str:
-    options = [*report.options, *(["--with", str(report.other)] if figure.question.job.name == "compare" else [])]
-    found = figure.command(report.places, options)
+    places, options = report.places, report.options
+    if figure.question.job.name == "compare":
+        if len(places) > 1:
+            return ""  # one dataset is compared with one
+        places, options = [str(report.other)], [*options, "--with", *places]
+    found = figure.command(places, options)
     return found if len(found) <= COMMAND else ""
 
 

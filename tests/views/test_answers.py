@@ -168,7 +168,7 @@ def test_captures_of_different_length_are_told():
         return dict(zip(names, (count, rate, other_count, other_rate), strict=True))
 
     rows = [row(None, None, 60, 2.0), row(100, 10.0, None, None)]
-    assert answers.lengths(rows) == "The captures last 10.0 s and 30.0 s: compare rates per second, not totals."
+    assert answers.lengths(rows) == "This capture lasts 10.0 s, the other 30.0 s: compare rates per second, not totals."
     assert [answers.lengths(each) for each in ([], rows[:1], [row(100, 10.0, 108, 10.0)])] == ["", "", ""]
 
 
