@@ -34,7 +34,10 @@ _CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d)(\.\d{1,6})?)?")
 
 @dataclass
 class Question:
-    """A job with its options. Times are as `moment` reads them; conditions are SQL; None: no such choice."""
+    """A job with its options. Times are as `moment` reads them; conditions are SQL; None: no such choice.
+
+    other_since, other_until: times of the other dataset of a comparison; with neither it has those of this one.
+    """
 
     job: Job
     options: dict[str, Any] = field(default_factory=dict)
@@ -42,6 +45,8 @@ class Question:
     until: str | None = None
     where: str | None = None
     having: str | None = None
+    other_since: str | None = None
+    other_until: str | None = None
 
     def check(self) -> list[str]:
         """Return warnings to print before the answer. Raises KproxyError for faults that are already certain."""
@@ -60,7 +65,12 @@ class Question:
             if release != self.options["kafka"]:
                 said.append(f"Kafka {self.options['kafka']} is judged as {release}, the newest of its line")
         self._condition()
-        for option, text in (("--from", self.since), ("--to", self.until)):
+        for option, text in (
+            ("--from", self.since),
+            ("--to", self.until),
+            ("--with-from", self.other_since),
+            ("--with-to", self.other_until),
+        ):
             if text is not None:
                 moment(text, option)
         return said
@@ -70,16 +80,19 @@ class Question:
         frames = [tables[name] for name in self.job.tables]
         options = dict(self.options)
         chosen, own, traffic = self._condition()
-        conditions = [*self._times(), *([chosen] if chosen else [])]
 
-        def those(frame: Frame) -> Frame:
+        def those(frame: Frame, since: str | None, until: str | None) -> Frame:
             """The chosen rows; moments without a date refer to the frame's own rows."""
+            conditions = [*times(self.job.tables[0], since, until), *([chosen] if chosen else [])]
             text = f"select * from answered where {' and '.join(conditions)}"
             return ask({"answered": frame}, chosen=text) if conditions else frame
 
-        frames[0] = those(frames[0])
+        frames[0] = those(frames[0], self.since, self.until)
         if other is not None:
-            options["other"] = those(other)
+            has_times = self.other_since is not None or self.other_until is not None
+            options["other"] = those(
+                other, *((self.other_since, self.other_until) if has_times else (self.since, self.until))
+            )
         for name in self.job.timed:
             conditions = times(name, self.since, self.until, self.job.tables[0])
             if conditions:
@@ -172,9 +185,6 @@ class Question:
         if job.only is None or checks.names_in(self.where, list(known)) <= set(job.only):
             return None, text, None
         return None, None, text
-
-    def _times(self) -> list[str]:
-        return times(self.job.tables[0], self.since, self.until)
 
 
 def times(table: str, since: str | None, until: str | None, of: str | None = None) -> list[str]:

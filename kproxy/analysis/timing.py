@@ -223,6 +223,8 @@ def compare(
     unanswered, since the capture may end before their answers. Groups whose share of failed requests rose by 0.01 or
     more come first; everyday errors are no failures.
 
+    Two parts of one capture are compared by --to and --with-from, with the same tables on both sides.
+
     Groups that only one capture has come last, after groups with fewer than 20 exchanges in either of them. With
     --every, steps of time begin at the first exchange of each capture, and `after_ns` is the time from there to the
     step.

@@ -44,6 +44,11 @@ TIMES = (
         "--to", "until", metavar="TIME", help="End, exclusive: as --from; '+30s' is 30 s after the beginning."
     ),
 )
+_OTHER_TIMES = "other_since", "other_until"
+_OF_OTHER = (
+    click.option("--with-from", "other_since", metavar="TIME", help="Start in the other dataset. Default: --from."),
+    click.option("--with-to", "other_until", metavar="TIME", help="End in the other dataset. Default: --to."),
+)
 _HAVING = click.option(
     "--having",
     metavar="SQL",
@@ -117,7 +122,7 @@ def command(
     """The command of a job. `places`: the argument; `more`: options of the engine, given to `answer` by name."""
 
     def run(shown: str, out: str | None, limit: int | None, quiet: bool, **given: Any) -> None:
-        chosen = {key: given.pop(key) for key in ("since", "until", "where", "having")}
+        chosen = {key: given.pop(key, None) for key in ("since", "until", "where", "having", *_OTHER_TIMES)}
         found = given.pop("places")
         names = {parameter.name for parameter in job.parameters}
         options = {key: given.pop(key) for key in list(given) if key in names}
@@ -131,7 +136,8 @@ def command(
 
     text = f"Keep only rows of the table {job.tables[0]} that satisfy this condition, like"
     where = click.option("--where", metavar="SQL", help=f'{text} "{CONDITIONS[job.tables[0]]}".')
-    run = with_options((*TIMES, where, _HAVING, *ANSWER, *more), run)
+    has_other = any(parameter.name == "other" for parameter in job.parameters)
+    run = with_options((*TIMES, *(_OF_OTHER if has_other else ()), where, _HAVING, *ANSWER, *more), run)
     for parameter in reversed(job.parameters):
         if parameter.name in ("where", "traffic"):  # values of the option --where, which every job has
             continue

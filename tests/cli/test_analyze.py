@@ -256,6 +256,13 @@ def test_times_choose_rows_of_every_table_that_is_counted(tables):
     assert both and all(row["exchanges"] == row["b_exchanges"] for row in both)
     whole = {row["api"]: row["exchanges"] for row in told("compare", tables, "--with", tables, "--by", "api")}
     assert any(row["exchanges"] < whole[row["api"]] for row in both)
+    later = {
+        row["api"]: row["exchanges"]
+        for row in told("compare", tables, "--with", tables, "--by", "api", "--from", "+2s")
+    }
+    parts = told("compare", tables, "--with", tables, "--by", "api", "--to", "+2s", "--with-from", "+2s")
+    assert {row["api"]: row["exchanges"] for row in both} == {r["api"]: r["exchanges"] for r in parts if r["exchanges"]}
+    assert later == {row["api"]: row["b_exchanges"] for row in parts if row["b_exchanges"]}
     assert told("compare", tables, "--with", tables, "--from", "2100-01-01") == []
 
     def began(*times):
