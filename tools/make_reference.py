@@ -1,5 +1,7 @@
 """Makes the pages of docs/reference/ from the code: `python tools/make_reference.py`. A test holds them equal.
 
+The code is the `kproxy` that Python imports: in another checkout than the installed one, set PYTHONPATH to it.
+
 What a setting means is said where it is declared: by the help of its option, else by the comment behind its field or
 above it. A setting without either is an error here.
 """

@@ -81,7 +81,8 @@ def build(
         reports.on_closed,
         worker.lanes,
     )
-    if worker.core is not None and not (worker.sinks or worker.flight or reports.sinks):
+    needs_events = worker.sinks or worker.flight or reports.sinks or not chain.allows_core
+    if worker.core is not None and not needs_events:
         relay.lend_to(Lending(worker.core, relay, counting, cluster.max_request_bytes))
     relay.principal = sys.intern(client.principal)
     relay.listener = listener

@@ -5,13 +5,13 @@ order, and each may replace it. Events reach every filter after all of that. A f
 needs; the others cost nothing. `connection/filtering.py` has the order.
 
 To see requests or whole answers, a filter's cluster part declares them in the `Interest` of its sessions
-(`filtering.py`): requests by `authorizes`, answers by the plan (`Interest.held_plan`). Events need no declaration.
-Refuses to know what filters do.
+(`filtering.py`): requests by `authorizes`, answers by the plan (`Interest.held_plan`). Events need no declaration, but
+the compiled core relays no connection whose filters need all of them. Refuses to know what filters do.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from kproxy.protocol.codec import Slices
 from kproxy.wire.authorizer import Answer, Authorizer, Close, Decision, Hold, Later
@@ -62,6 +62,8 @@ class Filter:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
+    needs_all_events: ClassVar[bool] = True  # False: not those of exchanges that the compiled core may relay
+
     def events(self, events: list[Event]) -> None:
         """Take the events of one call of the session."""
 
@@ -73,16 +75,16 @@ def _overrides(each: Filter, name: str) -> bool:
 class Chain(Filter):
     """The filters of one connection, in their order, as one."""
 
-    __slots__ = ("_answering", "_deciding", "_holder", "sinks")
+    __slots__ = ("_answering", "_deciding", "_holder", "allows_core", "sinks")
 
     def __init__(self, filters: Sequence[Filter], *, holds_answers: bool = True) -> None:
         """holds_answers: the session holds answers for the filters to replace."""
         self._deciding = tuple(each for each in filters if _overrides(each, "decide"))
         self._answering = tuple(each for each in filters if holds_answers and _overrides(each, "answer"))
         self._holder: Filter | None = None  # of the newest request that is held
-        self.sinks: tuple[Callable[[list[Event]], None], ...] = tuple(
-            each.events for each in filters if _overrides(each, "events")
-        )
+        listening = [each for each in filters if _overrides(each, "events")]
+        self.sinks: tuple[Callable[[list[Event]], None], ...] = tuple(each.events for each in listening)
+        self.allows_core = not any(each.needs_all_events for each in listening)
 
     @property
     def authorizer(self) -> Authorizer | None:

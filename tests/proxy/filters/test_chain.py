@@ -166,6 +166,15 @@ def test_a_chain_is_not_in_the_way_of_what_no_filter_does() -> None:
     assert Chain([answering], holds_answers=False).transform is None
 
 
+def test_the_core_relays_no_connection_whose_filters_need_all_events() -> None:
+    class Some(Answering):
+        needs_all_events = False
+
+    log: list[str] = []
+    assert Chain([Noting("a", log), Some("b", log)]).allows_core
+    assert not Chain([Some("a", log), Answering("b", log)]).allows_core
+
+
 def test_the_core_may_relay_what_all_filters_let_pass() -> None:
     class Fields(Filter):
         def __init__(self, fields: frozenset[str] | None, passing: bool = True, quiet: bool = True) -> None:

@@ -120,6 +120,8 @@ class PolicyAuthorizer(AuditedRequests, Filter):
     refused(api, reason) counts refusals.
     """
 
+    needs_all_events = False  # Python reads the answers with names, and those to requests that are audited or edited
+
     def __init__(
         self,
         policy: Policy,
