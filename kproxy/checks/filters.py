@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kproxy.protocol.apis import API_VERSIONS
+from kproxy.protocol.apis import API_VERSIONS, CREATE_TOPICS, DESCRIBE_CONFIGS, METADATA, SHARE_FETCH
 from kproxy.protocol.schema import address_path, schema
 from kproxy.proxy.cluster.transparent import ROUTE
 from kproxy.proxy.config.settings import Cluster, Config
@@ -93,8 +93,19 @@ def _reading(config: Config, cluster: Cluster) -> Iterator[tuple[str, str, Takes
 
 
 def _edits(policy: Policy, key: int, version: int) -> bool:
-    named = schema().apis[key].name in LISTS and policy.filters_lists
-    return policy.is_active and policy.authorizes(key, version) and (named or policy.hides_in(key))
+    """Return whether some client's answers of an API and version may be edited, as `PolicyAuthorizer` decides it."""
+    if not (policy.is_active and policy.authorizes(key, version)):
+        return False
+    if policy.hides_in(key):
+        return True
+    names_some = any(rule.named for rule in policy.rules)
+    if key == METADATA and not policy.allows_all(key, version):  # an error for each denied topic
+        return True
+    if key == CREATE_TOPICS:  # without the settings of topics that the client may not describe
+        return not policy.allows_all(DESCRIBE_CONFIGS, schema().apis[DESCRIBE_CONFIGS].request.versions[-1])
+    if key == SHARE_FETCH:  # without topics that other clients have added to its session
+        return names_some and not policy.allows_all(key, version)
+    return names_some and policy.filters_lists and schema().apis[key].name in LISTS
 
 
 def _none(key: int, version: int) -> bool:

@@ -413,14 +413,14 @@ class Policy:
             return False
         if api_key not in schema().apis or api_key == ENVELOPE:
             return True
-        if self.hides_in(api_key) or not self._allows_all(api_key, version):
+        if self.hides_in(api_key) or not self.allows_all(api_key, version):
             return True
-        if can_be_from_broker(api_key, version) and not self._allows_all(api_key, version, of_brokers=True):
+        if can_be_from_broker(api_key, version) and not self.allows_all(api_key, version, of_brokers=True):
             return True
         other = _also(api_key)
-        return other is not None and not self._allows_all(other, _newest(other))
+        return other is not None and not self.allows_all(other, _newest(other))
 
-    def _allows_all(self, api_key: int, version: int, *, of_brokers: bool = False) -> bool:
+    def allows_all(self, api_key: int, version: int, *, of_brokers: bool = False) -> bool:
         """Return whether the policy certainly allows every client every request of a version."""
         rules, default = self._about(self.rules, api_key, version, of_brokers=of_brokers)
         for rule in rules:
