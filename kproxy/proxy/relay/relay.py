@@ -268,9 +268,9 @@ class Relay(InFlightLimit, Draining, Lendable):
     def _keep(self, side: int, to: int, rest: Any, since: int) -> None:
         """Copy bytes that `to` did not accept, and stop reading the side that sent them."""
         peer = self._peers[to]
-        if peer.unsent is None:
+        if not peer.unsent:  # it is empty while only bytes of TLS itself wait
             peer.since = since
-            self._wait_for_room(to)
+        self._wait_for_room(to)
         assert peer.unsent is not None
         peer.unsent += rest
         peer.kept_bytes += len(rest)

@@ -377,6 +377,25 @@ async def test_what_a_handshake_left_waiting_arrived_no_earlier_than_it_did(here
     assert inside.total_ns <= sum(inside.counts) * (time.monotonic_ns() - begun)
 
 
+@behind_kproxy()
+async def test_an_answer_behind_bytes_of_tls_itself_waits_no_longer_than_it_did(here, client, broker):
+    """The time since the machine has started was added: a client that asked for new keys and read none could do that."""
+    begun = time.monotonic_ns()
+    for number in range(2):
+        await client.send(produce(number))
+        await broker.frame()
+        (connection,) = here.server.relays.worker.relays.values()
+        broker.sock.send(produced(number))
+        if number:
+            connection._wait_for_room(0)  # as TLS does
+            connection._peers[1].readable()  # before the client's socket is found writable
+        assert await client.frame() == produced(number)
+    inside = connection._counting.inside[1]
+    assert connection.session
+    await here.until(lambda: sum(inside.counts) == 2)
+    assert inside.total_ns <= 2 * (time.monotonic_ns() - begun)
+
+
 @pytest.mark.parametrize("first", [0, 1], ids=["client", "broker"])
 def test_a_side_that_hangs_when_the_other_has_ended_keeps_no_connection(first, monkeypatch):
     monkeypatch.setattr(relay, "HALF_CLOSED_S", 0.1)
