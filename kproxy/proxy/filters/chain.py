@@ -81,7 +81,7 @@ class Chain(Filter):
         """holds_answers: the session holds answers for the filters to replace."""
         self._deciding = tuple(each for each in filters if _overrides(each, "decide"))
         self._answering = tuple(each for each in filters if holds_answers and _overrides(each, "answer"))
-        self._holder: Filter | None = None  # of the newest request that is held
+        self._holder: Filter | None = None  # of the newest request that is held, or decided in slices
         listening = [each for each in filters if _overrides(each, "events")]
         self.sinks: tuple[Callable[[list[Event]], None], ...] = tuple(each.events for each in listening)
         self.allows_core = not any(each.needs_all_events for each in listening)
@@ -111,8 +111,10 @@ class Chain(Filter):
     def decide(self, exchange: Exchange, frame: Any) -> Decision | Later:
         for number, each in enumerate(self._deciding, 1):
             decision = each.decide(exchange, frame)
-            if isinstance(decision, Later) and number < len(self._deciding):
-                return Later(partial(self._decide_later, exchange, decision, number), decision.elsewhere)
+            if isinstance(decision, Later):
+                self._holder = each
+                if number < len(self._deciding):
+                    return Later(partial(self._decide_later, exchange, decision, number), decision.elsewhere)
             if decision is not None:
                 return decision
         return None

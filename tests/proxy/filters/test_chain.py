@@ -10,7 +10,7 @@ from kproxy.protocol.apis import HEARTBEAT, METADATA
 from kproxy.proxy.filters.chain import Chain, Filter
 from kproxy.wire.authorizer import HOLD, MAX_HELD_REQUEST, Answer, Close, Decision, Later, Replace, answered
 from kproxy.wire.events import ANSWERED, ANSWERED_BY_PROXY, BROKER, CLIENT, Event, Exchange
-from kproxy.wire.interest import Interest
+from kproxy.wire.interest import HeldBudget, Interest
 from tests.wire.playbook import Dialogue, request, response
 
 BODY = {"groupId": "g", "memberId": "m", "generationId": 1}
@@ -58,10 +58,10 @@ class Answering(Filter):
         self.log.extend(f"{self.name} {event.outcome}" for event in events if isinstance(event, Exchange))
 
 
-def played(*filters: Filter) -> Dialogue:
+def played(*filters: Filter, held_bytes: int = 1 << 20) -> Dialogue:
     chain = Chain(filters)
     return Dialogue(
-        Interest(authorizes=lambda key, version: True, rewrite=True),
+        Interest(authorizes=lambda key, version: True, rewrite=True, held=HeldBudget(held_bytes)),
         authorizer=chain.authorizer,
         transform=chain.transform,
     )
@@ -115,6 +115,19 @@ def test_the_filter_that_holds_a_request_learns_that_it_is_too_large() -> None:
     talk.client((MAX_HELD_REQUEST + 1).to_bytes(4) + ASKED[4:])
     assert log == ["a header", "b header", "b too large"]
     assert talk.faults[-1].fatal and talk.sent[BROKER] == b""
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_the_filter_that_decides_in_slices_learns_that_there_is_no_room_for_the_request(is_last: bool) -> None:
+    """It was nobody, or whoever had held an earlier request: the policy's audit and counters lacked it."""
+    log: list[str] = []
+    others = () if is_last else (Noting("c", log),)
+    talk = played(Noting("a", log), Noting("b", log, in_slices(answer())), *others, held_bytes=len(ASKED))
+    talk.client(ASKED, [20])
+    log.clear()
+    talk.client(request(HEARTBEAT, 4, 8, {**BODY, "groupId": "another"}, "c"))
+    assert log == ["a request", "b request", "b too large"]
+    assert talk.faults[-1].kind == "held_too_many" and talk.faults[-1].fatal
 
 
 def test_an_earlier_filter_may_close_before_a_later_one_holds() -> None:

@@ -379,7 +379,7 @@ async def test_what_a_handshake_left_waiting_arrived_no_earlier_than_it_did(here
 
 @behind_kproxy()
 async def test_an_answer_behind_bytes_of_tls_itself_waits_no_longer_than_it_did(here, client, broker):
-    """The time since the machine has started was added: a client that asked for new keys and read none could do that."""
+    """The time since the machine has started was added, after a client had asked for new keys and read none."""
     begun = time.monotonic_ns()
     for number in range(2):
         await client.send(produce(number))
