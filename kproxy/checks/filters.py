@@ -58,7 +58,7 @@ def _deciding(config: Config, cluster: Cluster) -> Iterator[tuple[str, str, Take
     rewrites = cluster.route != ROUTE
     if cluster.authentication is not None:
         yield "logins", "checks renewed logins, and ends expired sessions", relogin.wants, _none
-    elif cluster.login is not None:
+    elif cluster.login is not None and rewrites:  # redirected clients log in at the broker
         yield "logins", "answers clients that try to log in: kproxy has a login of its own", relogin.wants, _none
     policy = Policy(cluster, audits=config.audit is not None)
     if not policy.is_empty:

@@ -8,6 +8,7 @@ import pytest
 from kproxy.checks.filters import filters_of
 from kproxy.protocol.apis import CREATE_TOPICS, METADATA, SHARE_FETCH
 from kproxy.protocol.schema import schema
+from kproxy.proxy.config.login import Login
 from kproxy.proxy.config.settings import Config
 from tests.proxy.filters.policy.policies import Decided, cluster, random_body
 from tests.proxy.filters.policy.test_policy import REQUESTS, random_rule
@@ -45,6 +46,14 @@ def test_answers_that_the_policy_edits_without_filtered_lists_are_listed(key, ve
     assert talk.session.pending[0].plan.is_edited
     assert names(schema().apis[key].name, version, edited([DENIED, {"action": "allow"}], filter_lists=False))
     assert edited([], read_only=True) == (), "no answer is edited where names make no difference"
+
+
+@pytest.mark.parametrize(("route", "answers"), [("ports", True), ("transparent", False)])
+def test_logins_of_redirected_clients_are_the_brokers(route, answers, tmp_path):
+    (tmp_path / "password").write_text("secret")
+    login = Login(mechanism="PLAIN", username="kproxy", password_file=str(tmp_path / "password"))
+    listed, _ = filters_of(Config(cluster=[cluster()]), cluster(route=route, login=login))
+    assert ("logins" in {each.name for each in listed}) == answers
 
 
 def test_every_answer_that_a_policy_holds_is_listed():
