@@ -6,6 +6,7 @@ know how the list is shown.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from kproxy.protocol.apis import API_VERSIONS, CREATE_TOPICS, DESCRIBE_CONFIGS, METADATA, SHARE_FETCH
@@ -62,8 +63,9 @@ def _deciding(config: Config, cluster: Cluster) -> Iterator[tuple[str, str, Take
         yield "logins", "answers clients that try to log in: kproxy has a login of its own", relogin.wants, _none
     policy = Policy(cluster, audits=config.audit is not None)
     if not policy.is_empty:
-        does = "forwards, refuses or edits requests, and edits answers" if policy.is_active else "audits requests"
-        yield "policy", does, policy.authorizes, lambda key, version: _edits(policy, key, version)
+        edits = partial(_edits, policy)
+        does = "forwards, refuses or edits requests" if policy.is_active else "audits requests"
+        yield "policy", does + (", and edits answers" if apis(edits).names else ""), policy.authorizes, edits
     if rewrites:
         yield "versions", "caps the versions that brokers offer", _none, _is_api_versions
     if cluster.telemetry is not None:

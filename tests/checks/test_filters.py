@@ -45,7 +45,11 @@ def test_answers_that_the_policy_edits_without_filtered_lists_are_listed(key, ve
     talk.client(request(key, version, 7, body, "c"))
     assert talk.session.pending[0].plan.is_edited
     assert names(schema().apis[key].name, version, edited([DENIED, {"action": "allow"}], filter_lists=False))
-    assert edited([], read_only=True) == (), "no answer is edited where names make no difference"
+
+
+def test_a_policy_without_names_edits_no_answers():
+    listed, _ = filters_of(Config(cluster=[cluster()]), cluster(read_only=True, filter_lists=True))
+    assert (listed[0].does, listed[0].answers.names) == ("forwards, refuses or edits requests", ())
 
 
 @pytest.mark.parametrize(("route", "answers"), [("ports", True), ("transparent", False)])
