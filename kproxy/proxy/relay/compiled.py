@@ -262,7 +262,11 @@ class Lending:
         self.reads = self._wait
         relay._read_in_python()
         for side, part in enumerate(parts):
-            if part is not None:  # it is read in a later turn
+            if part is None:
+                continue
+            if relay.closed:  # a request in parts counts as unanswered
+                session.receive(side, memoryview(part[0]), relay._now_ns())
+            else:  # it is read in a later turn
                 session.backlog[side] = memoryview(part[0])
                 relay._put_back(side, part[1])
 
@@ -297,14 +301,15 @@ class Lending:
         """Go on in Python with bytes that the core read and did not send, or with an end."""
         relay = self._relay
         try:
+            if why == BROKEN:
+                relay._broken(side, OSError(errno, os.strerror(errno)))
+                return
             self.take_back()
             if unsent is not None:
                 relay._peers[1 - side].frames += frames_read
                 relay._keep(side, 1 - side, unsent, arrived)
             if why == ENDED:
                 relay._ended(side)
-            elif why == BROKEN:
-                relay._broken(side, OSError(errno, os.strerror(errno)))
             elif why == UNWRITABLE:
                 relay._unwritable(1 - side)
             if rest is not None and not relay.closed:

@@ -694,6 +694,42 @@ def test_parts_that_wait_come_home(room: int, monkeypatch: pytest.MonkeyPatch) -
     live(test())
 
 
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("end", ["reset", "close"])
+def test_a_request_in_parts_is_unanswered_if_its_connection_is_cut(
+    end: str, tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The core had its first bytes, and nothing of it was counted."""
+    if tls:
+        monkeypatch.setattr("tests.proxy.live.secured", Secured.make(tmp_path))
+    found = []
+
+    async def test() -> None:
+        async with kproxy() as here:
+            client, broker = await here.connect()
+            await produces(client, broker)
+            (relay,) = here.server.relays.worker.relays.values()
+            received = sum(relay.glance().received_bytes)
+            await client.send(ASKED[:20])
+            await here.until(lambda: sum(relay.glance().received_bytes) == received + 20)
+            if end == "reset":
+                client.reset()
+            else:
+                relay.close("operator")
+            await here.until(lambda: not here.relays)
+            found.append((here.counted.unanswered, here.counted.disconnects))
+            core = here.server.relays.worker.core
+            assert core is None or core.part_bytes == 0
+            broker.close()
+
+    monkeypatch.setenv(compiled.CHOICE, compiled.PYTHON)
+    live(test())
+    lend_at_once(monkeypatch)
+    live(test())
+    assert found[0] == found[1]
+    assert found[0][0].total() == 1
+
+
 def test_what_the_core_keeps_of_a_server_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     lend_at_once(monkeypatch)
 
