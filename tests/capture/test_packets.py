@@ -68,8 +68,11 @@ def erspan_3(payload, platform=b"", is_ip=False):
     return bytes((0x20, 1)) + bytes(8) + bytes((is_ip << 3, len(platform) and 1)) + platform + payload
 
 
-def nflog(payload, order="<", family=2):
-    fields = ((1, pack(">HBx", 0x0800, 3)), (10, b"kafka\0"), (9, payload))
+NFLOG_FIELDS = (1, pack(">HBx", 0x0800, 3)), (10, b"kafka\0")
+
+
+def nflog(payload, order="<", family=2, before=NFLOG_FIELDS):
+    fields = (*before, (9, payload))
     return bytes((family, 0, 0, 0)) + b"".join(
         pack(order + "HH", 4 + len(value), kind) + value + bytes(-len(value) % 4 * (kind != 9))
         for kind, value in fields
@@ -166,6 +169,7 @@ LAYERS = {
     "cisco hdlc as ppp": (50, b"\x0f\0\x86\xdd" + ipv6(SEGMENT), KEY6),
     "nflog": (239, nflog(ipv4(SEGMENT)), KEY),
     "nflog, big endian": (239, nflog(ipv4(SEGMENT), ">"), KEY),
+    "nflog, the packet alone": (239, nflog(ipv4(SEGMENT), before=()), KEY),
     "pktap": (258, pktap(1, ethernet(ipv4(SEGMENT))), KEY),
     "pktap, raw": (258, pktap(12, ipv6(SEGMENT)), KEY6),
     "pktap, old number": (149, pktap(1, ethernet(ipv4(SEGMENT))), KEY),
