@@ -46,10 +46,9 @@ def sentence(finding: Finding) -> str:
     kind = KINDS[finding.kind]
     says = kind.says if "asked" in evidence else kind.says_part
     has_all = all(name in evidence for _, name, _, _ in Formatter().parse(says) if name is not None)
-    for text, name, _, _ in Formatter().parse(says if has_all or kind.says_live is None else kind.says_live):
-        words.append(text)
-        if name is not None:
-            words.append("unknown" if evidence.get(name) is None else value(name, evidence[name]))
+    words.append(_filled(says if has_all or kind.says_live is None else kind.says_live, evidence))
+    if evidence.get("of_connections_time_share"):
+        words.append(f" ({value('time_share', evidence['of_connections_time_share'])} of their time)")
     if evidence.get("unknown_partitions"):
         of = f"{evidence['unknown_partitions']} of its partitions"
         words.append(f" at least: it is not known of {of}, since {evidence['unknown']}")
@@ -71,6 +70,24 @@ def sentence(finding: Finding) -> str:
         words.append(f"; {left}: at the end {unread} records are unread")
     if evidence.get("no_request_ns"):
         words.append(f"; no request of the group for {value('no_request_ns', evidence['no_request_ns'])}")
+    return "".join(words)
+
+
+def _filled(says: str, evidence: Mapping[str, Any]) -> str:
+    """Return a sentence of `kinds` with its numbers, and the words that agree with them."""
+    words = []
+    for text, name, spec, _ in Formatter().parse(says):
+        words.append(text)
+        if name is None:
+            continue
+        number = evidence.get(name)
+        one, _, several = (spec or "").partition("|")
+        noun = one if number == 1 else several or f"{one}s"
+        if not several:
+            words.append("unknown" if number is None else value(name, number))
+            words.append(f" {noun}" if spec else "")
+        else:
+            words.append(noun)
     return "".join(words)
 
 
@@ -189,16 +206,39 @@ def brief(found: Sequence[Finding], width: int) -> Iterator[str]:
 
 
 def followed(finding: Finding) -> Iterator[str]:
-    """Yield the consequences of a finding, a line for each kind: times, places, and summed numbers, the first first."""
+    """Yield the consequences of a finding, a line for each kind: times, places and numbers, the first first.
+
+    Counts of several places are summed; numbers of which each place has its own (`says_each`) stand beside the place,
+    the largest first.
+    """
     of: dict[str, list[Finding]] = {}
     for one in sorted(finding.consequences, key=lambda one: one.since_ns or 0):
         of.setdefault(one.kind, []).append(one)
-    for several in of.values():
-        wheres = list(dict.fromkeys(one.where for one in several))
-        places = ", ".join(wheres[:PLACES])
-        more = f" and {len(wheres) - PLACES} more" if len(wheres) > PLACES else ""
-        text = f"{_when(several)}{several[0].title}: {places}{more}; {sentence(_together(several))}"
-        yield answers.text("where", text)
+    for kind, several in of.items():
+        placed: dict[str, list[Finding]] = {}
+        for one in several:
+            placed.setdefault(one.where, []).append(one)
+        more = len(placed) - PLACES
+        if len(placed) > 1 and KINDS[kind].says_each is not None:
+            merged = sorted(map(_together, placed.values()), key=_size, reverse=True)
+            told = "; ".join(f"{one.where}: {_each(one)}" for one in merged[:PLACES])
+            text = f"{told}; and {more} more" if more > 0 else told
+        else:
+            places = ", ".join([*placed][:PLACES])
+            text = f"{places}{f' and {more} more' if more > 0 else ''}; {sentence(_together(several))}"
+        yield answers.text("where", f"{_when(several)}{several[0].title}: {text}")
+
+
+def _each(finding: Finding) -> str:
+    """Return what is said of one of several places."""
+    evidence = dict(finding.evidence)
+    text = _filled(KINDS[finding.kind].says_each or "", evidence)
+    return f"{text}{_unsent(evidence)}" if evidence.get("unsent_ns") else text
+
+
+def _size(finding: Finding) -> int:
+    """Return the largest count or time of a finding, to compare places of one kind."""
+    return max((number for name, number in finding.evidence if name in SUMMED | LARGEST and number), default=0)
 
 
 def _when(several: Sequence[Finding]) -> str:
@@ -220,7 +260,7 @@ def _together(several: Sequence[Finding]) -> Finding:
             told[name] = sum(values)
         elif name in LARGEST:
             told[name] = max(values)
-        elif name in NAMED or (name == "clients" and isinstance(values[0], str)):
+        elif name in (*NAMED, "api") or (name == "clients" and isinstance(values[0], str)):
             told[name] = ", ".join(sorted({each for value in values for each in value.split(", ")}))
     if any("asked" not in each for each in numbers):
         told.pop("asked", None)

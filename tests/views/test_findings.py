@@ -9,6 +9,7 @@ import click
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.findings import KINDS, findings
 from kproxy.analysis.findings.finding import found
+from kproxy.analysis.findings.kinds import outcome
 from kproxy.views import findings as view
 from tests.analysis.findings import made
 
@@ -58,6 +59,49 @@ def test_consequences_of_one_kind_are_counted_together():
     assert text.endswith(
         "in 3 rebalances the members waited 19.0 s for 4 that did not come back, 8.00 s at most; these were of a, b"
     )
+
+
+def test_each_place_of_a_consequence_has_its_own_numbers_the_largest_first():
+    """Duplicates of one client are not said of another; counts of all together, such as failed requests, are summed."""
+    made_up = (
+        ("pay-writer", {"reordered_records": 96}),
+        ("strict", {"doubled_records": 100, "reordered_records": 1602}),
+        ("strict", {"doubled_records": 23}),
+        ("one", {"doubled_records": 1}),
+        ("two", {"doubled_records": 2}),
+    )
+    several = [
+        found(
+            *("resent_not_idempotent", "warning", 0.1, "default", f"client {client}", {"client": client}, (1, 2)),
+            {"outcome": outcome(records), "resent": 1} | records,
+        )
+        for client, records in made_up
+    ]
+    refused = [
+        found("no_leader", "warning", 0.1, "default", name, {}, (1, 2), {"failed": failed, "errors": "E", "api": name})
+        for name, failed in (("Produce", 1), ("Fetch", 2))
+    ]
+    resent, failed = view.followed(several[0]._replace(consequences=(*several, *refused)))
+    assert resent == (
+        "00:00:00, Retries without idempotence: "
+        "client strict: 123 records are in the log twice, 1,602 records are out of order in the log; "
+        "client pay-writer: 96 records are out of order in the log; "
+        "client two: 2 records are in the log twice; and 1 more"
+    )
+    assert failed.endswith("Produce, Fetch; 3 Fetch, Produce requests were refused: E")
+
+
+def test_words_agree_with_their_numbers():
+    """One request `was` refused; one of three, too."""
+    for evidence, said in (
+        ({"failed": 1}, "1 Produce request was refused: E"),
+        ({"failed": 1, "asked": 3}, "1 of 3 Produce requests was refused: E"),
+        ({"failed": 2, "asked": 3}, "2 of 3 Produce requests were refused: E"),
+    ):
+        one = found("no_leader", "note", 0.1, None, "", {}, (1, 2), evidence | {"api": "Produce", "errors": "E"})
+        assert view.sentence(one) == said
+    lost = {"outage_ns": 5 * 10**9, "refusals": 1}
+    assert view.sentence(found("coordinator_lost", "note", 0.1, None, "", {}, (1, 2), lost)).endswith("refused 1 time")
 
 
 def test_text_from_the_wire_moves_no_cursor(tmp_path):

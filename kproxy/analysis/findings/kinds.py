@@ -1,7 +1,8 @@
 """The kinds of findings: the title of each, its sentence, why it matters, and settings to change.
 
 Duty: the words, as data, and the thresholds and tables of each kind. docs/findings.md is made from this. `says` is one
-line with names of the evidence, which `views` formats. Refuses to know how anything is measured.
+line with names of the evidence, which `views` formats: {failed} is the number, {failed:request} the number with its
+noun, {failed:was|were} the word for one or for several. Refuses to know how anything is measured.
 """
 
 from collections.abc import Mapping
@@ -20,11 +21,12 @@ class Kind(NamedTuple):
     job: str | None = None  # of `kproxy analyze`, which says more
     is_live: bool = False  # a running kproxy finds it, too
     says_live: str | None = None  # where its evidence is another one
+    says_each: str | None = None  # of each of several places in one line; without it their sum is said of all of them
 
     @property
     def says_part(self) -> str:
         """The sentence for some of its failures: it is not known how many requests were `asked` meanwhile."""
-        return self.says.replace(" of {asked}", "")
+        return self.says.replace("{failed} of {asked", "{failed").replace("{asked:", "{failed:")
 
 
 # Outcomes of batches that were sent again, by the evidence that counts their records.
@@ -76,7 +78,8 @@ KINDS = {
         Kind(
             "broker_gone",
             "A broker gone",
-            "no answer for {silent_ns}: {connections} connections ended, {failed} of its requests were never answered",
+            "no answer for {silent_ns}: {connections:connection} ended, {failed} of its requests "
+            "{failed:was|were} never answered",
             "Partitions that it led stand still until they have another leader, and its groups until they have "
             "another coordinator; clients retry unanswered requests.",
             "Find out from its log and its host why it stopped: a crash, the out-of-memory killer, a deployment. A "
@@ -87,13 +90,13 @@ KINDS = {
             "answers and connection ends of this broker, compared with the other brokers; live: failed connects",
             "connections",
             True,
-            "{unreachable} connections to it could not be made",
+            "{unreachable:connection} to it could not be made",
         ),
         Kind(
             "broker_absent",
             "A broker that was not there from the beginning",
-            "not there for {absent_ns} from the capture's beginning: {connects} connects to it failed meanwhile, "
-            "{partitions} partitions lacked it",
+            "not there for {absent_ns} from the capture's beginning: {connects:connect} to it failed "
+            "meanwhile, {partitions:partition} lacked it",
             "It stopped before the capture began. Partitions without another replica have no leader, and those with as "
             "many replicas as min.insync.replicas take no writes with acks=all.",
             "Find out from its log and its host when and why it stopped; a capture that begins earlier shows how.",
@@ -106,8 +109,8 @@ KINDS = {
         Kind(
             "broker_standing_still",
             "A broker that stood still",
-            "no answer for {silent_ns} on connections that stayed open: {held} requests waited until it continued, "
-            "{failed} were never answered",
+            "no answer for {silent_ns} on connections that stayed open: {held:request} waited until it "
+            "continued, {failed} {failed:was|were} never answered",
             "Its partitions and groups wait. After 6 to 9 s (broker.session.timeout.ms) the controller elects other "
             "leaders; after request.timeout.ms clients give up.",
             "Look at its garbage collection log and its disks (iostat), and whether the host froze or swapped at that "
@@ -152,7 +155,7 @@ KINDS = {
         Kind(
             "connects_failed",
             "Connections that could not be made",
-            "{failed} of {asked} connects failed: {refused} refused, {unanswered} not answered, {closed_at_once} "
+            "{failed} of {asked:connect} failed: {refused} refused, {unanswered} not answered, {closed_at_once} "
             "closed at once, {undelivered} not delivered",
             "A client that reaches no broker can do nothing; one that reaches only some brokers lacks the partitions "
             "of the others.",
@@ -170,7 +173,7 @@ KINDS = {
         Kind(
             "tls_failed",
             "TLS handshakes that fail",
-            "{failed} of {asked} TLS handshakes failed, most often: {reason}",
+            "{failed} of {asked} TLS {asked:handshake|handshakes} failed, most often: {reason}",
             "The client cannot send a request, and reconnects again and again.",
             "An alert by the client (unknown_ca, certificate_unknown, bad_certificate): it does not trust the "
             "broker's certificate, or the certificate does not name the host that the client dialled; look at "
@@ -189,7 +192,7 @@ KINDS = {
         Kind(
             "late_answers",
             "Answers that reached their client late",
-            "answers retransmitted until the client acknowledged them: {answers}; one for {longest_ns}, {times} times",
+            "answers retransmitted until the client acknowledged them: {answers}; one for {longest_ns}, {times:time}",
             "The broker answered in time, but the answer reached the client late: its request.timeout.ms runs until "
             "the bytes arrive.",
             "If captured at the broker, packets towards that host are lost: a tunnel or VPN with a smaller MTU (large "
@@ -204,7 +207,7 @@ KINDS = {
         Kind(
             "coordinator_lost",
             "A group that its coordinator did not serve",
-            "stood still for {outage_ns}; refused {refusals} times",
+            "stood still for {outage_ns}; refused {refusals:time}",
             "Without a coordinator members can neither join nor commit. Afterwards they join again, and read "
             "uncommitted records a second time.",
             "Look at the former coordinator's broker, and at the leaders of __consumer_offsets: a coordinator that "
@@ -215,11 +218,12 @@ KINDS = {
             "next successful answer, or to the end of the next join; without one, to the group's last request (is "
             "back: no)",
             "coordinators",
+            says_each="stood still for {outage_ns}",
         ),
         Kind(
             "controller_changes",
             "A cluster that changes its controller",
-            "{elections} elections among {controllers} controllers",
+            "{elections:election} among {controllers} controllers",
             "During an election no topic, leader or replica can change, until the new controller has loaded the "
             "metadata.",
             "Look at ZooKeeper's sessions (zookeeper.session.timeout.ms), and at pauses of the controllers.",
@@ -231,7 +235,7 @@ KINDS = {
         Kind(
             "offline_partitions",
             "Partitions without a leader",
-            "partitions: {partitions}, for {longest_ns} at most; {at_end} at the end",
+            "partitions: {partitions}, for {longest_ns} from the first report of it; {at_end} at the end",
             "No client can write to them or read from them: all their in-sync replicas are down.",
             "Restart the brokers of their replicas; give the topic a replication factor of 3.",
             ("default.replication.factor", "unclean.leader.election.enable"),
@@ -240,6 +244,7 @@ KINDS = {
             "leadership",
             True,
             "partitions: {partitions} at this moment",
+            says_each="partitions: {partitions}, for {longest_ns} from the first report of it; {at_end} at the end",
         ),
         Kind(
             "no_broker_may_stop",
@@ -258,7 +263,8 @@ KINDS = {
         Kind(
             "under_replicated",
             "Partitions without all their replicas",
-            "{partitions} partitions lacked it in their ISR, for {longest_ns} at most; {at_end} at the end",
+            "{partitions:partition} lacked it in {partitions:its|their} ISR, until the next report or the capture's "
+            "end, {longest_ns} later at the latest; {at_end} at the end",
             "The failure of one more broker can lose records or availability; writes with acks=all may be refused.",
             "Look at the missing broker: does it run, and does it keep up (num.replica.fetchers, its disks)?",
             ("replica.lag.time.max.ms", "num.replica.fetchers"),
@@ -267,11 +273,13 @@ KINDS = {
             "leadership",
             True,
             "partitions: {partitions} at this moment",
+            says_each="partitions: {partitions}, for {longest_ns} at most; {at_end} at the end",
         ),
         Kind(
             "unanswered",
             "Requests without an answer",
-            "{failed} of {asked} requests were not answered before their connection or the capture ended ({apis})",
+            "{failed} of {asked:request} {failed:was|were} not answered before {failed:its|their} connection or the "
+            "capture ended ({apis})",
             "The client does not know whether they were executed: it retries, or reports an error.",
             "Find out which side closed the connections: a broker that stopped, a middlebox with an idle timeout, a "
             "connection limit; and why the broker let requests wait.",
@@ -281,12 +289,12 @@ KINDS = {
             "when the capture ended",
             "errors",
             True,
-            "{failed} of {asked} requests were not answered before their connection ended",
+            "{failed} of {asked:request} {failed:was|were} not answered before {failed:its|their} connection ended",
         ),
         Kind(
             "client_timeouts",
             "A client that gives up waiting",
-            "{failed} of {asked} requests given up, the longest after {longest_wait_ns} ({apis})",
+            "{failed} of {asked:request} given up, the longest after {longest_wait_ns} ({apis})",
             "The broker may still execute a request that its client gave up, and receive the retry as well.",
             "Find out why the broker did not answer in time; a request.timeout.ms below the broker's slowest answers "
             "makes a slow broker slower.",
@@ -298,7 +306,7 @@ KINDS = {
         Kind(
             "timed_out",
             "Requests that timed out in the broker",
-            "{failed} of {asked} {api} requests timed out in the broker: {errors}",
+            "{failed} of {asked} {api} {asked:request|requests} timed out in the broker: {errors}",
             "Replicas did not confirm the request in time: it may have been executed, and the client retries.",
             "Look at followers that lag or are down; raise the producer's request.timeout.ms above the replicas' "
             "pauses.",
@@ -311,7 +319,7 @@ KINDS = {
         Kind(
             "no_leader",
             "Requests to brokers that do not lead",
-            "{failed} of {asked} {api} requests were refused: {errors}",
+            "{failed} of {asked} {api} {asked:request|requests} {failed:was|were} refused: {errors}",
             "Leaders moved: the client refreshes its Metadata, and retries.",
             "Nothing, if a broker was restarted. Otherwise find out why leaders move: brokers that restart, "
             "auto.leader.rebalance.enable.",
@@ -324,7 +332,7 @@ KINDS = {
         Kind(
             "not_enough_replicas",
             "Writes refused for lack of replicas",
-            "{failed} of {asked} {api} requests were refused: {errors}",
+            "{failed} of {asked} {api} {asked:request|requests} {failed:was|were} refused: {errors}",
             "Fewer replicas are in sync than min.insync.replicas: producers with acks=all stand still.",
             "Restart the missing broker. If min.insync.replicas equals the replication factor, set it one lower: "
             "otherwise each restart of a broker stops producers.",
@@ -337,7 +345,7 @@ KINDS = {
         Kind(
             "refused_authorization",
             "Requests refused by authorization",
-            "{failed} of {asked} {api} requests were refused: {errors}",
+            "{failed} of {asked} {api} {asked:request|requests} {failed:was|were} refused: {errors}",
             "The principal lacks an ACL for the operation: retries cannot succeed.",
             "Grant the ACL (kafka-acls --add), or restrict the client to its own topics and groups.",
             ("kafka-acls",),
@@ -362,7 +370,7 @@ KINDS = {
         Kind(
             "refused_too_large",
             "Records too large",
-            "{failed} of {asked} {api} requests were refused: {errors}",
+            "{failed} of {asked} {api} {asked:request|requests} {failed:was|were} refused: {errors}",
             "The batch exceeds the limit of the topic or broker: retries cannot succeed, the records are lost.",
             "Raise the topic's max.message.bytes together with replica.fetch.max.bytes, or make the producer's "
             "batches smaller (max.request.size, compression.type).",
@@ -375,7 +383,8 @@ KINDS = {
         Kind(
             "unknown_topic",
             "Topics that do not exist",
-            "{failed} of {asked} {api} requests name a topic that does not exist: {errors}",
+            "{failed} of {asked} {api} {asked:request|requests} {failed:names|name} a topic that does not exist: "
+            "{errors}",
             "The topic's name is mistyped, or the topic was deleted: the client retries, and its records time out.",
             "Correct the name in the client, or create the topic (kafka-topics --create).",
             ("auto.create.topics.enable", "allow.auto.create.topics"),
@@ -387,7 +396,7 @@ KINDS = {
         Kind(
             "fenced",
             "Clients that are fenced",
-            "{failed} of {asked} {api} requests were refused: {errors}",
+            "{failed} of {asked} {api} {asked:request|requests} {failed:was|were} refused: {errors}",
             "A newer producer or member has the same id, or the broker dropped the state of its producer id: the "
             "client must stop. An idempotent producer without a transactional.id is fenced by its own next epoch.",
             "Give each process its own transactional.id or group.instance.id; look for a process that still runs "
@@ -401,7 +410,7 @@ KINDS = {
         Kind(
             "refused_records",
             "Invalid records or requests",
-            "{failed} of {asked} {api} requests were refused: {errors}",
+            "{failed} of {asked} {api} {asked:request|requests} {failed:was|were} refused: {errors}",
             "The request is malformed, or violates a setting of the topic: retries cannot succeed.",
             "Look at the topic's settings (cleanup.policy=compact requires keys, message.timestamp.*) and at the "
             "error in the client's log.",
@@ -414,7 +423,7 @@ KINDS = {
         Kind(
             "reconnect_storm",
             "Reconnecting again and again without success",
-            "{connections} connections ended before a request succeeded, {worst} of them within ten seconds",
+            "{connections:connection} ended before a request succeeded, {worst} of them within ten seconds",
             "Each attempt costs the broker CPU for TLS and login; a fleet of such clients can overload a broker that "
             "restarts.",
             "Raise reconnect.backoff.ms and reconnect.backoff.max.ms; find out why the connections end.",
@@ -439,12 +448,13 @@ KINDS = {
             "any broker and topic",
             "slow",
             says_live="{clients} of {producers} producers had no write acknowledged for {longest_ns}",
+            says_each="no write acknowledged for {longest_ns}",
         ),
         Kind(
             "records_lost",
             "Acknowledged records lost",
-            "{records} records, acknowledged by {by} (acks={acks}), are lost: the same offsets were acknowledged "
-            "again for other records (partition and offsets {offsets})",
+            "{records:record}, acknowledged by {by} (acks={acks}), {records:is|are} lost: the same offsets were "
+            "acknowledged again for other records (partition and offsets {offsets})",
             "The producer considers them written. Their leader acknowledged them, and was replaced before a follower "
             "had copied them; the next leader's log does not have them.",
             "Set acks=all and enable.idempotence=true at the producer, min.insync.replicas=2 at the topic, and leave "
@@ -453,11 +463,13 @@ KINDS = {
             ("acks", "min.insync.replicas", "unclean.leader.election.enable"),
             (),
             "offsets of a partition in answers to Produce: the same ones twice, for different batches",
+            says_each="{records:record} (acks={acks}, partition and offsets {offsets})",
         ),
         Kind(
             "records_given_up",
             "Records that a producer gave up on",
-            "{given_up_records} records failed ({errors}; batches: {given_up_batches}) and were never sent again",
+            "{given_up_records:record} failed ({errors}; batches: {given_up_batches}) and {given_up_records:was|were} "
+            "never sent again",
             "They are in no log, unless a request that was not answered was written all the same. The application got "
             "an error for each, and must have handled it, or the records are lost.",
             "Remove the cause of the producer's delay, which this finding names if it is known. delivery.timeout.ms "
@@ -469,11 +481,13 @@ KINDS = {
             "batches whose last request was refused or not answered, and whose records are in no later request, though "
             "their producer went on; records that expired in the client's queue are not in a capture, except as a time "
             "that timestamps skip when an idempotent producer begins a new epoch",
+            says_each="{given_up_records:record} ({errors}; batches: {given_up_batches})",
         ),
         Kind(
             "doubtful_records",
             "Records possibly duplicated or lost",
-            "{doubtful_records} records in {failed} unanswered batches without a producer id; {resent} batches retried",
+            "{doubtful_records:record} in {failed} unanswered {failed:batch|batches} without a "
+            "producer id; {resent} {resent:batch|batches} retried",
             "Without a producer id the broker cannot detect a duplicate: an unanswered batch may be in the log twice "
             "if it was retried, and may be lost if not.",
             "Set enable.idempotence=true (the default of Java since 3.0), acks=all.",
@@ -481,6 +495,7 @@ KINDS = {
             ("doubtful_records_min",),
             "batches of unanswered Produce requests, and the client's later batches with records of the same "
             "timestamps",
+            says_each="{doubtful_records:record} in {failed} unanswered {failed:batch|batches}",
         ),
         Kind(
             "single_record_batches",
@@ -542,7 +557,7 @@ KINDS = {
         Kind(
             "throttled",
             "Throttled by a quota",
-            "{throttled} of {answers} answers throttled, {throttle_ms} in total",
+            "{throttled} of {answers:answer} throttled, {throttle_ms} in total over all its connections",
             "The client exceeds a quota: the broker slows it down.",
             "Raise the quota with kafka-configs --alter (--entity-type users or clients): producer_byte_rate for "
             "Produce, consumer_byte_rate for Fetch, request_percentage for any, controller_mutation_rate for topics; "
@@ -593,6 +608,7 @@ KINDS = {
             "batches without a producer id that were retried after an error or without an answer; gaps of offsets in "
             "answers, left by records that were written and not acknowledged",
             "errors",
+            says_each="{outcome}",
         ),
         Kind(
             "hot_partition",
@@ -651,7 +667,7 @@ KINDS = {
         Kind(
             "rebalance_storm",
             "A group that rebalances again and again",
-            "{rebalances} rebalances in {span_ns}, {rebalancing_ns} spent rebalancing, most often: {cause}; "
+            "{rebalances:rebalance} in {span_ns}, {rebalancing_ns} spent rebalancing, most often: {cause}; "
             "{of_client} caused by members of client {client}",
             "During a rebalance some or all members stop consuming; afterwards uncommitted records are read again.",
             "Give members a group.instance.id, use CooperativeStickyAssignor (partition.assignment.strategy) or "
@@ -661,12 +677,12 @@ KINDS = {
             "the table rebalances, by group; gaps of more than 5 minutes without traffic do not count",
             "rebalances",
             True,
-            "{rebalances} rebalances in {span_ns}, {rebalancing_ns} spent rebalancing, most often: {cause}",
+            "{rebalances:rebalance} in {span_ns}, {rebalancing_ns} spent rebalancing, most often: {cause}",
         ),
         Kind(
             "straggler",
             "A member that the others wait for",
-            "all other members waited {waited_ns} for it in {rebalances} rebalances, {longest_ns} at most",
+            "all other members waited {waited_ns} for it in {rebalances:rebalance}, {longest_ns} at most",
             "A rebalance ends when the last member has joined again, which it does in its next poll().",
             "Shorten the time between two polls: lower max.poll.records, or process records in another thread; lower "
             "max.poll.interval.ms so that the group removes a slow member earlier.",
@@ -674,11 +690,12 @@ KINDS = {
             ("straggler_wait_s",),
             "the table rebalances: the last member to join, and how long all others had waited",
             "rebalances",
+            says_each="the others waited {waited_ns} in {rebalances:rebalance}",
         ),
         Kind(
             "members_gone",
             "A rebalance that waited for members that were gone",
-            "in {rebalances} rebalances the members waited {waited_ns} for {members} that did not come back, "
+            "in {rebalances:rebalance} the members waited {waited_ns} for {members} that did not come back, "
             "{longest_ns} at most; these were of {clients}",
             "The coordinator keeps a member until session.timeout.ms after its last heartbeat, and a rebalance waits "
             "for it. A client that was killed, or that gave its session up and joined as a new member, leaves its old "
@@ -707,8 +724,8 @@ KINDS = {
         Kind(
             "stopped_fetching",
             "A consumer that no longer fetches",
-            "fetches until {last_fetch_ns}, commits no further offset since {last_progress_ns}; {heartbeats} "
-            "heartbeats in the {silent_ns} without a Fetch",
+            "fetches until {last_fetch_ns}, commits no further offset since {last_progress_ns}; "
+            "{heartbeats:heartbeat} in the {silent_ns} without a Fetch",
             "Its poll loop hangs, waits or is paused. Heartbeats come from another thread: the member keeps its "
             "partitions until max.poll.interval.ms has passed, and nobody reads them.",
             "Take a thread dump to see where the consumer waits between two polls: more members do not help. For long "
@@ -718,7 +735,7 @@ KINDS = {
             "heartbeats of a member after its last Fetch, without a SyncGroup or commits of further offsets meanwhile; "
             "it begins with the last of these, since a client that prefetches fetches on",
             "groups",
-            says_live="fetches until {last_fetch_ns}, and commits no offset; {heartbeats} heartbeats in the "
+            says_live="fetches until {last_fetch_ns}, and commits no offset; {heartbeats:heartbeat} in the "
             "{silent_ns} without a Fetch",
         ),
         Kind(
@@ -736,6 +753,7 @@ KINDS = {
             "group that is less than 10 s behind is left out: two commits may be that far apart",
             "lag",
             True,
+            says_each="lag grew from {first_lag_records} to {compared_lag_records} records in {span_ns}",
         ),
         Kind(
             "open_transaction",
@@ -762,11 +780,12 @@ KINDS = {
             ("open_transaction_s", "hung_transaction_s", "lag_records_min", "felt_behind_records"),
             "last stable offset and high watermark of Fetch answers, by partition",
             "lag",
+            says_each="stood at {last_stable_offset} for {stuck_ns} while the log grew by {records}",
         ),
         Kind(
             "retransmissions",
             "The network loses segments",
-            "{retransmissions} segments retransmitted, {segment_share} of all",
+            "{retransmissions:segment} retransmitted, {segment_share} of all",
             "Each lost segment stops its connection for 200 ms or more, and halves its throughput.",
             "Look at interfaces, duplex, MTU and saturated links between the two; larger buffers reduce the effect "
             "(socket.send.buffer.bytes, socket.receive.buffer.bytes).",
@@ -778,7 +797,7 @@ KINDS = {
         Kind(
             "zero_windows",
             "A receiver that reads too slowly",
-            "a receive window was closed {zero_windows} times; connections: {connections}",
+            "a receive window was closed {zero_windows:time}; connections: {connections}",
             "Client or broker does not read its socket: its peer cannot send meanwhile.",
             "If it is a consumer: its process lacks CPU, or pauses (garbage collection, swap); raise "
             "receive.buffer.bytes. If it is a broker: raise socket.receive.buffer.bytes and num.network.threads.",

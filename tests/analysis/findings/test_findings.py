@@ -46,7 +46,9 @@ def test_a_client_that_is_over_its_quotas_is_throttled(found):
     produce = answer["throttled", "client thr, Produce"]
     assert dict(produce.evidence) | {"throttled": 15, "answers": 102} == dict(produce.evidence)
     assert produce.severity == "warning" and "producer_byte_rate" in produce.change
-    assert sentence(produce) == "15 of 102 answers throttled, 12.3 s in total"
+    assert (
+        sentence(produce) == "15 of 102 answers throttled, 12.3 s in total over all its connections (99% of their time)"
+    )
     assert next(iter(answer.values())).kind == "throttled"  # before what is merely worth knowing
 
 
@@ -361,7 +363,7 @@ def test_a_rebalance_that_waits_for_members_that_are_gone_names_them(tmp_path, w
         assert one.where == "group g" and one.severity == "critical"
         assert one.since_ns == made.START_NS + join_s * 10**9
         assert sentence(one) == (
-            "in 1 rebalances the members waited 10.0 s for 2 that did not come back, 10.0 s at most; these were of a, b"
+            "in 1 rebalance the members waited 10.0 s for 2 that did not come back, 10.0 s at most; these were of a, b"
         )
 
 
@@ -560,8 +562,8 @@ def test_replicas_out_of_sync_are_known_up_to_the_last_message_about_them(tmp_pa
     with Tables(table.write(tmp_path / "tables")) as tables:
         (one,) = findings(tables, kinds=["under_replicated"])
     assert sentence(one) == (
-        "1 partitions lacked it in their ISR, for 60.0 s at most; 1 at the end, by the last change reported of them, "
-        "at 00:00:20 UTC: not known afterwards"
+        "1 partition lacked it in its ISR, until the next report or the capture's end, 60.0 s later at the latest; "
+        "1 at the end, by the last change reported of them, at 00:00:20 UTC: not known afterwards"
     )
 
 
