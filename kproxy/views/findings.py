@@ -42,7 +42,7 @@ def value(name: str, number: Any) -> str:
 def sentence(finding: Finding) -> str:
     """Return the finding with its main numbers, in one line."""
     evidence = dict(finding.evidence)
-    words = []
+    words = [_least(evidence)]
     kind = KINDS[finding.kind]
     says = kind.says if "asked" in evidence else kind.says_part
     has_all = all(name in evidence for _, name, _, _ in Formatter().parse(says) if name is not None)
@@ -91,14 +91,20 @@ def _filled(says: str, evidence: Mapping[str, Any]) -> str:
     return "".join(words)
 
 
+def _least(evidence: Mapping[str, Any]) -> str:
+    return "at least " if evidence.get("at_least_records") else ""
+
+
 def _unsent(evidence: Mapping[str, Any]) -> str:
     """Return what a producer's new epochs tell about records that it never sent."""
     epochs = evidence["new_epochs"]
     begun = "a new epoch" if epochs == 1 else f"{epochs:,} new epochs"
-    text = f"; then the producer began {begun}, and {value('unsent_ns', evidence['unsent_ns'])} have no records: "
+    text = f"; its producer began {begun}, and {value('unsent_ns', evidence['unsent_ns'])} have no records: "
     if evidence.get("about_records"):
         text += f"about {units.number(evidence['about_records'])} at its rate before, if it had as many to send, "
-    return f"{text}{'' if evidence.get('about_records') else 'what it had to send then '}expired in its queue"
+    else:
+        text += "what it had to send then, possibly far more, "
+    return f"{text}expired in its queue"
 
 
 def where(finding: Finding, has_cluster: bool = True) -> str:
@@ -232,7 +238,7 @@ def followed(finding: Finding) -> Iterator[str]:
 def _each(finding: Finding) -> str:
     """Return what is said of one of several places."""
     evidence = dict(finding.evidence)
-    text = _filled(KINDS[finding.kind].says_each or "", evidence)
+    text = _least(evidence) + _filled(KINDS[finding.kind].says_each or "", evidence)
     return f"{text}{_unsent(evidence)}" if evidence.get("unsent_ns") else text
 
 

@@ -39,7 +39,9 @@ _CLAUSES: Mapping[str, Callable[[Finding], str]] = {
         f"{one.where.split(', client')[0]} left a transaction open for {_time(one, 'open_ns')}"
     ),
     "producers_standing_still": lambda one: _still(one),
-    "offline_partitions": lambda one: f"{one.where} had no leader for {_time(one, 'longest_ns')}",
+    "offline_partitions": lambda one: (
+        f"{one.where} had no leader for {_time(one, 'longest_ns')} from the first report of it"
+    ),
 }
 
 # Effects of retries without a producer id on records, by the name of the evidence that counts them.
@@ -66,6 +68,7 @@ def sentence(verdict: Verdict) -> str:
     left = len(chosen) - CAUSES_SAID
     if left > 0:
         said.append(f"and {_number(left)} more {_plural('cause', left)}: {_kinds(chosen[CAUSES_SAID:])}")
+        said += _larger_loss(shown, chosen[CAUSES_SAID:])
     text = "; ".join(said)
     return f"{text[0].upper()}{text[1:]}.{_rigid(verdict)}"
 
@@ -175,10 +178,8 @@ def _followed(one: Finding) -> Iterator[str]:
     if lost := sum(dict(each.evidence)["records"] for each in of.get("records_lost", ())):
         yield f"{lost:,} acknowledged {_plural('record', lost)} {'is' if lost == 1 else 'are'} lost"
     given_up = [dict(each.evidence) for each in of.get("records_given_up", ())]
-    if records := sum(each["given_up_records"] for each in given_up):
-        about = sum(each.get("about_records") or 0 for each in given_up)
-        unsent = f" and on about {units.number(about)} more before sending them" if about else ""
-        yield f"producers gave up on {records:,} {_plural('record', records)}{unsent}"
+    if given_up:
+        yield f"producers {_given_up(given_up)}"
     if groups := of.get("coordinator_lost"):
         times = _range([dict(each.evidence)["outage_ns"] for each in groups])
         verb = "stood still"
@@ -188,7 +189,7 @@ def _followed(one: Finding) -> Iterator[str]:
     if offline := of.get("offline_partitions"):
         count = sum(dict(each.evidence)["partitions"] for each in offline)
         times = _range([dict(each.evidence)["longest_ns"] for each in offline])
-        yield f"{_number(count)} {_plural('partition', count)} had no leader for {times}"
+        yield f"{_number(count)} {_plural('partition', count)} had no leader for {times} from the first report of it"
     if stuck := of.get("stuck_stable_offset"):
         behind = sum(dict(each.evidence)["behind_records"] for each in stuck)
         topics = sorted({str(dict(each.place).get("topic")) for each in stuck})
@@ -199,6 +200,28 @@ def _followed(one: Finding) -> Iterator[str]:
     for name, said in _DOUBLED.items():
         if records := sum(each.get(name) or 0 for each in doubled):
             yield f"{records:,} {_plural('record', records)} {said}"
+
+
+def _given_up(several: Sequence[Mapping[str, Any]]) -> str:
+    """Return what producers gave up on; a number that is the least alone has the time beside it that may hold more."""
+    records = sum(each["given_up_records"] for each in several)
+    about = sum(each.get("about_records") or 0 for each in several)
+    open_ns = sum(each["unsent_ns"] for each in several if each.get("at_least_records"))
+    unsent = f" and on about {units.number(about)} more before sending them" if about else ""
+    more = f", possibly far more: {units.duration(open_ns)} without records" if open_ns else ""
+    least = "at least " if open_ns else ""
+    return f"gave up on {least}{records:,} {_plural('record', records)}{unsent}{more}"
+
+
+def _larger_loss(said: Sequence[Finding], others: Sequence[Finding]) -> Iterator[str]:
+    """Yield what a producer gave up on for a cause that is not said, if that weighs more than what is said."""
+
+    def losses(causes: Sequence[Finding]) -> list[Finding]:
+        return [one for cause in causes for one in (cause, *cause.consequences) if one.kind == "records_given_up"]
+
+    heaviest = max(losses(others), key=lambda one: one.weight, default=None)
+    if heaviest is not None and heaviest.weight > max((one.weight for one in losses(said)), default=0):
+        yield printable(f"{heaviest.where} {_given_up([dict(heaviest.evidence)])}")
 
 
 def _failed(one: Finding) -> int:

@@ -117,9 +117,10 @@ class GivenUp(NamedTuple):
     errors: str
     broker: str | None  # where there was one alone
     broker_id: int | None
-    epochs: int  # that the producer began afterwards, behind a time without records
-    skipped_ms: int  # this time, by the timestamps of records
-    rate: float | None  # records per second before it, where batches did not wait in the client
+    epochs: int  # that the producer began around that time
+    skipped_ms: int  # times without records before new epochs, by the timestamps of records, in the worst partition
+    unsent: float | None  # records of these times in all partitions, at the rates before, as far as these are known
+    is_rated: bool  # they are known before all of these times: batches did not wait in the client
     first_us: int
     last_us: int
 
@@ -130,6 +131,9 @@ def given_up(tables: Tables, limits: Limits) -> Frame:
     of = "cluster, client, topic"
     of_log = "{0}.cluster is not distinct from {1}.cluster and {0}.client is not distinct from {1}.client"
     of_log += " and {0}.topic = {1}.topic"
+    # Records may expire in the queue before the first failure: failures so near have one cause.
+    in_episode = f"""begun b join episodes e on {of_log.format("b", "e")} and us >= e.first_us - {_PAUSE_US}
+                and us < least(coalesce(next_us - {_PAUSE_US}, us + 1), e.last_us + {RETRIED_US})"""
     by_producer = f"partition by {of}, `partition`, known_id order by us, connection, `number`, source"
     return ask(
         {name: tables[name] for name in ("exchanges", "partitions", "batches", "connections")},
@@ -181,37 +185,50 @@ def given_up(tables: Tables, limits: Limits) -> Frame:
                 min(us) over (partition by {of}, `partition`, known_id) as since_us
             from ordered""",
         skipped=f"""
-            select b.cluster, b.client, b.topic, e.episode, epochs, base_timestamp - newest as skipped_ms,
+            select b.cluster, b.client, b.topic, e.episode, `partition`, base_timestamp - newest as skipped_ms,
                 case when before_us - newest * 1000 between -{_PROMPT_US} and {_PROMPT_US}
                     then before * 1e6 / least(before_us - since_us, {_RATE_US}) end as rate
-            from begun b join episodes e on {of_log.format("b", "e")} and us >= e.first_us
-                and us < least(coalesce(next_us, us + 1), e.last_us + {RETRIED_US})
+            from {in_episode}
             where epochs > 0 and base_timestamp - newest > {_SKIPPED_MS}
                 and abs(base_timestamp * 1000 - us) < {_SAME_CLOCK_US}
                 and abs(newest * 1000 - before_us) < {_SAME_CLOCK_US}
                 and before_us > since_us""",
+        in_each=f"""
+            select {of}, episode, `partition`, sum(skipped_ms) as skipped_ms, count(rate) = count(*) as is_rated,
+                sum(rate * skipped_ms) / sum(case when rate is not null then skipped_ms end) as rate
+            from skipped group by {of}, episode, `partition`""",
         skips=f"""
-            select {of}, episode, sum(epochs) as epochs, sum(skipped_ms) as skipped_ms,
-                case when count(rate) = count(*) then sum(rate * skipped_ms) / sum(skipped_ms) end as rate
-            from skipped group by {of}, episode""",
+            select {of}, episode, max(skipped_ms) as skipped_ms, min(is_rated) as is_rated,
+                sum(rate * skipped_ms) / 1000 as unsent
+            from in_each group by {of}, episode""",
+        # All partitions of a producer have the same epoch.
+        numbered_epochs=f"""
+            select b.cluster, b.client, b.topic, e.episode, known_id,
+                max(producer_epoch) - min(producer_epoch - epochs) as epochs
+            from {in_episode} where epochs > 0 group by b.cluster, b.client, b.topic, e.episode, known_id""",
+        new_epochs=f"select {of}, episode, sum(epochs) as epochs from numbered_epochs group by {of}, episode",
         answer=f"""
             select e.cluster, e.client, e.topic, e.records, e.batches, e.unanswered, p.partitions, e.errors, e.broker,
-                e.broker_id, coalesce(s.epochs, 0) as epochs, coalesce(s.skipped_ms, 0) as skipped_ms, s.rate,
+                e.broker_id, case when s.episode is null then 0 else n.epochs end as epochs,
+                coalesce(s.skipped_ms, 0) as skipped_ms, s.unsent, coalesce(s.is_rated, false) as is_rated,
                 e.first_us, e.last_us
             from episodes e
             join in_partitions p on {of_log.format("e", "p")} and e.episode = p.episode
             left join skips s on {of_log.format("e", "s")} and e.episode = s.episode
+            left join new_epochs n on {of_log.format("e", "n")} and e.episode = n.episode
             order by e.records desc, e.cluster nulls first, e.client nulls first, e.topic nulls first, e.first_us""",
     )
 
 
 def judge_given_up(row: GivenUp, limits: Limits) -> Iterator[Finding]:
     place = {"client": row.client, "topic": row.topic, "broker": row.broker, "broker_id": row.broker_id}
-    unsent = None if row.rate is None else int(float(f"{row.rate * row.skipped_ms / 1000:.2g}"))
+    unsent = int(float(f"{row.unsent:.2g}")) if row.unsent is not None and row.is_rated else None
+    likely = row.records + (row.unsent or 0)
+    is_open = bool(row.skipped_ms) and not unsent  # nobody knows how many more: the time tells
     yield found(
         "records_given_up",
-        severity(limits, failed=row.records + (unsent or 0)),
-        (row.records + (unsent or 0)) / 1e5,
+        severity(limits, failed=round(likely), stood_still_ns=row.skipped_ms * 1_000_000 if is_open else None),
+        max(likely / 1e5, row.skipped_ms / 60e3 if is_open and row.unsent is None else 0),
         row.cluster,
         at(row.client, f"topic {clean(row.topic)}"),
         {name: value for name, value in place.items() if value is not None},
@@ -225,6 +242,7 @@ def judge_given_up(row: GivenUp, limits: Limits) -> Iterator[Finding]:
             "new_epochs": row.epochs or None,
             "unsent_ns": row.skipped_ms * 1_000_000 or None,
             "about_records": unsent or None,
+            "at_least_records": row.records if is_open else None,
         },
     )
 

@@ -57,6 +57,7 @@ SUMMED = frozenset(
             "new_epochs",
             "unsent_ns",
             "about_records",
+            "at_least_records",
         ),
         *(*_OUTCOMES, "not_in_log_records"),
     )

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -10,10 +11,12 @@ from kproxy.analysis import knowledge, sections
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.findings import KINDS, PROBES, TABLES, THRESHOLDS, Finding, consuming, failures, findings, limits
 from kproxy.analysis.findings.thresholds import read
+from kproxy.analysis.verdict import verdict
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
+from kproxy.views import verdict as views_verdict
 from kproxy.views.answers import dicts
-from kproxy.views.findings import sentence
+from kproxy.views.findings import sentence, value
 from tests.analysis.findings import made
 from tests.captures import DATA, capture
 from tests.insight.truth import CAPTURE
@@ -712,6 +715,49 @@ def test_records_that_a_producer_gave_up_on_are_counted(tmp_path, error, again, 
     ]
     assert told == ([] if unsent is None else [(20, error or "unanswered", *unsent)])
     assert row["failed_attempts"] == 1 and row["lost_batches"] >= len(told)
+
+
+def test_a_loss_of_which_only_the_time_is_known_is_told_as_the_least_and_weighs_by_that_time(tmp_path):
+    """A queue that is minutes old: epochs rise from 0 to 9 in two partitions, before and after the failed batch."""
+    table = made.Made()
+
+    def write(at_s, made_s, epoch, error="NONE", **columns):
+        for partition in (0, 1):
+            key = table.exchange("app", "Produce", at_s, acks=-1)
+            table.partition(key, "request", "orders", partition, records=20, bytes=300)
+            code = int(error != "NONE" and partition == 0) * 47
+            table.partition(key, "response", "orders", partition, error_code=code, error=error if code else "NONE")
+            at_ms = made.START_NS // made.MS + round(made_s * 1000)
+            times = {"base_timestamp": at_ms, "max_timestamp": at_ms + 50, "transactional": False}
+            id_ = {"producer_id": 7, "producer_epoch": epoch, "base_sequence": 0}
+            table.add(
+                "batches", **key, direction="request", topic="orders", partition=partition, records=20, **times, **id_
+            )
+
+    for at_s, made_s, epoch in ((100, 1, 0), (120, 2, 0), (140, 22.05, 3)):
+        write(at_s, made_s, epoch)
+    write(141, 23, 3, "INVALID_PRODUCER_EPOCH")
+    write(150, 42.05, 9)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        found = findings(tables, kinds=["records_given_up"])
+        said = verdict(tables, found)
+    (one,) = found
+    numbers = {"given_up_records": 20, "at_least_records": 20, "new_epochs": 9}
+    assert dict(one.evidence)["unsent_ns"] == 39_000_000_000  # of one of the partitions
+    assert numbers.items() <= dict(one.evidence).items() and "about_records" not in dict(one.evidence)
+    assert one.severity == "critical" and one.weight > 0.5
+    assert sentence(one).startswith("at least 20 records failed")
+    told = value("unsent_ns", dict(one.evidence)["unsent_ns"])
+    assert f"began 9 new epochs, and {told} have no records: what it had to send then, possibly far more" in sentence(
+        one
+    )
+    small = one._replace(kind="broker_gone", weight=1.0, consequences=(one._replace(weight=0.1),))
+    quota = one._replace(kind="throttled", weight=0.5, consequences=(one,))
+    text = views_verdict.sentence(replace(said, findings=[small] * 3 + [quota]))
+    assert text.endswith(
+        f"and one more cause: throttled by a quota; client app, topic orders gave up on at least 20 records, possibly "
+        f"far more: {told} without records."
+    )
 
 
 def test_offsets_tell_which_retries_are_in_the_log_twice(made_up):
