@@ -251,8 +251,10 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame, conne
     `time`: after the last successful response to a member, the first request of the group that failed, or the end of a
     member's connection to its coordinator, or the first refusal, whichever came first.
     `outage_ns`: from there until the next successful response, and where members had to join, until all had their
-    partitions again. A successful response ends an outage: a later refusal begins another. Phases follow each other
-    within the outage:
+    partitions again. A successful response ends an outage: a later refusal begins another. A heartbeat between refusals
+    that are less than 3 s from it ends none, nor does an answer that took so long and that a refusal follows at once: a
+    broker that continues after a pause does not know yet that it is deposed. Phases follow each other within the
+    outage:
 
     `silent_ns`: from `time` until the first refusal, or until another coordinator was found.
     `searching_ns`: from there until FindCoordinator named one; `loading_ns`: from the first
@@ -274,20 +276,33 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame, conne
         # Losses are separated by a successful response, or by an absence of all members, after which nothing is known.
         moments=f"""
             select cluster, group_id, time_ns as at_ns, 0 as separates, event, error, coordinator_id,
-                cast(null as string) as broker
+                cast(null as string) as broker, false as is_beat, cast(null as bigint) as asked_ns
             from group_events where error in ({_TROUBLES}) or event = 'coordinator_moved'
             union all
-            select cluster, group_id, response_end_ns, 1, 'good', null, broker_id, {GROUPS["broker"]} from exchanges
+            select cluster, group_id, response_end_ns, 1, 'good', null, broker_id, {GROUPS["broker"]},
+                api not in ('OffsetCommit', 'SyncGroup'), request_start_ns
+            from exchanges
             where api in {served} and outcome = 'answered' and coalesce(errors, 0) = 0 and group_id is not null
                 and response_end_ns is not null
             union all
-            select cluster, group_id, at_ns, 1, 'returned', null, null, null from asked where since_ns > {AWAY_NS}""",
+            select cluster, group_id, at_ns, 1, 'returned', null, null, null, false, null
+            from asked where since_ns > {AWAY_NS}""",
+        surrounded="""
+            select *, max(case when separates = 0 then at_ns end) over (partition by cluster, group_id order by at_ns
+                    range between unbounded preceding and current row) as refused_ns,
+                min(case when separates = 0 then at_ns end) over (partition by cluster, group_id order by at_ns
+                    range between current row and unbounded following) as refuses_ns
+            from moments""",
+        lasting=f"""
+            select * from surrounded where event != 'good' or coalesce(refuses_ns - at_ns >= {HEARTBEAT_NS}, true)
+                or not coalesce(is_beat and at_ns - refused_ns < {HEARTBEAT_NS}, false)
+                    and not coalesce(at_ns - asked_ns >= {HEARTBEAT_NS}, false)""",
         counted="""
             select *, sum(separates) over (partition by cluster, group_id order by at_ns, separates, event
                     rows between unbounded preceding and current row) as loss,
                 lag(separates) over (partition by cluster, group_id order by at_ns, separates, event) as before,
                 lead(separates) over (partition by cluster, group_id order by at_ns, separates, event) as behind
-            from moments""",
+            from lasting""",
         near="select * from counted where separates = 0 or before = 0 or behind = 0",
         losses=f"""
             select cluster, group_id, loss, min(at_ns) as began_ns, max(at_ns) as over_ns, count(error) as refusals,

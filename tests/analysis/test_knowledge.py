@@ -175,6 +175,39 @@ def test_a_good_answer_ends_an_outage_and_the_join_behind_it_is_part_of_it(tmp_p
     }
 
 
+@pytest.mark.parametrize(
+    ("good", "asked_s", "outages"),
+    [
+        (("Heartbeat", 26.1), 26.0, {22.0: 17.0}),  # of one member, between refusals of the others
+        (("Heartbeat", 24.9), 21.9, {22.0: 17.0}),  # of a broker that continues, before its first refusal
+        (("Heartbeat", 24.9), 24.8, {25.0: 14.0}),
+        (("OffsetCommit", 26.1), 26.0, {22.0: 4.1, 26.2: 12.8}),
+    ],
+)
+def test_an_outage_lasts_until_members_can_work_again(tmp_path, good, asked_s, outages):
+    """A request at 22 s is not answered; refusals at 25, 26 and 27 s; members have partitions again at 39 s."""
+    table = made.Made()
+    at = lambda second: made.START_NS + round(second * 1000) * made.MS  # noqa: E731
+    api, good_s = good
+    for name, begin_s, end_s in (
+        *(("Heartbeat", second, second + 0.01) for second in (18, 20, 38.99, 42)),
+        (api, asked_s, good_s),
+    ):
+        row = {"group_id": "g", "request_start_ns": at(begin_s), "response_end_ns": at(end_s)}
+        table.exchange("app", name, begin_s, broker=3, **row)
+    lost = {"group_id": "g", "request_start_ns": at(22), "outcome": "unanswered"}
+    table.exchange("app", "Heartbeat", 22, broker=3, **lost)
+    for second in (25, 26, 26.2, 27):
+        row = {"group_id": "g", "event": "commit_failed", "error": "NOT_COORDINATOR", "coordinator_id": 3}
+        table.add("group_events", second, **row, time_ns=at(second))
+    row = {"group_id": "g", "protocol": "classic", "generation": 2, "coordinator_id": 1}
+    table.add("rebalances", 28, **row, started_ns=at(28), joined_ns=at(38), ended_ns=at(39))
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        found = asked_of(jobs.coordinators(*(tables[name] for name in OF_COORDINATORS)))
+    told = {(row["time"] - made.START_NS // 1000) / 1e6: row["outage_ns"] / 1e9 for row in found}
+    assert told == pytest.approx(outages)
+
+
 def test_rebalances_that_follow_a_lost_coordinator_are_marked(answer):
     """The coordinator's log says that members joined: it is another broker, which has lost none."""
     killed = happened("broker_kill")["time"]

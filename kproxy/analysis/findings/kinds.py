@@ -216,8 +216,8 @@ KINDS = {
             ("session.timeout.ms", "offsets.topic.replication.factor"),
             ("coordinator_outage_s",),
             "time from the first request that failed, or the end of a member's connection to the coordinator, to the "
-            "next successful answer, or to the end of the next join; without one, to the group's last request (is "
-            "back: no)",
+            "next successful answer that no refusal follows at once, or to the end of the next join; without one, to "
+            "the group's last request (is back: no)",
             "coordinators",
             says_each="stood still for {outage_ns}",
         ),
