@@ -1,8 +1,9 @@
 """Findings about producers that stood still: for a time none of their writes was acknowledged, though they tried.
 
 A client waits from its first write that is not acknowledged, which may be the first of the capture, to the first
-acknowledgement after it, or to its last try. Clients that send nothing do not wait, nor do clients over a quota
-(`throttled`), nor clients whose records are refused as invalid. Refuses to know engines, and how findings look.
+acknowledgement after it, or to its last try. So does a client that writes nothing and asks for Metadata again and
+again: it knows no leader. Other clients that send nothing do not wait, nor do clients whose records are refused as
+invalid, nor those over a quota (`throttled`) while it lasts. Refuses to know engines, and how findings look.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import GROUPS, KEYS, literal, of_clients
 
 ACTIVE_US = 10_000_000  # clients that wrote this long before the standstill count among the producers
+_ASKED_MIN = 5  # Metadata requests on each connection, one a second or more, of a client that waits for a leader
+_STEADY = 10  # acknowledged writes in ACTIVE_US: a client that wrote so steadily did not pause by itself
 NAMED = 3  # clients that stood still, by name
 
 
@@ -51,9 +54,11 @@ def standstills(tables: Tables, limits: Limits) -> Frame:
                 cast(floor(coalesce(muted_ns, 0) / 1e3) as bigint) as muted_us,
                 outcome = 'answered' and coalesce(errors, 0) < greatest(coalesce(partitions, 1), 1) as is_good
             from exchanges where api = 'Produce' and coalesce(acks, -1) <> 0 and {of_clients(False)}""",
-        good="""
+        good=f"""
             select cluster, client, answered_us, us,
-                lag(answered_us) over (partition by cluster, client order by answered_us, us) as before_us
+                lag(answered_us) over (partition by cluster, client order by answered_us, us) as before_us,
+                count(*) over (partition by cluster, client order by answered_us
+                    range between {ACTIVE_US} preceding and current row) as recent
             from writes where is_good and answered_us is not null""",
         tried="select cluster, client, min(us) as first_us from writes group by cluster, client",
         gaps=f"""
@@ -62,6 +67,17 @@ def standstills(tables: Tables, limits: Limits) -> Frame:
             where answered_us - coalesce(before_us, t.first_us) >= {least_us}
             union all
             select cluster, client, max(answered_us), cast(null as bigint) from good group by cluster, client""",
+        asked=f"""
+            select cluster, {GROUPS["client"]} as client, connection, unix_micros(`time`) as us from exchanges
+            where api = 'Metadata' and {of_clients(False)}""",
+        leaderless=f"""
+            select g.cluster, g.client, g.since_us, min(a.us) as first_us, max(a.us) as last_us
+            from gaps g join asked a on {theirs.format("g", "a")} and a.us > g.since_us
+                and a.us < coalesce(g.until_us, a.us + 1)
+            group by g.cluster, g.client, g.since_us, g.until_us
+            having count(*) >= {_ASKED_MIN} * count(distinct connection)
+                and coalesce(g.until_us, max(a.us)) - min(a.us) <= count(*) * 1000000""",
+        steady=f"select distinct cluster, client, answered_us from good where recent >= {_STEADY}",
         refusals=f"""
             select distinct {keys}, true as is_retried from partitions
             where api = 'Produce' and direction = 'response' and error in ({errors})""",
@@ -77,7 +93,11 @@ def standstills(tables: Tables, limits: Limits) -> Frame:
                 coalesce(answered_us, cast(floor(n.end_ns / 1e3) as bigint), w.us) as over_us
             from writes w left join refusals r on {same}
             left join ended n on w.source = n.source and w.connection = n.connection
-            where is_good or outcome = 'unanswered' or r.is_retried""",
+            where is_good or outcome = 'unanswered' or r.is_retried
+            union all
+            select l.cluster, l.client, case when s.client is null then first_us else since_us end, 0, false, 0, 0,
+                last_us
+            from leaderless l left join steady s on {theirs.format("l", "s")} and l.since_us = s.answered_us""",
         waited=f"""
             select g.cluster, g.client, g.until_us, min(greatest(w.us + w.muted_us, g.since_us)) as first_us,
                 coalesce(g.until_us, max(w.over_us)) as last_us, max(w.muted_us) as muted_us,
@@ -88,7 +108,7 @@ def standstills(tables: Tables, limits: Limits) -> Frame:
             group by g.cluster, g.client, g.since_us, g.until_us""",
         periods=f"""
             select *, last_us - first_us as still_us from waited
-            where last_us - first_us >= {least_us} and muted_us < (last_us - first_us) / 2""",
+            where last_us - first_us >= {least_us} and muted_us < last_us - first_us""",
         ordered="""
             select *, max(last_us) over (partition by cluster order by first_us, client
                 rows between unbounded preceding and 1 preceding) as reached_us

@@ -800,6 +800,40 @@ def test_a_producer_stands_still_from_its_first_write_where_the_capture_begins_s
     assert told == ([("client waiting", 0, 8_002)] if refused_s == 8 else [])
 
 
+@pytest.mark.parametrize(
+    ("writes_s", "asks_s", "connections", "still"),
+    [
+        (0.2, 0.1, 1, [(10.0, 16.0)]),  # a steady writer: from its last acknowledgement
+        (2.0, 0.1, 1, [(12.0, 16.0)]),  # it may have had nothing to write before
+        (0.2, 1.5, 1, []),  # no more than a client that looks at Metadata now and then
+        (0.2, 0.1, 20, []),  # processes with the same client id that follow each other
+    ],
+)
+def test_a_producer_that_asks_for_a_leader_again_and_again_stands_still(tmp_path, writes_s, asks_s, connections, still):
+    """Its writes are acknowledged up to 10 s and from 16 s on; from 12 s on it asks for Metadata."""
+    table = made.Made()
+    at = lambda second: made.START_NS + round(second * 1000) * made.MS  # noqa: E731
+    before = [number * writes_s for number in range(round(10 / writes_s) + 1)]
+    for at_s in (*before, 16):
+        table.exchange("aio", "Produce", at_s, acks=1, response_end_ns=at(at_s))
+    for number in range(int(3.9 / asks_s)):
+        table.exchange("aio", "Metadata", 12 + number * asks_s, broker=1 + number % connections)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        found = findings(tables, kinds=["producers_standing_still"])
+    assert [tuple(round((ns - made.START_NS) / 1e9, 3) for ns in (one[5], one[6])) for one in found] == still
+
+
+def test_a_producer_over_its_quota_stands_still_for_the_time_beyond_it(tmp_path):
+    """A broker leaves its request unread for 2.4 s, then stands still with all of its requests."""
+    table = made.Made()
+    times = {"acks": -1, "response_end_ns": made.START_NS + 16_130 * made.MS, "muted_ns": 2_400 * made.MS}
+    table.exchange("app", "Produce", 9, acks=-1, response_end_ns=made.START_NS + 9_000 * made.MS)
+    table.exchange("app", "Produce", 10, **times)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (still,) = findings(tables, kinds=["producers_standing_still"])
+    assert [round((ns - made.START_NS) / 1e9, 3) for ns in (still.since_ns, still.until_ns)] == [12.4, 16.13]
+
+
 def test_a_producer_over_its_quota_stands_still_from_when_its_broker_would_read(tmp_path):
     """It is muted for 2 s when its broker stops for 8 s: it waits for its quota first."""
     table = made.Made()
