@@ -131,10 +131,14 @@ class Verdict:
             and (not needed or not set(apis).isdisjoint(needed))
         ]
 
+    @property
+    def felt(self) -> list[Finding]:
+        """The findings that users felt and that have a time, the most severe first."""
+        return [one for one in self.findings if one.kind in FELT and one.since_ns is not None]
+
     def timeline(self, limit: int) -> list[Finding]:
         """The most severe findings that users felt, at most as many, in the order of time."""
-        felt = [one for one in self.findings if one.kind in FELT and one.since_ns is not None]
-        return sorted(felt[:limit], key=lambda one: one.since_ns or 0)
+        return sorted(self.felt[:limit], key=lambda one: one.since_ns or 0)
 
     def as_dict(self) -> dict[str, Any]:
         return {"figures": asdict(self.figures), "findings": self.total, "explained": self.explained}

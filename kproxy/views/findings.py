@@ -19,6 +19,7 @@ from kproxy.views import answers, units
 
 NOTHING = "Nothing stands out."
 PLACES = 3  # places shown of consequences of one kind; further places are counted
+BEFORE_NS = 2_000_000_000
 WIDTH = 80  # without a terminal
 _COLOURS = {"critical": "red", "warning": "yellow", "note": "cyan"}
 
@@ -232,7 +233,7 @@ def followed(finding: Finding) -> Iterator[str]:
         else:
             places = ", ".join([*placed][:PLACES])
             text = f"{places}{f' and {more} more' if more > 0 else ''}; {sentence(_together(several))}"
-        yield answers.text("where", f"{_when(several)}{several[0].title}: {text}")
+        yield answers.text("where", f"{_when(several, finding.since_ns)}{several[0].title}: {text}")
 
 
 def _each(finding: Finding) -> str:
@@ -247,11 +248,16 @@ def _size(finding: Finding) -> int:
     return max((number for name, number in finding.evidence if name in SUMMED | LARGEST and number), default=0)
 
 
-def _when(several: Sequence[Finding]) -> str:
-    """Return the time of day from the first to the last of some findings, with a comma; "" if they have none."""
+def _when(several: Sequence[Finding], cause_ns: int | None) -> str:
+    """Return the time of day from the first to the last of some findings, with a comma; "" if they have none.
+
+    cause_ns: when their cause began. Another observer saw it up to BEFORE_NS late: nothing that follows is earlier.
+    """
     times = [at for one in several for at in (one.since_ns, one.until_ns) if at is not None]
     if not times:
         return ""
+    if cause_ns is not None:
+        times = [cause_ns if cause_ns - BEFORE_NS < at < cause_ns else at for at in times]
     first, last = (units.time(at, decimals=0)[11:] for at in (min(times), max(times)))
     return f"{first}, " if first == last else f"{first} to {last}, "
 

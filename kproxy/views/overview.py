@@ -54,6 +54,7 @@ def show(
     if shown == "json":
         told = {name: rows[name][:most] for name, (_, most) in found.items()}
         lists: dict[str, Any] = {"timeline": [{"time": at, "event": event} for at, event in events]}
+        lists["more_events"] = verdict.more_events(said)
         lists |= {"not_found": said.not_found(apis)} if is_checked else {}
         first = {"verdict": verdict.as_dict(said) | lists}
         rest = {"findings": [one.as_dict() for one in findings], "next": list(commands)}
@@ -88,6 +89,9 @@ def show(
         for at, event in events:
             for line in answers.wrapped(f"{at}  {event}", file, 23):
                 click.echo(line, file=file)
+        if left := verdict.more_events(said):
+            asks = next((f": {command}" for command in commands if " findings " in command), "")
+            click.echo(f"and {left:,} more{asks}", file=file)
     for name, heading in _HEADINGS.items():
         frame, most = frames[name], found[name][1]
         if not rows[name]:

@@ -125,6 +125,11 @@ def timeline(verdict: Verdict) -> list[tuple[str, str]]:
     ]
 
 
+def more_events(verdict: Verdict) -> int:
+    """Return the number of findings that `timeline` leaves out."""
+    return max(0, len(verdict.felt) - EVENTS_SAID)
+
+
 def _event(one: Finding) -> str:
     return _CLAUSES[one.kind](one) if one.kind in _CLAUSES else f"{findings.where(one)}: {_title(one)}"
 

@@ -13,7 +13,7 @@ from kproxy.analysis.lags import group_lag_while_active
 from kproxy.analysis.verdict import verdict
 from kproxy.cli.asking import show_overview
 from kproxy.views.answers import dicts
-from kproxy.views.verdict import EVENTS_SAID, as_dict, counted, figures, sentence, timeline
+from kproxy.views.verdict import EVENTS_SAID, as_dict, counted, figures, more_events, sentence, timeline
 from tests.analysis.findings import made
 
 NS = 10**9
@@ -311,6 +311,23 @@ def test_a_timeline_has_what_users_felt_in_the_order_of_time(tmp_path):
     times = [f"2026-01-01 00:00:{second}" for second in ("00.0", "18.9")]
     assert events[:2] == [(times[0], "group g: lag that grows"), (times[1], "broker 2 was gone for 13.1 s")]
     assert len(events) == EVENTS_SAID
+    assert more_events(said) == 11 - EVENTS_SAID  # advice is no event
+
+
+def test_an_overview_says_how_many_events_its_timeline_leaves_out(tmp_path, monkeypatch, capsys):
+    def throttle(table):
+        for number in range(100):
+            for client in ("over", "over-too"):
+                table.exchange(client, "Produce", number / 10, broker=1, throttle_ms=90)
+
+    place = outage(tmp_path / "tables", throttle)
+    asked = {"since": None, "until": None, "limit": None, "out": None, "quiet": True}
+    monkeypatch.setattr("kproxy.views.verdict.EVENTS_SAID", 2)
+    with Tables(place) as tables:
+        events = len(verdict(tables, findings(tables)).felt)
+        show_overview("analyze", ["tables"], tables, shown="table", **asked)
+    assert events == 3
+    assert "\nand 1 more: kproxy analyze findings tables\n" in capsys.readouterr().out
 
 
 def test_what_shows_itself_by_signs_alone_is_not_said_to_be_missing(tmp_path):

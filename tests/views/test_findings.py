@@ -47,6 +47,8 @@ def test_consequences_say_when(tmp_path):
     first, second, third = (one._replace(since_ns=since, until_ns=until) for since, until in times)
     cause = one._replace(consequences=(first, second, third._replace(kind="tiny_fetches")))
     early, late = view.followed(cause)
+    at_once = view.followed(cause._replace(since_ns=made.START_NS + 2_500_000_000))
+    assert [text[:20] for text in at_once] == [early[:20].replace("01", "02", 1), late[:20]]  # other observers
     assert early.startswith("00:00:01, Tiny fetches: ") and late.startswith("00:00:02 to 00:00:09, Empty fetches: ")
 
 
