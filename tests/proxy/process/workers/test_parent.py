@@ -370,7 +370,7 @@ def test_a_template_that_ends_at_once_is_given_up(tmp_path):
                 with suppress(TimeoutError):
                     await asyncio.wait_for(here.process.wait(), 0.02)
             assert here.process.returncode == 2
-            assert any("gone again, kproxy drains and ends" in line for line in here.lines)
+            assert any("has ended again: kproxy drains and ends" in line for line in here.lines)
 
     live(test(), PATIENCE_S)
 
