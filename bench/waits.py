@@ -221,7 +221,7 @@ def healthy_client(address: Address, seconds: float) -> list[float]:
 
 
 def show(waits: list[Waits], console: Console) -> None:
-    table = Table(title="What a healthy client waits beside an attack, in ms", title_justify="left")
+    table = Table(title="How long a healthy client waits during an attack, in ms", title_justify="left")
     table.add_column("attack")
     for heading in ("requests", "median", "longest", "past kproxy", "sent MB", "RSS MB"):
         table.add_column(heading, justify="right")

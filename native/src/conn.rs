@@ -441,21 +441,21 @@ impl Conn {
         if !slf.borrow().is_inside {
             return Ok(());
         }
-        let mut buffer = std::mem::take(&mut lane.borrow_mut().buffer);
-        let result = catch_unwind(AssertUnwindSafe(|| Self::relay(slf, lane, side, clock, &mut buffer)));
-        lane.borrow_mut().buffer = buffer;
-        Self::go_on(slf, side, lane, clock, result)
+        Self::with_buffer(slf, side, lane, clock, |buffer, clock| Self::relay(slf, lane, side, clock, buffer))
     }
 
-    /// Gives the connection back to Python if it must leave the lane.
-    fn go_on(
+    /// Does `work` with the lane's buffer; gives the connection back to Python if it must leave the lane.
+    fn with_buffer(
         slf: &Bound<'_, Self>,
         side: usize,
         lane: &Bound<'_, Lane>,
         clock: &mut Clock,
-        result: std::thread::Result<PyResult<Option<Left>>>,
+        work: impl FnOnce(&mut Vec<u8>, &mut Clock) -> PyResult<Option<Left>>,
     ) -> PyResult<()> {
         let py = slf.py();
+        let mut buffer = std::mem::take(&mut lane.borrow_mut().buffer);
+        let result = catch_unwind(AssertUnwindSafe(|| work(&mut buffer, clock)));
+        lane.borrow_mut().buffer = buffer;
         let left = match result {
             Ok(Ok(None)) => return Ok(()),
             Ok(Ok(Some(left))) => left,
@@ -799,17 +799,13 @@ impl Conn {
         let mut clock = Clock::of(&lane.borrow(), py)?;
         let bytes = PyBuffer::<u8>::get_bound(view)?;
         let count = kept + bytes.item_count();
-        let mut buffer = std::mem::take(&mut lane.borrow_mut().buffer);
-        if buffer.len() < count {
-            buffer.resize(count, 0);
-        }
-        let result = catch_unwind(AssertUnwindSafe(|| {
+        Self::with_buffer(slf, side, lane, &mut clock, |buffer, clock| {
+            if buffer.len() < count {
+                buffer.resize(count, 0);
+            }
             bytes.copy_to_slice(py, &mut buffer[kept..count])?;
-            let read = Read { kept, count, arrived, given: Some(view) };
-            Self::pass_on(slf, lane, side, &mut clock, &mut buffer, read)
-        }));
-        lane.borrow_mut().buffer = buffer;
-        Self::go_on(slf, side, lane, &mut clock, result)?;
+            Self::pass_on(slf, lane, side, clock, buffer, Read { kept, count, arrived, given: Some(view) })
+        })?;
         let lane = lane.borrow();
         clock.write(&lane, py)
     }
