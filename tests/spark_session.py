@@ -13,7 +13,7 @@ SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",  # to compile what runs once costs more than to interpret it
     # With one tier of compilation the JVM has 48 MB for code, which hundreds of questions fill.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
-    "spark.driver.memory": "2g",  # of hundreds of questions whose plans one JVM keeps
+    "spark.driver.memory": "3g",  # a question about lag takes 1 GB while it is planned
     "spark.connect.grpc.binding.address": "127.0.0.1",  # of the server that a test starts in it
     "spark.connect.grpc.binding.port": "0",
 }

@@ -27,7 +27,15 @@ from kproxy.interrupts import ComesLater
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+# Settings of a Spark inside this process. Its heap has to hold a question of hundreds of steps: each sort, window and
+# aggregate of a task takes a whole page for its first row, 4 to 64 MB by default, and the plans of a thousand questions
+# are kept for a user interface that is off.
 _LOCAL = {
+    "spark.buffer.pageSize": "1m",
+    "spark.sql.ui.retainedExecutions": "10",
+    "spark.ui.retainedJobs": "10",
+    "spark.ui.retainedStages": "10",
+    "spark.ui.retainedTasks": "1000",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",

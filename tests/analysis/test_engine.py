@@ -25,7 +25,7 @@ from tests.analysis.findings import made
 from tests.captures import folder
 from tests.insight.truth import CAPTURE
 
-THREADS = 4  # that ask Spark: its driver plans one question while another runs
+THREADS = 2  # that ask Spark: its driver plans one question while another runs
 
 MORE = {  # options beside the defaults
     "latency": {"by": ["client", "version", "cluster"], "every": "2 seconds", "replicas": True},
@@ -82,11 +82,17 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_partition(spark):
-    """Each answer is one job of Spark's, and while the driver plans one another runs."""
-    before = spark.conf.get("spark.sql.shuffle.partitions")
-    spark.conf.set("spark.sql.shuffle.partitions", "1")
+    """Each answer is one job of Spark's, and while the driver plans one another runs.
+
+    Without broadcasts: the driver would keep 1 MB and more for each of the hundreds of joins.
+    """
+    settings = {"spark.sql.shuffle.partitions": "1", "spark.sql.autoBroadcastJoinThreshold": "-1"}
+    before = {name: spark.conf.get(name) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
     yield spark
-    spark.conf.set("spark.sql.shuffle.partitions", before)
+    for name, value in before.items():
+        spark.conf.set(name, value)
 
 
 @pytest.fixture(scope="module")
