@@ -110,10 +110,11 @@ class ClusterFilters:
         """Return the filters of a client's connection."""
         login = self.logins.filter(client) if self.logins is not None else None
         addresses = Addresses(self._advertise) if self._rewrites else None
+        policy = self._policy_of(client)
         chain = (
             login,
-            self._policy_of(client),
-            self._versions,
+            policy,
+            self._versions if policy is None else Versions(self._caps, policy.refused_versions),
             self._telemetry_of(client),
             addresses,
             self._leak_check,

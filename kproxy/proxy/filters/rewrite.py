@@ -29,6 +29,7 @@ _INT8 = Struct(">b")
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 _MAX_INT16 = 0x7FFF
+_NO_VERSIONS: frozenset[int] = frozenset()
 _CONTROLLERS = 2  # DescribeCluster's EndpointType: the answer lists controllers, which are not proxied
 
 # Without topic ids from Metadata (version 10) a client cannot use versions that identify topics only by id.
@@ -63,11 +64,18 @@ def rewrite_addresses(api_key: int, version: int, frame: memoryview, advertise: 
     return _edited(frame, edits, tag_sizes) if edits else None
 
 
-def cap_versions(version: int, frame: memoryview, further: Mapping[int, int] = MappingProxyType({})) -> bytes | None:
+def cap_versions(
+    version: int,
+    frame: memoryview,
+    further: Mapping[int, int] = MappingProxyType({}),
+    refused: Mapping[int, frozenset[int]] = MappingProxyType({}),
+) -> bytes | None:
     """Return an ApiVersions answer without unreadable versions of ApiVersions and of APIs with addresses in answers.
 
     All other APIs and the tagged features stay as they are. An entry is removed only if the broker's lowest version is
-    above kproxy's highest. None if nothing changes. further: the highest version of other APIs, by key.
+    above kproxy's highest. None if nothing changes. further: the highest version of other APIs, by key. refused:
+    versions to leave out at the upper end of a range, by key; if that leaves no version, they stay. The lower end stays
+    since librdkafka infers features of brokers from old versions.
     """
     version = api_versions_version(frame, _BODY, len(frame), version)
     compact = version in schema().apis[API_VERSIONS].response.flexible_versions
@@ -85,16 +93,21 @@ def cap_versions(version: int, frame: memoryview, further: Mapping[int, int] = M
             offers.append((api_key, lowest, highest, at, start, end))
         else:
             count_at = start
-    caps = {**further, **version_caps({api_key: (lowest, highest) for api_key, lowest, highest, *_ in offers})}
+    allowed = {
+        key: (lowest, _highest_of(lowest, highest, refused.get(key, _NO_VERSIONS)))
+        for key, lowest, highest, *_ in offers
+    }
+    caps = {**further, **version_caps(allowed)}
     edits: list[Edit] = []
     removed = 0
     for api_key, lowest, highest, at, start, end in offers:
-        cap = caps.get(api_key, highest)
-        if lowest > cap:
+        last = _highest_of(lowest, highest, refused.get(api_key, _NO_VERSIONS))
+        last = min(last, caps.get(api_key, last))
+        if lowest > last:
             edits.append((start, end, b""))
             removed += 1
-        elif highest > cap:
-            edits.append((at, at + 2, _INT16.pack(cap)))
+        elif highest > last:
+            edits.append((at, at + 2, _INT16.pack(last)))
     if removed:
         count_end = read_uvarint(frame, count_at)[1] if compact else count_at + 4
         left = len(offers) - removed
@@ -135,6 +148,11 @@ def version_caps(offers: Mapping[int, tuple[int, int]]) -> dict[int, int]:
     if METADATA in offers and min(offers[METADATA][1], caps[METADATA]) < _FIRST_METADATA_WITH_TOPIC_IDS:
         caps[PRODUCE] = caps[FETCH] = _LAST_WITH_TOPIC_NAMES
     return caps
+
+
+def _highest_of(lowest: int, highest: int, refused: frozenset[int]) -> int:
+    """Return the highest version of a range that is not refused; the range's own if all of them are."""
+    return next((version for version in range(highest, lowest - 1, -1) if version not in refused), highest)
 
 
 @cache

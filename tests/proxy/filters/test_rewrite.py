@@ -256,6 +256,25 @@ def test_versions_that_a_policy_could_not_read_are_not_offered():
     assert [offer["maxVersion"] for offer in after["apiKeys"]] == [13, 10, NEWER]
 
 
+@pytest.mark.parametrize("version", range(6))
+def test_refused_versions_leave_the_upper_end_of_a_range(version):
+    refused = {
+        1: frozenset({*range(3), *range(8, 19)}),  # librdkafka infers features of a broker from old versions
+        8: frozenset({5}),  # in the middle: a range cannot tell
+        9: frozenset(range(20)),  # an authorization error says more than a missing API
+        12: frozenset({4}),
+    }
+    offers = [{"apiKey": key, "minVersion": 0, "maxVersion": 9} for key in (1, 8, 9, 12)]
+    after = capped(version, {"apiKeys": offers}, refused=refused)
+    assert [(offer["minVersion"], offer["maxVersion"]) for offer in after["apiKeys"]] == [(0, 7), *[(0, 9)] * 3]
+
+
+def test_topic_ids_are_not_offered_if_the_versions_of_metadata_that_have_them_are_refused():
+    offers = [{"apiKey": key, "minVersion": 4, "maxVersion": 13} for key in (0, 1, 3)]
+    after = capped(3, {"apiKeys": offers}, refused={3: frozenset(range(10, 14))})
+    assert [offer["maxVersion"] for offer in after["apiKeys"]] == [12, 12, 9]
+
+
 def test_topic_ids_are_not_offered_without_a_way_to_learn_them():
     offers = [
         {"apiKey": 0, "minVersion": 0, "maxVersion": 13},

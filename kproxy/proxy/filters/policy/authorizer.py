@@ -151,6 +151,10 @@ class PolicyAuthorizer(AuditedRequests, Filter):
         self._lines: dict[int, dict[str, Any]] = {}  # by number: audited requests without an answer yet
         self._pending = PendingBytes(interest.held)  # of edits and lines
 
+    def refused_versions(self, client_id: str | None) -> dict[int, frozenset[int]]:
+        """Return the versions, by API key, of which the client's requests are all refused."""
+        return self._clearance_of(client_id).refused_versions
+
     # --- decisions ---------------------------------------------------------------------------------------------------
 
     def at_header(self, exchange: Exchange) -> Hold | Close | None:

@@ -26,7 +26,7 @@ APIs.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from sys import getsizeof
 from typing import NamedTuple
 
@@ -214,6 +214,13 @@ class ApiRules:
             outcomes.add(self._default.allowed)
         return outcomes
 
+    @property
+    def may_allow(self) -> bool:
+        """Return whether some request may pass."""
+        if any(rule.allows for rule in self._rules):
+            return True
+        return self._default.allowed and all(rule.named for rule in self._rules)
+
     def cluster(self) -> Verdict:
         """Return the verdict about resources of no kind."""
         return next((rule.verdict for rule in self._rules if not rule.named), self._default)
@@ -294,6 +301,21 @@ class Clearance:
     def _describing(self, kind: str) -> ApiRules:
         key = _DESCRIBING[kind]
         return self.api(key, _newest(key))
+
+    @cached_property
+    def refused_versions(self) -> dict[int, frozenset[int]]:
+        """Return the versions of which no request passes, by API key, for APIs that a rule with `version` names."""
+        keys = frozenset().union(*(rule.keys for rule in self._rules if rule.versions and rule.keys))
+        found = {}
+        for key in keys.intersection(schema().apis):
+            rules = [rule for rule in self._rules if rule.keys is None or key in rule.keys]
+            compiled = partial(self._policy.compiled, rules, key)
+            found[key] = frozenset(
+                version
+                for version in schema().apis[key].request.versions
+                if not compiled(version, of_brokers=_is_sent_by_brokers(key, version)).may_allow
+            )
+        return found
 
     def unknown(self, api_key: int, version: int) -> Verdict:
         """Return the verdict about an unreadable request: of an unknown key or version, or with a request inside."""

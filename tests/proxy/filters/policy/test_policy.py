@@ -483,6 +483,28 @@ def test_versions_are_offered_only_as_far_as_a_rule_can_read_them():
     assert caps[0] == schema().apis[0].request.versions[-1] and 12 not in caps and 18 not in caps
 
 
+DENY_NEW_FETCH = {"action": "deny", "api": "Fetch", "version": "13-"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "refused"),
+    [
+        ([DENY_NEW_FETCH], {1: range(13, 19)}),
+        ([{"action": "allow", "api": ["Fetch", "Produce"], "version": "4-"}], {0: range(4), 1: range(4)}),
+        ([DENY_NEW_FETCH | {"client_id": "old-*"}], {1: range(13, 19)}),
+        ([DENY_NEW_FETCH | {"client_id": "other"}], {}),
+        ([DENY_NEW_FETCH | {"principal": "User:bob"}], {}),
+        ([DENY_NEW_FETCH | {"topic": "secret"}], {1: ()}),  # other topics may pass
+        ([{"action": "allow", "topic": "orders"}, DENY_NEW_FETCH], {1: ()}),
+        ([{"action": "deny", "topic": "secret"}], {}),
+        ([{"action": "deny", "api": "SaslHandshake", "version": "0"}], {17: ()}),  # always passes
+    ],
+)
+def test_versions_of_which_no_request_passes(rules, refused):
+    found = Policy(cluster(*rules)).identity("User:alice", "10.1.2.3")("old-client").refused_versions
+    assert found == {key: frozenset(versions) for key, versions in refused.items()}
+
+
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
