@@ -15,6 +15,7 @@ from functools import partial
 from kproxy.errors import RefusedClient, UpstreamError
 from kproxy.metrics.upstream import UpstreamCells
 from kproxy.proxy.admission.admission import Admission, Ticket, Welcome
+from kproxy.proxy.admission.failed_handshakes import FailedHandshakes, is_failed_handshake
 from kproxy.proxy.admission.failed_logins import CERTIFICATE, FailedLogins, is_failed_login
 from kproxy.proxy.admission.logins import Logins
 from kproxy.proxy.cluster.topic_naming import TopicNaming
@@ -100,6 +101,7 @@ class Connections:
         self._failed_logins = (
             FailedLogins(cluster.name, worker.audit, worker.now_ns) if worker.audit is not None else None
         )
+        self._failed_handshakes = FailedHandshakes(cluster.name)
         if self._logins is not None:
             self._logins.failed = self._failed_logins
         self._logs_ends = worker.config.log_connections
@@ -112,6 +114,7 @@ class Connections:
     async def stop(self) -> None:
         """Cancel the connections that are being set up."""
         await self._tasks.cancel()
+        self._failed_handshakes.stop()
 
     def accepted(self, node_id: int | None) -> Accepted:
         """Return the function that takes connections accepted at a broker's port; None: at the bootstrap port."""
@@ -147,6 +150,7 @@ class Connections:
         try:
             if self.admission.steps:
                 await self.admission.welcome(client)
+                self._failed_handshakes.admitted += 1
             admitted_client = admitted(client)
             dialled = await self._dialling.open(admitted_client)
             self._relay(admitted_client, dialled)
@@ -252,6 +256,9 @@ class Connections:
         if self._failed_logins is not None and is_failed_login(fault):
             mechanism = CERTIFICATE if fault.cause == "tls" else fault.mechanism
             self._failed_logins.add(client.peer, mechanism, fault.claimed, fault.kind, str(fault), renewal=False)
+        if is_failed_handshake(fault):
+            self._failed_handshakes.add(client.peer, fault)
+            return
         self._limiter.log(
             logging.DEBUG if fault.said_nothing else logging.WARNING,
             ("refused", fault.kind, fault.said_nothing),
