@@ -146,6 +146,7 @@ class BrokerCells:
         "open",
         "queue",
         "queue_ns",
+        "silent",
         "tallies",
     )
 
@@ -156,6 +157,7 @@ class BrokerCells:
         self.elsewhere = 0  # requests in flight in other processes, if these cells are a sum of several
         self.open: dict[str, int] = {}  # connections now, by listener
         self.accepted: dict[str, int] = {}  # connections since the start, by listener
+        self.silent: dict[str, int] = {}  # those of them that ended without a byte of the client, as health checks do
         self.disconnects: dict[tuple[str, str], int] = {}  # by listener and cause
         self.apis: dict[tuple[str, str], ApiCells] = {}  # by the labels api and version
         self.by_plan: dict[ApiPlan, ApiCells] = {}  # the same cells by their plan's identity; known APIs only
@@ -179,6 +181,7 @@ class BrokerCells:
             self.disconnects.update(dict.fromkeys(((listener, cause) for cause in causes), 0))
             self.open[listener] = 0
             self.accepted[listener] = 0
+            self.silent[listener] = 0
 
 
 class ClusterCells:

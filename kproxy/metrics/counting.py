@@ -297,9 +297,10 @@ class ConnectionMetrics:
         """Count address lists made unreadable, so that the client sends a Metadata request instead."""
         add(self._cluster.neutralised, api, count)
 
-    def closed(self, cause: str) -> None:
-        """Count the end of the connection; only the first call has an effect."""
+    def closed(self, cause: str, *, spoke: bool = True) -> None:
+        """Count the end of the connection; only the first call has an effect. spoke: the client sent something."""
         if self._end():
+            self._cells.silent[self._listener] += not spoke
             add(self._cells.disconnects, (self._listener, cause), 1)
 
     def leave(self, now_ns: int) -> None:

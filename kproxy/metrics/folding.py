@@ -30,6 +30,7 @@ def fold_broker(cluster: ClusterCells, upstream: UpstreamCells, broker: str) -> 
             continue
         other.open = add(other.open, {LISTENER: sum(cells.open.values())})
         other.accepted = add(other.accepted, {LISTENER: sum(cells.accepted.values())})
+        other.silent = add(other.silent, {LISTENER: sum(cells.silent.values())})
         for (_, cause), count in cells.disconnects.items():
             other.disconnects[LISTENER, cause] = other.disconnects.get((LISTENER, cause), 0) + count
         other.apis = add(other.apis, cells.apis)

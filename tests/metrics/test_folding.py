@@ -12,6 +12,7 @@ def test_the_counts_of_many_brokers_are_kept_as_one():
         broker, listener = str(1_840_211_337 + number), f"broker-{1_840_211_337 + number}"
         cells = cluster.broker(broker, listener)
         cells.accepted[listener] += 2
+        cells.silent[listener] += 1
         cells.disconnects[listener, "client_closed"] += 2
         cells.queue[0] += 1
         cells.queue_ns += 5
@@ -25,6 +26,7 @@ def test_the_counts_of_many_brokers_are_kept_as_one():
     (other,) = cluster.brokers.values()
     assert other.broker == "other"
     assert other.accepted == {"broker-other": 2000}
+    assert other.silent == {"broker-other": 1000}
     assert other.open == {"broker-other": 0}
     assert other.disconnects["broker-other", "client_closed"] == 2000
     assert (other.queue[0], other.queue_ns) == (1000, 5000)

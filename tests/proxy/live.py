@@ -255,6 +255,7 @@ class Counted:
             for (_, cause), count in broker.disconnects.items():
                 self.disconnects[cause] += count
         self.disconnects = +self.disconnects
+        self.silent = sum(count for broker in cells.brokers.values() for count in broker.silent.values())
         self.brokers = {name for name, broker in cells.brokers.items() if any(broker.accepted.values())}
 
 

@@ -55,7 +55,7 @@ class Taken:
 
     apis: dict[tuple[str, str], Api] = field(default_factory=dict)  # by broker and API
     open: int = 0
-    accepted: int = 0
+    accepted: int = 0  # without those that ended before the client sent anything
     topics: dict[str, tuple[int, ...]] = field(default_factory=dict)  # batches, plain ones, records, bytes
     # Rebalances, their nanoseconds, members, protocol.
     groups: dict[str, tuple[int, int, int, str | None]] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def _cluster(cells: ClusterCells, now_ns: int) -> Taken:
     of = Taken(failed=counted_failures(cells))
     for name, broker in list(cells.brokers.items()):
         of.open += sum(broker.open.copy().values())
-        of.accepted += sum(broker.accepted.copy().values())
+        of.accepted += sum(broker.accepted.copy().values()) - sum(broker.silent.copy().values())
         _broker(of, name, broker)
     if cells.topics is not None:
         for topic, each in cells.topics.top.shown(now_ns):

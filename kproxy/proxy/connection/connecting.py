@@ -241,18 +241,18 @@ class Connections:
     def _listener(self, client: Incoming | Admitted) -> str:
         return listener_label(client.node_id, self._cluster.route)
 
-    def _never_relayed(self, cause: str, client: Incoming, listener: str) -> str:
+    def _never_relayed(self, cause: str, client: Incoming, listener: str, *, spoke: bool = True) -> str:
         """Count a client that gets no relay; returns its label `broker`."""
         info = self._info(client, NOWHERE)
         broker = broker_label(info.broker_id)
-        self._worker.metrics.connection(info, listener, broker).closed(cause)
+        self._worker.metrics.connection(info, listener, broker).closed(cause, spoke=spoke)
         return broker
 
     def _kept_out(self, client: Incoming, fault: RefusedClient) -> None:
         self._refused(client, self._listener(client), fault)
 
     def _refused(self, client: Incoming, listener: str, fault: RefusedClient) -> None:
-        self._never_relayed(fault.cause, client, listener)
+        self._never_relayed(fault.cause, client, listener, spoke=not fault.said_nothing)
         if self._failed_logins is not None and is_failed_login(fault):
             mechanism = CERTIFICATE if fault.cause == "tls" else fault.mechanism
             self._failed_logins.add(client.peer, mechanism, fault.claimed, fault.kind, str(fault), renewal=False)

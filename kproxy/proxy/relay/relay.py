@@ -552,7 +552,7 @@ class Relay(InFlightLimit, Draining, Lendable):
                 ignore_readiness  # the reader refers to this relay: without the cycle, memory is freed at once
             )
         self._emit_last()
-        self._counting.closed(cause)
+        self._counting.closed(cause, spoke=self.session.received_bytes[CLIENT] > 0)
         self._on_closed(self, cause)
 
     def give_up_held(self) -> None:

@@ -306,6 +306,15 @@ def test_clients_that_come_and_go():
     assert "on average" in sentence(churn) and "unknown" not in sentence(churn)
 
 
+def test_health_checks_are_no_clients_that_come_and_go():
+    running = Running()
+    running.does("client", 1)
+    for number in range(100):
+        running.does(f"check {number}", 0)
+        running.connections.pop(f"check {number}").closed("client_closed", spoke=False)
+    assert not found(live.began(running.metrics), running.moment(50))
+
+
 def test_a_full_core_is_critical_where_bytes_wait_for_it():
     running = Running()
     first = running.moment(0)

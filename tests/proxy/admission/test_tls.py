@@ -161,7 +161,7 @@ def test_probes_are_counted_and_not_warned_of_and_clients_that_leave_are(authori
                         probe.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     probe.close()
             await here.until(lambda: results(here) == {"closed": 8})
-            assert here.counted.disconnects == {"tls": 8}
+            assert here.counted.disconnects == {"tls": 8} and here.counted.silent == 8
             assert not [
                 line for line in caplog.records if "refused=" in line.getMessage() and line.levelno > logging.INFO
             ]
@@ -170,6 +170,7 @@ def test_probes_are_counted_and_not_warned_of_and_clients_that_leave_are(authori
             await receive(client.sock, 1)
             client.close()
             await here.until(lambda: results(here) == {"closed": 9})
+            assert here.counted.silent == 8
 
     live(test())
     (warning,) = [line for line in caplog.records if "refused=" in line.getMessage() and line.levelno > logging.INFO]

@@ -254,6 +254,23 @@ async def test_a_flood_of_small_frames_is_shared_out_over_turns_and_held_back_at
     assert max(later - earlier for earlier, later in pairwise(turns)) <= 8 * FRAMES_PER_CALL
 
 
+def test_a_client_that_sent_nothing_is_counted_as_silent():
+    """A health check of a balancer is no client that reconnects."""
+
+    async def test():
+        async with kproxy() as here:
+            for number, sent in enumerate((b"", b"", produce(1, 100)), 1):
+                client, broker = await here.connect()
+                await client.send(sent)
+                assert await broker.read(len(sent)) == sent
+                client.close()
+                broker.close()
+                await here.until(lambda number=number: sum(here.counted.disconnects.values()) == number)
+            assert (here.counted.accepted, here.counted.silent) == (3, 2)
+
+    live(test())
+
+
 @pytest.mark.parametrize("reset", [True, False])
 def test_a_client_that_goes_while_it_is_held_back_keeps_no_connection(reset, monkeypatch):
     """Its requests are pending at a broker that answers nothing, and more of them are unread."""
