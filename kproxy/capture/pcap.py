@@ -15,6 +15,7 @@ LINK_MASK = 0x03FF_FFFF  # above it: the length of a frame check sequence
 
 HEADER_BYTES = 24  # of a file
 LEAST_CAPTURED = 14  # bytes of a packet, where records are looked for
+CHAIN = 4  # plausible records in a row that are taken for records
 CLASSIC = {
     b"\xd4\xc3\xb2\xa1": ("<", 1000),
     b"\xa1\xb2\xc3\xd4": (">", 1000),
@@ -68,6 +69,8 @@ class Classic:
                 position, sound = self._walk(data, position, records)
                 if records:
                     last_ns = records[-1][0]
+                if sound and not more and position < len(data):  # cut, or its length is wrong and others follow
+                    sound = not self._next_sound(data, position + 1, last_ns, True)[1]
                 if sound:
                     break
                 damaged_from = offset + position
@@ -104,37 +107,49 @@ class Classic:
         return position, True
 
     def _next_sound(self, data: bytes, position: int, last_ns: int, final: bool) -> tuple[int, bool]:
-        """The next place from which plausible records follow each other; else (how far it looked, False)."""
+        """The next place from which plausible records follow each other; else (how far it looked, False).
+
+        At the end of the file it takes fewer than CHAIN of them: first those that end with it, then those with the most
+        whole ones before one that is cut. What only looks like a record mostly seems to be cut, and has none before it.
+        """
         order, least, most = self._order, LEAST_CAPTURED, self._most
+        most_whole, at = 0, position
         for start in heads.places(
             data, position, len(data) - 16, step=1, order=order, length_at=8, least=least, most=most
         ):
-            chained = self.plausible(data, start, last_ns)
-            if chained is None:
-                if not final:
-                    return start, False  # more of the file decides
-                chained = True
-            if chained:
+            chain = self.chain(data, start, last_ns)
+            if chain is None:
+                continue
+            whole, end = chain
+            if whole == CHAIN or (final and end == len(data)):
                 return start, True
-        return max(position, len(data) - 16), False
+            if not final:
+                return start, False  # more of the file decides
+            if whole > most_whole:
+                most_whole, at = whole, start
+        return (at, True) if most_whole else (max(position, len(data) - 16), False)
 
-    def plausible(self, data: bytes, position: int, last_ns: int) -> bool | None:
-        """Whether records begin at `position`: four that chain, each near in time and whole or cut at the snap length.
+    def chain(self, data: bytes, position: int, last_ns: int) -> tuple[int, int] | None:
+        """(how many whole records follow each other from `position` on, CHAIN at most, and where the last one ends).
 
-        None: the data ends before that is clear.
+        The last one may be cut: it ends behind the data. Each is near in time, and complete or cut at the snap length;
+        None: one is not.
         """
         seconds = last_ns // SECOND
-        for _ in range(4):
-            if position + 16 > len(data):
-                return None
+        size = len(data)
+        for whole in range(CHAIN):
+            if position + 16 > size:
+                return whole, position
             second, fraction, captured, original = self._head.unpack_from(data, position)
             if fraction >= SECOND // self._unit or not LEAST_CAPTURED <= captured <= self._most:
-                return False
+                return None
             if captured != original and captured != self._snap:
-                return False
+                return None
             if last_ns != NONE and abs(second - seconds) > 86400:
-                return False
+                return None
             seconds = second
             last_ns = 0
             position += 16 + captured
-        return True
+            if position > size:
+                return whole, position
+        return CHAIN, position

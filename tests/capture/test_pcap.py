@@ -294,6 +294,36 @@ def test_records_behind_a_damaged_one_at_the_end_of_a_file_are_read(tmp_path, be
     assert [record[2] for record in records] == [each for number, (_, each) in enumerate(PACKETS) if number != lost]
 
 
+@pytest.mark.parametrize("cut", (False, True))
+@pytest.mark.parametrize("behind", (1, 2, 3))
+@pytest.mark.parametrize("length", (1000, 60_000, 262_143))
+def test_records_behind_one_whose_length_leads_behind_the_end_of_the_file_are_read(tmp_path, behind, length, cut):
+    """Such a record looks like the last one of a capture that was not ended properly."""
+    data = bytearray(packet.pcap(PACKETS))
+    at = len(data) - sum(16 + len(packet_data) for _, packet_data in PACKETS[-1 - behind :])
+    data[at + 8 : at + 12] = length.to_bytes(4, "little")
+    quality, records = read(written(tmp_path, bytes(data[:-1] if cut else data)))
+    lost = len(PACKETS) - 1 - behind
+    found = [each for number, (_, each) in enumerate(PACKETS[:-1] if cut else PACKETS) if number != lost]
+    if cut and behind == 1:  # nothing whole follows, so it is cut there
+        found = [each for _, each in PACKETS[:lost]]
+    assert [record[2] for record in records] == found
+    kinds = {"cut_file"} if cut and behind == 1 else {"damaged", "cut_file"} if cut else {"damaged"}
+    assert {row.kind for row in quality} == kinds
+
+
+@pytest.mark.parametrize("behind", (1, 2, 3))
+def test_bytes_that_look_like_a_record_beyond_the_end_of_the_file_cost_nothing(tmp_path, behind):
+    data = bytearray(packet.pcap(PACKETS))
+    at = len(data) - sum(16 + len(packet_data) for _, packet_data in PACKETS[-1 - behind :])
+    data[at : at + 16] = b"\xff" * 16
+    data[at + 20 : at + 36] = pack("<IIII", 1_700_000_000, 5, 65_000, 65_000)
+    quality, records = read(written(tmp_path, bytes(data)))
+    lost = len(PACKETS) - 1 - behind
+    assert [record[2] for record in records] == [each for number, (_, each) in enumerate(PACKETS) if number != lost]
+    assert (quality.count("damaged"), quality.size("damaged")) == (1, 16 + len(PACKETS[lost][1]))
+
+
 @pytest.mark.parametrize("shift", range(16))
 def test_a_hole_of_zeros_costs_the_records_that_it_touches(tmp_path, shift):
     """As a full disk, or a machine without power, leaves it: of blocks, so that it ends inside a record."""
@@ -423,7 +453,7 @@ SOUND = (1_700_000_000, 999_999, 60, 60)  # seconds, fraction, captured, origina
     ("heads", "believed"),
     [
         ([SOUND] * 4, True),
-        ([SOUND] * 3, None),  # the data ends before it is clear
+        ([SOUND] * 3, True),  # the data ends there
         ([SOUND] * 3 + [(1_700_000_000, 1_000_000, 60, 60)], False),  # a fraction of a second or more
         ([(1_700_000_000, 0, 13, 13)] + [SOUND] * 3, False),  # shorter than a link layer
         ([(1_700_000_000, 0, 14, 14)] + [SOUND] * 3, True),
@@ -438,6 +468,7 @@ def test_where_records_of_classic_pcap_may_begin(tmp_path, heads, believed):
     source = files.Bytes(written(tmp_path, b""))
     reader = pcap.Classic(source, Quality(), "<", 1000, 1, 96)
     data = b"".join(pack("<IIII", *head) + bytes(head[2]) for head in heads)
-    assert reader.plausible(data, 0, 1_700_000_000 * 1_000_000_000) is believed
-    assert reader.plausible(b"\xff" * 5 + data, 5, 1_700_000_000 * 1_000_000_000) is believed
+    for before in (0, 5):
+        chain = reader.chain(b"\xff" * before + data, before, 1_700_000_000 * 1_000_000_000)
+        assert chain == ((len(heads), before + len(data)) if believed else None)
     source.close()
