@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kproxy.analysis.pieces import no_such
 from kproxy.errors import KproxyError
 from kproxy.tables import dataset, schema, views
-from kproxy.tables.retention import is_recorded
+from kproxy.tables.retention import REMEDY, is_recorded
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,10 +45,7 @@ FETCHED_ROWS = 2048  # at a time
 SMALL_ROWS = 20_000
 SMALL_FILES = 16
 ATTEMPTS = 3  # to read files of a recording whose retention removes some meanwhile
-_REMOVED = (
-    "retention removes files of this recording faster than they are read: ask a copy, from which it removes none "
-    "(`cp -al TABLES COPY` copies no data), or record with a longer retention"
-)
+_REMOVED = f"retention removes files of this recording faster than they are read: {REMEDY}"
 
 # Spark's functions, defined in DuckDB's SQL. Functions with the same name and meaning in both are not here.
 MACROS = {

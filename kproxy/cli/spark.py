@@ -227,11 +227,22 @@ def _said_plainly() -> Iterator[None]:
     try:
         yield
     except PySparkException as fault:
-        raise KproxyError(_in_words(fault)) from None
+        raise KproxyError(_removed(str(fault)) or _in_words(fault)) from None
     except Py4JJavaError as fault:  # of a task, while rows are fetched one by one
         text = str(fault)
         causes = re.findall(r"Caused by: \S+: (\[[A-Z_.]+\] .*)", text) or re.findall(r"Caused by: (.*)", text)
-        raise KproxyError(_plain(causes[-1] if causes else str(fault.java_exception))) from None
+        said = _plain(causes[-1] if causes else str(fault.java_exception))
+        raise KproxyError(_removed(said) or said) from None
+
+
+def _removed(text: str) -> str | None:
+    """What to say if Spark did not find a file that retention may have removed; None: another error."""
+    from kproxy.tables.retention import REMEDY, is_recorded
+
+    found = re.search(r"/([^/\s]+\.parquet)\W*? [Ff]ile does not exist|/([^/\s]+\.parquet) does not exist", text)
+    if found is None or not is_recorded(found[1] or found[2]):
+        return None
+    return f"retention removed files of this recording while Spark read them: ask again, or {REMEDY}"
 
 
 def _in_words(fault: "PySparkException") -> str:

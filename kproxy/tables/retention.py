@@ -15,6 +15,11 @@ from typing import NamedTuple
 # As `live_files` and `knowledge_recorder` name them.
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{9}Z(-worker-\d+|-knowledge)?-\d{6}\.parquet")
 
+# What a reader can do whose files are removed.
+REMEDY = (
+    "ask a copy, from which it removes none (`cp -al TABLES COPY` copies no data), or record with a longer retention"
+)
+
 _CLOCKS_S = 3600.0  # tolerated difference between the clocks of this machine and of the file system
 
 

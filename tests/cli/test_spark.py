@@ -17,7 +17,7 @@ from pyspark.logger import PySparkLogger
 
 import kproxy.spark
 from kproxy.cli import cli
-from kproxy.cli.spark import _mend_named, _plain
+from kproxy.cli.spark import _mend_named, _plain, _removed, _said_plainly
 from kproxy.convert.job import Settings
 from kproxy.errors import KproxyError
 from kproxy.spark import pipeline
@@ -311,3 +311,23 @@ def test_ingest(run, tmp_path):
     assert isinstance(done.exception, KproxyError) and "the session knows no such format" in str(done.exception)
     files = list((tmp_path / "tables" / "exchanges").rglob("*.parquet"))
     assert {row["cluster"] for file in files for row in pq.ParquetFile(file).read().to_pylist()} == {"east"}
+
+
+def test_a_file_that_retention_removes_from_under_spark_is_named_with_a_remedy(spark, tables, tmp_path):
+    recorded = tmp_path / "exchanges"
+    recorded.mkdir()
+    file = next((tables / "exchanges").glob("*.parquet"))
+    names = [f"20261130T10000{number}.000000000Z-00000{number}.parquet" for number in range(2)]
+    for name in names:
+        shutil.copy(file, recorded / name)
+    frame = kproxy.spark.table(spark, str(tmp_path), "exchanges")
+    (recorded / names[0]).unlink()
+    for ask in (frame.count, frame.collect, lambda: list(frame.toLocalIterator())):
+        with pytest.raises(KproxyError, match=r"retention removed files .*: ask again, or ask a copy"), _said_plainly():
+            ask()
+
+
+def test_other_files_that_are_missing_are_not_said_to_be_removed_by_retention():
+    assert _removed("File file:/t/exchanges/20261130T100000.000000000Z-000000.parquet does not exist")
+    assert not _removed("File file:/t/exchanges/part-00000.parquet does not exist")
+    assert not _removed("a task failed")
