@@ -33,7 +33,10 @@ PPP, PPP_HDLC, PPPOE, C_HDLC, PKTAP_OLD, PPP_WITH_DIRECTION, NFLOG, PKTAP = 9, 5
 # Ethernet types: https://www.iana.org/assignments/ieee-802-numbers
 _IPV4, _IPV6, _TEB, _PPP, _PPPOE, _NSH = 0x0800, 0x86DD, 0x6558, 0x880B, 0x8864, 0x894F
 _ERSPAN_2, _ERSPAN_3 = 0x88BE, 0x22EB
-_TAGS = frozenset((0x8100, 0x88A8, 0x9100))
+# Tags by their bytes, of which the last two are the next Ethernet type: VLAN, Cisco's security group, VN-Tag, E-Tag
+# (802.1BR), R-TAG (802.1CB).
+_TAGS = {0x8100: 4, 0x88A8: 4, 0x9100: 4, 0x9200: 4, 0x8909: 8, 0x8926: 6, 0x893F: 8, 0xF1C1: 6}
+_PROVIDER_BRIDGE = 0x88E7  # 802.1ah: four bytes, then Ethernet
 _MPLS = frozenset((0x8847, 0x8848))
 _WITHOUT_TCP = frozenset((0x0806, 0x8035, 0x8809, 0x8863, 0x888E, 0x88CC, 0x88F7, 0x8902))  # ARP, LACP, LLDP, PTP ...
 _FAMILIES = {2: _IPV4, 10: _IPV6, 24: _IPV6, 28: _IPV6, 30: _IPV6}
@@ -82,6 +85,8 @@ _GENEVE_PORT = 6081
 _GTP_PORT = 2152  # GTP-U: 3GPP TS 29.281
 _G_PDU = 0xFF
 _MPLS_PORT = 6635
+_LISP_PORT, _GUE_PORT, _TZSP_PORT = 4341, 6080, 37008
+_TZSP_PADDING, _TZSP_END = 0, 1  # tags without a length
 _UNREAD_PORTS = frozenset((1701, 4500, 51820))  # of L2TP, IPsec and WireGuard
 _VXLAN_FLAG = b"\x08\0\0\0"
 
@@ -164,8 +169,8 @@ class Dissector:
         while depth < _DEEPEST:
             depth += 1
             if kind in _TAGS:
-                kind = _SHORT(data, position + 2)[0]
-                position += 4
+                position += _TAGS[kind]
+                kind = _SHORT(data, position - 2)[0]
             elif kind == _IPV4:
                 first, total, identity, fragment, protocol = _V4(data, position)
                 header = (first & 15) * 4
@@ -185,6 +190,8 @@ class Dissector:
             elif kind == _TEB:
                 kind = _SHORT(data, position + 12)[0]
                 position += 14
+            elif kind == _PROVIDER_BRIDGE:
+                kind, position = _TEB, position + 4
             elif kind in _MPLS:
                 is_last = data[position + 2] & 1
                 position += 4
@@ -295,7 +302,11 @@ class Dissector:
         return data, addresses + data[ports : ports + 4], seq, mtu, UNDELIVERED, reason, end, end, 0
 
     def _udp(self, data: bytes, at: int, end: int, time_ns: int, depth: int) -> Segment | str:
-        """The segment in a tunnel over UDP: by its port, else by a VXLAN or GENEVE header with IP over TCP inside."""
+        """The segment in a tunnel over UDP.
+
+        By its port, else by IP over TCP right behind the header of UDP (as in Teredo, or FOU of Linux), or behind one
+        of VXLAN or GENEVE.
+        """
         port = _SHORT(data, at + 2)[0]
         if port in _VXLAN_PORTS:
             return self._network(_TEB, data, at + 16, end, time_ns, depth) if data[at + 8] & 0x08 else "not_tcp"
@@ -306,11 +317,17 @@ class Dissector:
             return self._network(0x8847, data, at + 8, end, time_ns, depth)
         if port == _GTP_PORT:
             return self._gtp(data, at + 8, end, time_ns, depth)
+        if port in (_LISP_PORT, _GUE_PORT, _TZSP_PORT):
+            kind, inner = _of_tunnel(port, data, at + 8, end)
+            return self._network(kind, data, inner, end, time_ns, depth) if kind else "not_tcp"
         for either in (port, _SHORT(data, at)[0]):
             if either in _UNREAD_PORTS:
                 return f"unread UDP port {either}"
         if end < at + 50:  # no room for a tunnel's header, IP and TCP
             return "not_tcp"
+        kind = _bare_ip(data, at)
+        if kind:
+            return self._network(kind, data, at + 8, end, time_ns, depth)
         is_vxlan = data[at + 8 : at + 12] == _VXLAN_FLAG and not data[at + 15]
         kind, inner = _TEB, at + 16
         if not is_vxlan:
@@ -508,6 +525,33 @@ def _below_mpls(data: bytes, position: int) -> tuple[int, int]:
         if kind in (_IPV4, _IPV6) or kind in _TAGS:
             return _TEB, start
     return 0, position
+
+
+def _bare_ip(data: bytes, at: int) -> int:
+    """The version, as an Ethernet type, of the IP packet with TCP that fills a UDP datagram; 0: there is none."""
+    inner = at + 8
+    size = _SHORT(data, at + 4)[0] - 8
+    if data[inner] >> 4 == 4 and data[inner + 9] == _TCP and _SHORT(data, inner + 2)[0] == size:
+        return _IPV4
+    return _IPV6 if data[inner] >> 4 == 6 and data[inner + 6] == _TCP and _SHORT(data, inner + 4)[0] + 40 == size else 0
+
+
+def _of_tunnel(port: int, data: bytes, position: int, end: int) -> tuple[int, int]:
+    """(Ethernet type, its place) inside LISP, GUE or TZSP (as MikroTik sends copies of packets); (0, ...): none."""
+    if port == _TZSP_PORT:
+        if data[position + 2 : position + 4] != b"\0\1":  # Ethernet
+            return 0, position
+        position += 4
+        while position < end and data[position] != _TZSP_END:
+            position += 1 if data[position] == _TZSP_PADDING else 2 + data[position + 1]
+        return _TEB, position + 1
+    if port == _LISP_PORT:
+        position += 8
+    elif data[position] >> 6 == 0:  # GUE with a header; its variant 1 has none
+        if data[position] & 0x20:  # a control message
+            return 0, position
+        position += 4 + 4 * (data[position] & 0x1F)
+    return {4: _IPV4, 6: _IPV6}.get(data[position] >> 4, 0), position
 
 
 def _ppp(data: bytes, position: int) -> tuple[int, int]:

@@ -196,6 +196,18 @@ LAYERS = {
     "gtp-u with an N-PDU number": (1, ethernet(ipv4(gtp(ipv4(SEGMENT), b"\0\0\1\0", 1), protocol=17)), KEY),
     "erspan 3, ip alone": (1, ethernet(gre(0x22EB, bytes(4) + erspan_3(ipv4(SEGMENT), is_ip=True), 0x1000)), KEY),
     "erspan 3, ipv6 alone": (1, ethernet(gre(0x22EB, bytes(4) + erspan_3(ipv6(SEGMENT), is_ip=True), 0x1000)), KEY6),
+    "qinq, another number before the standard": (1, ethernet(tag(V4, ipv4(SEGMENT)), 0x9200), KEY),
+    "security group of cisco": (1, ethernet(b"\1\1\0\1\0\5" + pack(">H", V4) + ipv4(SEGMENT), 0x8909), KEY),
+    "vn-tag": (1, ethernet(pack(">IH", 0x10002, V6) + ipv6(SEGMENT), 0x8926), KEY6),
+    "e-tag": (1, ethernet(pack(">HIH", 0x1000, 0x10000, V4) + ipv4(SEGMENT), 0x893F), KEY),
+    "r-tag": (1, ethernet(pack(">IH", 1, V4) + ipv4(SEGMENT), 0xF1C1), KEY),
+    "provider backbone": (1, ethernet(pack(">I", 0x1234) + ethernet(tag(V4, ipv4(SEGMENT)), DOT1Q), 0x88E7), KEY),
+    "lisp": (1, ethernet(ipv4(udp(4341, b"\xc0" + bytes(7) + ipv6(SEGMENT)), protocol=17)), KEY6),
+    "teredo": (1, ethernet(ipv4(udp(3544, ipv6(SEGMENT)), protocol=17)), KEY6),
+    "ip over udp": (1, ethernet(ipv4(udp(5555, ipv4(SEGMENT)), protocol=17)), KEY),
+    "gue": (1, ethernet(ipv4(udp(6080, b"\1\4\0\0" + bytes(4) + ipv4(SEGMENT)), protocol=17)), KEY),
+    "gue without a header": (1, ethernet(ipv4(udp(6080, ipv4(SEGMENT)), protocol=17)), KEY),
+    "tzsp": (1, ethernet(ipv4(udp(37008, b"\1\0\0\1\0\x0a\1\7\1" + ethernet(ipv4(SEGMENT))), protocol=17)), KEY),
     "ipv6 mobility": (1, ethernet(ipv6(extension + SEGMENT, protocol=135), V6), KEY6),
 }
 # What tshark reads with an option, or not at all.
@@ -206,6 +218,10 @@ DECODE_AS = {
 }
 NOT_BY_TSHARK = {
     "ipv6 without length (offload)",
+    "qinq, another number before the standard",
+    "ip over udp",
+    "gue",
+    "gue without a header",
     "ipv6 mobility",
     "nflog, big endian",
     "vxlan-gpe, ethernet",
