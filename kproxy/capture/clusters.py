@@ -87,8 +87,8 @@ class Clusters:
 
     @property
     def sources(self) -> set[str]:
-        """The captures with a cluster id in answers."""
-        return {source for source, _, _ in self._ids}
+        """The captures with answers that name brokers."""
+        return {source for source, _, _ in (*self._ids, *self._named)}
 
     def nameless(self, source: str, labels: Mapping[Address, str]) -> int:
         """How many clusters of a source have one name with another one, since they have no address of their own."""
@@ -96,9 +96,21 @@ class Clusters:
         return max(0, len(ids - set(labels.values())) - (not labels))
 
     def note_nameless(self, quality: Quality, source: str, labels: Mapping[Address, str]) -> None:
-        """Count a source's clusters that have one name with another one."""
+        """Count a source's clusters that have one name with another one, and brokers that may be of several."""
         if count := self.nameless(source, labels):
             quality.note("clusters_as_one", count=count)
+        if count := self._unclear(source):
+            quality.note("clusters_unclear", count=count)
+
+    def _unclear(self, source: str) -> int:
+        """How many sets of a source's brokers without cluster ids have a node id with another one in common."""
+        sets = [
+            nodes
+            for addresses, nodes in self._sets()
+            if any(each[0] == source for each in addresses) and addresses.isdisjoint(self._ids)
+        ]
+        of_sets = Counter(node for nodes in sets for node in nodes)
+        return sum(any(of_sets[node] > 1 for node in nodes) for nodes in sets)
 
     def _nodes_of_sets(self) -> dict[str, set[int]]:
         """Node ids by label: brokers at the same addresses in two captures are one cluster."""

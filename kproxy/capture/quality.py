@@ -73,6 +73,9 @@ KINDS = {
     "given",
     "clusters_as_one": "clusters that have one name with another one, since their brokers have the same addresses, or "
     "kproxy watch knows too many: capture or watch each by an interface or a port of its own",
+    "clusters_unclear": "sets of brokers that name each other, with the same node ids and without a cluster id (before "
+    "Kafka 0.10.1, or for clients of that age): listeners of one cluster, or clusters of their own; they have one "
+    "name: convert the packets of each apart, with --cluster NAME",
     "same_stream": "connections captured a second time under other addresses, as of a ClusterIP and of its pod: their "
     "exchanges are counted twice; leave one address out of the capture, or out of the question",
     "in_two_captures": "connections that another capture holds too, as those of both ends: their exchanges are in the "

@@ -36,9 +36,11 @@ def told_apart(
     of_addresses = earlier.labels(heard)
     known = earlier.manifest(heard, of_addresses)
     labels_heard = heard.labels()
-    counts = {source: Quality() for source in heard.sources if heard.nameless(source, labels_heard)}
-    for source, quality in counts.items():
-        heard.note_nameless(quality, source, labels_heard)
+    counts: dict[str, Quality] = {}
+    for source in heard.sources:
+        heard.note_nameless(quality := Quality(), source, labels_heard)
+        if list(quality):
+            counts[source] = quality
     if not of_addresses:
         return {}, counts, known
     connections = _by_source(rows(schema.CONNECTIONS).select("source", *CONNECTED))

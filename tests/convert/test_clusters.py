@@ -133,15 +133,15 @@ def test_brokers_that_advertise_names_are_known_by_who_speaks_to_them(tmp_path):
 def test_without_cluster_ids_those_that_name_each_other_are_one_cluster(tmp_path, nodes):
     """Unless a node id is in both: it may be another listener of the same broker."""
     labels = {1: "10.0.1.1:9092", 2: "10.0.2.1:9092", 3: "10.0.2.1:9092"}
-    assert converted(tmp_path, {"old": without_ids(nodes)})[0]["old"] == (
-        labels if nodes == (11, 12) else dict.fromkeys(labels, "default")
-    )
+    found, kinds, _ = converted(tmp_path, {"old": without_ids(nodes)})
+    assert found["old"] == (labels if nodes == (11, 12) else dict.fromkeys(labels, "default"))
+    assert kinds["old.pcap"].get("clusters_unclear", 0) == (0 if nodes == (11, 12) else 2)  # it says so
 
 
 def test_listeners_of_one_cluster_are_one_cluster(tmp_path):
     found, kinds, _ = converted(tmp_path, {"one": by_listeners()})
     assert set(found["one"].values()) == {"default"}
-    assert not kinds["one.pcap"].keys() & {"clusters", "clusters_as_one"}
+    assert not kinds["one.pcap"].keys() & {"clusters", "clusters_as_one", "clusters_unclear"}
 
 
 def test_clusters_at_the_same_addresses_are_said_to_have_one_name(tmp_path):
