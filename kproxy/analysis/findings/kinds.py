@@ -274,8 +274,8 @@ KINDS = {
             "leadership",
             True,
             "partitions: {partitions} at this moment",
-            says_each="partitions: {partitions}, until the next report or the end of the capture, {longest_ns} later at "
-            "the latest; {at_end} at the end",
+            says_each="partitions: {partitions}, until the next report or the end of the capture, {longest_ns} later "
+            "at the latest; {at_end} at the end",
         ),
         Kind(
             "unanswered",
