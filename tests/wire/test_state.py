@@ -21,7 +21,7 @@ from kproxy.wire import sasl
 from kproxy.wire.bodies import BATCHES, ERRORS, SUMS, TOPICS, body_reader
 from kproxy.wire.broker_side import MAX_HEAD
 from kproxy.wire.client_side import MAX_PREFIX, MAX_USUAL_PREFIX
-from kproxy.wire.events import BROKER, CLIENT, Exchange
+from kproxy.wire.events import BROKER, CLIENT, Desync, Exchange
 from kproxy.wire.interest import HeldBudget, Interest
 from kproxy.wire.pairing import LIMIT
 from kproxy.wire.raw_sasl import MAX_TOKENS
@@ -259,6 +259,73 @@ def test_answers_that_are_read_whole_cost_by_their_lengths() -> None:
     assert calls_of == {10: 1, 120: 16}
 
 
+def fetched_by(client: str) -> Callable[[int], bytes]:
+    return lambda number: request(FETCH, 4, number, {}, client=client + str(number))
+
+
+def produced_to(partitions: int, size: int = 1) -> Callable[[int], bytes]:
+    data = [{"index": number, "records": bytes(size)} for number in range(partitions)]
+    return lambda number: request(PRODUCE, 8, number, {"acks": 1, "topicData": [{"name": "t", "partitionData": data}]})
+
+
+def of_size(size: int) -> Callable[[int], bytes]:
+    """A Produce whose frame has so many bytes behind its size, all of them looked at: its body is none."""
+    head = request(PRODUCE, 8, 0, {"acks": 1})[4:-4]
+    return lambda number: sized(head[:4] + pack(">i", number) + head[8:] + b"\x7f" * (size - len(head)))
+
+
+@pytest.mark.parametrize(
+    ("frame", "work"),
+    [
+        (lambda number: request(PRODUCE, 8, number, {"acks": 1}), 1),
+        (fetched_by("c" * 200), 1),  # each with another client id: its first fields are parsed
+        (fetched_by("c" * 300), 2),  # by 256 bytes
+        (fetched_by("c" * 1000), 4),
+        (produced_to(16), 1),
+        (produced_to(17), 18),  # topic-partitions that are counted
+        (produced_to(20, 200), 21),
+        (produced_to(4, 9000), 1),  # records are not looked at
+        (of_size(251), 1 + 1),
+        (of_size(252), 1 + 1 + 1),  # by 256 bytes
+        (of_size(1600), 1 + 1 + 6),
+    ],
+)
+def test_a_request_costs_by_what_is_looked_at(frame: Callable[[int], bytes], work: int) -> None:
+    """A call ends with the request that uses up its work: 64 short ones."""
+    talk = session(detail=TOPICS)
+    read(talk, CLIENT, frame(0))
+    read(talk, BROKER, response(*divmod(int.from_bytes(frame(0)[4:8]), 1 << 16), 0))
+    talk.receive(CLIENT, memoryview(b"".join(map(frame, range(1, 80)))), 1)
+    assert talk.completed[CLIENT] - 1 == -(-FRAMES_PER_CALL // work)
+    assert len(talk.pending) == talk.completed[CLIENT] - 1
+
+
+def replaced(exchange: Exchange, frame: memoryview) -> bytes:
+    return bytes(frame)
+
+
+@pytest.mark.parametrize(
+    ("key", "size", "work"),
+    [
+        (12, 0, 1),
+        (12, 4100, 1),
+        (12, 4101, 1 + 16),  # by 256 bytes, beyond 4 KiB
+        (METADATA, 67, 1 + 8),  # its brokers are replaced: by 64 bytes
+        (METADATA, 68, 1 + 8 + 1),
+        (METADATA, 400, 1 + 8 + 6),
+    ],
+)
+def test_an_answer_costs_by_its_length_if_it_is_long_or_replaced(key: int, size: int, work: int) -> None:
+    talk = Session(Interest(rewrite=True), transform=replaced)
+    read(talk, CLIENT, b"".join(request(key, 4, number) for number in range(80)))
+    body: dict[str, Any] = {"brokers": [{"nodeId": 1, "host": "h", "port": 9092}]} if key == METADATA else {}
+    plain = response(key, 4, 0, body)
+    answers = [response(key, 4, number, body) for number in range(80)]
+    answers = [sized(each[4:] + bytes(max(0, size - len(plain)))) for each in answers]
+    talk.receive(BROKER, memoryview(b"".join(answers)), 1)
+    assert talk.completed[BROKER] == -(-FRAMES_PER_CALL // work)
+
+
 def test_a_login_without_end_is_refused() -> None:
     """A bare GSSAPI token, and empty ones behind it; the broker answers each."""
     head = sized(b"\x60\x01" + bytes(6))
@@ -307,6 +374,9 @@ def test_what_a_handshake_left_waiting_is_shared_out_over_calls() -> None:
     while talk.backlog[CLIENT] is not None:
         calls.append([(to, bytes(piece)) for to, piece in talk.resume(CLIENT, 1)])
     assert joined(calls, BROKER) == sent and not talk.faults
+    read(talk, CLIENT, bytes(16))  # no frame: where it stands counts what has waited
+    (fault,) = [each for each in talk.events if isinstance(each, Desync)]
+    assert fault.offset == len(ask) + len(sent)
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
