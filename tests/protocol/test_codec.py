@@ -462,3 +462,131 @@ def test_is_noted() -> None:
             for path in paths_of(layout.message.fields, layout.version):
                 name = path.rpartition(".")[2]
                 assert is_noted(path) == (path == "throttleTimeMs" or ("rror" in name and name.endswith("Code")))
+
+
+# --- the same in slices ----------------------------------------------------------------------------------------------
+
+
+def outcome(read: Callable[..., object], *arguments: object) -> object:
+    """What a reader or writer returns, or which fault it raises."""
+    try:
+        return read(*arguments)
+    except ProtocolError as fault:
+        return type(fault), str(fault).partition(";")[0]  # behind it, a hint for who decodes by hand
+
+
+def sliced(make: Callable[..., codec.Slices], *arguments: object) -> object:
+    return outcome(lambda: codec.at_once(make(*arguments)))
+
+
+def check_slices(layout: Layout, frame: bytes) -> None:
+    """What is read in slices is what is read at once, or the same fault."""
+    if layout.side == "data":
+        name = layout.message.name
+        if layout.message.role != "key":
+            whole = outcome(lambda: codec.decode_data(name, frame)[1])
+            assert sliced(codec.data_in_slices, name, frame) == whole
+        return
+    if layout.side == "request":
+        whole = outcome(lambda: codec.decode_request(frame)[1])
+        assert sliced(codec.request_in_slices, frame) == whole
+    elif layout.api_key != 18:
+        whole = outcome(codec.decode_response, frame, layout.api_key, layout.version)
+        assert sliced(codec.decoded_in_slices, frame, layout.api_key, layout.version) == whole
+    if layout.api_key != 18:
+        paths = tuple(paths_of(layout.message.fields, layout.version))
+        located = codec.locate(layout.api_key, layout.version, layout.side, paths)
+        in_slices = codec.locate_in_slices(layout.api_key, layout.version, layout.side, paths)
+        span = frame, layout.start, len(frame)
+        assert sliced(in_slices, *span) == outcome(located, *span)
+
+
+def test_in_slices_the_same_is_read_and_written() -> None:
+    """Of every vector, whole, cut, or with bytes behind its body."""
+    for number, (layout, frame, _, _) in enumerate(vectors()):
+        check_slices(layout, (frame, frame + b"behind", frame[: number % len(frame)])[number % 3])
+        header, body = layout.decode(frame)
+        if layout.side == "data" and layout.message.role != "key":
+            assert sliced(codec.encoded_in_slices, layout.message.name, layout.version, body) == frame
+        elif layout.side == "response":
+            assert sliced(codec.response_in_slices, layout.api_key, layout.version, header, body) == frame
+    with pytest.raises(Unsupported, match="not read in slices"):
+        codec.locate_in_slices(18, 0, "response", ())
+
+
+def test_what_cannot_be_written_in_slices_is_the_same_fault() -> None:
+    for body in ({"acks": 1}, {"topics": [{"name": 5}]}, {"brokers": None}, {"brokers": "abc"}, {"controllerId": "x"}):
+        arguments = 3, 8, {"correlationId": 1}, body
+        assert sliced(codec.response_in_slices, *arguments) == outcome(codec.encode_response, *arguments)
+        assert isinstance(outcome(codec.encode_response, *arguments), tuple)
+
+
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 512, 5000])
+@pytest.mark.parametrize("element", [{"partitionIndex": 1}, {"partitionIndex": 1, "_tags": {9: b"x" * 30, 10: b""}}])
+def test_between_two_slices_so_much_is_read_or_written(count: int, element: dict) -> None:
+    """A slice ends with the first element, or tagged field, that reaches behind 2 KiB; in writing, after 256 elements."""
+    body = {"topics": [{"name": "t", "partitions": [element] * count}]}
+    frame = codec.encode_response(8, 8, {"correlationId": 1}, body)
+    one = len(codec.encode_response(8, 8, {"correlationId": 1}, {"topics": [{"partitions": [element]}]}))
+    one -= len(codec.encode_response(8, 8, {"correlationId": 1}, {"topics": [{"partitions": []}]}))
+    steps = [*codec.decoded_in_slices(frame, 8, 8)]
+    elements = 2048 // one + 1  # in a slice, at least; the body begins some bytes before the first of them
+    assert count // (elements + 1) <= len(steps) <= -(-(len(frame) - 5) // 2049)
+    assert len(steps) == len([*codec.locate_in_slices(8, 8, "response", ("topics.partitions",))(frame, 4, len(frame))])
+    assert len([*codec.response_in_slices(8, 8, {"correlationId": 1}, body)]) == (count + 1) // 256  # with the topic
+
+
+# --- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def arrays(fields: tuple, version: int, inside: Callable[[object], dict] = lambda value: value):
+    """Each array of a message: how a body with these elements in it is made, and its smallest element."""
+    for field in fields:
+        if version in field.versions:
+            put = lambda value, name=field.name: inside({name: value})  # noqa: E731
+            if field.is_array:
+                yield put, smallest(field, version) if field.is_struct else _NOTHING.get(field.element_type, 0)
+            if field.is_struct:
+                yield from arrays(field.fields, version, _within(field, version, put))
+
+
+def _within(field, version: int, put: Callable[[object], dict]) -> Callable[[dict], dict]:
+    least = smallest(field, version)
+    return lambda value: put([least | value] if field.is_array else least | value)
+
+
+_NOTHING = {"string": "", "bytes": b"", "records": b"", "uuid": UUID(int=0), "bool": False, "float64": 0.0}
+
+
+def smallest(field, version: int) -> dict:
+    present = [inner for inner in field.fields if version in inner.versions and version not in inner.tagged_versions]
+    nulls = {inner.name: None for inner in present if version in inner.nullable_versions}
+    return {inner.name: b"" for inner in present if inner.type == "records"} | nulls
+
+
+def test_a_count_is_believed_as_long_as_its_smallest_elements_fit() -> None:
+    """300 of them in each array of each layout; one more than the bytes that are left is refused before it is tried."""
+    tried = 0
+    for layout in layouts():
+        for put, element in arrays(layout.message.fields, layout.version):
+            frame = layout.encode(put([element] * 300))
+            assert layout.encode(layout.decode(frame)[1]) == frame
+            tried += 1
+            if layout.side == "response" and (layout.api_key, layout.version) != (18, 0):
+                codec.response_scan(layout.api_key, layout.version)(frame, layout.start, len(frame))
+    assert tried > 1500
+
+
+def test_of_a_frame_that_begins_with_its_size_this_is_said_and_of_no_other() -> None:
+    """A correlation id may be any number, also that of the bytes behind it."""
+    for size, hinted in ((-1, False), (0, True), (1, False)):
+        frame = (12 + size).to_bytes(4) + bytes((0, 3, 0, 12)) + bytes(8)
+        fault = outcome(lambda frame=frame: codec.decode_request(frame))
+        assert isinstance(fault, tuple)
+        with pytest.raises(ProtocolError) as raised:
+            codec.decode_request(frame)
+        assert ("begins with its own size" in str(raised.value)) == hinted
+    for empty in (lambda: codec.decode_request(bytes(4)), lambda: codec.decode_response(bytes(4), 3, 0)):
+        with pytest.raises(Malformed) as raised:  # a size of 0, but nothing behind it
+            empty()
+        assert "own size" not in str(raised.value)
