@@ -109,14 +109,14 @@ def is_text(given: Buffer) -> bool:
 def sized_frames(given: Buffer) -> list[Buffer] | None:
     """Return the frames, if the input consists of frames with 4-byte sizes from end to end, or None."""
     frames, pos = [], 0
-    while pos + 4 < len(given):
+    while pos < len(given):
         size = int.from_bytes(given[pos : pos + 4], "big", signed=True)
         pos += 4
         if not _LEAST_FRAME_BYTES <= size <= len(given) - pos:
             return None
         frames.append(given[pos : pos + size])
         pos += size
-    return frames if frames and pos == len(given) else None
+    return frames or None
 
 
 # --------------------------------------------------------------------------------------------------------- the message
