@@ -394,7 +394,6 @@ class BrokerSide(Editing):
         try:
             answer = self._transform(exchange, memoryview(whole))
         except ProtocolError as fault:
-            self._held = True  # nothing of it was forwarded
             self._malformed_answer(exchange, fault, now)
             return False
         if answer is not None:
