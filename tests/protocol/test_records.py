@@ -312,6 +312,20 @@ def test_what_cannot_be_is_refused_by_its_reason():
         everything(patched(compressed_message(inner), 17, bytes((ZSTD,))))
 
 
+@pytest.mark.parametrize(("field", "at"), [("offset", 0), ("timestamp", 27)])
+@pytest.mark.parametrize(("edge", "step"), [(-(1 << 63), -1), ((1 << 63) - 1, 1)])
+def test_offsets_and_times_reach_to_the_ends_of_int64_and_no_further(field, at, edge, step):
+    for delta in (0, step):
+        first = Record(10, 10, b"k", b"v")
+        whole = write_batch([first, first._replace(**{field: 10 + delta})], base_offset=10)
+        (batch,), _ = read_batches(patched(whole, at, edge.to_bytes(8, "big", signed=True)))
+        if delta:
+            with pytest.raises(Malformed, match=f"{field} leaves the range of int64"):
+                list(batch.records())
+        else:
+            assert [getattr(record, field) for record in batch.records()] == [edge, edge]
+
+
 def patched(whole, *edits):
     out = bytearray(whole)
     for at, content in zip(edits[::2], edits[1::2], strict=True):

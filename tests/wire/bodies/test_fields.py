@@ -40,6 +40,8 @@ def test_brokers_are_read_from_the_answers_that_list_them(key: int) -> None:
         walker.finish()
         assert walker.fault is None
         assert found.brokers == walker.brokers == {("10.0.0.1", 9092): 7}
+        if not bodies.names_topics(key, version):  # of sums, records are wanted and nobody's address
+            assert not bodies.body_reader(key, version, "response", bodies.SUMS)(frame, 4, len(frame)).brokers
 
 
 def test_only_an_answer_to_metadata_has_topics_behind_its_brokers() -> None:
