@@ -2,7 +2,7 @@
 
 import pytest
 
-from kproxy.protocol.apis import HEARTBEAT, LIST_GROUPS, PRODUCE
+from kproxy.protocol.apis import HEARTBEAT, LIST_GROUPS, PRODUCE, SASL_AUTHENTICATE
 from kproxy.wire.authorizer import MAX_HELD_REQUEST, Close, Replace
 from kproxy.wire.bodies import TOPICS
 from kproxy.wire.events import ANSWERED_BY_PROXY, BROKER, CLIENT
@@ -134,3 +134,31 @@ def test_a_request_that_is_not_whole_for_long_makes_room_for_others(waited_ns):
             assert faults == [["held_too_many"], []]
             assert "is not whole yet, and others need its room" in slow.faults[0].text
         assert held.held_bytes == 0
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("cut", [None, 20])
+@pytest.mark.parametrize("key", [SASL_AUTHENTICATE, HEARTBEAT])
+def test_after_a_login_no_further_request_is_decided_in_the_same_call(key, cut, slow):
+    """The owner learns of it first: other rules may hold for who has logged in. So it is however the login arrives."""
+    authorizer = Scripted()
+    authorizer.slow = {1} if slow else set()
+    common = interest(SASL_AUTHENTICATE, HEARTBEAT)
+    for warm, version in ((SASL_AUTHENTICATE, 2), (HEARTBEAT, 4)):
+        common.plan(warm << 16 | version)  # a call that compiles it reads no further request either
+    session = Dialogue(common, authorizer=authorizer).session
+    login = request(SASL_AUTHENTICATE, 2, 1, {"authBytes": b"token"}) if key == SASL_AUTHENTICATE else heartbeat(1)
+    sent = login + b"".join(map(heartbeat, range(2, 5)))
+    if cut:
+        session.receive(CLIENT, memoryview(sent[:cut]), 1)
+    pieces = session.receive(CLIENT, memoryview(sent[cut or 0 :]), 2)
+    while session.slow[CLIENT] is not None:
+        assert session.completed[CLIENT] == 1
+        pieces += session.resume(CLIENT, 3)
+    assert len(authorizer.frames) == session.completed[CLIENT] == (1 if key == SASL_AUTHENTICATE else 4)
+    while session.backlog[CLIENT] is not None:
+        pieces += session.resume(CLIENT, 4)
+    assert len(authorizer.frames) == 4
+    assert session._interest.held.held_bytes == 0
+    if not cut:
+        assert b"".join(bytes(piece) for _, piece in pieces) == sent
