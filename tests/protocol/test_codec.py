@@ -524,7 +524,7 @@ def test_what_cannot_be_written_in_slices_is_the_same_fault() -> None:
 @pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 512, 5000])
 @pytest.mark.parametrize("element", [{"partitionIndex": 1}, {"partitionIndex": 1, "_tags": {9: b"x" * 30, 10: b""}}])
 def test_between_two_slices_so_much_is_read_or_written(count: int, element: dict) -> None:
-    """A slice ends with the first element, or tagged field, that reaches behind 2 KiB; in writing, after 256 elements."""
+    """A slice ends with the first element, or tagged field, that ends behind 2 KiB; of writing, with 256 elements."""
     body = {"topics": [{"name": "t", "partitions": [element] * count}]}
     frame = codec.encode_response(8, 8, {"correlationId": 1}, body)
     one = len(codec.encode_response(8, 8, {"correlationId": 1}, {"topics": [{"partitions": [element]}]}))

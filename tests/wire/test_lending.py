@@ -212,7 +212,7 @@ def fields_of(header: dict[str, Any], body: dict[str, Any]) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("details", [False, True])
 def test_first_fields_are_those_of_the_whole_request_and_no_byte_behind_them_matters(details: bool) -> None:
-    """None where the session has to read the request itself: without an answer, of a login, with a client's software."""
+    """None where the session has to read the request: without an answer, of a login, with a client's software."""
     interest = Interest(details=details)
     session = Session(interest)
     read = 0
