@@ -336,8 +336,6 @@ class ClientSide(Holding):
     def _request_walked(self, exchange: Exchange, now: int) -> None:
         walker, self._client_walker = self._client_walker, None
         assert walker is not None
-        if self._noted and exchange.outcome is NO_ANSWER_EXPECTED:
-            self._forget(exchange)
         walker.finish()
         if walker.fault is not None:
             exchange.request_body = None

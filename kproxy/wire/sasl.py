@@ -18,7 +18,7 @@ from kproxy.wire import frames
 
 MAX_TOKEN = 524_288  # a broker's sasl.server.max.receive.size by default
 
-MAX_API_KEY = 1023  # higher numbers are not API keys; Kafka 4.4 has 93
+MAX_API_KEY = 1023  # higher numbers are not API keys; Kafka 4.4 has 93. The first byte of a key decides
 
 # Rounds of (client's token, broker's token); OAUTHBEARER adds one after a non-empty reply (RFC 7628, 3.2.3).
 _ROUNDS = {"PLAIN": 1, "OAUTHBEARER": 1, "SCRAM-SHA-256": 2, "SCRAM-SHA-512": 2}
@@ -38,16 +38,15 @@ class RawSasl:
         self._extends = mechanism == "OAUTHBEARER"
 
     def is_token(self, view: Any, pos: int, end: int) -> bool | None:
-        """Return whether the client's frame at `pos`, with a complete size, is a token; None: needs two more bytes."""
+        """Return whether the client's frame at `pos`, with a complete size, is a token; None: needs one more byte."""
         size = frames.SIZE.unpack_from(view, pos)[0]
         if not self.open_ended:
             return self.tokens < self._rounds or (self._extends and self.tokens == self._rounds and size == 1)
         if self.tokens == 0 or size < frames.MIN_REQUEST:
             return True
-        if end - pos < 6:
+        if end - pos < 5:
             return None
-        api_key = view[pos + 4] << 8 | view[pos + 5]
-        return bool(api_key > MAX_API_KEY)
+        return bool(view[pos + 4] > MAX_API_KEY >> 8)
 
     def must_wait(self, is_token: bool) -> bool:
         """Return whether the client's next frame has to wait for a reply.
