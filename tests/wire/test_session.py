@@ -260,6 +260,10 @@ def test_an_answer_that_nobody_asked_for() -> None:
     assert [(fault.kind, fault.fatal) for fault in lenient.faults] == [("unexpected_answer", False)]
     assert lenient.sent[CLIENT] == stray + response(12, 4, 1)
     assert [exchange.outcome for exchange in lenient.exchanges] == [REQUEST_NOT_SEEN, ANSWERED]
+    unseen, _ = lenient.exchanges
+    assert (unseen.plan.api, unseen.plan.known, unseen.decoded) == ("unknown", False, OPAQUE)
+    assert (unseen.plan.api_key, unseen.plan.api_version, unseen.number, unseen.in_flight) == (NONE, NONE, NONE, 1)
+    assert (unseen.request_bytes, unseen.request_start, unseen.response_bytes) == (NONE, NONE, len(stray))
 
 
 def test_what_was_pending_at_the_end_is_told_once() -> None:
