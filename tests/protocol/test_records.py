@@ -312,6 +312,15 @@ def test_what_cannot_be_is_refused_by_its_reason():
         everything(patched(compressed_message(inner), 17, bytes((ZSTD,))))
 
 
+def test_a_batch_of_no_producer_has_nothing_of_one():
+    """What the official library writes where nothing is said."""
+    (batch,), _ = read_batches(write_batch([Record(7, 1_000, b"k", b"v"), Record(9, 3_000, None, None)]))
+    assert batch.header._replace(length=0, crc=0) == (7, 0, -1, 2, 0, 0, 2, 1_000, 3_000, -1, -1, -1, 2)
+    assert batch.header.last_sequence == -1 and batch.header.delete_horizon is None
+    plain = FRAGMENTS["m2-none-single"]["batches"][0]
+    assert (plain["producer_id"], plain["epoch"], plain["sequence"], plain["last_sequence"]) == (-1,) * 4
+
+
 @pytest.mark.parametrize(("field", "at"), [("offset", 0), ("timestamp", 27)])
 @pytest.mark.parametrize(("edge", "step"), [(-(1 << 63), -1), ((1 << 63) - 1, 1)])
 def test_offsets_and_times_reach_to_the_ends_of_int64_and_no_further(field, at, edge, step):
