@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -326,3 +327,54 @@ def test_frames_are_those_whose_sizes_fill_the_input_from_end_to_end():
             assert decode.sized_frames(other) is None
     for size in (-1, 0, 1, 3):
         assert decode.sized_frames(struct.pack(">i", size) + bytes(max(0, size))) is None
+
+
+@pytest.mark.parametrize("size", range(4))
+def test_fewer_than_four_bytes_are_no_request(size):
+    assert decode._looks_like_request(bytes(size)) == 0
+
+
+@pytest.mark.parametrize(
+    ("frame", "found"),
+    [
+        ("00030002", 1),
+        ("0003000e", 0),  # there is no Metadata v14
+        ("03e80000", 0),
+        ("000300020000000500", 1),
+        ("0003000200000005ffff", 2),  # a client id that is null
+        ("0003000200000005fffe", 1),  # none has this length
+        ("00030002000000050000", 2),
+        ("000300020000000500036170", 1),
+        ("00030002000000050003617070", 2),
+        ("0003000200000005000361707000", 2),
+    ],
+)
+def test_how_much_of_a_request_is_there(frame, found):
+    assert decode._looks_like_request(bytes.fromhex(frame)) == found
+
+
+@pytest.mark.parametrize(("size", "may_be"), [(0xFFFF, False), (0x10000, True), (0x100FF, True), (0x10100, False)])
+def test_a_size_that_reads_as_an_api_and_a_small_version(size, may_be):
+    assert decode._may_be_api(size) == may_be
+
+
+def test_how_bytes_are_counted_and_text_is_shortened_in_faults():
+    assert [decode.count_bytes(count) for count in (0, 1, 2, 1234)] == ["0 bytes", "1 byte", "2 bytes", "1,234 bytes"]
+    for size, shown in ((40, repr("z" * 40)), (41, repr("z" * 40) + "...")):
+        with pytest.raises(Malformed, match=f"not hexadecimal: 'z' in {re.escape(shown)};"):
+            decode.bytes_of(b"z" * size, must_be_hex=True)
+
+
+def test_captures_and_compressed_files_are_known_by_their_first_bytes():
+    versions = b"\x02\0\x04\0", b"\0\x02\0\x04"
+    for magic in ("a1b2c3d4", "d4c3b2a1", "a1b23c4d", "4d3cb2a1"):
+        for version in versions:
+            assert decode.is_capture(bytes.fromhex(magic) + version + b"more")
+        assert not decode.is_capture(bytes.fromhex(magic) + b"\0\x02\0\x05") and not decode.is_capture(FRAME)
+    assert (
+        decode.is_capture(b"\n\r\r\n") and not decode.is_capture(b"\n\r\r") and not decode.is_capture(versions[0] * 2)
+    )
+    for head in ("1f8b08", "28b52ffd", "04224d18"):
+        assert decode.is_compressed(bytes.fromhex(head) + b"more") and decode.is_compressed(bytes.fromhex(head))
+        assert not decode.is_compressed(bytes.fromhex(head)[:-1] + b"m") and not decode.is_compressed(b"")
+    assert decode.is_text(b"\t\n\r ~") and not any(map(decode.is_text, (b"", b"\x1f", b"\x7f", b"a\0", b"\xc3\xa9")))
