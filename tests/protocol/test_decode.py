@@ -308,6 +308,10 @@ def test_a_request_that_is_cut_is_told_with_what_is_here(here):
         ("{1:.16}", "as a request: RequestHeader v1: cut short"),
         ("0003006300000005ffff00", "as a request: Metadata version 99 is not known"),
         ("27170000000000050003617070", "as a request: API key 10007 is not known"),
+        ("00000000{1}", "too long: the size says 0 bytes, 25 follow it: Metadata request v2, correlation id 5"),
+        ("ffffffff{1}", "as a request: API key -1 is not known"),
+        ("{0}00000000{1}", "request 2: too long: the size says 0 bytes, 25 follow it: Metadata request v2"),
+        ("{0}ffffffff{1}", "too long: what follows 1 whole request, 29 bytes, is no request with its size"),
         ("7fffffff{1:.16}", "cut short: the size says 2,147,483,647 bytes, 8 follow it: Metadata request v2"),
     ],
 )
