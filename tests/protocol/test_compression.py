@@ -196,6 +196,9 @@ def test_claims_of_size_allocate_nothing():
 def test_frames_without_end_are_refused(codec):
     with pytest.raises(Malformed, match="more than 1024 frames"):
         decompress(codec, compress(codec, b"") * 2000)
+    assert decompress(codec, compress(codec, b"x") * 1024) == b"x" * 1024
+    with pytest.raises(Malformed, match="more than 1024 frames"):
+        decompress(codec, compress(codec, b"x") * 1025)
 
 
 def test_codecs_by_name():

@@ -1,6 +1,7 @@
 import random
 from uuid import UUID
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,3 +92,25 @@ def test_a_cut_batch_is_partial() -> None:
     assert [batch.partial for batch in batches] == [False] * (len(batches) - 1) + [True]
     assert [batch.crc_valid for batch in batches] == [True] * (len(batches) - 1) + [None]
     assert {(batch.topic, batch.partition) for batch in batches} == {(partitions[0].topic, partitions[0].partition)}
+
+
+@pytest.mark.parametrize("size", [127, 16_383, 32_767, 32_768, 100_000])
+@pytest.mark.parametrize(("version", "side"), [(12, "response"), (9, "request")])
+def test_a_text_may_be_as_long_as_before_flexible_versions_and_no_longer(size: int, version: int, side: str) -> None:
+    """A compact length could claim more; whole or in pieces it is a fault, or the text."""
+    name = "t" * size
+    if side == "response":
+        layout = Layout(schema().apis[1].response, version, 1, side)
+        frame = layout.encode({"responses": [{"topic": name, "partitions": [{"records": b""}]}]})
+    else:
+        layout = Layout(schema().apis[0].request, version, 0, side)
+        frame = layout.encode({"topicData": [{"name": name, "partitionData": [{"records": b"r"}]}]})
+    read = bodies.body_reader(layout.api_key, version, side, bodies.TOPICS)
+    walker, partitions, _ = details(layout, frame, random_sizes(size), bodies.TOPICS)
+    if size > 0x7FFF:
+        with pytest.raises(Malformed, match="a text of more than 32767 bytes"):
+            read(frame, layout.start, len(frame))
+        assert "a text of more than 32767 bytes" in str(walker.fault)
+    else:
+        assert [one.topic for one in read(frame, layout.start, len(frame)).partitions] == [name]
+        assert walker.fault is None and [one.topic for one in partitions] == [name]

@@ -158,6 +158,23 @@ def test_a_tail_that_is_too_long_is_a_fault_and_does_not_leave() -> None:
     assert (walker.fault, sent) == (None, frame)
 
 
+def test_a_tail_may_have_64_kib_and_not_a_byte_more() -> None:
+    layout = CARRIERS[-1]
+    frame = large(layout, 5000)
+    begin = frame.index(b"broker.example") - 50
+    walker = BodyWalker(layout.api_key, layout.version, neutralise=True)
+    walker.feed(frame, 4, begin)
+    at = begin
+    while walker._held is None:
+        walker.feed(frame, at, at + 1)
+        at += 1
+    upto = at + 64 * 1024 - len(walker._held)
+    walker.feed(frame, at, upto)
+    assert walker.fault is None and len(walker._held) == 64 * 1024
+    walker.feed(frame, upto, upto + 1)
+    assert walker.fault is not None
+
+
 def test_memory_does_not_grow_with_the_body() -> None:
     layout = CARRIERS[0]
     records = 1 << 30
