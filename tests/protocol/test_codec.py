@@ -411,6 +411,14 @@ def test_a_flat_request_decodes_as_any_other() -> None:
             codec.decode_flat_request(short)
 
 
+@pytest.mark.parametrize(("fields", "is_read"), [(0, True), (1, True), (2, True), (3, False)])
+def test_a_flat_request_ends_with_its_third_slice(fields: int, is_read: bool) -> None:
+    """A token or text ends the first, and a tagged field of a later release the second."""
+    frame = codec.encode_request(PUSH, {"metrics": b"m" * 5000, "_tags": {5 + n: b"x" * 5000 for n in range(fields)}})
+    found = outcome(codec.decode_flat_request, frame)
+    assert (found == codec.decode_request(frame)) == is_read
+
+
 @pytest.mark.parametrize("where", ["header", "body"])
 def test_of_a_flat_request_few_tagged_fields_are_read(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However large it is: to decode a million of them takes a second."""

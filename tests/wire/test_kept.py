@@ -355,3 +355,21 @@ def test_a_kept_request_that_cannot_be_decided_ends_the_connection_in_order() ->
     assert [fault.kind for fault in talk.faults] == ["malformed_request"]
     assert [each.exchange.request_frame for each in talk.unanswered] == [None]
     assert keep.held_bytes == 0
+
+
+def test_of_a_small_api_a_request_is_kept_up_to_1_kib() -> None:
+    """The first of its kind, one that begins like it, and one in parts; a larger one is counted as left out."""
+    for size, is_kept in ((MAX_SMALL, True), (MAX_SMALL + 1, False)):
+        which = Kept((HEARTBEAT,), only_failed=(HEARTBEAT,), small=(HEARTBEAT,))
+        talk = Dialogue(Interest(details=True, kept=which))
+        least = len(request(HEARTBEAT, 3, 0, {"groupId": "g"}))
+        frames = [
+            request(HEARTBEAT, 3, number, {"groupId": "g", "memberId": "m" * (size - least)}) for number in range(3)
+        ]
+        assert {*map(len, frames)} == {size}
+        talk.client(frames[0]).client(frames[1]).client(frames[2], [30])
+        talk.broker(b"".join(response(HEARTBEAT, 3, number, {"errorCode": 27}) for number in range(3)))
+        expected = [frame if is_kept else None for frame in frames]
+        assert [told(each)[0] for each in talk.exchanges] == expected
+        assert [each.response_frame is not None for each in talk.exchanges] == [is_kept] * 3
+        assert which.left_out["too_large"] == (0 if is_kept else 3) and which.held_bytes == 0

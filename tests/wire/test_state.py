@@ -17,8 +17,9 @@ from kproxy.protocol.records import Record, write_batch
 from kproxy.protocol.schema import schema
 from kproxy.proxy.cluster.broker_ports import MAX_BROKERS
 from kproxy.proxy.filters.rewrite import rewrite_addresses
-from kproxy.wire import sasl
-from kproxy.wire.bodies import BATCHES, ERRORS, SUMS, TOPICS, body_reader
+from kproxy.wire import frames, sasl
+from kproxy.wire.authorizer import MAX_HELD_REQUEST
+from kproxy.wire.bodies import BATCHES, ERRORS, SUMS, TOPICS, BodyWalker, body_reader
 from kproxy.wire.broker_side import MAX_HEAD
 from kproxy.wire.client_side import MAX_PREFIX, MAX_USUAL_PREFIX
 from kproxy.wire.events import BROKER, CLIENT, Desync, Exchange
@@ -281,6 +282,8 @@ def of_size(size: int) -> Callable[[int], bytes]:
         (fetched_by("c" * 200), 1),  # each with another client id: its first fields are parsed
         (fetched_by("c" * 300), 2),  # by 256 bytes
         (fetched_by("c" * 1000), 4),
+        (lambda number: request(FETCH, 4, number, {}, client="c" * 489), 1),
+        (lambda number: request(FETCH, 4, number, {}, client="c" * 490), 2),  # 512 bytes: too long to be remembered
         (produced_to(16), 1),
         (produced_to(17), 18),  # topic-partitions that are counted
         (produced_to(20, 200), 21),
@@ -298,6 +301,16 @@ def test_a_request_costs_by_what_is_looked_at(frame: Callable[[int], bytes], wor
     talk.receive(CLIENT, memoryview(b"".join(map(frame, range(1, 80)))), 1)
     assert talk.completed[CLIENT] - 1 == -(-FRAMES_PER_CALL // work)
     assert len(talk.pending) == talk.completed[CLIENT] - 1
+
+
+@pytest.mark.parametrize(("token_bytes", "work"), [(14, 8 + 8 + 1), (26, 8 + 8 + 1), (28, 8 + 8 + 2), (60, 8 + 8 + 4)])
+def test_a_change_of_state_costs_as_much_as_eight_frames_and_what_was_read(token_bytes: int, work: int) -> None:
+    """A bare token of GSSAPI is one, and the first request behind it another; 16 bytes count as one more frame."""
+    talk = session()
+    talk._interest.plan(12 << 16 | 4)
+    token = sized(b"\x60\x82" + bytes(token_bytes - 2))
+    talk.receive(CLIENT, memoryview(token + b"".join(request(12, 4, number) for number in range(80))), 1)
+    assert talk.sasl_tokens == 1 and talk.completed[CLIENT] == FRAMES_PER_CALL - work
 
 
 def replaced(exchange: Exchange, frame: memoryview) -> bytes:
@@ -511,6 +524,111 @@ def test_a_request_costs_the_same_however_many_are_pending() -> None:
         return called
 
     assert abs(cost(1000) - cost(10)) < 10
+
+
+# --- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def begun(frame: bytes, size: int) -> bytes:
+    """The first bytes of a frame of that size."""
+    return pack(">i", size) + frame[4:].ljust(9, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "version", "small", "large"),
+    [
+        ({}, 12, 4, "kept", "walking"),
+        ({"rewrite": True}, 12, 4, "kept", "walking"),
+        ({"rewrite": True}, METADATA, 9, "held", "walking"),
+        ({"rewrite": True}, DESCRIBE_CLUSTER, 0, "held", "held"),
+        ({"rewrite": True}, FETCH, 16, "held", "walking"),
+        ({"rewrite": True}, FETCH, 15, "kept", "walking"),  # without addresses
+        ({"rewrite": True}, UNKNOWN_API, 0, "held", "passing"),
+        ({"rewrite": True}, API_VERSIONS, 3, "held", "held"),
+        ({}, UNKNOWN_API, 0, "passing", "passing"),
+        ({}, API_VERSIONS, 99, "kept", "passing"),
+        ({"details": True, "detail": TOPICS}, FETCH, 12, "kept", "walking"),
+    ],
+)
+def test_an_answer_in_parts_is_small_up_to_64_kib(
+    settings: dict[str, Any], key: int, version: int, small: str, large: str
+) -> None:
+    for size, state in ((65_535, small), (65_536, small), (65_537, large)):
+        talk = Dialogue(Interest(**settings), transform=untouched if settings.get("rewrite") else None)
+        talk.client(foreign_request(key, version, 7, b"\0\1c" + bytes(40)))
+        talk.broker(begun(bytes(4) + pack(">i", 7), size))
+        assert talk.session.states[BROKER] == f"framed, {state}"
+        assert talk.session.missing(BROKER) == size - 9 and not talk.exchanges
+
+
+def test_a_request_in_parts_is_small_up_to_64_kib() -> None:
+    for size, state in ((65_535, "kept"), (65_536, "kept"), (65_537, "walking")):
+        talk = Dialogue(Interest(detail=TOPICS)).client(begun(request(PRODUCE, 8, 1, {"acks": 1}), size))
+        assert talk.session.states[CLIENT] == f"framed, {state}"
+    for size in (65_536, 65_537):  # whole, behind one that began alike
+        talk = Dialogue(Interest(detail=TOPICS)).client(request(PRODUCE, 8, 1, {"acks": 1}))
+        body = {"acks": 1, "topicData": [{"name": "t", "partitionData": [{"records": b""}]}]}
+        least = len(request(PRODUCE, 8, 2, body)) - 4
+        body["topicData"][0]["partitionData"][0]["records"] = bytes(size - least)
+        talk.client(request(PRODUCE, 8, 2, body))
+        (_, second) = talk.session.pending
+        assert second.request_body is not None and isinstance(second.request_body, BodyWalker) == (size > 65_536)
+        assert [one.bytes for one in second.request_body.sums] == [size - least]
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "version", "bound"),
+    [
+        ({"rewrite": True}, DESCRIBE_CLUSTER, 0, 4 << 20),
+        ({"rewrite": True}, API_VERSIONS, 3, 4 << 20),
+    ],
+)
+def test_a_held_answer_has_a_bound(settings: dict[str, Any], key: int, version: int, bound: int) -> None:
+    for size, faults in ((bound, []), (bound + 1, ["held_too_large"])):
+        talk = Dialogue(Interest(**settings), transform=untouched).client(request(key, version, 7))
+        talk.broker(begun(bytes(4) + pack(">i", 7), size))
+        assert [fault.kind for fault in talk.faults] == faults
+    low = Dialogue(Interest(rewrite=True), transform=untouched).client(request(METADATA, 9, 7))
+    endless = pack(">ii", 1 << 20, 7) + b"\0" * 5 + b"\x80\x80\x40" + (pack(">i", 1) + b"\2h" + bytes(6)) * 50_000
+    low.broker(endless[:MAX_HEAD])
+    assert not low.faults and low.session.states[BROKER] == "framed, walking"
+    low.broker(endless[MAX_HEAD : MAX_HEAD + 1])
+    assert [fault.kind for fault in low.faults] == ["held_too_large"]
+
+
+@pytest.mark.parametrize("largest", [100, frames.MAX_REQUEST])
+def test_a_request_may_be_as_large_as_a_broker_takes(largest: int) -> None:
+    for size, faults in ((largest, []), (largest + 1, ["size"])):
+        talk = Dialogue(Interest(), max_request_bytes=largest).client(begun(request(12, 4, 1), size)[:50])
+        assert [fault.kind for fault in talk.faults] == faults
+    for size, faults in ((8, ["malformed_request"]), (7, ["size"])):  # a Produce that ends with its header
+        talk = Dialogue(Interest()).client(pack(">i", size) + bytes(8))
+        assert [fault.kind for fault in talk.faults] == faults
+    for size, faults in ((4, ["malformed_answer"]), (3, ["size"])):
+        talk = Dialogue(Interest()).client(request(12, 4, 1)).broker(pack(">ii", size, 1))
+        assert [fault.kind for fault in talk.faults] == faults
+
+
+def test_a_request_that_is_decided_has_a_bound() -> None:
+    for size, faults in ((MAX_HELD_REQUEST, []), (MAX_HELD_REQUEST + 1, ["held_too_large"])):
+        authorizer = Scripted()
+        talk = Dialogue(Interest(rewrite=True, authorizes=lambda key, version: True), authorizer=authorizer)
+        talk.client(begun(request(12, 4, 1), size - 4))
+        assert [fault.kind for fault in talk.faults] == faults and authorizer.too_large_ids == [1] * len(faults)
+        assert talk.sent[BROKER] == b""
+
+
+def test_what_waits_for_a_handshake_and_a_token_have_a_bound() -> None:
+    shake = request(HANDSHAKE, 0, 1, {"mechanism": "PLAIN"})
+    for waiting, faults in ((sasl.MAX_TOKEN, []), (sasl.MAX_TOKEN + 1, ["sasl_token"])):
+        talk = Dialogue(Interest(rewrite=True), transform=untouched).client(shake).client(bytes(waiting))
+        assert [fault.kind for fault in talk.faults] == faults
+    for size, faults in ((sasl.MAX_TOKEN, []), (sasl.MAX_TOKEN + 1, ["size"])):
+        for side in (CLIENT, BROKER):
+            talk = Dialogue(Interest(rewrite=True), transform=untouched).client(shake)
+            talk.broker(response(HANDSHAKE, 0, 1, {"mechanisms": ["PLAIN"]})).client(sized(b"t") if side else b"")
+            talk.says(side, pack(">i", size) + b"t")
+            assert [fault.kind for fault in talk.faults] == faults
 
 
 # --- held answers ----------------------------------------------------------------------------------------------------
