@@ -101,3 +101,41 @@ def test_a_frame_with_its_size_before_it_is_recognised():
     with pytest.raises(Malformed) as fault:
         decode_request(frame[:-1])
     assert "size" not in str(fault.value)
+
+
+def fields_of_type(kind):
+    """A request with a field of that type at the top level: (key, version, its name)."""
+    return next(
+        (api.key, version, field.name)
+        for api in schema().apis.values()
+        for version in api.request.versions
+        for field in api.request.fields_of(version)
+        if field.type == kind
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"),
+    [
+        ("int8", -(1 << 7), (1 << 7) - 1),
+        ("int16", -(1 << 15), (1 << 15) - 1),
+        ("int32", -(1 << 31), (1 << 31) - 1),
+        ("int64", -(1 << 63), (1 << 63) - 1),
+    ],
+)
+def test_a_number_fits_from_its_least_to_its_most(kind, least, most):
+    key, version, name = fields_of_type(kind)
+    header = {"requestApiKey": key, "requestApiVersion": version, "correlationId": 1}
+    for value in (least, most):
+        assert decode_request(encode_request(header, {name: value}))[1][name] == value
+    for value in (least - 1, most + 1):
+        with pytest.raises(Malformed) as fault:
+            encode_request(header, {name: value})
+        assert f"{name}: {value} does not fit {kind}, which is from {least} to {most}" in str(fault.value)
+
+
+def test_of_a_value_40_characters_are_shown():
+    for size, shown in ((38, repr("x" * 38)), (39, "'" + "x" * 39 + "...")):
+        with pytest.raises(Malformed) as fault:
+            encode_request(METADATA, {"topics": "x" * size})
+        assert f"topics: {shown} is no list" in str(fault.value)

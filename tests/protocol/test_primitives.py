@@ -30,6 +30,8 @@ def test_a_varint_without_end_is_malformed(form: str) -> None:
     read, _, _, longest = FORMS[form]
     with pytest.raises(Malformed):
         read(b"\xff" * 20, 0)
+    with pytest.raises(Malformed):
+        read(b"\x80" * longest + b"\0", 0)
     read(b"\x80" * (longest - 1) + b"\0", 0)  # needlessly long, as readers of Kafka's accept it
 
 
@@ -56,3 +58,29 @@ def test_skip_tags() -> None:
             primitives.skip_tags(section, 0, cut)
     with pytest.raises(Malformed):
         primitives.skip_tags(b"\xff\xff\xff\xff\x0f" + b"\0" * 100, 0, 105)
+
+
+@pytest.mark.parametrize("tag", [0, 127, 128, 2**32 - 1])
+@pytest.mark.parametrize("size", [0, 127, 128, 300])
+def test_tagged_fields_of_any_number_and_size_are_skipped(tag: int, size: int) -> None:
+    field = primitives.write_uvarint(tag) + primitives.write_uvarint(size) + b"\xff" * size
+    for count in (1, 2, 127, 128):
+        section = primitives.write_uvarint(count) + field * count
+        for behind in (b"", b"more"):
+            assert primitives.skip_tags(section + behind, 0, len(section)) == len(section)
+        with pytest.raises(Malformed):
+            primitives.skip_tags(section, 0, len(section) - 1)
+
+
+def test_the_ends_of_an_unsigned_varint() -> None:
+    assert [len(primitives.write_uvarint(value)) for value in (0, 127, 128, 16383, 16384, 2**32 - 1)] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        5,
+    ]
+    for value in (-1, 2**32):
+        with pytest.raises(Malformed, match=f"{value} does not fit"):
+            primitives.write_uvarint(value)

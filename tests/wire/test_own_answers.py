@@ -103,3 +103,16 @@ def test_a_refusal_waits_in_the_queue_from_its_requests_first_byte_on():
     assert own.outcome == ANSWERED_BY_PROXY
     assert (own.request_start, own.request_end, own.response_start) == (1 * MS, 2 * MS, 3 * MS)
     assert (own.queue_ns, own.muted_ns) == (2 * MS, 0)
+
+
+def test_own_answers_may_wait_up_to_1_mib():
+    for more in (0, 1):
+        authorizer = Scripted()
+        sizes = [MAX_OWN_BYTES // 2, MAX_OWN_BYTES // 2 + more]
+        for number, size in enumerate(sizes, 1):
+            authorizer.decisions[number] = Answer((size - 4).to_bytes(4) + bytes(size - 4), (DENIED,))
+        talk = Dialogue(interest(HEARTBEAT), authorizer=authorizer)
+        sent(talk, request(LIST_GROUPS, 4, 0, {}) + heartbeat(1) + heartbeat(2))
+        assert waiting_bytes(talk) == sum(sizes) and talk.session.owes == bool(more)
+        talk.broker(response(LIST_GROUPS, 4, 0, {}))
+        assert not talk.session.owes and not waiting_bytes(talk)
