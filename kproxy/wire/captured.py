@@ -106,8 +106,7 @@ class CapturedSession(Session):
                 None if part is None else len(part)
                 for part in (self._client_prefix, self._client_body, self._broker_kept)
             ],
-            [part is None for part in (self._client_walker, self._broker_walker)],
-            [part is None for part in (self._client_frame, self._broker_frame)],
+            [bool(part) for part in (self._client_walker, self._broker_walker, self._client_frame, self._broker_frame)],
             self._client_id,
             self._free_at,
             [(max(each[0], since_ns), each[1]) for each in self._mutes or () if each[1] > since_ns],
