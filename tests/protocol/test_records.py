@@ -321,6 +321,33 @@ def test_a_batch_of_no_producer_has_nothing_of_one():
     assert (plain["producer_id"], plain["epoch"], plain["sequence"], plain["last_sequence"]) == (-1,) * 4
 
 
+@pytest.mark.parametrize(
+    ("first", "count", "last"),
+    [(0, 1, 0), ((1 << 31) - 1, 1, (1 << 31) - 1), ((1 << 31) - 1, 2, 0), (-1, 3, -1), (7, 3, 9)],
+)
+def test_sequences_go_on_at_0_behind_the_largest_int32(first, count, last):
+    records = [Record(offset, 1, b"k", b"v") for offset in range(count)]
+    (batch,), _ = read_batches(write_batch(records, base_sequence=first, producer_id=1))
+    assert batch.header.last_sequence == last
+
+
+@pytest.mark.parametrize("magic", [0, 1, 2])
+@pytest.mark.parametrize(("bit", "name"), [(0x10, "is_transactional"), (0x20, "is_control"), (0x40, "delete_horizon")])
+def test_only_batches_of_magic_2_have_transactions_control_and_a_horizon(magic, bit, name):
+    """Kafka's readers ignore these bits of messages; each says nothing of the others."""
+    record = [Record(0, 1_000, b"k", b"v")]
+    whole = write_batch(record) if magic == 2 else write_message_set(record, magic=magic)
+    (batch,), _ = read_batches(patched(whole, 22 if magic == 2 else 17, bytes((bit,))))
+    header = batch.header
+    told = {each: getattr(header, each) for each in ("is_transactional", "is_control", "delete_horizon")}
+    nothing = {"is_transactional": False, "is_control": False, "delete_horizon": None}
+    said = {name: 1_000 if name == "delete_horizon" else True} if magic == 2 else {}
+    assert told == nothing | said and header.codec == NONE
+    assert header.timestamp_type == ("NoTimestampType" if magic == 0 else "CreateTime")
+    (batch,), _ = read_batches(patched(whole, 22 if magic == 2 else 17, b"\x08"))
+    assert batch.header.timestamp_type == ("NoTimestampType" if magic == 0 else "LogAppendTime")
+
+
 @pytest.mark.parametrize(("field", "at"), [("offset", 0), ("timestamp", 27)])
 @pytest.mark.parametrize(("edge", "step"), [(-(1 << 63), -1), ((1 << 63) - 1, 1)])
 def test_offsets_and_times_reach_to_the_ends_of_int64_and_no_further(field, at, edge, step):

@@ -25,6 +25,9 @@ def answer(correlation_id: int, size: int = 20) -> bytes:
         (JUNK + answer(7)[:12], 0, -1),
         (answer(7)[:12], 5, 0),  # so does the first byte
         (JUNK + answer(7) + bytes((0, 0, 0, 9, 7)), 0, -1),  # too little follows to be sure
+        (JUNK + answer(7) + answer(8)[:7], 0, -1),
+        (JUNK + answer(7) + answer(8)[:8], 0, len(JUNK)),
+        (JUNK + answer(7, 4), 0, len(JUNK)),  # the shortest
         (JUNK + (3).to_bytes(4) + (7).to_bytes(4), 0, -1),  # no answer is so short
     ],
 )
@@ -44,6 +47,8 @@ def test_an_answer_needs_a_second_witness(data: bytes, segment: int, place: int)
         (answer(7) + answer(1 << 24 | 8), 0, False),
         (answer(9) + answer(9), 0, False),
         (answer(7) + answer(8)[:7], 0, False),
+        (answer(7) + answer(8)[:8], 0, True),
+        (answer(7, 4) + answer(8), 0, True),
         (answer(7)[:15], 0, True),
         (b"\0" + answer(7)[:15], 1, False),
         (answer(9)[:15], 0, False),  # not whole, and not due
@@ -134,6 +139,16 @@ def test_a_request_of_any_client_id_is_found(client: bytes) -> None:
         assert resync.find_request(JUNK + frame + HEARTBEAT, 0, before) == len(JUNK)
         assert resync.find_request(JUNK + frame + heartbeat(client, b"\x27\x17\0\0"), 0, before) == len(JUNK)
         assert resync.find_request(JUNK + frame + JUNK, 0, before) == -1
+
+
+@pytest.mark.parametrize(("behind", "is_found"), [(0, True), (1, False), (13, False), (14, True), (30, True)])
+def test_a_request_is_found_by_the_header_of_the_one_behind_it(behind: int, is_found: bool) -> None:
+    data = JUNK + HEARTBEAT + HEARTBEAT[:behind]
+    assert resync.find_request(data, 0, ...) == (len(JUNK) if is_found else -1)
+    foreign = (
+        heartbeat(b"you", b"\x27\x17\0\0") + HEARTBEAT[:behind]
+    )  # an API of nobody's: it ends where another begins
+    assert resync.believable(memoryview(foreign), 0, len(foreign), b"me") == is_found
 
 
 @pytest.mark.parametrize("at", [0, 30, 49])
