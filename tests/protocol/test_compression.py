@@ -201,6 +201,17 @@ def test_frames_without_end_are_refused(codec):
         decompress(codec, compress(codec, b"x") * 1025)
 
 
+@pytest.mark.parametrize(("window", "is_read"), [(17 << 3, True), (17 << 3 | 1, False), (18 << 3, False)])
+def test_a_zstd_frame_may_ask_for_a_window_as_large_as_javas_reader_grants(window, is_read):
+    """128 MiB, by the byte behind the frame's flags (RFC 8878, 3.1.1.1.2); a raw block follows."""
+    frame = b"\x28\xb5\x2f\xfd\0" + bytes((window,)) + (3 << 3 | 1).to_bytes(3, "little") + b"abc"
+    if is_read:
+        assert decompress(ZSTD, frame) == b"abc"
+    else:
+        with pytest.raises(Malformed, match="does not decompress"):
+            decompress(ZSTD, frame)
+
+
 def test_codecs_by_name():
     assert [codec_name(codec) for codec in range(-1, 6)] == ["unknown_-1", *CODECS, "unknown_5"]
     assert decompress(NONE, memoryview(b"as it is")) == b"as it is"
