@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kproxy.errors import Malformed, Unsupported
+from kproxy.protocol import compression
 from kproxy.protocol.compression import (
     CODECS,
     GZIP,
@@ -210,6 +211,21 @@ def test_a_zstd_frame_may_ask_for_a_window_as_large_as_javas_reader_grants(windo
     else:
         with pytest.raises(Malformed, match="does not decompress"):
             decompress(ZSTD, frame)
+
+
+@pytest.mark.parametrize(
+    ("data", "checksum"),
+    [
+        (b"", 0x02CC5D05),
+        (b"a", 0x550D7456),
+        (b"abc", 0x32D153FF),
+        (b"abcd", 0xA3643705),
+        (b"abcdefgh", 0x0BB3C6BB),
+        (b"abcdefghijkl", 0xED035AB5),
+    ],
+)
+def test_known_checksums_of_xxhash(data, checksum):
+    assert compression._xxh32(data) == checksum
 
 
 def test_codecs_by_name():
