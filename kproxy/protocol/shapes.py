@@ -91,9 +91,9 @@ class _Traced:
         return layout.unpack_from(self._buffer, pos)
 
     def _record(self, pos: int, stop: int) -> None:
+        self.seen.add((pos - self._start, stop - self._start))
         if not self._start <= pos <= stop <= self._end or len(self.seen) > FIELDS:
             raise _Untraceable
-        self.seen.add((pos - self._start, stop - self._start))
 
 
 def _trace(plan: Plan[Result], buffer: Buffer, start: int, end: int) -> Shape[Result] | None:

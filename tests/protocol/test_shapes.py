@@ -82,3 +82,30 @@ def test_memory_is_bounded():
     for _ in range(3 * shapes.LEARN_EVERY):
         assert alike(many, 4, len(many)) == plan(many, 4, len(many))
     assert len(many) - 4 not in cells  # it would be too many fields
+
+
+def reads(ranges, times, end=200):
+    """How often a plan of so many reads runs, of so many calls with the same frame of 200 bytes."""
+    ran = 0
+
+    def plan(buffer, start, end):
+        nonlocal ran
+        ran += 1
+        return [buffer[pos] for pos in ranges]
+
+    alike = shapes.remembered(plan)
+    frame = bytes(range(201))
+    for _ in range(times):
+        assert alike(frame, 0, end) == [frame[pos] for pos in ranges]
+    return ran
+
+
+def test_a_shape_has_so_many_ranges_and_no_byte_behind_its_frame():
+    """The frame of the 64th miss is read twice, and then no more."""
+    times = 3 * shapes.LEARN_EVERY
+    learnt, never = shapes.LEARN_EVERY + 1, times
+    assert reads([2 * number for number in range(shapes.FIELDS)], times) == learnt
+    assert reads([*range(5)] * 40, times) == learnt  # the same ones again
+    assert reads([2 * number for number in range(shapes.FIELDS + 1)], times) > never
+    assert reads([0, 199], times) == learnt and reads([0, 200], times) > never
+    assert reads([0], shapes.LEARN_EVERY - 1) == shapes.LEARN_EVERY - 1
