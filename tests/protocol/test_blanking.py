@@ -134,3 +134,48 @@ def test_messages_inside_messages_are_unpacked_once():
     for data in (once, write_batch([record(0, None, SECRET)])):
         with pytest.raises(Malformed):
             blank(message(compress(GZIP, data * 2, magic=1), GZIP), left)
+
+
+@pytest.mark.parametrize("magic", [0, 1, 2])
+def test_of_a_cut_batch_its_header_stays_or_the_16_bytes_before_its_magic(magic):
+    one = [record(0, SECRET, SECRET * 9)]
+    data = write_batch(one) if magic == 2 else write_message_set(one, magic=magic)
+    before = blank(data, allowed())
+    header = (18, 26, 61)[magic]
+    for cut in range(len(data)):
+        kept = header if cut >= header else 16
+        assert blank(data + data[:cut], allowed()) == before + data[: min(kept, cut)] + bytes(max(0, cut - kept))
+
+
+@pytest.mark.parametrize("magic", [0, 1, 2])
+def test_an_allowance_is_used_up_by_its_last_record_and_byte(magic):
+    made = [record(number, None, SECRET * 20) for number in range(9)]
+    data = write_batch(made, codec=GZIP) if magic == 2 else write_message_set(made, magic=magic, codec=GZIP)
+    (batch,), _ = read_batches(data)
+    plain = write_batch(made)[61:] if magic == 2 else write_message_set(made, magic=magic)
+    if magic == 1:  # offsets inside are relative, from 0 here
+        assert batch.base_offset == 0
+    records = 9 if magic == 2 else 10  # with the message around them
+    blanked = blank(data, allowed())
+    for exact in (Allowance(records, 1 << 20), Allowance(1 << 20, len(plain)), Allowance(99, 1 << 20, len(plain))):
+        left = exact.records - records, exact.unpacked_bytes - len(plain)
+        assert blank(data, exact) == blanked and (exact.records, exact.unpacked_bytes) == left
+    for short in (
+        Allowance(records - 1, 1 << 20),
+        Allowance(1 << 20, len(plain) - 1),
+        Allowance(99, 1 << 20, len(plain) - 1),
+    ):
+        with pytest.raises(TooLarge):
+            blank(data, short)
+
+
+def test_records_of_no_bytes_are_counted_by_what_there_can_be():
+    """The count in a header is whoever wrote it's: seven bytes are the least of a record."""
+    data = bytearray(write_batch([record(0, None, b"")]))
+    assert len(data) == 61 + 7
+    left = allowed(records=1)
+    assert blank(data, left) and left.records == 0
+    data[57:61] = pack(">i", 5)
+    with pytest.raises(Malformed):
+        blank(data, left := allowed(records=5))
+    assert left.records == 4
