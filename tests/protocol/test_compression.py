@@ -189,6 +189,9 @@ def test_claims_of_size_allocate_nothing():
     claims_4_gib = b"\xff\xff\xff\xff\x0f" + b"\0" * 20
     with pytest.raises(Malformed, match="cannot become"):
         decompress(SNAPPY, claims_4_gib)
+    for claim, said in ((64, "does not decompress"), (65, "cannot become")):  # three bytes become 64 at most
+        with pytest.raises(Malformed, match=said):
+            decompress(SNAPPY, bytes((claim, 0, 0)))
     with pytest.raises(Malformed):
         decompress(SNAPPY, compress(SNAPPY, b"")[:16] + b"\x7f\xff\xff\xff" + bytes(8))
 
