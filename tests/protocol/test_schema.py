@@ -4,7 +4,7 @@ import sys
 from importlib.resources import files
 
 from kproxy.protocol.plans import Walk
-from kproxy.protocol.schema import ADDRESS_CARRIERS, address_path, api_name, parse_range, schema, served_versions
+from kproxy.protocol.schema import ADDRESS_CARRIERS, Field, address_path, api_name, parse_range, schema, served_versions
 from tests.protocol.messages import layouts
 
 
@@ -136,3 +136,20 @@ def test_tagged_fields_are_tagged_in_all_their_versions() -> None:
 
     for layout in layouts():
         check(layout.message.fields)
+
+
+def test_a_struct_has_all_versions_of_its_fields() -> None:
+    """So who looks for a field of some version need not look at the structs around it."""
+
+    def check(fields: tuple[Field, ...], around: range) -> int:
+        for field in fields:
+            assert {*field.versions} & {*message.versions} <= {*around}, (message.name, field.name)
+        return len(fields) + sum(check(field.fields, field.versions) for field in fields)
+
+    checked = 0
+    for message in (
+        *schema().data.values(),
+        *(each for api in schema().apis.values() for each in (api.request, api.response)),
+    ):
+        checked += check(message.fields, message.versions)
+    assert checked > 2000

@@ -164,16 +164,24 @@ def _deletions(api_key: int, fields: tuple[Field, ...], version: int) -> dict[st
     return {path: line for path, line in _DELETED.get(api_key, {}).items() if path in present}
 
 
-def _named_topics(fields: tuple[Field, ...], version: int, above: str = "") -> Iterator[tuple[str, str]]:
-    """Arrays whose elements have both an id and a name of a topic, each with the path of the name."""
+def _arrays(fields: tuple[Field, ...], above: str, version: int) -> Iterator[tuple[str, set[str]]]:
+    """Arrays, each with the names of its elements' fields in this version: none if it lacks the array.
+
+    A struct has all versions of its fields.
+    """
     for field in fields:
-        if version in field.versions and field.is_struct:
-            path = join(above, field.name)
-            members = {member.name for member in field.fields if version in member.versions}
-            for name in _NAMES:
-                if field.is_array and {name, "topicId"} <= members:
-                    yield path, join(path, name)
-            yield from _named_topics(field.fields, version, path)
+        path = join(above, field.name)
+        if field.is_array:
+            yield path, {member.name for member in field.fields if version in member.versions}
+        yield from _arrays(field.fields, path, version)
+
+
+def _named_topics(fields: tuple[Field, ...], version: int) -> Iterator[tuple[str, str]]:
+    """Arrays whose elements have both an id and a name of a topic, each with the path of the name."""
+    for path, members in _arrays(fields, "", version):
+        for name in _NAMES:
+            if {name, "topicId"} <= members:
+                yield path, join(path, name)
 
 
 def _session(fields: tuple[Field, ...], version: int) -> dict[str, str]:
@@ -190,15 +198,9 @@ def _session(fields: tuple[Field, ...], version: int) -> dict[str, str]:
     return {path: line for path, line in kept.items() if path in present}
 
 
-def _partition_arrays(fields: tuple[Field, ...], version: int, above: str = "") -> Iterator[str]:
+def _partition_arrays(fields: tuple[Field, ...], version: int) -> Iterator[str]:
     """Arrays whose elements are topic-partitions."""
-    for field in fields:
-        if version in field.versions and field.is_struct:
-            path = join(above, field.name)
-            members = {member.name for member in field.fields if version in member.versions}
-            if field.is_array and members & _INDEXES:
-                yield path
-            yield from _partition_arrays(field.fields, version, path)
+    return (path for path, members in _arrays(fields, "", version) if members & _INDEXES)
 
 
 def _attributes(fields: tuple[Field, ...], version: int, arrays: set[str]) -> Iterator[tuple[str, str]]:
