@@ -215,8 +215,9 @@ def test_sessions_that_were_muted_apart_from_what_waits_stand_alike() -> None:
     def muted(made: Dialogue) -> Any:
         return made.session.snapshot[-1]
 
-    assert muted(talk(0, 0)) == muted(talk(5, 0)) == []  # over before the request began
+    assert muted(talk(0, 0)) == muted(talk(5, 0)) == muted(talk(999)) == []  # over before the request began
     begun = 1_001 * MS
+    assert muted(talk(1_000)) == [(begun, 1_002 * MS)]
     (late,) = muted(talk(0, 5_000))
     assert late[0] == begun and late[1] == (4 + 5_000) * MS
     assert muted(talk(5_000, 0)) == [(begun, (2 + 5_000) * MS)]
