@@ -221,3 +221,60 @@ def test_sessions_that_were_muted_apart_from_what_waits_stand_alike() -> None:
     (late,) = muted(talk(0, 5_000))
     assert late[0] == begun and late[1] == (4 + 5_000) * MS
     assert muted(talk(5_000, 0)) == [(begun, (2 + 5_000) * MS)]
+
+
+def test_what_another_reader_has_read_is_counted() -> None:
+    session = captured().session
+    session.passed(5, (100, 200), 77)
+    session.passed(2, (10, 20), 99)
+    assert (session.number, session.completed, session.received_bytes) == (7, [7, 7], (110, 220))
+    assert session.free_at == session.waits_since_ns == 99 and session.oldest_number == 7
+
+
+def test_the_oldest_that_waits_is_known_in_each_state() -> None:
+    """Of what is pending, of a request in transit, and of an answer in transit, whose request is pending no more."""
+    talk = captured()
+    session, ask, reply = talk.session, request(METADATA, 9, 1), response(METADATA, 9, 1, {"clusterId": "c" * 90})
+
+    def oldest() -> tuple[int, int]:
+        return session.oldest_number, session.waits_since_ns // MS
+
+    assert oldest() == (0, 0)
+    talk.client(ask[:30])
+    assert oldest() == (0, 1)
+    talk.client(ask[30:] + request(METADATA, 9, 2))
+    assert oldest() == (0, 1)
+    talk.broker(reply[:60])
+    assert oldest() == (0, 1) and len(session.pending) == 1
+    talk.broker(reply[60:])
+    assert oldest() == (1, 2)
+    talk.broker(response(METADATA, 9, 2))
+    assert oldest() == (2, 5) and session.free_at == 5 * MS
+
+
+def test_the_snapshot_of_a_session_says_where_it_stands() -> None:
+    """Equal for equal positions whatever came before; different after each byte of a header, and with each request."""
+    ask, reply = request(METADATA, 9, 1), response(METADATA, 9, 1, {"clusterId": "c" * 90})
+
+    def snapshots(before: int) -> list[Any]:
+        talk = captured()
+        for _ in range(before):
+            talk.client(request(METADATA, 9, 1)).broker(response(METADATA, 9, 1))
+        talk.now = 1_000 * MS
+        talk.client(request(METADATA, 9, 1)).broker(response(METADATA, 9, 1))
+        found = [talk.session.snapshot]
+        for side, data in ((CLIENT, ask), (BROKER, reply)):
+            for at in range(len(data)):
+                talk.says(side, data[at : at + 1])
+                found.append(talk.session.snapshot)
+        return found
+
+    first, again = snapshots(0), snapshots(9)
+    assert first == again and len(first) == 1 + len(ask) + len(reply)
+    assert all(one is not None for one in first)
+    assert all(one != other for place, one in enumerate(first) for other in first[:place])
+    talk = captured().client(ask)
+    whole = talk.session.snapshot
+    assert whole is not None and talk.gap(BROKER, 5).session.snapshot is None  # it seeks a frame
+    assert captured().client(request(17, 0, 1, {"mechanism": "PLAIN"})).session.snapshot is None
+    assert captured().close(CLIENT).session.snapshot is None
