@@ -135,7 +135,7 @@ def find_answer(data: bytes, segment: int, waiting: Set[int]) -> int:
     for correlation_id in waiting:
         pattern = correlation_id.to_bytes(4, signed=True)
         at = data.find(pattern, 4)
-        while at >= 0:
+        while at != -1:
             pos = at - 4
             if (
                 (best < 0 or pos < best)

@@ -313,6 +313,18 @@ def test_a_change_of_state_costs_as_much_as_eight_frames_and_what_was_read(token
     assert talk.sasl_tokens == 1 and talk.completed[CLIENT] == FRAMES_PER_CALL - work
 
 
+@pytest.mark.parametrize(("token_bytes", "is_read"), [(748, True), (764, False)])
+def test_what_uses_up_the_work_of_a_call_leaves_the_rest_for_the_next(token_bytes: int, is_read: bool) -> None:
+    """Two changes, 16 frames, and 47 or 48 for what was read: the beginning of a header is looked at, or waits."""
+    talk = session()
+    head = request(12, 4, 1)[:8]
+    talk.receive(CLIENT, memoryview(sized(b"\x60\x82" + bytes(token_bytes - 2)) + head), 1)
+    assert talk.states[CLIENT] == ("framed, header" if is_read else "framed")
+    assert (talk.backlog[CLIENT] is None) == is_read
+    talk.resume(CLIENT, 1)
+    assert talk.states[CLIENT] == "framed, header" and talk.missing(CLIENT) == 4
+
+
 def replaced(exchange: Exchange, frame: memoryview) -> bytes:
     return bytes(frame)
 
