@@ -4,7 +4,7 @@ import struct
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from uuid import UUID
 
 import pytest
@@ -342,6 +342,16 @@ def test_a_request_says_its_api_in_four_bytes(read: Callable[[bytes], object]) -
             read(bytes(size))
     with pytest.raises(Unsupported, match="API key 1000"):
         read(b"\x03\xe8\0\0")
+
+
+@pytest.mark.parametrize("key, version", [(3, 256), (3, -1), (259, 0), (-253, 0), (3, 268), (3, -244)])
+def test_an_api_and_a_version_have_two_bytes_each(key: int, version: int) -> None:
+    """And are signed: the last byte alone would be a known one."""
+    frame = key.to_bytes(2, signed=True) + version.to_bytes(2, signed=True) + bytes(40)
+    said = f"Metadata version {version} is not known" if key == 3 else f"API key {key} is not known"
+    for read in (codec.decode_request, codec.decode_flat_request, partial(sliced, codec.request_in_slices)):
+        found = outcome(read, frame)
+        assert isinstance(found, tuple) and found[0] is Unsupported and said in str(found[1])
 
 
 def test_what_is_not_known() -> None:
