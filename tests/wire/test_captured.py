@@ -278,3 +278,24 @@ def test_the_snapshot_of_a_session_says_where_it_stands() -> None:
     assert whole is not None and talk.gap(BROKER, 5).session.snapshot is None  # it seeks a frame
     assert captured().client(request(17, 0, 1, {"mechanism": "PLAIN"})).session.snapshot is None
     assert captured().close(CLIENT).session.snapshot is None
+
+
+def test_what_can_be_no_request_is_not_taken_for_one() -> None:
+    """A live connection leaves that to the broker; in a capture a byte before it may be damaged."""
+    odd = b"\0\0\0\x20\0\x0c\0\x04" + (2).to_bytes(4) + (200).to_bytes(2) + bytes(22)  # a client id longer than itself
+    for talk, believed in ((captured(), 1), (Dialogue(), 2)):
+        talk.client(request(12, 4, 1)).client(odd)
+        assert len(talk.session.pending) == believed
+    foreign = foreign_request(120, 3, 2, b"\0\5other")  # an API that nobody knows, under another name
+    for behind, believed in ((b"", 2), (b"\xee" * 20, 1)):
+        talk = captured().client(request(12, 4, 1)).client(foreign + behind)
+        assert len(talk.session.pending) == believed
+
+
+def test_tokens_of_a_capture_do_not_wait_for_their_replies() -> None:
+    """They were sent already, and replies may be missing, or come later in the capture."""
+    token = b"\0\0\0\5token"
+    for talk, read, state in ((captured(), 2, "raw"), (Dialogue(), 1, "raw, waiting")):
+        talk.client(request(17, 0, 1, {"mechanism": "SCRAM-SHA-256"}))
+        talk.broker(response(17, 0, 1, {"mechanisms": ["SCRAM-SHA-256"]})).client(token * 2)
+        assert (talk.session.sasl_tokens, talk.session.states[CLIENT]) == (read, state)
