@@ -486,3 +486,17 @@ def test_an_instance_id_that_two_clients_used_first_at_one_time_stays_with_the_o
     for second, value in (("a", 1.0), ("thief", 1.0)):
         pushes = _pushes([client("a", 9, 1.0), client(second, 9, 2.0)])
         assert [*pushes.clients[UUID(int=7)].values.values()] == [value]
+
+
+def test_names_of_topics_add_up_whoever_reports_them():
+    """Each worker has seen other answers; of an id that both name the newer report counts."""
+    shared, of_main = Shared(Metrics()), (NAMES, "main")
+    first, second, third = UUID(int=1), UUID(int=2), UUID(int=3)
+    shared._learn(of_main, {first: "a", second: "b"})
+    assert shared._latest[of_main] == {first: "a", second: "b"}
+    shared._learn(of_main, {second: "c", third: "d"})
+    shared._learn((NAMES, "other"), {first: "x"})
+    assert shared._latest[of_main] == {first: "a", second: "c", third: "d"}
+    assert shared._latest[NAMES, "other"] == {first: "x"}
+    assert shared._named("main", (third, 5)) == ("d", 5) and shared._named("main", ("t", 5)) == ("t", 5)
+    assert shared._named("other", (third, 5)) == (third, 5)
