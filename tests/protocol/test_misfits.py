@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from kproxy.errors import Malformed
 from kproxy.protocol.codec import decode_request, encode_request, encode_response
-from kproxy.protocol.schema import schema
+from kproxy.protocol.misfits import misfit
+from kproxy.protocol.schema import Field, schema
 
 METADATA = {"requestApiKey": 3, "requestApiVersion": 12, "correlationId": 7, "clientId": "mine"}
 WRONG = (None, "x", 5, -1, 1 << 70, 1.5, b"x", [], {}, [None], ["x"], [5], {"a": 1}, True, uuid.UUID(int=1), "\ud800")
@@ -139,3 +140,13 @@ def test_of_a_value_40_characters_are_shown():
         with pytest.raises(Malformed) as fault:
             encode_request(METADATA, {"topics": "x" * size})
         assert f"topics: {shown} is no list" in str(fault.value)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("uint16", (1 << 16) - 1), ("uint32", (1 << 32) - 1)])
+def test_a_number_without_a_sign_begins_at_0(kind, most):
+    field = Field("port", kind, range(1), range(0), None, range(0), 0, (), True)
+    for value in (0, 1, most):
+        assert misfit((field,), 0, {"port": value}) is None
+    for value in (-1, most + 1):
+        assert misfit((field,), 0, {"port": value}) == f"port: {value} does not fit {kind}, which is from 0 to {most}"
+    assert misfit((field,), 1, {"port": -1}) is None  # a version without the field
