@@ -304,6 +304,21 @@ def test_api_versions_of_error_35_is_read_for_a_version_that_nobody_here_knows(l
         codec.decode_response(codec.encode_response(18, layout, {"correlationId": 3}, {"errorCode": 0}), 18, 99)
 
 
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b"\0\x23", (-1, 35, (35,), False)),
+        (b"\0\x23more", (-1, 35, (35,), False)),
+        (b"\0\x23"[:1], (-1, None, (), False)),
+        (b"\0\x24", (-1, None, (), False)),
+        (b"\1\x23", (-1, None, (), False)),
+        (b"", (-1, None, (), False)),
+    ],
+)
+def test_of_an_api_versions_that_nobody_here_knows_only_error_35_is_read(body: bytes, found: tuple) -> None:
+    assert codec.scan_unknown_api_versions(b"????" + body + b"\0\x23", 4, 4 + len(body)) == found
+
+
 @pytest.mark.parametrize("version", schema().apis[18].response.versions)
 @pytest.mark.parametrize("count", [0, 1, 130])
 def test_api_versions_of_error_35_is_read_in_the_version_asked_for_too(version: int, count: int) -> None:
