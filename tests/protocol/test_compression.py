@@ -10,6 +10,7 @@ from pathlib import Path
 
 import lz4.frame
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -203,6 +204,23 @@ def test_frames_without_end_are_refused(codec):
     assert decompress(codec, compress(codec, b"x") * 1024) == b"x" * 1024
     with pytest.raises(Malformed, match="more than 1024 frames"):
         decompress(codec, compress(codec, b"x") * 1025)
+
+
+def test_frames_have_the_form_that_javas_client_gives_them():
+    """LZ4 with blocks of their own and no size, Zstandard without the content's size, Snappy in blocks of 32 KiB."""
+    for magic in (0, 1, 2):
+        for size in (0, 100, 1 << 17):
+            flags = compress(LZ4, bytes(size), magic=magic)[4]
+            assert flags >> 6 == 1 and flags & 0x20 and not flags & 0x08
+    assert zstandard.get_frame_parameters(compress(ZSTD, b"x" * 100)).content_size == zstandard.CONTENTSIZE_UNKNOWN
+    assert compress(GZIP, b"x")[:3] == b"\x1f\x8b\x08"
+    for size, blocks in ((0, 0), (1, 1), (32_768, 1), (32_769, 2), (100_000, 4)):
+        framed = compress(SNAPPY, bytes(size))
+        assert framed[:16] == b"\x82SNAPPY\0" + b"\0\0\0\1" * 2
+        at, found = 16, 0
+        while at < len(framed):
+            at, found = at + 4 + int.from_bytes(framed[at : at + 4]), found + 1
+        assert (at, found) == (len(framed), blocks)
 
 
 @pytest.mark.parametrize(("window", "is_read"), [(17 << 3, True), (17 << 3 | 1, False), (18 << 3, False)])
