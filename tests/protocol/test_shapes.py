@@ -109,3 +109,13 @@ def test_a_shape_has_so_many_ranges_and_no_byte_behind_its_frame():
     assert reads([2 * number for number in range(shapes.FIELDS + 1)], times) > never
     assert reads([0, 199], times) == learnt and reads([0, 200], times) > never
     assert reads([0], shapes.LEARN_EVERY - 1) == shapes.LEARN_EVERY - 1
+
+
+def test_what_is_not_wanted_is_malformed_and_never_remembered():
+    """Of small answers only those without an error are wanted: any other is read again, by who can tell more."""
+    scan = codec.response_scan(12, 4)
+    alike = shapes.remembered(scan, lambda found: not found[2])
+    frames = {code: codec.encode_response(12, 4, {"correlationId": 1}, {"errorCode": code}) for code in (0, 27)}
+    for _ in range(3 * shapes.LEARN_EVERY):
+        assert alike(frames[0], 4, len(frames[0])) == (0, 0, (), False)
+        assert said(alike, frames[27]) == "not what the caller wants"
