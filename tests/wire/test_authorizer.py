@@ -245,6 +245,13 @@ def test_an_answer_of_ours_is_the_frame_of_its_body_and_its_error_is_told(code: 
     assert said == Answer(response(HEARTBEAT, 4, 7, {"errorCode": code, "throttleTimeMs": 3}), (code,) if code else ())
 
 
+def test_an_answer_of_ours_without_an_error_of_its_own_tells_none() -> None:
+    """A Metadata has one of each topic alone; a body may leave its own out."""
+    for key, body in ((METADATA, {"brokers": []}), (HEARTBEAT, {})):
+        exchange = Exchange(interest().plan(key << 16 | 4), 7, 0, 0, 20, 0)
+        assert answered(exchange, body) == Answer(response(key, 4, 7, body), ())
+
+
 def test_a_decision_costs_by_the_length_of_the_request_and_little_by_that_of_records() -> None:
     """Four frames, one more for each 256 bytes, and for each 4 KiB of a Produce: how many are decided in a call."""
     records = [{"name": "t", "partitionData": [{"index": 0, "records": bytes(4096)}]}]

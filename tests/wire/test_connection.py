@@ -21,6 +21,7 @@ def test_the_id_is_of_both_ends_and_the_first_moment_alone() -> None:
     """A capture may be renamed, the broker's id be learnt later; whether kproxy ends TLS is known live alone."""
     fresh = replace(INFO)
     assert fresh.id == INFO.id and fresh == INFO == replace(INFO)  # an id that was computed is no difference
+    assert hash(fresh) == hash(replace(INFO)) and " _id=" not in repr(INFO) and not INFO.ends_tls
     for field in fields(INFO):
         if field.init:
             value = getattr(INFO, field.name)
