@@ -69,10 +69,7 @@ def _blank(records: Buffer, allowance: Allowance, *, is_inner: bool) -> bytes:
         out += _batch(header, view[pos:end], allowance)
     if end < len(view):  # a Fetch may end in an incomplete batch
         cut = view[end:]
-        magic = cut[16] if len(cut) > 16 else 2
-        head = cut[: _CONTENT_AT[magic] if magic < len(_CONTENT_AT) else 0]
-        if read_header(cut, 0, len(cut)) is None:
-            head = cut[:16]
+        head = cut[:16] if read_header(cut, 0, len(cut)) is None else cut[: _CONTENT_AT[cut[16]]]
         out += bytes(head) + bytes(len(cut) - len(head))
     return bytes(out)
 
