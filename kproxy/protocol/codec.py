@@ -222,7 +222,7 @@ def data_in_slices(name: str, frame: Buffer) -> Slices[Body]:
 def encoded_in_slices(name: str, version: int, body: Body) -> Slices[bytes]:
     """Encode a message that begins with its version, like `encode_data`. Raises the same faults."""
     written = yield from _sliced_writer(name, version)(body)
-    return version.to_bytes(_message(name).version_bytes, "big", signed=True) + written
+    return version.to_bytes(_message(name).version_bytes) + written
 
 
 def encode_data(name: str, version: int, body: Body) -> bytes:
