@@ -12,7 +12,7 @@ from typing import Any
 
 from kproxy.analysis.engine import Frame, ask, rows
 from kproxy.analysis.findings.causes import DOWN
-from kproxy.analysis.findings.failures import REFUSED, topics_not_given
+from kproxy.analysis.findings.failures import REFUSED, RETRIED_KINDS, topics_not_given
 from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding
 from kproxy.analysis.lags import TABLES as OF_LAG
 from kproxy.analysis.lags import group_lag_while_active
@@ -31,15 +31,17 @@ STANDSTILLS = {
     "client_timeouts": "longest_wait_ns",
     "producers_standing_still": "longest_ns",
     "late_answers": "longest_ns",
+    "session_expired": "silent_ns",
 }
 # Kinds that users of the cluster feel; the others are advice.
 FELT = (
     *("broker_gone", "broker_standing_still", "all_brokers_silent", "coordinator_lost", "offline_partitions"),
     *("broker_absent", "broker_paused", "not_enough_replicas"),
     *("connects_failed", "tls_failed", "unanswered", "client_timeouts", *REFUSED, "reconnect_storm", "late_answers"),
-    *("producers_standing_still", "records_lost", "records_given_up", "doubtful_records"),
+    *("topic_deleted", "producers_standing_still", "records_lost", "records_given_up", "doubtful_records"),
     "resent_not_idempotent",
     *("open_transaction", "stuck_stable_offset", "stopped_fetching", "growing_lag", "rebalance_storm"),
+    "session_expired",
     *("slow_broker", "throttled"),
 )
 # Kinds worth a word where they are not found, with the APIs without which there is nothing to check.
@@ -95,6 +97,7 @@ class Figures:
     behind_uncommitted: int  # partitions of its topics without a commit of that group: not in its lag
     behind_fetched: int  # those of them that its clients fetched
     behind_fetched_records: int | None  # their lag by these fetches
+    retried: int = 0  # of `refused`: requests that clients send again by themselves, as when leaders move
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def verdict(tables: Mapping[str, Frame], findings: Sequence[Finding], lags: Fram
     """The verdict over TABLES and their findings. lags: those of `lags_of`, if they are computed already."""
     (requests, answered, left_out, p99_ns), *_ = rows(_counted(tables))
     ((unanswered,),) = rows(ask(_only(tables, "exchanges", "connections"), **missed_answers(), answer=_MISSED))
-    ((refused, with_errors),) = rows(_refused(tables))
+    ((refused, retried, with_errors),) = rows(_refused(tables))
     behind = next(rows(_behind(lags_of(tables) if lags is None else lags)), (None, None, 0, 0, None))
     longest_ns, where = max(_standstills(findings), default=(None, None), key=lambda each: each[0] or 0)
     records, group, uncommitted, fetched, fetched_records = behind
@@ -173,6 +176,7 @@ def verdict(tables: Mapping[str, Frame], findings: Sequence[Finding], lags: Fram
         uncommitted or 0,
         fetched or 0,
         fetched_records,
+        retried,
     )
     return Verdict(figures, findings)
 
@@ -199,12 +203,16 @@ def _counted(tables: Mapping[str, Frame]) -> Frame:
 
 def _refused(tables: Mapping[str, Frame]) -> Frame:
     errors = ", ".join(literal(error) for several in REFUSED.values() for error in several)
+    for_good = ", ".join(
+        literal(error) for kind, several in REFUSED.items() if kind not in RETRIED_KINDS for error in several
+    )
     keys = ", ".join(KEYS)
     same = " and ".join(f"e.{key} = i.{key}" for key in KEYS)
     return ask(
         _only(tables, "exchanges", "partitions", "topology"),
         inside=f"""
-            select distinct {keys}, 1 as is_in from partitions where direction = 'response' and error in ({errors})""",
+            select {keys}, 1 as is_in, max(case when error in ({for_good}) then 1 else 0 end) as for_good
+            from partitions where direction = 'response' and error in ({errors}) group by {keys}""",
         **topics_not_given(),
         to_whom="select distinct cluster, client, true as has_none from not_given",
         failed=f"""
@@ -213,6 +221,9 @@ def _refused(tables: Mapping[str, Frame]) -> Frame:
         answer=f"""
             select count_if(coalesce(e.error in ({errors}), false) or i.is_in = 1
                     or e.api = 'Metadata' and coalesce(n.has_none, false)) as refused,
+                count_if(coalesce(e.error in ({errors}), false) and e.error not in ({for_good})
+                        and coalesce(i.for_good, 0) = 0
+                    or coalesce(e.error, 'NONE') = 'NONE' and i.for_good = 0) as retried,
                 count(*) as with_errors
             from failed e left join inside i on {same}
             left join to_whom n on n.cluster is not distinct from e.cluster and n.client = e.client""",
@@ -241,6 +252,7 @@ def _behind(lags: Frame) -> Frame:
 def _standstills(findings: Sequence[Finding]) -> Iterator[tuple[int, str]]:
     for root in findings:
         for one in (root, *root.consequences):
-            value = dict(one.evidence).get(STANDSTILLS.get(one.kind, ""))
+            of = dict(one.evidence)
+            value = of.get("away_ns", of.get(STANDSTILLS.get(one.kind, "")))
             if value:
                 yield value, one.where

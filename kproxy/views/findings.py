@@ -14,7 +14,8 @@ import click
 from rich.console import Console
 
 from kproxy.analysis.findings import KINDS, THRESHOLDS, Finding, Kind, Threshold
-from kproxy.analysis.findings.kinds import LARGEST, NAMED, SUMMED, outcome
+from kproxy.analysis.findings.kinds import LARGEST, SUMMED
+from kproxy.analysis.findings.together import merged
 from kproxy.views import answers, units
 
 NOTHING = "Nothing stands out."
@@ -46,10 +47,18 @@ def sentence(finding: Finding) -> str:
     words = [_least(evidence)]
     kind = KINDS[finding.kind]
     says = kind.says if "asked" in evidence else kind.says_part
+    if "times" in evidence and kind.says_again is not None:
+        says = kind.says_again
     has_all = all(name in evidence for _, name, _, _ in Formatter().parse(says) if name is not None)
     words.append(_filled(says if has_all or kind.says_live is None else kind.says_live, evidence))
     if evidence.get("of_connections_time_share"):
         words.append(f" ({value('time_share', evidence['of_connections_time_share'])} of their time)")
+    if evidence.get("away_ns") is not None:
+        words.append(
+            f"; known to be away for {value('away_ns', evidence['away_ns'])}: no client asked for it afterwards"
+        )
+    if evidence.get("deleted_by"):
+        words.append(f"; deleted by client {evidence['deleted_by']}")
     if evidence.get("unknown_partitions"):
         of = f"{evidence['unknown_partitions']} of its partitions"
         words.append(f" at least: it is not known of {of}, since {evidence['unknown']}")
@@ -263,24 +272,7 @@ def _when(several: Sequence[Finding], cause_ns: int | None) -> str:
 
 
 def _together(several: Sequence[Finding]) -> Finding:
-    """Merge findings of one kind: the sum of counts, the longest time, all APIs; other numbers are the first one's."""
-    numbers = [dict(one.evidence) for one in several]
-    told = {name: value for each in reversed(numbers) for name, value in each.items()}
-    for name in told:
-        values = [each[name] for each in numbers if each.get(name) is not None]
-        if name in SUMMED:
-            told[name] = sum(values)
-        elif name in LARGEST:
-            told[name] = max(values)
-        elif name in (*NAMED, "api") or (name == "clients" and isinstance(values[0], str)):
-            told[name] = ", ".join(sorted({each for value in values for each in value.split(", ")}))
-    if any("asked" not in each for each in numbers):
-        told.pop("asked", None)
-    if "outcome" in told:
-        told["outcome"] = outcome(told)
-    if len({each.get("happened") for each in numbers}) > 1:
-        told.pop("happened", None)
-    return several[0]._replace(evidence=tuple(told.items()))
+    return several[0]._replace(evidence=tuple(merged(several).items()))
 
 
 def _paragraph(head: str, text: str, width: int) -> Iterator[str]:

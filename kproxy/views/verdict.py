@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from kproxy.analysis.findings import KINDS, Finding
-from kproxy.analysis.verdict import FAILURES, Verdict
+from kproxy.analysis.verdict import FAILURES, Figures, Verdict
 from kproxy.views import findings, units
 from kproxy.views.terminal import printable
 
@@ -32,11 +32,15 @@ _CLAUSES: Mapping[str, Callable[[Finding], str]] = {
     ),
     "broker_absent": lambda one: f"{_broker(one)} was not there from the capture's beginning, {_absent(one)}",
     "broker_standing_still": lambda one: f"{_broker(one)} stood still for {_gone(one)}",
-    "broker_paused": lambda one: f"{_broker(one)} paused for {_time(one, 'paused_ns')}",
+    "broker_paused": lambda one: _paused(one),
     "all_brokers_silent": lambda one: f"{one.where} answered nothing for {_time(one, 'silent_ns')} at once",
     "coordinator_lost": lambda one: f"{one.where} was not served by its coordinator for {_time(one, 'outage_ns')}",
     "open_transaction": lambda one: (
         f"{one.where.split(', client')[0]} left a transaction open for {_time(one, 'open_ns')}"
+    ),
+    "topic_deleted": lambda one: (
+        f"{one.where} was deleted while {_number(dict(one.evidence)['clients'])} "
+        f"{_plural('client', dict(one.evidence)['clients'])} used it"
     ),
     "producers_standing_still": lambda one: _still(one),
     "offline_partitions": lambda one: (
@@ -63,7 +67,7 @@ def sentence(verdict: Verdict) -> str:
     said = [printable(_clause(one, one.cluster != of)) for one, of in zip(shown, before, strict=False)]
     failed = figures.unanswered + figures.refused
     if not said:
-        said = [f"{failed:,} of {figures.requests:,} requests failed" if failed else "Nothing failed"]
+        said = [_without_cause(figures, failed)]
         said += [f"{_count(verdict.total, 'finding')} to note"] if verdict.total else ["nothing stands out"]
     left = len(chosen) - CAUSES_SAID
     if left > 0:
@@ -71,6 +75,17 @@ def sentence(verdict: Verdict) -> str:
         said += _larger_loss(shown, chosen[CAUSES_SAID:])
     text = "; ".join(said)
     return f"{text[0].upper()}{text[1:]}.{_rigid(verdict)}"
+
+
+def _without_cause(of: Figures, failed: int) -> str:
+    """Return the number of requests that failed, where no finding says why."""
+    if not failed:
+        return "Nothing failed"
+    text = f"{failed:,} of {of.requests:,} requests failed"
+    if not of.retried:
+        return text
+    which = "which" if of.retried == failed else f"{of.retried:,} of which"
+    return f"{text}, {which} clients send again by themselves, as when leaders move"
 
 
 def _kinds(others: Sequence[Finding]) -> str:
@@ -96,7 +111,10 @@ def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
     of = verdict.figures
     failed = of.unanswered + of.refused
     share = f" ({failed / of.requests:.1%})" if of.requests and failed else ""
-    parts = f"{of.unanswered:,} unanswered, {of.refused:,} refused" if failed else "all were answered, none refused"
+    again = f" ({of.retried:,} for clients to send again)" if of.retried else ""
+    parts = (
+        f"{of.unanswered:,} unanswered, {of.refused:,} refused{again}" if failed else "all were answered, none refused"
+    )
     parts += (
         f"; {of.everyday:,} {'answer' if of.everyday == 1 else 'answers'} with errors of rebalances and elections apart"
         if of.everyday
@@ -257,8 +275,17 @@ def _broker(one: Finding) -> str:
     return one.where if number is None else f"broker {number}"
 
 
+def _paused(one: Finding) -> str:
+    """Return how long a broker paused, or how often and how long brokers did."""
+    times = dict(one.evidence).get("times")
+    often = "" if times is None or "broker" not in dict(one.place) else f" {_number(times)} times"
+    return f"{_broker(one)} paused{often} for {'' if times is None else 'up to '}{_time(one, 'paused_ns')}"
+
+
 def _gone(one: Finding) -> str:
     time = _time(one, "silent_ns")
+    if "away_ns" in dict(one.evidence):
+        time = f"{_time(one, 'away_ns')} to {time}"
     return time if dict(one.evidence).get("is_back") else f"{time}, up to the end"
 
 

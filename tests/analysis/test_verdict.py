@@ -13,14 +13,18 @@ from kproxy.analysis.lags import group_lag_while_active
 from kproxy.analysis.verdict import verdict
 from kproxy.cli.asking import show_overview
 from kproxy.views.answers import dicts
+from kproxy.views.findings import sentence as found_in_words
 from kproxy.views.verdict import EVENTS_SAID, as_dict, counted, figures, more_events, sentence, timeline
 from tests.analysis.findings import made
 
 NS = 10**9
 
 
-def outage(place, also=lambda table: None):
-    """Broker 2 is gone from 20 s to 32 s, and what it was asked in the second before is never answered."""
+def outage(place, also=lambda table: None, tried_s=()):
+    """Broker 2 is gone from 20 s to 32 s, and what it was asked in the second before is never answered.
+
+    tried_s: when clients connect to it meanwhile, in vain.
+    """
     table = made.Made()
     for number in range(400):
         at_s = number / 10
@@ -49,8 +53,52 @@ def outage(place, also=lambda table: None):
                 close="fin",
                 start_seen=True,
             )
+    for at_s in tried_s:
+        at_ns = made.START_NS + round(at_s * NS)
+        refused = {"start_ns": at_ns, "end_ns": at_ns, "close": "refused", "start_seen": True}
+        refused |= {"broker_address": "10.0.1.2", "broker_port": 9092, "broker_id": 2, "client_address": "10.0.0.1"}
+        table.add("connections", at_s, connection=10, **refused)
     also(table)
     return table.write(place)
+
+
+@pytest.mark.parametrize(
+    ("tried_s", "said"), [((25, 31.5), "13.1 s"), ((25,), "6.10 s to 13.1 s"), ((), "999 ms to 13.1 s")]
+)
+def test_an_outage_that_nobody_asked_about_at_its_end_is_told_by_its_least_and_its_most(tmp_path, tried_s, said):
+    with Tables(outage(tmp_path / "tables", tried_s=tried_s)) as tables:
+        found = findings(tables, limits({"unanswered_min": 5}))
+        answer = verdict(tables, found)
+    assert sentence(answer).startswith(f"Broker 2 was gone for {said}: ")
+    assert {name: figure for name, figure, _ in figures(answer)}["stood still"] == said.partition(" to ")[0]
+    (gone,) = [one for one in found if one.kind == "broker_gone"]
+    assert ("no client asked for it afterwards" in found_in_words(gone)) == (" to " in said)
+
+
+def test_a_second_outage_does_not_inherit_the_elections_of_the_first(tmp_path):
+    """Broker 2 is killed twice within half a minute, and leads nothing the second time."""
+
+    def again(table):
+        for partition in range(3):
+            for at_s, leader in ((1, 2), (25, 1)):
+                row = {"topic": "orders", "partition": partition, "leader": leader, "change": "elected"}
+                table.add("leadership", at_s, **row, time_ns=made.START_NS + at_s * NS)
+        for number in range(400, 800):
+            at_s = number / 10
+            at_ns = made.START_NS + round(at_s * NS)
+            for broker in (1, 3) if 45 <= at_s < 60 else (1, 2, 3):
+                times = {"request_start_ns": at_ns, "request_end_ns": at_ns}
+                times |= {"response_start_ns": at_ns + made.MS, "response_end_ns": at_ns + made.MS}
+                if broker == 2 and 44 <= at_s < 45:
+                    times |= {"outcome": "unanswered", "response_start_ns": None, "response_end_ns": None}
+                table.exchange("writer", "Produce", at_s, broker=broker, acks=-1, **times)
+        link = {"start_ns": made.START_NS + 32 * NS, "end_ns": made.START_NS + 45 * NS, "close": "fin"}
+        link |= {"broker_address": "10.0.1.2", "broker_port": 9092, "broker_id": 2, "client_address": "10.0.0.1"}
+        table.add("connections", 32, connection=20, start_seen=True, **link)
+
+    with Tables(outage(tmp_path / "tables", again)) as tables:
+        gone = [one for one in findings(tables) if one.kind == "broker_gone"]
+    assert len(gone) == 2 and not any(one.is_controlled_shutdown for one in gone)
 
 
 def test_a_broker_that_was_gone_is_said_first_with_what_failed(tmp_path):
@@ -59,12 +107,12 @@ def test_a_broker_that_was_gone_is_said_first_with_what_failed(tmp_path):
         said = verdict(tables, found)
     (gone,) = [one for one in found if one.kind == "broker_gone"]
     assert [one.kind for one in gone.consequences] == ["unanswered"]
-    assert sentence(said) == "Broker 2 was gone for 13.1 s: 10 requests failed."
+    assert sentence(said) == "Broker 2 was gone for 999 ms to 13.1 s: 10 requests failed."
     assert (said.figures.requests, said.figures.unanswered, said.figures.refused) == (1080, 10, 0)
     assert said.figures.left_out == 10 and said.figures.answered == 1070
     told = {name: (figure, of) for name, figure, of in figures(said)}
     assert told["failed"] == ("10 of 1,080 requests (0.9%)", "10 unanswered, 0 refused")
-    assert told["stood still"] == ("13.1 s", "broker 2 (10.0.1.2:9092)")
+    assert told["stood still"] == ("999 ms", "broker 2 (10.0.1.2:9092)")
     assert "10 requests without an answer not included" in told["p99"][1]
     assert counted(said, 0).startswith(f"{said.total} finding") and "1 more follow" in counted(said, 0)
     assert as_dict(said)["sentence"] == sentence(said) and as_dict(said)["figures"]["unanswered"] == 10
@@ -88,7 +136,7 @@ def test_a_broker_that_handed_its_leaders_over_was_stopped_in_order(tmp_path, be
     how = "after a controlled shutdown" if is_in_order else "at once, before others led its partitions"
     assert dict(gone.evidence)["end"] == f"connections closed {how}, 1 by FIN"
     assert ("This was a controlled shutdown" in gone.change) == (
-        "Broker 2 was away for 13.1 s after a controlled shutdown" in sentence(said)
+        "Broker 2 was away for 999 ms to 13.1 s after a controlled shutdown" in sentence(said)
     )
     assert ("out-of-memory" in gone.change) != is_in_order
 
@@ -175,7 +223,7 @@ def test_requests_are_counted_to_an_outage_while_it_lasts(tmp_path):
     counts = {one.kind: dict(one.evidence)["failed"] for one in gone.consequences}
     assert counts["not_enough_replicas"] == dict(later.evidence)["failed"] == 8
     assert later.since_ns >= made.START_NS + 108 * NS
-    assert "Broker 2 was gone for 13.1 s: 18 requests failed" in sentence(said)
+    assert "Broker 2 was gone for 999 ms to 13.1 s: 18 requests failed" in sentence(said)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +357,7 @@ def test_a_timeline_has_what_users_felt_in_the_order_of_time(tmp_path):
     said = replace(said, findings=[gone, lag, advice, *[gone] * 9])
     events = timeline(said)
     times = [f"2026-01-01 00:00:{second}" for second in ("00.0", "18.9")]
-    assert events[:2] == [(times[0], "group g: lag that grows"), (times[1], "broker 2 was gone for 13.1 s")]
+    assert events[:2] == [(times[0], "group g: lag that grows"), (times[1], "broker 2 was gone for 999 ms to 13.1 s")]
     assert len(events) == EVENTS_SAID
     assert more_events(said) == 11 - EVENTS_SAID  # advice is no event
 

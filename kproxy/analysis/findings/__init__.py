@@ -6,7 +6,8 @@
         for found in findings(tables):
             print(found.severity, found.kind, found.where, dict(found.evidence))
 
-Duty: ask every probe its question, judge the rows, fold consequences into their cause (`causes`), and rank.
+Duty: ask every probe its question, judge the rows, fold consequences into their cause (`causes`), take those of
+one matter together (`together`), and rank.
 Refuses to know engines, and how findings look (`views.findings`).
 """
 
@@ -22,19 +23,23 @@ from kproxy.analysis.findings.clients import PROBES as CLIENTS
 from kproxy.analysis.findings.compression import measured
 from kproxy.analysis.findings.connects import PROBES as CONNECTS
 from kproxy.analysis.findings.consuming import PROBES as CONSUMING
+from kproxy.analysis.findings.deletions import PROBES as DELETIONS
 from kproxy.analysis.findings.failures import PROBES as FAILURES
 from kproxy.analysis.findings.finding import SEVERITIES, Finding, Moment, Probe, ranked
 from kproxy.analysis.findings.given_up import PROBES as GIVEN_UP
 from kproxy.analysis.findings.groups import PROBES as GROUPS
 from kproxy.analysis.findings.kinds import KINDS, Kind
+from kproxy.analysis.findings.leaders import PROBES as LEADERS
 from kproxy.analysis.findings.losses import PROBES as LOSSES
 from kproxy.analysis.findings.network import PROBES as NETWORK
 from kproxy.analysis.findings.outages import PROBES as OUTAGES
 from kproxy.analysis.findings.producing import PROBES as PRODUCING
 from kproxy.analysis.findings.redundancy import PROBES as REDUNDANCY
+from kproxy.analysis.findings.sessions import PROBES as SESSIONS
 from kproxy.analysis.findings.silences import PROBES as SILENCES
 from kproxy.analysis.findings.standstills import PROBES as STANDSTILLS
 from kproxy.analysis.findings.thresholds import THRESHOLDS, Limits, Threshold, limits
+from kproxy.analysis.findings.together import together
 from kproxy.analysis.findings.transactions import PROBES as TRANSACTIONS
 from kproxy.errors import KproxyError
 
@@ -50,6 +55,7 @@ PROBES: tuple[Probe, ...] = (
     *REDUNDANCY,
     *CONNECTS,
     *FAILURES,
+    *DELETIONS,
     *PRODUCING,
     *LOSSES,
     *GIVEN_UP,
@@ -57,7 +63,9 @@ PROBES: tuple[Probe, ...] = (
     *CONSUMING,
     *CLIENTS,
     *BALANCE,
+    *LEADERS,
     *GROUPS,
+    *SESSIONS,
     *TRANSACTIONS,
     *NETWORK,
 )
@@ -95,7 +103,8 @@ def findings(
                 found += ((one, moments) for one in probe.judge(row, chosen))
     if any(one.kind == "no_compression" for one, _ in found) and (records := records_of(tables)) is not None:
         found = [(one, moments) for each, moments in found for one in _compressed(each, records, chosen)]
-    return ranked(folded([each for each in found if kinds is None or each[0].kind in kinds]), chosen)
+    alone = folded([each for each in found if kinds is None or each[0].kind in kinds])
+    return ranked(together(alone), chosen)
 
 
 def records_of(tables: Mapping[str, Frame]) -> Frame | None:

@@ -36,7 +36,8 @@ class Edge(NamedTuple):
     """A finding of kind `cause` explains one of kind `consequence` where they share `same` and times lie as `when`.
 
     same: names of places (broker, topic, client, group_id); `held_back`: a reader stands where the last stable offset
-    does; `everywhere`: the consequence is of no single broker; `machine`: listeners of one address.
+    does; `everywhere`: the consequence is of no single broker; `machine`: listeners of one address; `clients`:
+    all of the consequence's are among the cause's.
     """
 
     cause: str
@@ -87,6 +88,9 @@ EDGES: tuple[Edge, ...] = (
     # Replicas and leaders.
     *_edges(("under_replicated",), ("not_enough_replicas", "timed_out"), (), OVERLAPS),
     *_edges(("offline_partitions",), ("no_leader", "growing_lag"), ("topic",), OVERLAPS),
+    # A topic that is no longer there.
+    *_edges(("topic_deleted",), ("unknown_topic",), ("topic",), OVERLAPS),
+    *_edges(("topic_deleted",), ("producers_standing_still", "records_given_up"), ("clients",), OVERLAPS),
     # Clients retry requests that were not answered, or refused for a while.
     *_edges(
         ("unanswered", "client_timeouts", "timed_out", "not_enough_replicas", "no_leader"),
@@ -108,9 +112,12 @@ EDGES: tuple[Edge, ...] = (
     ),
     # Groups.
     *_edges(("coordinator_lost",), ("rebalance_storm", "straggler", "members_gone"), ("group_id",), BEGINS),
-    *_edges(("rebalance_storm",), ("straggler", "members_gone"), ("group_id",), OVERLAPS),
+    *_edges(("rebalance_storm",), ("straggler", "members_gone", "session_expired"), ("group_id",), OVERLAPS),
+    *_edges(("coordinator_lost",), ("session_expired",), ("group_id",), BEGINS),
+    *_edges(DOWN, ("session_expired",), (), BEGINS),  # its heartbeats wait
+    *_edges(("session_expired",), ("growing_lag",), ("group_id",), MOSTLY),
     # Consumers. A group that cannot commit, or whose members join anew, lags by what is written meanwhile.
-    *_edges(("coordinator_lost",), ("growing_lag",), ("group_id",), MOSTLY),
+    *_edges(("coordinator_lost", "rebalance_storm"), ("growing_lag",), ("group_id",), MOSTLY),
     *_edges(("stopped_fetching",), ("growing_lag",), ("group_id",), OVERLAPS),
     *_edges(("stopped_fetching",), ("growing_lag",), ("client",), OVERLAPS),
     # Transactions.
@@ -121,6 +128,7 @@ EDGES: tuple[Edge, ...] = (
     *_edges(("refused_authorization",), ("connection_churn", "reconnect_storm"), ("client",), OVERLAPS),
     *_edges(("reconnect_storm",), ("connection_churn",), ("client",), OVERLAPS),
     *_edges(("throttled",), ("client_timeouts", "unanswered", "producers_standing_still"), ("client",), OVERLAPS),
+    *_edges(("throttled",), ("growing_lag",), ("clients",), MOSTLY),
     *_edges(("throttled",), ("fenced", "resent_not_idempotent", "doubtful_records"), ("client",), OVERLAPS),
     # kproxy.
     *_edges(("core_full",), ("slow_broker",), (), EVER),
@@ -191,9 +199,10 @@ def _parted(
         return [(one, next((cause for cause, _ in parts.values()), None))]
     every = sum(moment.counts["failed"] for moment in moments)
     if by_moments:
-        most = max(parts.values(), key=lambda part: sum(moment.counts["failed"] for moment in part[1]))
-        is_most = 2 * sum(moment.counts["failed"] for moment in most[1]) > every
-        return [(one, most[0] if is_most else None)]
+        caused = [part for part in parts.values() if part[0] is not None]
+        failed = [sum(moment.counts["failed"] for moment in some) for _, some in caused]
+        most = max(zip(failed, caused, strict=True), key=lambda each: each[0])[1][0]
+        return [(one, most if 2 * sum(failed) > every else None)]
     return [(_part(one, some, every), cause) for cause, some in parts.values()]
 
 
@@ -267,6 +276,9 @@ def _is_same(name: str, cause: Finding, of_cause: Mapping[str, Any], one: Findin
         behind = dict(cause.evidence).get("behind_records") or 0
         lag = dict(one.evidence).get("last_lag_records") or 0
         return bool(0 < lag <= 1.2 * behind + 1000)
+    if name == "clients":
+        its, causing = (of.get("clients") or [of.get("client")] for of in (of_one, of_cause))
+        return None not in causing and {*its} <= {*causing}
     if name == "topic" and of_cause.get("topics"):
         return of_one.get("topic") in of_cause["topics"]
     return of_cause.get(name) is not None and of_cause.get(name) == of_one.get(name)

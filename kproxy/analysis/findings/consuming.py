@@ -3,7 +3,7 @@
 Refuses to know engines, and how findings look.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kproxy.analysis.engine import Frame, ask
@@ -275,6 +275,7 @@ class Lagging(NamedTuple):
     compared_records: int | None = None
     left_us: int | None = None
     end_records: int | None = None
+    names: Sequence[str] = ()  # of a group's clients
 
 
 def lagging(tables: Tables, limits: Limits) -> Frame:
@@ -349,8 +350,14 @@ def lagging_groups(tables: Tables, limits: Limits) -> Frame:
     At the group's last request: the lag of consumers that stopped says nothing about them.
     """
     return ask(
-        {"lags": tables[GROUP_LAGS]},
-        answer=f"""
+        {"lags": tables[GROUP_LAGS], "exchanges": tables["exchanges"]},
+        clients=f"""
+            select distinct cluster, group_id, {GROUPS["client"]} as client from exchanges
+            where group_id is not null""",
+        named="""
+            select cluster, group_id, array_sort(collect_list(client)) as names from clients
+            group by cluster, group_id""",
+        groups=f"""
             select cluster, group_id as client, topic, count(*) as partitions, sum(commits) as fetches,
                 sum(compared_first_records) as first_records,
                 sum(least_lag_records) as last_records,
@@ -367,8 +374,11 @@ def lagging_groups(tables: Tables, limits: Limits) -> Frame:
             from lags where committed_offset is not null and first_commit is not null
             group by cluster, group_id, topic
             having sum(least_lag_records) >= {limits.lag_records_min} and sum(growth_per_s) > 0
-                and count(compared_first_records) > 0
-            order by last_records desc, cluster nulls first, group_id, topic nulls first""",
+                and count(compared_first_records) > 0""",
+        answer="""
+            select g.*, n.names from groups g left join named n
+                on g.cluster is not distinct from n.cluster and g.client = n.group_id
+            order by last_records desc, g.cluster nulls first, g.client, topic nulls first""",
     )
 
 
@@ -391,7 +401,11 @@ def judge_lagging(row: Lagging, limits: Limits) -> Iterator[Finding]:
         row.last_records / 1e6,
         row.cluster,
         f"{row.by} {clean(row.client)}, topic {clean(row.topic)}",
-        {"group_id" if row.by == "group" else "client": row.client, "topic": row.topic},
+        {
+            "group_id" if row.by == "group" else "client": row.client,
+            "topic": row.topic,
+            **({"clients": row.names} if row.names else {}),
+        },
         (row.first_us, row.last_us),
         {
             "first_lag_records": row.first_records,

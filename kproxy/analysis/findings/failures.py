@@ -54,12 +54,14 @@ RETRIED = (
     *("REQUEST_TIMED_OUT", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NOT_ENOUGH_REPLICAS", "NETWORK_EXCEPTION"),
     *("NOT_LEADER_OR_FOLLOWER", "LEADER_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR", "UNKNOWN_TOPIC_OR_PARTITION"),
 )
-_RETRIED_KINDS = ("no_leader", "timed_out")  # whose requests clients send again by themselves
+RETRIED_KINDS = ("no_leader", "timed_out")  # whose requests clients send again by themselves
 _OWN_EPOCH = (
     "Without a transactional.id no other producer fences this one: it gave up on batches (delivery.timeout.ms), began "
     "a new epoch, and requests of the one before arrived after that. What it gave up on may be missing: look for what "
     "held it up, such as a quota, a broker that was gone, or a full queue in the client."
 )
+# A transactional producer that is fenced once has to stop.
+_IN_TRANSACTIONS = ("AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
 _IN_GROUPS = ("fenced",)  # kinds whose errors may name a group instead of a topic
 
 # APIs whose answers wait until other brokers have a record, or the coordinator's log.
@@ -75,6 +77,7 @@ REPLICATED = (
     ),
     *("JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "ConsumerGroupHeartbeat", "ShareGroupHeartbeat"),
 )
+_BEHIND = " behind"  # one of those: ends the name of an API
 _COUNTS = ("failed", "gave_up", "writes", "longest_wait_ns")  # of a Moment
 _STEPS_MAX = 2000  # of one finding: bounds what is kept of its times
 
@@ -112,7 +115,8 @@ def moments(text: str | None) -> tuple[Moment, ...]:
     for each in (text or "").split(",") if text else ():
         us, name, *numbers = each.split(":")
         counts = dict(zip(_COUNTS, map(int, numbers), strict=True))
-        found.append(Moment(int(us) * 1000, name, counts, name in REPLICATED))
+        api = name.removesuffix(_BEHIND)
+        found.append(Moment(int(us) * 1000, api, counts, api in REPLICATED or api != name))
     return tuple(sorted(found, key=lambda moment: moment[:2]))
 
 
@@ -144,10 +148,15 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
         **missed_answers(),
         # A request that its client gave up on, or that still waits, failed while it waited; another when its connection
         # ended: not before what ended it.
+        # What stands behind such a request on its connection waits for other brokers, too.
+        replicating=f"""
+            select source, connection, min(`number`) as first_number from missed
+            where api in ({", ".join(map(literal, REPLICATED))}) group by source, connection""",
         failing=f"""
             select cluster, client, broker, broker_id, api, is_open, waited_ns,
+                case when r.first_number < m.`number` then concat(api, {literal(_BEHIND)}) else api end as name,
                 case when is_open or {gave_up} then us else greatest(us, cast(floor(end_ns / 1e3) as bigint)) end as us
-            from missed""",
+            from missed m left join replicating r on m.source = r.source and m.connection = r.connection""",
         asked=f"""
             select cluster, {GROUPS["client"]} as client, {GROUPS["broker"]} as broker, count(*) as asked
             from exchanges where {of_clients(False)}
@@ -158,7 +167,7 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
                 count_if(api = 'Produce') as writes, max(waited_ns) as longest_ns,
                 sum(case when {gave_up} then waited_ns end) as waited_ns, min(us) as first_us, max(us) as last_us
             from failing group by cluster, client, broker, api""",
-        **timed("failing", "cluster, client, broker", "api", gave_up, "waited_ns"),
+        **timed("failing", "cluster, client, broker", "name", gave_up, "waited_ns"),
         answer=f"""
             select c.cluster, c.client, c.broker, max(broker_id) as broker_id, sum(failed) as failed,
                 sum(gave_up) as gave_up, sum(still_wait) as still_wait, sum(writes) as writes,
@@ -246,6 +255,7 @@ def refused(tables: Tables, limits: Limits) -> Frame:
     )
     keys = ", ".join(KEYS)
     same = " and ".join(f"f.{key} = i.{key}" for key in KEYS)
+    in_transactions = ", ".join(map(literal, _IN_TRANSACTIONS))
     return ask(
         {name: tables[name] for name in ("exchanges", "partitions", "topology")},
         failed=f"""
@@ -307,13 +317,15 @@ def refused(tables: Tables, limits: Limits) -> Frame:
                 and k.client is not distinct from a.client and k.api = a.api
             left join times t on k.cluster is not distinct from t.cluster
                 and k.client is not distinct from t.client and k.api = t.api and k.kind = t.kind
-            group by k.cluster, k.client, k.api, k.kind having sum(failed) >= {limits.refused_min}
+            group by k.cluster, k.client, k.api, k.kind
+            having sum(failed) >= {limits.refused_min}
+                or (k.kind = 'fenced' and (k.api in ({in_transactions}) or max(transactional_id) is not null))
             order by failed desc, k.cluster nulls first, k.client nulls first, k.api, k.kind""",
     )
 
 
 def judge_refused(row: Refused, limits: Limits) -> Iterator[Finding]:
-    if row.kind in _RETRIED_KINDS and row.failed < limits.retried_min:
+    if row.kind in RETRIED_KINDS and row.failed < limits.retried_min:
         return
     where = [row.api]
     if row.topic is not None:
@@ -326,7 +338,7 @@ def judge_refused(row: Refused, limits: Limits) -> Iterator[Finding]:
     evidence = {"failed": row.failed, "asked": row.asked, "errors": row.errors, "api": row.api}
     yield found(
         row.kind,
-        severity(limits, failed=row.failed, asked=row.asked, is_retried=row.kind in _RETRIED_KINDS),
+        severity(limits, failed=row.failed, asked=row.asked, is_retried=row.kind in RETRIED_KINDS),
         row.failed / 1e4,
         row.cluster,
         at(row.client, *where),

@@ -32,6 +32,12 @@ _SHORT_LIVED = (
     "Keep the consumer open instead of one for each task (a short job, a health check, a loop around subscribe() and "
     "close()), or give it a group of its own or assign() without a group."
 )
+_LATE_POLLS = (
+    "Members leave and join again over the connection that they have: a consumer does so whose poll() comes later than "
+    "max.poll.interval.ms. Lower max.poll.records, move slow work out of the loop of poll(), or raise "
+    "max.poll.interval.ms above the longest time between two polls; if that is not it, look for unsubscribe() and "
+    "subscribe() in a loop."
+)
 _APART_NS = 60_000_000_000  # twice the time within which a consequence of an outage begins
 _SHORT_LIFE_NS = 30_000_000_000  # a tenth of the default max.poll.interval.ms, after which a client leaves its group
 
@@ -58,6 +64,7 @@ class Restless(NamedTuple):
     first_us: int
     last_us: int
     seen_us: int  # duration of its traffic, without pauses between captures
+    returned: int = 0  # members that joined over a connection by which another had left
 
 
 def restless(tables: Tables, limits: Limits) -> Frame:
@@ -84,9 +91,16 @@ def restless(tables: Tables, limits: Limits) -> Frame:
                 and j.started_ns / 1e3 between s.first_us - {QUIET_S * 500_000} and s.last_us + {QUIET_S * 500_000}""",
         members="""
             select cluster, group_id, member_id, max(client_id) as client,
+                min(case when event = 'join' then time_ns end) as joined_ns,
+                max(case when event = 'leave' then time_ns end) as left_ns, max(connection) as connection,
                 case when count(case when event = 'leave' and error is null then 1 end) > 0
                     then max(case when event = 'leave' and error is null then time_ns end) - min(time_ns) end as life_ns
             from group_events where member_id is not null group by cluster, group_id, member_id""",
+        returns="""
+            select m.cluster, m.group_id, count(distinct m.member_id) as returned
+            from members m join members o on m.cluster is not distinct from o.cluster and m.group_id = o.group_id
+                and m.connection = o.connection and m.member_id != o.member_id and o.left_ns < m.joined_ns
+            group by m.cluster, m.group_id""",
         moved="""
             select r.*, m.client as mover from in_traffic r left join members m
                 on r.cluster is not distinct from m.cluster and r.group_id = m.group_id
@@ -124,13 +138,15 @@ def restless(tables: Tables, limits: Limits) -> Frame:
         answer=f"""
             select s.cluster, s.group_id, protocol, rebalances,
                 coalesce(expected, 0) as expected, rebalancing_ns, c.cause, c.of_cause, members, m.client,
-                coalesce(m.of_client, 0) as of_client, l.life_ns, s.first_us, s.last_us, t.seen_us
+                coalesce(m.of_client, 0) as of_client, l.life_ns, s.first_us, s.last_us, t.seen_us,
+                coalesce(b.returned, 0) as returned
             from summed s left join causes c
                 on s.cluster is not distinct from c.cluster and s.group_id = c.group_id and c.place = 1
             left join movers m
                 on s.cluster is not distinct from m.cluster and s.group_id = m.group_id and m.place = 1
             left join lives l on s.cluster is not distinct from l.cluster and s.group_id = l.group_id
                 and m.client = l.client
+            left join returns b on s.cluster is not distinct from b.cluster and s.group_id = b.group_id
             join seen t on s.cluster is not distinct from t.cluster and s.heard_as is not distinct from t.group_id
             where rebalances - coalesce(expected, 0) >= {limits.rebalances_min}
             order by rebalances desc, s.cluster nulls first, s.group_id""",
@@ -147,6 +163,7 @@ def judge_restless(row: Restless, limits: Limits) -> Iterator[Finding]:
     is_one_client = row.client is not None and row.of_client * 2 > row.rebalances
     is_short = is_one_client and row.cause in ("member_left", "member_joined") and (row.life_ns or 0) > 0
     is_short = is_short and (row.life_ns or 0) < _SHORT_LIFE_NS
+    is_late = row.returned > 0 and 2 * row.returned >= row.rebalances  # each is a rebalance
     yield found(
         "rebalance_storm",
         # Members of the classic protocol stand still meanwhile, those of the newer ones do not.
@@ -166,10 +183,11 @@ def judge_restless(row: Restless, limits: Limits) -> Iterator[Finding]:
             "client": row.client if is_one_client else None,
             "of_client": row.of_client if is_one_client else None,
             "life_ns": row.life_ns if is_one_client else None,
+            "returned": row.returned or None,
             "most_members": row.members,
             "protocol": row.protocol,
         },
-        _SHORT_LIVED if is_short else _CHANGES.get(row.cause or ""),
+        _LATE_POLLS if is_late else _SHORT_LIVED if is_short else _CHANGES.get(row.cause or ""),
     )
 
 

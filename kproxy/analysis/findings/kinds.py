@@ -22,6 +22,7 @@ class Kind(NamedTuple):
     is_live: bool = False  # a running kproxy finds it, too
     says_live: str | None = None  # where its evidence is another one
     says_each: str | None = None  # of each of several places in one line; without it their sum is said of all of them
+    says_again: str | None = None  # of several that are one finding: so many `times`
 
     @property
     def says_part(self) -> str:
@@ -51,6 +52,7 @@ SUMMED = frozenset(
             "resent",
             "rebalances",
             "members",
+            "waiting",
             "waited_ns",
             "given_up_records",
             "given_up_batches",
@@ -62,7 +64,7 @@ SUMMED = frozenset(
         *(*_OUTCOMES, "not_in_log_records"),
     )
 )
-LARGEST = frozenset(("longest_ns", "longest_wait_ns", "outage_ns", "worst", "stuck_ns"))
+LARGEST = frozenset(("longest_ns", "longest_wait_ns", "outage_ns", "worst", "stuck_ns", "paused_ns"))
 CONTROLLED_SHUTDOWN = "A broker away after a controlled shutdown"  # the title of such a `broker_gone`
 NAMED = frozenset(("apis", "errors"))  # names with commas between them: of several findings, all of them
 
@@ -136,6 +138,8 @@ KINDS = {
             "requests of several clients that wait for nothing but this broker, were answered together, and no answer "
             "of it to anybody before",
             "slow",
+            says_again="paused {times} times, {paused_ns} at the longest, {in_all_ns} in all: {waiting} requests had "
+            "waited that a broker answers at once",
         ),
         Kind(
             "all_brokers_silent",
@@ -278,6 +282,20 @@ KINDS = {
             "at the latest; {at_end} at the end",
         ),
         Kind(
+            "leaders_away",
+            "Leaders that did not move back",
+            "{partitions} of {led:partition} that it led {partitions:has|have} another leader since it was away, "
+            "though it is in sync again; partitions are led {leads}",
+            "The brokers that took over do its work, too, and its own CPUs and disks idle.",
+            "kafka-leader-election --election-type preferred --all-topic-partitions moves them back at once; with "
+            "auto.leader.rebalance.enable=true the controller does so, every five minutes "
+            "(leader.imbalance.check.interval.seconds).",
+            ("auto.leader.rebalance.enable", "leader.imbalance.per.broker.percentage"),
+            ("leaders_away_share",),
+            "the table leadership: leaders that left the ISR, and are in it again",
+            "leadership",
+        ),
+        Kind(
             "unanswered",
             "Requests without an answer",
             "{failed} of {asked:request} {failed:was|were} not answered before {failed:its|their} connection or the "
@@ -394,6 +412,19 @@ KINDS = {
             "errors of topics and partitions in answers",
             "errors",
             True,
+        ),
+        Kind(
+            "topic_deleted",
+            "A topic deleted while clients used it",
+            "{clients:client} had used it, and {refused:request} {refused:was|were} refused from then on",
+            "Its records are gone. Producers keep what they have to send to it until delivery.timeout.ms and lose it "
+            "then; consumers ask for it over and over.",
+            "Find out who deleted it (DeleteTopics). If that was a mistake, create it anew with its former settings; "
+            "else stop its clients. Without the right to Delete nobody does so by mistake (kafka-acls).",
+            ("delete.topic.enable", "auto.create.topics.enable"),
+            ("refused_min",),
+            "topics that answers no longer name, and requests about them before and afterwards",
+            "changes",
         ),
         Kind(
             "fenced",
@@ -712,6 +743,21 @@ KINDS = {
             "rebalances",
         ),
         Kind(
+            "session_expired",
+            "A member whose session expired",
+            "{members:member} sent nothing for {silent_ns}, and the coordinator gave {members:its|their} partitions to "
+            "others",
+            "Nobody reads its partitions from its last request until the coordinator gives it up, session.timeout.ms "
+            "later; what it had not committed is read again.",
+            "If its process stood still: look at its garbage collection, CPU limit and host, and set "
+            "session.timeout.ms above its pauses. If it was killed: close consumers on SIGTERM, so that they leave, "
+            "and look for the out-of-memory killer; a lower session.timeout.ms shortens the wait.",
+            ("session.timeout.ms", "heartbeat.interval.ms"),
+            ("felt_stood_still_s",),
+            "the table rebalances: expired sessions, and the requests of these members on their connections",
+            "rebalances",
+        ),
+        Kind(
             "commit_storm",
             "Commits for every record",
             "{commits} commits, {rate_per_s} a second on each connection",
@@ -760,7 +806,7 @@ KINDS = {
         Kind(
             "open_transaction",
             "A transaction left open",
-            "open for {open_ns} when the capture ended; transaction.timeout.ms is {timeout_ms}",
+            "open for {open_ns} {lasted}; transaction.timeout.ms is {timeout_ms}",
             "In every partition that it wrote to, consumers with isolation.level=read_committed get no records after "
             "it, and compaction stops.",
             "The coordinator aborts it when the producer's transaction.timeout.ms has passed. `kproxy analyze "

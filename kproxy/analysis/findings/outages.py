@@ -16,6 +16,7 @@ from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import (
     CONNECTED,
     CONNECTION,
+    FAILED_CONNECT,
     GROUPS,
     KNOWN_BROKERS,
     LONG_POLLS,
@@ -31,6 +32,7 @@ _SOON_NS = 2_000_000_000  # a broker that dies takes its connections with it; cl
 _NEAR_NS = 1_000_000_000
 _SERVED_NOT = ("ApiVersions", "SaslHandshake", "SaslAuthenticate")  # asked by a client that only connects
 _STORM_NS = 10_000_000_000
+_DOUBT_NS = 2_000_000_000  # an outage may have ended this long before anybody noticed it: less is no doubt
 _SHUTDOWN_NS = 30_000_000_000  # a controlled shutdown hands leaders over, then ends
 _CONTROLLED_SHUTDOWN = (
     "This was a controlled shutdown: the broker moved its leaders to others before it went silent, and closed its "
@@ -59,6 +61,8 @@ class Silent(NamedTuple):
     reset: int  # connections that ended as it began
     handed_over: int  # partitions that others led before it began
     taken: int  # until it was over
+    cut_polls: int  # Fetch and the like that were never answered
+    away_ns: int | None  # up to the last connect or request in vain, or Metadata without it
     first_us: int
     last_us: int
 
@@ -69,6 +73,8 @@ def silent(tables: Tables, limits: Limits) -> Frame:
     polls = ", ".join(map(literal, LONG_POLLS))
     same = "a.cluster is not distinct from g.cluster and a.broker = g.broker"
     gap = "g.cluster, g.broker, g.last_ns"
+    held = "not is_poll and outcome = 'answered' and response_start_ns >= g.until_ns"
+    failed = "not is_poll and outcome = 'unanswered'"
     return ask(
         {name: tables[name] for name in ("exchanges", "connections", "topology", "leadership")},
         once=("gaps",),
@@ -130,12 +136,12 @@ def silent(tables: Tables, limits: Limits) -> Frame:
                 and p.last_ns = n.last_ns""",
         waited=f"""
             select {gap},
-                count_if(outcome = 'answered' and response_start_ns >= g.until_ns) as held,
-                count(distinct case when outcome = 'answered' and response_start_ns >= g.until_ns then {CONNECTION} end)
-                    as held_connections,
-                count_if(outcome = 'unanswered') as failed,
-                count(distinct case when outcome = 'unanswered' then {CONNECTION} end) as failed_connections
-            from gaps g join asked a on {same} and not is_poll
+                count_if({held}) as held, count(distinct case when {held} then {CONNECTION} end) as held_connections,
+                count_if({failed}) as failed,
+                count(distinct case when {failed} then {CONNECTION} end) as failed_connections,
+                count_if(is_poll and outcome = 'unanswered') as cut_polls,
+                max(case when outcome = 'unanswered' then request_end_ns end) as vain_ns
+            from gaps g join asked a on {same}
                 and a.request_end_ns between g.last_ns - {_NEAR_NS} and g.until_ns
                 and (outcome = 'unanswered' or request_end_ns + mute_ns <= g.until_ns - {least_ns})
             group by {gap}""",
@@ -165,15 +171,35 @@ def silent(tables: Tables, limits: Limits) -> Frame:
                 on t.cluster is not distinct from g.cluster and t.kind = 'broker' and t.change = 'gone'
                 and t.broker_id = g.broker_id and t.time_ns between g.last_ns - {_NEAR_NS} and g.until_ns
             group by {gap}""",
+        refused=f"""
+            select {gap}, max(c.start_ns) as vain_ns from gaps g join connected c
+                on c.cluster is not distinct from g.cluster and c.broker_key = g.broker and {FAILED_CONNECT}
+                and c.start_ns between g.last_ns and g.until_ns
+            group by {gap}""",
+        unlisted="""
+            select u.cluster, u.broker, u.last_ns, max(e.response_start_ns) as vain_ns
+            from unnamed u left join named n
+                on u.cluster is not distinct from n.cluster and u.broker = n.broker and u.last_ns = n.last_ns
+            join exchanges e on e.cluster is not distinct from u.cluster and e.api = 'Metadata'
+                and e.outcome = 'answered' and e.response_start_ns >= u.gone_ns
+                and e.response_start_ns < coalesce(n.named_ns, u.over_ns)
+            group by u.cluster, u.broker, u.last_ns""",
         turned="""
-            select cluster, leader, time_ns, lag(leader) over (partition by cluster, topic, `partition`
-                order by time_ns) as former
+            select cluster, topic, `partition`, leader, time_ns, lag(leader) over (
+                partition by cluster, topic, `partition` order by time_ns) as former
             from leadership""",
+        # Elections during an earlier outage are that one's.
+        elections=f"""
+            select t.cluster, t.former, t.time_ns, max(h.until_ns) as over_ns from turned t
+            left join gaps h on t.cluster is not distinct from h.cluster and t.former = h.broker_id
+                and t.time_ns > h.last_ns and t.time_ns <= h.until_ns + {_NEAR_NS}
+            where t.former is not null and coalesce(t.leader, -1) != t.former
+            group by t.cluster, t.topic, t.`partition`, t.former, t.time_ns""",
         elected=f"""
             select {gap}, count_if(t.time_ns <= g.last_ns) as handed_over, count_if(t.time_ns > g.last_ns) as taken
-            from gaps g join turned t on t.cluster is not distinct from g.cluster and t.former = g.broker_id
-                and coalesce(t.leader, -1) != t.former
+            from gaps g join elections t on t.cluster is not distinct from g.cluster and t.former = g.broker_id
                 and t.time_ns between g.last_ns - {_SHUTDOWN_NS} and g.until_ns
+                and (t.over_ns is null or t.over_ns >= g.until_ns)
             group by {gap}""",
         answer=f"""
             select g.cluster, g.address as broker, g.broker_id, g.until_ns - g.last_ns as silent_ns, g.is_back,
@@ -182,11 +208,16 @@ def silent(tables: Tables, limits: Limits) -> Frame:
                 coalesce(failed, 0) as failed, coalesce(failed_connections, 0) as failed_connections,
                 coalesce(went_on, 0) as went_on, t.times is not null as is_told,
                 coalesce(reset, 0) as reset, coalesce(handed_over, 0) as handed_over, coalesce(taken, 0) as taken,
+                coalesce(cut_polls, 0) as cut_polls,
+                greatest(waited.vain_ns, refused.vain_ns, unlisted.vain_ns) - g.last_ns as away_ns,
                 cast(floor(g.last_ns / 1e3) as bigint) as first_us, cast(floor(g.until_ns / 1e3) as bigint) as last_us
-            from gaps g {" ".join(_joined(name) for name in ("waited", "links", "elsewhere", "elected"))}
+            from gaps g {" ".join(_joined(name) for name in _OF_A_GAP)}
             {_joined("told", "t")}
             order by silent_ns desc, g.cluster nulls first, g.address, g.last_ns""",
     )
+
+
+_OF_A_GAP = ("waited", "links", "elsewhere", "elected", "refused", "unlisted")
 
 
 def _joined(step: str, alias: str | None = None) -> str:
@@ -218,8 +249,12 @@ def judge_silent(row: Silent, limits: Limits) -> Iterator[Finding]:
     is_controlled = (
         is_gone and row.handed_over > 0 and row.handed_over >= row.taken and 5 * row.reset <= row.closed_soon
     )
+    # Its end is when clients notice it: nobody may have asked for it before.
+    is_doubtful = is_gone and row.away_ns is not None and row.silent_ns - row.away_ns > _DOUBT_NS
+    away_ns = max(0, row.away_ns or 0) if is_doubtful else row.silent_ns
     evidence = {
         "silent_ns": row.silent_ns,
+        "away_ns": away_ns if is_doubtful else None,
         "end": _end(row, is_controlled) if is_gone else None,
         "failed": row.failed,
         "held": row.held,
@@ -231,8 +266,8 @@ def judge_silent(row: Silent, limits: Limits) -> Iterator[Finding]:
     yield found(
         "broker_gone" if is_gone else "broker_standing_still",
         # Its partitions stood still with it, unless others had led them before.
-        severity(limits, failed=row.failed, stood_still_ns=None if is_controlled else row.silent_ns),
-        row.silent_ns / 60e9 + row.failed / 1e4,
+        severity(limits, failed=row.failed, stood_still_ns=None if is_controlled else away_ns),
+        away_ns / 60e9 + row.failed / 1e4,
         row.cluster,
         broker_name(row.broker, row.broker_id),
         {"broker": row.broker, "broker_id": row.broker_id},
@@ -248,6 +283,9 @@ def _end(row: Silent, is_controlled: bool) -> str:
     ends = [f"{count:,} by {flag}" for count, flag in ((closed, "FIN"), (row.reset, "RST")) if count]
     how = "after a controlled shutdown" if is_controlled else "at once"
     how += ", before others led its partitions" if row.taken and not is_controlled else ""
+    # Who is killed cuts the Fetch that waits at it. Leaders are not known without Metadata in the capture before.
+    is_orderly = not (is_controlled or row.taken or row.failed or row.cut_polls or row.kept)
+    how += " with every request answered, as by a controlled shutdown" if is_orderly else ""
     silent = f"; {row.kept:,} stayed open in silence" if row.kept else ""
     return f"connections closed {how}, {' and '.join(ends)}{silent}"
 

@@ -119,6 +119,12 @@ THRESHOLDS = {
             "A broker that restarts is out of the ISR for a few seconds; replica.lag.time.max.ms is 30 s.",
         ),
         Threshold(
+            "leaders_away_share",
+            0.1,
+            "share of partitions",
+            "leader.imbalance.per.broker.percentage is 10: below it the controller moves no leader back, either.",
+        ),
+        Threshold(
             "storm_connections",
             20,
             "connections in 10 s",

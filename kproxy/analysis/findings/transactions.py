@@ -16,7 +16,7 @@ _BEGINS = "('AddPartitionsToTxn', 'AddOffsetsToTxn', 'TxnOffsetCommit', 'Produce
 
 
 class Open(NamedTuple):
-    """A transaction that had no end when the capture ended."""
+    """A transaction that its client did not end: open up to the capture's end, or until its coordinator aborted it."""
 
     cluster: str | None
     transactional_id: str
@@ -24,13 +24,14 @@ class Open(NamedTuple):
     requests: int  # since it began
     began_us: int
     last_us: int  # its last request
-    end_us: int  # of the capture
+    end_us: int  # of the capture, or when a reader last saw it open
+    is_aborted: bool
     topics: str | None  # that it wrote to, one in a line
     timeout_ms: int | None  # transaction.timeout.ms of its producer, by the coordinator's last answer
 
 
 def left_open(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Open, the longest first, without those that their coordinator aborted."""
+    """Rows of Open, the longest first. One that was aborted was open as long as readers saw records wait for it."""
     return ask(
         {name: tables[name] for name in ("exchanges", "partitions", "transactions")},
         seen="select cluster as of_cluster, max(unix_micros(`time`)) as end_us from exchanges group by cluster",
@@ -55,6 +56,11 @@ def left_open(tables: Tables, limits: Limits) -> Frame:
             where b.api = 'Produce' and p.direction = 'response' and coalesce(p.error_code, 0) = 0 and p.`offset` >= 0
             group by b.cluster, b.transactional_id, {TOPIC}, p.`partition`""",
         **aborted("first_offsets", ("cluster", "transactional_id")),
+        held="""
+            select w.cluster, w.transactional_id, max(s.us) as held_us from first_offsets w join stable s
+                on w.cluster is not distinct from s.of_cluster and w.topic = s.of_topic
+                and w.`partition` = s.of_partition and s.last_stable_offset <= w.`offset` and s.us > w.us
+            group by w.cluster, w.transactional_id""",
         open_for=f"""
             select cluster, transactional_id, max(client) as client, count(*) as requests, min(us) as began_us,
                 max(us) as last_us, max(end_us) as end_us
@@ -72,16 +78,19 @@ def left_open(tables: Tables, limits: Limits) -> Frame:
             select cluster, transactional_id,
                 max_by(timeout_ms, named_struct('t', time_ns, 'n', timeout_ms)) as timeout_ms
             from transactions where timeout_ms is not null group by cluster, transactional_id""",
-        answer="""
-            select o.cluster, o.transactional_id, o.client, o.requests, o.began_us, o.last_us, o.end_us, n.topics,
-                l.timeout_ms
+        answer=f"""
+            select o.cluster, o.transactional_id, o.client, o.requests, o.began_us, o.last_us,
+                case when a.transactional_id is null then o.end_us else h.held_us end as end_us,
+                a.transactional_id is not null as is_aborted, n.topics, l.timeout_ms
             from open_for o left join aborted a
                 on o.cluster is not distinct from a.cluster and o.transactional_id = a.transactional_id
             left join named n
                 on o.cluster is not distinct from n.cluster and o.transactional_id = n.transactional_id
             left join limited l
                 on o.cluster is not distinct from l.cluster and o.transactional_id = l.transactional_id
-            where a.transactional_id is null
+            left join held h
+                on o.cluster is not distinct from h.cluster and o.transactional_id = h.transactional_id
+            where a.transactional_id is null or h.held_us - o.began_us >= {limits.open_transaction_s * 1e6:.0f}
             order by began_us, o.cluster nulls first, o.transactional_id""",
     )
 
@@ -104,6 +113,7 @@ def judge_open(row: Open, limits: Limits) -> Iterator[Finding]:
         (row.began_us, row.end_us),
         {
             "open_ns": open_us * 1000,
+            "lasted": "until its coordinator aborted it" if row.is_aborted else "until the capture ended",
             "requests": row.requests,
             "silent_ns": (row.end_us - row.last_us) * 1000,
             "timeout_ms": row.timeout_ms,
@@ -112,7 +122,7 @@ def judge_open(row: Open, limits: Limits) -> Iterator[Finding]:
 
 
 class Stuck(NamedTuple):
-    """A partition whose last stable offset stood at its last value while the log went on."""
+    """A partition whose last stable offset stood at one value while the log went on: of several times the longest."""
 
     cluster: str | None
     topic: str | None
@@ -133,18 +143,18 @@ def stuck(tables: Tables, limits: Limits) -> Frame:
                 unix_micros(`time`) as us
             from partitions
             where api = 'Fetch' and direction = 'response' and last_stable_offset >= 0 and high_watermark >= 0""",
-        last="""
-            select cluster, topic, `partition`, max(stable) as stable, max(mark) as mark, max(us) as last_us
-            from told group by cluster, topic, `partition` having max(mark) > max(stable)""",
+        spells="""
+            select cluster, topic, `partition`, stable, max(mark) as mark, min(mark) as began_mark, min(us) as began_us,
+                max(us) as last_us
+            from told where mark > stable group by cluster, topic, `partition`, stable""",
+        ordered="""
+            select *, row_number() over (partition by cluster, topic, `partition` order by last_us - began_us desc)
+                as place from spells""",
         answer=f"""
-            select l.cluster, l.topic, l.`partition`, l.stable as last_stable_offset, l.mark as high_watermark,
-                min(t.mark) as began_mark, min(t.us) as began_us, l.last_us
-            from last l join told t on l.cluster is not distinct from t.cluster and l.topic is not distinct from t.topic
-                and l.`partition` = t.`partition` and l.stable = t.stable
-            where t.mark > t.stable
-            group by l.cluster, l.topic, l.`partition`, l.stable, l.mark, l.last_us
-            having l.last_us - min(t.us) >= {limits.open_transaction_s * 1e6:.0f}
-            order by began_us, l.cluster nulls first, l.topic nulls first, l.`partition`""",
+            select cluster, topic, `partition`, stable as last_stable_offset, mark as high_watermark, began_mark,
+                began_us, last_us
+            from ordered where place = 1 and last_us - began_us >= {limits.open_transaction_s * 1e6:.0f}
+            order by began_us, cluster nulls first, topic nulls first, `partition`""",
     )
 
 

@@ -514,9 +514,12 @@ def pause(
     clients: int = 3,
     answered: str | None = None,
     paused: tuple[int, ...] = (2,),
+    after_s: float = 0,
     **columns: Any,
 ) -> None:
     """Clients ask brokers 1 and 2 every 0.2 s; the paused ones answer nobody from the tenth second on, then all.
+
+    after_s: when all of this begins.
 
     A writer with acks=all at broker 1 waits for its replica meanwhile, and is slow for that cause alone. answered: "one
     by one" after the pause, or "at any time" to another client.
@@ -532,12 +535,12 @@ def pause(
                     took_s += 0.6 * client
                 if broker in paused and 10.2 <= at_s < 10 + paused_s:
                     continue  # they have a request under way
-                ask(made, f"app-{client}", broker, at_s, took_s, **columns)
+                ask(made, f"app-{client}", broker, after_s + at_s, took_s, **columns)
         if answered == "at any time":
-            ask(made, "other", 2, at_s, 0.002, api="Metadata")
+            ask(made, "other", 2, after_s + at_s, 0.002, api="Metadata")
         took_s = max(0.002, 10 + paused_s - at_s) if 10 <= at_s < 10 + paused_s else 0.002
         for _ in range(8):
-            ask(made, "writer", 1, at_s, took_s, api="Produce", acks=-1)
+            ask(made, "writer", 1, after_s + at_s, took_s, api="Produce", acks=-1)
 
 
 def absence(

@@ -7,8 +7,10 @@ from kproxy.analysis.findings.causes import BEGINS, EDGES, EVER, MOSTLY, folded
 from kproxy.analysis.findings.finding import Finding, Moment, found, ranked
 
 SECOND_US = 1_000_000
-PLACE = {"broker_id": 2, "broker": "10.0.0.2:9092", "topic": "orders", "client": "app", "group_id": "g"}
-OTHER = {"broker_id": 3, "broker": "10.0.0.3:9092", "topic": "else", "client": "other", "group_id": "h"}
+PLACE = {"broker_id": 2, "broker": "10.0.0.2:9092", "topic": "orders", "client": "app", "clients": ["app"]}
+PLACE["group_id"] = "g"
+OTHER = {"broker_id": 3, "broker": "10.0.0.3:9092", "topic": "else", "client": "other", "clients": ["other"]}
+OTHER["group_id"] = "h"
 
 
 def one(kind: str, begin_s: float, end_s: float, place: dict = PLACE, severity: str = "warning", **evidence) -> Finding:

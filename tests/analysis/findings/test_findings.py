@@ -99,8 +99,10 @@ def test_short_captures_of_ordinary_clients_raise_no_alarm(found, name):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["k41_java_cluster", "k39_zk_cluster"])
 def test_a_broker_that_was_restarted_is_told_and_nothing_else(found, name):
-    (one,) = found(name).values()
-    assert (one.kind, dict(one.place)["broker_id"]) == ("broker_gone", 2)
+    """Its leaders had not moved back when the first of the captures ended."""
+    kinds = {one.kind for one in found(name).values()}
+    assert {dict(one.place)["broker_id"] for one in found(name).values()} == {2}
+    assert kinds == {"broker_gone"} | ({"leaders_away"} if name == "k41_java_cluster" else set())
 
 
 def test_every_kind_has_a_probe_and_every_threshold_a_kind():
@@ -581,7 +583,7 @@ def test_a_transaction_stays_open_behind_a_refused_end_and_its_timeout_is_said(m
         (opened,) = findings(tables, kinds=["open_transaction"])
         frames = (tables[name] for name in ("exchanges", "partitions", "transactions"))
         (first, *others) = dicts(knowledge.transactions(*frames))
-    assert sentence(opened).endswith("when the capture ended; transaction.timeout.ms is 15.0 min")
+    assert sentence(opened).endswith("until the capture ended; transaction.timeout.ms is 15.0 min")
     assert (first["transactional_id"], first["ended_by"], first["timeout_ms"]) == ("hung-tx", None, 900_000)
     assert first["open_ns"] == dict(opened.evidence)["open_ns"]
     ends = {other["transactional_id"]: (other["ended_by"], other["open_ns"] // 10**9) for other in others}
