@@ -5,7 +5,7 @@ that all clients share is computed once. Walks over cells are split into turns, 
 clients together use at most a hundredth of a core: an answer is reused for a time in proportion to its cost
 (`interval_s`), and so the steps of the history grow.
 
-Bounded: rows of each kind (MAX_*), the history (`kproxy.metrics.live`). Refuses to know HTTP and the number of
+Bounded: rows of each kind (MAX_*), the history (`kproxy.metrics.figures`). Refuses to know HTTP and the number of
 processes: `gather` collects their cells.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from kproxy import __version__
 from kproxy.admin import parameters
-from kproxy.metrics import Metrics, live
+from kproxy.metrics import Metrics, figures
 
 MAX_TOTALS = 200
 MAX_ROWS = 100  # for each of errors, topics, clients, groups and lags
@@ -27,7 +27,7 @@ SHARE = 100  # an answer is reused for this many times the CPU time that it took
 LONGEST_S = 30.0
 LAG_S = 5.0  # lag is computed less often, since it costs most
 
-_SUMS = {"apis": live.by_api, "of_brokers": live.by_broker}
+_SUMS = {"apis": figures.by_api, "of_brokers": figures.by_broker}
 
 log = logging.getLogger("kproxy.admin")
 
@@ -45,9 +45,9 @@ class Live:
     def __init__(self, gather: Gather, state: Callable[[], Mapping[str, Any]], *, with_history: bool) -> None:
         self._gather = gather
         self._state = state
-        self._history = live.History() if with_history else None
+        self._history = figures.History() if with_history else None
         self._metrics: Metrics | None = None
-        self._totals: live.Totals = {}
+        self._totals: figures.Totals = {}
         self._parts: dict[str, str] = {}  # JSON, by name
         self._made_at = -LONGEST_S
         self._lags_at = -LONGEST_S
@@ -67,12 +67,12 @@ class Live:
                 async with self._lock:
                     metrics = await self._gather(False)
                     cost = _Cost()
-                    totals = await cost.in_turns(live.totals(metrics))
+                    totals = await cost.in_turns(figures.totals(metrics))
                     self._history.close(metrics, totals, metrics.now_ns())
                     cost.stop()
             except Exception:  # a defect must not end the history; the next sample has the missing counts
                 log.exception("no sample for the history")
-            await asyncio.sleep(max(live.STEP_S, SHARE * cost.seconds))
+            await asyncio.sleep(max(figures.STEP_S, SHARE * cost.seconds))
 
     async def answer(self, query: Mapping[str, str]) -> Encoded:
         """The answer to /api/live. Raises ValueError for bad parameters.
@@ -81,15 +81,15 @@ class Live:
         slow exchange, in microseconds.
         """
         after = parameters.number(query, "after", 0, parameters.HIGHEST)
-        series = parameters.number(query, "series", 0, live.MAX_NAMES)
-        groups = parameters.number(query, "groups", 0, live.MAX_NAMES)
+        series = parameters.number(query, "series", 0, figures.MAX_NAMES)
+        groups = parameters.number(query, "groups", 0, figures.MAX_NAMES)
         slow_after_ns = parameters.number(query, "slow_after", 0, parameters.HIGHEST // 1000) * 1000
         async with self._lock:
             if monotonic() - self._made_at >= self.interval_s * 0.9:
                 await self._make()
             parts = dict(self._parts)
         assert self._metrics is not None
-        parts["slow"] = json.dumps(live.slow_rows(self._metrics, slow_after_ns))
+        parts["slow"] = json.dumps(figures.slow_rows(self._metrics, slow_after_ns))
         history = self._history
         if history is not None:
             if after > history.last:
@@ -104,7 +104,7 @@ class Live:
         with_lags = monotonic() - self._lags_at >= LAG_S
         metrics = self._metrics = await self._gather(with_lags)
         cost = _Cost()
-        totals = await cost.in_turns(live.totals(metrics))
+        totals = await cost.in_turns(figures.totals(metrics))
         largest = sorted(totals.items(), key=lambda item: -item[1].requests)[:MAX_TOTALS]
         parts = {
             "state": {
@@ -120,19 +120,19 @@ class Live:
         if len(totals) > MAX_TOTALS:  # send the sums, since the rows are incomplete
             for name, key in _SUMS.items():
                 sums = sorted(
-                    (await cost.in_turns(live.summed(totals, key))).items(), key=lambda item: -item[1].requests
+                    (await cost.in_turns(figures.summed(totals, key))).items(), key=lambda item: -item[1].requests
                 )
                 parts[name] = [[*of, *total.row()] for of, total in sums[:MAX_TOTALS]]
         makers: list[tuple[str, Callable[[], Any]]] = [
-            ("brokers", lambda: live.broker_rows(metrics, MAX_ROWS)),
-            ("errors", lambda: live.error_rows(metrics, MAX_ROWS)),
-            ("topics", lambda: live.topic_rows(metrics, MAX_ROWS)),
-            ("clients", lambda: live.client_rows(metrics, MAX_ROWS)),
-            ("groups", lambda: live.group_rows(metrics, MAX_ROWS)),
+            ("brokers", lambda: figures.broker_rows(metrics, MAX_ROWS)),
+            ("errors", lambda: figures.error_rows(metrics, MAX_ROWS)),
+            ("topics", lambda: figures.topic_rows(metrics, MAX_ROWS)),
+            ("clients", lambda: figures.client_rows(metrics, MAX_ROWS)),
+            ("groups", lambda: figures.group_rows(metrics, MAX_ROWS)),
         ]
         if with_lags:
             self._lags_at = monotonic()
-            makers.append(("lags", lambda: live.lag_rows(metrics, time_ns(), MAX_ROWS)))
+            makers.append(("lags", lambda: figures.lag_rows(metrics, time_ns(), MAX_ROWS)))
         for name, make in makers:
             await cost.turn()
             parts[name] = make()
@@ -140,9 +140,9 @@ class Live:
         await cost.turn()
         if self._history is not None:
             made["current"] = self._history.open(metrics, totals, metrics.now_ns())
-            made["step_s"] = str(live.STEP_S)
-        made["bounds_s"] = json.dumps(live.BOUNDS_S)
-        made["slow_columns"] = json.dumps(live.SLOW_COLUMNS)
+            made["step_s"] = str(figures.STEP_S)
+        made["bounds_s"] = json.dumps(figures.BOUNDS_S)
+        made["slow_columns"] = json.dumps(figures.SLOW_COLUMNS)
         cost.stop()
         self._cost_s = cost.seconds
         made["interval_s"] = str(round(self.interval_s, 3))

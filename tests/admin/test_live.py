@@ -4,10 +4,10 @@ import asyncio
 import json
 
 from kproxy.admin import live as asked_live
-from kproxy.metrics import Metrics, live
+from kproxy.metrics import Metrics, figures
 from kproxy.protocol.apis import HEARTBEAT
 from tests.admin.test_operator import asked, operated
-from tests.metrics.test_live import connected
+from tests.metrics.test_figures import connected
 from tests.metrics.test_slow import FETCH, MS, PRODUCE, exchange
 from tests.proxy.live import live as running
 from tests.proxy.live import request, response
@@ -28,7 +28,7 @@ def of_heartbeats(answer):
 
 
 def test_the_answer_is_what_was_counted_and_then_only_what_is_new(monkeypatch):
-    monkeypatch.setattr(live, "STEP_S", 0.05)
+    monkeypatch.setattr(figures, "STEP_S", 0.05)
     monkeypatch.setattr(asked_live, "LEAST_S", 0.0)
     monkeypatch.setattr(asked_live, "SHARE", 0)
 
@@ -109,7 +109,7 @@ def test_many_askers_share_one_answer_and_a_costly_one_is_given_for_longer():
 
 
 def test_a_fault_while_counting_costs_a_sample_and_not_the_history(monkeypatch, caplog):
-    monkeypatch.setattr(live, "STEP_S", 0.01)
+    monkeypatch.setattr(figures, "STEP_S", 0.01)
     monkeypatch.setattr(asked_live, "SHARE", 0)
     metrics, faults = Metrics(), [OSError("a worker has ended")]
     connection = connected(metrics)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from kproxy.metrics import Metrics, cells, groups, live, named, upstream
+from kproxy.metrics import Metrics, cells, figures, groups, named, upstream
 from kproxy.metrics.groups import GroupCells, InsightCells
 from kproxy.metrics.named import MAX_LABEL, ClientCells, TopicCells, Topics
 from kproxy.metrics.upstream import UpstreamCells
@@ -89,9 +89,9 @@ def ids(count: int) -> tuple[int, int]:
 
 def series(count: int) -> tuple[int, int]:
     """Of a sample of the page: rows beyond the largest are added up by API."""
-    metrics, history = Metrics(), live.History()
+    metrics, history = Metrics(), figures.History()
     history.close(metrics, {}, SECOND)
-    found = {("demo", str(number), "Fetch"): live.Total() for number in range(count)}
+    found = {("demo", str(number), "Fetch"): figures.Total() for number in range(count)}
     for total in found.values():
         total.requests = 1
     history.close(metrics, found, 2 * SECOND)
@@ -117,7 +117,7 @@ BOUNDS = {
     "dialled brokers": Bound(upstream, "MAX_BORN", dialled),
     "partitions": Bound(groups, "MAX_PARTITIONS", partitions),
     "topic ids": Bound(named, "MAX_NAMES", ids),
-    "rows of a sample": Bound(live, "MAX_SERIES", series, 0, live.NAMED_SERIES),
+    "rows of a sample": Bound(figures, "MAX_SERIES", series, 0, figures.NAMED_SERIES),
 }
 
 

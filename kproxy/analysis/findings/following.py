@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from kproxy.analysis.findings import live
+from kproxy.analysis.findings import of_metrics
 from kproxy.analysis.findings.finding import Finding
 from kproxy.analysis.findings.thresholds import Limits, limits
 from kproxy.errors import KproxyError
@@ -33,7 +33,7 @@ class Following:
     ) -> None:
         self._counted = counted
         self._tell = tell
-        self._kept: deque[live.Moment] = deque(maxlen=KEPT)
+        self._kept: deque[of_metrics.Moment] = deque(maxlen=KEPT)
 
     async def follow(self) -> None:
         """Keep copies until this is cancelled."""
@@ -47,14 +47,16 @@ class Following:
             self._kept.append(now)
             await asyncio.sleep(EVERY_S)
 
-    async def _found(self, metrics: Metrics, now: live.Moment, chosen: Limits) -> tuple[live.Moment, list[Finding]]:
+    async def _found(
+        self, metrics: Metrics, now: of_metrics.Moment, chosen: Limits
+    ) -> tuple[of_metrics.Moment, list[Finding]]:
         """(the moment of the copy to compare with, the findings)"""
-        before = self._kept[0] if self._kept else live.began(metrics)
-        return before, await asyncio.to_thread(live.found_between, before, now, chosen)
+        before = self._kept[0] if self._kept else of_metrics.began(metrics)
+        return before, await asyncio.to_thread(of_metrics.found_between, before, now, chosen)
 
-    async def _taken(self) -> tuple[Metrics, live.Moment]:
+    async def _taken(self) -> tuple[Metrics, of_metrics.Moment]:
         metrics = await self._counted()
-        return metrics, await asyncio.to_thread(live.taken, metrics)
+        return metrics, await asyncio.to_thread(of_metrics.taken, metrics)
 
     async def asked(self, query: Mapping[str, str]) -> dict[str, Any]:
         """The findings as plain values; the query's parameters are thresholds. Raises ValueError for an unknown one."""

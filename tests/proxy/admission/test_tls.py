@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kproxy.analysis.findings import limits
-from kproxy.analysis.findings.live import began, found_between, taken
+from kproxy.analysis.findings.of_metrics import began, found_between, taken
 from kproxy.errors import ConfigError
 from kproxy.protocol.apis import METADATA, PRODUCE
 from kproxy.proxy.admission import client_tls, failed_logins

@@ -108,10 +108,10 @@ def test_what_goes_wrong_is_dumped_once(tmp_path, trigger, monkeypatch):
 
 # Of one kind of finding: others depend on how busy the machine is.
 FOLLOWS_OFTEN = """
-from kproxy.analysis.findings import following, live
+from kproxy.analysis.findings import following, of_metrics
 following.EVERY_S, following.KEPT = 0.1, 10_000
-found = live.found_between
-live.found_between = lambda *asked: [one for one in found(*asked) if one.kind == "old_versions"]
+found = of_metrics.found_between
+of_metrics.found_between = lambda *asked: [one for one in found(*asked) if one.kind == "old_versions"]
 from kproxy.cli import main
 main()
 """

@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 
 from kproxy.insight.knowledge import APIS
-from kproxy.metrics import Metrics, live
+from kproxy.metrics import Metrics, figures
 from kproxy.protocol.apis import METADATA
 from kproxy.proxy.filters.feed import Heard, Whose
 from kproxy.proxy.process.knowledge import known_cluster
@@ -168,7 +168,7 @@ def test_what_kind_of_group_it_is_is_known_of_each_that_was_recorded():
         known.hear(each)
         metrics.now_ns = lambda now_ns=each.response_start: now_ns
     metrics.cluster("default").insight = lambda: known.cells
-    kinds = {row[1]: tuple(row[8:]) for row in live.group_rows(metrics, 100)}
+    kinds = {row[1]: tuple(row[8:]) for row in figures.group_rows(metrics, 100)}
     wanted = {
         "connect-g": ("classic", "connect"),
         "eager-g": ("classic", "connect"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kproxy.metrics import Metrics, live
+from kproxy.metrics import Metrics, figures
 from kproxy.metrics.bounds import PROXY_NS
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.groups import InsightCells
@@ -58,7 +58,7 @@ def test_totals_are_the_figures_of_metrics():
     failed.errors, throttled.throttle_ms = (6, 6), 250
     connected(metrics).events([failed, throttled, exchange(FETCH, 400 * MS), exchange(PRODUCE, 20_000)])
     connected(metrics, broker="2").events([exchange(PRODUCE, 700 * SECOND)])
-    found, _ = run(live.totals(metrics))
+    found, _ = run(figures.totals(metrics))
     assert set(found) == {("demo", "1", "Produce"), ("demo", "1", "Fetch"), ("demo", "2", "Produce")}
     for (cluster, broker, api), total in found.items():
         of = {"cluster": cluster, "broker": broker, "api": api}
@@ -72,27 +72,27 @@ def test_totals_are_the_figures_of_metrics():
         assert throttle_ms == 1000 * exposed(metrics, "kproxy_throttle_seconds_sum", **of)
         below = 0
         counts = dict(zip(pairs[::2], pairs[1::2], strict=True))
-        for index, bound in enumerate(live.BOUNDS_S):
+        for index, bound in enumerate(figures.BOUNDS_S):
             below += counts.get(index, 0)
             le = f"{bound:g}" if bound < 1 else f"{bound:.1f}"
             assert below == exposed(metrics, "kproxy_request_duration_seconds_bucket", **of, le=le), le
 
 
 def test_samples_add_up_to_what_was_counted_since_the_first_one():
-    metrics, history = Metrics(), live.History()
+    metrics, history = Metrics(), figures.History()
     connection = connected(metrics)
     connection.events([exchange(PRODUCE, 3 * MS)])
-    history.close(metrics, run(live.totals(metrics))[0], START)  # what was before the first sample belongs to none
+    history.close(metrics, run(figures.totals(metrics))[0], START)  # what was before the first sample belongs to none
     for step in range(1, 6):
         connection.events([exchange(PRODUCE, 3 * MS)] * step)
-        open_now = json.loads(history.open(metrics, run(live.totals(metrics))[0], START + step * SECOND - 1))
-        history.close(metrics, run(live.totals(metrics))[0], START + step * SECOND)
+        open_now = json.loads(history.open(metrics, run(figures.totals(metrics))[0], START + step * SECOND - 1))
+        history.close(metrics, run(figures.totals(metrics))[0], START + step * SECOND)
         (last,) = samples_of(history)[-1:]
         assert open_now["s"] == last["s"] and open_now["n"] == 0 and last["n"] == step
     assert [sample["s"][0][1] for sample in samples_of(history)] == [1, 2, 3, 4, 5]
     assert [sample["d"] for sample in samples_of(history)] == [1.0] * 5
     assert history.series.names == [("other",) * 3, ("demo", "1", "Produce")]
-    history.close(metrics, run(live.totals(metrics))[0], START + 6 * SECOND)
+    history.close(metrics, run(figures.totals(metrics))[0], START + 6 * SECOND)
     assert samples_of(history)[-1]["s"] == []  # nothing happened
     history.close(metrics, {}, START + 6 * SECOND + 1_234_567_890)
     assert (samples_of(history)[-1]["d"], samples_of(history)[-1]["t"]) == (1.235, (START + 7_234_567_890) // MS)
@@ -100,13 +100,13 @@ def test_samples_add_up_to_what_was_counted_since_the_first_one():
 
 @pytest.mark.parametrize(("count", "turns"), [(0, 1), (39, 1), (40, 2), (41, 2), (120, 4)])
 def test_totals_are_added_up_forty_in_a_turn(count, turns):
-    found = {("demo", str(number), "Produce"): live.Total() for number in range(count)}
-    sums, taken = run(live.summed(found, live.by_api))
+    found = {("demo", str(number), "Produce"): figures.Total() for number in range(count)}
+    sums, taken = run(figures.summed(found, figures.by_api))
     assert taken == turns and sums.keys() == ({("demo", "", "Produce")} if count else set())
 
 
 def test_a_flood_of_brokers_and_apis_is_bounded_in_a_sample_and_in_turns():
-    metrics, history = Metrics(), live.History()
+    metrics, history = Metrics(), figures.History()
     interest = Interest()
     plans = [interest.plan(key << 16 | version) for key in (0, 1, 2, 3, 8, 9, 10, 11, 12) for version in (5, 6, 7)]
     history.close(metrics, {}, START)
@@ -114,12 +114,12 @@ def test_a_flood_of_brokers_and_apis_is_bounded_in_a_sample_and_in_turns():
         for broker in range(200):
             connection = connected(metrics, broker=f"{round_number}-{broker}")
             connection.events([exchange(plan, MS << n % 20) for n, plan in enumerate(plans)])
-        found, turns = run(live.totals(metrics))
-        assert turns >= len(found) // live._CELLS_PER_TURN
+        found, turns = run(figures.totals(metrics))
+        assert turns >= len(found) // figures._CELLS_PER_TURN
         history.close(metrics, found, START + (round_number + 1) * SECOND)
     for _, text in history.samples:
         sample = json.loads(text)
-        assert len(text) < 20_000 and live.NAMED_SERIES < len(sample["s"]) <= live.MAX_SERIES
+        assert len(text) < 20_000 and figures.NAMED_SERIES < len(sample["s"]) <= figures.MAX_SERIES
         assert sum(row[1] for row in sample["s"]) == 200 * len(plans)  # the rest is there too, by API
         named = {}
         for row in sample["s"]:
@@ -127,18 +127,18 @@ def test_a_flood_of_brokers_and_apis_is_bounded_in_a_sample_and_in_turns():
             named[api] = named.get(api, 0) + row[1]
         assert set(named.values()) == {600} and len(named) == 9
         assert sum(sum(row[7][1::2]) for row in sample["s"]) == 200 * len(plans)
-    for number in range(2 * live.MAX_NAMES):
+    for number in range(2 * figures.MAX_NAMES):
         history.series.number(("c", str(number), "x"))
-    assert len(history.series.names) == live.MAX_NAMES and history.series.number(("c", "new", "x")) == 0
-    for step in range(2 * live.SAMPLES):
+    assert len(history.series.names) == figures.MAX_NAMES and history.series.number(("c", "new", "x")) == 0
+    for step in range(2 * figures.SAMPLES):
         history.close(metrics, found, START + (10 + step) * SECOND)
-    assert len(history.samples) == live.SAMPLES
+    assert len(history.samples) == figures.SAMPLES
 
 
 def test_rebalances_of_a_group_that_was_not_there_before_are_in_its_first_sample(monkeypatch):
     found = {}
-    monkeypatch.setattr(live, "_rebalances", lambda metrics: dict(found))
-    metrics, history = Metrics(), live.History()
+    monkeypatch.setattr(figures, "_rebalances", lambda metrics: dict(found))
+    metrics, history = Metrics(), figures.History()
     found["c", "old"] = (5, False)
     history.close(metrics, {}, START)
     found["c", "new"] = (2, False)
@@ -149,7 +149,7 @@ def test_rebalances_of_a_group_that_was_not_there_before_are_in_its_first_sample
 
 
 def test_a_sample_that_has_not_begun_is_null():
-    metrics, history = Metrics(), live.History()
+    metrics, history = Metrics(), figures.History()
     assert history.open(metrics, {}, START) == "null" and history.last == 0
     history.close(metrics, {}, START)
     assert history.open(metrics, {}, START) == "null" and (history.last, history.begun_ns) == (0, START)
@@ -165,7 +165,7 @@ def test_a_sample_that_has_not_begun_is_null():
 
 @pytest.mark.parametrize("direction", ["request", "response"])
 def test_times_inside_kproxy_are_those_of_the_sample_alone(direction):
-    metrics, history = Metrics(), live.History()
+    metrics, history = Metrics(), figures.History()
     inside = metrics.directions[direction].counts
     history.close(metrics, {}, START)
     for number, bucket in enumerate((-2, 0, 4), 1):
@@ -186,8 +186,8 @@ def test_what_is_too_much_even_by_api_is_under_one_name():
         ((f"c{number}", "b", "Fetch"), [number + 1, 0, 0, 0, 0, 0, [3, number + 1], [4, number + 1]])
         for number in range(100)
     ]
-    found = live._rest_by_api(rows)
-    assert len(found) == live.MAX_SERIES - live.NAMED_SERIES and found[-1][0] == ("other",) * 3
+    found = figures._rest_by_api(rows)
+    assert len(found) == figures.MAX_SERIES - figures.NAMED_SERIES and found[-1][0] == ("other",) * 3
     assert (
         sum(row[0] for _, row in found)
         == sum(row[6][1] for _, row in found)
@@ -216,8 +216,8 @@ def test_rows_by_api_have_the_sums_of_each_column_and_bucket(rows, room):
         for cluster, api, counts, *histograms in rows
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live, "MAX_SERIES", live.NAMED_SERIES + room)
-        found = live._rest_by_api(made)
+        patch.setattr(figures, "MAX_SERIES", figures.NAMED_SERIES + room)
+        found = figures._rest_by_api(made)
     named = {key for key, _ in found if key != ("other",) * 3}
     apis = {(cluster, "other", api) for cluster, api, *_ in rows}
     assert named <= apis and len(found) == min(room, len(apis)) and (len(named) == len(found)) == (len(apis) <= room)
@@ -232,12 +232,12 @@ def test_rows_by_api_have_the_sums_of_each_column_and_bucket(rows, room):
     assert requests == sorted(requests, reverse=True)
 
 
-@given(figures=st.lists(st.tuples(st.sampled_from("abc"), *[st.integers(0, 2)] * 4), unique_by=lambda row: row[0]))
-def test_brokers_and_topics_are_in_the_order_that_their_rows_say(figures):
+@given(rows=st.lists(st.tuples(st.sampled_from("abc"), *[st.integers(0, 2)] * 4), unique_by=lambda row: row[0]))
+def test_brokers_and_topics_are_in_the_order_that_their_rows_say(rows):
     """A topic that some clients name and others know by its id is one row."""
     metrics = Metrics()
     topics = metrics.cluster("demo").topics = Topics()
-    for name, one, two, three, four in figures:
+    for name, one, two, three, four in rows:
         broker = metrics.cluster("demo").broker(name, "main")
         broker.open.update(main=one, other=four)
         broker.disconnects.update({("main", "defect"): two})
@@ -248,24 +248,22 @@ def test_brokers_and_topics_are_in_the_order_that_their_rows_say(figures):
             cells.seen_ns = metrics.now_ns()
             carried = cells.request, cells.response
             (carried[0].bytes, carried[0].records, carried[1].bytes, carried[1].records) = counts
-    brokers = [["demo", name, one + four, 0, two + three] for name, one, two, three, four in figures]
-    assert live.broker_rows(metrics, 9) == sorted(brokers, key=lambda row: (-row[2], row[1]))
-    topics_ = [
-        ["demo", name, one + four, two + three, three + two, four + one] for name, one, two, three, four in figures
-    ]
-    assert live.topic_rows(metrics, 9) == sorted(topics_, key=lambda row: -(row[2] + row[4]))
+    brokers = [["demo", name, one + four, 0, two + three] for name, one, two, three, four in rows]
+    assert figures.broker_rows(metrics, 9) == sorted(brokers, key=lambda row: (-row[2], row[1]))
+    topics_ = [["demo", name, one + four, two + three, three + two, four + one] for name, one, two, three, four in rows]
+    assert figures.topic_rows(metrics, 9) == sorted(topics_, key=lambda row: -(row[2] + row[4]))
 
 
 def test_rows_are_the_largest_and_no_more_than_were_asked_for():
     metrics = Metrics()
     for number in range(30):
         connected(metrics, broker=str(number)).events([exchange(PRODUCE, MS)] * (number + 1))
-    assert len(live.broker_rows(metrics, 10)) == 10
+    assert len(figures.broker_rows(metrics, 10)) == 10
     failed = exchange(PRODUCE, MS)
     failed.errors = (6,)
     connected(metrics, broker="7").events([failed])
-    assert live.error_rows(metrics, 10) == [["demo", "7", "Produce", "NOT_LEADER_OR_FOLLOWER", 1]]
-    assert live.topic_rows(metrics, 10) == live.group_rows(metrics, 10) == live.lag_rows(metrics, 0, 10) == []
+    assert figures.error_rows(metrics, 10) == [["demo", "7", "Produce", "NOT_LEADER_OR_FOLLOWER", 1]]
+    assert figures.topic_rows(metrics, 10) == figures.group_rows(metrics, 10) == figures.lag_rows(metrics, 0, 10) == []
 
 
 def test_the_largest_come_first_and_names_decide_between_equals():
@@ -273,7 +271,7 @@ def test_the_largest_come_first_and_names_decide_between_equals():
     for cluster, broker, count in (("demo", "c", 1), ("demo", "b", 3), ("demo", "a", 1), ("alpha", "z", 1)):
         for _ in range(count):
             connected(metrics, cluster, broker)
-    assert [row[:3] for row in live.broker_rows(metrics, 9)] == [
+    assert [row[:3] for row in figures.broker_rows(metrics, 9)] == [
         ["demo", "b", 3],
         ["alpha", "z", 1],
         ["demo", "a", 1],
@@ -282,8 +280,8 @@ def test_the_largest_come_first_and_names_decide_between_equals():
     once, twice = exchange(PRODUCE, MS), exchange(FETCH, MS)
     once.errors, twice.errors = (6,), (3, 3)
     connected(metrics, broker="a").events([once, twice])
-    assert [(row[2], row[4]) for row in live.error_rows(metrics, 9)] == [("Fetch", 2), ("Produce", 1)]
-    assert len(live.error_rows(metrics, 1)) == 1
+    assert [(row[2], row[4]) for row in figures.error_rows(metrics, 9)] == [("Fetch", 2), ("Produce", 1)]
+    assert len(figures.error_rows(metrics, 1)) == 1
     demo, insight = metrics.cluster("demo"), InsightCells()
     demo.insight = lambda: insight
     for name, connections, rebalances, members in (("c", 1, 2, 9), ("b", 5, 2, 10), ("a", 1, 2, 9), ("d", 4, 3, 0)):
@@ -292,10 +290,10 @@ def test_the_largest_come_first_and_names_decide_between_equals():
         group = insight.groups.cell_for(name, 1, metrics.now_ns())
         group.rebalances, group.members, group.duration_ns = rebalances, members, 1_234_567_890
         group.seen_ns = metrics.now_ns()
-    assert [(row[1], row[4]) for row in live.client_rows(metrics, 9)] == [("b", 5), ("d", 4), ("a", 1), ("c", 1)]
-    assert [row[1] for row in live.group_rows(metrics, 9)] == ["d", "b", "a", "c"]
-    assert live.group_rows(metrics, 1) == [["demo", "d", "Empty", 0, -1, 3, 1.235, 0, None, None]]
-    assert len(live.client_rows(metrics, 2)) == 2
+    assert [(row[1], row[4]) for row in figures.client_rows(metrics, 9)] == [("b", 5), ("d", 4), ("a", 1), ("c", 1)]
+    assert [row[1] for row in figures.group_rows(metrics, 9)] == ["d", "b", "a", "c"]
+    assert figures.group_rows(metrics, 1) == [["demo", "d", "Empty", 0, -1, 3, 1.235, 0, None, None]]
+    assert len(figures.client_rows(metrics, 2)) == 2
 
 
 def test_a_lag_that_is_not_known_comes_before_none():
@@ -306,7 +304,7 @@ def test_a_lag_that_is_not_known_comes_before_none():
 
     metrics = Metrics()
     metrics.cluster("demo").lags = Shown()
-    assert [row[2] for row in live.lag_rows(metrics, 0, 10)] == ["d", "b", "c", "e", "a"]
+    assert [row[2] for row in figures.lag_rows(metrics, 0, 10)] == ["d", "b", "c", "e", "a"]
 
 
 def test_topics_are_ordered_by_all_that_they_carried():
@@ -322,8 +320,8 @@ def test_topics_are_ordered_by_all_that_they_carried():
             2,
         )
     expected = [["demo", "large", 0, 1, 9, 2], ["demo", "even", 3, 1, 3, 2], ["demo", "small", 4, 1, 0, 2]]
-    assert live.topic_rows(metrics, 9) == expected
-    assert live.topic_rows(metrics, 2) == expected[:2]
+    assert figures.topic_rows(metrics, 9) == expected
+    assert figures.topic_rows(metrics, 2) == expected[:2]
 
 
 def test_slow_exchanges_after_a_moment_are_told_with_all_their_times():
@@ -331,7 +329,9 @@ def test_slow_exchanges_after_a_moment_are_told_with_all_their_times():
     slow = exchange(PRODUCE, 40 * MS, START + 3 * MS)
     slow.queue_ns, slow.muted_ns, slow.throttle_ms, slow.error_code = 7 * MS, 5 * MS, 11, 6
     connected(metrics).events([exchange(PRODUCE, 30 * MS), slow])
-    first, last = (dict(zip(live.SLOW_COLUMNS, row, strict=True)) for row in live.slow_rows(metrics, START - 1000))
+    first, last = (
+        dict(zip(figures.SLOW_COLUMNS, row, strict=True)) for row in figures.slow_rows(metrics, START - 1000)
+    )
     assert (first["at_us"], first["broker_s"], first["error"]) == (START // 1000, 0.03, "")
     assert (last["at_us"], last["cluster"], last["broker"], last["api"]) == (
         START // 1000 + 3000,
@@ -342,5 +342,5 @@ def test_slow_exchanges_after_a_moment_are_told_with_all_their_times():
     assert (last["queue_s"], last["muted_s"], last["throttle_ms"]) == (0.007, 0.005, 11)
     assert last["error"] == "NOT_LEADER_OR_FOLLOWER"
     assert (last["request_bytes"], last["response_bytes"], last["client"]) == (100, 50, "10.0.0.7")
-    assert [row[0] for row in live.slow_rows(metrics, START)] == [START // 1000 + 3000]
-    assert live.slow_rows(metrics, START + 3 * MS) == []
+    assert [row[0] for row in figures.slow_rows(metrics, START)] == [START // 1000 + 3000]
+    assert figures.slow_rows(metrics, START + 3 * MS) == []

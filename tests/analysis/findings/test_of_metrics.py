@@ -5,7 +5,7 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kproxy.analysis.findings import failures, limits, live, live_failures
+from kproxy.analysis.findings import failures, limits, of_metrics, of_metrics_failures
 from kproxy.analysis.findings.following import Following
 from kproxy.analysis.findings.thresholds import THRESHOLDS
 from kproxy.metrics import Metrics
@@ -44,21 +44,21 @@ class Running:
         self.connections[broker].events(done)
 
     def moment(self, at_s):
-        taken = live.taken(self.metrics)
+        taken = of_metrics.taken(self.metrics)
         taken.now_ns = self.metrics.started_ns + round(at_s * SECOND)
         taken.cpu_ns = {"1": 0}
         return taken
 
 
 def found(before, now, **given):
-    return {(one.kind, one.where): one for one in live.found_between(before, now, limits(given))}
+    return {(one.kind, one.where): one for one in of_metrics.found_between(before, now, limits(given))}
 
 
 def test_only_what_happened_between_counts():
     running = Running()
     running.does("1", 50, throttle_ms=100)
     first = running.moment(10)
-    assert ("throttled", "Produce") in found(live.began(running.metrics), first)
+    assert ("throttled", "Produce") in found(of_metrics.began(running.metrics), first)
     running.does("1", 50)
     assert not found(first, running.moment(70))
     running.does("1", 10, throttle_ms=900)
@@ -71,17 +71,17 @@ def test_a_slow_and_hot_broker_beside_others():
     for broker in ("1", "2", "3"):
         running.does(broker, 600, request_bytes=50_000 if broker == "2" else 2000)
     running.does("3", 30, duration_ns=900 * MS)
-    answer = found(live.began(running.metrics), running.moment(60))
+    answer = found(of_metrics.began(running.metrics), running.moment(60))
     assert set(answer) == {("hot_broker", "broker 2"), ("slow_broker", "broker 3")}
 
 
 def test_old_versions_are_told_of_the_cluster():
     running = Running()
     running.does("1", 5, ApiPlan(0, 2, "Produce", True))
-    (one,) = found(live.began(running.metrics), running.moment(60)).values()
+    (one,) = found(of_metrics.began(running.metrics), running.moment(60)).values()
     assert (one.kind, one.severity, dict(one.evidence)["apis"]) == ("old_versions", "note", "Produce v2")
     running.does("1", 5)
-    (one,) = found(live.began(running.metrics), running.moment(60)).values()
+    (one,) = found(of_metrics.began(running.metrics), running.moment(60)).values()
     assert one.severity == "warning"  # its brokers take newer ones
 
 
@@ -104,7 +104,7 @@ def test_what_was_refused_and_not_answered_is_told_by_api_and_kind():
     running = Running()
     running.does("1", 50)
     first = running.moment(10)
-    assert not found(live.began(running.metrics), first)
+    assert not found(of_metrics.began(running.metrics), first)
     running.does("1", 20, errors=(29,))  # TOPIC_AUTHORIZATION_FAILED
     running.does("1", 4, errors=(10,))  # MESSAGE_TOO_LARGE
     running.does("1", 2, errors=(3,))  # fewer than are told
@@ -142,7 +142,7 @@ def test_tls_handshakes_that_fail_are_told_by_side():
     clients.update(ok=100, closed=50)  # health checks close
     brokers.update(ok=9)
     first = running.moment(10)
-    assert not found(live.began(running.metrics), first)
+    assert not found(of_metrics.began(running.metrics), first)
     clients["rejected"] += 2
     clients["ok"] += 1
     brokers["closed"] += 40
@@ -160,13 +160,13 @@ def test_tls_handshakes_that_fail_are_told_by_side():
     }
     assert {one.kind for one in answer.values()} == {"tls_failed"}
     assert not found(running.moment(70), running.moment(130))
-    assert set(CLIENT_RESULTS) | set(BROKER_RESULTS) == {*live_failures._REASONS, "ok", "closed"}
+    assert set(CLIENT_RESULTS) | set(BROKER_RESULTS) == {*of_metrics_failures._REASONS, "ok", "closed"}
 
 
 def test_handshakes_that_fail_while_a_broker_is_away_are_a_finding_of_their_own():
     """They are counted of all brokers together: no place says that they were with that one."""
-    before, now = (live.Moment(at_s * SECOND, [0] * (len(PROXY_NS) + 1), {}, {}) for at_s in (0, 60))
-    taken = live.Taken()
+    before, now = (of_metrics.Moment(at_s * SECOND, [0] * (len(PROXY_NS) + 1), {}, {}) for at_s in (0, 60))
+    taken = of_metrics.Taken()
     taken.failed.lost["1", "unreachable"] = 5
     taken.failed.handshakes["client", "http"] = 1
     now.clusters["main"] = taken
@@ -177,8 +177,8 @@ def test_counters_that_began_anew_count_from_0():
     """A cluster was removed between two moments, and added again."""
 
     def taken(requests, failed):
-        of = live.Taken(open=1, accepted=requests, causes={"member_left": failed})
-        of.apis["1", "Produce"] = live.Api(requests, 100 * requests, failed, failed * 1000 * MS)
+        of = of_metrics.Taken(open=1, accepted=requests, causes={"member_left": failed})
+        of.apis["1", "Produce"] = of_metrics.Api(requests, 100 * requests, failed, failed * 1000 * MS)
         of.groups["g"] = failed, failed * SECOND, 2, "classic"
         of.failed.errors["Produce", "refused_authorization"] = failed
         of.failed.names["Produce", "refused_authorization"] = {"TOPIC_AUTHORIZATION_FAILED"}
@@ -189,8 +189,8 @@ def test_counters_that_began_anew_count_from_0():
         return of
 
     empty = [0] * (len(PROXY_NS) + 1)
-    now = live.Moment(600 * SECOND, empty, {}, {"main": taken(50, 40)})
-    new, old = (live.Moment(0, empty, {}, clusters) for clusters in ({}, {"main": taken(1000, 500)}))
+    now = of_metrics.Moment(600 * SECOND, empty, {}, {"main": taken(50, 40)})
+    new, old = (of_metrics.Moment(0, empty, {}, clusters) for clusters in ({}, {"main": taken(1000, 500)}))
     given = {"throttled_min": 3, "rebalances_min": 3}
     kinds = {kind for kind, _ in found(new, now, **given)}
     assert {"throttled", "rebalance_storm", "refused_authorization", "login_failed", "tls_failed"} <= kinds
@@ -215,7 +215,7 @@ def pairs(some, others):
 BROKERS, APIS = ("bootstrap", "1", "2", "3"), ("Produce", "Fetch", "Metadata", "Unheard")
 KINDS_OF_ERRORS = pairs(APIS, sorted(set(failures.KIND_OF.values())))
 FAILED = st.builds(
-    live_failures.Failed,
+    of_metrics_failures.Failed,
     errors=counted(*KINDS_OF_ERRORS),
     names=st.just({each: {"SOME_ERROR"} for each in KINDS_OF_ERRORS}),
     unanswered=counted(*APIS),
@@ -226,10 +226,16 @@ FAILED = st.builds(
     shrunk=COUNTS,
 )
 APIS_OF_BROKERS = st.builds(
-    live.Api, COUNTS, COUNTS, COUNTS, COUNTS.map(lambda count: count * MS), cells(DURATION_NS), counted("0", "3", "9")
+    of_metrics.Api,
+    COUNTS,
+    COUNTS,
+    COUNTS,
+    COUNTS.map(lambda count: count * MS),
+    cells(DURATION_NS),
+    counted("0", "3", "9"),
 )
 TAKEN = st.builds(
-    live.Taken,
+    of_metrics.Taken,
     apis=counted(*pairs(BROKERS, APIS), values=APIS_OF_BROKERS),
     open=COUNTS,
     accepted=COUNTS,
@@ -241,7 +247,7 @@ TAKEN = st.builds(
 )
 LEAST = dict.fromkeys(THRESHOLDS, 0)
 MOMENTS = st.builds(
-    live.Moment, st.just(0), cells(PROXY_NS), counted("1", "2"), st.dictionaries(st.just("main"), TAKEN)
+    of_metrics.Moment, st.just(0), cells(PROXY_NS), counted("1", "2"), st.dictionaries(st.just("main"), TAKEN)
 )
 
 
@@ -249,7 +255,7 @@ MOMENTS = st.builds(
 @given(MOMENTS, MOMENTS, st.sampled_from((0, 1, 60, 3600)), st.booleans())
 def test_whatever_was_counted_there_are_findings_and_no_negative_evidence(before, now, seconds, tells_all):
     now.now_ns = before.now_ns + seconds * SECOND
-    for one in live.found_between(before, now, limits(LEAST if tells_all else {})):
+    for one in of_metrics.found_between(before, now, limits(LEAST if tells_all else {})):
         for each in (one, *one.consequences):
             numbers = [value for _, value in each.evidence if isinstance(value, int | float)]
             assert all(number >= 0 for number in numbers), each
@@ -262,7 +268,7 @@ def test_partitions_without_leader_or_replicas_are_told_as_long_as_they_are():
     running.metrics.cluster("default").insight = lambda: cells
     cells.leadership("orders", 0, "offline", None, 0)
     cells.leadership("orders", 1, "isr_shrunk", 2, 1)
-    answer = found(live.began(running.metrics), running.moment(60))
+    answer = found(of_metrics.began(running.metrics), running.moment(60))
     assert {(kind, dict(one.evidence)["partitions"]) for (kind, _), one in answer.items()} == {
         ("offline_partitions", 1),
         ("under_replicated", 1),
@@ -281,17 +287,17 @@ def batches(records, count, codecs, size, topic="orders", topic_id=None):
 def test_topics_with_single_records_and_without_compression():
     running = Running()
     running.does("1", 3000, request_body=batches(1, 1, 1, 2000))
-    answer = found(live.began(running.metrics), running.moment(20))
+    answer = found(of_metrics.began(running.metrics), running.moment(20))
     assert set(answer) == {("single_record_batches", "topic orders"), ("no_compression", "topic orders")}
     assert dict(answer["single_record_batches", "topic orders"].evidence)["single_share"] == 1
     names = Found()
     names.names = {TOPIC_ID: "orders"}  # by which consumers call the topic
     running.does("1", 1, response_body=names)
     running.does("1", 9, FETCH, response_body=batches(1, 1, 1, 2000, None, TOPIC_ID))
-    assert set(found(live.began(running.metrics), running.moment(20))) == set(answer)
+    assert set(found(of_metrics.began(running.metrics), running.moment(20))) == set(answer)
     running = Running()
     running.does("1", 3000, request_body=batches(40, 1, 16, 2000))  # full, and zstd
-    assert not found(live.began(running.metrics), running.moment(20))
+    assert not found(of_metrics.began(running.metrics), running.moment(20))
 
 
 def test_clients_that_come_and_go():
@@ -299,7 +305,7 @@ def test_clients_that_come_and_go():
     for number in range(100):
         running.does(str(number % 2), 1)
         running.connections.pop(str(number % 2)).closed("client_closed")
-    answer = found(live.began(running.metrics), running.moment(50))
+    answer = found(of_metrics.began(running.metrics), running.moment(50))
     assert set(answer) == {("connection_churn", "all clients")}
     churn = answer["connection_churn", "all clients"]
     assert {"connections", "per_minute", "life_mean_ns"} == dict(churn.evidence).keys()  # no life, no reset is known
@@ -312,7 +318,7 @@ def test_health_checks_are_no_clients_that_come_and_go():
     for number in range(100):
         running.does(f"check {number}", 0)
         running.connections.pop(f"check {number}").closed("client_closed", spoke=False)
-    assert not found(live.began(running.metrics), running.moment(50))
+    assert not found(of_metrics.began(running.metrics), running.moment(50))
 
 
 def test_a_full_core_is_critical_where_bytes_wait_for_it():
@@ -328,9 +334,9 @@ def test_a_full_core_is_critical_where_bytes_wait_for_it():
 
 def test_for_a_kproxy_that_watches_nobody_waits():
     running = Running()
-    assert live.taken(running.metrics).cpu_ns
+    assert of_metrics.taken(running.metrics).cpu_ns
     running.metrics.passive = PassiveCells("eth0", ())
-    assert not live.taken(running.metrics).cpu_ns
+    assert not of_metrics.taken(running.metrics).cpu_ns
 
 
 def test_a_kproxy_whose_loop_does_something_else_says_so():

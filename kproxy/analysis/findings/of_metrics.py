@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from kproxy.analysis.findings import balance, clients, consuming, groups, producing
 from kproxy.analysis.findings.causes import folded
 from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding, found, ranked
-from kproxy.analysis.findings.live_failures import Failed, counted_failures, found_since, gained, gained_each
+from kproxy.analysis.findings.of_metrics_failures import Failed, counted_failures, found_since, gained, gained_each
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.parties import served_by
 from kproxy.analysis.pieces import MS
