@@ -161,6 +161,7 @@ create table connections (
   `tls_failure` string comment 'why the TLS handshake failed: the alert and its sender, as `unknown_ca by client`; unanswered; answered in clear; TLS expected: the client sent no TLS, and got an alert',
   `path_mtu` bigint comment 'the smallest MTU, in bytes, that a router named when it dropped a packet of the connection as too large (ICMP); null: none did',
   `closed_by` string comment 'which side ended it first, by a FIN or RST: client, broker; neither: kproxy ended it; null: no end was seen, or the first may be missing from the capture',
+  `closed_ns` bigint comment 'when that was: the first FIN or RST; null where closed_by is null, in ns',
   `date` string,
   `hour` string
 )

@@ -83,13 +83,15 @@ def errors(
     show` decodes it. `codes` counts the errors of the responses, at every level. Requests without a response are here
     too: `unanswered` are those whose client missed the response, by the same rule as in an overview; `not_missed` are
     those whose connection ended while nobody waited, such as long polls and a client's last requests, and
-    `closed_by_broker` those whose connection the broker ended first. `tls_expected` are those of clients without TLS at
+    `closed_by_broker` those whose connection the broker ended first. `answered_too_late` are those that were answered
+    after their client had waited and closed the connection. `tls_expected` are those of clients without TLS at
     a port that expects it.
     `in_flight_at_end` are requests that waited when the capture ended, on connections that were still open, less than 5
     seconds longer than they may: mostly long polls, and no errors. They come last.
     """
     keys = " and ".join(f"f.{key} = i.{key}" for key in KEYS)
     error = f"""case when waits and is_missed is null then '{AT_END}' when fine then coalesce(part_error, '{INSIDE}')
+        when outcome = '{ANSWERED}' and coalesce(errors, 0) = 0 then 'answered_too_late'
         when outcome = '{ANSWERED}' then error
         when outcome = 'unanswered' and without_tls then 'tls_expected'
         when outcome = 'unanswered' and is_missed is null and {of_clients(False)}
@@ -100,7 +102,10 @@ def errors(
         **missed_answers(),
         failed=f"""
             select *, outcome = '{ANSWERED}' and coalesce(error_code, 0) = 0 as fine
-            from exchanges where (errors > 0 or outcome in ('unanswered', 'lost')) and {of_clients(replicas)}""",
+            from exchanges where (errors > 0 or outcome in ('unanswered', 'lost')) and {of_clients(replicas)}
+            union all
+            select e.*, false from exchanges e join missed m on {" and ".join(f"e.{key} = m.{key}" for key in KEYS)}
+            where e.outcome = '{ANSWERED}' and coalesce(e.errors, 0) = 0""",
         inside=f"""
             select distinct {", ".join(KEYS)}, error as part_error from partitions
             where error_code != 0 and direction = 'response'""",

@@ -58,7 +58,7 @@ def steps(condition: str) -> dict[str, str]:
             select source, connection, max(handshake_rtt_ns) as round_trip_ns, max(end_ns) as ended_ns,
                 max(close) as close, max(late_answer_ns) as late_ns, max(late_answer_since_ns) as since_ns,
                 max(late_answer_times) as late_times, max(closed_by) as closed_by,
-                max({WITHOUT_TLS}) as without_tls
+                max(closed_ns) as closed_ns, max({WITHOUT_TLS}) as without_tls
             from connections group by source, connection""",
         "late": """
             select e.source, e.connection, max(e.response_end_ns) as sent_ns from exchanges e join trips t
@@ -73,6 +73,7 @@ def steps(condition: str) -> dict[str, str]:
             group by source""",
         "measured": f"""
             select e.*, t.round_trip_ns, t.close, t.closed_by, coalesce(t.without_tls, false) as without_tls,
+                case when t.closed_by = 'client' then e.response_start_ns - t.closed_ns end as unread_ns,
                 case when e.response_end_ns = d.sent_ns then t.late_ns else 0 end as late_ns,
                 case when e.response_end_ns = d.sent_ns then t.late_times end as late_times,
                 coalesce(e.latency_ns, 0) as wait_ns,
@@ -114,14 +115,14 @@ def steps(condition: str) -> dict[str, str]:
                 retransmissions, source, connection, `number`,
                 mute_ns, held_ns, allowed_ns, muted_ns, in_flight, records, request_bytes, response_bytes, acks,
                 max_wait_ms, loss_ns, closed_window_ns, throttle_ms, outcome, close, closed_by, without_tls,
-                request_start_ns, response_end_ns
+                unread_ns, request_start_ns, response_end_ns
             from travelled where outcome = '{ANSWERED}'
             union all
             select `time`, whole_ns, api, {GROUPS["client"]}, {GROUPS["broker"]}, client_address, api_version,
                 0, 0, 0, 0, 0, 0, 0, 0, 0, whole_ns, null, retransmissions, source, connection, `number`,
                 0, 0, allowed_ns, muted_ns, in_flight, records, request_bytes, response_bytes, acks,
                 max_wait_ms, loss_ns, closed_window_ns, throttle_ms, outcome, close, closed_by, without_tls,
-                request_start_ns, request_start_ns + whole_ns
+                unread_ns, request_start_ns, request_start_ns + whole_ns
             from travelled where outcome = '{UNANSWERED}'""",
         "caused": f"select *, case when outcome = '{UNANSWERED}' then 'unanswered' {causes} end as cause from parts",
         "weighed": f"select *, {_most(_LESSER.values())} as second_ns from caused",
@@ -189,4 +190,6 @@ def explanation() -> str:
             when retransmissions > 0 and loss_ns = 0
             then concat('; segments sent again meanwhile: ', cast(retransmissions as string), ', which delayed nothing')
             when retransmissions > 0 and loss_ns is null
-            then concat('; segments sent again meanwhile: ', cast(retransmissions as string)) else '' end)"""
+            then concat('; segments sent again meanwhile: ', cast(retransmissions as string)) else '' end,
+        case when unread_ns > 0 and outcome = '{ANSWERED}' then concat('; its client had closed the connection ',
+            {duration_of("unread_ns")}, ' before the answer') else '' end)"""

@@ -248,10 +248,11 @@ def missed_answers() -> dict[str, str]:
     """Steps of a question over `exchanges` and `connections`: `missed`, requests whose client missed the answer.
 
     They were not answered when their connection ended, and their client went on afterwards or had waited. It also went
-    on where its host tried to connect to that broker again, in vain, soon after the end. The last
-    requests of a client that ends do not count, nor those of a consumer that leaves its group, even if another with its
-    client id follows, nor do long polls that end in time. On a connection that was open at
-    the capture's end, where `is_open`, they had waited for OVERDUE_NS by then.
+    on where its host tried to connect to that broker again, in vain, soon after the end. So are requests that were
+    answered after their client had waited and closed the connection. The last requests of a client that ends do not
+    count, nor those of a consumer that leaves its group, even if another with its client id follows, nor do long polls
+    that end in time. On a connection that was open at the capture's end, where `is_open`, they had waited for
+    OVERDUE_NS by then.
     """
     polls = ", ".join(map(literal, LONG_POLLS))
     client, broker = GROUPS["client"], GROUPS["broker"]
@@ -260,15 +261,22 @@ def missed_answers() -> dict[str, str]:
         "last_asked": f"""
             select cluster, {client} as client, client_address as host, max(unix_micros(`time`)) as last_us
             from exchanges group by cluster, {client}, client_address""",
+        "hung_up": """
+            select source as its_source, connection as its_connection, max(closed_ns) as hung_up_ns
+            from connections where closed_by = 'client' group by source, connection""",
         "cut_off": f"""
             select source, connection, `number`, cluster, {client} as client, client_address as host,
                 {broker} as broker, broker_id, api, unix_micros(`time`) as us, request_end_ns,
                 coalesce({ns("max_wait_ms")}, 0) as allowed_ns
-            from exchanges where outcome = 'unanswered' and {of_clients(False)}""",
+            from exchanges left join hung_up on source = its_source and connection = its_connection
+            where (outcome = 'unanswered' or outcome = 'answered' and response_start_ns > hung_up_ns
+                and hung_up_ns >= request_end_ns + {_GAVE_UP_NS}) and {of_clients(False)}""",
         "captured": "select source, max(end_ns) as end_ns from connections group by source",
         "ended": """
-            select source, connection, max(end_ns) as end_ns, false as is_open from connections where close != 'open'
-            group by source, connection
+            select source, connection,
+                max(case when closed_by = 'client' then coalesce(closed_ns, end_ns) else end_ns end) as end_ns,
+                false as is_open
+            from connections where close != 'open' group by source, connection
             union all
             select o.source, o.connection, max(c.end_ns), true
             from connections o join captured c on o.source = c.source where o.close = 'open'

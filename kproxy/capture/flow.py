@@ -138,13 +138,17 @@ class Flow:
         """
         if not self.start_seen or any(self.payload_bytes) or self.total("gaps"):
             return False
-        first = self.talk.first_fin
-        if first is None and close == "reset":
-            first = self.reset_by, self.last_ns
-        if first is None:
+        if self.first_end is None:
             return False
-        side, time_ns = first
+        side, time_ns = self.first_end
         return side == 1 - self.client and time_ns - self.first_ns - max(0, self.rtt_ns) <= AT_ONCE_NS
+
+    @property
+    def first_end(self) -> tuple[int, int] | None:
+        """The side of the first FIN or RST that was captured, and its time; None: neither was."""
+        if self.talk.first_fin is None and self.reset_by >= 0:
+            return self.reset_by, self.last_ns
+        return self.talk.first_fin
 
     def total(self, counter: str) -> int:
         """Both halves together: retransmissions, out_of_order, zero_windows, gaps, gap_bytes or truncated."""
@@ -288,18 +292,20 @@ class Flow:
         return ANSWERED_IN_CLEAR if self.is_answered_in_clear else UNANSWERED
 
     @property
-    def closed_by(self) -> str | None:
-        """The side of the first FIN or RST; None: none was captured, or an earlier one may be missing."""
-        first = self.talk.first_fin
-        side = self.reset_by if first is None else first[0]
-        is_sure = side >= 0 and self.talk.halves[1 - side].seen and not self.talk.has_unseen_fin
-        return SIDES[side ^ self.client] if is_sure else None
+    def closed(self) -> tuple[str, int] | None:
+        """The side that ended it first, and when; None: no end was captured, or an earlier one may be missing."""
+        if self.first_end is None:
+            return None
+        side, time_ns = self.first_end
+        is_sure = self.talk.halves[1 - side].seen and not self.talk.has_unseen_fin
+        return (SIDES[side ^ self.client], time_ns) if is_sure else None
 
     def columns(self) -> dict[str, Any]:
         """The TCP columns of its row of `connections`."""
         client = self.client
         broker = self.talk.halves[1 - client]
         late_ns, since_ns, times = broker.latest
+        closed_by, closed_ns = self.closed or (None, None)
         return {
             "start_ns": self.first_ns,
             "end_ns": self.last_ns,
@@ -321,7 +327,8 @@ class Flow:
             "late_answer_times": times if late_ns else None,
             "tls_failure": self.tls_failure,
             "path_mtu": self.path_mtu,
-            "closed_by": self.closed_by,
+            "closed_by": closed_by,
+            "closed_ns": closed_ns,
         }
 
 

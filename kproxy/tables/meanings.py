@@ -182,6 +182,7 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "large (ICMP); null: none did",
         "closed_by": "which side ended it first, by a FIN or RST: client, broker; neither: kproxy ended it; null: no "
         "end was seen, or the first may be missing from the capture",
+        "closed_ns": "when that was: the first FIN or RST; null where closed_by is null",
     },
     "quality": {
         "kind": "the kind of flaw, or of fact, that is counted",

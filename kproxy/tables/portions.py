@@ -184,7 +184,8 @@ class Tally:
 
     def row_so_far(self, now_ns: int) -> dict[str, Any]:
         """Return the row of an open connection; its bytes are unknown here."""
-        so_far = {"client_bytes": None, "broker_bytes": None, "end_seen": False, "close": None, "closed_by": None}
+        so_far = {"client_bytes": None, "broker_bytes": None, "end_seen": False, "close": None}
+        so_far |= {"closed_by": None, "closed_ns": None}
         return self.row(Closed(CLIENT, now_ns)) | so_far
 
     def row(self, closed: Closed) -> dict[str, Any]:
@@ -216,6 +217,7 @@ class Tally:
             "end_seen": True,
             "close": _close(closed.cause),
             "closed_by": _closed_by(closed.cause),
+            "closed_ns": closed.now_ns,
             "gaps": 0,
             "gap_bytes": 0,
             "resyncs": 0,

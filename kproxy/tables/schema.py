@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from kproxy.tables import meanings
 
-VERSION = 12
+VERSION = 13
 
 TIME = pa.timestamp("us", tz="UTC")
 I16, I32, I64, TEXT, FLAG = pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.bool_()
@@ -255,6 +255,7 @@ CONNECTIONS = Table(
         ("tls_failure", TEXT),
         ("path_mtu", I64),
         ("closed_by", TEXT),
+        ("closed_ns", I64),
         always=("connection",),
     ),
     ("time", "connection"),

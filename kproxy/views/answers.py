@@ -300,6 +300,7 @@ _ERRORS = {
     "inside_answer": "errors inside the answer",
     "not_missed": "no answer, nobody waited for it",
     "closed_by_broker": "no answer, the broker closed the connection",
+    "answered_too_late": "answered after the client had closed the connection",
     "tls_expected": "no answer, the port expects TLS",
     "in_flight_at_end": "in flight when the capture ended",
 }

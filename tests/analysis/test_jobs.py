@@ -8,6 +8,8 @@ import pytest
 
 from kproxy.analysis import engine, jobs
 from kproxy.analysis.duck import Tables, quoted, type_text
+from kproxy.analysis.findings import limits
+from kproxy.analysis.findings.failures import unanswered
 from kproxy.analysis.parts import CAUSES
 from kproxy.analysis.pieces import duration_of
 from kproxy.tables.schema import (
@@ -280,6 +282,38 @@ def test_who_ended_a_connection_tells_what_a_missing_answer_means(frame):
         ("client-2", "no answer: its client sent no TLS, and the port expects it"),
         ("client-3", "no answer: its connection ended after 500 ms"),
     ]
+
+
+def test_an_answer_after_its_client_had_closed_the_connection_was_missed(frame):
+    """A client waits 30 s and leaves, 15 s before the answer; others leave at once, are answered first, or left."""
+    began = round(START.timestamp()) * 1000 * MS
+    ends = [("client", 30_000), ("client", 500), ("client", 46_000), ("broker", 30_000), (None, None)]
+    connections = frame(
+        CONNECTIONS,
+        [
+            {"source": "a.pcap", "connection": n, "start_ns": began, "end_ns": began + 50_000 * MS, "close": "reset"}
+            | {"closed_by": by, "closed_ns": at_ms and began + at_ms * MS}
+            for n, (by, at_ms) in enumerate(ends)
+        ],
+    )
+    times = {"request_start_ns": began, "request_end_ns": began, "errors": 0, "error": None, "error_code": 0}
+    times |= {"response_start_ns": began + 45_000 * MS, "response_end_ns": began + 45_000 * MS}
+    waited = {"latency_ns": 45_000 * MS, "total_ns": 45_000 * MS, "broker_ns": 45_000 * MS}
+    of_clients = [exchange(0, connection=n, client_id=f"client-{n}", **times, **waited) for n in range(len(ends))]
+    exchanges = frame(EXCHANGES, of_clients)
+    assert rows(jobs.errors(exchanges, frame(PARTITIONS, [{}]), connections), "error", "exchanges", "last_client") == [
+        ("answered_too_late", 1, "client-0")
+    ]
+    told = dict(rows(jobs.slow(exchanges, connections), "client", "explanation"))
+    assert {client: text.partition("; its client")[2] for client, text in told.items()} == {
+        "client-0": " had closed the connection 15.0 s before the answer",
+        "client-1": " had closed the connection 44.5 s before the answer",
+        **dict.fromkeys(("client-2", "client-3", "client-4"), ""),
+    }
+    ((failed, gave_up, longest_ns),) = rows(
+        unanswered({"exchanges": exchanges, "connections": connections}, limits()), "failed", "gave_up", "longest_ns"
+    )
+    assert (failed, gave_up, longest_ns) == (1, 1, 30_000 * MS)
 
 
 def test_skew(frame):

@@ -14,6 +14,7 @@ from tests.capture.columns.test_inorder import NEVER, told
 
 EXPECTED = Path(__file__).with_name("story.txt")
 USUAL = {None, 0, "answered", "full", "plain"}  # and so not written
+OF_CONNECTION = ("late_answer_since_ns", "closed_ns")
 OF_EXCHANGE = ("request_start_ns", "request_end_ns", "response_start_ns", "response_end_ns")
 SIZES = ("request_bytes", "response_bytes")
 SAME = {  # of every row, or what others of its values say
@@ -31,7 +32,7 @@ def values(row, names=()):
     found = []
     for name, value in row.items():
         if value not in USUAL and name not in SAME and name not in names:
-            found.append(f"{name}={since(value) if name == 'late_answer_since_ns' else value}")
+            found.append(f"{name}={since(value) if name in OF_CONNECTION else value}")
     return found
 
 
