@@ -1,4 +1,4 @@
-"""A real broker in network namespaces of its own: a client's, a gateway's and the broker's, joined by veth pairs."""
+"""A real broker with network namespaces for the client, a gateway and the broker, joined by veth pairs."""
 
 import sys
 import uuid
@@ -18,7 +18,7 @@ HOST = "10.91.2.1"
 
 
 class Apart(NamedTuple):
-    """The client is 10.91.1.9, the gateway between 10.91.1.254 and 10.91.2.254."""
+    """The client is 10.91.1.9; the gateway between them is 10.91.1.254 and 10.91.2.254."""
 
     client: Namespace
     gateway: Namespace

@@ -1,4 +1,4 @@
-"""A connection that sends requests as they are given, where a client's own retries and caches would hide the answer."""
+"""A connection that sends requests unchanged, where a client's own retries and caches would hide the response."""
 
 import socket
 import struct
@@ -13,7 +13,7 @@ KEYS = {api.name: key for key, api in schema().apis.items()}
 class Asking:
     """A connection to `host:port`; use it as a context manager.
 
-    Raises ConnectionError where the peer closes it before it has answered.
+    Raises ConnectionError if the peer closes it before responding.
     """
 
     def __init__(self, address: str) -> None:
@@ -30,7 +30,7 @@ class Asking:
         return codec.decode_response(self.answer(api, version, body), KEYS[api], version)[1]
 
     def answer(self, api: str, version: int, body: dict[str, Any]) -> bytes:
-        """The frame of the answer, its size left out."""
+        """The frame of the response, without its size."""
         self._sock.sendall(codec.framed_request(KEYS[api], version, 7, "asking", body))
         (size,) = struct.unpack(">i", self._read(4))
         return self._read(size)

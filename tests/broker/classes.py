@@ -1,7 +1,7 @@
-"""`python -m tests.broker.classes`: what a broker loads of Java, kept, so that those of the tests start from it.
+"""`python -m tests.broker.classes`: archive the classes that a broker loads, so that the tests' brokers start faster.
 
-./dev runs it once for Kafka's jars and one Java; see kproxy/spark/classes.py for what an archive is. A JVM to which it
-does not belong, as one with other jars, does without it and says nothing.
+./dev runs it once per combination of Kafka's jars and Java; kproxy/spark/classes.py explains such archives. A JVM that
+the archive does not fit, such as one with other jars, silently ignores it.
 """
 
 import tempfile

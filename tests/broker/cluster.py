@@ -1,8 +1,8 @@
 """A real Kafka for tests: a KRaft cluster of separate JVMs on addresses of their own.
 
-Every broker has a listener CLIENT for whoever is under test, SASL for those who log in, INTERNAL for the other brokers,
-and CONTROLLER. So the peers of CLIENT in a broker's connection log are its clients and nobody else. A broker with TLS
-and every login: secured.py.
+Every broker has a listener CLIENT for the clients under test, SASL for clients that log in, INTERNAL for the other
+brokers, and CONTROLLER. So a broker's connection log lists only clients as peers of CLIENT. For a broker with TLS and
+every login see secured.py.
 
 Processes are ended by the handles kept here.
 """
@@ -29,7 +29,7 @@ STOP_TIMEOUT_S = 60
 
 
 def wait_for(what: str, condition: Callable[[], bool], timeout_s: float = 60, *, pause_s: float = 0.1) -> None:
-    """Polls until the condition holds; AssertionError naming `what` if it does not in time."""
+    """Poll until the condition holds; raises AssertionError that names `what` if it does not hold in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -44,15 +44,15 @@ LISTENERS = {"CLIENT": "PLAINTEXT", "SASL": "SASL_PLAINTEXT"}
 class Broker:
     """One node in a JVM of its own, on an address of its own; `stop` and `start` keep its data.
 
-    listeners: those for clients, each with its security protocol. CLIENT is one of them.
+    listeners: the listeners for clients, each with its security protocol. CLIENT is one of them.
     """
 
     logging = LOGGING  # the Log4j 2 settings of its JVM
-    log_options: tuple[str, ...] = ()  # of the JVM, which those settings read
+    log_options: tuple[str, ...] = ()  # JVM options that LOGGING reads
 
     def __init__(self, node_id: int, folder: Path, *, controls: bool, listeners: Mapping[str, str] = LISTENERS) -> None:
         self.node_id = node_id
-        self.controls = controls  # whether it is one of the controllers too
+        self.controls = controls  # whether it is also a controller
         self.host = f"127.0.1.{node_id}"
         first = free_ports(len(listeners) + 2, self.host)
         self.protocols = {**listeners, "INTERNAL": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
@@ -79,7 +79,7 @@ class Broker:
     def format(
         self, cluster_id: str, voters: str, settings: Mapping[str, str], users: Mapping[str, str] = USERS
     ) -> None:
-        """users: names and passwords of those who log in by SCRAM."""
+        """users: names and passwords of users that log in by SCRAM."""
         listeners = {name: f"{name}://{self.address_of(name)}" for name in self.protocols}
         controller = listeners.pop("CONTROLLER")
         self.config.write_text(
@@ -110,11 +110,11 @@ class Broker:
                 for name, password in users.items()
                 for option in ("--add-scram", f"{mechanism}=[name={name},password={password}]")
             ),
-            *("--feature", "share.version=1"),  # KIP-932, which 4.1 has but does not turn on by itself
+            *("--feature", "share.version=1"),  # KIP-932: 4.1 has it, but does not enable it by itself
         )
 
     def start(self, *, options: Sequence[str] = ()) -> None:
-        """`options`: of the JVM, in place of those that keep it small."""
+        """options: JVM options that replace those that keep it small."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 java(
@@ -138,7 +138,7 @@ class Broker:
             assert self._process is not None
             if self._process.poll() is not None:
                 raise AssertionError(f"broker {self.node_id} exited {self._process.returncode}\n{self.log_tail()}")
-            with socket.socket() as probe:  # not at CLIENT, where only those under test come
+            with socket.socket() as probe:  # not at CLIENT, which only the clients under test connect to
                 return probe.connect_ex((self.host, self.ports["INTERNAL"])) == 0
 
         try:
@@ -147,7 +147,7 @@ class Broker:
             raise AssertionError(f"{fault}\n{self.log_tail()}") from None
 
     def stop(self, *, kill: bool = False) -> None:
-        """Controlled shutdown, or at once."""
+        """Shut down in a controlled way, or kill at once."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
@@ -160,12 +160,12 @@ class Broker:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing of it runs meanwhile, as in a long garbage collection: each of its threads has stopped."""
+        """Stop all its threads for a while, as a long garbage collection does."""
         assert self._process is not None
         tasks = Path(f"/proc/{self._process.pid}/task")
         self._process.send_signal(signal.SIGSTOP)
         try:
-            # The state is the field behind the name, which may hold blanks and is in parentheses: proc(5).
+            # The state is the field after the name, which is in parentheses and may contain spaces: proc(5).
             wait_for(
                 "each of its threads to stop",
                 lambda: all(
@@ -182,7 +182,7 @@ class Broker:
         return f"--- broker {self.node_id}\n" + "\n".join(text.splitlines()[-lines:])
 
     def client_peers(self, listener: str = "CLIENT") -> list[tuple[str, int]]:
-        """Who connected to a listener so far, by the broker's own log, oldest first."""
+        """The peers that connected to a listener so far, from the broker's own log, oldest first."""
         return [
             (match[1], int(match[2]))
             for match in re.finditer(
@@ -193,7 +193,7 @@ class Broker:
         ]
 
 
-# Small and quick: few threads and partitions for internal topics, no waiting where nothing is to be waited for.
+# Small and quick: few threads, few partitions of internal topics, and no needless delays.
 SETTINGS = {
     "num.network.threads": "2",
     "num.io.threads": "4",
@@ -210,10 +210,11 @@ SETTINGS = {
     "share.coordinator.state.topic.replication.factor": "3",
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
-    **{  # of members whom brokers tell how often: by themselves 5 s, and no less
+    **{  # heartbeats whose interval brokers dictate: the default and minimum are 5 s
         f"group.{kind}.{bound}heartbeat.interval.ms": "500" for kind in ("consumer", "share") for bound in ("min.", "")
     },
-    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",  # for who names a rack
+    # for clients that name a rack
+    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
     "broker.heartbeat.interval.ms": "500",
     "broker.session.timeout.ms": "3000",
     "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
@@ -228,9 +229,9 @@ SETTINGS = {
 
 
 class Cluster:
-    """Three brokers that are also the controllers, and those that join later.
+    """Three brokers that are also the controllers, and brokers that join later.
 
-    settings: of every broker, beside SETTINGS and over them.
+    settings: for every broker; they override SETTINGS.
     """
 
     def __init__(
@@ -261,7 +262,7 @@ class Cluster:
 
     @contextmanager
     def one_more(self) -> Iterator[Broker]:
-        """A fourth broker, for a while."""
+        """A fourth broker, for the duration of the context."""
         broker = Broker(4, self.folder, controls=False)
         broker.format(self.id, self.voters, self.settings)
         self.brokers.append(broker)
@@ -274,7 +275,7 @@ class Cluster:
             self.brokers.remove(broker)
 
     def stop(self) -> None:
-        """The data is thrown away, so nobody needs to say goodbye."""
+        """Kill the brokers: their data is thrown away, so a controlled shutdown is not needed."""
         for broker in self.brokers:
             broker.stop(kill=True)
 

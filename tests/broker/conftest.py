@@ -1,6 +1,6 @@
-"""One real cluster for all tests of this folder, kproxy before it, and their logs beside every failure.
+"""One real cluster for all tests of this folder, kproxy before it, and the logs of both with every failure.
 
-They end with the last of these tests: three idle brokers take a seventh of a core for as long as they live.
+They stop after the last of these tests: three idle brokers use a seventh of a core.
 """
 
 from collections.abc import Generator, Iterator
@@ -37,7 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="package")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
-    """A broker alone, with TLS, client certificates and every login: see secured.py."""
+    """A single broker with TLS, client certificates and every login: see secured.py."""
     broker = SecuredBroker(tmp_path_factory.mktemp("secured"))
     try:
         broker.start()
@@ -49,7 +49,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]
 
 @pytest.fixture(scope="package")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
-    """A broker alone, in network namespaces: see apart.py."""
+    """A single broker in network namespaces: see apart.py."""
     with made_apart(tmp_path_factory.mktemp("apart")) as broker:
         yield broker
 
@@ -62,10 +62,10 @@ def kproxy(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def bootstrap(kproxy: Kproxy, cluster: Cluster) -> Iterator[str]:
-    """Where a test's clients bootstrap: at kproxy.
+    """The bootstrap address for a test's clients: kproxy's.
 
-    After it, every peer in the brokers' connection logs is kproxy, and kproxy found no fault in what real clients and
-    brokers say to each other.
+    After the test, kproxy must be the only peer in the brokers' connection logs, and must have found no protocol fault
+    in the traffic of real clients and brokers.
     """
     before = cluster.client_peers()
     yield kproxy.bootstrap

@@ -1,6 +1,6 @@
-"""Kafka's jars, and its command line tools in JVMs that stay: to start one costs ten times what most of them do.
+"""Kafka's jars, and its command line tools in JVMs that are kept running: starting one costs ten times most tools.
 
-The jars are those of pom.xml beside this file; `./dev test` fetches them.
+The jars are those of the pom.xml in this folder; `./dev test` downloads them.
 """
 
 import atexit
@@ -18,16 +18,16 @@ from typing import NamedTuple
 JARS = Path(__file__).parents[2] / ".cache/kafka"
 SMALL_JVM = (
     *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"),
-    # Kafka's classes are as it was released: to verify them is a seventh of a broker's start.
+    # Kafka's classes are unmodified: verifying them takes a seventh of a broker's start.
     *("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
 )
-ARCHIVE = JARS / "classes.jsa"  # what a broker loads: see classes.py
+ARCHIVE = JARS / "classes.jsa"  # the classes that a broker loads: see classes.py
 TOOL_TIMEOUT_S = 120
 _TOOLS = Path(__file__).with_name("Tools.java")
 
 
 def java(main: str, *arguments: str, options: Sequence[str] = (), classes: str = "") -> list[str]:
-    """The command that runs a main class of Kafka's jars, or of `classes`, a folder."""
+    """The command that runs a main class of Kafka's jars, or of the folder `classes`."""
     executable = shutil.which("java")
     if executable is None or not (JARS / "stamp").exists():
         raise RuntimeError("no Java or no Kafka jars: run ./dev test, which fetches both")
@@ -37,13 +37,13 @@ def java(main: str, *arguments: str, options: Sequence[str] = (), classes: str =
 
 
 class Ended(NamedTuple):
-    """A tool that has ended, or did not in time."""
+    """The outcome of a tool that has ended or timed out."""
 
     from_ns: int
     to_ns: int
-    status: int | None  # None: it went on, or the JVM is gone
+    status: int | None  # None: it timed out, or the JVM has exited
     output: str
-    errors: str  # and what the JVM logged
+    errors: str  # includes the log of the JVM
 
 
 class Tools:
@@ -61,13 +61,13 @@ class Tools:
         )
 
     def run(self, main: str, *arguments: str, stdin: bytes = b"", timeout_s: float = TOOL_TIMEOUT_S) -> Ended:
-        """Runs a main class to its end; after one that does not, `close` is all that can be done."""
+        """Run a main class to its end. After one that times out, only `close` is possible."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with self._one_at_a_time, tempfile.TemporaryDirectory() as folder:
-            given, written = Path(folder, "input"), Path(folder, "output")
-            given.write_bytes(stdin)
-            written.touch()
-            parts = (str(given), str(written), main, *arguments)
+            input_file, output_file = Path(folder, "input"), Path(folder, "output")
+            input_file.write_bytes(stdin)
+            output_file.touch()
+            parts = (str(input_file), str(output_file), main, *arguments)
             assert not any("\n" in part for part in parts)
             said_before = os.fstat(self._errors.fileno()).st_size
             begin = time.time_ns()
@@ -76,7 +76,7 @@ class Tools:
             status = self._process.stdout.readline() if ended else b""
             end = time.time_ns()
             errors = os.pread(self._errors.fileno(), 1 << 20, said_before)
-            output = written.read_bytes()
+            output = output_file.read_bytes()
         text, words = (said.decode(errors="replace") for said in (output, errors))
         return Ended(begin, end, int(status) if status else None, text, words)
 
@@ -102,7 +102,7 @@ def tool(
     timeout_s: float = TOOL_TIMEOUT_S,
     options: Sequence[str] = (),
 ) -> str:
-    """Runs one of Kafka's command line tools to its end; its standard output. options: of the JVM."""
+    """Run one of Kafka's command line tools to its end; returns its standard output. options: of the JVM."""
     wanted = tuple(options)
     if wanted not in _running:
         _running[wanted] = Tools(wanted)

@@ -22,20 +22,20 @@ class Kproxy:
     """`kproxy run` between the clients of a test and a cluster; `stop` and `start` keep its ports."""
 
     def __init__(self, bootstrap: str, folder: Path, *arguments: str) -> None:
-        port = free_ports(7)  # admin, bootstrap, what would be broker 0, brokers 1 to 4
+        port = free_ports(7)  # admin, bootstrap, broker 0 (unused), brokers 1 to 4
         self.bootstrap = f"127.0.0.1:{port + 1}"
         self.admin = f"127.0.0.1:{port}"
         self.log = folder / "kproxy.log"
         self.command = [
             *(str(KPROXY), "run", "--listen", self.bootstrap, "--bootstrap", bootstrap, "--admin", self.admin),
-            *("--log-level", "debug"),  # a line for each connection
+            *("--log-level", "debug"),  # logs a line for each connection
             *arguments,
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def beside(cls, ports: Iterable[int], folder: Path, *arguments: str) -> Self:
-        """`kproxy watch` of ports on loopback, which needs root; it has no bootstrap."""
+    def watching(cls, ports: Iterable[int], folder: Path, *arguments: str) -> Self:
+        """`kproxy watch` for ports on loopback, which needs root; it has no bootstrap."""
         made = cls("", folder)
         made.log = folder / "watch.log"
         made.command = [str(KPROXY), "watch", "--interface", "lo", "--admin", made.admin, *arguments]
@@ -64,7 +64,7 @@ class Kproxy:
         assert kill or status == 0, f"kproxy exited {status}\n{self.log_tail()}"
 
     def reload(self) -> None:
-        """Read the settings' file again; returns when they are in use."""
+        """Read the settings file again; returns once the settings are in use."""
         assert self._process is not None
         reloads = self.log.read_text().count("reload by SIGHUP")
         self._process.send_signal(signal.SIGHUP)
@@ -106,7 +106,7 @@ class Kproxy:
             return text
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of the samples of that name that carry those labels."""
+        """The sum of the samples of that name that have those labels."""
         return sum(
             sample.value
             for family in text_string_to_metric_families(self.get("/metrics"))
@@ -115,7 +115,7 @@ class Kproxy:
         )
 
     def totals(self, name: str, *by: str) -> dict[tuple[str, ...], float]:
-        """A metric's values, added up by some of its labels, without those of 0."""
+        """A metric's values summed by some of its labels, without zeros."""
         found: Counter[tuple[str, ...]] = Counter()
         for family in text_string_to_metric_families(self.get("/metrics")):
             for sample in family.samples:
@@ -124,7 +124,7 @@ class Kproxy:
         return {key: value for key, value in found.items() if value}
 
     def sources(self) -> Counter[tuple[str, tuple[str, int]]]:
-        """Every connection that kproxy made to a broker so far, by its own log: (to whom, from where)."""
+        """Every connection that kproxy made to a broker so far, from its own log: (broker, local address)."""
         lines = re.findall(r" to ([0-9.]+:[0-9]+) from ([0-9.]+):([0-9]+)$", self.log.read_text(), re.MULTILINE)
         return Counter((broker, (host, int(port))) for broker, host, port in lines)
 

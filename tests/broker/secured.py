@@ -1,6 +1,7 @@
 """One real broker with every kind of listener: see `security.LISTENERS`, `security.USERS`, `security.Security`.
 
-Its addresses are `address_of("SSL")` and so on. Unlike the brokers of cluster.py it also tells who its clients are.
+Its addresses are `address_of("SSL")` and so on. Unlike the brokers of cluster.py it also reports its clients'
+principals.
 """
 
 import json
@@ -12,15 +13,15 @@ from pathlib import Path
 from tests.broker.cluster import SETTINGS, Broker
 from tests.broker.security import LISTENERS, USERS, Security
 
-NODE_ID = 7  # apart from the nodes of a Cluster: also its address is one of its own
+NODE_ID = 7  # differs from the nodes of a Cluster, so that its address differs too
 _ALONE = {name: "1" for name in SETTINGS if name.endswith((".replication.factor", ".min.isr"))}
 
 
 class SecuredBroker(Broker):
-    """One node, its own controller, that takes clients by TLS, by certificates, and by every login.
+    """One node, its own controller, that accepts clients by TLS, by certificates and by every login.
 
-    `security` has its CA, users and tokens, and the settings with which clients reach each listener. Topics are made
-    at their first use, with three partitions.
+    `security` has its CA, users and tokens, and the settings with which clients reach each listener. Topics are created
+    at first use, with three partitions.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,14 +38,15 @@ class SecuredBroker(Broker):
         super().start(options=(*self.security.broker_options(), *log, *options))
 
     def logged_bytes(self) -> int:
-        """How long its request log is: what `principals` may be told to begin at."""
+        """The size of its request log, as a start for `principals`."""
         return self.requests.stat().st_size if self.requests.exists() else 0
 
     def principals(self, listener: str, since_bytes: int = 0) -> set[str]:
-        """Who asked the broker anything at a listener since then, by its own request log: {"User:alice", ...}."""
+        """The principals that sent requests to a listener since then, from the broker's request log: {"User:alice",
+        ...}."""
         found = set()
         written = self.requests.read_bytes()[since_bytes:]
-        whole = written[: written.rfind(b"\n") + 1]  # the broker may be in the middle of a line
+        whole = written[: written.rfind(b"\n") + 1]  # the broker may be writing a line
         for line in whole.decode(errors="replace").splitlines():
             _, bracket, text = line.partition("{")
             if not line.startswith("Completed request:") or not bracket:

@@ -1,6 +1,6 @@
-"""TLS and logins of real brokers and of their clients: certificates, users, tokens, and the settings that name them.
+"""TLS and logins of real brokers and their clients: certificates, users, tokens, and the settings that refer to them.
 
-A broker of any release reads what is made here: PKCS #12 stores, which Java has always known, and for OAUTHBEARER
+Brokers of every release can read these files: PKCS #12 stores, which Java has always supported, and for OAUTHBEARER
 signed tokens with the keys in a file (Kafka 3.1 and later) or unsigned ones (Kafka 2.0 and later).
 """
 
@@ -21,11 +21,11 @@ from tests.certificates import Authority, Certificate
 
 PLAIN, SCRAM_256, SCRAM_512, OAUTHBEARER = "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"
 MECHANISMS = (PLAIN, SCRAM_256, SCRAM_512, OAUTHBEARER)
-# What clients of each listener need. CLIENT is the name of the plaintext one everywhere.
+# Security protocol by listener. CLIENT is the plaintext listener everywhere.
 LISTENERS = {
     "CLIENT": "PLAINTEXT",
     "SSL": "SSL",
-    "MTLS": "SSL",  # asks for a client's certificate
+    "MTLS": "SSL",  # requires a client certificate
     "SASL": "SASL_PLAINTEXT",
     "SASL_SSL": "SASL_SSL",
 }
@@ -44,7 +44,7 @@ _MODULES = {
 
 
 class Tokens:
-    """Issues JSON Web Tokens (RFC 7519) for OAUTHBEARER. `jwks` is the file of the key that verifies them."""
+    """Issues JSON Web Tokens (RFC 7519) for OAUTHBEARER. `jwks` is the file with the key that verifies them."""
 
     def __init__(self, folder: Path, *, signed: bool = True) -> None:
         self.signed = signed
@@ -63,7 +63,7 @@ class Tokens:
         self.jwks.write_text(json.dumps({"keys": [key]}))
 
     def token(self, user: str, lifetime_s: float = 3600, *, signed: bool | None = None, **claims: Any) -> str:
-        """A token for a user, signed (RS256) if `signed`, by default as this issuer does."""
+        """A token for a user, signed with RS256 if `signed`; the default is this issuer's."""
         signed = self.signed if signed is None else signed
         header = {"alg": "RS256", "kid": "test"} if signed else {"alg": "none"}
         now = time.time()
@@ -73,7 +73,7 @@ class Tokens:
         return f"{signing}.{_base64(signature)}"
 
     def file(self, user: str, lifetime_s: float = 3600) -> Path:
-        """A file that holds a token of this user, as clients and proxies read it."""
+        """A file with a token of this user, for clients and proxies."""
         path = self.folder / f"token-of-{user}"
         path.write_text(self.token(user, lifetime_s))
         return path
@@ -85,7 +85,7 @@ def _base64(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Security:
-    """All that brokers on some addresses and their clients share: one CA, one issuer of tokens, USERS."""
+    """What brokers on some addresses and their clients share: one CA, one token issuer, USERS."""
 
     folder: Path
     authority: Authority
@@ -97,18 +97,18 @@ class Security:
     def create(
         cls, folder: Path, *names: str, mechanisms: Sequence[str] = MECHANISMS, signed: bool = True
     ) -> "Security":
-        """names: host names and addresses that the brokers' certificate is for, besides localhost."""
+        """names: host names and addresses of the brokers' certificate, besides localhost."""
         folder.mkdir(parents=True, exist_ok=True)
-        authority = Authority(folder, rsa=True)  # what every client and every old Java takes
+        authority = Authority(folder, rsa=True)  # RSA, which every client and every old Java accepts
         server = authority.server("localhost", *names, file="broker")
         return cls(folder, authority, server, Tokens(folder, signed=signed), tuple(mechanisms))
 
     def client(self, user: str) -> Certificate:
-        """A client's certificate, of the subject CN=user,OU=kafka clients,O=Example."""
+        """A client's certificate, with the subject CN=user,OU=kafka clients,O=Example."""
         return self.authority.client(user)
 
     def truststore(self) -> Path:
-        """The CA as a store that Java reads."""
+        """The CA as a store for Java."""
         path = self.folder / "truststore.p12"
         if not path.exists():
             root = x509.load_pem_x509_certificate(self.authority.bundle.read_bytes())
@@ -118,12 +118,12 @@ class Security:
         return path
 
     def keystore(self, certificate: Certificate) -> Path:
-        """A certificate, its chain and key as a store that Java reads."""
+        """A certificate with its chain and key as a store for Java."""
         path = certificate.certificate.with_suffix(".p12")
         return path if path.exists() else certificate.pkcs12(path, STORE_PASSWORD)
 
     def stores(self, certificate: Certificate | None) -> dict[str, str]:
-        """Kafka's `ssl.` settings, of a broker or a client: whom to trust, and the certificate to show."""
+        """Kafka's `ssl.` settings for a broker or a client: the truststore, and the certificate to present."""
         settings = {
             "ssl.truststore.type": "PKCS12",
             "ssl.truststore.location": str(self.truststore()),
@@ -139,7 +139,8 @@ class Security:
         return settings
 
     def broker(self) -> dict[str, str]:
-        """Settings of a broker with LISTENERS. Sessions on SASL end after two seconds (KIP-368), on SASL_SSL never."""
+        """Settings of a broker with LISTENERS. SASL sessions expire after two seconds (KIP-368), SASL_SSL sessions
+        never."""
         settings = {
             **self.stores(self.server),
             "listener.name.mtls.ssl.client.auth": "required",
@@ -158,16 +159,16 @@ class Security:
         if OAUTHBEARER in self.mechanisms and self.tokens.signed:
             settings["sasl.oauthbearer.jwks.endpoint.url"] = self.tokens.jwks.as_uri()
             settings["sasl.oauthbearer.expected.audience"] = AUDIENCE
-            # Kafka 4.1.0 takes any key's signature unless this is said.
+            # Without this, Kafka 4.1.0 accepts a signature by any key.
             settings["sasl.oauthbearer.jwt.validator.class"] = f"{_COMMON}.oauthbearer.BrokerJwtValidator"
         return settings
 
     def broker_options(self) -> list[str]:
-        """Options of a broker's JVM, without which Kafka 4 reads no file of keys."""
+        """Options of a broker's JVM; without them Kafka 4 refuses to read a file of keys."""
         return [f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={self.tokens.jwks.as_uri()}"]
 
     def server_jaas(self, mechanism: str) -> str:
-        """The broker's side of a login, as `sasl.jaas.config` has it."""
+        """The broker's side of a login, as `sasl.jaas.config`."""
         options = ""
         if mechanism == PLAIN:
             options = "".join(f' user_{name}="{password}"' for name, password in USERS.items())
@@ -176,7 +177,7 @@ class Security:
         return f"{_MODULES[mechanism]} required{options};"
 
     def librdkafka(self, listener: str, mechanism: str = "", user: str = "alice") -> dict[str, Any]:
-        """Settings of a client of one of LISTENERS for librdkafka, bootstrap.servers apart."""
+        """librdkafka's settings for a client of one of LISTENERS, without bootstrap.servers."""
         settings: dict[str, Any] = {"security.protocol": LISTENERS[listener].lower()}
         if "SSL" in LISTENERS[listener]:
             settings["ssl.ca.location"] = str(self.authority.bundle)
@@ -193,7 +194,7 @@ class Security:
         return settings
 
     def java(self, listener: str, mechanism: str = "", user: str = "alice") -> Mapping[str, str]:
-        """The same for Kafka's own client, 4.0 and later where it is OAUTHBEARER (see `java_options`)."""
+        """The same for Kafka's own client; for OAUTHBEARER 4.0 and later (see `java_options`)."""
         protocol = LISTENERS[listener]
         settings = {"security.protocol": protocol}
         if "SSL" in protocol:
@@ -214,5 +215,5 @@ class Security:
         return settings
 
     def java_options(self, user: str = "alice") -> list[str]:
-        """Options of a client's JVM, without which Kafka 4 reads no file of a token."""
+        """Options of a client's JVM; without them Kafka 4 refuses to read a token from a file."""
         return [f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={self.tokens.file(user).as_uri()}"]

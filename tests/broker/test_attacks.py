@@ -1,4 +1,4 @@
-"""What hostile clients send a real cluster through kproxy: requests of two readings, pipelines, logins out of order."""
+"""Hostile clients before a real cluster behind kproxy: ambiguous requests, pipelines, logins out of order."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def request(api: str, version: int, body: dict[str, Any], correlation_id: int = 
 
 
 class Client:
-    """A connection that sends bytes as they are."""
+    """A connection that sends bytes unchanged."""
 
     def __init__(self, address: str) -> None:
         host, port = address.rsplit(":", 1)
@@ -44,7 +44,7 @@ class Client:
         self.sock.close()
 
     def frame(self) -> bytes | None:
-        """The next answer, or None at the end."""
+        """The next response, or None at the end of the stream."""
         size = self._read(4)
         return None if size is None else self._read(int.from_bytes(size))
 
@@ -67,13 +67,14 @@ class Client:
         return codec.decode_response(frame, KEYS[api], version)[1]
 
 
-# --- one request, two readings ---------------------------------------------------------------------------------------
+# --- ambiguous requests -----------------------------------------------------------------------------------------------
 
 
 def fetch(public: uuid.UUID, secret: uuid.UUID, tag: bytes) -> bytes:
-    """Fetch v17 of one topic for whoever skips the tagged field of a partition, of both for whoever reads it as Kafka.
+    """Fetch v17 that names one topic if the tagged field of a partition is skipped, and both if it is read as Kafka
+    does.
 
-    Kafka reads 16 bytes of it, and goes on in what looks like the rest of the field.
+    Kafka reads 16 bytes of the field and continues in what looks like its rest.
     """
 
     def partition(tags: bytes = b"\0") -> bytes:
@@ -91,8 +92,8 @@ def fetch(public: uuid.UUID, secret: uuid.UUID, tag: bytes) -> bytes:
     return len(frame).to_bytes(4) + frame
 
 
-def test_a_request_that_a_broker_reads_otherwise_does_not_reach_it(cluster: Cluster, tmp_path: Path) -> None:
-    """By a size that is false, and by a tag of more than 32 bits."""
+def test_a_request_that_a_broker_would_read_differently_is_not_forwarded(cluster: Cluster, tmp_path: Path) -> None:
+    """Ambiguous by a wrong size, and by a tag of more than 32 bits."""
     public, secret = create_topic(cluster.bootstrap), create_topic(cluster.bootstrap)
     rule = ("[[cluster.policy]]", 'action = "deny"', f'topic = "{secret}"')
     with policy(cluster, tmp_path, *rule) as kproxy:
@@ -105,7 +106,8 @@ def test_a_request_that_a_broker_reads_otherwise_does_not_reach_it(cluster: Clus
             client.ask("Metadata", 12, {"topics": None})
             answer = client.ask("Fetch", 17, body)
             errors = {topic["topicId"]: topic["partitions"][0]["errorCode"] for topic in answer["responses"]}
-            assert errors[ids[secret]] in (TOPIC_DENIED, UNKNOWN_TOPIC_ID)  # until kproxy has asked for its name
+            # the second until kproxy has looked up its name
+            assert errors[ids[secret]] in (TOPIC_DENIED, UNKNOWN_TOPIC_ID)
         for number, tag in enumerate((b"\0", b"\x80\x80\x80\x80\x10"), 1):
             with Client(kproxy.bootstrap) as client:
                 client.sock.sendall(fetch(ids[public], ids[secret], tag))
@@ -115,13 +117,13 @@ def test_a_request_that_a_broker_reads_otherwise_does_not_reach_it(cluster: Clus
     assert reasons[0] in ("rule", "unknown_topic_id") and reasons[1:] == ["malformed", "malformed"]
 
 
-# --- pipelines -------------------------------------------------------------------------------------------------------
+# --- pipelines --------------------------------------------------------------------------------------------------------
 
 Asked = tuple[str, int, dict[str, Any], Callable[[dict[str, Any]], bool]]
 
 
 def pipelined(dice: random.Random, public: str) -> Asked:
-    """(API, version, body, whether an answer is the right one): forwarded, refused, edited, answered by kproxy."""
+    """(API, version, body, predicate for the expected response): forwarded, refused, edited, or answered by kproxy."""
 
     def read(topic: str, wait_ms: int) -> dict[str, Any]:
         partition = {"partition": 0, "fetchOffset": 0, "partitionMaxBytes": 1 << 20}
@@ -163,7 +165,7 @@ def pipelined(dice: random.Random, public: str) -> Asked:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("in_flight", [1, 30])
-def test_pipelines_cut_anywhere_are_answered_in_order_each_as_it_was_decided(
+def test_pipelines_split_anywhere_get_responses_in_order_by_the_policy(
     cluster: Cluster, tmp_path: Path, in_flight: int
 ) -> None:
     public = create_topic(cluster.bootstrap)
@@ -184,7 +186,7 @@ def test_pipelines_cut_anywhere_are_answered_in_order_each_as_it_was_decided(
                 for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
                     client.sock.sendall(data[begin:end])
                 for id_, api, version, _, is_right in asked:
-                    if api == "Produce":  # without an answer
+                    if api == "Produce":  # gets no response
                         continue
                     frame = client.frame()
                     assert frame is not None and int.from_bytes(frame[:4]) == id_, api
@@ -195,7 +197,7 @@ def test_pipelines_cut_anywhere_are_answered_in_order_each_as_it_was_decided(
         assert sum(seen.values()) > 200 and len(seen) == 9, seen
 
 
-# --- logins that kproxy checks ---------------------------------------------------------------------------------------
+# --- logins that kproxy checks ----------------------------------------------------------------------------------------
 
 
 def handshake(version: int = 1, mechanism: str = "PLAIN") -> bytes:
@@ -214,8 +216,8 @@ def sized(data: bytes) -> bytes:
     return len(data).to_bytes(4) + data
 
 
-def test_no_login_in_any_order_gives_the_rights_of_others(cluster: Cluster, tmp_path: Path) -> None:
-    """Bob may see one topic, alice both: pipelines, renewals as alice, raw tokens with requests behind them."""
+def test_logins_in_any_order_give_no_rights_of_other_users(cluster: Cluster, tmp_path: Path) -> None:
+    """Bob may see one topic, alice both: pipelines, renewals as alice, raw tokens followed by requests."""
     public, secret = create_topic(cluster.bootstrap), create_topic(cluster.bootstrap)
     for name in ("alice", "bob"):
         users.change(tmp_path / "users", name, f"pass of {name}")
@@ -276,6 +278,6 @@ def test_no_login_in_any_order_gives_the_rights_of_others(cluster: Cluster, tmp_
         for first in (offsets(public), handshake(mechanism="plain"), handshake(0) + sized(b""), sized(b"\x60\x82x")):
             with client(first, offsets(public)) as nobody:
                 frames = iter(nobody.frame, None)
-                assert all(len(frame) < 80 for frame in frames)  # a refusal at most, then the end
+                assert all(len(frame) < 80 for frame in frames)  # a refusal at most, then the end of the stream
         assert kproxy.metric("kproxy_authentications_total", outcome="success") == 5
     assert secret not in json.dumps([line for line in audited(tmp_path) if line["decision"] == "allow"])

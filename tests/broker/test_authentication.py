@@ -1,4 +1,4 @@
-"""Clients log in at kproxy, before a real broker that wants no login, or another one: kproxy's own."""
+"""Clients log in at kproxy, before a real broker that requires no login, or a different one: kproxy's own."""
 
 import time
 import uuid
@@ -39,7 +39,7 @@ def client(secured: SecuredBroker, mechanism: str, user: str = "alice") -> dict[
 
 @pytest.fixture(scope="module")
 def kproxy(secured: SecuredBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kproxy]:
-    """Clients log in here; kproxy logs in at the broker, as whom each client says that it is. In two workers."""
+    """Clients log in here; kproxy, with two workers, logs in at the broker as the user that each client is."""
     folder = tmp_path_factory.mktemp("authentication")
     of_bob = folder / "of-bob"
     of_bob.write_text(USERS["bob"])
@@ -79,7 +79,7 @@ def test_librdkafka_logs_in_and_renews_its_login(secured: SecuredBroker, kproxy:
     assert "Traceback" not in kproxy.log.read_text()
 
 
-def test_each_client_is_for_the_broker_who_the_settings_say(secured: SecuredBroker, kproxy: Kproxy) -> None:
+def test_the_settings_decide_as_whom_the_broker_sees_each_client(secured: SecuredBroker, kproxy: Kproxy) -> None:
     before = secured.principals("SASL")
     produced(kproxy.bootstrap, f"topic-{uuid.uuid4()}", 5, **client(secured, "PLAIN", "bob"))
     wait_for("the request log", lambda: "User:bob" in secured.principals("SASL"))
@@ -87,7 +87,7 @@ def test_each_client_is_for_the_broker_who_the_settings_say(secured: SecuredBrok
 
 
 @pytest.mark.parametrize("mechanism", [*MECHANISMS, "SCRAM-SHA-1"])
-def test_who_does_not_know_the_password_is_told_so(secured: SecuredBroker, kproxy: Kproxy, mechanism: str) -> None:
+def test_a_client_with_a_wrong_password_gets_that_error(secured: SecuredBroker, kproxy: Kproxy, mechanism: str) -> None:
     faults: list[KafkaError] = []
     settings = {**client(secured, mechanism if mechanism in MECHANISMS else "PLAIN"), "error_cb": faults.append}
     if mechanism == OAUTHBEARER:
@@ -125,7 +125,9 @@ def test_java_logs_in(secured: SecuredBroker, kproxy: Kproxy, mechanism: str, tm
     assert kproxy.metric("kproxy_protocol_faults_total") == 0
 
 
-def test_a_client_that_logs_in_where_kproxy_does_it_for_all_is_told_so(secured: SecuredBroker, tmp_path: Path) -> None:
+def test_a_client_login_is_refused_with_the_reason_where_kproxy_logs_in_for_all(
+    secured: SecuredBroker, tmp_path: Path
+) -> None:
     with kproxy_with(secured, tmp_path, f"[cluster.login]\n{login(secured, 'PLAIN', tmp_path)}") as kproxy:
         producer = Producer(
             {"bootstrap.servers": kproxy.bootstrap, "log_level": 0} | secured.security.librdkafka("SASL", "PLAIN")

@@ -1,4 +1,4 @@
-"""A real broker with StandardAuthorizer, and a policy of the same rights: what one refuses the other refuses too."""
+"""A real broker with StandardAuthorizer and a policy with the same rights refuse the same requests."""
 
 import uuid
 from base64 import urlsafe_b64encode
@@ -48,22 +48,22 @@ USERS = [f"u{number}" for number in range(800)]
 
 
 class Case(NamedTuple):
-    """A request that needs these rights, and no other, from a broker."""
+    """A request for which a broker requires exactly these rights."""
 
     api: str
     version: int
     body: dict[str, Any]
     rights: tuple[Right, ...]
-    names: dict[str, str]  # by kind
+    names: dict[str, str]  # resource type -> name
 
 
 class Trial(NamedTuple):
-    """A case for a client that has some of the rights."""
+    """A case, sent by a client that has some of the rights."""
 
     case: Case
     user: str
     granted: tuple[tuple[str, str, str], ...]  # (operation, resource type, name)
-    missing: Right | None  # None: it has all
+    missing: Right | None  # None: the client has all of them
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def put(fields: tuple[Field, ...], version: int, body: dict[str, Any], path: str
 
 
 def complete(fields: tuple[Field, ...], version: int, body: dict[str, Any]) -> None:
-    """Give each topic of it a partition."""
+    """Give a partition to each topic of the body."""
     for field in fields:
         if version in field.versions:
             if field.name in ("partitions", "partitionData", "partitionIndexes") and field.name not in body:
@@ -94,7 +94,7 @@ def complete(fields: tuple[Field, ...], version: int, body: dict[str, Any]) -> N
                     complete(field.fields, version, each)
 
 
-# What a request of an API needs to be taken seriously, and to do no harm: by paths, where the version has them.
+# Values that make a request valid and harmless, by API and path; a version without the path ignores it.
 MORE: dict[str, dict[str, Any]] = {
     "Produce": {
         "acks": -1,
@@ -153,17 +153,17 @@ MORE: dict[str, dict[str, Any]] = {
     "Heartbeat": {"memberId": "m"},
     "LeaveGroup": {"memberId": "m"},
 }
-# Nothing of Kafka 4.1 serves these to clients, or only with settings that are not those of the broker here.
+# Kafka 4.1 does not serve these to clients, or only with settings that this broker does not have.
 NOT_SERVED = {"CreateDelegationToken", "DescribeDelegationToken", "StreamsGroupHeartbeat", "StreamsGroupDescribe"}
 
 
 def uuid_text(topic_id: UUID) -> str:
-    """As Kafka writes it."""
+    """The id as Kafka writes it."""
     return urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
 
 
 def bodies(api: str, version: int) -> Iterator[tuple[dict[str, Any], tuple[Right, ...]]]:
-    """(paths and values, the rights that these need)"""
+    """Yields (values by path, the rights that they require)."""
     rights = tuple(right for right in RIGHTS[api] if version in right.versions)
     needed = tuple(right for right in rights if right.resource in KINDS and right.fields)
     if api == "Fetch":
@@ -183,7 +183,7 @@ def bodies(api: str, version: int) -> Iterator[tuple[dict[str, Any], tuple[Right
         yield {"transactionTimeoutMs": 1000}, rights[:1]
         yield {"transactionTimeoutMs": 1000, "transactionalId": None}, rights[-1:]
     elif api == "ConsumerGroupHeartbeat":
-        yield {"subscribedTopicRegex": None}, needed[:2]  # of expressions kproxy asks for more
+        yield {"subscribedTopicRegex": None}, needed[:2]  # for regular expressions kproxy requires more rights
     elif api in ("DescribeConfigs", "AlterConfigs", "IncrementalAlterConfigs"):
         for right, type_, name in zip(rights, (2, 32, 4), (THERE, "", str(NODE_ID)), strict=True):
             yield {"resources.resourceType": type_} | ({"resources.resourceName": name} if name else {}), (right,)
@@ -223,7 +223,7 @@ def cases(topic_id: UUID) -> Iterator[Case]:
 
 
 def grants(case: Case, rights: tuple[Right, ...], *, by_cluster: bool) -> tuple[tuple[str, str, str], ...]:
-    """What a client must be granted to have these rights."""
+    """The access rules that give a client these rights."""
     found = []
     for right in rights:
         if right.resource == CLUSTER:
@@ -243,14 +243,14 @@ def trials(topic_id: UUID) -> Iterator[Trial]:
         for missing in case.rights:
             kept = tuple(right for right in case.rights if right is not missing)
             yield Trial(case, next(users), grants(case, kept, by_cluster=False), missing)
-        # All on what it names, and nothing on the cluster.
+        # Every right on the resources that the request names, and none on the cluster.
         if any(right.resource == CLUSTER for right in case.rights):
             everything = tuple(("All", kind, name) for kind, name in case.names.items())
             yield Trial(case, next(users), everything, case.rights[0])
 
 
 def policy_of(trial: Trial) -> list[dict[str, Any]]:
-    """The rules that allow what the client is granted."""
+    """The policy rules that allow what the client is granted."""
     case, rules = trial.case, []
     held = set(trial.granted)
     for kind, name in case.names.items():
@@ -277,7 +277,7 @@ def policy_of(trial: Trial) -> list[dict[str, Any]]:
 
 
 class AuthorizedBroker(Broker):
-    """One node with StandardAuthorizer. Who comes to CLIENT may do everything; users log in at SASL."""
+    """One node with StandardAuthorizer. Clients of CLIENT may do everything; users log in at SASL."""
 
     def __init__(self, folder: Path, users: list[str]) -> None:
         super().__init__(NODE_ID, folder, controls=True)
@@ -297,7 +297,7 @@ class AuthorizedBroker(Broker):
         self.format(cluster_id, f"{NODE_ID}@{self.host}:{self.ports['CONTROLLER']}", settings)
 
     def grant(self, trials: list[Trial]) -> None:
-        """Make the access rules, and wait until the broker has them."""
+        """Create the access rules and wait until the broker applies them."""
         last = Trial(trials[-1].case, "last", (("All", "topic", "last"),), None)
         entries = [
             {
@@ -340,23 +340,23 @@ def broker(tmp_path: Path) -> Iterator[AuthorizedBroker]:
         broker.stop(kill=True)
 
 
-# --- who refuses what -------------------------------------------------------------------------------------------------
+# --- the decisions of both --------------------------------------------------------------------------------------------
 
 
-def broker_says(broker: AuthorizedBroker, trial: Trial) -> str:
-    """What becomes of the request at the broker: "denied", "closed" or "other"."""
+def decision_of_broker(broker: AuthorizedBroker, trial: Trial) -> str:
+    """The broker's decision on the request: "denied", "closed" or "other"."""
     case = trial.case
     with Asking(broker.address_of("SASL")) as client:
         login(client, trial.user)
         try:
             answer = client.answer(case.api, case.version, case.body)
         except (AssertionError, OSError):
-            return "closed"  # as of requests that brokers serve at no listener for clients
+            return "closed"  # as for requests that brokers serve at no listener for clients
     errors = codec.response_scan(KEYS[case.api], case.version)(memoryview(b"size" + answer), 8, len(answer) + 4)[2]
     return "denied" if DENIED & set(errors) else "other"
 
 
-def kproxy_says(trial: Trial, topic_id: UUID) -> str:
+def decision_of_kproxy(trial: Trial, topic_id: UUID) -> str:
     case = trial.case
     names = TopicNames()
     names.learn({topic_id: THERE})
@@ -366,14 +366,14 @@ def kproxy_says(trial: Trial, topic_id: UUID) -> str:
     if talk.refusals:
         return "denied"
     if not talk.requests():
-        return "answered"  # a session of shares that this connection did not begin
+        return "answered"  # a fetch of a share session that was not opened on this connection
     (sent,) = talk.requests()
     if case.api == "Metadata" and case.names["topic"] == ABSENT:
         return "other" if codec.decode_request(sent)[1]["allowAutoTopicCreation"] else "denied"
     return "other"
 
 
-def test_what_a_broker_with_an_authorizer_refuses_a_policy_of_the_same_rights_refuses_too(
+def test_a_policy_refuses_what_an_authorizer_with_the_same_rights_refuses(
     broker: AuthorizedBroker,
 ) -> None:
     made = ("--create", "--if-not-exists", "--topic", THERE, "--partitions", "1")
@@ -386,7 +386,7 @@ def test_what_a_broker_with_an_authorizer_refuses_a_policy_of_the_same_rights_re
     seen: Counter[tuple[str, str, str]] = Counter()
     wrong = []
     for trial in tried:
-        theirs, ours = broker_says(broker, trial), kproxy_says(trial, topic_id)
+        theirs, ours = decision_of_broker(broker, trial), decision_of_kproxy(trial, topic_id)
         what = "all" if trial.missing is None else "lacks one"
         seen[what, theirs, ours] += 1
         line = f"{trial.case.api} v{trial.case.version} {trial.granted}: broker {theirs}, kproxy {ours}"

@@ -1,4 +1,5 @@
-"""Real clients, librdkafka and Kafka's own Java ones, produce and consume through kproxy as they would without it."""
+"""Real clients, librdkafka and Kafka's own Java clients, produce and consume through kproxy as they would without
+it."""
 
 import base64
 import itertools
@@ -39,12 +40,12 @@ Records = list[tuple[bytes, bytes]]
 
 
 def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of librdkafka from keyword arguments."""
+    """librdkafka's settings from keyword arguments."""
     return {name if name == "oauth_cb" else name.replace("_", "."): value for name, value in settings.items()}
 
 
 def produce(bootstrap: str, topic: str, records: Records, **settings: str | bool | int) -> None:
-    """Produces all of them with librdkafka; each must be acknowledged."""
+    """Produce all records with librdkafka; each must be acknowledged."""
     faults: list[KafkaError] = []
     producer = Producer(
         {"bootstrap.servers": bootstrap, "linger.ms": 5, "message.max.bytes": 2_000_000} | dotted(settings)
@@ -61,7 +62,7 @@ def produce(bootstrap: str, topic: str, records: Records, **settings: str | bool
 
 
 def consume(bootstrap: str, topic: str, count: int, partitions: int = 3, **settings: Any) -> Records:
-    """The first `count` records of a topic, with librdkafka and partitions assigned by hand."""
+    """The first `count` records of a topic, read with librdkafka from partitions assigned by hand."""
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "unused", "fetch.message.max.bytes": 2_000_000} | dotted(settings)
     )
@@ -80,7 +81,7 @@ def consume(bootstrap: str, topic: str, count: int, partitions: int = 3, **setti
 
 
 def commit(bootstrap: str, group: str, offsets: list[TopicPartition]) -> None:
-    """Commits for a group without members, with librdkafka."""
+    """Commit for a group without members, with librdkafka."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
     try:
         consumer.commit(offsets=offsets, asynchronous=False)
@@ -89,13 +90,13 @@ def commit(bootstrap: str, group: str, offsets: list[TopicPartition]) -> None:
 
 
 def sample(count: int, seed: str) -> Records:
-    """Small records, all different, that compress somewhat."""
+    """Small records, all different, that compress a little."""
     noise = random.Random(seed)
     return [(b"%s-%d" % (seed.encode(), i), noise.randbytes(20) + b"." * noise.randrange(400)) for i in range(count)]
 
 
-def test_a_client_that_goes_past_kproxy_would_be_seen(cluster: Cluster, kproxy: Kproxy) -> None:
-    """What the `bootstrap` fixture checks after each of these tests."""
+def test_a_client_that_bypasses_kproxy_is_noticed(cluster: Cluster, kproxy: Kproxy) -> None:
+    """The `bootstrap` fixture makes this check after each of these tests."""
     before = cluster.client_peers()
     broker = cluster.brokers[0]
     with socket.create_connection((broker.host, broker.port)) as client:
@@ -103,7 +104,7 @@ def test_a_client_that_goes_past_kproxy_would_be_seen(cluster: Cluster, kproxy: 
         wait_for("the stranger in the log", lambda: cluster.client_peers() - before - kproxy.sources() == stranger)
 
 
-def test_clients_are_told_of_kproxy_and_nobody_else(bootstrap: str) -> None:
+def test_clients_learn_only_addresses_of_kproxy(bootstrap: str) -> None:
     port = int(bootstrap.split(":")[1])
     assert endpoints(bootstrap) == {node_id: f"127.0.0.1:{port + 1 + node_id}" for node_id in (1, 2, 3)}
 
@@ -120,7 +121,7 @@ def test_share_group_with_java(bootstrap: str) -> None:
     assert sorted(received.splitlines()) == sorted(sent)
 
 
-def test_every_codec_with_every_acks_from_each_client_to_each(bootstrap: str) -> None:
+def test_each_client_reads_every_codec_and_acks_setting_of_each_other(bootstrap: str) -> None:
     topics = {client: create_topic(bootstrap) for client in ("librdkafka", "java")}
     sent: dict[str, list[str]] = {client: [] for client in topics}
     for codec, (acks, idempotent) in itertools.product(CODECS, MODES):
@@ -145,7 +146,7 @@ def test_every_codec_with_every_acks_from_each_client_to_each(bootstrap: str) ->
 
 
 def lag_by_partition(bootstrap: str, group: str, topic: str) -> list[int]:
-    """What brokers themselves say, of the partitions that the group has committed."""
+    """The lag by the brokers' own offsets, for the partitions that the group has committed."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
     try:
         places = consumer.committed([TopicPartition(topic, number) for number in range(3)], timeout=30)
@@ -155,8 +156,8 @@ def lag_by_partition(bootstrap: str, group: str, topic: str) -> list[int]:
         consumer.close()
 
 
-def test_topics_are_counted_as_clients_wrote_them(cluster: Cluster, tmp_path: Path) -> None:
-    """By name with librdkafka, by id with Java (KIP-516); how far they have got; and who they are (KIP-511)."""
+def test_metrics_of_topics_match_what_clients_wrote(cluster: Cluster, tmp_path: Path) -> None:
+    """librdkafka names topics, Java uses their ids (KIP-516); lag and client software (KIP-511) are counted too."""
     with Kproxy(cluster.bootstrap, tmp_path, "--detail", "topics") as kproxy:
         topic = create_topic(kproxy.bootstrap)
         for codec in CODECS:
@@ -175,24 +176,34 @@ def test_topics_are_counted_as_clients_wrote_them(cluster: Cluster, tmp_path: Pa
         group = f"group-{uuid.uuid4()}"
         committed = [TopicPartition(topic, number, 10 * number) for number in range(3)]
         commit(kproxy.bootstrap, group, committed)
-        # Java ends once it has what it wants, and commits that; its fetch sessions know the topic by its id. Of
-        # partitions that it had not asked for by then it commits nothing, and nobody knows how far behind it is there.
-        few = f"group-{uuid.uuid4()}"
+        # The Java consumer exits after that many records and commits them; its fetch sessions use the topic's id. It
+        # commits nothing for partitions that it had not fetched by then, so their lag is unknown.
+        small_group = f"group-{uuid.uuid4()}"
         tool(
-            *(CONSUMER, "--bootstrap-server", kproxy.bootstrap, "--topic", topic, "--from-beginning", "--group", few),
+            *(
+                CONSUMER,
+                "--bootstrap-server",
+                kproxy.bootstrap,
+                "--topic",
+                topic,
+                "--from-beginning",
+                "--group",
+                small_group,
+            ),
             *("--max-messages", "100", "--timeout-ms", "30000"),
         )
         assert kproxy.metric("kproxy_consumer_lag_records", group=group, topic=topic) == 600 - 30
-        behind = sum(lag_by_partition(cluster.bootstrap, few, topic))
-        assert 0 < behind == kproxy.metric("kproxy_consumer_lag_records", group=few, topic=topic)
-        assert 0 < kproxy.metric("kproxy_consumer_lag_seconds", group=few, topic=topic) < 120
+        behind = sum(lag_by_partition(cluster.bootstrap, small_group, topic))
+        assert 0 < behind == kproxy.metric("kproxy_consumer_lag_records", group=small_group, topic=topic)
+        assert 0 < kproxy.metric("kproxy_consumer_lag_seconds", group=small_group, topic=topic) < 120
         for software in ("confluent-kafka-python", "apache-kafka-java"):
             assert kproxy.metric("kproxy_client_info", software_name=software)
         assert kproxy.metric("kproxy_protocol_faults_total") == 0
 
 
 def test_a_consumer_that_has_nothing_to_fetch_still_lags(cluster: Cluster, tmp_path: Path) -> None:
-    """An open transaction holds Java back; its fetch session names no partition meanwhile, nor do the answers."""
+    """An open transaction holds the Java consumer back; meanwhile neither its fetch requests nor the responses name the
+    partition."""
     with Kproxy(cluster.bootstrap, tmp_path, "--detail", "topics") as kproxy:
         topic = create_topic(kproxy.bootstrap, partitions=1)
 
@@ -219,7 +230,7 @@ def test_a_consumer_that_has_nothing_to_fetch_still_lags(cluster: Cluster, tmp_p
         assert kproxy.metric("kproxy_protocol_faults_total") == 0
 
 
-def test_ten_megabytes_byte_for_byte_with_librdkafka(bootstrap: str) -> None:
+def test_librdkafka_reads_back_ten_megabytes_unchanged(bootstrap: str) -> None:
     topic = create_topic(bootstrap, partitions=1)
     noise = random.Random(10)
     sent = [(b"%d" % number, noise.randbytes(size)) for number, size in enumerate((1_000_000, 1, 99_999) * 10)]
@@ -229,7 +240,7 @@ def test_ten_megabytes_byte_for_byte_with_librdkafka(bootstrap: str) -> None:
 
 
 @pytest.mark.ring2
-def test_ten_megabytes_byte_for_byte_with_java(bootstrap: str, tmp_path: Path) -> None:
+def test_java_reads_back_ten_megabytes_unchanged(bootstrap: str, tmp_path: Path) -> None:
     topic = create_topic(bootstrap, partitions=1)
     noise = random.Random(11)
     text = b"".join(base64.b85encode(noise.randbytes(size)) + b"\n" for size in (600_000, 8, 200_000) * 10)
@@ -256,7 +267,7 @@ def test_group_of_two_rebalances_with_librdkafka(bootstrap: str, protocol: str) 
         consumer = Consumer(
             {"bootstrap.servers": bootstrap, "group.id": group, "group.protocol": protocol}
             | {"auto.offset.reset": "earliest", "enable.auto.commit": False}
-            | ({"heartbeat.interval.ms": 500} if protocol == "classic" else {})  # a rebalance is told by one
+            | ({"heartbeat.interval.ms": 500} if protocol == "classic" else {})  # heartbeats announce a rebalance
         )
         consumer.subscribe([topic])
         return consumer
@@ -302,7 +313,7 @@ def test_group_of_two_rebalances_with_java(bootstrap: str, tmp_path: Path) -> No
     group = f"group-{uuid.uuid4()}"
     arguments = (
         *(CONSUMER, "--bootstrap-server", bootstrap, "--topic", topic, "--group", group, "--from-beginning"),
-        *("--consumer-property", "heartbeat.interval.ms=500"),  # a rebalance is told by one
+        *("--consumer-property", "heartbeat.interval.ms=500"),  # heartbeats announce a rebalance
     )
     sent = [f"line {number}" for number in range(400)]
 

@@ -1,4 +1,4 @@
-"""What kproxy counts is what its clients count: to the byte, to the millisecond, and every error by its name."""
+"""kproxy's counts equal those of its clients: bytes, throttling in milliseconds, and every error by name."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ from tests.broker.kproxy import Kproxy
 from tests.broker.tools import create_topic
 
 VECTORS = Path(__file__).parents[1] / "data" / "vectors-dev.jsonl.gz"
-# Requests that ask, or that ask for something about what is not there: no other test can notice them.
+# Requests that only read, or that would change something that does not exist: other tests cannot notice them.
 HARMLESS = (
     *("Produce", "Fetch", "ListOffsets", "Metadata", "OffsetFetch", "FindCoordinator", "Heartbeat", "LeaveGroup"),
     *("DescribeGroups", "ListGroups", "ApiVersions", "OffsetForLeaderEpoch", "EndTxn", "TxnOffsetCommit"),
@@ -31,7 +31,7 @@ HARMLESS = (
 
 
 def counted(kproxy: Kproxy, name: str, *labels: str) -> Counter[tuple[str, ...]]:
-    """The samples of that name, summed up by these labels."""
+    """The samples of that name, summed by these labels."""
     sums: Counter[tuple[str, ...]] = Counter()
     for family in text_string_to_metric_families(kproxy.get("/metrics")):
         for sample in family.samples:
@@ -40,13 +40,13 @@ def counted(kproxy: Kproxy, name: str, *labels: str) -> Counter[tuple[str, ...]]
     return sums
 
 
-def test_bytes_and_throttling_as_librdkafka_tells_them(cluster: Cluster, tmp_path: Path) -> None:
+def test_bytes_and_throttling_equal_librdkafkas_statistics(cluster: Cluster, tmp_path: Path) -> None:
     with Kproxy(cluster.bootstrap, tmp_path) as kproxy:
         topic = create_topic(kproxy.bootstrap)
         quota = ("--add-config", "producer_byte_rate=20000", "--entity-type", "clients", "--entity-name", "counted")
         tool("kafka.admin.ConfigCommand", "--bootstrap-server", kproxy.bootstrap, "--alter", *quota)
         throttled: list[float] = []
-        told: list[dict[str, Any]] = []
+        statistics: list[dict[str, Any]] = []
         before = {side: counted(kproxy, f"kproxy_{side}_bytes_total", "broker") for side in ("request", "response")}
         producer = Producer(
             {
@@ -54,18 +54,18 @@ def test_bytes_and_throttling_as_librdkafka_tells_them(cluster: Cluster, tmp_pat
                 "client.id": "counted",
                 "throttle_cb": lambda event: throttled.append(event.throttle_time),
                 "statistics.interval.ms": 100,
-                "stats_cb": lambda text: told.append(json.loads(text)),
+                "stats_cb": lambda text: statistics.append(json.loads(text)),
             }
         )
-        for _ in range(6):  # the quota allows a burst of some 200 kB for each broker
+        for _ in range(6):  # the quota allows a burst of about 200 kB per broker
             for partition in range(3):
                 producer.produce(topic, b"x" * 40_000, partition=partition)
             assert producer.flush(60) == 0
-        told.clear()
-        wait_for("statistics", lambda: producer.poll(0.1) > 0 and bool(told))
+        statistics.clear()
+        wait_for("statistics", lambda: producer.poll(0.1) > 0 and bool(statistics))
         assert sum(throttled) > 0
         requests = counted(kproxy, "kproxy_requests_total", "api", "broker")
-        for broker in told[-1]["brokers"].values():
+        for broker in statistics[-1]["brokers"].values():
             if broker["nodeid"] > 0:
                 of_broker = (str(broker["nodeid"]),)
                 assert requests["Produce", *of_broker] == broker["req"]["Produce"] > 0
@@ -77,8 +77,8 @@ def test_bytes_and_throttling_as_librdkafka_tells_them(cluster: Cluster, tmp_pat
             assert round(seen, 6) == round(count, 6)
 
 
-def test_every_error_of_every_answer(cluster: Cluster, tmp_path: Path) -> None:
-    """Requests with all kinds of nonsense in them; the answers are decoded here, whole, by the codec."""
+def test_every_error_of_every_response_is_counted(cluster: Cluster, tmp_path: Path) -> None:
+    """Sends requests with all kinds of nonsense; the test decodes the complete responses with the codec."""
     errors: Counter[tuple[str, ...]] = Counter()
     requests: Counter[tuple[str, ...]] = Counter()
     received: Counter[tuple[str, ...]] = Counter()
@@ -110,7 +110,7 @@ def nonsense(offers: dict[int, range]) -> Iterator[bytes]:
 
 
 def offered(broker: str) -> dict[int, range]:
-    """Of the harmless APIs, the versions that a broker speaks."""
+    """The versions of the harmless APIs that a broker supports."""
     host, _, port = broker.rpartition(":")
     header = {"requestApiKey": 18, "requestApiVersion": 0, "correlationId": 1, "clientId": "x"}
     answer = ask((host, int(port)), codec.encode_request(header, {}))
@@ -124,7 +124,7 @@ def offered(broker: str) -> dict[int, range]:
 
 
 def ask(address: tuple[str, int], frame: bytes) -> bytes | None:
-    """The answer, if there is one: a broker ends a connection on what it cannot read, and acks=0 wants none."""
+    """The response, if any: a broker closes the connection on an unreadable request, and acks=0 gets none."""
     with socket.create_connection(address, timeout=60) as sock, sock.makefile("rb") as file:
         sock.sendall(len(frame).to_bytes(4, "big") + frame)
         if frame[:2] == b"\0\0" and codec.decode_request(frame)[1]["acks"] == 0:

@@ -1,4 +1,5 @@
-"""`kproxy doctor` and `kproxy compat` before a real broker: nothing to say where all is right, and what is wrong."""
+"""`kproxy doctor` and `kproxy compat` before a real broker: no findings on a healthy cluster, and each fault is
+named."""
 
 from pathlib import Path
 
@@ -43,14 +44,14 @@ def test_a_healthy_cluster(cluster: Cluster, tmp_path: Path) -> None:
     assert treatments["JoinGroup"] == "passed"
 
 
-def test_a_broker_that_wants_a_login(secured: SecuredBroker, tmp_path: Path) -> None:
+def test_a_missing_login_is_reported(secured: SecuredBroker, tmp_path: Path) -> None:
     ((check, text),) = errors(examined(tmp_path, secured.address_of("SASL")))
     assert check == "login"
     assert "only after a login" in text
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_a_login(secured: SecuredBroker, tmp_path: Path, mechanism: str) -> None:
+def test_a_login_is_checked(secured: SecuredBroker, tmp_path: Path, mechanism: str) -> None:
     tables = f"[cluster.login]\n{login(secured, mechanism, tmp_path)}"
     report = examined(tmp_path, secured.address_of("SASL"), tables)
     assert errors(report) == []
@@ -61,7 +62,7 @@ def test_a_login(secured: SecuredBroker, tmp_path: Path, mechanism: str) -> None
     assert "[cluster.login]" in text
 
 
-def test_tls_where_it_is_not_configured(secured: SecuredBroker, tmp_path: Path) -> None:
+def test_a_tls_port_without_tls_settings_is_reported(secured: SecuredBroker, tmp_path: Path) -> None:
     ((_, text),) = errors(examined(tmp_path, secured.address_of("SSL")))
     assert "TLS" in text
 
@@ -72,18 +73,18 @@ def test_tls(secured: SecuredBroker, tmp_path: Path) -> None:
     report = examined(tmp_path, secured.address_of("SSL"), f'[cluster.upstream_tls]\nca = "{ours}"')
     assert errors(report) == []
     assert [one.text for one in report.passed if one.check == "tls" and "broker 7" in one.subject]
-    for settings, said in (
+    for settings, expected in (
         (f'ca = "{other.bundle}"', "not signed by `ca`"),
         (f'ca = "{ours}"\nserver_name = "other.example"', "not for 'other.example'"),
     ):
         ((check, text),) = errors(examined(tmp_path, secured.address_of("SSL"), f"[cluster.upstream_tls]\n{settings}"))
         assert check == "tls"
-        assert said in text
+        assert expected in text
     ((check, _),) = errors(examined(tmp_path, secured.address_of("CLIENT"), f'[cluster.upstream_tls]\nca = "{ours}"'))
     assert check == "tls"
 
 
-def test_a_certificate_of_kproxy_that_the_broker_wants(secured: SecuredBroker, tmp_path: Path) -> None:
+def test_a_missing_client_certificate_is_reported(secured: SecuredBroker, tmp_path: Path) -> None:
     tables = f'[cluster.upstream_tls]\nca = "{secured.security.authority.bundle}"\n'
     assert "tls" in [check for check, _ in errors(examined(tmp_path, secured.address_of("MTLS"), tables))]
     mine = secured.security.client("kproxy").settings()

@@ -1,7 +1,8 @@
-"""What stands out of real traffic: clients that provoke each finding, clients that do not, and a network that loses.
+"""Findings about real traffic: clients that provoke each finding, clients that do not, and a network that loses
+packets.
 
-All of them run at once before a cluster of three brokers, each kind of client through a kproxy that records: one for
-those that provoke, one for those that behave. Not here, but on captures of the repository, in tests/analysis/findings:
+All clients run at once before a cluster of three brokers, through two recording kproxies: one for the provoking
+clients, one for the well-behaved ones. tests/analysis/findings tests further findings on captures of the repository:
 quotas, versions that a newer Kafka drops, groups that do not come to rest.
 """
 
@@ -36,18 +37,18 @@ from tests.broker.kproxy import Kproxy
 from tests.namespaces import Namespace, why_not
 
 TEXT = json.dumps({"user": "somebody", "items": ["a thing", "another thing"], "state": "shipped"}).encode()
-SPAN_S = 12.0  # longer than lag and transactions are given (10 s)
-HELD_S = 6.0  # of a member that does not poll while another waits for it: 5 s before it is told
+SPAN_S = 12.0  # longer than the 10 s that lag and transactions need to become findings
+HELD_S = 6.0  # how long a member does not poll while another waits for it: 5 s until the finding
 DANGLING = "dangling-tx"  # a transactional id
-PAUSE_S = 1.0  # of the slow broker; longer than others take three times, also on a machine with little time
+PAUSE_S = 1.0  # of the slow broker; more than three times what others take, even on a slow machine
 SLOW = 3  # its id
 
-# Topics with the brokers that lead their partitions; but `weak` has one replica.
+# Topics with the brokers that lead their partitions, of one replica each; `weak` has three.
 BAD = {"drops": [1], "filled": [2], "uneven": [1, 2, 3, 1], "quiet": [2], "stream": [2], "held": [2]}
 BAD |= {"again": [3], "paced": [1, 2, 3], "team": [1, 2, 1]}
 GOOD = {"full": [1, 2], "still": [2], "ended": [1]}  # not at the slow broker
 
-# A machine that has little time for these clients reaches no high rates, and none of its brokers is quick.
+# A slow machine reaches no high rates with these clients, and none of its brokers is quick.
 THRESHOLDS = {"single_record_rate": 10, "empty_rate": 5, "tiny_fetch_rate": 10, "commit_rate": 5}
 THRESHOLDS |= {"slow_produce_ms": 600 * PAUSE_S}
 
@@ -69,7 +70,7 @@ class Client:
         return Producer(common | {name.replace("_", "."): value for name, value in settings.items()})
 
     def consumer(self, client_id: str, topic: str | None = None, **settings: Any) -> Consumer:
-        """Of partition 0 from its beginning, where a topic is given."""
+        """A consumer of partition 0 from its beginning if a topic is given."""
         common = {"bootstrap.servers": self.kproxy.bootstrap, "client.id": client_id, "group.id": f"of-{client_id}"}
         common |= {"enable.auto.commit": False, "auto.offset.reset": "earliest"}
         made = Consumer(common | {name.replace("_", "."): value for name, value in settings.items()})
@@ -91,7 +92,7 @@ class Provoking(Client):
         self.slow_broker = slow
         self.sleeps = threading.Event()
         self.slept_s = 0.0
-        self.is_read = False  # `streaming` may end
+        self.is_read = False  # tells `streaming` to end
         self.forgotten = threading.Event()
         self.kept: list[Any] = []  # clients that live until kproxy has stopped
 
@@ -104,7 +105,7 @@ class Provoking(Client):
         )
 
     def pausing(self) -> None:
-        """Stops the slow broker over and over, and meanwhile cuts the connection of `retrying`."""
+        """Pauses the slow broker over and over, and meanwhile cuts the connection of `retrying`."""
         while self.goes_on():
             with self.slow_broker.paused():
                 time.sleep(PAUSE_S / 2)
@@ -115,7 +116,7 @@ class Provoking(Client):
             time.sleep(PAUSE_S)
 
     def single(self) -> None:
-        """A batch for each record, 250 a second."""
+        """Sends 250 batches a second with one record each."""
         producer = self.producer("single", linger_ms=0, batch_num_messages=1)
         for number in range(SINGLES):
             producer.produce("drops", b"%d" % number, partition=0)
@@ -124,7 +125,7 @@ class Provoking(Client):
         assert producer.flush(60) == 0
 
     def nibbling(self) -> None:
-        """Fetches each record as it comes."""
+        """Fetches each record as it arrives."""
         consumer = self.consumer("nibbling", "drops")
         count = 0
         while count < SINGLES:
@@ -132,7 +133,7 @@ class Provoking(Client):
         consumer.close()
 
     def anxious(self) -> None:
-        """Commits each record."""
+        """Commits after each record."""
         consumer = self.consumer("anxious", "filled")
         count = 0
         while count < FILLED:
@@ -143,7 +144,7 @@ class Provoking(Client):
         consumer.close()
 
     def plain(self) -> None:
-        """Large batches without compression, all to one partition of four."""
+        """Sends large uncompressed batches, all to one partition of four."""
         producer = self.producer("plain", linger_ms=5, compression_type="none")
         for _ in range(PLAIN):
             producer.produce("uneven", TEXT * 100, partition=0)
@@ -158,7 +159,7 @@ class Provoking(Client):
             time.sleep(0.05)
 
     def retrying(self) -> None:
-        """Loses its connection while the broker has not answered, and sends the same again."""
+        """Loses its connection before the broker has answered, and sends the same records again."""
         settings = {"acks": "all", "enable_idempotence": False, "linger_ms": 5, "retry_backoff_ms": 50, "retries": 50}
         producer = KafkaProducer(bootstrap_servers=self.kproxy.bootstrap, client_id="retrying", **settings)
         sent = []
@@ -170,7 +171,7 @@ class Provoking(Client):
         producer.close()
 
     def steady(self) -> None:
-        """The same to each broker: two records in a batch, 20 batches a second, one request in flight."""
+        """Sends the same to each broker: batches of two records, 20 a second, one request in flight."""
         producer = self.producer("steady", linger_ms=10, max_in_flight=1, compression_type="lz4")
         while self.goes_on():
             for partition in (0, 1, 2):
@@ -181,7 +182,7 @@ class Provoking(Client):
         assert producer.flush(60) == 0
 
     def eager(self) -> None:
-        """Does not let the broker wait for records."""
+        """Fetches without letting the broker wait for records."""
         consumer = self.consumer("eager", "quiet", fetch_wait_max_ms=1, fetch_queue_backoff_ms=1)
         until = time.monotonic() + 60
         while time.monotonic() < until and self.asked("eager") < EMPTIES:
@@ -189,12 +190,12 @@ class Provoking(Client):
         consumer.close()
 
     def asked(self, client_id: str) -> int:
-        """Requests so far, of connections that are open."""
+        """Requests so far on open connections."""
         rows = json.loads(self.kproxy.get("/api/connections"))
         return sum(row["requests"] for row in rows if row["client_id"] == client_id)
 
     def slow(self) -> None:
-        """Reads 50 records a second, of 500."""
+        """Reads 50 records a second while 500 a second arrive."""
         consumer = KafkaConsumer(
             bootstrap_servers=self.kproxy.bootstrap,
             client_id="slow",
@@ -223,7 +224,7 @@ class Provoking(Client):
         assert producer.flush(60) == 0
 
     def dangling(self) -> None:
-        """Begins a transaction and forgets it; another producer goes on in the same partition."""
+        """Begins a transaction and forgets it; another producer continues in the same partition."""
         producer = self.producer("dangling", transactional_id=DANGLING)
         self.kept.append(producer)
         producer.init_transactions(60)
@@ -239,26 +240,26 @@ class Provoking(Client):
         self.forgotten.set()
 
     def committed(self) -> None:
-        """Reads what is committed, behind the transaction that nobody ends."""
+        """Reads committed records behind a transaction that nobody ends."""
         consumer = self.consumer("committed", "held", isolation_level="read_committed")
         while not self.forgotten.is_set():
             consumer.poll(0.2)
         consumer.close()
 
     def flighty(self) -> None:
-        """A client for each question."""
+        """Creates a client for each question."""
         for _ in range(FLIGHTS):
             AdminClient({"bootstrap.servers": self.kproxy.bootstrap, "client.id": "flighty"}).list_topics(timeout=20)
 
     def joined(self, client_id: str) -> Consumer:
-        """A member of the group team that joins again only when it polls, as Java's do."""
+        """A member of group team that rejoins only when it polls, as Java's members do."""
         how = {"partition_assignment_strategy": "range", "heartbeat_interval_ms": 500}
         member = self.consumer(client_id, group_id="team", **how)
         member.subscribe(["team"], on_assign=lambda *_: None, on_revoke=lambda *_: None)
         return member
 
     def member(self, client_id: str) -> None:
-        """Polls for as long as the busy one does not, and two seconds more."""
+        """Polls while the busy member does not, and two seconds more."""
         member = self.joined(client_id)
         until = time.monotonic() + 120
         while time.monotonic() < until and not self.slept_s:
@@ -272,7 +273,7 @@ class Provoking(Client):
         return any(one["group"] == "team" and one["state"] == state for one in groups)
 
     def busy(self) -> None:
-        """Does not come back to poll() for a while."""
+        """Does not poll for a while."""
         member = self.joined("busy")
 
         def settled() -> bool:
@@ -290,19 +291,20 @@ class Provoking(Client):
         member.close()
 
     def late(self) -> None:
-        """Joins while another does not poll."""
+        """Joins while another member does not poll."""
         self.sleeps.wait(60)
         self.member("late")
 
 
 class Behaving(Client):
-    """The same work as it should be done."""
+    """The same work done well."""
 
     def all(self) -> None:
         self.run(self.batching, self.patient, self.tidy, lambda: self.member("one"), lambda: self.member("other"))
 
     def batching(self) -> None:
-        """Full batches, compressed, acknowledged by all replicas; so many records as others send one by one."""
+        """Sends full, compressed batches, acknowledged by all replicas, with as many records as others send one by
+        one."""
         producer = self.producer("batching", linger_ms=50, compression_type="zstd", acks="all")
         while self.goes_on():
             for number in range(400):
@@ -312,7 +314,7 @@ class Behaving(Client):
         assert producer.flush(60) == 0
 
     def patient(self) -> None:
-        """Waits for records that do not come, as long as is the default."""
+        """Waits for records that never arrive, with the default fetch wait."""
         consumer = self.consumer("patient", "still")
         while self.goes_on():
             consumer.poll(0.5)
@@ -330,9 +332,11 @@ class Behaving(Client):
             time.sleep(0.3)
 
     def transactional_id(self) -> str:
-        """Of a coordinator that is not the slow broker: leaders ask it before they append what is new in a transaction.
+        """An id whose coordinator is not the slow broker: leaders verify a transaction with it before they append to
+        it.
 
-        A coordinator leads the partition that the id's hash, as Java has it, tells (TransactionStateManager).
+        The coordinator is the leader of the partition given by the id's hash, as Java computes it
+        (TransactionStateManager).
         """
         log = "__transaction_state"
         partitions = AdminClient({"bootstrap.servers": self.kproxy.bootstrap}).list_topics(log).topics[log].partitions
@@ -341,13 +345,13 @@ class Behaving(Client):
             hashed = 0
             for letter in name.encode():
                 hashed = (31 * hashed + letter) & 0xFFFFFFFF
-            hashed -= (hashed >> 31) << 32  # as int of Java
+            hashed -= (hashed >> 31) << 32  # as a Java int
             if partitions[abs(hashed) % len(partitions)].leader != SLOW:
                 return name
         raise AssertionError("the slow broker coordinates all transactions")
 
     def member(self, client_id: str) -> None:
-        """Reads what comes and commits now and then."""
+        """Reads records and commits now and then."""
         member = self.consumer(client_id, group_id="crew", enable_auto_commit=True, auto_commit_interval_ms=1000)
         member.subscribe(["full"])
         while self.goes_on():
@@ -356,7 +360,7 @@ class Behaving(Client):
 
 
 class Run(NamedTuple):
-    """Findings of the tables that kproxy recorded, and those that it had while it ran."""
+    """The findings in the tables that kproxy recorded, and its findings while it ran."""
 
     recorded: dict[tuple[str, str], Finding]
     live: list[dict[str, Any]]
@@ -364,7 +368,7 @@ class Run(NamedTuple):
 
 
 def forget(cluster: Cluster, names: Set[str]) -> None:
-    """Take away what a run that failed has left: its open transaction and its topics."""
+    """Remove what a failed run left: its open transaction and its topics."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     there = names & admin.list_topics(timeout=60).topics.keys()
     if not there:
@@ -376,7 +380,7 @@ def forget(cluster: Cluster, names: Set[str]) -> None:
 
 
 def warm_up(cluster: Cluster) -> None:
-    """Have the brokers make their own topics, of groups and transactions, which takes seconds the first time."""
+    """Make the brokers create their internal topics for groups and transactions, which takes seconds the first time."""
     common = {"bootstrap.servers": cluster.bootstrap}
     Producer(common | {"transactional.id": "first"}).init_transactions(60)
     first = Consumer(common | {"group.id": "first"})
@@ -386,7 +390,7 @@ def warm_up(cluster: Cluster) -> None:
 
 @pytest.fixture(scope="module")
 def runs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
-    """Findings about the clients with faults, and about the healthy ones; both run at the same time."""
+    """Findings about the provoking clients and about the well-behaved ones; both run at the same time."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     topics = [NewTopic(name, len(led), replica_assignment=[[one] for one in led]) for name, led in (BAD | GOOD).items()]
     forget(cluster, {*BAD, *GOOD, "weak"})
@@ -410,11 +414,11 @@ def runs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ru
                 job.result(180)
         live = [json.loads(proxy.get(f"/api/findings?{urlencode(THRESHOLDS)}"))["findings"] for proxy in proxies]
     found = []
-    for proxy, told, slept_s in zip(proxies, live, (provoking.slept_s, 0.0), strict=True):
+    for proxy, live_findings, slept_s in zip(proxies, live, (provoking.slept_s, 0.0), strict=True):
         with Tables(proxy.log.parent / "tables") as tables:
             roots = findings(tables, limits(THRESHOLDS))
             by_kind = {(one.kind, one.where): one for root in roots for one in (root, *root.consequences)}
-            found.append(Run(by_kind, told, slept_s))
+            found.append(Run(by_kind, live_findings, slept_s))
     return found[0], found[1]
 
 
@@ -424,11 +428,11 @@ def provoked(runs: tuple[Run, Run]) -> dict[tuple[str, str], Finding]:
 
 
 def brokers(found: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Without the ports of brokers, which differ in each run."""
+    """The findings without the ports of brokers, which differ in each run."""
     return {(kind, re.sub(r" \(127\.0\.1\.\d:\d+\)$", "", where)) for kind, where in found}
 
 
-def test_each_client_is_found_for_what_it_does_and_for_nothing_else(provoked: dict[tuple[str, str], Finding]) -> None:
+def test_each_client_has_exactly_the_findings_that_it_provokes(provoked: dict[tuple[str, str], Finding]) -> None:
     assert brokers(provoked) == {
         ("single_record_batches", "client single, topic drops"),
         ("no_compression", "client plain, topic uneven"),
@@ -450,7 +454,7 @@ def test_each_client_is_found_for_what_it_does_and_for_nothing_else(provoked: di
     }
 
 
-def test_the_numbers_are_those_of_what_was_done(
+def test_the_evidence_has_the_numbers_of_the_scene(
     runs: tuple[Run, Run], provoked: dict[tuple[str, str], Finding]
 ) -> None:
     of = {(kind, where.partition(" (")[0]): dict(one.evidence) for (kind, where), one in provoked.items()}
@@ -482,22 +486,25 @@ def test_the_numbers_are_those_of_what_was_done(
     stuck = of["stuck_stable_offset", "topic held, partition 0"]
     assert stuck["last_stable_offset"] == 0 and stuck["stuck_ns"] > 10e9 and stuck["behind_records"] > 20
     assert of["connection_churn", "client flighty"]["connections"] >= FLIGHTS
-    assert FILLED <= of["commit_storm", "group of-anxious"]["commits"] <= FILLED + 5  # some come to no coordinator
+    # some commits reach no coordinator
+    assert FILLED <= of["commit_storm", "group of-anxious"]["commits"] <= FILLED + 5
     waited = of["straggler", "group team, client busy"]
     assert HELD_S < waited["longest_ns"] / 1e9 < runs[0].slept_s + 1
 
 
-def test_clients_that_behave_are_not_named(runs: tuple[Run, Run]) -> None:
+def test_well_behaved_clients_have_no_findings(runs: tuple[Run, Run]) -> None:
     assert runs[1].recorded == {}
-    assert [one for one in runs[1].live if one["kind"] != "core_full"] == []  # which is the machine's
+    assert [one for one in runs[1].live if one["kind"] != "core_full"] == []  # core_full is about the machine
 
 
-def test_the_running_kproxy_says_so_too(runs: tuple[Run, Run]) -> None:
+def test_the_running_kproxy_has_the_same_findings(runs: tuple[Run, Run]) -> None:
     """As far as metrics know: topics and brokers, no clients; lag from the second minute on."""
-    every = [one for root in runs[0].live for one in (root, *root["consequences"])]  # a full core explains some
+    # core_full explains some of the others
+    every = [one for root in runs[0].live for one in (root, *root["consequences"])]
     live = {(one["kind"], one["where"]): one["evidence"] for one in every if one["kind"] != "core_full"}
-    live.pop(("single_record_batches", "topic drops"), None)  # its rate is of all connections: now and then above
-    live.pop(("unanswered", "all clients"), None)  # of connections that were closed on purpose
+    # its rate covers all connections, so it exceeds the threshold only now and then
+    live.pop(("single_record_batches", "topic drops"), None)
+    live.pop(("unanswered", "all clients"), None)  # of connections that the test closed
     assert set(live) == {
         ("no_compression", "topic uneven"),
         ("hot_broker", "broker 1"),
@@ -510,7 +517,7 @@ def test_the_running_kproxy_says_so_too(runs: tuple[Run, Run]) -> None:
     assert live["slow_broker", "broker 3"]["p99_ns"] > 0.6 * PAUSE_S * 1e9
 
 
-# --- a network that loses --------------------------------------------------------------------------------------------
+# --- a network that loses packets -------------------------------------------------------------------------------------
 
 WRITER = """
 import base64, os, sys
@@ -538,9 +545,9 @@ while missing > 0:
     missing -= sum(map(len, consumer.poll(1000).values()))
 consumer.close()
 """
-# One answer of 1 MB and more into a buffer of 16 KiB, of which nothing is read until it has been full for a while. A
-# client of the field would not do: their threads read while the application sleeps.
-SLUGGARD = """
+# One response of 1 MB or more for a receive buffer of 16 KiB, which is not read until it has been full for a while.
+# Real clients do not fit: their threads read while the application sleeps.
+SLOW_READER = """
 import socket, sys, time
 from kproxy.protocol import codec
 bootstrap, topic, client_id = sys.argv[1:]
@@ -563,7 +570,7 @@ with socket.socket() as client:
 
 
 def resent(namespace: Namespace) -> int:
-    """How many segments the kernel of a namespace sent again so far."""
+    """The number of segments that the kernel of a namespace has retransmitted so far."""
     names, values = (line.split() for line in namespace.run("grep", "^Tcp:", "/proc/net/snmp").stdout.splitlines())
     return int(values[names.index("RetransSegs")])
 
@@ -583,8 +590,8 @@ def captured(namespace: Namespace, device: str, path: Path, *filter_: str) -> It
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_lost_segments_and_closed_windows_are_found_where_they_are(apart: Apart, tmp_path: Path) -> None:
-    """Two hosts do the same before one broker; between one of them and it packets are lost, and it reads slowly."""
+def test_lost_segments_and_closed_windows_are_attributed_to_their_host(apart: Apart, tmp_path: Path) -> None:
+    """Two hosts do the same before one broker; the path of one of them loses packets, and it reads slowly."""
     client, gateway, bootstrap = apart.client, apart.gateway, apart.bootstrap
     client.run("ip", "link", "set", "dev", "uplink", "gso_max_segs", "1")  # packets of one segment, as on a wire
     lossy, whole = tmp_path / "lossy.pcap", tmp_path / "whole.pcap"
@@ -597,17 +604,18 @@ def test_lost_segments_and_closed_windows_are_found_where_they_are(apart: Apart,
         gateway.run("nft", rules)
         client.run(sys.executable, "-c", WRITER, bootstrap, "lost", "unlucky")
         gateway.run("nft", "delete table ip lossy")
-        client.run(sys.executable, "-c", SLUGGARD, bootstrap, "lost", "sluggish")
+        client.run(sys.executable, "-c", SLOW_READER, bootstrap, "lost", "sluggish")
         sent_again = resent(client) + resent(apart.server) - before
     convert([lossy, whole], tmp_path / "tables")
     with Tables(tmp_path / "tables") as tables:
         found = {(one.kind, one.where): one for one in findings(tables, kinds=("retransmissions", "zero_windows"))}
         rows = tables["connections"].arrow().to_pylist()
-        waits: defaultdict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])  # for the broker, for the reader
+        # [waits for the broker, waits for the reader] in ns
+        waits: defaultdict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
         for row in tables["exchanges"].arrow().to_pylist():
             waits[row["source"], row["connection"]][0] += (row["queue_ns"] or 0) + (row["muted_ns"] or 0)
             waits[row["source"], row["connection"]][1] += row["closed_window_ns"] or 0
-        all_shut, readers = defaultdict(int), defaultdict(int)  # windows by host
+        all_shut, readers = defaultdict(int), defaultdict(int)  # closed windows by host
         for row in rows:
             all_shut[row["client_address"]] += row["zero_windows"] or 0
             behind_ns, reader_ns = waits[row["source"], row["connection"]]
@@ -617,19 +625,19 @@ def test_lost_segments_and_closed_windows_are_found_where_they_are(apart: Apart,
         assert not {"gap", "kernel_drops"} & {row["kind"] for row in tables["quality"].arrow().to_pylist()}
     bad, good = (f"{host} and {bootstrap}" for host in ("10.91.1.9", "10.91.2.254"))
     resends, shut = found.pop(("retransmissions", bad)), found.pop(("zero_windows", bad))
-    # The kernels of both ends count what they send again: segments that were lost, and the broker's into windows that
-    # stay closed. SYN and FIN of the four connections are among them.
+    # The kernels of both ends count their retransmissions: lost segments, and the broker's segments into windows that
+    # stay closed. The SYN and FIN of the four connections are among them.
     assert 50 < dict(resends.evidence)["retransmissions"] <= sent_again <= dict(resends.evidence)["retransmissions"] + 4
     assert 0.01 < dict(resends.evidence)["segment_share"] < 0.1 and resends.severity == "warning"
     assert dict(shut.evidence)["zero_windows"] == closed(lossy)
-    # A machine that is short of CPU closes windows of whoever reads well, too; those of connections whose requests
-    # waited for the broker are no reader's.
+    # On a machine short of CPU, even good readers close their windows; connections whose requests waited for the broker
+    # do not count as slow readers.
     for (kind, where), one in found.items():
         assert (kind, where, dict(one.evidence)["zero_windows"]) == ("zero_windows", good, readers["10.91.2.254"])
 
 
 def closed(capture: Path) -> int:
-    """How often an end of a connection closed its window, as tshark reads the packets."""
+    """How often an end of a connection closed its window, according to tshark."""
     fields = ("tcp.stream", "ip.src", "tcp.window_size_value", "tcp.flags.reset")
     command = ["tshark", "-r", str(capture), "-T", "fields", *(word for field in fields for word in ("-e", field))]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout

@@ -1,4 +1,5 @@
-"""The flight recorder before a real cluster: what it dumps is what has passed, Wireshark and kproxy read it alike."""
+"""The flight recorder before a real cluster: a dump holds the recent traffic, and Wireshark and kproxy read it
+alike."""
 
 import json
 import shutil
@@ -29,7 +30,7 @@ def rows(folder: Path, table: str, columns: tuple[str, ...]) -> list[dict[str, o
 
 
 def traffic(bootstrap: str) -> str:
-    """Every codec written and read back, by one group."""
+    """Write and read back every codec, with one group."""
     topic = create_topic(bootstrap)
     for codec in CODECS:
         producer = Producer({"bootstrap.servers": bootstrap, "client.id": f"p-{codec}", "compression.type": codec})
@@ -49,7 +50,7 @@ def traffic(bootstrap: str) -> str:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_dump_is_what_has_passed(cluster: Cluster, tmp_path: Path, workers: int) -> None:
+def test_a_dump_holds_the_traffic_so_far(cluster: Cluster, tmp_path: Path, workers: int) -> None:
     folder = tmp_path / "dumps"
     with Kproxy(cluster.bootstrap, tmp_path, "--flight", str(folder), "--workers", str(workers)) as kproxy:
         traffic(kproxy.bootstrap)
@@ -79,7 +80,7 @@ def test_a_dump_is_what_has_passed(cluster: Cluster, tmp_path: Path, workers: in
     tshark = shutil.which("tshark") or "/usr/bin/tshark"
     fields = ["-T", "fields", "-e", "kafka.api_key", "-e", "pkt_comment", "-e", "frame.comment"]
     every = ""
-    for file in files:  # one of each worker, whatever clients it had
+    for file in files:  # one per worker, whichever clients it had
         assert VALUE not in file.read_bytes()
         every += subprocess.check_output([tshark, "-r", file, *decode, "-Y", "kafka", *fields], text=True, stderr=-3)
     assert "Produce v" in every and "answered after" in every

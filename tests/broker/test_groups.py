@@ -1,4 +1,4 @@
-"""A group of real consumers behind kproxy: what kproxy says of it is what its coordinator says."""
+"""kproxy reports a group of real consumers as its coordinator does."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def group_of(kproxy: Kproxy, group_id: str) -> dict:  # type: ignore[type-arg]
 
 
 def polled_until(consumers: list[Consumer], counts: list[int]) -> None:
-    """All poll, as members of a group must, until each owns so many partitions."""
+    """Poll with all consumers, as members of a group must, until each owns that many partitions."""
 
     def settled() -> bool:
         for consumer in consumers:
@@ -40,7 +40,7 @@ def polled_until(consumers: list[Consumer], counts: list[int]) -> None:
     wait_for(f"assignments of {counts} partitions", settled, 60)
 
 
-def test_a_group_that_rebalances_is_known_as_its_coordinator_knows_it(following: Kproxy, cluster: Cluster) -> None:
+def test_a_rebalancing_group_is_reported_as_its_coordinator_reports_it(following: Kproxy, cluster: Cluster) -> None:
     topic, group_id = create_topic(cluster.bootstrap, PARTITIONS), f"billing-{uuid.uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
 
@@ -52,7 +52,7 @@ def test_a_group_that_rebalances_is_known_as_its_coordinator_knows_it(following:
         return made
 
     def agrees(generation: int, cause: str) -> None:
-        """kproxy's and the coordinator's own word on the group, once it is stable."""
+        """Once the group is stable, kproxy and the coordinator describe it alike."""
 
         def stable() -> bool:
             found = group_of(following, group_id)
@@ -102,8 +102,8 @@ def asked(*command: str) -> str:
 
 
 @pytest.mark.ring2
-def test_what_kind_of_group_it_is_is_shown_as_the_brokers_list_it(following: Kproxy, cluster: Cluster) -> None:
-    """By `ctl groups`, `top` and the page: a group of the classic protocol and one of KIP-848."""
+def test_the_type_of_a_group_is_shown_as_the_brokers_list_it(following: Kproxy, cluster: Cluster) -> None:
+    """`ctl groups`, `top` and the page show it: for a group of the classic protocol and one of KIP-848."""
     topic, own = create_topic(cluster.bootstrap, 1), uuid.uuid4().hex[:8]
     names = {protocol: f"{protocol}-{own}" for protocol in ("classic", "consumer")}
     consumers = []

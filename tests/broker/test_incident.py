@@ -1,6 +1,6 @@
-"""An incident before three real brokers, with the truth written meanwhile: what kproxy concludes, and what it must not.
+"""An incident before three real brokers, with a log of what really happened: what kproxy must and must not conclude.
 
-One run provokes most kinds of failures with real clients; its first part has only clients that work as they should.
+One run provokes most kinds of failures with real clients; in its first part all clients work as they should.
 """
 
 import os
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("tcpdump") is None or os.geteuid() != 0, reason="capturing needs root"),
 ]
 PLAN = Plan(calm_s=12, down_s=10, still_s=6, stopped_s=0, between_s=6, rate=60)
-# What no client that works as it should may be told of; how a busy machine answers is not theirs.
+# Findings that a well-behaved client must not get; a busy machine's slow responses are not its fault.
 FAILURES = {
     *("broker_gone", "coordinator_lost", "offline_partitions", "under_replicated", "controller_changes"),
     *("unanswered", "client_timeouts", "no_leader", "not_enough_replicas", "refused_authorization", "login_failed"),
@@ -42,7 +42,7 @@ class Seen(NamedTuple):
     times: dict[str, int]
 
     def every(self) -> Iterator[tuple[Finding, Finding]]:
-        """Each finding with the one that it is folded into, or itself."""
+        """Each finding with the one that it is folded into, or with itself."""
         for root in self.found:
             for one in (root, *root.consequences):
                 yield one, root
@@ -72,7 +72,7 @@ def test_clients_that_work_raise_no_failure(seen: Seen) -> None:
     assert not told & FAILURES
 
 
-def test_brokers_that_were_gone_or_stood_still_are_named_with_their_times(seen: Seen) -> None:
+def test_brokers_that_stopped_or_froze_are_named_with_their_times(seen: Seen) -> None:
     (gone,) = [
         one for one in seen.of("broker_gone", broker_id=2) if dict(one.evidence)["silent_ns"] > PLAN.down_s * 1e9
     ]
@@ -83,7 +83,7 @@ def test_brokers_that_were_gone_or_stood_still_are_named_with_their_times(seen: 
     assert not seen.of("broker_gone", broker_id=1)
 
 
-def test_each_refused_client_is_named_for_what_it_is_refused(seen: Seen) -> None:
+def test_each_refused_client_is_named_with_its_refusal(seen: Seen) -> None:
     refused = {
         "login_failed": "mallory",
         "refused_authorization": "nosy",
@@ -100,7 +100,7 @@ def test_each_refused_client_is_named_for_what_it_is_refused(seen: Seen) -> None
     assert dict(large.evidence)["failed"] == dict(large.evidence)["asked"]
 
 
-def test_what_follows_from_a_broker_is_no_entry_of_its_own(seen: Seen) -> None:
+def test_consequences_of_a_broker_failure_are_no_findings_of_their_own(seen: Seen) -> None:
     (gone,) = [one for one in seen.found if one.kind == "broker_gone" and dict(one.place)["broker_id"] == 2]
     kinds = {one.kind for one in gone.consequences}
     assert {"offline_partitions", "not_enough_replicas"} <= kinds
@@ -120,9 +120,9 @@ def test_retries_without_idempotence_may_have_doubled_records(seen: Seen) -> Non
     assert doubled and doubled <= {"pay-writer", "strict", "aio-writer"}
 
 
-def test_the_verdict_says_it_first(seen: Seen) -> None:
-    said = sentence(seen.verdict)
-    assert "roker 2 was gone for" in said and "requests failed" in said
+def test_the_verdict_names_the_cause_first(seen: Seen) -> None:
+    verdict = sentence(seen.verdict)
+    assert "roker 2 was gone for" in verdict and "requests failed" in verdict
     figures = seen.verdict.figures
     assert figures.unanswered > 0 and figures.refused > 20
     assert figures.longest_ns is not None and figures.longest_ns >= PLAN.down_s * 1e9

@@ -1,4 +1,4 @@
-"""What one JVM runs of Kafka's tools, one after another, is told apart, and one that hangs holds up no other."""
+"""The outputs of tools that run one after another in one JVM stay separate, and a tool that hangs blocks no other."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.ports import free_ports
 STORAGE = "kafka.tools.StorageTool"
 
 
-def test_a_tool_is_told_apart_from_those_before_it() -> None:
+def test_the_output_of_a_tool_is_separate_from_earlier_ones() -> None:
     first, second = (tool(STORAGE, "random-uuid").strip() for _ in range(2))
     assert len(first) == len(second) == 22 and first != second
     with pytest.raises(AssertionError, match=r"(?s)StorageTool format exited 1\n.*--config"):

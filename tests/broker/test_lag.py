@@ -1,13 +1,14 @@
-"""The lag that kproxy shows is the one that `kafka-consumer-groups --describe --all-groups` shows at the same moment.
+"""The lag that kproxy reports equals that of `kafka-consumer-groups --describe --all-groups` at the same moment.
 
-One scene before real brokers: clients of three libraries consume, stop, hang, fall behind, read from followers, commit
-in transactions and are refused in part; groups, offsets and topics are changed where kproxy does not see it. A gateway
-with two workers has all of the clients, then three sidecars each have what goes to their broker, and Prometheus joins
-them by the rules of `dashboards/`. At each moment, when nothing moves, every partition of every group is equal, and so
-are the sums.
+One scene runs before real brokers: clients of three libraries consume, stop, hang, fall behind, read from followers,
+commit in transactions, and have commits refused in part; groups, offsets and topics change where kproxy does not see
+it. It runs through a gateway with two workers that serves all clients, then through three sidecars, one per broker,
+which Prometheus joins by the rules of `dashboards/`. At each moment, when nothing moves, every partition of every group
+agrees, and so do the sums.
 
-What the brokers' clients said to them meanwhile is captured. At the end `kproxy analyze group-lag` and `lag` say of the
-capture what the tool says: with all that is in it, and without the questions that kproxy and the tool ask for lag.
+Meanwhile the traffic between the brokers and their clients is captured. At the end `kproxy analyze group-lag` and `lag`
+report from the capture what the tool reports: from all exchanges, and without the lag requests of kproxy and of the
+tool.
 """
 
 import os
@@ -70,7 +71,7 @@ RULES = ("records:sum", "unknown_partitions:count")
 
 Lags = dict[tuple[str, str, int], tuple[int, int]]  # (group, topic, partition) -> committed offset, end of the log
 
-# A consumer in a process of its own, which commits where it is asked to and then polls no more.
+# A consumer in its own process, which commits what it is asked to and then stops polling.
 COMMITS_ONCE = """
 import sys, time
 from confluent_kafka import Consumer
@@ -84,23 +85,24 @@ consumer.commit(message, asynchronous=False)
 print("committed", flush=True)
 time.sleep(3600)
 """
-TOO_LARGE = "m" * 5000  # as the metadata of an offset: brokers take 4096 bytes
+TOO_LARGE = "m" * 5000  # as the metadata of an offset: brokers accept 4096 bytes
 
 
 class Scene:
-    """Clients of `bootstrap`, before which kproxies are, and what happens behind their back, at the cluster itself."""
+    """The clients of `bootstrap`, which is one kproxy or several, and changes made at the cluster itself, past
+    kproxy."""
 
     def __init__(
         self, cluster: Cluster, bootstrap: str, kproxies: list[Kproxy], prometheus: Prometheus | None = None
     ) -> None:
         self.cluster = cluster
-        self.prometheus = prometheus  # which has the rules, and scrapes all of them
+        self.prometheus = prometheus  # scrapes all kproxies and evaluates the rules
         self.bootstrap = bootstrap
         self.kproxies = kproxies
         self.groups: set[str] = set()
-        self.moments: list[tuple[str, int, Lags]] = []  # names, when they were over, and what the tool said
+        self.moments: list[tuple[str, int, Lags]] = []  # (name, end time in ns, lags that the tool reported)
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- the events of the scene --------------------------------------------------------------------------------------
 
     def group(self, name: str) -> str:
         group = f"{name}-{uuid.uuid4().hex[:8]}"
@@ -108,7 +110,7 @@ class Scene:
         return group
 
     def produce(self, topic: str, records: int, *, to: str | None = None) -> None:
-        """So many records to each of its three partitions; `to`: not by way of kproxy."""
+        """Produce `records` records to each of the topic's three partitions; `to` bypasses kproxy."""
         producer = Producer({"bootstrap.servers": to or self.bootstrap, "linger.ms": 5})
         for number in range(3 * records):
             producer.produce(topic, b"v" * 100, partition=number % 3)
@@ -116,7 +118,7 @@ class Scene:
 
     @contextmanager
     def consumer(self, group: str, topic: str, **settings: Any) -> Iterator[Consumer]:
-        """librdkafka; it commits when it is told to."""
+        """A librdkafka consumer without automatic commits."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap,
@@ -136,7 +138,7 @@ class Scene:
 
     @contextmanager
     def hanging(self, group: str, topic: str) -> Iterator[None]:
-        """A consumer that has committed and then stands still, its connections and its place in the group kept."""
+        """A consumer that has committed and is then stopped by SIGSTOP: its connections and its membership stay."""
         command = [sys.executable, "-c", COMMITS_ONCE, self.bootstrap, group, topic]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             try:
@@ -148,20 +150,20 @@ class Scene:
                 process.kill()
 
     def consume(self, group: str, topic: str, records: int, **settings: Any) -> None:
-        """Consume so many records and commit them; the consumer leaves."""
+        """Consume that many records and commit them; the consumer leaves."""
         with self.consumer(group, topic, **settings) as consumer:
             committed(consumer, read(consumer, records))
 
-    # --- what is said ------------------------------------------------------------------------------------------------
+    # --- lag as reported ----------------------------------------------------------------------------------------------
 
     def described(self) -> Lags:
-        """By Kafka's own tool, of the groups of this scene.
+        """The lags of this scene's groups by Kafka's own tool.
 
-        Not of all: those of other tests may have offsets in topics that are gone or without a leader, for which the
-        tool waits a minute, and then says nothing of any group.
+        It does not describe all groups: groups of other tests may have offsets in topics that are deleted or have no
+        leader. The tool waits a minute for those and then describes no group at all.
         """
         found: Lags = {}
-        asks = "--bootstrap-server", self.cluster.bootstrap, "--timeout", "60000"  # its own are 5 s
+        asks = "--bootstrap-server", self.cluster.bootstrap, "--timeout", "60000"  # its default timeout is 5 s
         there = self.groups & set(tool(GROUPS, *asks, "--list").split())
         if not there:
             return found
@@ -173,7 +175,8 @@ class Scene:
         return found
 
     def shown(self) -> tuple[Lags, dict[tuple[str, str], float], float]:
-        """By the kproxies together: each partition; the sums and what is unknown, by Prometheus' rules if it runs."""
+        """The lags by the kproxies together: per partition; the sums and the unknown ones by Prometheus' rules if it
+        runs."""
         ends: dict[tuple[str, int], int] = {}
         offsets: dict[tuple[str, str, int], int] = {}
         sums: dict[tuple[str, str], float] = {}
@@ -199,7 +202,7 @@ class Scene:
         return {of: (offset, ends.get(of[1:], -1)) for of, offset in offsets.items()}, sums, unknown
 
     def _recorded(self, rule: str) -> dict[tuple[str, str], float]:
-        """By group and topic, what Prometheus has recorded by a rule."""
+        """The values that Prometheus recorded by a rule, by group and topic."""
         assert self.prometheus is not None
         return {
             (each["metric"]["group"], each["metric"]["topic"]): float(each["value"][1])
@@ -208,38 +211,38 @@ class Scene:
         }
 
     def moment(self, name: str) -> None:
-        """Nothing moves: both say the same, of each partition and of each group in a topic."""
-        told: Lags = {}
+        """While nothing moves, both report the same lag for each partition and for each group in a topic."""
+        expected: Lags = {}
         shown: Any = None
 
         def agrees() -> bool:
-            nonlocal told, shown
-            told, shown = self.described(), self.shown()  # while coordinators move, neither knows all groups
+            nonlocal expected, shown
+            expected, shown = self.described(), self.shown()  # while coordinators move, neither knows all groups
             sums: defaultdict[tuple[str, str], float] = defaultdict(float)
-            for (group, topic, _), (offset, end) in told.items():
+            for (group, topic, _), (offset, end) in expected.items():
                 sums[group, topic] += end - offset
-            return bool(told) and shown == (told, dict(sums), 0)
+            return bool(expected) and shown == (expected, dict(sums), 0)
 
         try:
             wait_for(name, agrees, pause_s=0.2)
         except AssertionError as fault:
-            raise AssertionError(f"{fault}\nKafka: {told}\nkproxy: {shown}") from None
-        self.moments.append((name, time.time_ns(), told))
+            raise AssertionError(f"{fault}\nKafka: {expected}\nkproxy: {shown}") from None
+        self.moments.append((name, time.time_ns(), expected))
 
 
 def read(consumer: Consumer, records: int) -> dict[tuple[str, int], int]:
-    """Poll so many records; the offset behind the last one of each partition."""
+    """Poll that many records; returns the offset after the last one of each partition."""
     offsets: dict[tuple[str, int], int] = {}
-    left = records
+    missing = records
 
     def is_read() -> bool:
-        nonlocal left
+        nonlocal missing
         message = consumer.poll(0.2)
         if message is not None:
             assert message.error() is None, message.error()
             offsets[message.topic(), message.partition()] = message.offset() + 1
-            left -= 1
-        return left == 0
+            missing -= 1
+        return missing == 0
 
     wait_for(f"{records} records", is_read, pause_s=0)
     return offsets
@@ -260,9 +263,9 @@ def play(scene: Scene) -> None:
     scene.consume(group, topic, 30)
     scene.moment("the group is at the end")
     scene.produce(topic, 20)
-    scene.moment("its consumers have stopped, producers go on")
+    scene.moment("its consumers have stopped, producers continue")
     scene.produce(topic, 10, to=behind)
-    scene.moment("producers go on elsewhere")
+    scene.moment("producers continue past kproxy")
 
     paused = scene.group("pauses")
     with scene.consumer(paused, topic) as consumer:
@@ -276,17 +279,18 @@ def play(scene: Scene) -> None:
     slow = scene.group("prefetches")
     with scene.consumer(slow, topic, group_instance_id="static-1") as consumer:
         committed(consumer, read(consumer, 7))
-        scene.moment("a consumer has fetched all, and committed little")
+        scene.moment("a consumer has fetched everything and committed little")
     scene.moment("a static member has stopped")
 
     hung = scene.group("hangs")
     with scene.hanging(hung, topic):
         scene.produce(topic, 5)
         assert sum(members(behind, hung).values()) == 3
-        scene.moment("a consumer hangs, and is a member still")
+        scene.moment("a consumer hangs and is still a member")
 
     near = scene.group("follows")
-    with scene.consumer(near, topic, client_rack=cluster.brokers[1].rack) as consumer:  # which leads but one of three
+    # leads one of the three partitions
+    with scene.consumer(near, topic, client_rack=cluster.brokers[1].rack) as consumer:
         committed(consumer, read(consumer, 150))
         scene.produce(topic, 2)
         committed(consumer, read(consumer, 5))
@@ -325,9 +329,9 @@ def play(scene: Scene) -> None:
 
     reset = ("--reset-offsets", "--topic", topic, "--to-offset", "4", "--execute")
     tool(GROUPS, "--bootstrap-server", behind, "--group", group, *reset)
-    scene.moment("offsets are reset elsewhere")
+    scene.moment("offsets are reset past kproxy")
     tool(GROUPS, "--bootstrap-server", behind, "--group", group, "--delete-offsets", "--topic", f"{topic}:1")
-    scene.moment("offsets of a partition are deleted elsewhere")
+    scene.moment("offsets of a partition are deleted past kproxy")
     tool(GROUPS, "--bootstrap-server", behind, "--group", java, "--delete")
     scene.moment("a group is deleted elsewhere")
 
@@ -355,13 +359,14 @@ def play(scene: Scene) -> None:
         moved.start()
         moved.wait_until_started()
     scene.produce(topic, 3)
-    # Leaders and coordinators go back by themselves too, minutes later: into a test that counts on its connections.
+    # Leaders and coordinators would also move back by themselves, but minutes later: in a test that counts on
+    # connections.
     wait_for("every broker to lead again", lambda: leaders_spread(behind, topic))
     scene.moment("the broker is back, and leads and coordinates what it did")
 
 
 def refused_in_part(scene: Scene, topic: str) -> None:
-    """Of one commit a partition is refused, since its metadata are too large, and one of a topic that there is not."""
+    """The broker refuses one partition of a commit because its metadata is too large, and one of an unknown topic."""
     group = scene.group("refused")
     with scene.consumer(group, topic) as consumer:
         read(consumer, 1)
@@ -379,7 +384,7 @@ def refused_in_part(scene: Scene, topic: str) -> None:
 
 
 def shared(scene: Scene, topic: str) -> None:
-    """A share group has no committed offset: the tool for consumer groups does not name it, nor does kproxy."""
+    """A share group has no committed offset: neither the tool for consumer groups nor kproxy names it."""
     group = create_share_group(scene.cluster.bootstrap)
     scene.groups.add(group)
     consumed = ("--topic", topic, "--group", group, "--max-messages", "10", "--timeout-ms", "30000")
@@ -390,7 +395,7 @@ def shared(scene: Scene, topic: str) -> None:
 
 
 def transactions(scene: Scene, topic: str) -> None:
-    """Offsets that transactions commit, which count once those are committed."""
+    """Offsets committed in transactions count once the transaction is committed."""
     group = scene.group("transactions")
     producer = Producer({"bootstrap.servers": scene.bootstrap, "client.id": group, "transactional.id": group})
     producer.init_transactions(60)
@@ -407,12 +412,12 @@ def transactions(scene: Scene, topic: str) -> None:
             scene.moment(f"it is {name}")
 
 
-# --- what is said of a capture ---------------------------------------------------------------------------------------
+# --- lag from a capture -----------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def captured(cluster: Cluster, path: Path) -> Iterator[None]:
-    """A capture of all that clients and brokers say to each other; none where packets may not be captured."""
+    """Capture all traffic between clients and brokers; capture nothing where capturing is not permitted."""
     try:
         as_root()
     except pytest.skip.Exception:
@@ -433,7 +438,7 @@ def dicts(answer: Any) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in engine.rows(answer)]
 
 
-# Of the tables of a capture: without what kproxy asks brokers for lag, and without what the tool asks.
+# The partitions of a capture without the lag requests of kproxy and of the tool.
 UNASKED = """
     select p.* from partitions p left join exchanges e
         on p.source = e.source and p.connection = e.connection and p.`number` = e.`number`
@@ -441,7 +446,7 @@ UNASKED = """
         and (e.client_id like 'kproxy%' or e.client_id like 'adminclient%'))"""
 
 
-# By which brokers each partition was read by the consumer that names a rack.
+# The brokers from which the consumer that names a rack has read each partition.
 READ_FROM = """
     select distinct p.`partition`, e.broker_id from partitions p join exchanges e
         on p.source = e.source and p.connection = e.connection and p.`number` = e.`number`
@@ -449,31 +454,31 @@ READ_FROM = """
 
 
 def analyses(tables: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What `group-lag` and `lag` say."""
+    """The answers of `group-lag` and `lag`."""
     inputs = [tables[name] for name in OF_LAG]
     return dicts(jobs.group_lag(*inputs)), dicts(jobs.lag(*inputs))
 
 
-def agree(told: Lags, groups: Collection[str], rows: list[dict[str, Any]]) -> None:
-    """`group-lag` says of each group in each partition what the tool says, or why it is not known."""
+def agree(expected: Lags, groups: Collection[str], rows: list[dict[str, Any]]) -> None:
+    """`group-lag` reports what the tool reports for each group and partition, or why the lag is unknown."""
     of = {(row["group_id"], row["topic"], row["partition"]): row for row in rows if row["group_id"] in groups}
     known = {place: row for place, row in of.items() if row["lag_records"] is not None}
     assert {place: (row["committed_offset"], row["end_offset"]) for place, row in known.items()} == {
-        place: offsets for place, offsets in told.items() if place in known or place not in of
+        place: offsets for place, offsets in expected.items() if place in known or place not in of
     }
     assert all(row["lag_records"] == row["end_offset"] - row["committed_offset"] for row in known.values())
     assert all(row["unknown"] for place, row in of.items() if place not in known)
 
 
-def agree_by_client(told: Lags, by_group: list[dict[str, Any]], by_client: list[dict[str, Any]]) -> None:
-    """`lag` has the same by client: consumers have the name of their group as client id."""
+def agree_by_client(expected: Lags, by_group: list[dict[str, Any]], by_client: list[dict[str, Any]]) -> None:
+    """`lag` reports the same by client: consumers use the name of their group as client id."""
     committers = {row["group_id"] for row in by_group if row["client"] == row["group_id"]}
     behind = {
         of: row["committed_lag_records"]
         for row in by_client
-        if (of := (row["client"], row["topic"], row["partition"])) in told and row["client"] in committers
+        if (of := (row["client"], row["topic"], row["partition"])) in expected and row["client"] in committers
     }
-    assert behind == {of: told[of][1] - told[of][0] for of in behind} and {of[0] for of in behind} == committers
+    assert behind == {of: expected[of][1] - expected[of][0] for of in behind} and {of[0] for of in behind} == committers
 
 
 def until(tables: Mapping[str, Any], ns: int) -> dict[str, Any]:
@@ -485,8 +490,8 @@ def until(tables: Mapping[str, Any], ns: int) -> dict[str, Any]:
 
 
 def compared(scene: Scene, capture: Path, spark: SparkSession | None = None) -> None:
-    """What is said of the capture of a scene is what the tool says; with Spark at each moment, and by both engines."""
-    told = scene.described()
+    """The analyses of the captured scene equal the tool's lags; with Spark at each moment too, and by both engines."""
+    expected = scene.described()
     if not capture.exists():
         pytest.skip("the scene was played, but capturing packets needs root: no capture is compared")
     place = capture.with_suffix("")
@@ -496,23 +501,23 @@ def compared(scene: Scene, capture: Path, spark: SparkSession | None = None) -> 
         near = scene.cluster.brokers[1].node_id
         assert set(engine.rows(engine.ask(frames, answer=READ_FROM))) >= {(number, near) for number in range(3)}
         unasked = {**frames, "partitions": engine.ask(frames, unasked=UNASKED)}
-        for said in (frames, unasked):
-            by_group, by_client = analyses(said)
-            agree(told, scene.groups, by_group)
+        for inputs in (frames, unasked):
+            by_group, by_client = analyses(inputs)
+            agree(expected, scene.groups, by_group)
             assert not any(row["unknown"] for row in by_group if row["group_id"] in scene.groups)
-            agree_by_client(told, by_group, by_client)
+            agree_by_client(expected, by_group, by_client)
         if spark is None:
             return
-        for name, ns, told in scene.moments:
+        for name, ns, expected in scene.moments:
             try:
-                agree(told, scene.groups, dicts(jobs.group_lag(*until(unasked, ns).values())))
+                agree(expected, scene.groups, dicts(jobs.group_lag(*until(unasked, ns).values())))
             except AssertionError as fault:
                 raise AssertionError(f"{name}: {fault}") from None
         theirs = {name: table(spark, str(place), name) for name in OF_LAG}
         assert analyses(theirs) == analyses(frames)
 
 
-def test_a_gateway(cluster: Cluster, tmp_path: Path) -> None:
+def test_lag_through_a_gateway(cluster: Cluster, tmp_path: Path) -> None:
     file, capture = tmp_path / "kproxy.toml", tmp_path / "scene.pcap"
     file.write_text(SETTINGS.format(workers=2, route=""))
     with captured(cluster, capture), Kproxy(cluster.bootstrap, tmp_path, "--config", str(file)) as kproxy:
@@ -521,8 +526,8 @@ def test_a_gateway(cluster: Cluster, tmp_path: Path) -> None:
     compared(scene, capture)
 
 
-def test_after_a_restart_groups_are_known_by_the_heartbeats_of_their_members(cluster: Cluster, tmp_path: Path) -> None:
-    """They join nothing and commit nothing: the connections are new, the members are not."""
+def test_after_a_restart_heartbeats_make_groups_known_again(cluster: Cluster, tmp_path: Path) -> None:
+    """Their members neither join nor commit: the connections are new, the members are not."""
     file = tmp_path / "kproxy.toml"
     file.write_text(SETTINGS.format(workers=2, route=""))
     with Kproxy(cluster.bootstrap, tmp_path, "--config", str(file)) as kproxy:
@@ -543,8 +548,8 @@ def test_after_a_restart_groups_are_known_by_the_heartbeats_of_their_members(clu
 
 
 @pytest.mark.ring2
-@pytest.mark.timeout(900)  # longer than others on a busy machine: a Prometheus, a Spark, and thirty moments
-def test_three_sidecars(cluster: Cluster, tmp_path: Path, spark: SparkSession) -> None:
+@pytest.mark.timeout(900)  # longer than others on a busy machine: a Prometheus, a Spark and thirty moments
+def test_lag_through_three_sidecars(cluster: Cluster, tmp_path: Path, spark: SparkSession) -> None:
     port = free_ports(1, "")
     file, capture = tmp_path / "kproxy.toml", tmp_path / "scene.pcap"
     file.write_text(SETTINGS.format(workers=1, route='route = "sidecar"'))

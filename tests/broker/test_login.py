@@ -16,7 +16,7 @@ from tests.broker.test_clients import consume, sample
 
 
 def login(secured: SecuredBroker, mechanism: str, folder: Path, user: str = "kproxy") -> str:
-    """The settings of a login, its secrets in files of their own."""
+    """The settings of a login, with its secrets in files of their own."""
     if mechanism == OAUTHBEARER:
         token = folder / "token"
         token.write_text(secured.security.tokens.token(user) + "\n")
@@ -48,7 +48,7 @@ def produced(bootstrap: str, topic: str, count: int, **settings: object) -> list
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_clients_without_a_login_are_served_where_the_broker_wants_one(
+def test_clients_without_a_login_are_served_by_a_broker_that_requires_one(
     secured: SecuredBroker, tmp_path: Path, mechanism: str
 ) -> None:
     topic = f"topic-{uuid.uuid4()}"
@@ -62,10 +62,9 @@ def test_clients_without_a_login_are_served_where_the_broker_wants_one(
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("mechanism", "workers"), [("PLAIN", 1), ("SCRAM-SHA-512", 2), (OAUTHBEARER, 1)])
-def test_logins_are_renewed_under_traffic_that_loses_nothing(
-    secured: SecuredBroker, tmp_path: Path, mechanism: str, workers: int
-) -> None:
-    """KIP-368: this listener's sessions end after two seconds, and a broker closes what is not renewed in time."""
+def test_renewed_logins_lose_no_records(secured: SecuredBroker, tmp_path: Path, mechanism: str, workers: int) -> None:
+    """KIP-368: this listener's sessions expire after two seconds, and a broker closes those that are not renewed in
+    time."""
     topic = f"topic-{uuid.uuid4()}"
     settings = f"[cluster.login]\n{login(secured, mechanism, tmp_path)}"
     with kproxy_with(secured, tmp_path, settings, more=("--workers", str(workers))) as kproxy:
@@ -85,7 +84,7 @@ def test_logins_are_renewed_under_traffic_that_loses_nothing(
                 received.append((message.key(), message.value()))
 
         wait_for("the group", lambda: poll() or bool(received))
-        value = b"x" * 20_000  # requests that arrive in parts
+        value = b"x" * 20_000  # large enough for requests to arrive in parts
 
         def renewed() -> bool:
             for _ in range(20):
@@ -109,7 +108,7 @@ def test_logins_are_renewed_under_traffic_that_loses_nothing(
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("listener", "mechanism", "password", "cause", "said"),
+    ("listener", "mechanism", "password", "cause", "log_line"),
     [
         ("SASL", "PLAIN", "guessed", "login_failed", "Invalid username or password"),
         ("SASL", "SCRAM-SHA-512", "guessed", "login_failed", "invalid credentials with SASL mechanism SCRAM-SHA-512"),
@@ -117,20 +116,20 @@ def test_logins_are_renewed_under_traffic_that_loses_nothing(
         ("CLIENT", "PLAIN", USERS["kproxy"], "login_unsupported", "requires no login at this port"),
     ],
 )
-def test_a_login_that_fails_says_why(
-    secured: SecuredBroker, tmp_path: Path, listener: str, mechanism: str, password: str, cause: str, said: str
+def test_a_failed_login_is_reported_with_its_cause(
+    secured: SecuredBroker, tmp_path: Path, listener: str, mechanism: str, password: str, cause: str, log_line: str
 ) -> None:
     settings = login(secured, mechanism, tmp_path)
     if password:
         (tmp_path / "password").write_text(password)
     else:
-        (tmp_path / "token").write_text(Tokens(tmp_path).token("kproxy"))  # of another key
+        (tmp_path / "token").write_text(Tokens(tmp_path).token("kproxy"))  # signed by another key
     file = tmp_path / "kproxy.toml"
     file.write_text(f"[[cluster]]\n[cluster.login]\n{settings}")
     kproxy = Kproxy(secured.address_of(listener), tmp_path, "--config", str(file))
     kproxy.start(waits_until_ready=False)
     try:
-        wait_for("the broker's refusal", lambda: said in kproxy.log.read_text())
+        wait_for("the broker's refusal", lambda: log_line in kproxy.log.read_text())
         wait_for("the admin port", kproxy.is_alive)
         counted = {"side": "broker", "mechanism": mechanism, "outcome": cause}
         assert kproxy.metric("kproxy_authentications_total", **counted) > 0

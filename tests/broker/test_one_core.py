@@ -1,7 +1,7 @@
-"""What was live and what was captured agree: one decoder, two feeds.
+"""Live and captured traffic give the same rows: one decoder reads both.
 
-Traffic of real clients goes through kproxy, which records it; its leg to the brokers is captured. The capture,
-converted, gives the same rows.
+Real clients send traffic through kproxy, which records it; its connections to the brokers are captured. The converted
+capture has the same rows.
 """
 
 import os
@@ -30,12 +30,12 @@ from tests.broker.kproxy import KPROXY, Kproxy
 from tests.broker.test_clients import consume, produce, sample
 from tests.broker.tools import CONSUMER, PRODUCER, as_root, create_topic, user
 
-# What two observers of the same bytes see differently: when, and between whom.
-# Losses and windows are seen in packets alone.
+# Columns that two observers of the same bytes fill differently: times and endpoints. Losses and windows are visible in
+# packets alone.
 TIMES = {"time", "latency_ns", "queue_ns", "muted_ns", "total_ns", "sending_ns", "broker_ns", "receiving_ns"} | {
     f"{message}_{end}_ns" for message in ("request", "response") for end in ("start", "end")
 }
-# How many requests wait is counted at another moment: an answer that is on the wire may not have been read yet.
+# The requests in flight are counted at different moments: a response that was captured may not have been read yet.
 MOMENT = {"in_flight"}
 WHERE = {"source", "connection", "client_address", "client_port", "broker_address", "broker_port", "broker_id"}
 LAST = b"the last packet of this capture"
@@ -46,7 +46,7 @@ NAMES = ["connection", "number", "api", "api_version", "correlation_id", "client
 
 @contextmanager
 def captured(file: Path, cluster: Cluster) -> Iterator[None]:
-    """Everything between kproxy and the brokers' CLIENT listeners, by tcpdump."""
+    """Capture everything between kproxy and the brokers' CLIENT listeners with tcpdump."""
     ports = " or ".join(f"(host {broker.host} and port {broker.port})" for broker in cluster.brokers)
     command = [shutil.which("tcpdump", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "tcpdump"]
     command += ["-i", "lo", "-s", "0", "-U", "-B", "65536", "-w", str(file), "-Z", user(), ports]
@@ -58,7 +58,8 @@ def captured(file: Path, cluster: Cluster) -> Iterator[None]:
         wait_for("tcpdump to listen", lambda: "listening on" in errors.read_text() or process.poll() is not None)
         assert process.poll() is None, f"tcpdump ended: {errors.read_text()}"
         yield
-        # It hands packets on late and in lots: a last one of ours tells that it has written all before it.
+        # tcpdump writes packets late and in batches: once it has written this last packet, it has written all before
+        # it.
         with socket.socket(type=socket.SOCK_DGRAM) as sock:
             sock.sendto(LAST, (cluster.brokers[0].host, cluster.brokers[0].port))
         wait_for("tcpdump to write what it has seen", lambda: LAST in file.read_bytes())
@@ -69,12 +70,13 @@ def captured(file: Path, cluster: Cluster) -> Iterator[None]:
 
 
 def ask_for_unknown_topic(bootstrap: str) -> None:
-    """Asks for the metadata of a topic that does not exist, and leaves when the answer has come.
+    """Ask for the metadata of an unknown topic and close after the response.
 
-    librdkafka asks again by itself, and closes with that request under way: its answer then reaches kproxy or does not.
+    librdkafka repeats the request by itself and closes while one is in flight, whose response may or may not reach
+    kproxy.
     """
     name = b"no-such-topic"
-    request = struct.pack(f">hhihih{len(name)}s?", 3, 4, 7, -1, 1, len(name), name, False)  # Metadata 4
+    request = struct.pack(f">hhihih{len(name)}s?", 3, 4, 7, -1, 1, len(name), name, False)  # Metadata v4
     host, _, port = bootstrap.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=30) as sock, sock.makefile("rb") as answers:
         sock.sendall(struct.pack(">i", len(request)) + request)
@@ -86,7 +88,7 @@ Row = tuple[Any, ...]
 
 
 def by_connection(table: pa.Table) -> dict[tuple[Row, ...], list[list[Row]]]:
-    """The rows of each connection in their order, by who asked what on it; like connections together, in one order."""
+    """The rows of each connection in order, keyed by what the connection asked; equal keys are grouped and sorted."""
     rows: defaultdict[int, list[Row]] = defaultdict(list)
     names: defaultdict[int, list[Row]] = defaultdict(list)
     table = table.sort_by([("connection", "ascending"), ("number", "ascending")])
@@ -101,7 +103,7 @@ def by_connection(table: pa.Table) -> dict[tuple[Row, ...], list[list[Row]]]:
 
 
 def differences(offline: pa.Table, live: pa.Table) -> list[str]:
-    """In words, so that a failure tells what to look at."""
+    """The differences as sentences, so that a failure shows where to look."""
     captured, seen = by_connection(offline), by_connection(live)
     found = [f"only captured, {len(captured[asked])} times: {asked}" for asked in captured.keys() - seen.keys()]
     found += [f"only live, {len(seen[asked])} times: {asked}" for asked in seen.keys() - captured.keys()]
@@ -119,7 +121,7 @@ def differences(offline: pa.Table, live: pa.Table) -> list[str]:
 
 
 def transact(bootstrap: str, topic: str) -> None:
-    """One transaction that commits and one that is aborted."""
+    """One transaction that commits and one that aborts."""
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"one-core-{topic}"})
     producer.init_transactions(30)
     for end in (producer.commit_transaction, producer.abort_transaction):
@@ -129,17 +131,17 @@ def transact(bootstrap: str, topic: str) -> None:
 
 
 def of_bodies(folder: Path, table: str) -> Counter[Row]:
-    """The rows of a table about bodies, without what the observers see differently."""
+    """The rows of a table about bodies, without the columns that differ between observers."""
     rows = pa.parquet.read_table(folder / table)
     names = [name for name in rows.column_names if name not in TIMES | WHERE | {"lag_ns"}]
     return Counter(tuple(row[name] for name in names) for row in rows.select(names).to_pylist())
 
 
 def of_connections(folder: Path) -> Counter[Row]:
-    """What is told of the connections that asked anything, kproxy's own apart, without times, places and TCP."""
+    """The rows of connections with requests, except kproxy's own, without times, endpoints and TCP counts."""
     exchanges = pa.parquet.read_table(folder / "exchanges", columns=["connection", "client_id"]).to_pylist()
     asked = {row["connection"] for row in exchanges if not (row["client_id"] or "").startswith("kproxy-")}
-    # Not the bytes, which in a capture count what TCP sent again.
+    # Bytes are left out: in a capture they include retransmissions.
     names = ["requests", "answers", "software_name", "software_version", "sasl_mechanism", "sasl_tokens"]
     names += ["tls", "faults"]
     rows = pa.parquet.read_table(folder / "connections").to_pylist()
@@ -170,7 +172,7 @@ def test_live_and_captured_agree(cluster: Cluster, detail: str, tmp_path: Path) 
     subprocess.run(convert, check=True, stdout=sys.stderr)
     offline = pa.parquet.read_table(converted / "exchanges")
     live = pa.parquet.read_table(recorded / "exchanges")
-    # kproxy asks the cluster on connections of its own, the longer it runs the more often: nobody's exchanges.
+    # kproxy's own requests, on connections of its own, depend on how long it runs.
     own = pa.compute.starts_with(offline["client_id"].fill_null(""), "kproxy-")
     assert pa.compute.any(own).as_py()
     offline = offline.filter(pa.compute.invert(own))
@@ -185,7 +187,7 @@ def test_live_and_captured_agree(cluster: Cluster, detail: str, tmp_path: Path) 
             assert not of_bodies(converted, table) - rows
             assert not rows - of_bodies(converted, table)
             assert rows.total() > 200
-    # That was worth comparing.
+    # There was enough to compare.
     assert live.num_rows > 200
     assert {"Produce", "Fetch", "JoinGroup", "Metadata", "ApiVersions", "EndTxn"} <= set(live["api"].to_pylist())
     assert {"answered", "no_answer_expected"} <= set(live["outcome"].to_pylist())

@@ -1,4 +1,4 @@
-"""kproxy restarts, brokers come and go: clients go on, and no acknowledged record is lost."""
+"""kproxy restarts, brokers stop and join: clients continue, and no acknowledged record is lost."""
 
 import json
 import threading
@@ -28,12 +28,12 @@ from tests.broker.tools import (
     unregister,
 )
 
-# Without the log: it says on standard error that it cannot connect, which is the point of these tests.
+# Without the log: it reports connection failures on standard error, which these tests provoke.
 LIBRDKAFKA = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 500, "log_level": 0}
 
 
 class Load:
-    """librdkafka: an idempotent producer that never pauses, and a group member that reads everything after it."""
+    """librdkafka: an idempotent producer that never pauses, and a group member that reads everything it writes."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.acknowledged: list[bytes] = []
@@ -77,7 +77,7 @@ class Load:
         self._consumer.close()
 
     def flows(self, count: int = 100) -> None:
-        """Waits until that many more records have been acknowledged, and as many received."""
+        """Wait until that many more records have been acknowledged, and as many received."""
         acknowledged, received = len(self.acknowledged) + count, len(self.received) + count
         wait_for("records to be acknowledged", lambda: len(self.acknowledged) >= acknowledged)
         wait_for("records to be received", lambda: len(self.received) >= received)
@@ -97,9 +97,9 @@ class Load:
 
 @contextmanager
 def java_load(bootstrap: str, topic: str, folder: Path) -> Iterator[Running]:
-    """Kafka's VerifiableProducer, which prints what was acknowledged; at the end a consumer must have all of it."""
+    """Kafka's VerifiableProducer, which prints what was acknowledged; at the end a consumer must receive all of it."""
     settings = folder / "producer.properties"
-    settings.write_text("retries=2147483647\nenable.idempotence=true\n")  # by itself this tool never retries
+    settings.write_text("retries=2147483647\nenable.idempotence=true\n")  # by default this tool never retries
     with Running(
         folder / "produced",
         *(VERIFIABLE_PRODUCER, "--bootstrap-server", bootstrap, "--topic", topic, "--acks", "-1"),
@@ -125,7 +125,7 @@ def acknowledged_by_java(producer: Running) -> list[str]:
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["drained", "killed"])
-def test_clients_go_on_when_kproxy_restarts(kproxy: Kproxy, bootstrap: str, kill: bool, tmp_path: Path) -> None:
+def test_clients_continue_when_kproxy_restarts(kproxy: Kproxy, bootstrap: str, kill: bool, tmp_path: Path) -> None:
     topics = [create_topic(bootstrap), create_topic(bootstrap)]
     with java_load(bootstrap, topics[1], tmp_path) as java, Load(bootstrap, topics[0]) as load:
         for _ in range(2):
@@ -138,13 +138,13 @@ def test_clients_go_on_when_kproxy_restarts(kproxy: Kproxy, bootstrap: str, kill
     assert load.received.issuperset(load.acknowledged)
 
 
-@pytest.mark.timeout(900)  # brokers of which a start takes a minute where everything is busy
-def test_clients_go_on_when_brokers_stop_and_start(
+@pytest.mark.timeout(900)  # brokers start in a minute when the machine is busy
+def test_clients_continue_when_brokers_stop_and_start(
     cluster: Cluster, kproxy: Kproxy, bootstrap: str, tmp_path: Path
 ) -> None:
-    """Leaders move away and back; the hints of where to (NodeEndpoints, KIP-951) name kproxy."""
+    """Leaders move away and back; the hints about new leaders (NodeEndpoints, KIP-951) name kproxy."""
     topics = [create_topic(bootstrap), create_topic(bootstrap)]
-    carriers = ("Produce", "Fetch", "ShareFetch")  # which of them hears of a new leader first is chance
+    carriers = ("Produce", "Fetch", "ShareFetch")  # it is chance which of them first learns of a new leader
 
     def hints() -> float:
         return sum(kproxy.metric("kproxy_rewritten_addresses_total", api=api) for api in carriers)
@@ -191,7 +191,7 @@ def test_clients_reach_a_broker_that_joins_later(cluster: Cluster, bootstrap: st
 
 
 def leaders_spread(bootstrap: str, topic: str) -> bool:
-    """Asks for the preferred leaders; True once every broker leads again, False while replicas are not in sync."""
+    """Elect the preferred leaders; True once every broker leads again, False while replicas are not in sync."""
     try:
         elect_preferred_leaders(bootstrap)
     except AssertionError:

@@ -1,4 +1,4 @@
-"""Policies before a real cluster: what clients make of refusals, and that their connections live on."""
+"""Policies before a real cluster: clients understand refusals, and their connections stay open."""
 
 import json
 import time
@@ -20,7 +20,7 @@ DENIED = KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 @contextmanager
 def policy(cluster: Cluster, folder: Path, *lines: str) -> Iterator[Kproxy]:
-    """A kproxy with these lines in its [[cluster]], and an audit."""
+    """A kproxy with these lines in its [[cluster]], and with an audit log."""
     file = folder / "kproxy.toml"
     file.write_text("\n".join((f'audit = "{folder / "audit.jsonl"}"', "[[cluster]]", *lines)))
     with Kproxy(cluster.bootstrap, folder, "--config", str(file)) as kproxy:
@@ -32,7 +32,7 @@ def audited(folder: Path) -> list[dict[str, object]]:
 
 
 def sent(producer: Producer, topic: str, value: bytes = b"v") -> KafkaError | None:
-    """What became of one record."""
+    """The delivery error of one record, if any."""
     outcome: list[KafkaError | None] = []
     producer.produce(topic, value, on_delivery=lambda error, _: outcome.append(error))
     producer.flush(30)
@@ -69,7 +69,7 @@ def consumed(bootstrap: str, topic: str, group: str, count: int) -> list[bytes]:
 
 
 def described(bootstrap: str, asked: str, topics: list[str]) -> set[str]:
-    """The topics of a classic group's only member, as an administrator at `asked` is told."""
+    """The topics of a classic group's only member, as the broker or kproxy at `asked` describes it."""
     group = f"group-of-{'-'.join(topics)}"
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
     consumer.subscribe(topics)
@@ -85,7 +85,7 @@ def described(bootstrap: str, asked: str, topics: list[str]) -> set[str]:
 
 
 def run(main: str, *arguments: str, stdin: bytes = b"") -> str:
-    """All that one of Kafka's tools says, whether it succeeds or not."""
+    """The complete output of one of Kafka's tools, whether it succeeds or not."""
     import subprocess
 
     done = subprocess.run(
@@ -99,7 +99,7 @@ def run(main: str, *arguments: str, stdin: bytes = b"") -> str:
     return done.stdout.decode(errors="replace")
 
 
-def test_a_denied_topic_is_the_clients_own_error_and_the_connections_live_on(cluster, tmp_path):
+def test_a_denied_topic_is_an_error_in_the_client_and_connections_stay_open(cluster, tmp_path):
     orders, secret = create_topic(cluster.bootstrap), create_topic(cluster.bootstrap)
     rule = ("[[cluster.policy]]", 'action = "deny"', f'topic = "{secret}"')
     with policy(cluster, tmp_path, *rule) as kproxy:
@@ -108,7 +108,7 @@ def test_a_denied_topic_is_the_clients_own_error_and_the_connections_live_on(clu
         error = sent(producer, secret)
         assert error is not None and error.code() == DENIED
         assert sent(producer, orders, b"again") is None
-        # No connection ended but the one that bootstrapped: those to the brokers are still the same.
+        # No connection ended but the bootstrap connection: those to the brokers are still the same.
         assert all(kproxy.metric("kproxy_disconnects_total", listener=f"broker-{id_}") == 0 for id_ in (1, 2, 3))
         assert sorted(consumed(kproxy.bootstrap, orders, "group-of-orders", 2)) == [b"again", b"v"]
         with pytest.raises(KafkaException) as caught:
@@ -116,8 +116,8 @@ def test_a_denied_topic_is_the_clients_own_error_and_the_connections_live_on(clu
         assert caught.value.args[0].code() == DENIED
         listed = AdminClient({"bootstrap.servers": kproxy.bootstrap}).list_topics(timeout=30).topics
         assert orders in listed and secret not in listed
-        said = run(PRODUCER, "--bootstrap-server", kproxy.bootstrap, "--topic", secret, stdin=b"v\n")
-        assert "TopicAuthorizationException" in said, said
+        output = run(PRODUCER, "--bootstrap-server", kproxy.bootstrap, "--topic", secret, stdin=b"v\n")
+        assert "TopicAuthorizationException" in output, output
         assert kproxy.metric("kproxy_policy_refusals_total", reason="rule") > 0
         assert kproxy.metric("kproxy_protocol_faults_total") == 0
         assert secret not in run(TOPICS, "--bootstrap-server", kproxy.bootstrap, "--list").split()
@@ -130,7 +130,7 @@ def test_a_denied_topic_is_the_clients_own_error_and_the_connections_live_on(clu
     assert all(line["rule"] == 1 for line in lines if line["decision"] == "deny")
 
 
-def test_a_read_only_listener_has_consumers_with_groups_and_no_producers(cluster, tmp_path):
+def test_a_read_only_listener_serves_consumer_groups_and_refuses_producers(cluster, tmp_path):
     topic = create_topic(cluster.bootstrap)
     direct = Producer({"bootstrap.servers": cluster.bootstrap})
     for value in (b"1", b"2", b"3"):
@@ -140,8 +140,8 @@ def test_a_read_only_listener_has_consumers_with_groups_and_no_producers(cluster
         producer = Producer({"bootstrap.servers": kproxy.bootstrap})
         error = sent(producer, topic)
         assert error is not None and error.code() == DENIED
-        said = run(PRODUCER, "--bootstrap-server", kproxy.bootstrap, "--topic", topic, stdin=b"v\n")
-        assert "ClusterAuthorizationException" in said, said  # it is idempotent, and gets no producer id
+        output = run(PRODUCER, "--bootstrap-server", kproxy.bootstrap, "--topic", topic, stdin=b"v\n")
+        assert "ClusterAuthorizationException" in output, output  # it is idempotent, and gets no producer id
         admin = AdminClient({"bootstrap.servers": kproxy.bootstrap})
         with pytest.raises(KafkaException) as caught:
             admin.create_topics([NewTopic("not-here", 1, 1)])["not-here"].result(30)

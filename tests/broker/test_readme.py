@@ -1,4 +1,4 @@
-"""Every command of the README runs as it stands there, but for addresses and file names."""
+"""Every command of the README runs as it is written there, except for addresses and file names."""
 
 import os
 import re
@@ -40,7 +40,7 @@ TESTED = (DEMO, TEST, SIDECAR, GATEWAY, METRICS, CAPTURE, CONVERT, OVERVIEW, SLO
 
 
 def command(start: str, **replaced: str) -> str:
-    """The README's only command that starts so, with other addresses or names in it."""
+    """The README's only command that starts so, with addresses or names replaced."""
     (found,) = (line for line in COMMANDS if line.startswith(start))
     for old, new in replaced.items():
         assert old in found
@@ -50,7 +50,7 @@ def command(start: str, **replaced: str) -> str:
 
 @contextmanager
 def running(shell: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A command as one types it, with this environment's kproxy; ended by Ctrl-C."""
+    """Run a command in a shell with this environment's kproxy; end it by Ctrl-C."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
     process = subprocess.Popen(
         f"exec {shell}",
@@ -96,10 +96,10 @@ def wait_until_ready(admin: str) -> None:
 
 def test_every_command_is_tested() -> None:
     assert [line for line in COMMANDS if not line.startswith(TESTED)] == []
-    assert command(TEST) in (TOP / ".ci/run").read_text()  # which is how this test came to run
+    assert command(TEST) in (TOP / ".ci/run").read_text()  # by this command the test was started
 
 
-def test_demo() -> None:
+def test_the_demo_command() -> None:
     with running(f"{command(DEMO)} --seconds 5", TOP) as demo:
         assert demo.stdout is not None
         text = ""
@@ -113,8 +113,8 @@ def test_demo() -> None:
     assert demo.wait() == 0
 
 
-def test_sidecars(cluster: Cluster, tmp_path: Path) -> None:
-    """One beside each broker, on the same port everywhere: clients are led from one to the other."""
+def test_the_sidecar_commands(cluster: Cluster, tmp_path: Path) -> None:
+    """One kproxy per broker, all on the same port: clients are directed from one to the other."""
     port = free_ports(2, "")
     with ExitStack() as stack:
         for broker in cluster.brokers:
@@ -133,7 +133,7 @@ def test_sidecars(cluster: Cluster, tmp_path: Path) -> None:
             assert re.search(r'kproxy_requests_total{.*api="Produce".*} [1-9]', metrics)
 
 
-def test_gateway(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_gateway_command(cluster: Cluster, tmp_path: Path) -> None:
     port = free_ports(6)
     addresses = {
         "localhost:9092": f"127.0.0.1:{port + 1}",
@@ -149,17 +149,18 @@ def test_gateway(cluster: Cluster, tmp_path: Path) -> None:
         assert sorted(consume(bootstrap, topic, len(records))) == sorted(records)
 
 
-def test_capture(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_capture_commands(cluster: Cluster, tmp_path: Path) -> None:
     broker = cluster.brokers[0]
     tcpdump = command(CAPTURE, **{"9092": str(broker.port)})
-    # Debian's tcpdump gives up its rights before it opens the file, and hands packets on once a second. At once, it has
-    # a buffer of 2 MiB for packets of up to 256 KiB: for 8 of them, and a busy machine needs room for more.
+    # Debian's tcpdump drops its privileges before it opens the file, and writes packets once a second. With
+    # --immediate-mode it has a buffer of 2 MiB for packets of up to 256 KiB, which is 8 of them; a busy machine needs
+    # more.
     tcpdump += " -Z root --immediate-mode -U -B 65536"
     with running(shlex.join(as_root()) + f" {tcpdump}", tmp_path) as capturing:
         assert capturing.stdout is not None
         wait_for("tcpdump to listen", lambda: "listening on any" in capturing.stdout.readline())
         create_topic(broker.address)
-        # At Ctrl-C tcpdump leaves what the kernel still has: the last packet of all shows that the others are written.
+        # At Ctrl-C tcpdump discards what the kernel still holds: this last packet shows that all others are written.
         last = b"the last packet"
         with socket.create_connection((broker.host, broker.port), timeout=30) as client:
             client.sendall(framed_request(18, 0, 1, last.decode(), {}))
@@ -172,12 +173,12 @@ def test_capture(cluster: Cluster, tmp_path: Path) -> None:
     assert rows["Metadata"]["api_count"] >= 1
     assert rows["Metadata"]["latency_ns_max"] > 0
     assert "Metadata" in output(command(OVERVIEW), tmp_path)
-    assert "No rows" in output(command(SLOW), tmp_path)  # of a client of that name
+    assert "No rows" in output(command(SLOW), tmp_path)  # no client of that name is in the capture
     assert output(command(REPORT), tmp_path).strip() == "report.html"
     assert "Metadata" in (tmp_path / "report.html").read_text()
 
 
-def test_decode(tmp_path: Path) -> None:
+def test_the_decode_command(tmp_path: Path) -> None:
     text = output(command(DECODE), tmp_path)
     assert "ApiVersions" in text
     assert "foo" in text

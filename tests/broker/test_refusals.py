@@ -1,4 +1,4 @@
-"""Refusals of every API and version, read by the official Java client."""
+"""The official Java client reads the refusals of every API and version."""
 
 import random
 import subprocess
@@ -26,12 +26,12 @@ def test_the_java_client_reads_every_refusal_and_finds_its_errors(tmp_path):
     program = __file__.replace("test_refusals.py", "Responses.java")
     done = subprocess.run(java(program, str(file)), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert len(said) == len(asked)
+    lines_of_client = done.stdout.splitlines()
+    assert len(lines_of_client) == len(asked)
     tally: Counter[str] = Counter()
     uncounted = set()
-    for (layout, frame, errors), line in zip(asked, said, strict=True):
-        if "Duplicate key" in line:  # the request names a resource twice, as this client never would
+    for (layout, frame, errors), line in zip(asked, lines_of_client, strict=True):
+        if "Duplicate key" in line:  # the request names a resource twice, which this client never does
             tally["twice"] += 1
             continue
         assert not line.startswith("failed"), f"{layout} {frame.hex()}: {line}"
@@ -42,6 +42,6 @@ def test_the_java_client_reads_every_refusal_and_finds_its_errors(tmp_path):
                 uncounted.add(layout.message.name)
     assert tally["read"] > 400 and tally["twice"] < 20, (
         tally
-    )  # the others are of releases that this client does not speak to any more
-    # Its error counts leave out the top level, at which its own admin client looks first.
+    )  # the others belong to versions that this client no longer supports
+    # Its error counts omit the top level, which its own admin client checks first.
     assert uncounted <= {"DescribeUserScramCredentialsRequest", "MetadataRequest"}

@@ -1,4 +1,4 @@
-"""Everything that a reload can change, at once, in all workers, while clients of a real broker go on."""
+"""A reload changes everything that it can change at once, in all workers, while clients of a real broker continue."""
 
 import json
 import ssl
@@ -19,7 +19,7 @@ from tests.certificates import Certificate
 
 
 class Load:
-    """A producer with promises, which never stops; what it had no promise of is a fault."""
+    """An idempotent producer that never stops; every record that is not acknowledged is a fault."""
 
     def __init__(self, topic: str, settings: dict[str, object]) -> None:
         self.sent = 0
@@ -67,13 +67,13 @@ def workers(kproxy: Kproxy) -> set[int]:
 
 
 def shown(kproxy: Kproxy) -> str:
-    """The certificate that kproxy shows a client now."""
+    """The certificate that kproxy presents to clients now."""
     host, port = kproxy.bootstrap.split(":")
     return ssl.get_server_certificate((host, int(port)), timeout=10)
 
 
 def test_tls_login_and_policy_change_at_once_in_all_workers(secured: SecuredBroker, tmp_path: Path) -> None:
-    """Nobody is refused by it and nothing is lost; then the new settings hold on every connection."""
+    """The reload refuses and loses nothing; then the new settings apply to every connection."""
     authority = secured.security.authority
     old, new = authority.server(file="before"), authority.server(file="after")
     client = secured.security.librdkafka("SSL")
@@ -84,7 +84,7 @@ def test_tls_login_and_policy_change_at_once_in_all_workers(secured: SecuredBrok
     after = settings(new, login(secured, SCRAM_512, tmp_path / "after", "bob"), policy)
     with kproxy_with(secured, tmp_path, before, "SASL", ("--workers", "2")) as kproxy:
         bootstrap = {"bootstrap.servers": kproxy.bootstrap}
-        loads = [Load(topic, client | bootstrap) for _ in range(6)]  # so many that each worker gets some
+        loads = [Load(topic, client | bootstrap) for _ in range(6)]  # enough for each worker to get some
         try:
             assert sent(Producer(client | bootstrap), forbidden) is None
             for load in loads:

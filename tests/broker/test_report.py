@@ -1,4 +1,4 @@
-"""One run, four places that count it: /metrics, `kproxy analyze`, Spark and the report say the same numbers."""
+"""One run has the same numbers in four places: /metrics, `kproxy analyze`, Spark and the report."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def test_numbers_of_one_run_are_the_same_everywhere(cluster: Cluster, tmp_path: 
         assert producer.flush(60) == 0
         del producer
         assert sorted(consume(proxy.bootstrap, topic, len(records))) == sorted(records)
-        # The consumer left with fetches in flight: these are counted when their connections end.
+        # The consumer left with fetches in flight: they are counted when their connections end.
         wait_for("all connections to be counted", lambda: proxy.metric("kproxy_open_connections") == 0)
         requests = counted(proxy, "kproxy_requests_total", "api")
         errors = counted(proxy, "kproxy_errors_total", "api", "error")

@@ -1,4 +1,4 @@
-"""Rights that brokers ask for: the table is that of Kafka's own classes, and nobody replicates without one."""
+"""The rights that brokers require: the table equals Kafka's own classes, and no client replicates without the right."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from tests.broker.tools import TOPICS
 
 
 def replicated(cluster: Cluster, leader: Broker, follower: Broker, topic: str) -> UUID:
-    """A topic with one partition on two brokers; its id."""
+    """Create a topic with one partition on two brokers; returns its id."""
     shape = ["--replica-assignment", f"{leader.node_id}:{follower.node_id}", "--config", "min.insync.replicas=2"]
     tool(TOPICS, "--bootstrap-server", cluster.bootstrap, "--create", "--if-not-exists", "--topic", topic, *shape)
     with Asking(leader.address) as client:
@@ -37,7 +37,7 @@ def replicated(cluster: Cluster, leader: Broker, follower: Broker, topic: str) -
 
 
 def produced(leader: Broker, topic: str, timeout_ms: int) -> int:
-    """Writes a record with acks=all; the error."""
+    """Write a record with acks=all; returns the error code."""
     records = write_batch([Record(0, 1, None, b"v")])
     data = [{"name": topic, "partitionData": [{"index": 0, "records": records}]}]
     with Asking(leader.address) as client:
@@ -54,7 +54,8 @@ def end(leader: Broker, topic: str) -> int:
 
 
 def fetches(follower: Broker, topic: str, topic_id: UUID, offset: int) -> list[tuple[int, dict[str, Any]]]:
-    """Fetch of versions whose replica id lies at other places, as if that broker sent them: (version, body)."""
+    """Fetch requests as if that broker sent them, in versions that place the replica id differently: (version,
+    body)."""
     body = {"maxWaitMs": 50, "minBytes": 0, "maxBytes": 1 << 20, "sessionId": 0, "sessionEpoch": -1}
     partition = {"partition": 0, "currentLeaderEpoch": -1, "fetchOffset": offset, "partitionMaxBytes": 1 << 20}
     named = [{"topic": topic, "partitions": [partition]}]
@@ -77,7 +78,7 @@ OTHER_RULE = ("[[cluster.policy]]", 'action = "deny"', 'topic = "secret-*"')
 @pytest.mark.parametrize(
     "lines", [("read_only = true",), TOPIC_RULE, OTHER_RULE], ids=["read_only", "allowed", "not denied"]
 )
-def test_who_is_no_broker_cannot_acknowledge_what_the_follower_does_not_have(
+def test_only_brokers_can_acknowledge_records_by_replica_fetches(
     cluster: Cluster, tmp_path: Path, lines: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
     leader, follower = cluster.brokers[0], cluster.brokers[1]
@@ -105,14 +106,16 @@ def test_who_is_no_broker_cannot_acknowledge_what_the_follower_does_not_have(
             for version, answer in answers
         }
         refused = kproxy.metric("kproxy_policy_refusals_total", api="Fetch")
-    # A record that only one disk has is not acknowledged: it timed out, or too few replicas were in sync.
+    # A record that is on one disk only is not acknowledged: it timed out, or too few replicas were in sync.
     assert during == before and errors and errors[0] in (7, 19, 20), (before, during, errors, found)
     assert found == {(version, CLUSTER_AUTHORIZATION_FAILED) for version in (4, 10, 13, 17)}
     assert refused == len(answers)
-    said = [line for line in audited(tmp_path) if line["api"] == "Fetch"]
-    assert len(said) == len(answers), json.dumps(said)
-    assert {line["reason"] for line in said} == {"read_only" if "read_only = true" in lines else "cluster_action"}
-    assert all(line["decision"] == "deny" for line in said)
+    audit_lines = [line for line in audited(tmp_path) if line["api"] == "Fetch"]
+    assert len(audit_lines) == len(answers), json.dumps(audit_lines)
+    assert {line["reason"] for line in audit_lines} == {
+        "read_only" if "read_only = true" in lines else "cluster_action"
+    }
+    assert all(line["decision"] == "deny" for line in audit_lines)
 
 
 # --- the table, and Kafka's own classes -------------------------------------------------------------------------------
@@ -121,7 +124,7 @@ CLASSES = (
     *("kafka.server.KafkaApis", "kafka.server.ControllerApis", "kafka.server.AclApis", "kafka.server.ConfigHelper"),
     "kafka.server.handlers.DescribeTopicPartitionsRequestHandler",
 )
-# Methods that are not called after their API.
+# Methods whose names do not contain their API's name.
 OF_METHOD = {
     "getCoordinator": ("FindCoordinator",),
     "fetchOffsetsForGroup": ("OffsetFetch",),
@@ -137,7 +140,8 @@ OF_METHOD = {
     "handleCreateTokenRequest": ("CreateDelegationToken",),
     "handleBrokerHeartBeatRequest": ("BrokerHeartbeat",),
 }
-# What these say besides: what a client may do with the cluster, and what a controller's own listener wants.
+# What these classes check besides: what a client may do with the cluster, and the rights at a controller's own
+# listener.
 ELSEWHERE = {
     ("Metadata", "Describe", "cluster"),
     ("DescribeCluster", "Alter", "cluster"),
@@ -145,7 +149,7 @@ ELSEWHERE = {
 }
 
 
-def asked_by_classes() -> set[tuple[str, str, str]]:
+def rights_in_classes() -> set[tuple[str, str, str]]:
     """(API, operation, resource) of each constant that the methods of these classes read."""
     javap = shutil.which("javap")
     assert javap is not None
@@ -171,16 +175,16 @@ def asked_by_classes() -> set[tuple[str, str, str]]:
     return found
 
 
-def test_the_table_of_rights_is_that_of_kafkas_own_classes() -> None:
+def test_the_table_of_rights_equals_kafkas_own_classes() -> None:
     table = set()
     for api, rights in RIGHTS.items():
         for right in rights:
             table.add((api, right.operation, right.resource))
             table |= {(api, right.or_cluster, "cluster")} if right.or_cluster else set()
-    asked = asked_by_classes()
+    asked = rights_in_classes()
     assert len({api for api, _, _ in asked}) > 70
     assert asked - table - ELSEWHERE == set()
-    # What Kafka 4.1 does not have any more, or not yet.
+    # APIs that Kafka 4.1 no longer has, or does not have yet.
     older = {"LeaderAndIsr", "StopReplica", "UpdateMetadata", "ControlledShutdown"}
     newer = {"StreamsGroupTopologyDescriptionUpdate", "UnregisterController"}
     assert {api for api, *_ in table - asked} == older | newer, table - asked

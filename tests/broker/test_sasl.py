@@ -1,4 +1,4 @@
-"""Clients log in at the brokers, through kproxy, which has no login of its own and is told the brokers' ports."""
+"""Clients log in at the brokers through kproxy, which has no login of its own and gets the brokers' ports declared."""
 
 import json
 import socket
@@ -48,7 +48,7 @@ def login(mechanism: str, password: str = "secret") -> dict[str, str]:
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("mechanism", MODULES)
 def test_librdkafka_logs_in_again_and_again(cluster: Cluster, kproxy: Kproxy, mechanism: str) -> None:
-    """KIP-368: the brokers' sessions end after two seconds, so handshakes come in the middle of a connection."""
+    """KIP-368: the brokers' sessions expire after two seconds, so handshakes occur in the middle of a connection."""
     topic = create_topic(cluster.bootstrap)
     producer = Producer({"bootstrap.servers": kproxy.bootstrap, "linger.ms": 0} | dotted(login(mechanism)))
     before = kproxy.metric("kproxy_requests_total", api="SaslAuthenticate")
@@ -150,8 +150,8 @@ def sized(data: bytes) -> bytes:
 TOKEN = sized(b"alice\0alice\0secret")
 
 
-def test_raw_tokens_of_old_clients(kproxy: Kproxy) -> None:
-    """The user's name reads as key 97."""
+def test_raw_tokens_of_old_clients_are_forwarded(kproxy: Kproxy) -> None:
+    """The first bytes of the user's name would read as API key 97."""
     with Raw(kproxy.bootstrap) as client:
         assert client.ask(17, 0, {"mechanism": "PLAIN"})["errorCode"] == 0
         client.sock.sendall(TOKEN)
@@ -164,8 +164,8 @@ def test_raw_tokens_of_old_clients(kproxy: Kproxy) -> None:
     assert kproxy.metric("kproxy_protocol_faults_total") == 0
 
 
-def test_requests_behind_a_raw_token_are_decided(cluster: Cluster, tmp_path: Path) -> None:
-    """Through a listener that creates nothing and hides topics: whole requests in the packet of the token."""
+def test_requests_behind_a_raw_token_are_subject_to_the_policy(cluster: Cluster, tmp_path: Path) -> None:
+    """Through a listener that creates nothing and hides topics: complete requests in the same packet as the token."""
     secret = create_topic(cluster.bootstrap)
     file = tmp_path / "kproxy.toml"
     audit = tmp_path / "audit.jsonl"

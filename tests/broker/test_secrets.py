@@ -1,5 +1,5 @@
-"""Secrets are nowhere: known ones go through kproxy on both sides, by every mechanism, right and wrong; then all that
-kproxy writes, answers and keeps is searched for them, as they are and as base64, hex or percent-encoded."""
+"""kproxy reveals no secret: known secrets go through it on both sides, by every mechanism, right and wrong. Then
+everything that it writes, responds and keeps is searched for them, verbatim and as base64, hex or percent-encoded."""
 
 import base64
 import json
@@ -36,7 +36,8 @@ AUTHENTICATIONS = "kproxy_authentications_total"
 
 
 def written_as(secret: str) -> Iterator[bytes]:
-    """Every way in which somebody may have written it; of base64 the part that is the same wherever it stands."""
+    """Every encoding of the secret that somebody may have written; of base64 the part that does not depend on its
+    alignment."""
     data = secret.encode()
     yield from (data, data.hex().encode(), data.hex().upper().encode(), quote(secret, safe="").encode())
     yield repr(data)[2:-1].encode()
@@ -55,7 +56,7 @@ def found(texts: dict[str, bytes], secrets: list[str]) -> list[tuple[str, str]]:
     ]
 
 
-def test_the_search_finds_what_it_is_for() -> None:
+def test_the_search_finds_a_secret_in_every_encoding() -> None:
     for text in (b"x" + base64.b64encode(b"\0alice\0" + b"hunter2hunter2"), b"68756e74657232" * 2, b"hunter2hunter2"):
         assert found({"log": text}, ["hunter2hunter2"])
 
@@ -140,7 +141,7 @@ def test_no_secret_is_in_anything_that_kproxy_writes_answers_or_keeps(
         "[cluster.authentication]\nmechanisms = ['PLAIN']\nusers = '{}'\n",
     ],
 )
-def test_a_secret_that_stands_where_it_must_not_is_not_repeated(tmp_path: Path, text: str) -> None:
+def test_a_misplaced_secret_is_not_repeated_in_the_error(tmp_path: Path, text: str) -> None:
     file = tmp_path / "kproxy.toml"
     file.write_text("[[cluster]]\nlisten = '127.0.0.1:1'\nbootstrap = '127.0.0.1:2'\n" + text.format(GUESSED))
     with pytest.raises(ConfigError) as fault:
@@ -149,11 +150,12 @@ def test_a_secret_that_stands_where_it_must_not_is_not_repeated(tmp_path: Path, 
     assert found({str(number): one.encode() for number, one in enumerate(texts)}, [GUESSED]) == []
 
 
-# --- requests with secrets, sound and damaged, and processes that are killed -----------------------------------------
+# --- requests with secrets, sound and damaged, and processes that are killed ------------------------------------------
 
 
 def requests_with(secrets: dict[str, str]) -> Iterator[bytes]:
-    """Requests with a secret each, at both ends of their versions; also as an unknown tag and behind the body."""
+    """Requests with a secret each, of their oldest and newest versions; also as an unknown tagged field and behind the
+    body."""
     configs = [
         {"name": "sasl.jaas.config", "value": f'required password="{secrets["jaas"]}";'},
         {"name": "ssl.key.password", "value": secrets["key_password"]},
@@ -190,15 +192,15 @@ def requests_with(secrets: dict[str, str]) -> Iterator[bytes]:
 
 
 def damaged(frame: bytes) -> Iterator[bytes]:
-    yield frame[:-3]  # and then the end
+    yield frame[:-3]  # followed by the end of the stream
     yield sized(frame[4:-1])
-    yield sized(frame[4:6] + b"\x7f\xff" + frame[8:])  # a version that nobody knows
-    yield sized(b"\x03\xe7" + frame[6:])  # an API that nobody knows
+    yield sized(frame[4:6] + b"\x7f\xff" + frame[8:])  # an unknown version
+    yield sized(b"\x03\xe7" + frame[6:])  # an unknown API
     yield sized(frame[4 : len(frame) // 2]) + b"\xff" * 9
 
 
-def said_before_frames(secrets: dict[str, str]) -> Iterator[tuple[bytes, ...]]:
-    """Tokens without headers, at once and split, where no login is, and what is no Kafka."""
+def non_frames(secrets: dict[str, str]) -> Iterator[tuple[bytes, ...]]:
+    """Tokens without headers, at once and split, without a login, and bytes of other protocols."""
     tokens = {
         "PLAIN": b"\0alice\0" + secrets["password"].encode(),
         "SCRAM-SHA-256": b"n,,n=alice,r=" + secrets["nonce"].encode(),
@@ -219,7 +221,7 @@ def said_before_frames(secrets: dict[str, str]) -> Iterator[tuple[bytes, ...]]:
     yield (b"PROXY TCP4 " + secrets["password"].encode(),)
 
 
-def say(bootstrap: str, *parts: bytes) -> None:
+def send(bootstrap: str, *parts: bytes) -> None:
     host, _, port = bootstrap.rpartition(":")
     with socket.create_connection((host, int(port))) as sock:
         sock.settimeout(0.1)
@@ -230,7 +232,7 @@ def say(bootstrap: str, *parts: bytes) -> None:
 
 
 def processes_of(pid: int) -> list[int]:
-    """A process and those below it."""
+    """A process and its descendants."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -243,7 +245,7 @@ def processes_of(pid: int) -> list[int]:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_no_secret_of_a_request_is_written_even_where_it_is_damaged_or_a_worker_is_killed(
+def test_no_secret_of_a_request_is_written_even_if_it_is_damaged_or_a_worker_is_killed(
     secured: SecuredBroker, tmp_path: Path, workers: int
 ) -> None:
     import pyarrow.parquet
@@ -267,11 +269,11 @@ def test_no_secret_of_a_request_is_written_even_where_it_is_damaged_or_a_worker_
         producer.produce("secrets", secrets["value"], secrets["key"], headers={"h": secrets["header"]})
         assert producer.flush(30) == 0
         for frame in requests_with(secrets):
-            say(kproxy.bootstrap, frame)
+            send(kproxy.bootstrap, frame)
             for other in damaged(frame):
-                say(kproxy.bootstrap, other)
-        for parts in said_before_frames(secrets):
-            say(kproxy.bootstrap, *parts)
+                send(kproxy.bootstrap, other)
+        for parts in non_frames(secrets):
+            send(kproxy.bootstrap, *parts)
         dumped: list[dict[str, Any]] = []
 
         def dump() -> bool:

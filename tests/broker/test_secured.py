@@ -1,4 +1,4 @@
-"""The broker with every listener: who shows the right certificate or login gets in, and nobody else does."""
+"""The broker with every listener: only clients with the right certificate or login are admitted."""
 
 import uuid
 from pathlib import Path
@@ -25,7 +25,7 @@ WAYS = [
 @pytest.mark.parametrize(("listener", "mechanism"), WAYS)
 def test_librdkafka_gets_in(secured: SecuredBroker, listener: str, mechanism: str) -> None:
     settings = secured.security.librdkafka(listener, mechanism)
-    before = secured.logged_bytes()  # other tests have other users
+    before = secured.logged_bytes()  # other tests use other users
     topic = f"topic-{uuid.uuid4()}"
     records = sample(20, topic)
     faults = []
@@ -55,13 +55,13 @@ def test_java_gets_in(secured: SecuredBroker, listener: str, mechanism: str, tmp
 
 
 @pytest.mark.parametrize(("listener", "mechanism"), [("MTLS", ""), *(("SASL_SSL", name) for name in MECHANISMS)])
-def test_who_shows_nothing_or_the_wrong_thing_is_refused(
+def test_clients_without_or_with_wrong_credentials_are_refused(
     secured: SecuredBroker, listener: str, mechanism: str, tmp_path: Path
 ) -> None:
     faults: list[KafkaError] = []
     settings = secured.security.librdkafka(listener, mechanism)
     if mechanism == OAUTHBEARER:
-        settings["oauth_cb"] = lambda _: (Tokens(tmp_path).token("alice"), 2**31)  # of another key
+        settings["oauth_cb"] = lambda _: (Tokens(tmp_path).token("alice"), 2**31)  # signed by another key
     elif mechanism:
         settings["sasl.password"] = "guessed"
     else:

@@ -1,5 +1,5 @@
-"""What is known of a cluster is the same by all routes: recorded live, watched from
-beside, or captured at the same time and converted, by one process or by Spark."""
+"""All routes give the same tables of a cluster: recorded live, watched passively, or captured at the same time and
+converted, by one process or by Spark."""
 
 import gc
 import json
@@ -26,30 +26,32 @@ from tests.broker.kproxy import Kproxy
 from tests.broker.tools import create_topic, tcpdump
 from tests.watch.live import why_not
 
-pytestmark = pytest.mark.timeout(900)  # of one setup, on a machine that is busy
+pytestmark = pytest.mark.timeout(900)  # for the fixture of this module, on a busy machine
 
-# The columns in which a capture of kproxy's clients differs from what kproxy records, by nature.
+# Columns that necessarily differ proxying a capture of kproxy's clients and kproxy's own record.
 CLOCKS = {
     "source": "the name of the file, or of the cluster that was recorded",
     "time": "kproxy's clock is read when bytes come to it, a capture's when a packet passes; so is each column in ns",
     "connection": "numbered by each",
     "reason": "in words, which have durations and addresses in them",
-    "host": "clients are told kproxy's addresses, kproxy the brokers'",
+    "host": "clients are table_rows kproxy's addresses, kproxy the brokers'",
     "port": "as `host`",
     "principal": "whom a client is taken for, which kproxy alone knows",
 }
-# And of a packet socket beside tcpdump's: each takes times for itself.
+# Columns that differ proxying two packet sockets, kproxy's and tcpdump's: each takes its own timestamps.
 OF_FILES = {name: CLOCKS[name] for name in ("source", "connection", "time")} | {
     "in_flight": "two processors write into a ring: each socket has its own order of packets of one moment",
     "out_of_order": "as `in_flight`",
 }
 KNOWN = [table.name for table in schema.KNOWLEDGE if table is not schema.REGISTRY]
-# Who said first what two brokers say at one moment: each end of kproxy's has its own order of two connections.
+# The API that first reported what two brokers report at one moment: kproxy's two ends order two connections
+# differently.
 FIRST = {"topology": ("api",)}
-# And whether one member had found the coordinator when the answer to another's join said what kind of group it is.
+# Whether a member had found the coordinator when the response to another member's join named the type of the group.
 FOUND = dict.fromkeys(("protocol", "group_type"), "coordinator_found")
-# Metrics that traffic makes, by labels. Times are of two clocks, and so is whether a rebalance's end was seen after its
-# beginning, on another connection: no kproxy_group_rebalance_seconds. Ports of brokers are kproxy's own.
+# Metrics that depend on traffic alone, by labels. Times come from two clocks; so does whether the end of a rebalance
+# was seen after its beginning on another connection: no kproxy_group_rebalance_seconds. Ports of brokers are kproxy's
+# own.
 SHOWN: dict[str, tuple[str, ...]] = {
     "kproxy_requests_total": ("api", "version"),
     "kproxy_errors_total": ("api", "error"),
@@ -66,20 +68,20 @@ SHOWN: dict[str, tuple[str, ...]] = {
 
 @contextmanager
 def captured(path: Path, port: int) -> Iterator[None]:
-    """A capture of what clients and kproxy, whose ports begin at `port`, say to each other."""
+    """Capture the traffic proxying clients and kproxy, whose ports begin at `port`."""
     with tcpdump(path, "tcp", "portrange", f"{port}-{port + 5}"):
         yield
         size = -1
-        while size != (size := path.stat().st_size):  # of packets that are in its buffers
+        while size != (size := path.stat().st_size):  # until packets in its buffers are written
             time.sleep(2)
 
 
 class Figures:
-    """What a kproxy shows while it runs: of its metrics what traffic makes, and of groups all but times."""
+    """What a running kproxy reports: the metrics that depend on traffic alone, and of groups everything but times."""
 
     def __init__(self, kproxy: Kproxy) -> None:
         self.metrics = {name: kproxy.totals(name, *by) for name, by in SHOWN.items()}
-        # A client asks for its coordinator until it exits, and kproxy may not pass the last one on.
+        # A client looks up its coordinator until it exits, and kproxy may not forward the last request.
         of_apis = self.metrics["kproxy_requests_total"]
         self.metrics["kproxy_requests_total"] = {key: of_apis[key] for key in of_apis if key[0] != "FindCoordinator"}
         self.groups = json.loads(kproxy.get("/api/groups"))
@@ -93,10 +95,13 @@ class Same(NamedTuple):
     figures: dict[str, Figures]
 
 
-def told(
+def table_rows(
     place: Path, table: str, apart: Collection[str] = tuple(CLOCKS), of_events: Mapping[str, str] | None = None
 ) -> Counter[Any]:
-    """The rows of a table, without columns set apart, and times if any are. of_events: only in rows of one event."""
+    """The rows of a table as text, without the columns in `apart` and, if there are any, without times.
+
+    of_events: column -> the event in whose rows it is left out too.
+    """
     files = (place / table).rglob("*.parquet")
     rows = [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
     return Counter(
@@ -119,13 +124,13 @@ def consumer(bootstrap: str, topic: str, number: int, **settings: Any) -> Consum
 
 
 def read_through(bootstrap: str, log: str) -> None:
-    """Fetch a coordinator's log, as a tool would, to its ends as they are now."""
+    """Fetch a coordinator's log, as a tool would, up to its current end offsets."""
     reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "enable.partition.eof": True})
     reader.assign([TopicPartition(log, number, OFFSET_BEGINNING) for number in range(3)])
     ended: set[int] = set()
 
     def at_end() -> bool:
-        for message in reader.consume(1000, 0.2):  # of all that tests before this one have made
+        for message in reader.consume(1000, 0.2):  # includes records of all earlier tests
             error = message.error()
             if error is not None and error.code() == KafkaError._PARTITION_EOF:
                 ended.add(message.partition())
@@ -137,12 +142,13 @@ def read_through(bootstrap: str, log: str) -> None:
 
 @pytest.fixture(scope="module")
 def same(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Same:
-    """Real clients through `kproxy run`, which is watched and captured: what each of the three has made of it."""
+    """The tables of one run of real clients, by three routes: `kproxy run` records, `kproxy watch` records, tcpdump
+    captures."""
     folder = tmp_path_factory.mktemp("same")
-    told = ("--detail", "batches", "--record")
-    run = Kproxy(cluster.bootstrap, folder, *told, str(folder / "live"))
+    recording = ("--detail", "batches", "--record")
+    run = Kproxy(cluster.bootstrap, folder, *recording, str(folder / "live"))
     port = int(run.bootstrap.rpartition(":")[2])
-    watch = Kproxy.beside(range(port, port + 6), folder, *told, str(folder / "watched"))
+    watch = Kproxy.watching(range(port, port + 6), folder, *recording, str(folder / "watched"))
     if why_not() is None:
         watch.start()
         wait_for("the process that follows groups", lambda: "are followed by" in watch.log.read_text(), 60)
@@ -189,7 +195,7 @@ def same(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Same:
         figures = {"run": Figures(run)}
         if why_not() is None:
             figures["watch"] = Figures(watch)
-            until = time.monotonic() + 60  # what is told once a second, and when there is time for it
+            until = time.monotonic() + 60  # tables that are written once a second, or when there is time
             while vars(figures["run"]) != vars(figures["watch"]) and time.monotonic() < until:
                 time.sleep(1)
                 figures = {"run": Figures(run), "watch": Figures(watch)}
@@ -198,49 +204,51 @@ def same(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Same:
     return Same(folder, figures)
 
 
-def test_recorded_and_captured_are_the_same(same: Same) -> None:
+def test_recorded_and_captured_tables_are_equal(same: Same) -> None:
     for table in KNOWN:
         apart = (*CLOCKS, *FIRST.get(table, ()))
-        live, later = (told(same.folder / place, table, apart, FOUND) for place in ("live", "captured"))
+        live, later = (table_rows(same.folder / place, table, apart, FOUND) for place in ("live", "captured"))
         assert live == later, table
-    assert told(same.folder / "live", "rebalances").total() >= 5
-    assert told(same.folder / "live", "assignments").total() >= 9
-    assert told(same.folder / "live", "changes").total() >= 1
-    rows = map(dict, told(same.folder / "live", "committed_offsets").elements())  # of all groups that the cluster had
+    assert table_rows(same.folder / "live", "rebalances").total() >= 5
+    assert table_rows(same.folder / "live", "assignments").total() >= 9
+    assert table_rows(same.folder / "live", "changes").total() >= 1
+    rows = map(
+        dict, table_rows(same.folder / "live", "committed_offsets").elements()
+    )  # of all groups that the cluster had
     ends = Counter(row["change"] for row in rows if row["group_id"].startswith("paid-"))
     assert ends["pending"] == 3 and ends["aborted"] == 1 and ends["committed"] >= 2
-    states = {dict(row)["state"] for row in told(same.folder / "live", "transactions")}
+    states = {dict(row)["state"] for row in table_rows(same.folder / "live", "transactions")}
     assert states >= {"Empty", "Ongoing", "PrepareCommit", "CompleteCommit", "CompleteAbort"}
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_watched_and_captured_are_the_same(same: Same) -> None:
-    """Every table, and a connection has what TCP did; only quality may have another order of packets."""
+def test_watched_and_captured_tables_are_equal(same: Same) -> None:
+    """Every table is the same, also connections with TCP's counts; only quality may order packets otherwise."""
     for table in (*KNOWN, "exchanges", "partitions", "batches", "connections"):
-        watched, later = (told(same.folder / place, table, OF_FILES) for place in ("watched", "captured"))
+        watched, later = (table_rows(same.folder / place, table, OF_FILES) for place in ("watched", "captured"))
         assert later.total() > 0 and watched == later, table
     findings = {
         dict(row)["kind"]: dict(row)["count"]
-        for row in told(same.folder / "watched", "quality")
+        for row in table_rows(same.folder / "watched", "quality")
         if dict(row)["kind"] not in ("clock_back", "out_of_order", "same_packet")
     }
     assert "kernel_drops" not in findings and "gap" not in findings
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_watched_figures_are_those_of_the_kproxy_between(same: Same) -> None:
-    between, beside = same.figures["run"], same.figures["watch"]
-    for name, values in between.metrics.items():
-        assert values and beside.metrics[name] == values, name
-    assert between.metrics["kproxy_group_rebalances_total"].keys() == {(group["group"],) for group in between.groups}
-    assert beside.groups == between.groups
-    assert len(between.groups) >= 2  # and those that the logs of the cluster still tell of
+def test_a_watching_kproxy_reports_the_metrics_of_the_proxying_one(same: Same) -> None:
+    proxying, watching = same.figures["run"], same.figures["watch"]
+    for name, values in proxying.metrics.items():
+        assert values and watching.metrics[name] == values, name
+    assert proxying.metrics["kproxy_group_rebalances_total"].keys() == {(group["group"],) for group in proxying.groups}
+    assert watching.groups == proxying.groups
+    assert len(proxying.groups) >= 2  # groups found in the coordinator's log are among them
 
 
 @pytest.mark.skipif("KNOWLEDGE_LONG" not in os.environ, reason="takes a minute: ./dev knowledge routes")
-def test_spark_makes_the_same_of_the_capture(same: Same, spark: SparkSession) -> None:
+def test_spark_converts_the_capture_to_the_same_tables(same: Same, spark: SparkSession) -> None:
     result = pipeline.ingest(spark, [same.folder / "same.pcap"], same.folder / "spark", split_bytes=100_000, tasks=4)
     assert not result.failed
     for table in (*KNOWN, "exchanges", "partitions", "batches", "connections"):
-        ours, theirs = (told(same.folder / place, table, ()) for place in ("spark", "captured"))
+        ours, theirs = (table_rows(same.folder / place, table, ()) for place in ("spark", "captured"))
         assert theirs.total() > 0 and ours == theirs, table

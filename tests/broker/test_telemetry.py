@@ -13,13 +13,13 @@ from tests.broker.tools import CONSUMER, VERIFIABLE_PRODUCER, Running, create_to
 from tests.otlp import collector, exposed
 
 PREFIX = "kproxy_client_telemetry_"
-# The least that a producer and a consumer push, by KIP-714, as both kinds of clients name it.
+# The metrics that producers and consumers push at least, by KIP-714, as both kinds of clients name them.
 OF_A_PRODUCER = {"producer_connection_creation_total", "producer_node_request_latency_avg"}
 OF_A_CONSUMER = {"consumer_connection_creation_total", "consumer_coordinator_assigned_partitions"}
 
 
 def pushed(kproxy: Kproxy) -> dict[tuple[str, str], set[str]]:
-    """The names of what each client has pushed, by its software and client id; of counters those above 0."""
+    """The names of the metrics that each client has pushed, by its software and client id; counters only if above 0."""
     found: dict[tuple[str, str], set[str]] = {}
     for family in text_string_to_metric_families(kproxy.get("/metrics")):
         for sample in family.samples:
@@ -37,9 +37,9 @@ def connections(kproxy: Kproxy) -> set[int]:
 
 
 def push(kproxy: Kproxy, topic: str, folder: Path, wanted: dict[tuple[str, str], set[str]], settings: Path) -> None:
-    """A producer and a consumer of each kind work until they have pushed what is wanted of them.
+    """A producer and a consumer of each kind work until they have pushed the wanted metrics.
 
-    Then a reload asks all of them for metrics of consumers alone; on the connections that they have, they follow.
+    Then a reload requests the metrics of consumers alone; the clients follow on the connections that they have.
     """
     config = folder / "client.properties"
     config.write_text("client.id=shop\ncompression.type=zstd\n")
@@ -107,13 +107,13 @@ def test_librdkafka_and_java_push_to_kproxy(cluster: Cluster, tmp_path: Path) ->
         kproxy.stop()
         assert "Traceback" not in kproxy.log.read_text()
         last = pushed_to.series()  # what both workers have counted
-    counted = {key for key, (kind, _) in scraped.items() if kind != "gauge"}  # those stay when clients have left
+    counted = {key for key, (kind, _) in scraped.items() if kind != "gauge"}  # counters stay when clients have left
     assert counted <= last.keys() <= scraped.keys() and len(counted) > 300
     assert all(last[key][0] == scraped[key][0] for key in last)
     assert all(last[key][1] >= scraped[key][1] for key in counted if scraped[key][0] == "counter")
 
 
-def test_without_the_option_nothing_is_different(cluster: Cluster, kproxy: Kproxy) -> None:
+def test_without_the_option_clients_are_asked_for_no_metrics(cluster: Cluster, kproxy: Kproxy) -> None:
     asked = kproxy.metric("kproxy_requests_total", api="ApiVersions")
     producer = Producer({"bootstrap.servers": kproxy.bootstrap})
     producer.list_topics(timeout=10)

@@ -22,7 +22,7 @@ def test_certificates_on_both_sides_while_they_are_replaced(secured: SecuredBrok
     with kproxy_with(secured, tmp_path, settings, "MTLS") as kproxy:
         client = secured.security.librdkafka("MTLS")
         records = produced(kproxy.bootstrap, topic, 500, **client)
-        authority.server(file="of-kproxy")  # the same files, another key
+        authority.server(file="of-kproxy")  # the same files with another key
         wait_for(
             "the new certificate", lambda: kproxy.metric("kproxy_certificate_reloads_total", side="client") == 1, 20
         )

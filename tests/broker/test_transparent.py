@@ -1,4 +1,4 @@
-"""A real broker behind a transparent kproxy, each in a network namespace of its own, and librdkafka before it."""
+"""A real broker behind a transparent kproxy, each in its own network namespace, with librdkafka as the client."""
 
 import sys
 from pathlib import Path
@@ -21,7 +21,7 @@ if "orders" not in admin.list_topics(timeout=60).topics:
 
 
 @pytest.mark.parametrize("ruleset", ["redirect.nft", "tproxy.nft"])
-def test_a_real_broker(apart: Apart, tmp_path: Path, ruleset: str) -> None:
+def test_a_transparent_kproxy_serves_a_real_broker(apart: Apart, tmp_path: Path, ruleset: str) -> None:
     client, gateway, bootstrap = apart.client, apart.gateway, apart.bootstrap
     before = len(apart.broker.client_peers())
     with rules(gateway, ruleset), Kproxy(gateway, tmp_path, settings=MARK, bootstrap=bootstrap) as kproxy:
@@ -31,4 +31,4 @@ def test_a_real_broker(apart: Apart, tmp_path: Path, ruleset: str) -> None:
         assert kproxy.metric("kproxy_requests_total", broker="1", api="Produce") > 0
         assert kproxy.metric("kproxy_protocol_faults_total") == 0
         peers = {host for host, _ in apart.broker.client_peers()[before:]}
-        assert not peers - {HOST, "10.91.2.254"}  # no client came past kproxy
+        assert not peers - {HOST, "10.91.2.254"}  # no client bypassed kproxy

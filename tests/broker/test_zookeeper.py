@@ -1,4 +1,5 @@
-"""`[[zookeeper]]` before a real ZooKeeper: a real client sees no difference, and all that it does is known."""
+"""`[[zookeeper]]` before a real ZooKeeper: a real client notices no difference, and kproxy decodes all its
+operations."""
 
 import json
 import subprocess
@@ -23,7 +24,7 @@ from tests.watch.live import why_not
 
 HOST = "127.0.0.1"
 RELEASE = Release("3.9 with ZooKeeper", "3.9.1", zookeeper=True)
-NO_PROGRAM = 1  # a port that nobody listens at
+NO_PROGRAM = 1  # a port without a listener
 
 
 def wait_until(condition, seconds=60):
@@ -34,7 +35,7 @@ def wait_until(condition, seconds=60):
 
 
 def asked(port, command):
-    """What a four-letter command is answered, as `echo ruok | nc` would see it."""
+    """The reply to a four-letter command, as in `echo ruok | nc`."""
     import socket
 
     with socket.create_connection((HOST, port), timeout=10) as sock:
@@ -52,7 +53,7 @@ def is_up(port):
 
 @pytest.fixture(scope="module")
 def keeper(tmp_path_factory):
-    """A ZooKeeper's port."""
+    """Start a ZooKeeper; returns its port."""
     folder = tmp_path_factory.mktemp("keeper")
     port = free_ports(1, HOST)
     settings = folder / "zoo.cfg"
@@ -70,7 +71,7 @@ def keeper(tmp_path_factory):
 
 
 class Kproxy:
-    """A kproxy of its own, whose Kafka is nowhere."""
+    """A kproxy process whose Kafka cluster does not exist."""
 
     def __init__(self, folder: Path, servers: list[str], workers: int = 1) -> None:
         self.folder = folder
@@ -116,13 +117,13 @@ def rows_in(tables, table):
     return [row for file in files for row in pq.read_table(file).to_pylist()]
 
 
-# What one who watches cannot know or has otherwise: whose connection it is, its clock, and names of its own.
-OTHERWISE = {"source", "cluster", "connection", "time", "time_ns", "latency_ns", "client_port", "server_port"}
+# Columns that a passive observer does not know or fills differently: connection, clock and names.
+OBSERVER_COLUMNS = {"source", "cluster", "connection", "time", "time_ns", "latency_ns", "client_port", "server_port"}
 OF_PACKETS = ("requests_total", "errors_total", "watches_fired_total", "unanswered_total", "latency_seconds_count")
 
 
 def comparable(rows):
-    return Counter(tuple((name, value) for name, value in row.items() if name not in OTHERWISE) for row in rows)
+    return Counter(tuple((name, value) for name, value in row.items() if name not in OBSERVER_COLUMNS) for row in rows)
 
 
 @pytest.fixture(params=[1])
@@ -144,7 +145,7 @@ def connected(port, **options):
 
 
 def dialogue(client, base, large=100_000):
-    """All kinds of operations; returns what the client saw."""
+    """Run all kinds of operations; returns what the client saw."""
     seen, fired = [], []
     client.ensure_path(base)
     seen.append(client.create(f"{base}/a", b"one", ephemeral=True))
@@ -176,21 +177,21 @@ def dialogue(client, base, large=100_000):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("proxied", [1, 2], indirect=True, ids=["process", "workers"])
-def test_whole_dialogues_are_the_same_through_kproxy_and_all_of_them_is_known(keeper, proxied):
+def test_a_dialogue_through_kproxy_is_unchanged_and_fully_decoded(keeper, proxied):
     through, direct = connected(proxied.port), connected(keeper)
     session = through.client_id[0]
     one, other = dialogue(through, "/through"), dialogue(direct, "/direct")
     assert str(one).replace("/through", "/direct") == str(other)
     direct.stop()
-    told = proxied.metrics()
-    assert told["requests_total", "multi"] == 2
-    assert told["errors_total", "NODEEXISTS", "create"] == 1
-    assert told["watches_fired_total", "NodeDataChanged"] == told["watches_fired_total", "NodeChildrenChanged"] == 1
-    assert told["sessions",] == told["open_connections",] == 1
-    assert told["bytes_total", "request"] > 300_000 < told["bytes_total", "response"]
-    assert told["latency_seconds_count", "getData"] == 2
-    assert told["unread_connections_total", "fault"] == 0 < told["unread_connections_total", "command"]
-    assert told["dial_failures_total", f"{HOST}:{NO_PROGRAM}"] == 1  # asked last from then on
+    values = proxied.metrics()
+    assert values["requests_total", "multi"] == 2
+    assert values["errors_total", "NODEEXISTS", "create"] == 1
+    assert values["watches_fired_total", "NodeDataChanged"] == values["watches_fired_total", "NodeChildrenChanged"] == 1
+    assert values["sessions",] == values["open_connections",] == 1
+    assert values["bytes_total", "request"] > 300_000 < values["bytes_total", "response"]
+    assert values["latency_seconds_count", "getData"] == 2
+    assert values["unread_connections_total", "fault"] == 0 < values["unread_connections_total", "command"]
+    assert values["dial_failures_total", f"{HOST}:{NO_PROGRAM}"] == 1  # the server that was asked last
     kproxy = Path(sys.executable).with_name("kproxy")
     command = [kproxy, "ctl", "-a", f"{HOST}:{proxied.admin}", "connections", "--zookeeper", "--json"]
     (row,) = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
@@ -211,8 +212,9 @@ def test_whole_dialogues_are_the_same_through_kproxy_and_all_of_them_is_known(ke
 
 @pytest.mark.ring2
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_watched_from_beside_it_is_what_the_kproxy_between_says(keeper, proxied, tmp_path):
-    """One watch sees the client's connection, another one kproxy's to the server: the registry of all three is one."""
+def test_a_watching_kproxy_reports_the_same_as_a_proxying_one(keeper, proxied, tmp_path):
+    """One watch observes the client's connection and another kproxy's connection to the server: all three record the
+    same registry."""
     watches = []
     for number, port in enumerate((proxied.port, keeper)):
         admin = free_ports(1, HOST)
@@ -227,18 +229,18 @@ def test_watched_from_beside_it_is_what_the_kproxy_between_says(keeper, proxied,
         for _, folder, _ in watches:
             wait_until(lambda folder=folder: "admin at" in (folder / "log").read_text())
         client = connected(proxied.port)
-        dialogue(client, "/watched", 1000)  # of larger ones a kproxy between keeps less
+        dialogue(client, "/watched", 1000)  # a proxying kproxy keeps less of larger values
         client.stop()
 
         def counted(admin):
-            told = metrics(admin)
-            return {key: value for key, value in told.items() if key[0] in OF_PACKETS and value}
+            values = metrics(admin)
+            return {key: value for key, value in values.items() if key[0] in OF_PACKETS and value}
 
         wait_until(lambda: counted(proxied.admin)["requests_total", "closeSession"] == 1)
         for admin, _, _ in watches:
             wait_until(lambda admin=admin: counted(admin).get(("requests_total", "closeSession")) == 1)
             assert counted(admin) == counted(proxied.admin)
-            assert ("sessions",) not in metrics(admin)  # only who stands between knows them all
+            assert ("sessions",) not in metrics(admin)  # only the proxying kproxy knows all sessions
     finally:
         for _, folder, process in watches:
             process.terminate()
@@ -251,8 +253,8 @@ def test_watched_from_beside_it_is_what_the_kproxy_between_says(keeper, proxied,
 
 
 @pytest.mark.ring2
-def test_a_session_survives_another_kproxy(keeper, proxied, tmp_path):
-    """The client comes back to its session, and its ephemeral node is there still."""
+def test_a_session_survives_a_restart_of_kproxy(keeper, proxied, tmp_path):
+    """The client resumes its session, and its ephemeral node still exists."""
     client = connected(proxied.port)
     before = client.client_id
     client.create("/survivor", b"", ephemeral=True, makepath=True)
@@ -275,9 +277,9 @@ def test_a_session_survives_another_kproxy(keeper, proxied, tmp_path):
 
 
 @pytest.mark.ring2
-def test_bytes_that_are_no_frames_pass_and_are_told(keeper, proxied):
+def test_bytes_that_are_not_frames_are_forwarded_and_reported(keeper, proxied):
     assert asked(proxied.port, b"srvr").startswith(b"Zookeeper version")
-    assert asked(proxied.port, b"\x7f\xff\xff\xff" + b"noise" * 1000) == b""  # ZooKeeper closes it
+    assert asked(proxied.port, b"\x7f\xff\xff\xff" + b"noise" * 1000) == b""  # ZooKeeper closes the connection
     client = connected(proxied.port)
     assert client.exists("/nothing") is None
     client.stop()
@@ -286,8 +288,9 @@ def test_bytes_that_are_no_frames_pass_and_are_told(keeper, proxied):
 
 
 @pytest.mark.ring2
-def test_a_kafka_that_knows_zookeeper_by_kproxy_alone_serves_and_what_it_does_is_known(keeper, proxied, tmp_path):
-    """Its registration, its election and its topics go through; kproxy ends and comes back, and its session goes on."""
+def test_a_kafka_that_reaches_zookeeper_only_through_kproxy_works_and_is_decoded(keeper, proxied, tmp_path):
+    """Registration, election and topics go through kproxy; when kproxy stops and starts again, the session
+    continues."""
     port = free_ports(1, HOST)
     settings = tmp_path / "server.properties"
     settings.write_text(
@@ -315,9 +318,9 @@ def test_a_kafka_that_knows_zookeeper_by_kproxy_alone_serves_and_what_it_does_is
         wait_until(is_there, 120)
         admin.create_topics([NewTopic("t", 2, 1)])["t"].result(30)
         wait_until(lambda: leaders().get("t") == [7, 7])
-        told = proxied.metrics()
-        assert told["sessions",] == 1 and told["unread_connections_total", "fault"] == 0
-        assert told["requests_total", "multi"] > 0 and told["watches_fired_total", "NodeChildrenChanged"] > 0
+        values = proxied.metrics()
+        assert values["sessions",] == 1 and values["unread_connections_total", "fault"] == 0
+        assert values["requests_total", "multi"] > 0 and values["watches_fired_total", "NodeChildrenChanged"] > 0
         proxied.stop()
         again = subprocess.Popen(proxied.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         admin.create_topics([NewTopic("later", 1, 1)])["later"].result(60)
@@ -330,7 +333,7 @@ def test_a_kafka_that_knows_zookeeper_by_kproxy_alone_serves_and_what_it_does_is
             again.wait(30)
     rows = proxied.rows("registry")
     made = {row["path"]: row for row in rows if row["op"].startswith("create") and row["error"] is None}
-    assert made["/kafka/brokers/ids/7"]["ephemeral"]  # empty: the next part of its transaction writes it
+    assert made["/kafka/brokers/ids/7"]["ephemeral"]  # empty: a later operation of the same transaction writes it
     (written,) = [row for row in rows if row["path"] == "/kafka/brokers/ids/7" and row["op"] == "setData"]
     assert str(port) in written["value"] and written["number"] == made["/kafka/brokers/ids/7"]["number"]
     assert made["/kafka/controller"]["kind"] == "controller" and made["/kafka/controller"]["ephemeral"]
@@ -338,4 +341,4 @@ def test_a_kafka_that_knows_zookeeper_by_kproxy_alone_serves_and_what_it_does_is
     assert {made[path]["kind"] for path in states} == {"partition_state"}
     assert len({row["session"] for row in rows if row["path"] in (*states, "/kafka/controller")}) == 1
     registered = [row for row in rows if row["path"] == "/kafka/brokers/ids/7" and row["op"].startswith("create")]
-    assert len(registered) == 1  # its session never ended
+    assert len(registered) == 1  # its session never expired

@@ -30,7 +30,8 @@ _numbers = itertools.count(1)
 
 
 def as_root() -> list[str]:
-    """What to put before a command that captures packets. CI is root; who is not and has no sudo skips the test."""
+    """The prefix of a command that captures packets. CI runs as root; users who are not root and have no sudo skip the
+    test."""
     if os.geteuid() == 0:
         return []
     if (
@@ -43,7 +44,7 @@ def as_root() -> list[str]:
 
 @contextmanager
 def tcpdump(path: Path, *wanted: str) -> Iterator[None]:
-    """Captures loopback into `path` for as long as it lasts, from its begin on; wanted: tcpdump's filter."""
+    """Capture loopback into `path` while the context lasts, from its beginning. wanted: tcpdump's filter."""
     program = shutil.which("tcpdump") or "/usr/sbin/tcpdump"
     command = [*as_root(), program, "-i", "lo", "--immediate-mode", "-U", "-B", "65536", "-w", str(path), *wanted]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
@@ -58,14 +59,15 @@ def tcpdump(path: Path, *wanted: str) -> Iterator[None]:
 
 
 def user() -> str:
-    """Who runs the tests."""
+    """The user who runs the tests."""
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
 def create_topic(bootstrap: str, partitions: int = 3, *, on: int | None = None) -> str:
-    """A topic of a name of its own, on three brokers, or with one partition on one; every broker that runs knows it.
+    """Create a topic with a unique name, on three brokers or with one partition on one; returns once all running
+    brokers know it.
 
-    Where the answer is late, the tool asks again, and its first request has made it.
+    If the response is late, the tool repeats its request, of which the first has created the topic.
     """
     topic = f"topic-{next(_numbers)}"
     shape = ["--partitions", str(partitions), "--replication-factor", "3"]
@@ -79,8 +81,8 @@ def create_topic(bootstrap: str, partitions: int = 3, *, on: int | None = None) 
 def _all_know(bootstrap: str, topic: str) -> bool:
     """Whether each broker names a leader for each partition.
 
-    The controller answers once it has the topic itself; a broker hears of it a moment later, or much later on a busy
-    machine, and until then answers UNKNOWN_TOPIC_OR_PARTITION, which librdkafka tells its consumer.
+    The controller responds once it has the topic itself. A broker learns of it a moment later, or much later on a busy
+    machine, and until then responds UNKNOWN_TOPIC_OR_PARTITION, which librdkafka reports to its consumer.
     """
     body = {"topics": [{"name": topic}], "allowAutoTopicCreation": False}
     for address in bootstrap.split(","):
@@ -94,7 +96,7 @@ def _all_know(bootstrap: str, topic: str) -> bool:
             with Asking(f"{broker['host']}:{broker['port']}") as asking:
                 (told,) = asking.ask("Metadata", 8, body)["topics"]
         except ConnectionError:
-            continue  # it has stopped, and hears of the topic before it serves again
+            continue  # it has stopped, and learns of the topic before it serves again
         if told["errorCode"] or any(each["errorCode"] for each in told["partitions"]):
             return False
     return True
@@ -105,12 +107,12 @@ def delete_topic(bootstrap: str, topic: str) -> None:
 
 
 def unregister(bootstrap: str, node_id: int) -> None:
-    """Makes the cluster forget a broker that has stopped."""
+    """Make the cluster forget a broker that has stopped."""
     tool(CLUSTER, "unregister", "--bootstrap-server", bootstrap, "--id", str(node_id))
 
 
 def create_share_group(bootstrap: str) -> str:
-    """A share group of a name of its own, which begins with the oldest records."""
+    """Create a share group with a unique name that starts at the oldest records."""
     group = f"share-{next(_numbers)}"
     tool(
         *(CONFIGS, "--bootstrap-server", bootstrap, "--alter", "--entity-type", "groups", "--entity-name", group),
@@ -120,7 +122,7 @@ def create_share_group(bootstrap: str) -> str:
 
 
 def endpoints(bootstrap: str) -> dict[int, str]:
-    """Node id -> address, as the cluster describes itself to this client (DescribeCluster)."""
+    """Node id -> address, as this client receives it (DescribeCluster)."""
     text = tool(CLUSTER, "list-endpoints", "--bootstrap-server", bootstrap)
     rows = [line.split() for line in text.splitlines()[1:] if line]
     return {int(row[0]): f"{row[1]}:{row[2]}" for row in rows}
@@ -134,19 +136,19 @@ def leaders(bootstrap: str, topic: str) -> list[int]:
 
 
 def elect_preferred_leaders(bootstrap: str) -> None:
-    """Back to the first replica of every partition, while the leaders of now are alive."""
+    """Elect the first replica of every partition, while its current leader is alive."""
     tool(ELECTION, "--bootstrap-server", bootstrap, "--election-type", "preferred", "--all-topic-partitions")
 
 
 def members(bootstrap: str, group: str) -> dict[str, int]:
-    """How many partitions each member of a group has."""
+    """The number of partitions that each member of a group owns."""
     text = tool(GROUPS, "--bootstrap-server", bootstrap, "--describe", "--group", group, "--members")
     rows = [line.split() for line in text.splitlines() if line.startswith(group)]
     return {row[1]: int(row[4]) for row in rows}
 
 
 class Running:
-    """A tool that goes on until it is stopped, its output in a file."""
+    """A tool that runs until it is stopped, with its output in a file."""
 
     def __init__(self, output: Path, main: str, *arguments: str) -> None:
         self.output = output
@@ -160,7 +162,7 @@ class Running:
         return self.output.read_text().split("\n")[:-1]
 
     def stop(self) -> list[str]:
-        """Asks it to end, as Ctrl-C would; all its lines."""
+        """Ask it to end, as Ctrl-C would; returns all its lines."""
         self._process.terminate()
         try:
             self._process.wait(30)
@@ -171,7 +173,7 @@ class Running:
         return self.lines()
 
     def wait(self, timeout_s: float = 120) -> list[str]:
-        """Waits until it has ended by itself; all its lines."""
+        """Wait until it ends by itself; returns all its lines."""
         try:
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

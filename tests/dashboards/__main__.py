@@ -77,7 +77,7 @@ def run(cluster: Cluster, folder: Path) -> None:
     for name in ("watched", "broken", "beside", "keeper", "troubled"):
         (folder / name).mkdir()
     broken = Kproxy("127.0.0.1:1", folder / "broken")
-    beside = Kproxy.beside({broker.port for broker in cluster.brokers}, folder / "beside", "--detail", "topics")
+    beside = Kproxy.watching({broker.port for broker in cluster.brokers}, folder / "beside", "--detail", "topics")
     try:
         with (
             collector() as pushed,
