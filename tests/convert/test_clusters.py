@@ -1,4 +1,5 @@
-"""Two clusters in one capture, or in captures of one run, are told apart; one is not, whatever its listeners."""
+"""Several clusters in one capture, or in the captures of one run, are distinguished; listeners of one cluster are not
+taken for several."""
 
 import socket
 
@@ -14,7 +15,7 @@ from tests.capture.test_flows import Wire, answer, request
 
 
 def metadata(number, brokers, cluster_id, *, topic="orders", version=2, client_id="me"):
-    """The frames of a Metadata request and its answer; brokers: node ids by host, all at port 9092."""
+    """The frames of a Metadata request and its response; brokers: host -> node id, all on port 9092."""
     header = {"requestApiKey": METADATA, "requestApiVersion": version, "correlationId": number, "clientId": client_id}
     asked = codec.encode_request(header, {"topics": None if version else []})
     first = min(brokers.values())
@@ -25,22 +26,23 @@ def metadata(number, brokers, cluster_id, *, topic="orders", version=2, client_i
         "clusterId": cluster_id,
         "controllerId": first,
     }
-    told = codec.encode_response(METADATA, version, {"correlationId": number}, body)
-    return [len(frame).to_bytes(4) + frame for frame in (asked, told)]
+    response = codec.encode_response(METADATA, version, {"correlationId": number}, body)
+    return [len(frame).to_bytes(4) + frame for frame in (asked, response)]
 
 
 class Talk(Wire):
-    """One connection: of a client's port to a broker's address."""
+    """One connection, from a client's port to a broker's address."""
 
     def __init__(self, port, broker, client_id="me"):
         super().__init__(client=(packet.CLIENT[0], port))
         self.ends = (self.ends[0], (socket.inet_aton(broker), 9092))
         self.client_id = client_id
-        self.next = [1000 * port, 2000 * port]  # each connection has its own, or they are one seen twice
+        # sequence numbers of its own: otherwise it would be taken for another connection captured twice
+        self.next = [1000 * port, 2000 * port]
         self.shake()
 
-    def metadata(self, number, *told, **more):
-        asked, answered = metadata(number, *told, client_id=self.client_id, **more)
+    def metadata(self, number, *arguments, **more):
+        asked, answered = metadata(number, *arguments, client_id=self.client_id, **more)
         self.send(0, asked).send(1, answered)
         return self
 
@@ -84,7 +86,7 @@ def by_ids():
 
 
 def by_clients():
-    """As of MirrorMaker, with a client id for each cluster; one that goes to both tells nothing."""
+    """As with MirrorMaker: a client id for each cluster; a client id that connects to both identifies neither."""
     return [
         Talk(1, "10.0.1.1", "in").versions(0).metadata(1, {"kafka-1.east": 1}, "east"),
         Talk(2, "10.0.2.1", "out").versions(0).metadata(1, {"kafka-1.west": 1}, "west"),
@@ -113,7 +115,7 @@ def at_one_address():
     return [Talk(1, "10.0.1.1").metadata(1, EAST, "east"), Talk(2, "10.0.1.1").metadata(1, EAST, "west")]
 
 
-def test_clusters_are_told_apart_by_their_ids_and_each_has_a_topology_of_its_own(tmp_path):
+def test_cluster_ids_distinguish_clusters_and_each_has_its_topology(tmp_path):
     found, kinds, topology = converted(tmp_path, {"both": by_ids()})
     assert found == {"both": {1: "east", 2: "west", 3: "east", 4: "west", 5: "default"}}
     assert (kinds["both.pcap"]["clusters"], kinds["both.pcap"]["cluster_unknown"]) == (2, 1)
@@ -124,18 +126,19 @@ def test_clusters_are_told_apart_by_their_ids_and_each_has_a_topology_of_its_own
     assert not {row["change"] for row in topology} & {"gone", "elected"}
 
 
-def test_brokers_that_advertise_names_are_known_by_who_speaks_to_them(tmp_path):
+def test_brokers_that_advertise_host_names_are_assigned_by_their_clients(tmp_path):
     labels = {1: "east", 2: "west", 3: "east", 4: "west", 5: "east", 6: "west", 7: "default"}
     assert converted(tmp_path, {"both": by_clients()})[0]["both"] == labels
 
 
 @pytest.mark.parametrize("nodes", ((11, 12), (1, 12)))
-def test_without_cluster_ids_those_that_name_each_other_are_one_cluster(tmp_path, nodes):
-    """Unless a node id is in both: it may be another listener of the same broker."""
+def test_without_cluster_ids_brokers_that_name_each_other_are_one_cluster(tmp_path, nodes):
+    """A node id on both sides leaves it unclear: it may be another listener of the same broker."""
     labels = {1: "10.0.1.1:9092", 2: "10.0.2.1:9092", 3: "10.0.2.1:9092"}
     found, kinds, _ = converted(tmp_path, {"old": without_ids(nodes)})
     assert found["old"] == (labels if nodes == (11, 12) else dict.fromkeys(labels, "default"))
-    assert kinds["old.pcap"].get("clusters_unclear", 0) == (0 if nodes == (11, 12) else 2)  # it says so
+    # the unclear case is counted
+    assert kinds["old.pcap"].get("clusters_unclear", 0) == (0 if nodes == (11, 12) else 2)
 
 
 def test_listeners_of_one_cluster_are_one_cluster(tmp_path):
@@ -144,13 +147,13 @@ def test_listeners_of_one_cluster_are_one_cluster(tmp_path):
     assert not kinds["one.pcap"].keys() & {"clusters", "clusters_as_one", "clusters_unclear"}
 
 
-def test_clusters_at_the_same_addresses_are_said_to_have_one_name(tmp_path):
+def test_clusters_at_the_same_addresses_in_one_capture_are_counted(tmp_path):
     found, kinds, _ = converted(tmp_path, {"one": at_one_address()})
     assert set(found["one"].values()) == {"default"} and kinds["one.pcap"]["clusters_as_one"] == 1
 
 
 def test_captures_of_one_run_may_be_of_several_clusters_at_the_same_addresses(tmp_path):
-    """And lose nothing that each alone has."""
+    """No capture loses rows that it has when it is converted alone."""
     captures = {
         "a": [Talk(1, "10.0.1.1").metadata(1, EAST, "east"), Talk(2, "10.0.1.2").versions(1)],
         "b": [Talk(1, "10.0.1.1").metadata(1, EAST, "west"), Talk(2, "10.0.1.2").versions(1)],
@@ -167,8 +170,8 @@ def test_captures_of_one_run_may_be_of_several_clusters_at_the_same_addresses(tm
 
 
 @pytest.mark.parametrize("version", (2, 0))
-def test_captures_that_are_added_are_told_apart_from_those_of_earlier_runs(tmp_path, version):
-    """By cluster ids, or by who names whom; a cluster keeps the name that it has in earlier tables."""
+def test_added_captures_are_distinguished_from_those_of_earlier_runs(tmp_path, version):
+    """By cluster ids, or by which brokers name each other; a cluster keeps the name that it has in earlier tables."""
     named = "west" if version else "10.0.2.1:9092"
     west = {host: node + 10 for host, node in WEST.items()}
 
@@ -184,15 +187,15 @@ def test_captures_that_are_added_are_told_apart_from_those_of_earlier_runs(tmp_p
     found, _, topology = converted(tmp_path, {"b": wests}, append=True)
     assert found == {"a": of("default"), "b": of(named)}
     assert {(row["source"], row["cluster"]) for row in topology} == {("a.pcap", "default"), ("b.pcap", named)}
-    converted(tmp_path, {"a": easts}, append=True)  # anew, as a capture that has grown
+    converted(tmp_path, {"a": easts}, append=True)  # again, as for a capture that has grown
     found, _, _ = converted(tmp_path, {"c": wests, "d": easts}, append=True)
     assert found == {"a": of("default"), "b": of(named), "c": of(named), "d": of("default")}
     alone, _, _ = converted(tmp_path, {"b": wests}, append=True, cluster="mine")  # a name of its own
     assert alone == found | {"b": of("mine")}
 
 
-def test_a_connection_in_two_captures_is_said_to_be_there_twice(tmp_path):
-    """As captured at both ends; one that uses the same ports again is another connection."""
+def test_a_connection_in_two_captures_is_counted(tmp_path):
+    """Captured at both ends; a connection that reuses the ports is another one."""
     again = Talk(1, "10.0.1.1").versions(1)
     again.packets.clear()
     again.next = [77, 99]
@@ -210,8 +213,8 @@ def test_a_connection_in_two_captures_is_said_to_be_there_twice(tmp_path):
     }
 
 
-def test_a_connection_in_two_captures_is_so_wherever_each_begins(tmp_path):
-    """Files of one capture that follow each other hold it one after the other."""
+def test_a_connection_in_two_captures_is_found_wherever_each_begins(tmp_path):
+    """Consecutive files of one capture do not count: they hold one part of the connection each."""
     talk = Talk(1, "10.0.1.1")
     for number in range(20):
         talk.versions(number)

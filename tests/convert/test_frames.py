@@ -1,4 +1,4 @@
-"""The frames of an exchange, found again by its row in the tables."""
+"""The frames of an exchange are found again by its row in the tables."""
 
 import pytest
 
@@ -11,14 +11,14 @@ from tests import captures
 
 
 def some(rows, count=12):
-    """Rows from all over, the last among them."""
+    """Rows spread over the table, including the last."""
     rows = [row for row in rows if row["number"] is not None]
     return rows[:: max(1, len(rows) // count)] + rows[-1:]
 
 
 @pytest.mark.parametrize("name", ["k41_BASE", "k41_quota", "k41_midstream"])
-def test_they_are_those_of_the_row(name):
-    """By column and one by one, in order and behind a start in the middle."""
+def test_the_frames_match_the_row(name):
+    """Whether read by column or one by one, in order, and after a start in the middle."""
     capture = captures.capture(name)
     held = 0
     for row in some(list(kproxy.exchanges(capture))):
@@ -38,7 +38,7 @@ def test_they_are_those_of_the_row(name):
     assert held >= 10
 
 
-def test_a_decrypted_connection(tmp_path):
+def test_frames_of_a_decrypted_connection_are_found(tmp_path):
     capture = captures.capture("k41_tls13_keys")
     keys = capture.with_suffix(".keys")
     key_log = str(keys) if keys.exists() else None
@@ -49,7 +49,7 @@ def test_a_decrypted_connection(tmp_path):
     assert found.request is not None and len(found.request) + 4 == row["request_bytes"]
 
 
-def test_what_is_not_there_is_said():
+def test_a_missing_exchange_is_an_error():
     capture = captures.capture("k41_BASE")
     row = next(kproxy.exchanges(capture))
     with pytest.raises(KproxyError, match=r"no connection 7 in .*: name the capture that the tables were made of"):

@@ -1,4 +1,4 @@
-"""Which captures paths stand for, and that none takes the place of another one's tables."""
+"""Which captures the given paths name; no capture replaces the tables of another one."""
 
 import json
 
@@ -35,15 +35,15 @@ def test_another_capture_of_the_same_name_replaces_nothing(tmp_path):
     assert exchanges(out, one.name) == before and not list(out.glob(".unfinished*"))
     convert([other], out, Settings(overwrite=True))
     assert exchanges(out, one.name) < before
-    with pytest.raises(KproxyError, match="another capture"):  # the fingerprint is that of the tables that are there
+    with pytest.raises(KproxyError, match="another capture"):  # the fingerprint is that of the existing tables
         convert([one], out)
 
 
-def test_a_capture_that_grew_is_the_same_one(tmp_path):
+def test_a_grown_capture_replaces_its_own_tables(tmp_path):
     data = capture("k41_BASE").read_bytes()
     path, out = tmp_path / "grows.pcap", tmp_path / "tables"
     seen = []
-    for size in (5000, 100_000, len(data)):  # below and above what its fingerprint is of
+    for size in (5000, 100_000, len(data)):  # below and above the number of bytes that the fingerprint covers
         path.write_bytes(data[:size])
         convert([path], out)
         seen.append(exchanges(out, path.name))
@@ -53,7 +53,7 @@ def test_a_capture_that_grew_is_the_same_one(tmp_path):
     assert seen[0] < seen[1] < seen[2]
 
 
-def test_every_name_of_a_capture_gives_tables_that_readers_see(tmp_path):
+def test_any_file_name_gives_tables_that_readers_find(tmp_path):
     names = ("_incident.pcap", ".hidden.pcap", "2026-11-22T10:00:00.pcap", "t[1].pcap", f"{'x' * 245}.pcap")
     for name in names:
         (tmp_path / name).write_bytes(capture("k41_midstream").read_bytes())
@@ -61,7 +61,7 @@ def test_every_name_of_a_capture_gives_tables_that_readers_see(tmp_path):
     assert sorted(set(pq.read_table(tmp_path / "tables/exchanges")["source"].to_pylist())) == sorted(names)
 
 
-def test_rotated_files_are_the_same_capture_while_they_only_become_more(tmp_path):
+def test_rotated_files_are_the_same_capture_as_long_as_files_are_only_added(tmp_path):
     first, second = tmp_path / "r.pcap1", tmp_path / "r.pcap2"
     first.write_bytes(capture("k41_BASE").read_bytes())
     second.write_bytes(capture("k41_midstream").read_bytes())
@@ -72,13 +72,13 @@ def test_rotated_files_are_the_same_capture_while_they_only_become_more(tmp_path
         convert([first], tmp_path / "tables")
 
 
-def test_settings_that_cannot_be_are_refused(tmp_path):
+def test_invalid_settings_are_refused(tmp_path):
     for wrong in ({"ports": (99999,)}, {"ports": (0,)}, {"cluster": ""}, {"key_log": tmp_path / "nowhere.keys"}):
         with pytest.raises(KproxyError):
             Settings(**wrong)
 
 
-def test_standard_input_is_never_known_again(tmp_path):
+def test_standard_input_is_always_a_new_capture(tmp_path):
     data = capture("k41_midstream").read_bytes()
     for status in (0, 1):
         done = CliRunner().invoke(cli, ["convert", "-", "--out", str(tmp_path / "tables")], input=data)
@@ -109,7 +109,7 @@ def test_urls_are_refused_before_a_folder_is_made(tmp_path, monkeypatch, command
     assert list(tmp_path.iterdir()) == []
 
 
-def test_topics_that_were_seen_are_named_where_none_of_them_was_chosen(tmp_path):
+def test_the_topics_of_the_capture_are_listed_if_none_was_chosen(tmp_path):
     path = capture("k41_librdkafka")
     done = convert_command(path, "--out", tmp_path / "some", "--records", "nosuchtopic")
     assert done.exit_code == 0
@@ -119,7 +119,7 @@ def test_topics_that_were_seen_are_named_where_none_of_them_was_chosen(tmp_path)
     assert "No records of" not in done.output
 
 
-def test_a_key_log_of_other_connections_is_named_so(tmp_path):
+def test_a_key_log_without_keys_of_the_capture_is_reported(tmp_path):
     other = tmp_path / "other.keys"
     other.write_text(f"CLIENT_RANDOM {'ab' * 32} {'cd' * 48}\n")
     mixed = (capture("k41_tls_nokeys_kcat"), "--out", tmp_path / "mixed")
@@ -134,14 +134,14 @@ def test_a_key_log_of_other_connections_is_named_so(tmp_path):
 
 
 @pytest.mark.parametrize("folders", ("", "date=2026-01-31/hour=05"))
-def test_the_sql_that_its_help_shows_runs_on_tables_in_one_folder_and_by_hour(tmp_path, monkeypatch, folders):
+def test_the_sql_of_the_help_text_reads_tables_in_one_folder_and_by_hour(tmp_path, monkeypatch, folders):
     """`kproxy convert` writes into one folder, `kproxy spark ingest` by date and hour: the same line reads both."""
     convert_command(capture("k41_quota"), "--out", tmp_path / "tables")
     (file,) = (tmp_path / "tables" / "exchanges").iterdir()
     apis = set(pq.read_table(file)["api"].to_pylist())
     (file.parent / folders).mkdir(parents=True, exist_ok=True)
     file.rename(file.parent / folders / file.name)
-    monkeypatch.chdir(tmp_path)  # the examples of the help call the folder `tables`
-    said = CliRunner().invoke(cli, ["convert", "--help"], terminal_width=200).output
-    (sql,) = (line for line in said.splitlines() if line.lstrip().startswith("select "))
+    monkeypatch.chdir(tmp_path)  # the examples of the help name the folder `tables`
+    help_text = CliRunner().invoke(cli, ["convert", "--help"], terminal_width=200).output
+    (sql,) = (line for line in help_text.splitlines() if line.lstrip().startswith("select "))
     assert {api for api, _ in duckdb.sql(sql).fetchall()} == apis

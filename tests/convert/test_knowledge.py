@@ -1,4 +1,4 @@
-"""The tables of insight, as `kproxy convert` writes them: what `Knowledge` says, of all captures of a run together."""
+"""`kproxy convert` writes the rows of `Knowledge`, over all captures of a run together."""
 
 from collections import Counter
 
@@ -19,13 +19,13 @@ from tests.zookeeper.traffic import DATA as ZOOKEEPER
 OF_CONNECTIONS = {"source", "time", "cluster", "connection", "number", "client_address", "coordinator_id"}
 
 
-def told(place, table):
+def table_rows(place, table):
     files = sorted((place / table).glob("*.parquet"))
     return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
 
 
 def failed(answer):
-    """Whether an answer of Heartbeat or OffsetCommit has an error; those that have none are not kept."""
+    """Whether a Heartbeat or OffsetCommit response has an error; those without one are not kept."""
     parts = [part for topic in (answer or {}).get("topics", ()) for part in topic["partitions"]]
     return answer is not None and any(each["errorCode"] for each in (*parts, answer) if "errorCode" in each)
 
@@ -37,14 +37,16 @@ def converted(tmp_path_factory):
     return place
 
 
-def test_the_tables_have_what_knowledge_says(converted):
-    """Fed by the tests' own reading of the capture, which knows no connections, or by `convert`."""
+def test_the_tables_have_the_rows_of_knowledge(converted):
+    """Once fed by a reader of the tests that ignores connections, once by `convert`."""
     known = Knowledge("default")
-    said = [each for each in spoken(CAPTURE, (9092,), APIS) if each.api_key not in ONLY_FAILED or failed(each.response)]
-    found = [row for each in said for row in known.feed(each)] + list(known.finish())
+    frames = [
+        each for each in spoken(CAPTURE, (9092,), APIS) if each.api_key not in ONLY_FAILED or failed(each.response)
+    ]
+    found = [row for each in frames for row in known.feed(each)] + list(known.finish())
     for kind, table in rows.TABLES.items():
         names = [name for name in kind._fields if name not in OF_CONNECTIONS]
-        ours = Counter(tuple(map(str, map(row.get, names))) for row in told(converted, table))
+        ours = Counter(tuple(map(str, map(row.get, names))) for row in table_rows(converted, table))
         lists = [
             [list(each) if isinstance(each, tuple) else each for each in row] for row in found if type(row) is kind
         ]
@@ -54,28 +56,30 @@ def test_the_tables_have_what_knowledge_says(converted):
         assert ours == theirs, table
 
 
-def test_rows_say_whose_they_are(converted):
-    exchanges = {(row["connection"], row["number"]): row for row in told(converted, "exchanges")}
-    events = [row for row in told(converted, "group_events") if row["event"] in ("join_answered", "leave", "sync")]
+def test_rows_name_their_exchange_and_client(converted):
+    exchanges = {(row["connection"], row["number"]): row for row in table_rows(converted, "exchanges")}
+    events = [
+        row for row in table_rows(converted, "group_events") if row["event"] in ("join_answered", "leave", "sync")
+    ]
     assert len(events) > 100
     for row in events:
         exchange = exchanges[row["connection"], row["number"]]
         assert (row["client_id"], row["client_address"]) == (exchange["client_id"], exchange["client_address"])
         assert row["coordinator_id"] == exchange["broker_id"] is not None
         assert row["time_ns"] in (exchange["request_end_ns"], exchange["response_start_ns"])
-    times = [row["time"] for row in told(converted, "group_events")]
+    times = [row["time"] for row in table_rows(converted, "group_events")]
     assert times == sorted(times)
-    moved = {row["group_id"]: row["coordinator_id"] for row in told(converted, "rebalances")}
+    moved = {row["group_id"]: row["coordinator_id"] for row in table_rows(converted, "rebalances")}
     assert set(moved.values()) <= {1, 2, 3}
 
 
 @pytest.mark.ring2
-def test_captures_of_one_run_are_one_knowledge(converted, tmp_path):
-    """A generation whose members joined in one file, and were assigned in the next, is one rebalance."""
-    whole = {(row["group_id"], row["generation"]): row for row in told(converted, "rebalances")}
+def test_captures_of_one_run_share_their_groups(converted, tmp_path):
+    """A generation whose members joined in one file and were assigned in the next is one rebalance."""
+    whole = {(row["group_id"], row["generation"]): row for row in table_rows(converted, "rebalances")}
     assert {key for key in whole if key[0] != "new-g"} == generations().keys()
     syncs = {}
-    for row in told(converted, "group_events"):
+    for row in table_rows(converted, "group_events"):
         if row["event"] == "sync":
             syncs.setdefault((row["group_id"], row["generation"]), []).append(row["time_ns"])
     key = next(key for key, row in whole.items() if row["members_after"] > 1 and min(syncs[key]) > row["joined_ns"])
@@ -92,39 +96,39 @@ def test_captures_of_one_run_are_one_knowledge(converted, tmp_path):
     (tmp_path / "a.pcap").write_bytes(raw[:position])
     (tmp_path / "b.pcap").write_bytes(raw[:24] + raw[position:])
     convert([tmp_path / "b.pcap", tmp_path / "a.pcap"], tmp_path / "tables")
-    found = told(tmp_path / "tables", "rebalances")
+    found = table_rows(tmp_path / "tables", "rebalances")
     parted = {(row["group_id"], row["generation"]): row for row in found}
     assert parted.keys() == whole.keys() and len(parted) == len(found)
     assert parted[key] == whole[key] | {"source": "b.pcap"}
     assert {row["source"] for row in found} == {"a.pcap", "b.pcap"}
 
 
-def test_headers_alone_tell_nothing_of_groups(tmp_path):
+def test_headers_alone_give_no_rows_about_groups(tmp_path):
     convert([captures.capture("k41_java_cluster")], tmp_path, Settings(detail="headers"))
-    assert not [row for table in schema.KNOWLEDGE for row in told(tmp_path, table.name)]
+    assert not [row for table in schema.KNOWLEDGE for row in table_rows(tmp_path, table.name)]
 
 
-def test_zookeeper_and_the_groups_that_coordinate_through_it(tmp_path):
+def test_groups_that_coordinate_through_zookeeper_have_rows(tmp_path):
     convert([ZOOKEEPER / "k0102_zkgroup_a.pcap.zst"], tmp_path)
-    assert {row["group_id"] for row in told(tmp_path, "rebalances")} == {"legacy"}
-    registry = told(tmp_path, "registry")
+    assert {row["group_id"] for row in table_rows(tmp_path, "rebalances")} == {"legacy"}
+    registry = table_rows(tmp_path, "registry")
     assert {row["kind"] for row in registry} >= {"consumer_id", "consumer_owner", "controller", "partition_state"}
     assert [row["time_ns"] for row in registry] == sorted(row["time_ns"] for row in registry)
-    assert any(row["api"] == "LeaderAndIsr" for row in told(tmp_path, "leadership"))
+    assert any(row["api"] == "LeaderAndIsr" for row in table_rows(tmp_path, "leadership"))
 
 
-def test_controllers_tell_brokers_addresses(tmp_path):
-    """Where nobody asked Metadata; here of one port only, on which a controller and the other brokers talk."""
+def test_brokers_addresses_are_learnt_from_controllers(tmp_path):
+    """In a capture without Metadata; of a single port, on which a controller and the other brokers talk."""
     convert([captures.capture("k0102_java_cluster")], tmp_path, Settings(ports=(9092,)))
-    assert {row["broker_id"] for row in told(tmp_path, "exchanges")} == {2}
+    assert {row["broker_id"] for row in table_rows(tmp_path, "exchanges")} == {2}
 
 
 @pytest.mark.ring2
-def test_what_is_left_out_is_counted(tmp_path, monkeypatch):
+def test_omitted_frames_and_groups_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "SMALL_BYTES", 1 << 40)
     monkeypatch.setattr(groups, "MAX_GROUPS", 1)
     monkeypatch.setattr("kproxy.convert.rows.KEPT_FRAME_BYTES", 300)
     convert([CAPTURE], tmp_path)
-    quality = {row["kind"]: row["count"] for row in told(tmp_path, "quality")}
+    quality = {row["kind"]: row["count"] for row in table_rows(tmp_path, "quality")}
     assert quality["not_kept"] > 10
     assert quality["forgotten"] > 10

@@ -1,4 +1,4 @@
-"""What is left to us of a machine and of containers; memory that is freed is used again without the kernel."""
+"""Memory and CPU that a machine and its containers leave to the process; freed memory is reused without the kernel."""
 
 import os
 import subprocess
@@ -32,10 +32,10 @@ def used(how):
     return [int(line) for line in ran.stdout.split()]
 
 
-def test_what_is_freed_is_used_again():
+def test_freed_memory_is_used_again():
     ours, arrow = used("retain")
-    assert ours < 1000 and arrow < 1000  # 200,000 pages were taken and given back
-    assert used("not")[0] > 100_000  # which is what it is for
+    assert ours < 1000 and arrow < 1000  # 200,000 pages were allocated and freed
+    assert used("not")[0] > 100_000  # without `retain` the kernel takes the pages back
 
 
 MEMINFO = "MemTotal:       8000000 kB\nMemAvailable:   4000000 kB\n"
@@ -44,7 +44,7 @@ STAT = "anon 1\nactive_file 10\ninactive_file 20\n"
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """Stands for /proc and /sys/fs/cgroup, since a test cannot put itself into groups."""
+    """Replaces /proc and /sys/fs/cgroup, since a test cannot put itself into cgroups."""
     monkeypatch.setattr(machine, "PROC", tmp_path / "proc")
     monkeypatch.setattr(machine, "GROUPS", tmp_path / "groups")
 
@@ -56,7 +56,7 @@ def tree(tmp_path, monkeypatch):
     return write
 
 
-def test_without_groups_there_is_what_the_system_has(tree):
+def test_without_cgroups_the_whole_system_counts(tree):
     assert machine.memory_bytes() == 1 << 62
     tree({"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/\n"})
     assert machine.memory_bytes() == 4_000_000 << 10
@@ -64,8 +64,8 @@ def test_without_groups_there_is_what_the_system_has(tree):
 
 
 @pytest.mark.parametrize("name", ("pod/ours/memory", "pod/memory", "memory"))
-def test_the_narrowest_group_counts(tree, name):
-    """Its own limit, its pod's, or that of a container which sees its group as the root."""
+def test_the_tightest_cgroup_limit_counts(tree, name):
+    """The limit of the process's own cgroup, of its pod, or of a container that sees its cgroup as the root."""
     tree({"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/pod/ours\n"})
     tree({f"groups/{name}.max": "1000\n", f"groups/{name}.current": "300\n", f"groups/{name}.stat": STAT})
     assert machine.memory_bytes() == 730
@@ -75,7 +75,7 @@ def test_the_narrowest_group_counts(tree, name):
     assert machine.memory_bytes() == 0
 
 
-def test_groups_of_version_1(tree):
+def test_limits_of_cgroup_version_1(tree):
     stat = "active_file 1\ninactive_file 1\ntotal_active_file 10\ntotal_inactive_file 20\n"
     tree({"proc/meminfo": MEMINFO, "proc/self/cgroup": "4:memory:/docker/x\n2:cpu,cpuacct:/docker/x\n0::/\n"})
     tree({"groups/memory/memory.limit_in_bytes": "1000", "groups/memory/memory.usage_in_bytes": "300"})
@@ -87,7 +87,7 @@ def test_groups_of_version_1(tree):
     assert machine.cores() == 1
 
 
-def test_a_share_of_the_processors(tree, monkeypatch):
+def test_a_cgroup_limits_the_processors(tree, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     tree({"proc/self/cgroup": "0::/\n", "groups/cpu.max": "max 100000\n"})
     assert machine.cores() == 64

@@ -1,4 +1,4 @@
-"""Captures whose parts are read by readers that hear nothing of each other give the same rows, wherever borders lie."""
+"""The parts of a capture, read independently, give the same rows as the whole, wherever the borders lie."""
 
 import os
 import random
@@ -32,7 +32,7 @@ from tests.captures import capture, folder
 
 
 def walker_of(data):
-    """What finds records in a file; None: it cannot be cut."""
+    """The reader that finds record boundaries in a file; None: the file cannot be split."""
     if data[:4] in CLASSIC:
         return splits._Records(data)
     front = pcapng.front(data)
@@ -49,8 +49,8 @@ STEP_NS = 1_000_000  # between packets
 ONE = replace(KINDS[0], connections=1)
 
 
-def told(shares):
-    """All that readers say of a capture: rows by table, flaws, and names."""
+def results(shares):
+    """The results of readers: rows by table, quality, and names."""
     rows = {}
     for name in shares[0].runs:
         table = schema.BY_NAME.get(name) or FED[name]
@@ -66,7 +66,7 @@ def told(shares):
 
 
 def parts_of(path, places, overlap_part):
-    """A capture, cut at the first records behind some places."""
+    """The parts of a capture, split at the first record after each place."""
     data = path.read_bytes()
     walker = walker_of(data)
     begin = walker.begin
@@ -90,13 +90,13 @@ class Here:
 
 
 class InParts:
-    """A capture, read in one piece, and then in parts. `seen` counts what became of it."""
+    """A capture that is read whole first and then in parts. `seen` counts the outcomes."""
 
     def __init__(self, path, work):
         (self._job,) = captures_of([path], Settings())
         self._path = path
         self._work = work
-        self.whole = told([processes._share(self._job, work, ".whole", tuple(range(16)), True, None, None)])
+        self.whole = results([processes._share(self._job, work, ".whole", tuple(range(16)), True, None, None)])
         self.seen = Counter()
         self.unsplittable = Counter()
         self.conflicting = Counter()
@@ -115,12 +115,12 @@ class InParts:
             self.seen["unsplittable"] += 1
             return
         self.seen["bytes"] += self._path.stat().st_size
-        self.conflicting.update(why for told in every for each in told for why in each.conflicting.values())
+        self.conflicting.update(why for readings in every for each in readings for why in each.conflicting.values())
         last = every[-1]
         self.seen["deferred"] += sum(run.size for each in last for _, run in each.deferred)
         self.seen["borders"] += len(cut) - 1
         self.seen["handed"] += sum(excerpt.handover is not None for each in last for excerpt in each.excerpts)
-        rows, quality, names = told(shares)
+        rows, quality, names = results(shares)
         for name, table in self.whole[0].items():
             assert rows[name].equals(table), (name, [part.split.start for part in cut])
         assert quality == self.whole[1]
@@ -137,11 +137,11 @@ def test_parts_of_any_capture_change_nothing(path, tmp_path):
     size = path.stat().st_size
     for count in (1, 5):
         read.check([dice.randrange(24, size) for _ in range(count)], dice.choice((1, 2, 3)))
-    assert read.unsplittable.keys() <= UNSPLITTABLE  # what the capture itself is a reason for
+    assert read.unsplittable.keys() <= UNSPLITTABLE  # only reasons that lie in the capture itself
 
 
-def test_captures_that_overlap_one_behind_the_other_are_read_in_one_piece(tmp_path):
-    """A reader that begins behind the place where time goes back takes what it sees for new."""
+def test_concatenated_overlapping_captures_are_read_whole(tmp_path):
+    """A reader that begins after the place where time goes back would take packets for new ones."""
     (base,) = (path for path in ALL if path.stem == "k41_BASE")
     whole = [*records(base.read_bytes())]
     third = len(whole) // 3
@@ -153,8 +153,8 @@ def test_captures_that_overlap_one_behind_the_other_are_read_in_one_piece(tmp_pa
     assert read.unsplittable == {"times that go back": 7}
 
 
-def test_parts_of_made_up_dialogues_change_nothing(tmp_path_factory):
-    """Of one connection and of two, with segments that are lost, late or there twice."""
+def test_parts_of_random_dialogues_change_nothing(tmp_path_factory):
+    """One or two connections, with segments that are lost, late or duplicated."""
     total = Counter()
     dialogues = st.lists(stretches(200), min_size=1, max_size=2)
 
@@ -163,7 +163,7 @@ def test_parts_of_made_up_dialogues_change_nothing(tmp_path_factory):
     def holds(dialogues, seed, disorder):
         folder, dice = tmp_path_factory.mktemp("dialogues"), random.Random(seed)
         path = folder / "made-up.pcap"
-        path.write_bytes(made_up(dialogues, dice, disorder))
+        path.write_bytes(generated_capture(dialogues, dice, disorder))
         read = InParts(path, folder)
         for count in (1, 3):
             read.check([dice.randrange(24, path.stat().st_size) for _ in range(count)], dice.choice((1, 2)))
@@ -173,7 +173,7 @@ def test_parts_of_made_up_dialogues_change_nothing(tmp_path_factory):
     assert total["handed"] and total["unsplittable"] * 4 < total["rounds"], total
 
 
-def test_connects_that_fail_are_told_once_wherever_a_capture_is_cut(tmp_path):
+def test_failed_connects_are_reported_once_wherever_a_capture_is_split(tmp_path):
     """Refused, unanswered, unfinished, undelivered, closed at once, answered late: some are pending at every border."""
     frames = []
 
@@ -195,7 +195,7 @@ def test_connects_that_fail_are_told_once_wherever_a_capture_is_cut(tmp_path):
                 begin = send(client, BROKER, seq=seq, ack=0, flags=SYN)
             if turn == 2 and number % 5 == 3:  # RFC 792: the router quotes the beginning of the packet
                 frames.append(ethernet(ipv4(icmp(3, 3, 0, begin), protocol=1, source=BROKER, target=client)))
-            elif turn and number % 5 == 4:  # each a turn later: SYN-ACK, ACK, FIN of the server
+            elif turn and number % 5 == 4:  # one turn later each: SYN-ACK, ACK, FIN of the server
                 source, target = (client, BROKER) if turn == 2 else (BROKER, client)
                 numbers = {"seq": seq + 1, "ack": 1} if turn == 2 else {"seq": turn > 1, "ack": seq + 1}
                 send(source, target, **numbers, flags=ACK | (0, SYN, 0, FIN)[turn])
@@ -204,23 +204,23 @@ def test_connects_that_fail_are_told_once_wherever_a_capture_is_cut(tmp_path):
     path = tmp_path / "connects.pcap"
     path.write_bytes(pcap([(number * 1_000_000, frame) for number, frame in enumerate(frames)]))
     read = InParts(path, tmp_path)
-    told = dict.fromkeys(("refused", "port_unreachable", "closed_at_once"), 3) | {"unanswered": 6}
-    assert Counter(read.whole[0]["connections"]["close"].to_pylist()) == told
+    expected = dict.fromkeys(("refused", "port_unreachable", "closed_at_once"), 3) | {"unanswered": 6}
+    assert Counter(read.whole[0]["connections"]["close"].to_pylist()) == expected
     for place in range(30, path.stat().st_size, 400):
         read.check([place], 2)
     assert read.seen["borders"] > 5 and not read.unsplittable
 
 
-def made_up(dialogues, dice, disorder):
-    """A capture of connections that say what dialogues have, in turns."""
+def generated_capture(dialogues, dice, disorder):
+    """A capture of connections that take turns to send the frames of their dialogues."""
     connections = [Connection(number, dice.choice((300, 1448, 9000))) for number in range(len(dialogues))]
     packets = [packet for connection in connections for packet in connection.shake()]
-    said = [list(frames(dialogue)) for dialogue in dialogues]
+    unsent = [list(frames(dialogue)) for dialogue in dialogues]
     late = []
-    while any(said):
-        number = dice.choice([number for number, left in enumerate(said) if left])
-        for _ in range(min(len(said[number]), dice.randrange(1, 9))):
-            for packet in connections[number].send(*said[number].pop(0)):
+    while any(unsent):
+        number = dice.choice([number for number, waiting in enumerate(unsent) if waiting])
+        for _ in range(min(len(unsent[number]), dice.randrange(1, 9))):
+            for packet in connections[number].send(*unsent[number].pop(0)):
                 fate = dice.random() / disorder if disorder else 9
                 if 1 <= fate < 2:
                     late.append(packet)
@@ -251,8 +251,8 @@ def test_busy_connections_are_handed_over_at_each_border(kind, tmp_path):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", (ONE, replace(ONE, dirty=True, connections=3)), ids=("one", "dirty"))
 @pytest.mark.parametrize("way_ns", (15_000_000, 2_000_000))
-def test_packets_captured_at_both_ends_are_one_in_parts_too(kind, way_ns, tmp_path):
-    """Copies of what lies before a border, or before its warm-up, stand behind it."""
+def test_copies_from_both_ends_are_recognised_in_parts_too(kind, way_ns, tmp_path):
+    """Copies of packets before a border, or before its warm-up, follow after it."""
     once, path = tmp_path / "once.pcap", tmp_path / "both.pcap"
     with once.open("wb") as file:
         generate(kind, file, 2000)
@@ -272,7 +272,7 @@ def test_packets_captured_at_both_ends_are_one_in_parts_too(kind, way_ns, tmp_pa
     assert read.seen["borders"] and not read.unsplittable
 
 
-def test_a_full_disk_is_told_by_who_notes_packets(tmp_path):
+def test_a_full_disk_is_reported_while_packets_are_recorded(tmp_path):
     path = capture("k41_BASE")
     (job,) = captures_of([str(path)], Settings())
     first = parts_of(path, [path.stat().st_size // 2], 4)[0]
@@ -285,7 +285,7 @@ def test_a_full_disk_is_told_by_who_notes_packets(tmp_path):
 def test_readers_read_each_byte_once_and_their_warm_ups_twice(tmp_path, monkeypatch):
     path = tmp_path / "busy.pcap"
     with path.open("wb") as file:
-        generate(replace(ONE, connections=3), file, 13_000)  # two milliseconds in each warm-up
+        generate(replace(ONE, connections=3), file, 13_000)  # each warm-up is two milliseconds
     (job,) = captures_of([path], Settings())
     size = path.stat().st_size
     counted = Counter()
@@ -297,17 +297,18 @@ def test_readers_read_each_byte_once_and_their_warm_ups_twice(tmp_path, monkeypa
 
     real = os.preadv
     monkeypatch.setattr(os, "preadv", preadv)
-    told = 0
+    read_bytes = 0
     for part in parts_of(path, [size // 2], 20):
         found = reader.read(job, part, lambda table, batch: None)
-        told += found.read_bytes
+        read_bytes += found.read_bytes
         assert not found.deferred and not found.unsplittable
     assert size <= counted["bytes"] <= 1.1 * size
-    assert told == pytest.approx(counted["bytes"], rel=0.02)
+    assert read_bytes == pytest.approx(counted["bytes"], rel=0.02)
 
 
-def test_a_clock_so_coarse_that_a_connection_seems_to_begin_twice(tmp_path):
-    """Its id is of its ends and its first packet's time: no reader corrects an id that is the whole connection's."""
+def test_a_coarse_clock_gives_no_connection_two_beginnings(tmp_path):
+    """An id is made of the endpoints and the first packet's time; a reader does not correct an id that is already
+    final."""
     path = tmp_path / "coarse.pcap"
     with path.open("wb") as file:
         generate(ONE, file, 1000)
@@ -322,8 +323,8 @@ def test_a_clock_so_coarse_that_a_connection_seems_to_begin_twice(tmp_path):
     assert read.conflicting == {"one id for two readers": 1} and not read.unsplittable
 
 
-def test_late_packets_of_a_connection_that_is_not_remembered_any_more(tmp_path, monkeypatch):
-    """They look like another connection's, whose packets would be deferred, and the first one's with them."""
+def test_late_packets_of_a_forgotten_connection_change_nothing(tmp_path, monkeypatch):
+    """They look like a new connection, whose packets would be deferred, and those of the first connection with them."""
     monkeypatch.setattr(flows, "MAX_ENDED", 2)
     busy, *others = (Connection(number, 1448) for number in range(100))
     packets = [*busy.shake(), *heartbeats(busy, range(3000))]
@@ -341,7 +342,7 @@ def test_late_packets_of_a_connection_that_is_not_remembered_any_more(tmp_path, 
 
 
 def heartbeats(connection, numbers):
-    """Packets of some exchanges."""
+    """The packets of some Heartbeat exchanges."""
     head = {"requestApiKey": 12, "requestApiVersion": 4, "clientId": "c"}
     for number in numbers:
         asked = codec.encode_request(head | {"correlationId": number}, {"groupId": "g", "memberId": "m"})
@@ -351,8 +352,9 @@ def heartbeats(connection, numbers):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_ports_that_are_used_again_cost_their_connection_only(tmp_path, seed):
-    """Three ports with many lives, some of which end without a word; a busy connection is shared out all the same."""
+def test_reused_ports_defer_only_their_own_connections(tmp_path, seed):
+    """Connections follow each other on three ports, some without FIN; a busy connection is still split among
+    readers."""
     dice = random.Random(seed)
     busy = Connection(0, 1448)
     packets = [*busy.shake()]
@@ -361,16 +363,16 @@ def test_ports_that_are_used_again_cost_their_connection_only(tmp_path, seed):
         for _ in range(6):
             life = Connection(port, 1448)
             life._next = [dice.randrange(1 << 32), dice.randrange(1 << 32)]
-            said = [*life.shake(), *heartbeats(life, range(dice.randrange(1, 30)))]
+            packets_of_life = [*life.shake(), *heartbeats(life, range(dice.randrange(1, 30)))]
             if dice.random() < 0.5:
-                said += [life._packet(0, b"", 0x11), life._packet(1, b"", 0x11)]
-            lives.append(said)
+                packets_of_life += [life._packet(0, b"", 0x11), life._packet(1, b"", 0x11)]
+            lives.append(packets_of_life)
     waiting = {port: [packet for life in lives[6 * port : 6 * port + 6] for packet in life] for port in range(3)}
     for number in range(2000):
         packets += heartbeats(busy, [number])
-        for said in waiting.values():
-            packets += said[: (some := dice.choice((0, 0, 1)) * dice.randrange(12))]
-            del said[:some]
+        for remaining in waiting.values():
+            packets += remaining[: (some := dice.choice((0, 0, 1)) * dice.randrange(12))]
+            del remaining[:some]
     path = tmp_path / "again.pcap"
     path.write_bytes(pcap([(1_700_000_000_000_000_000 + at * 10_000, packet) for at, packet in enumerate(packets)]))
     read = InParts(path, tmp_path)
@@ -385,7 +387,7 @@ def test_ports_that_are_used_again_cost_their_connection_only(tmp_path, seed):
 @pytest.mark.parametrize(
     ("lives", "why"),
     [
-        ("end end+", ""),  # other numbers: another connection
+        ("end end+", ""),  # other sequence numbers: another connection
         ("end end", "a connection that is there twice"),
         ("end open", "a connection that is there twice"),
         ("open end", "ports used again"),
@@ -394,23 +396,24 @@ def test_ports_that_are_used_again_cost_their_connection_only(tmp_path, seed):
         ("end late+", "late packets"),
     ],
 )
-def test_lives_of_one_pair_of_ports_in_different_parts(tmp_path, lives, why):
-    """Captures that hold the same packets twice, as several that were put together, and ports that are used again.
+def test_connections_on_one_pair_of_ports_in_different_parts(tmp_path, lives, why):
+    """Captures that hold packets twice, such as several concatenated ones, and ports that are reused.
 
-    What one reader of all takes for a repetition, another life or a late packet, the reader of a part cannot tell.
+    The reader of a part cannot distinguish repetitions, later connections and late packets as the reader of the whole
+    does.
     """
     busy = Connection(0, 1448)
     packets = [*busy.shake(), *heartbeats(busy, range(400))]
     for number, life in enumerate(lives.split()):
         again = Connection(1, 1448)
         again._next = [1 << 20, 2 << 20] if not life.endswith("+") else [3 << 20, 4 << 20]
-        said = [*again.shake(), *heartbeats(again, range(5))]
+        sent = [*again.shake(), *heartbeats(again, range(5))]
         if "end" in life:
-            said += [again._packet(0, b"", 0x11), again._packet(1, b"", 0x11)]
-        if life == "late+":  # what is behind the handshake comes before it
+            sent += [again._packet(0, b"", 0x11), again._packet(1, b"", 0x11)]
+        if life == "late+":  # the packet after the handshake arrives before it
             again._next = [1 << 20, 2 << 20]
-            said = [said[3], *said[:3], *said[4:]]
-        packets += [*said, *heartbeats(busy, range(1000 * number, 1000 * number + 600))]
+            sent = [sent[3], *sent[:3], *sent[4:]]
+        packets += [*sent, *heartbeats(busy, range(1000 * number, 1000 * number + 600))]
     path = tmp_path / "lives.pcap"
     path.write_bytes(pcap([(1_700_000_000_000_000_000 + at * 10_000, packet) for at, packet in enumerate(packets)]))
     read = InParts(path, tmp_path)
@@ -421,9 +424,10 @@ def test_lives_of_one_pair_of_ports_in_different_parts(tmp_path, lives, why):
         read.check([size * place // 9, size * (place + 1) // 10], 5)
 
 
-def test_a_connection_whose_ports_are_used_again_in_the_middle_of_a_part(tmp_path, monkeypatch):
-    """Its reader claimed it, of which nobody handed it over, and has another one by its end."""
-    monkeypatch.setattr(reader, "MAX_POSITIONS", 0)  # then none is handed over
+def test_a_connection_whose_ports_are_reused_in_the_middle_of_a_part(tmp_path, monkeypatch):
+    """A reader claimed the connection without a handover, and has another connection on its ports at the end of the
+    part."""
+    monkeypatch.setattr(reader, "MAX_POSITIONS", 0)  # so that none is handed over
     first, other, again = Connection(0, 1448), Connection(2, 1448), Connection(0, 1448)
     again._next = [3 << 20, 4 << 20]
     packets = [*first.shake(), *other.shake()]
@@ -470,7 +474,7 @@ def test_processes_share_one_connection_and_nothing_changes(tmp_path, monkeypatc
     same_files(tmp_path / "again", tmp_path / "1")
 
 
-def test_what_is_worth_parts(tmp_path, monkeypatch):
+def test_only_large_splittable_captures_are_read_in_parts(tmp_path, monkeypatch):
     path = tmp_path / "one.pcap"
     with path.open("wb") as file:
         generate(ONE, file, 3000)
@@ -481,7 +485,7 @@ def test_what_is_worth_parts(tmp_path, monkeypatch):
     found = parts.plan(job, 3)
     assert [part.number for part in found] == [0, 1, 2] and found[-1].split.end == path.stat().st_size
     monkeypatch.setattr(parts, "MOST_BYTES", 2 << 20)
-    assert len(parts.plan(job, 2)) == 6  # as many for each
+    assert len(parts.plan(job, 2)) == 6  # the same number for each process
     monkeypatch.setattr(parts, "LEAST_BYTES", 1 << 10)
     (packed,) = captures_of([capture("k41_gz")], Settings())
     assert not parts.plan(packed, 2)
@@ -496,7 +500,7 @@ def test_what_is_worth_parts(tmp_path, monkeypatch):
     assert {part.file for part in parts.plan(*two, 2)} == {0, 1}
 
 
-def test_where_most_is_in_the_middle_of_something_parts_are_given_up_at_once(tmp_path):
+def test_a_part_that_begins_inside_large_bodies_is_abandoned_early(tmp_path):
     path = tmp_path / "large.pcap"
     with path.open("wb") as file:
         generate(replace(KINDS[1], connections=8), file, 16)  # of 1 MB each

@@ -1,4 +1,4 @@
-"""`kproxy convert`: captures into tables, as a user runs it."""
+"""`kproxy convert` turns captures into tables, as a user runs it."""
 
 import json
 import os
@@ -66,9 +66,9 @@ def test_a_capture_becomes_tables_with_exactly_its_exchanges(tmp_path):
 
 
 @pytest.mark.parametrize("detail", ("headers", "batches"))
-def test_a_broker_is_known_by_the_address_that_it_advertises(tmp_path, detail):
-    """As any answer on any connection tells, later ones too; the controllers' ports are in none."""
-    names = ("k41_java_cluster", "k0822_python147", "k41_ipv6")  # in the last addresses are not those that brokers know
+def test_a_broker_is_identified_by_its_advertised_address(tmp_path, detail):
+    """Any response on any connection may name it, later ones too; none names the controllers' ports."""
+    names = ("k41_java_cluster", "k0822_python147", "k41_ipv6")  # in the last capture no broker knows the addresses
     convert([captures.capture(name) for name in names], tmp_path, Settings(detail=detail))
     brokers = {9091: 1, 9092: 2, 9093: 3}
     for name in names:
@@ -79,8 +79,8 @@ def test_a_broker_is_known_by_the_address_that_it_advertises(tmp_path, detail):
 
 
 @pytest.mark.parametrize(("memory", "started"), ((1 << 40, 8), (700 << 20, 2), (300 << 20, 0), (0, 0)))
-def test_as_many_processes_as_cores_and_memory_allow(tmp_path, monkeypatch, memory, started):
-    """In a container of a large machine, say; what one process can do needs no second."""
+def test_cores_and_memory_limit_the_number_of_processes(tmp_path, monkeypatch, memory, started):
+    """For example in a container on a large machine; work for one process starts no second one."""
     shares = []
 
     class Started(Exception):
@@ -102,7 +102,7 @@ def test_as_many_processes_as_cores_and_memory_allow(tmp_path, monkeypatch, memo
 @pytest.mark.ring2
 def test_the_number_of_processes_changes_nothing(tmp_path):
     path = captures.capture("k41_java_cluster")
-    counts = (1, 2, 17)  # one more than there are shards
+    counts = (1, 2, 17)  # 17 is one more than there are shards
     folders = [tmp_path / str(processes) for processes in counts]
     for processes, folder in zip(counts, folders, strict=True):
         convert([path], folder, processes=processes)
@@ -113,12 +113,12 @@ def test_the_number_of_processes_changes_nothing(tmp_path):
         assert len({(folder / name).read_bytes() for folder in folders}) == 1
 
 
-def test_small_captures_are_given_out_before_the_first_one_is_awaited(tmp_path, monkeypatch):
-    """Else as many processes as there are would read one after the other."""
+def test_small_captures_are_submitted_before_the_first_one_is_awaited(tmp_path, monkeypatch):
+    """Otherwise the processes would read one after the other."""
     steps = []
 
     def submit(self, function, *arguments):
-        steps.append("given out")
+        steps.append("submitted")
         return partial(function, *arguments, lambda size: None)
 
     def result(self, source, future):
@@ -130,11 +130,11 @@ def test_small_captures_are_given_out_before_the_first_one_is_awaited(tmp_path, 
     paths = [captures.capture(name) for name in ("k41_sasl_plain", "k41_midstream", "k0102_sasl_plain")]
     summary = convert(paths, tmp_path, processes=2)
     assert list(summary.quality) == [path.name for path in paths] and not summary.failed
-    assert steps == ["given out"] * 3 + ["awaited"] * 3
+    assert steps == ["submitted"] * 3 + ["awaited"] * 3
 
 
 @pytest.mark.ring2
-def test_small_captures_are_read_side_by_side_and_nothing_changes(tmp_path, monkeypatch):
+def test_small_captures_read_in_parallel_give_the_same_files(tmp_path, monkeypatch):
     paths = [captures.capture(name) for name in ("k41_sasl_plain", "k41_midstream", "k0102_sasl_plain", "k41_quota")]
     nothing = tmp_path / "nothing.pcap"
     nothing.write_bytes(b"nothing")
@@ -154,7 +154,7 @@ def test_small_captures_are_read_side_by_side_and_nothing_changes(tmp_path, monk
 
 
 @pytest.mark.ring2
-def test_records_are_told_only_where_they_are_asked_for(tmp_path):
+def test_records_are_written_only_on_request(tmp_path):
     path = captures.capture("k41_librdkafka")
     folders = [tmp_path / str(processes) for processes in (1, 3)]
     for folder in folders:
@@ -162,10 +162,10 @@ def test_records_are_told_only_where_they_are_asked_for(tmp_path):
         CliRunner().invoke(cli, ["convert", str(path), "--out", str(folder), *arguments], catch_exceptions=False)
     file = Path("records") / f"{path.name}.parquet"
     assert (folders[0] / file).read_bytes() == (folders[1] / file).read_bytes()
-    told = rows(folders[0], "records", path.name)
-    assert {row["topic"] for row in told} == {"rdk2", "__transaction_state"}
-    assert max(len(row["value"] or b"") for row in told) == 5 < max(row["value_bytes"] or 0 for row in told)
-    assert json.loads((folders[0] / "_kproxy.json").read_text())["rows"]["records"] == len(told)
+    kept = rows(folders[0], "records", path.name)
+    assert {row["topic"] for row in kept} == {"rdk2", "__transaction_state"}
+    assert max(len(row["value"] or b"") for row in kept) == 5 < max(row["value_bytes"] or 0 for row in kept)
+    assert json.loads((folders[0] / "_kproxy.json").read_text())["rows"]["records"] == len(kept)
     convert([path], folders[0])
     assert not (folders[0] / file).exists()
     for wrong in (
@@ -178,7 +178,7 @@ def test_records_are_told_only_where_they_are_asked_for(tmp_path):
         assert isinstance(result.exception, KproxyError)
 
 
-def test_a_run_that_cannot_be_published_leaves_the_records_of_an_earlier_one(tmp_path):
+def test_a_run_that_cannot_be_published_leaves_an_earlier_runs_records(tmp_path):
     path = captures.capture("k41_librdkafka")
     convert([path], tmp_path, Settings(records=chosen("rdk2", "5")))
     shutil.rmtree(tmp_path / "quality")
@@ -189,7 +189,7 @@ def test_a_run_that_cannot_be_published_leaves_the_records_of_an_earlier_one(tmp
 
 
 @pytest.mark.ring2
-def test_checksums_are_checked_where_that_is_asked_for(tmp_path):
+def test_checksums_are_checked_on_request(tmp_path):
     path = captures.capture("k41_librdkafka")
     for checked, arguments in ((None, []), (True, ["--checksums"])):
         CliRunner().invoke(cli, ["convert", str(path), "--out", str(tmp_path), *arguments], catch_exceptions=False)
@@ -205,13 +205,13 @@ def test_rotated_files_are_one_source(tmp_path):
         position += 16 + int.from_bytes(whole[position + 8 : position + 12], "little")
     (tmp_path / "part0").write_bytes(whole[:position])
     (tmp_path / "part1").write_bytes(whole[:24] + whole[position:])
-    for order in ((0, 1), (1, 0)):  # as their packets tell: `ls` puts tcpdump's tenth file before the second
+    for order in ((0, 1), (1, 0)):  # by their packets' times: `ls` sorts tcpdump's tenth file before the second
         convert([tmp_path / f"part{number}" for number in order], tmp_path / "out", Settings(rotated=True))
         assert len(rows(tmp_path / "out", "exchanges", "part0")) == len(captures.expected("k41_BASE"))
         assert "clock_back" not in {row["kind"] for row in rows(tmp_path / "out", "quality", "part0")}
 
 
-def test_names_of_files_may_be_no_text_and_no_names(tmp_path):
+def test_file_names_may_be_undecodable(tmp_path):
     path = tmp_path / os.fsdecode(b"\xff.pcap")
     path.write_bytes(captures.capture("k41_midstream").read_bytes())
     summary = convert([path, "x" * 300], tmp_path / "out")
@@ -245,8 +245,8 @@ def test_a_file_that_grows_is_followed_until_interrupted(tmp_path, ending):
     assert len(rows(out, "exchanges", "growing.pcap")) == len(captures.expected("k41_BASE"))
 
 
-def test_a_file_that_is_written_anew_while_it_is_followed_ends_and_is_not_complete(tmp_path):
-    """As a rotation in place does: what comes after it is at other positions, and was waited for in silence."""
+def test_a_followed_file_that_is_rewritten_ends_as_incomplete(tmp_path):
+    """As by rotation in place: later packets are at other positions, so waiting for them would never end."""
     path = tmp_path / "growing.pcap"
     whole = captures.capture("k41_BASE").read_bytes()
     path.write_bytes(whole)
@@ -264,15 +264,15 @@ def test_a_file_that_is_written_anew_while_it_is_followed_ends_and_is_not_comple
 
 
 def at_end(info, size):
-    """Whether the process stands at that position of the file."""
+    """Whether the process's position in the file is `size`."""
     try:
         return f"pos:\t{size}\n" in info.read_text()
     except OSError:
         return False
 
 
-def test_an_interrupt_is_not_heard_by_processes_that_start():
-    """A terminal sends it to them too, and they would tell of it by a stack each."""
+def test_starting_processes_ignore_an_interrupt():
+    """A terminal sends SIGINT to them too; otherwise each would print a traceback."""
     with Workers(1) as workers:
         future = workers.submit(_after_all)
         (started,) = workers._pool._processes
@@ -285,7 +285,7 @@ def _after_all(seen):
     return "read"
 
 
-def test_a_capture_that_cannot_be_read_stops_no_other(tmp_path):
+def test_an_unreadable_capture_does_not_stop_the_others(tmp_path):
     bad = tmp_path / "notes.txt"
     bad.write_text("not packets at all")
     out = tmp_path / "out"
@@ -297,7 +297,7 @@ def test_a_capture_that_cannot_be_read_stops_no_other(tmp_path):
     assert rows(out, "exchanges", "k41_midstream.pcap")
 
 
-def test_captures_that_only_fail_leave_nothing(tmp_path):
+def test_captures_that_all_fail_leave_nothing(tmp_path):
     bad = tmp_path / "notes.txt"
     bad.write_text("not packets at all")
     assert CliRunner().invoke(cli, ["convert", str(bad), "--out", str(tmp_path / "out")]).exit_code == 1
@@ -314,7 +314,7 @@ def test_two_captures_of_one_name_are_refused(tmp_path):
 
 @pytest.mark.parametrize("processes", ("1", "2"))
 def test_a_run_killed_midway_leaves_no_table_and_can_be_repeated(tmp_path, processes):
-    """The capture comes slowly through a pipe; the process dies while it reads."""
+    """The capture arrives slowly through a pipe; the process is killed while it reads."""
     fifo = tmp_path / "slow.pcap"
     os.mkfifo(fifo)
     out = tmp_path / "out"
@@ -338,7 +338,7 @@ def test_a_run_killed_midway_leaves_no_table_and_can_be_repeated(tmp_path, proce
     assert not list(out.glob(".unfinished-*"))
 
 
-def test_no_kafka_is_said_in_words(tmp_path):
+def test_a_capture_without_kafka_is_reported(tmp_path):
     for name, words in (("k39_zookeeper", "No Kafka in it"), ("k41_tls13_keys", "with --key-log FILE")):
         result = CliRunner().invoke(cli, ["convert", str(captures.capture(name)), "--out", str(tmp_path / name)])
         assert words in result.stdout

@@ -1,4 +1,5 @@
-"""Rows of captures, taken exchange by exchange or by column: the same, whatever a producer or a broker writes."""
+"""Rows that are converted by column equal those converted exchange by exchange, whatever producers and brokers
+write."""
 
 from collections import Counter
 
@@ -31,7 +32,7 @@ NOW_MS = NOW_NS // 10**6
 
 
 def fetches(path, batches):
-    """A capture of a connection that fetches each batch of two partitions in turn."""
+    """A capture of a connection that fetches two partitions, each batch in turn."""
     talk = []
     for number, batch in enumerate(batches):
         topic = {"topic": "t", "partitions": [{"partition": index, "fetchOffset": 5} for index in (0, 1)]}
@@ -45,7 +46,7 @@ def fetches(path, batches):
 
 
 def save(path, talk):
-    """A capture of a connection: (request, answer) each a millisecond after the other."""
+    """Write a capture of a connection from (request, response) pairs, one millisecond apart."""
     packets = []
     sent = [0, 0]
 
@@ -66,7 +67,7 @@ def save(path, talk):
 
 
 def read(rows, path):
-    """All of a capture, in windows: a connection's first packets are never taken by column."""
+    """Read a whole capture in windows: the first packets of a connection are never converted by column."""
     (job,) = captures_of([path], Settings())
     flows = rows.flows(job, Quality())
     for window in Capture([path], Quality()).windows():
@@ -78,7 +79,7 @@ def read(rows, path):
 
 
 class Both(Rows):
-    """Compares what comes by column with the same exchanges one by one."""
+    """Compares exchanges converted by column with the same exchanges one by one."""
 
     def __init__(self, add):
         super().__init__(add)
@@ -104,7 +105,7 @@ class Both(Rows):
 
 
 @pytest.mark.parametrize("turns", [3, 400])  # by row; by column
-def test_what_leaves_int64_is_null(tmp_path, turns):
+def test_values_beyond_int64_are_null(tmp_path, turns):
     """Producers write µs and ns into CreateTime, and brokers accept it: such records have no age."""
     kinds = (
         (write_batch([Record(5, NOW_MS - 50, None, b"v")]), 50, 3),
@@ -134,9 +135,9 @@ def test_what_leaves_int64_is_null(tmp_path, turns):
     assert ends == {5, (1 << 63) - 1} if turns > 3 else {5}
 
 
-def test_a_batch_whose_end_leaves_int64_has_none(tmp_path):
+def test_a_batch_whose_last_offset_exceeds_int64_has_none(tmp_path):
     far = bytearray(write_batch([Record(5, NOW_MS, None, b"v"), Record(6, NOW_MS, None, b"v")]))
-    far[0:8] = ((1 << 63) - 1).to_bytes(8)  # the base offset is outside the checksum
+    far[0:8] = ((1 << 63) - 1).to_bytes(8)  # the checksum does not cover the base offset
     taken = []
     rows = Rows(lambda table, batch: taken.append(batch) if table.name == "batches" else None)
     read(rows, fetches(tmp_path / "end.pcap", [bytes(far)]))
@@ -144,8 +145,8 @@ def test_a_batch_whose_end_leaves_int64_has_none(tmp_path):
     assert (row["base_offset"], row["last_offset"]) == ((1 << 63) - 1, None)
 
 
-def test_the_broker_that_asks_is_known(tmp_path):
-    """In Fetch from v15 on by a tagged field; a client has none, whatever number stands for that."""
+def test_the_broker_that_fetches_is_recorded(tmp_path):
+    """From Fetch v15 on in a tagged field; clients have no replica id, whichever number encodes that."""
     kinds = (
         (1, 12, {"replicaId": 3}, 3),
         (1, 12, {"replicaId": -1}, None),
@@ -162,30 +163,31 @@ def test_the_broker_that_asks_is_known(tmp_path):
     taken = []
     rows = Both(lambda table, batch: taken.append(batch) if table.name == "exchanges" else None)
     read(rows, save(tmp_path / "replicas.pcap", talk))
-    assert rows.by_column > 150  # but what has tagged fields, and ListOffsets
+    assert rows.by_column > 150  # all but requests with tagged fields and ListOffsets
     exchanges = pa.Table.from_batches(taken).to_pylist()
     assert [row["replica_id"] for row in exchanges] == [kinds[row["number"] // 100][3] for row in exchanges]
     assert len(exchanges) == turns
 
 
-def test_answers_of_the_leader_tell_where_a_log_ends(tmp_path):
-    """A follower may answer a Fetch that names its rack; a Produce tells by its records, in any order of partitions."""
+def test_responses_of_the_leader_give_the_end_of_a_log(tmp_path):
+    """Fetch responses to a client with a rack may come from a follower; Produce responses give the end by their
+    records, in any order of partitions."""
     batch = write_batch([Record(n, NOW_MS, None, b"v") for n in range(3)])
     talk, wanted = [], []
     for number in range(600):
         if number < 400:
             rack = "b" if number % 3 == 1 else ""
             asked = {"replicaId": -1, "rackId": rack, "topics": [{"topic": "t", "partitions": [{"partition": 0}]}]}
-            told = {"partitionIndex": 0, "highWatermark": number, "records": None}
-            answer = {"responses": [{"topic": "t", "partitions": [told]}]}
+            part_of_response = {"partitionIndex": 0, "highWatermark": number, "records": None}
+            answer = {"responses": [{"topic": "t", "partitions": [part_of_response]}]}
             talk.append((request(1, 11, number, asked), response(1, 11, number, answer)))
             wanted.append([None if rack else number])
         else:
             numbers = (0, 1) if number % 2 else (1, 0)
             sent = [{"index": n, "records": batch * (n + 1)} for n in (0, 1)]
             asked = {"acks": -1, "topicData": [{"name": "t", "partitionData": sent}]}
-            told = [{"index": n, "errorCode": 0, "baseOffset": number} for n in numbers]
-            answer = {"responses": [{"name": "t", "partitionResponses": told}]}
+            part_of_response = [{"index": n, "errorCode": 0, "baseOffset": number} for n in numbers]
+            answer = {"responses": [{"name": "t", "partitionResponses": part_of_response}]}
             talk.append((request(0, 8, number, asked), response(0, 8, number, answer)))
             wanted.append([number + 3, number + 6])
     taken = []
@@ -201,7 +203,7 @@ def test_answers_of_the_leader_tell_where_a_log_ends(tmp_path):
     assert [[end for _, end in sorted(each)] for each in found] == wanted
 
 
-def test_partitions_have_their_cluster_and_those_of_transactions_are_among_them(tmp_path):
+def test_partitions_have_their_cluster_also_those_in_transactions(tmp_path):
     path = capture("k41_java_cluster")
     tables = {"partitions": [], "batches": []}
     rows = Both(lambda table, batch: tables[table.name].append(batch) if table.name in tables else None)
@@ -218,8 +220,8 @@ def test_partitions_have_their_cluster_and_those_of_transactions_are_among_them(
     assert len(committed) == 2 * len(asked) and {row["error_code"] for row in committed} >= {None, 0}
 
 
-def test_live_and_captured_sessions_split_the_waits_alike(monkeypatch):
-    """On a capture with quotas: what a relay's session would record of the same bytes at the same times."""
+def test_live_and_captured_sessions_split_latency_alike(monkeypatch):
+    """A capture with quotas, compared with what a relay's session would record of the same bytes at the same times."""
     live = {}
 
     class Twice(CapturedSession):
@@ -234,7 +236,8 @@ def test_live_and_captured_sessions_split_the_waits_alike(monkeypatch):
 
     monkeypatch.setattr(capture_flows, "CapturedSession", Twice)
     taken = []
-    settings = Settings(records=chosen("none", "all"))  # then sessions get every byte, and nothing goes by column
+    # so that sessions get every byte and nothing is converted by column
+    settings = Settings(records=chosen("none", "all"))
     rows = Rows(lambda table, batch: taken.append(batch) if table.name == "exchanges" else None, settings.records)
     for _ in rows.read(captures_of([capture("k41_quota")], settings)[0], Quality()):
         pass
@@ -250,8 +253,8 @@ def test_live_and_captured_sessions_split_the_waits_alike(monkeypatch):
 
 
 @pytest.mark.parametrize("stamp_ns, packets", ((0, None), (1_700_000_000_000_000_000, None), (0, 300)))
-def test_where_packets_have_no_times_durations_are_not_known(tmp_path, stamp_ns, packets):
-    """As of programs that write one time, or none, into all packets."""
+def test_without_packet_times_durations_are_null(tmp_path, stamp_ns, packets):
+    """Some programs write one time, or none, into all packets."""
     whole = [data for _, data, _ in packet.records(capture("k41_BASE").read_bytes())][:packets]
     path = tmp_path / "timeless.pcap"
     path.write_bytes(packet.pcap([(stamp_ns, data) for data in whole]))

@@ -1,4 +1,4 @@
-"""Exchanges as rows: every field in its column, and null where nothing is known."""
+"""Exchanges as rows: every field has its column, and unknown values are null."""
 
 import pyarrow as pa
 
@@ -32,7 +32,7 @@ def full():
     return exchange
 
 
-def test_a_row_says_what_the_exchange_says():
+def test_a_row_has_the_values_of_its_exchange():
     columns = ExchangeColumns()
     columns.append(INFO, full(), 4)
     batch = columns.batch()
@@ -89,7 +89,7 @@ def test_a_row_says_what_the_exchange_says():
     }
 
 
-def test_what_is_not_known_is_null_and_never_minus_one():
+def test_unknown_values_are_null_and_never_minus_one():
     columns = ExchangeColumns()
     columns.append(INFO, Exchange(PRODUCE, 1, 0, 0, 100, 5_000))
     answer = Exchange(UNSEEN, 9, NONE, 0, NONE, NONE)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kproxy.tables.dataset import file_of
 
 
-def test_usual_names_stay():
+def test_usual_names_are_kept():
     for source in ("incident.pcap", "trace 7.pcapng.gz", "edge-1_eth0.pcap12", "stdin"):
         assert file_of(source) == f"{source}.parquet"
 

@@ -1,4 +1,4 @@
-"""docs/tables.md has every table and no other; what its columns mean is said of each, by the files too."""
+"""docs/tables.md lists every table and no other; the docs and the files describe every column."""
 
 import re
 
@@ -18,7 +18,7 @@ def test_every_table_has_its_line():
 
 
 @pytest.mark.parametrize("name", schema.BY_NAME)
-def test_a_file_says_what_its_columns_mean_and_in_which_unit(name, tmp_path):
+def test_a_file_describes_its_columns_and_their_units(name, tmp_path):
     table = schema.BY_NAME[name]
     writer.store(table, [table.schema.empty_table()], tmp_path / "rows.parquet")
     fields = {field.name: field for field in pq.read_schema(tmp_path / "rows.parquet")}

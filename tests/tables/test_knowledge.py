@@ -1,4 +1,4 @@
-"""Rows of insight become those of their tables."""
+"""Rows of insight become rows of their tables."""
 
 import pyarrow as pa
 import pytest

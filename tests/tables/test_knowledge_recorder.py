@@ -1,4 +1,4 @@
-"""Rows of insight become files while traffic goes on, and a disk that fails costs rows, which are counted."""
+"""Rows of insight become files while traffic continues; a failing disk loses rows, which are counted."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def read(place, table):
     ]
 
 
-def test_rows_become_files_beside_those_of_the_recorder(tmp_path, monkeypatch):
+def test_rows_become_files_next_to_those_of_the_recorder(tmp_path, monkeypatch):
     beside = Recorder(tmp_path, {"detail": "topics"})
     beside.start()
     recorder = KnowledgeRecorder(tmp_path, {"detail": "topics"})
@@ -48,7 +48,7 @@ def test_rows_become_files_beside_those_of_the_recorder(tmp_path, monkeypatch):
     assert manifest["sources"] == {"live:a": []} and manifest["schema_version"] == schema.VERSION
 
 
-def test_many_rows_make_files_without_being_told(tmp_path, monkeypatch):
+def test_many_rows_become_files_by_themselves(tmp_path, monkeypatch):
     monkeypatch.setattr(knowledge_recorder, "ROLL_ROWS", 10)
     monkeypatch.setattr(knowledge_recorder, "TOGETHER", 4)
     recorder = KnowledgeRecorder(tmp_path, {})
@@ -58,7 +58,7 @@ def test_many_rows_make_files_without_being_told(tmp_path, monkeypatch):
     assert len(read(tmp_path, "group_events")) == 25
 
 
-def test_a_disk_that_fails_costs_rows_that_are_counted(tmp_path, caplog):
+def test_rows_lost_by_a_failing_disk_are_counted(tmp_path, caplog):
     folder = tmp_path / "tables"
     recorder = KnowledgeRecorder(folder, {})
     (tmp_path / "tables").write_text("no folder")

@@ -1,4 +1,4 @@
-"""What answers told of topics and brokers, filled in where rows only have an id or an address."""
+"""Names of topics and brokers from responses, filled into rows that have only an id or an address."""
 
 import json
 from uuid import UUID
@@ -22,7 +22,7 @@ def learnt(*facts):
     return names
 
 
-def test_a_topic_has_the_same_name_whoever_tells_first():
+def test_the_order_of_facts_does_not_change_a_topics_name():
     rows = pa.table({"topic": pa.array([None, "known", None]), "topic_id": [topic_id(TOPIC), topic_id(TOPIC), "else"]})
     for order in (("orders", "invoices"), ("invoices", "orders")):
         names = learnt(*((TOPIC, name) for name in order))
@@ -31,7 +31,7 @@ def test_a_topic_has_the_same_name_whoever_tells_first():
         assert filled.schema.equals(rows.schema)
 
 
-def test_nothing_told_changes_nothing():
+def test_without_facts_nothing_changes():
     rows = pa.table({"topic": pa.array([None], pa.string()), "topic_id": [topic_id(TOPIC)]})
     names = Names()
     names.learn(None)
@@ -40,19 +40,19 @@ def test_nothing_told_changes_nothing():
 
 
 @pytest.mark.parametrize("turn", (1, -1))
-def test_a_broker_is_who_advertises_the_address_unless_two_do(turn):
-    told = [(1, "10.0.0.1", 9092), (2, "fd00:0::2", 9092), (3, "10.0.0.3", 9092), (4, "10.0.0.3", 9092)]
-    told += [(1, "10.0.0.1", 9092), (3, "10.0.0.3", 9092)]
+def test_an_address_is_the_broker_that_advertises_it_unless_two_do(turn):
+    facts = [(1, "10.0.0.1", 9092), (2, "fd00:0::2", 9092), (3, "10.0.0.3", 9092), (4, "10.0.0.3", 9092)]
+    facts += [(1, "10.0.0.1", 9092), (3, "10.0.0.3", 9092)]
     ends = [("10.0.0.1", 9092), ("10.0.0.1", 9093), ("fd00::2", 9092), ("10.0.0.3", 9092), ("10.0.0.1", 9092)]
     known = pa.array([None, None, None, None, 77], pa.int32())
     addresses, ports = zip(*ends, strict=True)
     rows = pa.table({"broker_address": addresses, "broker_port": pa.array(ports, pa.int32()), "broker_id": known})
-    filled = learnt(*told[::turn]).fill(rows)
+    filled = learnt(*facts[::turn]).fill(rows)
     assert filled["broker_id"].to_pylist() == [1, None, 2, None, 77]
     assert filled.schema.equals(rows.schema)
 
 
-def test_what_several_processes_learnt_is_what_one_would_have():
+def test_facts_of_several_processes_equal_those_of_one():
     facts = [(TOPIC, "b"), (TOPIC, "a"), (OTHER, "c"), (1, "10.0.0.1", 1), (2, "10.0.0.1", 1), (2, "10.0.0.2", 1)]
     together = Names()
     for fact in facts:

@@ -1,4 +1,4 @@
-"""Topic-partitions and batches as rows, and how far a consumer is behind."""
+"""Topic-partitions and batches as rows, and a consumer's lag."""
 
 from uuid import UUID
 
@@ -17,15 +17,15 @@ TOPIC = UUID("0123456789abcdef0123456789abcdef")
 
 
 def batch(base, count, timestamp):
-    """A record batch v2, as far as its header goes, with a payload of 20 bytes."""
+    """The header of a record batch v2, with a payload of 20 bytes."""
     import struct
 
     rest = struct.pack(">hiqqqhii", 0, count - 1, timestamp, timestamp, -1, -1, -1, count) + bytes(20)
     return struct.pack(">qiibI", base, len(rest) + 9, 0, 2, 0) + rest
 
 
-def told(*talk):
-    """The exchanges of (request, response) pairs of Fetch v13, each a millisecond after the other."""
+def exchanges_of(*talk):
+    """The exchanges of (request, response) pairs of Fetch v13, one millisecond apart."""
     session = CapturedSession(Interest(details=True, detail=DETAIL))
     now = START
     for number, (asked, answered) in enumerate(talk):
@@ -60,10 +60,10 @@ def rows(columns):
     return [{name: value for name, value in row.items() if value is not None} for row in columns.batch().to_pylist()]
 
 
-def test_a_consumer_lags_by_what_it_has_not_got_yet():
-    """The second request leaves out what did not change, as a fetch session does (KIP-227)."""
+def test_the_lag_is_what_a_consumer_has_not_fetched_yet():
+    """The second request omits unchanged partitions, as a fetch session does (KIP-227)."""
     stamp = START // 1_000_000 - 50
-    exchanges = told(
+    exchanges = exchanges_of(
         (asks((0, 100), (1, 7)), answers((0, 130, batch(100, 10, stamp)), (1, 7, None))),
         (asks((0, 110)), answers((0, 130, b""), (1, 9, None))),
     )
@@ -92,7 +92,9 @@ def test_a_consumer_lags_by_what_it_has_not_got_yet():
 
 
 def test_every_batch_is_a_row():
-    (exchange,) = told((asks((0, 5)), answers((0, 30, batch(5, 3, 77) + batch(8, 1, 78) + batch(9, 9, 79)[:61]))))
+    (exchange,) = exchanges_of(
+        (asks((0, 5)), answers((0, 30, batch(5, 3, 77) + batch(8, 1, 78) + batch(9, 9, 79)[:61])))
+    )
     columns = BatchColumns()
     columns.append(INFO, exchange)
     taken = columns.batch()
@@ -108,8 +110,8 @@ def test_every_batch_is_a_row():
     assert [row["max_timestamp"] for row in got] == [77, 78, 79]
 
 
-def test_a_name_does_not_make_rows_of_gigabytes():
-    """Of a body of 200 KB, a name of 32 KB stands in each of 5000 rows."""
+def test_a_long_name_does_not_multiply_into_gigabytes_of_rows():
+    """A body of 200 KB gives 5000 rows, each of which has a name of 32 KB."""
     session = CapturedSession(Interest(details=True, detail=DETAIL))
     partitions = [{"partitionIndex": number, "committedOffset": 1, "committedMetadata": ""} for number in range(5000)]
     asked = {"groupId": "g" * 32_000, "topics": [{"name": "t" * 32_000, "partitions": partitions}]}
@@ -121,14 +123,16 @@ def test_a_name_does_not_make_rows_of_gigabytes():
     (exchange,) = (event for event in session.events if isinstance(event, Exchange))
     columns = PartitionColumns()
     columns.append(INFO, exchange, {})
-    told = columns.batch()
-    assert told.num_rows == 5000 and told.nbytes < 10_000_000
-    assert told["topic"][0].as_py() == "t" * MAX_NAME and told["group_id"][0].as_py() == "g" * MAX_NAME
+    rows_of_batch = columns.batch()
+    assert rows_of_batch.num_rows == 5000 and rows_of_batch.nbytes < 10_000_000
+    assert (
+        rows_of_batch["topic"][0].as_py() == "t" * MAX_NAME and rows_of_batch["group_id"][0].as_py() == "g" * MAX_NAME
+    )
 
 
 def test_apis_of_other_tables_give_no_rows():
     columns = PartitionColumns()
-    exchange = told((asks((0, 5)), answers((0, 5, None))))[0]
+    exchange = exchanges_of((asks((0, 5)), answers((0, 5, None))))[0]
     exchange.plan = Interest(detail=DETAIL).plan(3 << 16 | 12)
     columns.append(INFO, exchange, {})
     assert columns.rows == 0 and columns.batch().num_rows == 0

@@ -1,4 +1,5 @@
-"""Live events in files: all of them or counted, whole files or none, whatever ends the process."""
+"""Live events in files: every event is written or counted, and files are complete or absent, however the process
+ends."""
 
 import asyncio
 import json
@@ -37,7 +38,7 @@ OF_EXCHANGES = ("exchanges", "partitions", "batches")
 
 
 class Rows:
-    """A sink that keeps what it is told as rows."""
+    """A sink that keeps the events that it receives as rows."""
 
     def __init__(self):
         self._exchanges = ExchangeColumns()
@@ -95,12 +96,12 @@ def recording(tmp_path):
     made.close()
 
 
-def test_only_its_user_and_group_may_read_what_was_recorded(recording, tmp_path):
+def test_only_the_user_and_group_may_read_recorded_files(recording, tmp_path):
     recording.start()
     assert (tmp_path / "tables").stat().st_mode & 0o027 == 0
 
 
-def test_what_real_clients_did_is_in_the_tables(tmp_path):
+def test_the_tables_have_the_exchanges_of_real_clients(tmp_path):
     async def main():
         rows = Rows()
         cluster = Cluster(topics={"orders": 3})
@@ -141,7 +142,7 @@ def test_what_real_clients_did_is_in_the_tables(tmp_path):
     assert manifest["settings"] == {"detail": {"default": "batches"}}
 
 
-def test_what_the_queue_has_no_room_for_is_counted(recording, monkeypatch, caplog):
+def test_events_that_the_full_queue_rejects_are_counted(recording, monkeypatch, caplog):
     monkeypatch.setattr(recorder, "QUEUE_BYTES", 100_000)
     monkeypatch.setattr(portions, "PORTION_BYTES", 10_000)
     take = recording.connected(INFO)
@@ -155,15 +156,15 @@ def test_what_the_queue_has_no_room_for_is_counted(recording, monkeypatch, caplo
     assert [entry.levelname for entry in caplog.records] == ["WARNING"]
     recording.start()
     recording.close()
-    assert numbers(recording.folder) == list(range(kept))  # the oldest, and no hole between them
+    assert numbers(recording.folder) == list(range(kept))  # the oldest, without a gap
     (quality,) = parts(recording.folder, "quality")
     (row,) = quality.to_pylist()
     assert (row["source"], row["kind"], row["count"]) == ("live:east", "recorder_dropped", 1000 - kept)
     assert row["first_ns"] <= row["last_ns"] <= time.time_ns()
 
 
-def test_one_line_for_each_burst(recording, monkeypatch, caplog):
-    """Neither the portions that still found room have one, nor the events that did not."""
+def test_each_burst_of_losses_logs_one_line(recording, monkeypatch, caplog):
+    """Neither accepted portions nor further rejected events log another line."""
     monkeypatch.setattr(recorder, "QUEUE_BYTES", 8000)
     monkeypatch.setattr(portions, "PORTION_BYTES", 1000)
     monkeypatch.setattr(recorder, "_IDLE_S", 1.0)
@@ -171,7 +172,7 @@ def test_one_line_for_each_burst(recording, monkeypatch, caplog):
     take = recording.connected(INFO)
     for burst in (1, 2):
         before = recording.dropped["live:east"]
-        for number in range(6):  # texts weigh too: each is a portion, and the third one fills the queue
+        for number in range(6):  # strings count: each event is a portion, and the third one fills the queue
             take([exchange(number, client_id="a" * 2000)])
         assert recording.dropped["live:east"] == before + 3
         assert sum(entry.levelname == "WARNING" for entry in caplog.records) == burst
@@ -213,7 +214,7 @@ def test_a_file_appears_in_time_without_more_traffic(recording, monkeypatch):
     assert numbers(recording.folder) == [1]
 
 
-def test_faults_and_ends_are_told(recording):
+def test_faults_and_ends_of_connections_are_recorded(recording):
     recording.start()
     take = recording.connected(INFO)
     unanswered = Exchange(PLAN, 9, 0, 0, 100, INFO.opened_ns + 5)
@@ -227,12 +228,12 @@ def test_faults_and_ends_are_told(recording):
     names = ("requests", "answers", "client_bytes", "broker_bytes", "close", "faults", "sasl_mechanism", "sasl_tokens")
     assert [connection[name] for name in names] == [1, 0, 100, 50, "fault", 1, "PLAIN", 2]
     assert (connection["software_name"], connection["software_version"]) == ("librdkafka", "2.6.1")
-    assert connection["retransmissions"] is None  # TCP is the kernel's
+    assert connection["retransmissions"] is None  # the kernel handles TCP here
     assert (quality["kind"], quality["count"], quality["first_ns"]) == ("fault", 1, INFO.opened_ns + 7)
 
 
 def test_a_folder_has_one_writer_and_must_be_one(recording, tmp_path):
-    (recording.folder / ".unfinished-record-beside-2").mkdir(parents=True)  # of one that was killed
+    (recording.folder / ".unfinished-record-beside-2").mkdir(parents=True)  # left by a killed process
     recording.start()
     with pytest.raises(KproxyError, match="another kproxy records into it"):
         Recorder(recording.folder, {}).start()
@@ -251,11 +252,11 @@ def test_a_folder_has_one_writer_and_must_be_one(recording, tmp_path):
         Recorder(tmp_path / "file", {}).start()
 
 
-def test_a_disk_that_fails_costs_the_rows_and_no_more(recording, monkeypatch, caplog):
+def test_a_failing_disk_loses_rows_and_nothing_else(recording, monkeypatch, caplog):
     monkeypatch.setattr(live_files, "ROLL_S", 0.05)
     recording.start()
     obstacle = recording.folder / "exchanges"
-    obstacle.touch()  # where a folder should be made
+    obstacle.touch()  # a file where the folder would be made
     take = recording.connected(INFO)
     take([exchange(1), exchange(2)])
     deadline = time.monotonic() + 30
@@ -270,8 +271,8 @@ def test_a_disk_that_fails_costs_the_rows_and_no_more(recording, monkeypatch, ca
     assert [(row["kind"], row["count"]) for row in kinds] == [("recorder_dropped", 2)]
 
 
-def test_a_disk_that_goes_on_failing_has_its_first_loss_and_the_sum_of_the_others_logged(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(portions, "PORTION_ROWS", 1)  # each event is one, and finds no folder
+def test_repeated_disk_failures_log_the_first_loss_and_the_total(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(portions, "PORTION_ROWS", 1)  # each event is a portion, and finds no folder
     recording = Recorder(tmp_path / "tables", {})
     recording.start()
     shutil.rmtree(recording.folder)
@@ -287,7 +288,7 @@ def test_a_disk_that_goes_on_failing_has_its_first_loss_and_the_sum_of_the_other
     assert lines == ["1 events are lost", "8 events are lost"]
 
 
-def test_a_defect_costs_the_event_and_not_the_connection(recording, caplog):
+def test_a_defect_loses_the_event_and_keeps_the_connection(recording, caplog):
     recording.start()
     take = recording.connected(INFO)
     broken = exchange(1)
@@ -302,8 +303,8 @@ def test_a_defect_costs_the_event_and_not_the_connection(recording, caplog):
     assert "2 events in all" in errors[1]
 
 
-def test_an_event_is_taken_whole_or_not_at_all(recording, monkeypatch, caplog):
-    """One partition that no row can hold costs its own event, in every table; the others of the read stay."""
+def test_an_event_is_recorded_completely_or_not_at_all(recording, monkeypatch, caplog):
+    """A partition that no row can hold loses its own event in every table; the other events of the read are kept."""
     monkeypatch.setattr(defects, "_REPORT_S", 0.0)
     recording.start()
     take = recording.connected(INFO)
@@ -329,9 +330,10 @@ def test_an_event_is_taken_whole_or_not_at_all(recording, monkeypatch, caplog):
     assert recording.dropped == {"live:east": 3}
     ((quality,),) = (part.to_pylist() for part in parts(recording.folder, "quality"))
     assert (quality["kind"], quality["count"]) == ("recorder_failed", 3)
-    said = [entry.getMessage() for entry in caplog.records if entry.levelname == "ERROR"]
-    assert len(said) == 3 and len({line.partition(":")[0] for line in said}) == 2  # each kind, and its total again
-    assert "2 events so far" in said[2]
+    error_lines = [entry.getMessage() for entry in caplog.records if entry.levelname == "ERROR"]
+    # one line per kind, and the totals at the end
+    assert len(error_lines) == 3 and len({line.partition(":")[0] for line in error_lines}) == 2
+    assert "2 events so far" in error_lines[2]
 
 
 RECORD_FOR_EVER = """
@@ -350,10 +352,10 @@ for number in range(1 << 40):
 """
 
 
-def test_a_killed_process_leaves_whole_files_and_the_next_one_goes_on(tmp_path):
+def test_a_killed_process_leaves_complete_files_and_the_next_one_continues(tmp_path):
     folder = tmp_path / "tables"
     before = 0
-    for delay_s in (0.5, 0.53, 0.57):  # somewhere in the writing of some file
+    for delay_s in (0.5, 0.53, 0.57):  # while some file is being written
         process = subprocess.Popen(
             [sys.executable, "-c", RECORD_FOR_EVER, str(folder)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
         )

@@ -1,4 +1,4 @@
-"""Records as rows: all of them, of the topics that were chosen, and no more of each than was asked for."""
+"""Records as rows: all records of the chosen topics, and no more of each than requested."""
 
 import gzip
 import json
@@ -32,8 +32,8 @@ LOGS = [bytes.fromhex(json.loads(line)["hex"]) for line in gzip.decompress(FRAGM
 ALL = Chosen(("*",), None)
 
 
-class Told:
-    """The rows that exchanges of one session give."""
+class RecordRows:
+    """The record rows of the exchanges of one session."""
 
     def __init__(self, which: Chosen = ALL) -> None:
         self.columns = RecordColumns(which)
@@ -43,7 +43,7 @@ class Told:
         self._number = 0
 
     def exchange(self, key: int, version: int, asked: dict, answered: dict, most: int = 1 << 20) -> None:
-        """An exchange in pieces of at most so many bytes."""
+        """Feed an exchange in pieces of at most `most` bytes."""
         dice = random.Random(most)
         header = {"requestApiKey": key, "requestApiVersion": version, "correlationId": self._number, "clientId": "me"}
         request = codec.encode_request(header, asked)
@@ -75,7 +75,7 @@ class Told:
 
 
 def readable(log: bytes) -> tuple[list[tuple[int, Record]], int]:
-    """Each record that can be read, with the offset in its batch's header; and the batches that cannot."""
+    """Each readable record with the base offset of its batch; and the number of unreadable batches."""
     found, unread = [], 0
     for batch in read_batches(log)[0]:
         try:
@@ -87,29 +87,29 @@ def readable(log: bytes) -> tuple[list[tuple[int, Record]], int]:
 
 
 def test_a_header_name_is_not_cut_inside_a_character():
-    told = Told(Chosen(("*",), 5))
-    told.fetched(write_batch([Record(0, 1, None, b"v", (("prénom", b"x"), ("prieé", None)))]))
-    (row,) = told.rows()
+    record_rows = RecordRows(Chosen(("*",), 5))
+    record_rows.fetched(write_batch([Record(0, 1, None, b"v", (("prénom", b"x"), ("prieé", None)))]))
+    (row,) = record_rows.rows()
     assert [each["key"] for each in row["headers"]] == ["prén", "prie"]
 
 
-def test_every_kind_of_records_is_told_as_it_is_read():
-    """The official library's own: each magic and codec, and cut, controlled and damaged ones; over any split."""
-    told, expected, unread = Told(), [], 0
+def test_every_kind_of_records_becomes_rows():
+    """The official library's records: each magic and codec, truncated, control and damaged batches; split anywhere."""
+    record_rows, expected, unread = RecordRows(), [], 0
     for number, log in enumerate(LOGS):
-        told.fetched(log, (1 << 20, 700, 40)[number % 3])
+        record_rows.fetched(log, (1 << 20, 700, 40)[number % 3])
         records_, failed = readable(log)
         expected += records_
         unread += failed
-    # also as a body too large to be held
+    # the same in a body too large to be held
     large = [log for log in LOGS if len(log) < 3000] * 2
-    told.fetched(b"".join(log for log in large if not read_batches(log)[1]), 5000)
+    record_rows.fetched(b"".join(log for log in large if not read_batches(log)[1]), 5000)
     for log in large:
         if not read_batches(log)[1]:
             records_, failed = readable(log)
             expected += records_
             unread += failed
-    got = told.rows()
+    got = record_rows.rows()
     assert len(got) == len(expected) > 1000
     for row, (base_offset, record) in zip(got, expected, strict=True):
         headers = [(each["key"], each["value"]) for each in row["headers"]]
@@ -121,20 +121,20 @@ def test_every_kind_of_records_is_told_as_it_is_read():
         assert (row["topic"], row["partition"], row["base_offset"]) == ("orders", 3, base_offset)
         assert row["key_bytes"] == (None if record.key is None else len(record.key))
         assert row["value_bytes"] == (None if record.value is None else len(record.value))
-    assert {kind: count for kind, count, _ in told.columns.missing()}.get("records_unread", 0) == unread
-    assert told.columns.room.free_bytes == records.ROOM_BYTES  # no copy outlives its exchange
+    assert {kind: count for kind, count, _ in record_rows.columns.missing()}.get("records_unread", 0) == unread
+    assert record_rows.columns.room.free_bytes == records.ROOM_BYTES  # no copy outlives its exchange
 
 
 def one(topic: dict, which: Chosen, version: int = 13) -> list[dict]:
-    told = Told(which)
+    record_rows = RecordRows(which)
     headers = (("trace-of-this", b"0123456789"), ("none", None))
     log = write_batch([Record(7, 5, b"key-of-it", b"value-of-it", headers), Record(8, 6, None, None)])
     data = {**topic, "partitionData": [{"index": 0, "records": log}]}
-    told.exchange(0, version, {"acks": 1, "topicData": [data]}, {})
-    return told.rows()
+    record_rows.exchange(0, version, {"acks": 1, "topicData": [data]}, {})
+    return record_rows.rows()
 
 
-def test_what_is_shown():
+def test_the_chosen_parts_of_a_record_are_shown():
     topic = {"topicId": UUID(int=77)}
     cut, tombstone = one(topic, Chosen(("*",), 3))
     assert (cut["key"], cut["value"], cut["key_bytes"], cut["value_bytes"]) == (b"key", b"val", 9, 11)
@@ -149,8 +149,8 @@ def test_what_is_shown():
 
 
 @pytest.mark.parametrize("topic, version", [({"topicId": UUID(int=1)}, 13), ({"name": "__cluster_metadata"}, 9)])
-def test_values_that_hold_credentials_are_never_told(topic, version):
-    """KRaft's own topic has SCRAM's salts and keys in it."""
+def test_values_with_credentials_are_never_written(topic, version):
+    """KRaft's own topic contains SCRAM salts and keys."""
     for which in (ALL, Chosen(("*",))):
         row, _ = one(topic, which, version)
         assert row["key"] == b"key-of-it"
@@ -158,14 +158,14 @@ def test_values_that_hold_credentials_are_never_told(topic, version):
         assert b"0123456789" not in str(row["headers"]).encode()
 
 
-def test_topics_are_chosen_by_name_and_what_has_only_an_id_when_it_is_written():
+def test_topics_are_chosen_by_name_those_known_by_id_only_when_written():
     which = chosen("orders, billing.*,AAAAAAAAAAAAAAAAAAAATQ", "8")
     assert which == Chosen(("orders", "billing.*", "AAAAAAAAAAAAAAAAAAAATQ"), 8, False)
     assert [len(one({"name": name}, which, 9)) for name in ("orders", "order", "billing.eu", "Orders")] == [2, 0, 2, 0]
     unnamed = [*one({"topicId": UUID(int=77)}, which), *one({"topicId": UUID(int=78)}, which)]
     assert len(unnamed) == 4
-    told = which.of(pa.Table.from_pylist(unnamed, RECORDS.schema))
-    assert {row["topic_id"] for row in told.to_pylist()} == {"AAAAAAAAAAAAAAAAAAAATQ"}
+    record_rows = which.of(pa.Table.from_pylist(unnamed, RECORDS.schema))
+    assert {row["topic_id"] for row in record_rows.to_pylist()} == {"AAAAAAAAAAAAAAAAAAAATQ"}
     named = pa.Table.from_pylist([row | {"topic": "billing.us"} for row in unnamed], RECORDS.schema)
     assert which.of(named).num_rows == 4
     assert chosen("a", "hash").hashed and chosen("a", "all").shown_bytes is None
@@ -174,7 +174,7 @@ def test_topics_are_chosen_by_name_and_what_has_only_an_id_when_it_is_written():
             chosen(topics, values)
 
 
-def test_what_is_too_much_is_counted_and_left_out(monkeypatch):
+def test_records_beyond_the_limits_are_counted_and_omitted(monkeypatch):
     monkeypatch.setattr(records, "BATCH_BYTES", 3000)
     monkeypatch.setattr(records, "DECOMPRESSED_BYTES", 100_000)
     monkeypatch.setattr(records, "BODY_BYTES", 5000)
@@ -184,31 +184,31 @@ def test_what_is_too_much_is_counted_and_left_out(monkeypatch):
     damaged = bytearray(write_batch([Record(4, 1, None, b"v"), Record(5, 1, None, b"v")]))
     damaged[61] ^= 0x40  # the first record's size
     assert len(bomb) < 3000
-    told = Told()
+    record_rows = RecordRows()
     for log in (fine + bomb + large + bytes(damaged) + fine, fine * 60):
-        told.fetched(log)
-    got = told.rows()
-    kinds = {kind: (count, size) for kind, count, size in told.columns.missing()}
-    # a row is taken for 120 bytes and what it shows
+        record_rows.fetched(log)
+    got = record_rows.rows()
+    kinds = {kind: (count, size) for kind, count, size in record_rows.columns.missing()}
+    # a row counts as 120 bytes plus what it shows
     assert kinds["records_left_out"] == (1 + 60 - 23, len(large) + (60 - 23) * len(fine))
     assert kinds["records_unread"] == (2, len(bomb) + len(damaged))
     assert [row["offset"] for row in got].count(0) == 2 + 23
-    assert told.columns.room.free_bytes == records.ROOM_BYTES
+    assert record_rows.columns.room.free_bytes == records.ROOM_BYTES
 
 
-def test_many_records_are_handed_on_in_parts(monkeypatch):
+def test_many_records_are_passed_on_in_batches(monkeypatch):
     monkeypatch.setattr(records, "ROWS", 10)
     log = write_batch([Record(offset, 1, None, b"%d" % offset) for offset in range(95)])
-    told = Told()
-    told.fetched(log)
-    assert len(told.batches) == 9
-    assert [(row["offset"], row["value"], row["topic"]) for row in told.rows()] == [
+    record_rows = RecordRows()
+    record_rows.fetched(log)
+    assert len(record_rows.batches) == 9
+    assert [(row["offset"], row["value"], row["topic"]) for row in record_rows.rows()] == [
         (offset, b"%d" % offset, "orders") for offset in range(95)
     ]
 
 
-def test_what_consumers_got_is_what_producers_sent(tmp_path):
-    """Real clients: every record that was fetched at an offset which a captured Produce was given is that one."""
+def test_fetched_records_equal_produced_ones(tmp_path):
+    """Real clients: a record fetched at the offset that a captured Produce was given equals the produced one."""
     for name in ("k0822_python147", "k111_kcat_sarama", "k41_librdkafka"):
         convert([captures.capture(name)], tmp_path / name, Settings(records=ALL))
         read = {table: pq.read_table(tmp_path / name / table) for table in ("records", "partitions", "batches")}
@@ -218,7 +218,7 @@ def test_what_consumers_got_is_what_producers_sent(tmp_path):
             if row["direction"] == "response" and row["error_code"] == 0
         }
         sent, got = {}, 0
-        order: dict[tuple, int] = {}  # old clients leave offsets as they like; a broker counts
+        order: dict[tuple, int] = {}  # old clients leave offsets to the broker, which counts
         counted: dict[tuple, int] = {}
         rows = read["records"].to_pylist()
         for row in rows:
@@ -235,7 +235,7 @@ def test_what_consumers_got_is_what_producers_sent(tmp_path):
                 assert (row["key"], row["value"], row["headers"]) == (before["key"], before["value"], before["headers"])
                 got += 1
         assert got > 100
-        for batch in read["batches"].to_pylist():  # message sets may lie about their offsets, v2 may not
+        for batch in read["batches"].to_pylist():  # offsets in message sets may be wrong, in v2 batches not
             key = tuple(batch[column] for column in ("connection", "number", "direction", "topic", "partition"))
             if batch["magic"] == 2 and not batch["partial"]:
                 assert batch["crc_valid"]

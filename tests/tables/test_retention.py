@@ -1,4 +1,5 @@
-"""Recorded files go by age and by bytes, the oldest first; what kproxy did not record stays."""
+"""Retention removes recorded files by age and by total size, the oldest first, and no file that kproxy did not
+record."""
 
 import os
 import time
@@ -42,14 +43,14 @@ def numbers(folder):
         (Retention(total_bytes=0), []),
     ],
 )
-def test_the_oldest_go_and_nothing_else(folder, retention, stay):
+def test_the_oldest_files_are_removed_and_nothing_else(folder, retention, stay):
     assert retention.remove_old(folder) == 3 * (10 - len(stay))
     assert numbers(folder) == list(stay)
     assert len(list(folder.glob("exchanges/capture*"))) == len(list(folder.glob("mine/*"))) == 1
     assert retention.remove_old(folder) == 0
 
 
-def test_files_of_a_time_to_come_go_first_and_new_ones_stay(folder):
+def test_files_with_future_times_are_removed_first_and_new_ones_stay(folder):
     """The clock was set back by years after the first five files, and by a minute before the last one."""
     ahead_s = time.time() + 4 * 365 * 86400
     for number in range(5):
@@ -58,7 +59,8 @@ def test_files_of_a_time_to_come_go_first_and_new_ones_stay(folder):
     os.utime(folder / "exchanges" / f"{RECORDED[0].format(9)}.parquet", (time.time() + 60, time.time() + 60))
     assert Retention(total_bytes=1800).remove_old(folder) == 12
     assert numbers(folder) == [4, 5, 6, 7, 8, 9]
-    assert Retention(age_s=3.5 * 3600, total_bytes=10**6).remove_old(folder) == 3  # number 5; of 4 nobody knows
+    # number 5; the age of number 4 is unknown
+    assert Retention(age_s=3.5 * 3600, total_bytes=10**6).remove_old(folder) == 3
     assert numbers(folder) == [4, 6, 7, 8, 9]
     assert Retention(total_bytes=300).remove_old(folder) == 12
     assert numbers(folder) == [9]

@@ -1,4 +1,4 @@
-"""Views say of each row what its exchange and its connection say, in DuckDB and in Spark."""
+"""Views join each row with its exchange and its connection, in DuckDB and in Spark."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def answers(folder):
         return [[dict(zip(frame.columns, row, strict=True)) for row in rows(frame)] for frame in frames]
 
 
-def test_each_row_is_there_once_with_its_client_and_software(folder):
+def test_each_row_appears_once_with_its_client_and_software(folder):
     with Tables(folder) as tables:
         assert VIEWS.keys() <= tables.names().keys()
         for view in VIEWS:
@@ -47,7 +47,7 @@ def test_each_row_is_there_once_with_its_client_and_software(folder):
 
 
 @pytest.mark.ring2
-def test_spark_says_the_same(spark, folder):
+def test_spark_gives_the_same_rows(spark, folder):
     assert set(kproxy.spark.views(spark, folder)) >= {*VIEWS, "exchanges"}
     asked = [[row.asDict() for row in spark.sql(text.replace("order by all", "")).collect()] for text in QUESTIONS]
 

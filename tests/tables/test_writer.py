@@ -1,4 +1,4 @@
-"""Files of a dataset: sorted whatever the order of arrival, the same bytes for the same rows, whole or not there."""
+"""Files of a dataset: sorted whatever the order of arrival, identical bytes for identical rows, complete or absent."""
 
 import json
 import random
@@ -17,11 +17,11 @@ from kproxy.tables import dataset, schema, writer
 from kproxy.tables.schema import EXCHANGES, RECORDS, TABLES
 from tests import captures
 
-ALWAYS = {pa.string(): "", pa.int64(): 0, schema.TIME: 0}  # what is in columns that are never null
+ALWAYS = {pa.string(): "", pa.int64(): 0, schema.TIME: 0}  # values for columns that are never null
 
 
 def columns(table):
-    """A row with nothing in it."""
+    """A row without values."""
     return {field.name: None if field.nullable else ALWAYS[field.type] for field in table.schema}
 
 
@@ -57,14 +57,14 @@ def written(folder, rows, size, workers=1, name="file"):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Limits that a test reaches."""
+    """Limits small enough for a test to reach."""
     monkeypatch.setattr(writer, "RUN_ROWS", 500)
     monkeypatch.setattr(writer, "STEP_ROWS", 64)
     monkeypatch.setattr(writer, "FAN_IN", 4)
     monkeypatch.setattr(writer, "ROW_GROUP", 3000)
 
 
-def test_rows_come_out_sorted_in_fixed_row_groups_and_the_same_bytes(tmp_path, small):
+def test_files_are_sorted_in_fixed_row_groups_and_identical(tmp_path, small):
     data = rows(10_000)
     paths = [
         written(tmp_path / "one", data, 100),
@@ -80,8 +80,8 @@ def test_rows_come_out_sorted_in_fixed_row_groups_and_the_same_bytes(tmp_path, s
     assert len({path.read_bytes() for path in paths}) == 1
 
 
-def test_rows_with_a_weight_are_grouped_by_it(tmp_path, small, monkeypatch):
-    """Wherever the pieces end in which they come; and runs are spilled before they weigh too much."""
+def test_rows_with_a_weight_are_grouped_by_weight(tmp_path, small, monkeypatch):
+    """However the rows arrive in batches; runs are spilled before they weigh too much."""
     monkeypatch.setattr(writer, "GROUP_BYTES", 5000)
     monkeypatch.setattr(writer, "RUN_BYTES", 4000)
     dice = random.Random(5)
@@ -110,7 +110,7 @@ def test_rows_with_a_weight_are_grouped_by_it(tmp_path, small, monkeypatch):
     assert len(contents) == 1
 
 
-def test_many_rows_of_one_time_are_merged_all_the_same(tmp_path, small):
+def test_many_rows_of_one_time_are_merged(tmp_path, small):
     data = [row | {"time": 7} for row in rows(3000)]
     got = pq.read_table(written(tmp_path, data, 100)).to_pylist()
     assert [(row["connection"], row["number"]) for row in got] == sorted(
@@ -118,8 +118,8 @@ def test_many_rows_of_one_time_are_merged_all_the_same(tmp_path, small):
     )
 
 
-def test_a_file_that_somebody_else_writes_has_the_rows_and_groups_of_one_of_ours(tmp_path, small):
-    """Who writes it puts MAGIC behind each piece. Without rows there is no file."""
+def test_packed_pieces_form_a_file_with_the_same_rows_and_groups(tmp_path, small):
+    """The writer of the file puts MAGIC after each piece. Without rows there is no file."""
     data = rows(10_000)
     ours = written(tmp_path / "ours", data, 100)
     parts = pa.Table.from_batches(pq.ParquetFile(ours).iter_batches(700))
@@ -135,8 +135,8 @@ def test_a_file_that_somebody_else_writes_has_the_rows_and_groups_of_one_of_ours
     assert not list(writer.packed(EXCHANGES, (parts.slice(0, 0),)))
 
 
-def test_runs_that_follow_one_another_are_written_once(tmp_path, small):
-    """However many: rows that come in order of time, also where runs touch; those that do not are merged in between."""
+def test_consecutive_runs_are_written_once(tmp_path, small):
+    """However many rows: those in order of time, also where runs touch; others are merged in between."""
     data = sorted(rows(9000), key=lambda row: row["time"])
     sorter = writer.Sorter(EXCHANGES, tmp_path, ".inorder")
     for batch in batches(data, 100):
@@ -155,7 +155,7 @@ def test_runs_that_follow_one_another_are_written_once(tmp_path, small):
 
 
 def packed(rows):
-    """Rows as one who hands them on has them: sorted, with his own numbers."""
+    """Rows as another process hands them over: sorted, with numbers of its own."""
     sink = pa.BufferOutputStream()
     table = pa.Table.from_batches(batches(sorted(rows, key=lambda row: (row["time"], row["connection"])), len(rows)))
     assert writer.store(EXCHANGES, [table], sink, lasts=False) == len(rows)
@@ -163,8 +163,8 @@ def packed(rows):
 
 
 @pytest.mark.parametrize("parts", [1, 3, 11])
-def test_rows_that_come_as_parquet_are_runs_and_are_changed_as_they_are_read(tmp_path, small, parts):
-    """More than are merged at a time, too; a change may put rows of one time into another order."""
+def test_parquet_rows_are_adopted_as_runs_and_changed_while_read(tmp_path, small, parts):
+    """Also more runs than are merged at a time; a change may reorder rows of one time."""
     data = rows(4000)
     sorter = writer.Sorter(EXCHANGES, tmp_path)
     for part in range(parts):
@@ -175,15 +175,15 @@ def test_rows_that_come_as_parquet_are_runs_and_are_changed_as_they_are_read(tmp
             batch.schema.get_field_index("connection"), "connection", pc.subtract(pa.scalar(9), batch["connection"])
         )
 
-    told = pa.concat_tables(writer.merged(EXCHANGES, sorter.runs, dict.fromkeys(sorter.runs, turned)))
-    keys = (told["time"].cast(pa.int64()), told["connection"], told["number"])
+    merged = pa.concat_tables(writer.merged(EXCHANGES, sorter.runs, dict.fromkeys(sorter.runs, turned)))
+    keys = (merged["time"].cast(pa.int64()), merged["connection"], merged["number"])
     turned_rows = [(row["time"], 9 - row["connection"], row["number"]) for row in data]
     assert list(zip(*(column.to_pylist() for column in keys), strict=True)) == sorted(turned_rows)
     assert len(sorter.runs) < max(2, writer.FAN_IN)
 
 
-def test_runs_that_follow_one_another_are_in_memory_one_by_one(tmp_path):
-    """Of a run that has come to its end nothing is kept, whatever their number."""
+def test_consecutive_runs_are_in_memory_one_at_a_time(tmp_path):
+    """Nothing of a finished run is kept, whatever the number of runs."""
     sorter = writer.Sorter(EXCHANGES, tmp_path)
     for part in range(24):
         sorter.adopt_packed(
@@ -203,15 +203,15 @@ def test_rows_of_one_run_do_not_go_to_the_disk(tmp_path, most):
     for batch in batches(data, 300):
         sorter.add(batch)
     assert bool(list(tmp_path.iterdir())) == (most == 500)
-    told = pa.concat_tables(sorter.in_order())["number"].to_pylist()
-    assert told == [
+    numbers = pa.concat_tables(sorter.in_order())["number"].to_pylist()
+    assert numbers == [
         row["number"] for row in sorted(data, key=lambda row: (row["time"], row["connection"], row["number"]))
     ]
     assert not list(sorter.in_order()) or most == 500
 
 
-def test_rows_that_are_left_out_while_runs_are_merged_leave_the_others_in_order(tmp_path, small):
-    """Also where none of a batch is left, nor of a run."""
+def test_rows_dropped_during_a_merge_leave_the_others_in_order(tmp_path, small):
+    """Even if all rows of a batch or of a run are dropped."""
     data = sorted(rows(3000), key=lambda row: row["time"])
     runs = []
     for part in range(3):
@@ -236,13 +236,13 @@ def test_rows_that_are_left_out_while_runs_are_merged_leave_the_others_in_order(
     ]
 
 
-def test_no_rows_are_a_file_all_the_same(tmp_path):
+def test_a_table_without_rows_is_a_file_too(tmp_path):
     path = written(tmp_path, [], 100)
     assert pq.read_schema(path).equals(EXCHANGES.schema)
 
 
-def test_every_table_is_stored_as_it_says(tmp_path):
-    """Dictionaries for what repeats, deltas for times and counters, zstd for all."""
+def test_every_table_is_stored_with_its_encodings(tmp_path):
+    """Dictionaries for repeated values, deltas for times and counters, zstd for all."""
     for table in TABLES.values():
         path = tmp_path / f"{table.name}.parquet"
         sorter = writer.Sorter(table, tmp_path)
@@ -261,7 +261,7 @@ def test_every_table_is_stored_as_it_says(tmp_path):
 
 
 def test_a_dataset_appears_at_once_with_its_manifest_last_and_can_be_written_again(tmp_path):
-    """What other runs wrote stays, and stays named."""
+    """Files of other runs stay, and stay listed in the manifest."""
     out = tmp_path / "out"
     for turn, source in enumerate(("a", "b", "a"), 1):
         dataset = writer.Dataset(out)
@@ -269,8 +269,8 @@ def test_a_dataset_appears_at_once_with_its_manifest_last_and_can_be_written_aga
         table = pa.Table.from_pylist(rows(8 * turn), EXCHANGES.schema)
         count = writer.store(EXCHANGES, iter((table,)), work / "new")
         assert not (out / "exchanges" / f"{source}.parquet").exists() or turn == 3
-        told = {"rows": {"exchanges": count}, "sources": {source: [source]}}
-        dataset.publish({f"exchanges/{source}.parquet": work / "new"}, told)
+        published = {"rows": {"exchanges": count}, "sources": {source: [source]}}
+        dataset.publish({f"exchanges/{source}.parquet": work / "new"}, published)
         assert pq.read_metadata(out / "exchanges" / f"{source}.parquet").num_rows == 8 * turn
         assert not work.exists()
         manifest = json.loads((out / "_kproxy.json").read_text())
@@ -278,7 +278,7 @@ def test_a_dataset_appears_at_once_with_its_manifest_last_and_can_be_written_aga
         assert manifest["rows"] == {"exchanges": {1: 8, 2: 8 + 16, 3: 24 + 16}[turn]}
 
 
-def test_what_a_killed_run_left_is_swept_away(tmp_path):
+def test_the_remains_of_a_killed_run_are_removed(tmp_path):
     left = tmp_path / ".unfinished-convert"
     (left / "task").mkdir(parents=True)
     for file in (left / "half", left / "task" / "half"):
@@ -287,8 +287,9 @@ def test_what_a_killed_run_left_is_swept_away(tmp_path):
 
 
 @pytest.mark.parametrize("steps", range(10))
-def test_tables_that_change_together_are_old_or_new_wherever_a_run_ends(tmp_path, monkeypatch, steps):
-    """Ended after that many steps that reach the disk: questions refuse a mixture, and the next run ends it."""
+def test_tables_of_one_run_are_all_old_or_all_new_wherever_it_ends(tmp_path, monkeypatch, steps):
+    """The run ends after that many steps that reach the disk: readers refuse a mixture, and the next run completes
+    it."""
     names = ("connections", "exchanges", "quality")
 
     def publish(turn):
@@ -331,7 +332,7 @@ def test_tables_that_change_together_are_old_or_new_wherever_a_run_ends(tmp_path
     dataset.refuse_unfinished(tmp_path)
 
 
-def test_a_folder_that_cannot_be_written_is_said_so(tmp_path):
+def test_an_unwritable_folder_is_reported(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(KproxyError, match="cannot be written"):
         writer.Dataset(tmp_path / "file").begin("convert")
@@ -340,7 +341,7 @@ def test_a_folder_that_cannot_be_written_is_said_so(tmp_path):
         writer.Dataset(tmp_path / "link").begin("convert")
 
 
-def test_two_that_write_to_one_dataset_do_not_get_into_each_others_way(tmp_path):
+def test_two_writers_of_one_dataset_do_not_interfere(tmp_path):
     first = writer.Dataset(tmp_path)
     (first.begin("convert") / "half").write_bytes(b"written")
     with pytest.raises(KproxyError, match="another kproxy writes to it"):
@@ -350,8 +351,9 @@ def test_two_that_write_to_one_dataset_do_not_get_into_each_others_way(tmp_path)
     writer.Dataset(tmp_path).begin("convert")
 
 
-def test_processes_that_come_and_go_at_one_dataset_take_nothing_from_each_other(tmp_path):
-    """Workers and the kproxy that follows theirs have the same names, and remove what they had when others begin."""
+def test_processes_that_start_and_stop_remove_nothing_of_each_other(tmp_path):
+    """Workers and the kproxy that follows theirs have the same names, and remove their own remains when others
+    begin."""
     turns = 150
 
     def come_and_go(writer_number):
@@ -370,7 +372,7 @@ def test_processes_that_come_and_go_at_one_dataset_take_nothing_from_each_other(
 
 
 def test_tables_by_hour_do_not_mix_with_others(tmp_path):
-    """The rows of one source would be there twice."""
+    """Otherwise the rows of one source would be there twice."""
     (tmp_path / "exchanges" / "date=2026-01-01").mkdir(parents=True)
     with pytest.raises(KproxyError, match="by date and hour"):
         writer.Dataset(tmp_path).begin("convert")
@@ -378,8 +380,8 @@ def test_tables_by_hour_do_not_mix_with_others(tmp_path):
 
 
 @pytest.mark.parametrize("processes", ("1", "2"))
-def test_a_full_disk_is_told_in_one_line_and_leaves_nothing(tmp_path, processes):
-    """In its stead a limit on the size of files, which processes pass on to their children."""
+def test_a_full_disk_is_reported_in_one_line_and_leaves_nothing(tmp_path, processes):
+    """A limit on the size of files stands for the full disk; child processes inherit it."""
     command = [sys.executable, "-c", "from kproxy.cli import main; main()", "convert", captures.capture("k41_quota")]
     done = subprocess.run(
         [*command, "--out", tmp_path, "--processes", processes],
@@ -393,8 +395,8 @@ def test_a_full_disk_is_told_in_one_line_and_leaves_nothing(tmp_path, processes)
     assert not list(tmp_path.iterdir())
 
 
-def test_where_no_folder_can_be_made_it_is_said(tmp_path, monkeypatch):
-    """As where the shell stands in a folder that is deleted: one that others remove is tried for again."""
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path, monkeypatch):
+    """As in a shell whose working directory is deleted; a folder that others remove is made again."""
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -414,7 +416,7 @@ def test_a_newer_dataset_is_neither_read_nor_written_to(tmp_path):
 
 
 @pytest.mark.parametrize("stands", [True, False])
-def test_work_that_publishes_nothing_leaves_no_folder_behind_that_it_made(tmp_path, stands):
+def test_work_without_a_result_removes_the_folders_that_it_made(tmp_path, stands):
     folder = tmp_path / "of" / "tables"
     if stands:
         folder.parent.mkdir()

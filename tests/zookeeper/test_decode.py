@@ -1,4 +1,4 @@
-"""Frames alone: what real sessions asked and were answered, decoded one by one; what is none, told in words."""
+"""Single frames: requests and responses of real sessions, decoded one by one; anything else is reported in words."""
 
 import pytest
 
@@ -58,12 +58,12 @@ def test_secrets_are_not_shown(op, record, values):
     "data,words",
     [(b"ruok", "four letters"), (sized(GET)[:-1], "no whole frame"), (b"\0\0\0\x08\0\0\0\1\0\0\0\x63", "operation 99")],
 )
-def test_what_is_no_request_is_told_in_words(data, words):
+def test_bytes_that_are_no_request_are_reported(data, words):
     with pytest.raises(Malformed, match=words):
         requests(data)
 
 
-def test_what_is_no_answer_is_told_in_words():
+def test_bytes_that_are_no_response_are_reported():
     for data, to, words in (
         (b"\0\0\1\0", "getData", "256 bytes"),
         (b"", "getData", "0 bytes"),

@@ -1,4 +1,4 @@
-"""Operations: transactions with all their parts, both ways, and nothing secret in what is read."""
+"""Operations: transactions with all their parts, in both directions; no secret is read."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def header(op, *, done=False, err=-1):
     return write("MultiHeader", {"type": OPERATIONS[op] if op else -1, "done": done, "err": err})
 
 
-def test_a_transaction_is_its_parts():
+def test_a_transaction_has_all_its_parts():
     create = {"path": "/a", "data": b"x", "acl": ANYONE, "flags": 1}
     check = {"path": "/b", "version": 3}
     asked = header("create") + write("CreateRequest", create) + header("check") + write("CheckVersionRequest", check)
@@ -34,7 +34,7 @@ def test_a_transaction_is_its_parts():
     assert is_ephemeral(check) is None
 
 
-def test_no_part_may_be_what_is_none():
+def test_operations_that_cannot_be_in_a_transaction_are_malformed():
     with pytest.raises(Malformed, match="operation 101"):
         request("multi", memoryview(header("setWatches")), 0)
 

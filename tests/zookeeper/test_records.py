@@ -1,4 +1,5 @@
-"""Records: what is written is read back, by the layouts of the official jars; what is cut or made up is Malformed."""
+"""Records that are written are read back, by the layouts of the official jars; truncated or random bytes are
+Malformed."""
 
 import pytest
 from hypothesis import given, settings
@@ -29,7 +30,7 @@ def values(kind):
 @settings(max_examples=20, deadline=None)
 @pytest.mark.parametrize("record", RECORDS)
 @given(data=st.data())
-def test_what_is_written_is_read_back_and_no_part_of_it_is_enough(record, data):
+def test_records_are_read_back_and_truncated_ones_are_malformed(record, data):
     given_values = data.draw(values(record))
     written = write(record, given_values)
     assert read(record, memoryview(written), 0) == (given_values, len(written))

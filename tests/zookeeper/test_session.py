@@ -1,4 +1,4 @@
-"""Sessions: what they say of real traffic is what ZooKeeper logged, however the bytes are cut, lost or made up."""
+"""Sessions report of real traffic what ZooKeeper logged, however the bytes are split, lost or forged."""
 
 import random
 from collections import Counter
@@ -15,8 +15,8 @@ from tests.zookeeper.traffic import log, talks
 UNSIGNED = (1 << 64) - 1
 
 
-def told(talk, cut=lambda data: [data], *, begin=0, **options):
-    """The events of a connection, each part of it cut further; `begin`: how many parts are not seen."""
+def events_of(talk, cut=lambda data: [data], *, begin=0, **options):
+    """A session that has received a connection, each part split further; the first `begin` parts are not seen."""
     session = Session(midstream=bool(begin), **options)
     for side, data, now in talk.parts[begin:]:
         for part in cut(data):
@@ -25,8 +25,8 @@ def told(talk, cut=lambda data: [data], *, begin=0, **options):
     return session
 
 
-def said(event):
-    """What an event says, less its times."""
+def values_of(event):
+    """The values of an event, without its times."""
     names = [name for name in event.__slots__ if not name.endswith(("_start", "_end")) and name != "time"]
     return type(event).__name__, *(getattr(event, name) for name in names)
 
@@ -38,7 +38,7 @@ def sized(body):
 def test_every_transaction_of_zookeepers_own_log_is_an_operation_with_its_zxid():
     operations = {}
     for talk in talks():
-        events = told(talk).events
+        events = events_of(talk).events
         assert not [event for event in events if isinstance(event, Fault)]
         for event in events:
             if isinstance(event, Operation):
@@ -46,7 +46,7 @@ def test_every_transaction_of_zookeepers_own_log_is_an_operation_with_its_zxid()
                 operations[event.session & UNSIGNED, event.xid] = event
     seen = Counter()
     for line in log():
-        if line.xid == 0:  # sessions that begin, or are expired by the server
+        if line.xid == 0:  # sessions that the server begins or expires
             seen[line.op] += 1
             continue
         operation = operations[line.session, line.xid]
@@ -56,15 +56,15 @@ def test_every_transaction_of_zookeepers_own_log_is_an_operation_with_its_zxid()
         else:
             assert (operation.op, operation.error) == (line.op, 0)
         if line.op in ("create", "delete", "setData"):
-            path = operation.response.get("path", operation.request["path"])  # of a sequential node, with its number
+            path = operation.response.get("path", operation.request["path"])  # with the number of a sequential node
             assert line.rest.startswith(f"'{path},") or line.rest == f"'{path}"
         seen["compared"] += 1
     assert seen == {"compared": 1055 + 1, "createSession": 18, "closeSession": 9}
 
 
-def test_a_session_is_named_by_its_server_and_keeps_its_name_when_it_comes_back():
+def test_a_session_has_the_servers_id_and_keeps_it_when_it_is_resumed():
     begun = [line.session for line in log() if line.op == "createSession"]
-    sessions = [told(talk) for talk in talks()]
+    sessions = [events_of(talk) for talk in talks()]
     assert {session.session & UNSIGNED for session in sessions} >= set(begun)
     first = [session.events[0] for session in sessions]
     assert {event.op for event in first} == {"connect"}
@@ -74,21 +74,21 @@ def test_a_session_is_named_by_its_server_and_keeps_its_name_when_it_comes_back(
 
 
 @pytest.mark.parametrize("step", [1, 3, 1000])
-def test_any_split_says_the_same(step):
+def test_any_split_gives_the_same_events(step):
     for talk in talks()[::4]:
-        whole = told(talk).events
-        split = told(talk, lambda data: [data[at : at + step] for at in range(0, len(data), step)]).events
-        assert [said(event) for event in split] == [said(event) for event in whole]
+        whole = events_of(talk).events
+        split = events_of(talk, lambda data: [data[at : at + step] for at in range(0, len(data), step)]).events
+        assert [values_of(event) for event in split] == [values_of(event) for event in whole]
 
 
-def test_a_capture_that_begins_later_finds_its_place():
+def test_a_capture_that_begins_midstream_finds_the_next_frame():
     found = missed = 0
     for talk in talks():
-        whole = [event for event in told(talk).events if isinstance(event, Operation)]
+        whole = [event for event in events_of(talk).events if isinstance(event, Operation)]
         begin = len(talk.parts) // 2
         if begin < 10:
             continue
-        late = [event for event in told(talk, begin=begin).events if isinstance(event, Operation)]
+        late = [event for event in events_of(talk, begin=begin).events if isinstance(event, Operation)]
         last = {(event.xid, event.op, event.zxid) for event in late if event.outcome == ANSWERED}
         wanted = {(event.xid, event.op, event.zxid) for event in whole if event.request_start > talk.parts[begin][2]}
         found += len(wanted & last)
@@ -97,9 +97,9 @@ def test_a_capture_that_begins_later_finds_its_place():
     assert missed == 0
 
 
-def test_a_gap_costs_what_is_in_it():
+def test_a_gap_loses_only_the_operations_in_it():
     talk = max(talks(), key=lambda talk: len(talk.parts))
-    whole = {event.xid for event in told(talk).events if isinstance(event, Operation)}
+    whole = {event.xid for event in events_of(talk).events if isinstance(event, Operation)}
     chance = random.Random(1)
     holes = set(chance.sample(range(10, len(talk.parts)), 20))
     session = Session()
@@ -115,11 +115,13 @@ def test_a_gap_costs_what_is_in_it():
 
 
 def test_watches_fire_as_notifications():
-    fired = Counter(event.type for talk in talks() for event in told(talk).events if isinstance(event, Notification))
+    fired = Counter(
+        event.type for talk in talks() for event in events_of(talk).events if isinstance(event, Notification)
+    )
     assert fired == {"NodeChildrenChanged": 43, "NodeDeleted": 4, "NodeCreated": 3}
 
 
-def test_an_expired_session_and_a_client_that_is_no_session():
+def test_an_expired_session_and_a_connection_without_a_session():
     session = Session()
     first = {
         "protocolVersion": 0,
@@ -143,7 +145,7 @@ def test_an_expired_session_and_a_client_that_is_no_session():
     assert not command.events
 
 
-def test_what_is_never_answered_is_said_at_the_end_and_bounded(monkeypatch):
+def test_unanswered_operations_are_reported_at_the_end_and_bounded(monkeypatch):
     monkeypatch.setattr(module, "MAX_PENDING", 10)
     session = Session(midstream=True)
     for xid in range(1, 16):
@@ -166,8 +168,8 @@ def get(xid, path):
 
 
 @pytest.mark.parametrize(("values", "path", "each"), [(False, "/a", 1), (True, "/a", 1), (True, "/" + "a" * 1000, 16)])
-def test_what_all_sessions_together_wait_for_is_bounded(values, path, each):
-    """Small requests that nobody answers, on ever more connections: a process must not grow with them."""
+def test_the_pending_operations_of_all_sessions_are_bounded(values, path, each):
+    """Small unanswered requests on ever more connections must not make the process grow."""
     room = module.Room(operations=400)
     sessions = [Session(room=room, midstream=True, values=values) for _ in range(20)]
     for session in sessions:
@@ -190,7 +192,7 @@ def test_what_all_sessions_together_wait_for_is_bounded(values, path, each):
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_no_bytes_raise_or_are_kept_for_long(data):
+def test_no_bytes_raise_or_are_kept(data):
     talk = talks()[data.draw(st.integers(0, len(talks()) - 1))]
     chance = random.Random(data.draw(st.integers(0, 1 << 30)))
     session = Session(midstream=data.draw(st.booleans()))
@@ -205,7 +207,7 @@ def test_no_bytes_raise_or_are_kept_for_long(data):
 
 
 def large(xid, size):
-    """A create whose node has so many bytes, and an ACL behind them."""
+    """A create whose node has `size` bytes, followed by its ACL."""
     node = {"path": "/big", "data": b"d" * size, "acl": [], "flags": 1}
     return sized(write("RequestHeader", {"xid": xid, "type": 1}) + write("CreateRequest", node))
 
@@ -214,7 +216,7 @@ def reply(xid, body=b"", zxid=7):
     return sized(write("ReplyHeader", {"xid": xid, "zxid": zxid, "err": 0}) + body)
 
 
-def test_of_a_large_frame_a_part_is_held_and_its_first_fields_are_read():
+def test_a_large_frame_is_held_in_part_and_its_first_fields_are_read():
     session = Session(keep=64 * 1024, whole=16 * 1024)
     whole, cut = large(1, 20_000), large(2, 1 << 20)
     for data in (whole, cut):
@@ -228,7 +230,7 @@ def test_of_a_large_frame_a_part_is_held_and_its_first_fields_are_read():
     assert (second.request, second.decoded, second.request_bytes) == ({"path": "/big"}, False, len(cut))
 
 
-def test_sessions_share_a_room_and_give_back_what_they_took():
+def test_sessions_share_a_memory_limit_and_release_what_they_used():
     room = module.Room(100_000)
     sessions = [Session(room=room) for _ in range(10)]
     for session in sessions:
@@ -247,7 +249,7 @@ def test_sessions_share_a_room_and_give_back_what_they_took():
     assert room.held == 0
 
 
-def test_without_resync_a_fault_is_the_last_that_is_read():
+def test_without_resync_nothing_is_read_after_a_fault():
     session = Session(resync=False)
     session.receive(CLIENT, sized(write("RequestHeader", {"xid": 1, "type": 11})), 1)
     session.receive(CLIENT, b"\x7f\xff\xff\xff", 2)
@@ -262,7 +264,7 @@ def test_without_resync_a_fault_is_the_last_that_is_read():
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from((CLIENT, SERVER)), st.binary(max_size=60)), max_size=40), st.booleans())
-def test_no_noise_raises_and_nothing_stays_held(parts, resync):
+def test_random_bytes_raise_nothing_and_hold_no_memory(parts, resync):
     room = module.Room(10_000)
     session = Session(midstream=not resync, resync=resync, keep=100, whole=50, room=room)
     for side, data in parts:

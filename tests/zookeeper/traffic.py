@@ -1,4 +1,4 @@
-"""ZooKeeper's side of a real capture, and ZooKeeper's own log of the same time."""
+"""ZooKeeper traffic of a real capture, and ZooKeeper's own log of the same time."""
 
 import gzip
 import json
@@ -20,19 +20,19 @@ PORT = 2181
 
 @cache
 def talks() -> list[Stream]:
-    """The connections of ZooKeeper's port in k0102_zkgroup_a, all seen from their SYN on."""
+    """The connections to ZooKeeper's port in k0102_zkgroup_a, all captured from their SYN on."""
     return streams(DATA / "k0102_zkgroup_a.pcap.zst", PORT.__eq__)
 
 
 @cache
 def packets() -> list[tuple[int, bytes, int]]:
-    """(time_ns, bytes, length on the wire) of every packet of that capture, Kafka's too."""
+    """(time_ns, bytes, length on the wire) of every packet of that capture, including Kafka's."""
     with (DATA / "k0102_zkgroup_a.pcap.zst").open("rb") as packed:
         return list(records(zstandard.ZstdDecompressor().stream_reader(packed).read()))
 
 
 class Logged(NamedTuple):
-    """A transaction as ZooKeeper's own log has it."""
+    """A transaction in ZooKeeper's own log."""
 
     session: int
     xid: int
@@ -49,7 +49,7 @@ def log() -> list[Logged]:
 
 
 class Deed(NamedTuple):
-    """What was done to a consumer while the capture ran."""
+    """An action on a consumer while the capture ran."""
 
     time_s: float
     what: str
@@ -71,7 +71,7 @@ def _consumers() -> str:
 
 @cache
 def begun() -> list[tuple[int, str]]:
-    """(time in ns, consumer) of each rebalance that a consumer logged, but for those that it tried again."""
+    """(time in ns, consumer) of each rebalance that a consumer logged, without retries."""
     lines = re.finditer(r"^c\d (\S+ \S+) .* begin rebalancing consumer (\S+) try #0", _consumers(), re.MULTILINE)
     return [(_time_ns(line[1]), line[2]) for line in lines]
 
