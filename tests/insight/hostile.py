@@ -1,4 +1,4 @@
-"""Exchanges whose bodies decode and are nonsense: extreme numbers, names that collide, embedded bytes of any kind."""
+"""Exchanges whose bodies decode but are nonsense: extreme numbers, colliding names, arbitrary embedded bytes."""
 
 import random
 from functools import cache
@@ -21,7 +21,7 @@ NUMBERS = {
 
 @cache
 def pairs() -> dict[int, list[tuple[Layout, Layout]]]:
-    """Request and response of each version of what insight is fed, by API."""
+    """Request and response layouts of each version that insight reads, by API."""
     sides: dict[tuple[int, int], dict[str, Layout]] = {}
     for layout in layouts():
         if layout.api_key in APIS:

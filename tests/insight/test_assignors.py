@@ -1,4 +1,4 @@
-"""Assignments: those of real leaders are computed again exactly, and a wrong one is found."""
+"""Assignments of real leaders are recomputed exactly, and a wrong assignment is found."""
 
 from collections import Counter
 from functools import cache
@@ -20,8 +20,8 @@ BROKERS = range(9091, 9095)
 
 
 @cache
-def led(path):
-    """(strategy, members, partition counts, what the leader assigned) of every generation that the capture has."""
+def assignments_in(path):
+    """(strategy, members, partition counts, the leader's assignment) of every generation in the capture."""
     partitions, joined, found = {}, {}, []
     for each in spoken(path, BROKERS, (METADATA, JOIN_GROUP, SYNC_GROUP)):
         key, asked, answer = each.api_key, each.request, each.response
@@ -46,19 +46,19 @@ def member_of(joined):
 def assigned(assignments):
     found = {}
     for each in assignments:
-        sent = each["assignment"]  # may be nothing at all, for a member that gets nothing
+        sent = each["assignment"]  # empty for a member without partitions
         parts = codec.decode_data("ConsumerProtocolAssignment", sent)[1]["assignedPartitions"] if sent else ()
         found[each["memberId"]] = frozenset((part["topic"], index) for part in parts for index in part["partitions"])
     return found
 
 
-def everything_led():
-    return chain.from_iterable(led(path) for path in (CAPTURE, *map(captures.capture, CAPTURED)))
+def all_assignments():
+    return chain.from_iterable(assignments_in(path) for path in (CAPTURE, *map(captures.capture, CAPTURED)))
 
 
-def test_range_and_round_robin_are_what_every_leader_computed():
+def test_range_and_round_robin_equal_every_leaders_assignment():
     compared = Counter()
-    for strategy, members, partitions, sent in everything_led():
+    for strategy, members, partitions, sent in all_assignments():
         expected = computed(strategy, members, partitions)
         if expected is not None:
             assert sent == expected
@@ -69,7 +69,9 @@ def test_range_and_round_robin_are_what_every_leader_computed():
 
 
 def test_a_wrong_assignment_is_found():
-    strategy, members, partitions, sent = next(each for each in led(CAPTURE) if each[0] == "range" and len(each[1]) > 1)
+    strategy, members, partitions, sent = next(
+        each for each in assignments_in(CAPTURE) if each[0] == "range" and len(each[1]) > 1
+    )
     first, second, *_ = sent
     moved = min(sent[first])
     taken = sent | {first: sent[first] - {moved}}
@@ -102,7 +104,7 @@ def test_each_partition_has_one_owner_that_subscribes_to_it_and_shares_are_even(
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_what_is_not_known_is_not_computed():
+def test_unknown_strategies_and_topics_are_not_computed():
     members = [Member("m", None, ("a",))]
     assert computed("sticky", members, {"a": 1}) is None
     assert computed("range", members, {}) is None

@@ -1,4 +1,4 @@
-"""Changes: every administrative request of the captures, with the outcomes that the brokers' own logs have."""
+"""Changes: every administrative request of the captures, with the outcomes in the brokers' own logs."""
 
 import json
 import re
@@ -23,13 +23,13 @@ from tests.protocol.messages import Layout, bodies
 BROKERS = range(9091, 9200)  # and controllers
 LINE = re.compile(r"b\d \S+ \S+ Completed request:(.*)")
 
-# Administrative, and still no change of a resource: coordinators send the markers that end transactions.
+# Administrative APIs that change no resource: coordinators send the markers that end transactions.
 NO_CHANGE = {"WriteTxnMarkers"}
-# Of what brokers and controllers send each other, that by which somebody comes or goes.
+# APIs between brokers and controllers by which a node joins or leaves.
 OF_BROKERS = {"ControlledShutdown", "BrokerRegistration", "ControllerRegistration", "UpdateRaftVoter", "Envelope"}
 
 
-def fed(found):
+def feed_all(found):
     known = Changes("c")
     return [row for each in found for row in known.feed(each, Topics())]
 
@@ -55,17 +55,17 @@ def test_the_table_names_fields_that_every_version_has(key):
             assert set(reading.name) & present.keys() or not present or not reading.name or (key == 38 and version < 3)
             assert reading.types is None or present[reading.kind] == "int8"
         outcomes = answered.get(reading.outcomes)
-        if outcomes is None:  # one outcome for all: the answer's own, or of parts below it
+        if outcomes is None:  # one outcome for the whole response: its own error code, or those of its parts
             assert "errorCode" in answered or (key == 34 and not reading.outcomes)
         else:
             present = {field.name: field.type for field in outcomes.fields if version in field.versions}
-            assert "errorCode" in present or key in (21, 43, 45)  # those are by partition
+            assert "errorCode" in present or key in (21, 43, 45)  # those have an error code per partition
             assert not reading.repeats or set(reading.repeats) & present.keys()
             assert reading.types is None or not reading.repeats or reading.kind in present
 
 
 def logged_errors(name):
-    """(API, error codes) of each administrative request in the brokers' logs, forwarded ones left out."""
+    """(API, error codes) of each administrative request in the brokers' logs, without forwarded ones."""
     found = Counter()
     for line in (captures.folder("brokerlogs") / f"{name}.brokerlog").open():
         entry = json.loads(LINE.match(line)[1])
@@ -79,34 +79,36 @@ def logged_errors(name):
 @pytest.mark.parametrize(
     "name", ["k39_zk_cluster", "k41_java_cluster", "k41_kafkajs", "k41_librdkafka", "k41_quota", "k41_sasl_plain"]
 )
-def test_outcomes_are_those_of_the_brokers_own_log(name):
+def test_outcomes_equal_the_brokers_own_log(name):
     exchanges = [each for each in spoken(captures.capture(name), BROKERS, APIS) if each.api_key in TABLE]
-    rows = fed(exchanges)
+    rows = feed_all(exchanges)
     refused = Counter((row.api, row.error) for row in rows if row.error)
     assert refused == logged_errors(name)
     assert all(row.answered for row in rows)
     assert len(rows) >= len(exchanges)
 
 
-def test_each_resource_has_a_row_that_says_what_was_asked():
-    rows = fed(spoken(captures.capture("k39_zk_cluster"), BROKERS, APIS))
-    said = {(row.api, row.resource_type, row.resource_name, row.error): row for row in rows}
-    created = said["CreateTopics", "topic", "adm-alpha", None]
+def test_each_resource_has_a_row_with_the_requested_change():
+    rows = feed_all(spoken(captures.capture("k39_zk_cluster"), BROKERS, APIS))
+    by_resource = {(row.api, row.resource_type, row.resource_name, row.error): row for row in rows}
+    created = by_resource["CreateTopics", "topic", "adm-alpha", None]
     assert json.loads(created.detail)["configs"] == [{"name": "retention.ms", "value": "60000"}]
-    assert json.loads(said["CreatePartitions", "topic", "adm-alpha", None].detail)["count"] == 4
-    assert "does not exist" in said["CreatePartitions", "topic", "nope", "UNKNOWN_TOPIC_OR_PARTITION"].detail
-    quota = json.loads(said["AlterClientQuotas", "client_quota", "client-id=quota-x", None].detail)
+    assert json.loads(by_resource["CreatePartitions", "topic", "adm-alpha", None].detail)["count"] == 4
+    assert "does not exist" in by_resource["CreatePartitions", "topic", "nope", "UNKNOWN_TOPIC_OR_PARTITION"].detail
+    quota = json.loads(by_resource["AlterClientQuotas", "client_quota", "client-id=quota-x", None].detail)
     assert quota["ops"] == [{"key": "producer_byte_rate", "value": 1000.0, "remove": False}]
-    acl = json.loads(said["CreateAcls", "topic", "alpha", "SECURITY_DISABLED"].detail)
+    acl = json.loads(by_resource["CreateAcls", "topic", "alpha", "SECURITY_DISABLED"].detail)
     assert (acl["resourcePatternType"], acl["operation"], acl["principal"]) == ("prefixed", "read", "User:bob")
-    assert said["ElectLeaders", "topic", None, None].detail == '{"electionType": "preferred"}'  # of all partitions
+    assert (
+        by_resource["ElectLeaders", "topic", None, None].detail == '{"electionType": "preferred"}'
+    )  # for all partitions
     assert {row.resource_name for row in rows if row.api == "ControlledShutdown"} == {"1", "2"}
-    scram = json.loads(said["AlterUserScramCredentials", "user", "alice", None].detail)
+    scram = json.loads(by_resource["AlterUserScramCredentials", "user", "alice", None].detail)
     assert (scram["salt"], scram["saltedPassword"], scram["iterations"]) == ("[secret]", "[secret]", 4096)
 
 
-def test_a_forwarded_request_is_the_clients_with_its_principal():
-    """A KRaft broker passes on what only the controller may do, and vouches for who asked."""
+def test_a_forwarded_request_is_attributed_to_the_client_and_its_principal():
+    """A KRaft broker forwards requests that only the controller may execute, and names the client's principal."""
     header = {"requestApiKey": 20, "requestApiVersion": 6, "correlationId": 5, "clientId": "admin-7"}
     topics = [{"name": None, "topicId": uuid(7)}, {"name": "gone"}]
     inner = codec.encode_request(header, {"topics": topics, "timeoutMs": 1000})
@@ -114,7 +116,7 @@ def test_a_forwarded_request_is_the_clients_with_its_principal():
     answer = codec.encode_response(20, 6, {"correlationId": 5}, {"throttleTimeMs": 0, "responses": outcomes})
     principal = codec.encode_data("DefaultPrincipalData", 0, {"type": "User", "name": "alice"})
     request = {"requestData": inner, "requestPrincipal": principal, "clientHostAddress": bytes((10, 0, 0, 9))}
-    rows = fed([Spoken(58, 0, request, {"responseData": answer, "errorCode": 0}, 1, 2)])
+    rows = feed_all([Spoken(58, 0, request, {"responseData": answer, "errorCode": 0}, 1, 2)])
     assert [(row.api, row.resource_name, row.error) for row in rows] == [
         ("DeleteTopics", "orders", None),
         ("DeleteTopics", "gone", "UNKNOWN_TOPIC_OR_PARTITION"),
@@ -122,19 +124,19 @@ def test_a_forwarded_request_is_the_clients_with_its_principal():
     assert {(row.principal, row.client_id, row.client_address) for row in rows} == {
         ("User:alice", "admin-7", "10.0.0.9")
     }
-    assert not fed([Spoken(58, 0, request | {"requestData": b"\0\x14\0"}, None, 1, 2)])
+    assert not feed_all([Spoken(58, 0, request | {"requestData": b"\0\x14\0"}, None, 1, 2)])
 
 
 def uuid(number):
     return changes.UUID(int=number)
 
 
-def test_what_was_not_answered_is_not_said_to_be_done():
-    (row,) = fed([Spoken(42, 2, {"groupsNames": ["g"]}, None, 5, 0)])
+def test_an_unanswered_request_is_not_reported_as_done():
+    (row,) = feed_all([Spoken(42, 2, {"groupsNames": ["g"]}, None, 5, 0)])
     assert (row.time_ns, row.answered, row.error, row.resource_name) == (5, False, None, "g")
 
 
-def test_a_request_that_changes_very_much_is_bounded(monkeypatch):
+def test_the_rows_of_a_request_with_many_changes_are_bounded(monkeypatch):
     monkeypatch.setattr(changes, "MAX_RESOURCES", 3)
     known = Changes("c")
     topics = [{"name": f"t{index}", "count": 9, "assignments": [{"brokerIds": [1] * 5000}]} for index in range(7)]

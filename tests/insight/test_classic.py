@@ -13,7 +13,7 @@ from kproxy.insight.spoken import Spoken
 from kproxy.protocol.apis import JOIN_GROUP, METADATA
 from tests.insight.truth import CAPTURE, departures, generations, spoken
 
-# How the coordinator's reasons begin, and what they are called here.
+# The beginnings of the coordinator's reasons, and kproxy's names of these causes.
 REASONS = {
     "Adding new member (\\S+) ": "member_joined",
     "explicit `LeaveGroup` request for \\((\\S+)\\)": "member_left",
@@ -21,12 +21,12 @@ REASONS = {
     "Leader (\\S+) re-joining group": "leader_rejoined",
     "Updating metadata for member (\\S+) ": "subscription_changed",
 }
-NEAR_S = 0.15  # between the wire and the coordinator's log, on the machine that was captured
+NEAR_S = 0.15  # between the wire and the coordinator's log, on the machine of the capture
 
 
 @cache
 def rows():
-    """The groups of the capture at its end, and all rows of them."""
+    """The groups at the end of the capture, and all their rows."""
     groups, found, partitions = {}, [], {}
     for each in spoken(CAPTURE, (9092,), APIS | {METADATA}):
         if each.api_key == METADATA:
@@ -41,12 +41,12 @@ def rows():
     return groups, found
 
 
-def of(kind):
+def rows_of(kind):
     return [row for row in rows()[1] if isinstance(row, kind)]
 
 
-def test_every_generation_that_was_logged_is_a_rebalance_with_its_cause_and_times():
-    found = {(row.group_id, row.generation): row for row in of(Rebalance)}
+def test_every_logged_generation_is_a_rebalance_with_its_cause_and_times():
+    found = {(row.group_id, row.generation): row for row in rows_of(Rebalance)}
     assert found.keys() == generations().keys()
     assert len(found) == 19
     seen = Counter()
@@ -63,37 +63,37 @@ def test_every_generation_that_was_logged_is_a_rebalance_with_its_cause_and_time
     assert seen == {"member_joined": 12, "member_left": 4, "session_expired": 2, "leader_rejoined": 1}
 
 
-def test_how_many_were_there_before_and_had_to_join_again():
-    found = {(row.group_id, row.generation): row for row in of(Rebalance)}
+def test_rebalances_count_the_members_before_and_those_that_rejoined():
+    found = {(row.group_id, row.generation): row for row in rows_of(Rebalance)}
     for (group, number), row in found.items():
         before = found.get((group, number - 1))
         assert row.members_before == (before.members_after if before else 0)
         assert row.rejoined <= min(row.members_before, row.members_after)
     assert found["range-g", 3].rejoined == 2
-    assert found["range-g", 8].rejoined == 0  # both had been away for longer than their session
+    assert found["range-g", 8].rejoined == 0  # both had been away for longer than their session timeout
 
 
 def test_a_leaders_assignment_is_checked():
-    agreeing = Counter((row.strategy, row.agrees) for row in of(Assignment))
+    agreeing = Counter((row.strategy, row.agrees) for row in rows_of(Assignment))
     assert set(agreeing) == {("range", True), ("roundrobin", True), ("cooperative-sticky", True)}
     last = {}
-    for row in of(Assignment):
+    for row in rows_of(Assignment):
         last.setdefault((row.group_id, row.generation), set()).add((row.topic, row.partition))
     assert len(last["range-g", 9]) == 7 + 6  # one topic had grown
 
 
-def test_groups_end_as_their_members_left_them():
+def test_groups_have_the_final_state_that_their_members_left():
     groups, _ = rows()
     assert {name: group.state for name, group in groups.items() if name != "new-g"} == {
         "range-g": "Empty",
         "rr-g": "Empty",
         "coop-g": "Empty",
-        "static-g": "Stable",  # static members that close do not leave
+        "static-g": "Stable",  # static members do not leave when they close
     }
 
 
-def test_what_happened_is_in_events():
-    events = of(GroupEvent)
+def test_events_have_leaves_and_refusals():
+    events = rows_of(GroupEvent)
     assert {row.member_id for row in events if row.event == "leave"} == departures()
     failed = Counter(row.error for row in events if row.event == "heartbeat_failed")
     assert set(failed) >= {"REBALANCE_IN_PROGRESS", "UNKNOWN_MEMBER_ID"}
@@ -106,8 +106,8 @@ def test_states_are_those_of_the_coordinator():
     assert {state for state, _ in STATES} | set(STATES.values()) == names
 
 
-def test_another_kind_of_group_has_no_assignments_and_breaks_nothing():
-    """Kafka Connect's members carry their own bytes; and what is never answered says nothing."""
+def test_other_types_of_groups_have_no_assignments_and_raise_nothing():
+    """Kafka Connect's members use their own format; an unanswered request changes nothing."""
     group = ClassicGroup("default", "connect")
     metadata = b"\0\2" + b"\xff" * 9
     protocols = [{"name": "sessioned", "metadata": metadata}]
@@ -131,16 +131,16 @@ def test_another_kind_of_group_has_no_assignments_and_breaks_nothing():
     assert (asked.event, asked.time_ns, asked.reason) == ("join", 5, "it was never answered")
 
 
-NOTHING = b"\0\0\0\0\0\0\xff\xff\xff\xff"  # topics subscribed to
+NOTHING = b"\0\0\0\0\0\0\xff\xff\xff\xff"  # no subscribed topics
 
 
 def joined(member, number, at, members=(), metadata=NOTHING):
     protocols = [{"name": "range", "metadata": metadata}]
     request = {"groupId": "g", "memberId": member, "protocolType": "consumer", "protocols": protocols}
     request["sessionTimeoutMs"] = 10_000
-    told = [{"memberId": each, "metadata": protocols[0]["metadata"]} for each in members]
+    members_joined = [{"memberId": each, "metadata": protocols[0]["metadata"]} for each in members]
     answer = {"errorCode": 0, "generationId": number, "protocolName": "range", "leader": "a", "memberId": member}
-    return Spoken(11, 7, request, answer | {"members": told}, at, at + 1)
+    return Spoken(11, 7, request, answer | {"members": members_joined}, at, at + 1)
 
 
 def synced(member, number, at, assignments=()):
@@ -148,8 +148,9 @@ def synced(member, number, at, assignments=()):
     return Spoken(14, 5, request, {"errorCode": 0, "assignment": b""}, at, at + 1)
 
 
-def test_a_follower_that_rejoins_a_stable_group_is_no_rebalance():
-    """The coordinator tells it the generation that there is. librdkafka does so when it has looked up topics again."""
+def test_a_follower_that_rejoins_a_stable_group_causes_no_rebalance():
+    """The coordinator returns the current generation. librdkafka rejoins like this after it has looked up topics
+    again."""
     group = ClassicGroup("default", "g")
     begin = [joined("a", 1, 10, "ab"), joined("b", 1, 11), synced("a", 1, 20, [{"memberId": "a", "assignment": b""}])]
     talk = [*begin, synced("b", 1, 21), joined("b", 1, 90), synced("b", 1, 95)]
@@ -163,8 +164,9 @@ def test_a_follower_that_rejoins_a_stable_group_is_no_rebalance():
 
 
 @pytest.mark.parametrize("called,cause", [(False, ("leader_rejoined", "a")), (True, ("session_expired", "b"))])
-def test_a_leader_that_nobody_called_set_off_what_an_expiry_only_ended(called, cause):
-    """b is dead, and not expired yet, when a joins again by itself; or a is told that b is expired."""
+def test_a_leader_that_rejoins_by_itself_is_the_cause_and_a_later_expiry_is_not(called, cause):
+    """b is dead but not expired yet when a rejoins by itself; or a rejoins because the coordinator reports that b
+    expired."""
     group = ClassicGroup("default", "g")
     talk = [joined("a", 1, 10, "ab"), joined("b", 1, 11), synced("a", 1, 20), synced("b", 1, 21)]
     if called:
@@ -177,15 +179,15 @@ def test_a_leader_that_nobody_called_set_off_what_an_expiry_only_ended(called, c
 
 
 @pytest.mark.parametrize("number,state", [(2, "PreparingRebalance"), (1, "Stable")])
-def test_a_heartbeat_says_that_a_group_waits_for_members_before_any_join_is_answered(number, state):
-    """One of another generation is late: the group has rebalanced since."""
+def test_a_heartbeat_reveals_a_rebalance_before_any_join_is_answered(number, state):
+    """A heartbeat of another generation is late: the group has rebalanced since."""
     group = ClassicGroup("default", "g")
     talk = [joined("a", 2, 10, "ab"), joined("b", 2, 11), synced("a", 2, 20), synced("b", 2, 21)]
     request = {"groupId": "g", "memberId": "a", "generationId": number}
     for each in [*talk, Spoken(12, 4, request, {"errorCode": 27}, 30, 31)]:
         list(group.feed(each, {}))
     assert group.state == state
-    list(group.feed(joined("b", 2, 35), {}))  # told by another coordinator, which knows of no rebalance
+    list(group.feed(joined("b", 2, 35), {}))  # from another coordinator, which knows of no rebalance
     assert group.state == "Stable"
     for each in (joined("a", 3, 40, "ab"), joined("b", 3, 41), synced("a", 3, 50), synced("b", 3, 51)):
         list(group.feed(each, {}))
@@ -193,10 +195,10 @@ def test_a_heartbeat_says_that_a_group_waits_for_members_before_any_join_is_answ
 
 
 @pytest.mark.parametrize("left_at", [None, 20, 5])
-def test_what_ends_a_generation_before_it_is_complete_set_off_the_next_one(left_at):
-    """b is the leader and never assigns: a, which waits for that, is told that b is expired, or b leaves.
+def test_the_end_of_an_incomplete_generation_is_the_cause_of_the_next(left_at):
+    """b is the leader and never assigns: a, which waits for it, learns that b has expired, or b leaves.
 
-    b may send its LeaveGroup while its JoinGroup is pending: the coordinator answers that one first.
+    b may send its LeaveGroup while its JoinGroup is pending: the coordinator responds to JoinGroup first.
     """
     group = ClassicGroup("default", "g")
     talk = [joined("a", 1, 10), joined("b", 1, 11, "ab")]
@@ -211,7 +213,7 @@ def test_what_ends_a_generation_before_it_is_complete_set_off_the_next_one(left_
 
 
 @pytest.mark.parametrize("assigned,agrees", [(2, True), (3, True), (1, False)])
-def test_a_leader_may_not_know_yet_that_a_topic_grew(assigned, agrees):
+def test_an_assignment_may_predate_the_growth_of_a_topic(assigned, agrees):
     topic = b"\0\0\0\1\0\1t"
     parts = b"".join(number.to_bytes(4, "big") for number in (assigned, *range(assigned)))
     sent = [{"memberId": "a", "assignment": b"\0\0" + topic + parts + b"\xff" * 4}]
@@ -222,7 +224,7 @@ def test_a_leader_may_not_know_yet_that_a_topic_grew(assigned, agrees):
     assert [(row.partition, row.agrees) for row in rows] == [(number, agrees) for number in range(assigned)]
 
 
-def test_a_generation_whose_members_all_left_has_no_time_at_which_it_was_assigned():
+def test_a_generation_whose_members_all_left_has_no_assignment_time():
     group = ClassicGroup("default", "g")
     left = Spoken(13, 0, {"groupId": "g", "memberId": "a"}, {"errorCode": 0}, 20, 21)
     found = [row for each in (joined("a", 1, 10, "a"), left) for row in group.feed(each, {})]
@@ -234,11 +236,12 @@ def test_a_generation_whose_members_all_left_has_no_time_at_which_it_was_assigne
 @pytest.mark.parametrize(
     "number,cause,started,before",
     [
-        (3, ("member_joined", "b"), 500, 0),  # the generation between had no members: the coordinator waited for nobody
-        (2, ("member_left", "a"), 20, 1),  # b had its id, so the leave's own generation waited for it
+        # the generation in between had no members: the coordinator waited for nobody
+        (3, ("member_joined", "b"), 500, 0),
+        (2, ("member_left", "a"), 20, 1),  # b had its id already, so the generation of the leave waited for it
     ],
 )
-def test_a_group_that_was_empty_did_not_rebalance_meanwhile(number, cause, started, before):
+def test_an_empty_group_does_not_rebalance_until_a_member_joins(number, cause, started, before):
     group = ClassicGroup("default", "g")
     left = Spoken(13, 0, {"groupId": "g", "memberId": "a"}, {"errorCode": 0}, 20, 21)
     talk = [joined("a", 1, 10, "a"), synced("a", 1, 12), left, joined("b", number, 500, "b"), synced("b", number, 510)]
@@ -249,8 +252,8 @@ def test_a_group_that_was_empty_did_not_rebalance_meanwhile(number, cause, start
     assert not [row for row in found if getattr(row, "event", "") == "expired"]
 
 
-def test_a_reason_that_a_member_writes_is_cut():
-    """A frame has room for 32 KiB of it, and each row and /api/groups would repeat them."""
+def test_the_reason_given_by_a_member_is_truncated():
+    """A frame can contain 32 KiB of it, and each row and /api/groups would repeat them."""
     group = ClassicGroup("default", "g")
     asked = joined("b", 2, 30)
     asked.request["reason"] = "r" * 30_000
@@ -265,11 +268,12 @@ def test_a_reason_that_a_member_writes_is_cut():
     assert [reason[0] for reason in of_rebalances[1:]] == ["r", "x"]
 
 
-def test_a_capture_that_begins_in_the_middle_of_a_rebalance_has_its_members_and_assignments():
-    """All joins of a generation are before the capture began: what follows is as if they were not."""
-    whole = {(row.group_id, row.generation): row for row in of(Rebalance) if row.ended_ns is not None}
+def test_a_capture_that_begins_during_a_rebalance_has_its_members_and_assignments():
+    """All joins of a generation are before the beginning of the capture; its SyncGroup responses alone give the same
+    rows."""
+    whole = {(row.group_id, row.generation): row for row in rows_of(Rebalance) if row.ended_ns is not None}
     owned = {}
-    for row in of(Assignment):
+    for row in rows_of(Assignment):
         owned.setdefault((row.group_id, row.generation), set()).add((row.member_id, row.topic, row.partition))
     talk = [each for each in spoken(CAPTURE, (9092,), APIS) if each.api_key != METADATA]
     cut = 0
@@ -290,7 +294,7 @@ def test_a_capture_that_begins_in_the_middle_of_a_rebalance_has_its_members_and_
     assert cut > 12
 
 
-def test_an_answer_that_the_next_generation_overtook_changes_nothing():
+def test_a_response_from_an_earlier_generation_changes_nothing():
     group = ClassicGroup("default", "g")
     late = joined("b", 1, 11)
     late.response_start = 60
@@ -301,7 +305,7 @@ def test_an_answer_that_the_next_generation_overtook_changes_nothing():
     assert (group.generation, group.state, group.members.keys()) == (2, "Stable", {"a"})
 
 
-def test_a_group_that_was_removed_and_made_again_begins_with_the_same_number():
+def test_a_recreated_group_begins_with_the_same_generation():
     group, hour = ClassicGroup("default", "g"), 3600 * 10**9
     talk = [joined("a", 1, 10, "ab"), joined("b", 1, 11), synced("a", 1, 20), synced("b", 1, 21)]
     talk += [joined("c", 1, hour), joined("d", 1, hour + 1, "cd"), synced("c", 1, hour + 2), synced("d", 1, hour + 3)]
@@ -312,8 +316,8 @@ def test_a_group_that_was_removed_and_made_again_begins_with_the_same_number():
     assert group.members.keys() == {"c", "d"}
 
 
-def test_what_the_strategy_computes_is_not_known_of_members_whose_topics_are_not():
-    """More topics than are followed, or bytes of another client."""
+def test_assignments_are_not_checked_if_subscriptions_are_unknown():
+    """More topics than are followed, or bytes in an unknown format."""
     sent = [{"memberId": "a", "assignment": b"\0\0\0\0\0\1\0\1t\0\0\0\1\0\0\0\0" + b"\xff" * 4}]
     group = ClassicGroup("default", "g")
     talk = [joined("a", 1, 10, "a", b"\0"), synced("a", 1, 20, sent)]

@@ -1,4 +1,4 @@
-"""The coordinators' logs, as replicas fetch them: what is known from them alone is what the official tools said."""
+"""The coordinators' logs, as replicas fetch them: read alone, they give what the official tools reported."""
 
 import random
 from functools import cache
@@ -30,8 +30,8 @@ COMMIT = [*KEY, "api", "direction", "offset", "error_code"]
 
 
 @cache
-def said(path, ports=()):
-    """What insight is fed of a capture, in the order of time: (of a log or an exchange, names of topics)."""
+def inputs_of(path, ports=()):
+    """The inputs of insight from a capture, in order of time: (record of a log or exchange, names of topics)."""
     found = []
 
     def add(table, batch):
@@ -68,7 +68,7 @@ def said(path, ports=()):
 
 
 def commits(path, ports):
-    """(API, topic, partition, offset) of each commit on the wire that succeeded."""
+    """(API, topic, partition, offset) of each successful commit on the wire."""
     found = []
 
     def add(table, batch):
@@ -87,31 +87,31 @@ def commits(path, ports):
     ]
 
 
-def at(each):
+def time_ns_of(each):
     return each.at_ns if isinstance(each, Logged) else each.response_start or each.request_end
 
 
 def known_of(path, *, wire, log, ports=()):
     known = Knowledge("c")
     rows = []
-    for each in said(path, ports):
+    for each in inputs_of(path, ports):
         if isinstance(each, Logged):
             rows += known.feed_log(each) if log else ()
-        elif wire or each.api_key in (3, 75):  # the names of topics
+        elif wire or each.api_key in (3, 75):  # for the names of topics
             rows += known.feed(each)
     rows += known.finish()
     return known, rows
 
 
 @pytest.mark.parametrize("name", ("members", "epochs"))
-def test_from_the_logs_alone_every_describe_is_known(name):
-    """Members, what they own, their generation's strategy, and what they have committed."""
+def test_the_logs_alone_give_what_each_describe_reported(name):
+    """Members, their partitions, the strategy of their generation, and their committed offsets."""
     run = Run(DATA / name)
     known, committed = Knowledge("c"), {}
-    waiting = list(said(DATA / name / "traffic.pcap.zst"))
+    waiting = list(inputs_of(DATA / name / "traffic.pcap.zst"))
     compared = offsets = 0
     for described in run.described:
-        while waiting and at(waiting[0]) < described.from_ns:
+        while waiting and time_ns_of(waiting[0]) < described.from_ns:
             each = waiting.pop(0)
             if isinstance(each, Logged):
                 rows = known.feed_log(each)
@@ -127,7 +127,7 @@ def test_from_the_logs_alone_every_describe_is_known(name):
         changing = {
             group
             for each in waiting
-            if at(each) < described.to_ns + 2 * SECOND and not isinstance(each, Logged)
+            if time_ns_of(each) < described.to_ns + 2 * SECOND and not isinstance(each, Logged)
             for group in (each.request.get("groupId"),)
             if group is not None
         }
@@ -147,8 +147,8 @@ def test_from_the_logs_alone_every_describe_is_known(name):
     assert compared >= 3 and offsets > 10
 
 
-def test_beside_the_wire_nothing_is_told_twice():
-    """Every commit that succeeded on the wire is one row; a generation that was seen there is not told again."""
+def test_with_the_wire_and_the_logs_nothing_is_reported_twice():
+    """Every successful commit on the wire is one row; a generation seen on the wire has no second row."""
     path, ports = captures.capture("k41_java_cluster"), (9091, 9092, 9093)
     _, wire = known_of(path, wire=True, log=False, ports=ports)
     _, both = known_of(path, wire=True, log=True, ports=ports)
@@ -164,7 +164,7 @@ def test_beside_the_wire_nothing_is_told_twice():
     def assigned(rows):
         return sorted(row[2:-1] for row in rows if isinstance(row, Assignment))
 
-    # The log has what was assigned: in two generations the members left before.
+    # The log has assignments that the wire lacks: in two generations the members left first.
     complete = [row for row in wire if not isinstance(row, Rebalance) or row.ended_ns is not None]
     assert generations(both) == generations(wire) and len(generations(wire)) == 11
     assert generations(alone) == generations(complete) and len(generations(complete)) == 9
@@ -175,17 +175,17 @@ def test_beside_the_wire_nothing_is_told_twice():
         row[:2] for row in generations(complete)
     }
     ended = []
-    for each in said(path, ports):
+    for each in inputs_of(path, ports):
         if not isinstance(each, Logged) and each.api_key == 26 and not each.response["errorCode"]:
             kind = "Commit" if each.request["committed"] else "Abort"
             ended.append((each.request["transactionalId"], f"Complete{kind}"))
     committed = commits(path, ports)
     in_transactions = sum(api == "TxnOffsetCommit" for api, *_ in committed)
     rows = [row for row in both if isinstance(row, CommittedOffset)]
-    told = [
+    group_fields = [
         row[3:6] for row in rows if row.change == "pending" or (row.change == "committed" and row.producer_id is None)
     ]
-    assert sorted(told) == sorted(each[1:] for each in committed) and len(told) > 100
+    assert sorted(group_fields) == sorted(each[1:] for each in committed) and len(group_fields) > 100
     assert (
         sum(row.change in ("committed", "aborted") and row.producer_id is not None for row in rows) == in_transactions
     )
@@ -199,7 +199,7 @@ def commit(offset, base, *, epoch=0, **of_batch):
     key = codec.encode_data("OffsetCommitKey", 0, {"group": "g", "topic": "t", "partition": 0})
     value = codec.encode_data("OffsetCommitValue", 3, {"offset": offset, "metadata": ""})
     batch = bytearray(write_batch([Record(base, 1000 + base, key, value)], **of_batch))
-    batch[12:16] = epoch.to_bytes(4, "big")  # the leader's, which the checksum leaves out
+    batch[12:16] = epoch.to_bytes(4, "big")  # the leader epoch, which the checksum does not cover
     return Logged(base, OFFSETS, 0, bytes(batch))
 
 
@@ -207,13 +207,14 @@ def offsets(logs, *batches):
     return [row.offset for batch in batches for row in logs.feed(batch)]
 
 
-def test_each_record_once_whoever_reads_it_and_from_where():
+def test_each_record_is_reported_once_whoever_fetches_it_and_from_where():
     logs = CoordinatorLogs("c")
     assert offsets(logs, *(commit(base, base) for base in (5, 6, 6, 5, 7))) == [5, 6, 7]
-    assert offsets(logs, *(commit(base, base) for base in (0, 1, 6, 1, 4, 5, 8))) == [0, 1, 4, 8]  # history, and on
+    # history first, then newer records
+    assert offsets(logs, *(commit(base, base) for base in (0, 1, 6, 1, 4, 5, 8))) == [0, 1, 4, 8]
     assert offsets(logs, commit(80, 8, epoch=1), commit(8, 8), commit(80, 8, epoch=1)) == [
         80
-    ]  # another leader had less
+    ]  # another leader had a shorter log
 
 
 def ended(base, producer, kind=1):
@@ -222,37 +223,38 @@ def ended(base, producer, kind=1):
     return Logged(base, OFFSETS, 0, write_batch([marker], is_control=True, **of_batch))
 
 
-def test_a_marker_says_nothing_of_what_was_written_before_a_gap_in_what_was_read():
-    """The first transaction was aborted, and its marker, at 1, is lost: the second one's commits its own alone."""
+def test_a_marker_ends_nothing_before_a_gap():
+    """The first transaction was aborted, and its marker at offset 1 is lost: the second marker commits only the
+    second."""
     of_batch = {"producer_id": 7, "producer_epoch": 0, "is_transactional": True}
     logs = CoordinatorLogs("c")
     talk = [commit(10, 0, **of_batch), commit(20, 2, **of_batch), ended(3, 7)]
-    said = [(row.offset, row.change) for each in talk for row in logs.feed(each)]
-    assert said == [(10, "pending"), (20, "pending"), (20, "committed")]
-    late = list(logs.feed(ended(1, 7, kind=0)))  # somebody else reads it later
+    changes = [(row.offset, row.change) for each in talk for row in logs.feed(each)]
+    assert changes == [(10, "pending"), (20, "pending"), (20, "committed")]
+    late = list(logs.feed(ended(1, 7, kind=0)))  # another replica fetches it later
     assert [(row.offset, row.change, row.log_offset) for row in late] == [(10, "aborted", 1)]
     assert logs.left_out == 0
 
 
-def test_records_that_wait_are_bounded_in_bytes(monkeypatch):
-    """Of a group with many members each generation is a large record."""
+def test_pending_records_are_bounded_in_bytes(monkeypatch):
+    """Each generation of a group with many members is a large record."""
     monkeypatch.setattr(coordinator_logs, "WAITING_BYTES", 100_000)
     member = dict.fromkeys(("memberId", "groupInstanceId", "clientId", "clientHost"), "m")
     member |= {"rebalanceTimeout": 1, "sessionTimeout": 1, "subscription": b"", "assignment": b"x" * 30_000}
-    told = {"protocolType": "consumer", "generation": 1, "protocol": "range", "leader": "m"}
-    value = codec.encode_data("GroupMetadataValue", 3, told | {"currentStateTimestamp": 1, "members": [member]})
+    group_fields = {"protocolType": "consumer", "generation": 1, "protocol": "range", "leader": "m"}
+    value = codec.encode_data("GroupMetadataValue", 3, group_fields | {"currentStateTimestamp": 1, "members": [member]})
     key = codec.encode_data("GroupMetadataKey", 0, {"group": "g"})
     logs = CoordinatorLogs("c")
-    said = []
+    due = []
     for base in range(10):
         list(logs.feed(Logged(base, OFFSETS, 0, write_batch([Record(base, 1000, key, value)]))))
-        said += [entry.offset for entry in logs.due(base)]
-    assert said == list(range(7))  # three of them wait
+        due += [entry.offset for entry in logs.due(base)]
+    assert due == list(range(7))  # three of them are pending
     assert [entry.offset for entry in logs.due(10 * SECOND)] == [7, 8, 9]
     assert not list(logs.due(None))
 
 
-def test_transactions_whose_end_was_not_read_leave_room_for_others(monkeypatch):
+def test_unfinished_transactions_are_dropped_for_others(monkeypatch):
     monkeypatch.setattr(read_ranges, "MAX_PENDING", 10)
     logs = CoordinatorLogs("c")
     changes = []
@@ -271,7 +273,7 @@ FAR = (1 << 63) - 1
 
 
 def in_tables(rows):
-    """Their values, as tables have them."""
+    """The values of the rows in their tables."""
     columns = KnowledgeColumns()
     for row in rows:
         columns.append(TABLES[type(row)], "c", row)
@@ -279,8 +281,8 @@ def in_tables(rows):
 
 
 @pytest.mark.parametrize("far", (FAR, FAR // 10**6 + 1, -(1 << 63)))
-def test_times_that_no_column_holds_are_as_if_they_were_not_there(far):
-    """Clients choose some of them: OffsetCommit had a time of its own, and how long an offset is kept."""
+def test_times_beyond_the_columns_range_are_null(far):
+    """Clients choose some of these times: OffsetCommit had a timestamp and a retention time."""
     key = codec.encode_data("OffsetCommitKey", 0, {"group": "g", "topic": "t", "partition": 0})
     value = {"offset": 5, "metadata": "", "commitTimestamp": far, "expireTimestamp": far}
     record = Record(1, far, key, codec.encode_data("OffsetCommitValue", 1, value))
@@ -294,17 +296,19 @@ def test_times_that_no_column_holds_are_as_if_they_were_not_there(far):
     (row,) = in_tables(CoordinatorLogs("c").feed(Logged(7000, TRANSACTIONS, 0, write_batch([record]))))
     assert (row["time_ns"], row["started_ns"]) == (3_000_000, None)
 
-    told = {"protocolType": "consumer", "generation": 1, "protocol": "range", "leader": "m"}
+    group_fields = {"protocolType": "consumer", "generation": 1, "protocol": "range", "leader": "m"}
     member = dict.fromkeys(("memberId", "groupInstanceId", "clientId", "clientHost"), "m")
     member |= {"rebalanceTimeout": 1, "sessionTimeout": 1, "subscription": b"", "assignment": b""}
-    value = codec.encode_data("GroupMetadataValue", 3, told | {"currentStateTimestamp": far, "members": [member]})
+    value = codec.encode_data(
+        "GroupMetadataValue", 3, group_fields | {"currentStateTimestamp": far, "members": [member]}
+    )
     record = Record(1, 3, codec.encode_data("GroupMetadataKey", 0, {"group": "g"}), value)
     known = Knowledge("c")
     rows = in_tables([*known.feed_log(Logged(7000, OFFSETS, 0, write_batch([record]))), *known.finish()])
     assert [row["started_ns"] for row in rows if "cause" in row] == [3_000_000]
 
 
-def test_nonsense_is_counted():
+def test_unreadable_records_are_counted():
     logs = CoordinatorLogs("c")
     dice = random.Random(5)
     for number in range(500):

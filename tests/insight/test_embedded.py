@@ -1,4 +1,4 @@
-"""What members of groups say in bytes: every version that the official classes of Connect and Streams wrote is read."""
+"""The bytes that group members embed: every version that the official classes of Connect and Streams write is read."""
 
 import gzip
 import json
@@ -23,12 +23,12 @@ def vectors(name):
 
 
 def owned(names):
-    """["a", "a-0"] as connectors and tasks."""
+    """Names such as ["a", "a-0"] as connectors and tasks."""
     return {(name.rpartition("-")[0], int(name[-1])) if name[-1].isdigit() else (name, CONNECTOR) for name in names}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_version_is_read_to_its_last_byte_and_written_again(name):
+def test_each_version_is_read_completely_and_written_back(name):
     found = vectors(name)
     assert [version for version, _, _ in found] == list(schema().data[name].versions)
     for version, data, _ in found:
@@ -37,7 +37,7 @@ def test_each_version_is_read_to_its_last_byte_and_written_again(name):
         assert codec.encode_data(name, version, body) == data
 
 
-def test_a_worker_says_where_it_is_and_what_it_runs():
+def test_a_workers_metadata_has_its_url_and_its_tasks():
     of_allocation = {version: owned(each["owned"]) for version, _, each in vectors("ConnectAssignment")}
     for version, data, each in vectors("ConnectWorkerState"):
         said = embedded.said(CONNECT, data)
@@ -45,11 +45,11 @@ def test_a_worker_says_where_it_is_and_what_it_runs():
         assert said.owned == (of_allocation[version] if version else None)
 
 
-def test_what_a_worker_gets_and_gives_up():
+def test_a_workers_assignment_has_new_and_revoked_tasks():
     for version, data, each in vectors("ConnectAssignment"):
         told = embedded.given(CONNECT, data)
         before = frozenset({("old-sink", 2), ("old-sink", 3)})
-        kept = {("old-sink", 3)} if version else set()  # eager ones are told all that they have
+        kept = {("old-sink", 3)} if version else set()  # workers of the eager protocol get all their tasks
         assert told.after(before) == owned(each["owned"]) | kept
         assert (told.words or "") == ("what is left waits for 300 s" if version else "")
     assert embedded.listed(told.owned) == "clicks-source, orders-sink, orders-sink-0, orders-sink-1"
@@ -60,7 +60,7 @@ def consumer(name, field, user_data):
     return codec.encode_data(name, 0, fields | {"userData": user_data})
 
 
-def test_members_of_streams_are_consumers_that_say_their_tasks():
+def test_members_of_streams_are_consumers_with_tasks():
     for version, data, each in vectors("StreamsSubscriptionInfo"):
         said = embedded.said(STREAMS, consumer("ConsumerProtocolSubscription", "topics", data))
         assert said.topics == ("in",)
@@ -74,14 +74,14 @@ def test_members_of_streams_are_consumers_that_say_their_tasks():
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_a_subscription_may_end_behind_any_field_but_its_topics(version):
-    """Version 1 of kafka-go and of sarama ends before ownedPartitions; nothing that ends inside a field is read."""
+def test_a_subscription_may_end_after_any_field_except_its_topics(version):
+    """kafka-go and sarama end version 1 before ownedPartitions; bytes that end inside a field are not read."""
     fields = {"topics": ["a", "b"], "userData": b"\xff\xff\0\0", "generationId": 0x10002, "rackId": "r"}
     fields["ownedPartitions"] = [{"topic": "a", "partitions": [1, 2]}, {"topic": "b", "partitions": [0]}]
     known = min(version, 3)
     whole = codec.encode_data("ConsumerProtocolSubscription", known, fields)
     owned = frozenset({("a", 1), ("a", 2), ("b", 0)})
-    ends = {12: (None, None, None), 20: (b"\xff\xff\0\0", None, None)}  # where topics and user data end
+    ends = {12: (None, None, None), 20: (b"\xff\xff\0\0", None, None)}  # the ends of topics and of user data
     if known >= 1:
         ends |= {50: (b"\xff\xff\0\0", owned, None)}
     if known >= 2:
@@ -105,7 +105,7 @@ def test_an_assignment_may_end_before_its_user_data(version):
             assert (told and told.owned) == ({("a", 1), ("a", -1)} if end in (21, len(whole)) else None)
 
 
-def test_what_other_kinds_of_members_say_is_bytes():
+def test_the_bytes_of_other_types_of_members_are_not_read():
     assert embedded.group_type("sr", "v0") == "sr"
     assert embedded.said("sr", b"{}") is None and embedded.given("sr", b"{}") is None
     assert embedded.given("sr", b"").owned == frozenset()
@@ -113,7 +113,7 @@ def test_what_other_kinds_of_members_say_is_bytes():
 
 
 @given(st.sampled_from([(each["name"], bytes.fromhex(each["hex"])) for each in VECTORS]), st.data())
-def test_damaged_bytes_are_read_or_are_nothing(vector, data):
+def test_damaged_bytes_are_read_or_ignored(vector, data):
     _, good = vector
     at = data.draw(st.integers(0, len(good)))
     bad = good[:at] + data.draw(st.binary(max_size=8)) + good[at + data.draw(st.integers(0, 8)) :]

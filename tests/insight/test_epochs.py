@@ -1,4 +1,4 @@
-"""Groups with epochs: joins, leaves, epochs and owned partitions are those of the coordinator's log and tools."""
+"""Groups with epochs: joins, leaves, epochs and owned partitions equal the coordinator's log and the tools' output."""
 
 import re
 from collections import Counter
@@ -17,11 +17,11 @@ from kproxy.protocol.apis import METADATA
 from tests import captures
 from tests.insight.truth import CAPTURE, log, spoken
 
-NEAR_S = 0.6  # an epoch is bumped, its assignment computed, then it is told: on a busy machine
+NEAR_S = 0.6  # the epoch is bumped, its assignment computed, then sent: on a busy machine
 
 
-def fed(path, ports):
-    """The groups of a capture at its end, and all rows of them."""
+def feed_capture(path, ports):
+    """The groups at the end of a capture, and all their rows."""
     groups, found, names = {}, [], {}
     for each in spoken(path, ports, PROTOCOLS.keys() | {METADATA}):
         if each.api_key == METADATA:
@@ -38,25 +38,25 @@ def fed(path, ports):
 
 @cache
 def rows():
-    return fed(CAPTURE, (9092,))
+    return feed_capture(CAPTURE, (9092,))
 
 
-def of(kind, group="new-g"):
+def rows_of(kind, group="new-g"):
     return [row for row in rows()[1] if isinstance(row, kind) and row.group_id == group]
 
 
 def logged(pattern):
-    """(seconds, what the pattern finds) of the coordinator's lines on new-g."""
+    """(seconds, match of the pattern) for the coordinator's lines on new-g."""
     found = re.finditer(rf"b\d (\S+ \S+) \w+ .*\[GroupId new-g\] {pattern}", log())
     return [
         (datetime.strptime(one[1], "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC).timestamp(), one[2]) for one in found
     ]
 
 
-def test_every_epoch_that_a_member_was_told_is_a_rebalance_at_its_time():
+def test_every_epoch_sent_to_a_member_is_a_rebalance_at_its_time():
     bumped = {int(epoch): at for at, epoch in logged(r"Bumped group epoch to (\d+) with")}
-    found = {row.generation: row for row in of(Rebalance)}
-    assert bumped.keys() - found.keys() == {6, 7}  # the members that were left had left before they were told
+    found = {row.generation: row for row in rows_of(Rebalance)}
+    assert bumped.keys() - found.keys() == {6, 7}  # the remaining members had left before these were sent
     assert found.keys() <= bumped.keys()
     for epoch, row in found.items():
         assert row.joined_ns / 1e9 == pytest.approx(bumped[epoch], abs=NEAR_S)
@@ -70,42 +70,47 @@ def test_every_epoch_that_a_member_was_told_is_a_rebalance_at_its_time():
     }
 
 
-def test_joins_and_leaves_are_those_of_the_log():
-    events = of(GroupEvent)
+def test_joins_and_leaves_equal_the_log():
+    events = rows_of(GroupEvent)
     for event, pattern in (("join", r"Member (\S+) joins the"), ("leave", r"Member (\S+) left the")):
         found = [(row.time_ns / 1e9, row.member_id) for row in events if row.event == event]
-        told = logged(pattern)
-        assert [member for _, member in found] == [member for _, member in told]
-        for (ours, _), (theirs, _) in zip(found, told, strict=True):
+        in_log = logged(pattern)
+        assert [member for _, member in found] == [member for _, member in in_log]
+        for (ours, _), (theirs, _) in zip(found, in_log, strict=True):
             assert ours == pytest.approx(theirs, abs=NEAR_S)
     assert rows()[0]["new-g"].state == "Empty"
 
 
 def test_members_own_each_partition_once():
     owned = {}
-    for row in of(Assignment):
+    for row in rows_of(Assignment):
         owned.setdefault((row.member_id, row.generation), set()).add((row.topic, row.partition))
     fifth = [parts for (_, epoch), parts in owned.items() if epoch == 5]
     assert sorted(part for parts in fifth for part in parts) == [("clicks-21e2", index) for index in range(6)]
-    revoked = [row.reason for row in of(GroupEvent) if row.event == "revoked"]
+    revoked = [row.reason for row in rows_of(GroupEvent) if row.event == "revoked"]
     assert revoked[0] == "clicks-21e2-2, clicks-21e2-3"
 
 
 def test_share_groups_are_groups_too():
-    groups, found = fed(captures.capture("k41_kip848_share"), range(9091, 9094))
+    groups, found = feed_capture(captures.capture("k41_kip848_share"), range(9091, 9094))
     protocols = {group.protocol for group in groups.values()}
     assert protocols == {"consumer", "share"}
     causes = {(row.protocol, row.cause) for row in found if isinstance(row, Rebalance)}
     assert causes >= {("share", "member_joined"), ("consumer", "member_joined"), ("consumer", "member_left")}
 
 
-def beat(member, epoch, told, at, **more):
+def beat(member, epoch, next_epoch, at, **more):
     request = {"groupId": "g", "memberId": member, "memberEpoch": epoch, "subscribedTopicNames": more.get("topics")}
-    answer = {"errorCode": more.get("error", 0), "memberId": member, "memberEpoch": told, "heartbeatIntervalMs": 5000}
+    answer = {
+        "errorCode": more.get("error", 0),
+        "memberId": member,
+        "memberEpoch": next_epoch,
+        "heartbeatIntervalMs": 5000,
+    }
     return Spoken(68, 1, request, answer | {"assignment": None}, at, at + 1)
 
 
-def test_silence_and_other_topics_are_causes():
+def test_expired_sessions_and_changed_subscriptions_are_causes():
     second = 10**9
     group = EpochGroup("default", "g", "consumer")
     talk = [beat("a", 0, 1, 1, topics=["x"]), beat("b", 0, 2, 2, topics=["x"]), beat("a", 1, 2, 3)]
@@ -124,7 +129,7 @@ def test_silence_and_other_topics_are_causes():
     assert group.state == "Empty"
 
 
-def test_who_joins_an_empty_group_finds_nobody():
+def test_a_member_that_joins_an_empty_group_has_no_members_before_it():
     group = EpochGroup("default", "g", "consumer")
     talk = [beat("a", 0, 1, 1, topics=["x"]), beat("a", -1, -1, 10), beat("b", 0, 3, 500, topics=["x"])]
     row = [row for each in talk for row in [*group.feed(each, {}), *group.finish()] if isinstance(row, Rebalance)][-1]
@@ -132,8 +137,8 @@ def test_who_joins_an_empty_group_finds_nobody():
     assert (row.members_before, row.members_after, row.rejoined) == (0, 1, 0)
 
 
-def test_a_member_whose_answer_comes_after_those_of_others_set_off_the_epoch_that_they_were_told():
-    """Its heartbeat waits for the first assignment, while others are told the epoch at once."""
+def test_a_member_caused_the_epoch_even_if_others_get_it_first():
+    """Its heartbeat waits for the first assignment, while other members get the new epoch at once."""
     second = 10**9
     group = EpochGroup("default", "g", "consumer")
     late = beat("b", 0, 2, 2 * second, topics=["x"])
@@ -152,7 +157,7 @@ def test_a_member_whose_answer_comes_after_those_of_others_set_off_the_epoch_tha
 
 
 def delayed(talk, most_ns, seed):
-    """The same exchanges, each seen for some time more on its way to the broker, and on its way back."""
+    """The same exchanges, each with added delays on its way to the broker and back."""
     random = Random(seed)
     found = []
     for connection in {each.connection for each in talk}:
@@ -166,8 +171,8 @@ def delayed(talk, most_ns, seed):
     return sorted(found, key=lambda each: each.response_start)
 
 
-def test_where_traffic_is_seen_and_whose_answer_comes_first_changes_nothing():
-    """Beside the broker, beside clients, or by a process that is late, the order of connections differs."""
+def test_the_place_of_capture_and_the_order_of_responses_change_nothing():
+    """Next to the broker, next to clients, or in a late process, connections are seen in different orders."""
     talk = [each for each in spoken(CAPTURE, (9092,), {68}) if each.response is not None]
 
     def known(talk):
@@ -186,8 +191,8 @@ def test_where_traffic_is_seen_and_whose_answer_comes_first_changes_nothing():
         assert known(delayed(talk, 300_000_000, seed)) == expected, seed
 
 
-def test_members_that_join_at_once_set_off_the_epochs_that_they_are_told():
-    """The answer of the first comes last. One that leaves is told no epoch: it set off the one that is left."""
+def test_members_that_join_at_once_cause_the_epochs_in_their_responses():
+    """The response to the first comes last. A leaving member gets no epoch: it caused the one that remains."""
     group = EpochGroup("default", "g", "consumer")
     talk = [beat("c", 0, 3, 12, topics=["x"]), beat("b", 0, 2, 11, topics=["x"]), beat("a", 0, 1, 10, topics=["x"])]
     talk += [beat("b", 2, 4, 30), beat("a", 1, 4, 31), beat("c", -1, -1, 20), beat("b", 4, 4, 40)]
@@ -203,8 +208,8 @@ def test_members_that_join_at_once_set_off_the_epochs_that_they_are_told():
     ]
 
 
-def test_several_that_expire_at_once_are_all_gone():
-    """The one that is left is told the last of their epochs only."""
+def test_members_that_expire_at_once_are_all_removed():
+    """The remaining member gets only the last of their epochs."""
     second = 10**9
     group = EpochGroup("default", "g", "consumer")
     talk = [beat("a", 0, 1, 1, topics=["x"]), beat("b", 0, 2, 2, topics=["x"]), beat("c", 0, 3, 3, topics=["x"])]
@@ -217,7 +222,7 @@ def test_several_that_expire_at_once_are_all_gone():
     assert group.state == "Stable"
 
 
-def test_one_that_died_while_others_said_why_there_is_an_epoch_goes_once_its_session_is_over_for_certain():
+def test_a_dead_member_expires_after_its_session_even_if_epochs_have_other_causes():
     second = 10**9
     group = EpochGroup("default", "g", "consumer")
     talk = [beat("a", 0, 1, 1, topics=["x"]), beat("b", 0, 2, 2, topics=["x"]), beat("a", 1, 2, 200 * second)]
@@ -226,11 +231,11 @@ def test_one_that_died_while_others_said_why_there_is_an_epoch_goes_once_its_ses
     assert sorted(group.members) == ["a", "c"]
 
 
-def test_a_group_that_was_removed_and_made_again_begins_anew():
+def test_a_recreated_group_has_no_members_of_the_old_one():
     second = 10**9
     group = EpochGroup("default", "g", "consumer")
     talk = [beat("a", 0, 1, 1, topics=["x"]), beat("a", 1, 7, 2), beat("late", 0, 6, 2, topics=["x"])]
-    talk[2].request_end = 1  # before anybody was told of epoch 7
+    talk[2].request_end = 1  # before any member got epoch 7
     found = [row for each in talk for row in group.feed(each, {})]
     assert group.epoch == 7
     talk = [beat("n", 0, 1, 3600 * second, topics=["x"]), beat("o", 0, 2, 3601 * second, topics=["x"])]
@@ -244,7 +249,7 @@ def test_a_group_that_was_removed_and_made_again_begins_anew():
     assert group.state == "Stable"
 
 
-def test_a_static_member_that_does_not_come_back_expires():
+def test_a_static_member_that_does_not_return_expires():
     second = 10**9
     group = EpochGroup("default", "g", "consumer")
     talk = [beat("a", 0, 1, 1, topics=["x"]), beat("b", 0, 2, 2, topics=["x"]), beat("a", 1, 2, 3)]

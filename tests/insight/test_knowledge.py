@@ -1,4 +1,4 @@
-"""One cluster's knowledge: what its parts say alone they say together, and what a client invents is bounded."""
+"""One cluster's knowledge: its parts together report what each reports alone, and invented names are bounded."""
 
 import random
 from collections import Counter
@@ -19,26 +19,26 @@ CAPTURES = ("k0822_java_cluster", "k0102_java_cluster", "k111_java_cluster", "k3
 OTHERS = ("k0102_python147", "k111_kcat_sarama", "k41_librdkafka", "k41_kafkajs", "k41_kip848_share")  # clients
 
 
-def fed(path, ports):
+def feed_capture(path, ports):
     known = Knowledge("default")
     found = [row for each in spoken(path, ports, APIS) for row in known.feed(each)]
     return known, found + list(known.finish())
 
 
 def of_members(rows, kind):
-    """Those rows that a group's own members give; who expired also commits and describes show."""
+    """Rows from requests of a group's own members; commits and describes show expiries too."""
     others = ("coordinator_", "described", "deleted", "commit_failed", "offset_fetch_failed", "expired")
     return [row for row in rows if isinstance(row, kind) and not getattr(row, "event", "").startswith(others)]
 
 
 def alike(row):
-    """Who coordinates, and the strategy of a coordinator, is in FindCoordinator and describes only."""
+    """The row without its coordinator and strategy, which only FindCoordinator and describes contain."""
     others = {"coordinator_id": None, "strategy": None if row.group_id == "new-g" else getattr(row, "strategy", None)}
     return row._replace(**{key: others[key] for key in others.keys() & set(row._fields)})
 
 
-def test_together_the_parts_say_what_each_says_alone():
-    known, found = fed(CAPTURE, (9092,))
+def test_together_the_parts_report_what_each_reports_alone():
+    known, found = feed_capture(CAPTURE, (9092,))
     groups = {"range-g", "rr-g", "coop-g", "static-g"}
     alone = [*test_classic.rows()[1], *test_epochs.rows()[1]]
     for kind in (GroupEvent, Rebalance, Assignment):
@@ -48,16 +48,16 @@ def test_together_the_parts_say_what_each_says_alone():
         (row.group_id, row.generation) for row in found if isinstance(row, Rebalance) if row.group_id in groups
     } == (generations().keys())
     leaders = [row for row in found if isinstance(row, Leadership)]
-    assert leaders == [row._replace(cluster="default") for row in test_leadership.fed(CAPTURE)[1]]
+    assert leaders == [row._replace(cluster="default") for row in test_leadership.feed_capture(CAPTURE)[1]]
     assert not any(known.left_out.values())
     assert {group.group_id for group in known.groups} == {*groups, "new-g"}
     assert known.groups.get("new-g", "consumer").state == "Empty"
 
 
 @pytest.mark.parametrize("name", (*CAPTURES, *OTHERS))
-def test_traffic_of_every_era_can_be_known(name):
-    """A rebalance has its times in order, and the generations of a group only go up."""
-    _, found = fed(captures.capture(name), BROKERS)
+def test_traffic_of_every_kafka_version_gives_consistent_rows(name):
+    """The times of a rebalance are in order, and the generations of a group only increase."""
+    _, found = feed_capture(captures.capture(name), BROKERS)
     last = {}
     for row in found:
         if isinstance(row, Rebalance):
@@ -74,7 +74,7 @@ def join(group, member, at, generation=1):
     return Spoken(11, 5, request, answer | {"members": [{"memberId": member, "metadata": b""}]}, at, at + 1)
 
 
-def test_the_group_that_was_heard_of_least_recently_is_forgotten(monkeypatch):
+def test_the_least_recently_used_group_is_forgotten(monkeypatch):
     monkeypatch.setattr(groups, "MAX_GROUPS", 3)
     known = Knowledge("c")
     found = []
@@ -83,7 +83,8 @@ def test_the_group_that_was_heard_of_least_recently_is_forgotten(monkeypatch):
     assert {group.group_id for group in known.groups} == {"a", "c", "d"}
     assert known.left_out == {"topics": 0, "log_records": 0, "groups": 1, "partitions": 0}
     forming = [row.group_id for row in found if isinstance(row, Rebalance)]
-    assert forming == ["a", "b"]  # its first generation ended with the second; b was forgotten while it formed
+    # its first generation ended with the second; b was forgotten while its generation formed
+    assert forming == ["a", "b"]
 
 
 def test_members_of_all_groups_are_bounded(monkeypatch):
@@ -93,26 +94,27 @@ def test_members_of_all_groups_are_bounded(monkeypatch):
         list(known.feed(join(f"g{number % 7}", f"m{number}", 10 * number, number)))
         assert sum(group.weight for group in known.groups) <= 100
     leaving = {"groupId": "h", "members": [{"memberId": f"m{number}"} for number in range(200)]}
-    list(known.feed(Spoken(13, 4, leaving, {"errorCode": 0}, 1, 2)))  # of members that nobody has met
+    list(known.feed(Spoken(13, 4, leaving, {"errorCode": 0}, 1, 2)))  # of members that never joined
     assert sum(group.weight for group in known.groups) <= 100
     assert known.left_out["groups"] > 0
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_decodes_is_fed_in_any_order_and_becomes_rows_of_the_tables(seed):
-    """Nonsense of every API in every version: nothing fails, what is held is bounded, and every row can be written."""
+def test_any_decodable_exchange_in_any_order_becomes_rows_of_the_tables(seed):
+    """Nonsense of every API in every version raises nothing, keeps a bounded amount, and gives rows that can be
+    written."""
     dice = random.Random(seed)
     known, columns = Knowledge("c"), KnowledgeColumns()
     apis = dice.sample(sorted(hostile.pairs()), dice.randrange(1, len(hostile.pairs())))
     fed = at = 0
     for number in range(150):
-        asked, told = dice.choice(hostile.pairs()[dice.choice(apis)])
+        asked, response_layout = dice.choice(hostile.pairs()[dice.choice(apis)])
         at += dice.choice((0, 1, 10**6, 10**9, 10**12))
-        frames = hostile.frame(asked, dice), hostile.frame(told, dice) if dice.random() < 0.9 else None
+        frames = hostile.frame(asked, dice), hostile.frame(response_layout, dice) if dice.random() < 0.9 else None
         whose = {"client_address": "10.0.0.1", "broker_id": dice.choice((None, 0, 1)), "number": number}
-        said = spoken_of(asked.api_key, asked.version, *frames, at, at + 1, cluster="c", **whose)
-        fed += said is not None
-        for row in known.feed(said) if said is not None else ():
+        exchange = spoken_of(asked.api_key, asked.version, *frames, at, at + 1, cluster="c", **whose)
+        fed += exchange is not None
+        for row in known.feed(exchange) if exchange is not None else ():
             columns.append(TABLES[type(row)], "s", row)
     assert known.groups._weight == sum(group.weight for group in known.groups)
     for row in known.finish():

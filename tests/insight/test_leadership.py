@@ -1,4 +1,4 @@
-"""Leadership: what is said of partitions on the wire is what ZooKeeper, and the brokers' logs, have of them."""
+"""Leadership: partition states on the wire equal those in ZooKeeper and in the brokers' logs."""
 
 import json
 import re
@@ -27,8 +27,8 @@ CHANGES = {"created", "elected", "isr_shrunk", "isr_grown", "offline", "moved", 
 
 
 @cache
-def fed(path, ports=range(9091, 9200)):
-    """The partitions of a capture at its end, and the rows on the way."""
+def feed_capture(path, ports=range(9091, 9200)):
+    """The partitions at the end of a capture, and the rows on the way."""
     partitions, found, names = Partitions("c"), [], {}
     for each in spoken(path, ports, APIS):
         if each.api_key == METADATA and each.response is not None:
@@ -37,7 +37,7 @@ def fed(path, ports=range(9091, 9200)):
     return partitions, found
 
 
-def test_every_state_that_a_controller_told_stands_in_zookeeper():
+def test_every_state_sent_by_a_controller_is_in_zookeeper():
     written = set()
     for talk in talks():
         session = Session()
@@ -49,24 +49,24 @@ def test_every_state_that_a_controller_told_stands_in_zookeeper():
                     state, parts = json.loads(row.value), row.path.split("/")
                     isr = tuple(sorted(state["isr"]))
                     written.add((parts[-4], int(parts[-2]), state["leader"], state["leader_epoch"], isr))
-    _, found = fed(ZOOKEEPER / "k0102_zkgroup_a.pcap.zst", range(9092, 9093))
-    told = [row for row in found if row.controller_id is not None and row.leader is not None]
-    assert {(row.topic, row.partition, row.leader, row.leader_epoch, row.isr) for row in told} <= written
-    assert len(told) > 20
-    assert {row.change for row in told} >= {"created", "elected", "isr_shrunk", "isr_grown"}
+    _, found = feed_capture(ZOOKEEPER / "k0102_zkgroup_a.pcap.zst", range(9092, 9093))
+    sent = [row for row in found if row.controller_id is not None and row.leader is not None]
+    assert {(row.topic, row.partition, row.leader, row.leader_epoch, row.isr) for row in sent} <= written
+    assert len(sent) > 20
+    assert {row.change for row in sent} >= {"created", "elected", "isr_shrunk", "isr_grown"}
 
 
-def test_every_leader_that_clients_were_told_took_over_in_its_brokers_log():
+def test_every_leader_in_responses_to_clients_took_over_in_its_brokers_log():
     began = {
         (found[2], int(found[3]), int(found[1]), int(found[4]))
         for found in re.finditer(
             r"\[Broker id=(\d)\] Leader (\S+)-(\d+) with topic .*? starts at leader epoch (\d+)", log()
         )
     }
-    partitions, found = fed(CAPTURE)
-    told = {(row.topic, row.partition, row.leader, row.leader_epoch) for row in found if row.leader is not None}
-    assert told <= began
-    assert Counter(row.change for row in found if row.change == "elected")["elected"] == 6  # the broker that died led 6
+    partitions, found = feed_capture(CAPTURE)
+    advertised = {(row.topic, row.partition, row.leader, row.leader_epoch) for row in found if row.leader is not None}
+    assert advertised <= began
+    assert Counter(row.change for row in found if row.change == "elected")["elected"] == 6  # the killed broker led 6
     last = {}
     for topic, index, leader, _ in sorted(began, key=lambda each: each[3]):
         last[topic, index] = leader
@@ -75,15 +75,15 @@ def test_every_leader_that_clients_were_told_took_over_in_its_brokers_log():
 
 
 @pytest.mark.parametrize("name", ["k0822_java_cluster", "k0102_java_cluster", "k111_java_cluster", "k39_zk_cluster"])
-def test_a_stopped_broker_leads_nothing_until_it_is_back(name):
+def test_a_stopped_broker_leads_nothing_until_it_restarts(name):
     """In each of these captures broker 2 stops and starts again, and a topic is deleted."""
-    _, found = fed(captures.capture(name))
+    _, found = feed_capture(captures.capture(name))
     assert {row.change for row in found} <= CHANGES
     assert {row.change for row in found} >= {"created", "elected", "isr_shrunk", "isr_grown", "deleted"}
     leads = {}
     for row in found:
         leads.setdefault((row.topic, row.partition), []).append((row.leader_epoch, row.leader))
-    for history in leads.values():  # an epoch has one leader, and epochs go up until the partition is deleted
+    for history in leads.values():  # an epoch has one leader, and epochs increase until the partition is deleted
         of_epoch = {}
         for epoch, leader in history:
             if leader is None:
@@ -94,7 +94,7 @@ def test_a_stopped_broker_leads_nothing_until_it_is_back(name):
     assert any(row.change == "isr_grown" and 2 in row.isr for row in found)
 
 
-def told(*states, api=4):
+def sent_by_controller(*states, api=4):
     fields = ("topicName", "partitionIndex", "leader", "leaderEpoch", "partitionEpoch", "isr", "replicas")
     parts = [dict(zip(fields, ("t", 0, *state), strict=True)) for state in states]
     return Spoken(api, 0, {"controllerId": 1, "controllerEpoch": 7, "ungroupedPartitionStates": parts}, {}, 1, 2)
@@ -105,59 +105,63 @@ def described(leader, epoch, isr, replicas):
     return Spoken(3, 7, {}, {"topics": [{"name": "t", "errorCode": 0, "partitions": [part]}]}, 3, 4)
 
 
-def changes(*said):
+def changes(*exchanges):
     partitions = Partitions("c")
-    return [row.change for each in said for row in partitions.feed(each, {})]
+    return [row.change for each in exchanges for row in partitions.feed(each, {})]
 
 
-def test_what_is_late_says_nothing():
+def test_late_exchanges_change_nothing():
     new, old = (1, 5, 9, [1, 2], [1, 2]), (2, 4, 8, [2], [1, 2])
-    assert changes(told(new), told(old)) == ["created"]
-    assert changes(told(new), told((1, 5, 8, [1], [1, 2]))) == ["created"]  # an older state of the same leader
-    assert changes(told(new), described(2, -1, [2], [2])) == ["created"]  # of a broker that knows no epochs
+    assert changes(sent_by_controller(new), sent_by_controller(old)) == ["created"]
+    assert changes(sent_by_controller(new), sent_by_controller((1, 5, 8, [1], [1, 2]))) == [
+        "created"
+    ]  # an older state of the same leader
+    assert changes(sent_by_controller(new), described(2, -1, [2], [2])) == [
+        "created"
+    ]  # from a broker without leader epochs
     assert changes(described(2, -1, [2], [2]), described(1, -1, [2], [2])) == ["created", "elected"]
 
 
 def test_each_change_has_its_name():
     assert changes(
-        told((1, 0, 0, [1, 2], [1, 2])),
-        told((1, 0, 1, [1], [1, 2])),
-        told((-1, 1, 2, [1], [1, 2])),
-        told((2, 2, 3, [2], [1, 2])),
-        told((2, 3, 4, [2], [1, 2])),
-        told((2, 3, 5, [2], [2, 3])),
-        told((2, 3, 6, [2, 3], [2, 3])),
-        told((2, 3, 7, [2, 4], [2, 3])),  # one has left, whoever came
-        told((-2, 4, 8, [2, 3], [2, 3])),
+        sent_by_controller((1, 0, 0, [1, 2], [1, 2])),
+        sent_by_controller((1, 0, 1, [1], [1, 2])),
+        sent_by_controller((-1, 1, 2, [1], [1, 2])),
+        sent_by_controller((2, 2, 3, [2], [1, 2])),
+        sent_by_controller((2, 3, 4, [2], [1, 2])),
+        sent_by_controller((2, 3, 5, [2], [2, 3])),
+        sent_by_controller((2, 3, 6, [2, 3], [2, 3])),
+        sent_by_controller((2, 3, 7, [2, 4], [2, 3])),  # one replica left the ISR, whichever joined
+        sent_by_controller((-2, 4, 8, [2, 3], [2, 3])),
     ) == ["created", "isr_shrunk", "offline", "elected", "elected", "moved", "isr_grown", "isr_shrunk", "deleted"]
 
 
 def test_partitions_are_bounded(monkeypatch):
     monkeypatch.setattr(leadership, "MAX_PARTITIONS", 1)
     partitions = Partitions("c")
-    many = told((1, 0, 0, [1], [1]), (1, 0, 0, [1], [1]))
+    many = sent_by_controller((1, 0, 0, [1], [1]), (1, 0, 0, [1], [1]))
     many.request["ungroupedPartitionStates"][1]["partitionIndex"] = 1
     assert [row.partition for row in partitions.feed(many, {})] == [0]
     assert partitions.left_out == 1
 
 
 def test_controllers_elect_resign_and_are_described():
-    """The log of KRaft has one partition, whose leader is the active controller."""
+    """KRaft's metadata log has one partition, whose leader is the active controller."""
 
-    def said(api, leader, epoch, answer=False, **more):
+    def quorum_exchange(api, leader, epoch, answer=False, **more):
         part = {"partitionIndex": 0, "leaderId": leader, "leaderEpoch": epoch, "errorCode": 0, **more}
         topics = {"topics": [{"topicName": "__cluster_metadata", "partitions": [part]}]}
         return Spoken(api, 1, {} if answer else topics, topics if answer else {"topics": []}, epoch, epoch)
 
     voters = [{"replicaId": node} for node in (1, 2, 3)]
     talk = [
-        said(53, 1, 5),
-        said(53, 1, 5),
-        said(55, 1, 5, answer=True, currentVoters=voters),
-        said(54, 1, 5),
-        said(52, -1, 6, answer=True),  # a vote while nobody leads
-        said(53, 3, 6),
-        said(53, 1, 5),  # late
+        quorum_exchange(53, 1, 5),
+        quorum_exchange(53, 1, 5),
+        quorum_exchange(55, 1, 5, answer=True, currentVoters=voters),
+        quorum_exchange(54, 1, 5),
+        quorum_exchange(52, -1, 6, answer=True),  # a vote while there is no leader
+        quorum_exchange(53, 3, 6),
+        quorum_exchange(53, 1, 5),  # late
     ]
     partitions = Partitions("c")
     rows = [row for each in talk for row in partitions.feed(each, {})]
@@ -169,15 +173,15 @@ def test_controllers_elect_resign_and_are_described():
     assert rows[-1].replicas == (1, 2, 3)
 
 
-def test_the_active_controller_is_the_one_that_its_brokers_logged():
-    """KRaft's controllers tell each other who leads; one of them is stopped in this capture."""
+def test_the_active_controller_equals_the_brokers_logs():
+    """KRaft's controllers report the leader to each other; one of them is stopped in this capture."""
     logged = set()
     for line in (captures.folder("brokerlogs") / "k41_java_cluster.brokerlog").open():
         if '"requestApiKeyName":"BEGIN_QUORUM_EPOCH"' in line:
             (topic,) = json.loads(line.partition("request:")[2])["request"]["topics"]
             (part,) = topic["partitions"]
             logged.add((topic["topicName"], part["leaderId"], part["leaderEpoch"]))
-    partitions, found = fed(captures.capture("k41_java_cluster"))
+    partitions, found = feed_capture(captures.capture("k41_java_cluster"))
     begun = [row for row in found if row.topic == "__cluster_metadata" and row.leader is not None]
     assert {(row.topic, row.leader, row.leader_epoch) for row in begun} == logged
     assert len(begun) == len(logged) > 1
@@ -197,7 +201,7 @@ def test_any_exchanges_give_rows_and_never_an_error(data, pairs):
         assert {row.change for row in partitions.feed(Spoken(key, version, request, response, 1, 2), {})} <= CHANGES
 
 
-def test_a_topic_that_is_deleted_by_its_id_is_gone_though_a_late_metadata_still_has_it():
+def test_a_topic_deleted_by_id_stays_deleted_despite_late_metadata():
     old, new = UUID(int=1), UUID(int=2)
 
     def described(identity, epoch):
@@ -222,16 +226,16 @@ def test_a_topic_that_is_deleted_by_its_id_is_gone_though_a_late_metadata_still_
     assert len(partitions._gone) == leadership.MAX_GONE
 
 
-def test_a_topic_that_is_made_again_begins_anew_whoever_deleted_it():
+def test_a_recreated_topic_starts_over_whoever_deleted_it():
     old, new = UUID(int=1), UUID(int=2)
 
     def described(identity, *parts, error=0):
-        told = [
+        states = [
             {"errorCode": 0, "partitionIndex": index, "leaderId": leader, "leaderEpoch": epoch}
             | {"replicaNodes": [1, 2], "isrNodes": [1]}
             for index, leader, epoch in parts
         ]
-        topic = {"errorCode": error, "name": "t", "topicId": identity, "partitions": told}
+        topic = {"errorCode": error, "name": "t", "topicId": identity, "partitions": states}
         return Spoken(METADATA, 12, {}, {"topics": [topic]}, 1, 2)
 
     first, late, again = described(old, (0, 1, 9), (1, -1, 9)), described(old, (0, 2, 9)), described(new, (0, 2, 0))
@@ -244,7 +248,7 @@ def test_a_topic_that_is_made_again_begins_anew_whoever_deleted_it():
         assert partitions.leader_of("t", 0) == 2
 
 
-def test_a_replica_that_is_deleted_where_others_lead_was_moved():
+def test_a_replica_deleted_while_others_lead_was_moved():
     new = (2, 5, 3, [2, 3], [2, 3])
 
     def stopped(epoch, broker, error=0):
@@ -257,12 +261,12 @@ def test_a_replica_that_is_deleted_where_others_lead_was_moved():
         return Spoken(STOP_REPLICA, 3, asked, {"errorCode": error}, 3, 4, broker_id=broker)
 
     for kept in (stopped(5, 1), stopped(5, None), stopped(None, 1), stopped(-2, 1, error=11)):
-        assert changes(told(new), kept, told(new, api=6)) == ["created"]
+        assert changes(sent_by_controller(new), kept, sent_by_controller(new, api=6)) == ["created"]
     for end in (stopped(-2, 1), stopped(-2, None), stopped(None, 2), stopped(None, None)):
-        assert changes(told(new), end) == ["created", "deleted"]
+        assert changes(sent_by_controller(new), end) == ["created", "deleted"]
 
 
-def test_what_a_broker_refuses_of_an_old_controller_says_nothing():
-    refused = told((-1, 9, 9, [1], [1, 2]))
+def test_requests_of_an_old_controller_that_brokers_refuse_change_nothing():
+    refused = sent_by_controller((-1, 9, 9, [1], [1, 2]))
     refused.response = {"errorCode": 11}
-    assert changes(told((1, 5, 9, [1, 2], [1, 2])), refused) == ["created"]
+    assert changes(sent_by_controller((1, 5, 9, [1, 2], [1, 2])), refused) == ["created"]

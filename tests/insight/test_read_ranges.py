@@ -1,4 +1,4 @@
-"""What was read of a log, in any order and with gaps: nothing twice, and no transaction ends by another's marker."""
+"""A log read in any order and with gaps: nothing is reported twice, and no transaction is ended by another's marker."""
 
 import random
 from itertools import pairwise
@@ -13,7 +13,8 @@ OPEN = CommittedOffset(0, "c", "g", "t", 0, 0, None, None, "pending", 0, None, 0
 
 
 def written(dice, length, producers=3):
-    """A log of one record each, (producer, change), change None: an offset; and how each offset's transaction ended."""
+    """A log of single records, (producer, change), with change None for an offset; and how the transaction of each
+    offset ended."""
     log, is_open = [], {}
     truth = {}
     for at in range(length):
@@ -29,12 +30,12 @@ def written(dice, length, producers=3):
 
 
 class Reading:
-    """Batches of a log in any order."""
+    """Batches of a log that are read in any order."""
 
     def __init__(self, log):
         self.log = log
         self.read, self.open = ReadRanges(), OpenTransactions()
-        self.taken, self.said = [], {}
+        self.taken, self.changes = [], {}
 
     def batch(self, base, last):
         taken = self.read.take(base, last, 0)
@@ -50,17 +51,17 @@ class Reading:
                 rows += self.open.end(taken[0], producer, Marker(change, at, at, None, None))
         rows += self.open.settle(self.read, taken[0])
         for row in rows:
-            assert row.offset not in self.said
-            self.said[row.offset] = (row.change, row.log_offset)
+            assert row.offset not in self.changes
+            self.changes[row.offset] = (row.change, row.log_offset)
 
 
 def parts(dice, length):
-    """A log in batches."""
+    """The batches of a log, as (first, last) offsets."""
     cuts = sorted({0, length, *(dice.randrange(length) for _ in range(length // 3))})
     return [(first, after - 1) for first, after in pairwise(cuts)]
 
 
-def test_whatever_is_read_in_whatever_order_only_what_is_so_is_said():
+def test_reading_in_any_order_reports_only_true_changes():
     partly = 0
     for seed in range(300):
         dice = random.Random(seed)
@@ -73,19 +74,19 @@ def test_whatever_is_read_in_whatever_order_only_what_is_so_is_said():
         for each in order:
             if each not in lost:
                 reading.batch(*each)
-        assert all(truth[offset] == said for offset, said in reading.said.items())
-        partly += len(reading.said)
-        for each in lost:  # at last somebody reads those too
+        assert all(truth[offset] == change for offset, change in reading.changes.items())
+        partly += len(reading.changes)
+        for each in lost:  # finally the lost batches are read too
             reading.batch(*each)
         assert sorted(reading.taken) == list(range(len(log)))
-        assert reading.said == truth and reading.open.left_out == 0
+        assert reading.changes == truth and reading.open.left_out == 0
         (whole,) = reading.read.ranges
         assert (whole.begin, whole.end) == (0, len(log))
     assert partly > 2000
 
 
 @pytest.mark.parametrize("bound,most", [("MAX_RANGES", 2), ("MAX_PENDING", 4), ("MAX_ENDED", 2)])
-def test_beyond_a_bound_less_is_known_and_nothing_wrong_is_said(monkeypatch, bound, most):
+def test_beyond_a_limit_changes_are_missing_but_none_is_wrong(monkeypatch, bound, most):
     monkeypatch.setattr(read_ranges, bound, most)
     missing = left_out = 0
     for seed in range(200):
@@ -104,14 +105,15 @@ def test_beyond_a_bound_less_is_known_and_nothing_wrong_is_said(monkeypatch, bou
             first = {(each, producer) for each in ranges for producer in each.ended}
             assert first == transactions._ended.keys() and len(first) <= read_ranges.MAX_ENDED
         assert len(reading.taken) == len(set(reading.taken))
-        assert all(truth[offset] == said for offset, said in reading.said.items())
-        missing += len(truth) - len(reading.said)
+        assert all(truth[offset] == change for offset, change in reading.changes.items())
+        missing += len(truth) - len(reading.changes)
         left_out += reading.open.left_out
     assert missing > 0 and left_out > 0
 
 
-def test_a_new_leader_that_had_less_leaves_nothing_behind():
-    """What followed is gone, a marker too: what was open is not known any more, and the next marker does not end it."""
+def test_a_new_leader_with_a_shorter_log_truncates_what_was_read():
+    """The truncated tail included a marker: open transactions are unknown now, and the next marker does not end
+    them."""
     read, transactions = ReadRanges(), OpenTransactions()
     where, _ = read.take(0, 4, 1)
     transactions.pend(where, 7, OPEN._replace(offset=3))

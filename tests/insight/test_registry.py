@@ -1,4 +1,4 @@
-"""The registry: what ZooKeeper logged of its tree is in the rows, each node is known for what it is."""
+"""The registry: rows have every change that ZooKeeper logged of its tree, and each node has its kind."""
 
 from collections import Counter
 from functools import cache
@@ -46,15 +46,15 @@ def registry():
         (None, "other"),
     ],
 )
-def test_a_node_is_known_for_what_it_is(path, kind):
+def test_a_node_has_the_kind_of_its_path(path, kind):
     assert kind_of(path) == kind
 
 
-def test_every_kind_has_a_path_above():
+def test_every_kind_is_in_the_list_above():
     assert len({kind for _, kind in KINDS}) == 12
 
 
-def test_every_change_of_the_tree_that_zookeeper_logged_is_a_row():
+def test_every_logged_change_of_the_tree_is_a_row():
     changes = ("create", "delete", "setData")
     logged = Counter((f"0x{line.session:x}", line.op, line.zxid) for line in log() if line.op in changes)
     found = Counter((row.session, row.op, row.zxid) for row in registry() if row.op in changes and row.error is None)
@@ -62,8 +62,8 @@ def test_every_change_of_the_tree_that_zookeeper_logged_is_a_row():
     assert sum(found.values()) > 900
 
 
-def test_a_partition_has_one_owner_at_a_time_and_it_is_a_consumer_that_is_there():
-    """The rows in the order of ZooKeeper's own transactions; that a session expired, only its log says."""
+def test_a_partition_has_one_registered_consumer_as_owner_at_a_time():
+    """The rows in the order of ZooKeeper's own transactions; only ZooKeeper's log has the expiry of sessions."""
     changes = [row for row in registry() if row.op in ("create", "delete") and row.error is None and row.zxid]
     ended = {line.zxid: f"0x{line.session:x}" for line in log() if line.op == "closeSession"}
     nodes, taken = {}, 0
@@ -82,7 +82,7 @@ def test_a_partition_has_one_owner_at_a_time_and_it_is_a_consumer_that_is_there(
     assert taken > 20
 
 
-def test_two_that_want_one_owner_node_are_seen_losing_it():
+def test_lost_races_for_an_owner_node_are_rows():
     lost = [row for row in registry() if row.kind == "consumer_owner" and row.error == "NODEEXISTS"]
     assert lost
     assert all(row.latency_ns > 0 for row in lost)
@@ -109,7 +109,7 @@ def test_a_transaction_is_a_row_for_each_part_and_values_are_bounded():
     assert not list(rows(Fault(0, "no frame", 0, 0), "old"))
 
 
-def test_a_child_without_a_name_is_none_of_the_children():
+def test_a_child_without_a_name_is_ignored():
     answered = Operation("getChildren", 1, 7, 0, response={"children": [None, "b", "a"]})
     assert next(rows(answered, "c")).value == "a,b"
     answered.response = {"children": [None]}

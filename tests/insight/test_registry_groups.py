@@ -1,4 +1,4 @@
-"""Consumers that coordinate through ZooKeeper: what the rows say of a real group is what its members logged."""
+"""Consumers that coordinate through ZooKeeper: the rows about a real group equal its members' logs."""
 
 import json
 from collections import Counter
@@ -29,11 +29,11 @@ def events(kind):
     return [each for each in produced() if isinstance(each, GroupEvent) and each.event == kind]
 
 
-def test_every_rebalance_has_what_set_it_off():
-    """What was done to the consumers, when; a kill and a freeze tell 12 to 16 s later, when the session expires."""
+def test_every_rebalance_has_its_cause():
+    """Actions on the consumers in order; a kill and a freeze take effect 12 to 16 s later, when the session expires."""
     causes = {"join": JOINED, "leave": LEFT, "kill": EXPIRED, "freeze": EXPIRED, "thaw": JOINED}
     wanted = [(causes[deed.what], f"legacy_c{deed.consumer}") for deed in deeds()]
-    # c4, the last but one to be told, closes its session after c9 has
+    # c4, the last but one to be stopped, closes its session after c9
     wanted[-2:] = reversed(wanted[-2:])
     found = rebalances()
     assert [(each.cause, each.cause_member) for each in found] == wanted
@@ -43,24 +43,24 @@ def test_every_rebalance_has_what_set_it_off():
     assert [each.generation for each in found] == list(range(1, 15))
 
 
-def test_the_herd_of_each_rebalance_is_those_that_logged_that_they_began_one():
+def test_the_members_of_each_rebalance_are_those_that_logged_its_beginning():
     found = rebalances()
     ends = [each.started_ns for each in found[1:]] + [1 << 63]
     logged = []
     for each, end in zip(found, ends, strict=True):
         herd = {member for time_ns, member in begun() if each.started_ns <= time_ns < end}
         logged.append(len(herd - {each.cause_member}))
-    # c4 was woken by c9's leaving, and closed its session instead, as it had been told to
+    # c9's leaving woke c4, which closed its session instead, as it had been registry_changes to
     logged[12] += 1
     assert [each.rejoined for each in found] == logged
     assert logged == [0, 1, 2, 3, 4, 4, 3, 2, 2, 3, 3, 2, 1, 0]
-    # watches fired at the one that left, and at the frozen one too
+    # watches also fired at the leaving member and at the frozen one
     assert Counter(each.generation for each in events("woken")) == {
         2: 1, 3: 2, 4: 3, 5: 4, 6: 5, 7: 3, 8: 3, 9: 2, 10: 3, 11: 4, 12: 3, 13: 2
     }  # fmt: skip
 
 
-def test_owners_are_those_that_the_consumers_logged_and_what_the_range_assignment_gives():
+def test_owners_equal_the_consumers_logs_and_the_range_assignment():
     claims = Counter((each.member_id, each.reason.rpartition("-")[2]) for each in events("assigned"))
     assert claims == owned()
     given = [each for each in produced() if isinstance(each, Assignment)]
@@ -68,27 +68,27 @@ def test_owners_are_those_that_the_consumers_logged_and_what_the_range_assignmen
     assert all(each.agrees for each in given)
 
 
-def test_the_race_for_an_owner_node_is_lost_by_one_and_won_later():
+def test_a_lost_race_for_an_owner_node_is_an_event():
     (lost,) = events("claim_lost")
     assert (lost.member_id, lost.reason, lost.error) == ("legacy_c4", "orders-3 of legacy_c3", "NODEEXISTS")
     (race,) = [each for each in rebalances() if "races lost" in each.reason]
     assert race.generation == lost.generation == 11
-    assert race.ended_ns is None  # the next one began before its partitions had owners
+    assert race.ended_ns is None  # the next rebalance began before its partitions had owners
 
 
-def test_how_long_a_group_stands_still():
+def test_rebalances_have_the_time_without_owners():
     ended = [each for each in rebalances() if each.ended_ns is not None]
     assert len(ended) == 10
     assert all(each.started_ns <= each.joined_ns <= each.ended_ns < each.started_ns + 2_000_000_000 for each in ended)
     assert all("stood still for" in each.reason for each in ended[1:])
 
 
-def test_the_first_list_of_a_capture_that_began_later_names_the_members():
+def test_in_a_late_capture_the_first_list_names_the_members():
     groups = ConsumerGroups("old")
     late = [row for row in registry() if row.time_ns > rebalances()[4].ended_ns]
     found = [each for row in late for each in groups.feed(row)] + list(groups.finish())
     causes = [(each.cause, each.cause_member) for each in found if isinstance(each, Rebalance)]
-    # of the first changes it is not known who they are of: the members were never named
+    # the members of the first changes are unknown: no list had named them
     assert causes[2:] == [(each.cause, each.cause_member) for each in rebalances()[7:]]
 
 
@@ -102,7 +102,7 @@ def test_a_topic_that_grows_wakes_its_consumers():
     groups = ConsumerGroups()
     value = json.dumps({"subscription": {"t": 1}})
     topic = {"path": "/brokers/topics/t", "kind": "topic"}
-    told = [
+    registry_changes = [
         _row(value=value),
         _row("getData", value=json.dumps({"partitions": {"0": [1]}}), **topic),
         _row("notification", value="NodeDataChanged", time_ns=10**10, **topic),
@@ -112,7 +112,7 @@ def test_a_topic_that_grows_wakes_its_consumers():
             for index in (0, 1)
         ),
     ]
-    found = [each for row in told for each in groups.feed(row)] + list(groups.finish())
+    found = [each for row in registry_changes for each in groups.feed(row)] + list(groups.finish())
     first, second = [each for each in found if isinstance(each, Rebalance)]
     assert (first.cause, second.cause, second.ended_ns) == (JOINED, "metadata_changed", 10**10 + 1)
     assert [each.agrees for each in found if isinstance(each, Assignment)] == [True, True]
@@ -124,7 +124,7 @@ def test_invented_groups_members_partitions_and_topics_are_bounded(monkeypatch):
     groups = ConsumerGroups()
     rows = 0
     for index in range(1000):
-        told = [
+        registry_changes = [
             _row(path=f"/consumers/g{index}/ids/c", session=f"0x{index}", value='{"subscription": {"t": 1000000000}}'),
             _row(path=f"/consumers/g/ids/c{index}", session=f"0x{index}", value="[" * 100_000),
             _row(path=f"/consumers/g/owners/t/{index}", kind="consumer_owner", value=f"c{index}-0"),
@@ -133,7 +133,7 @@ def test_invented_groups_members_partitions_and_topics_are_bounded(monkeypatch):
             _row("getChildren", path="/consumers/g/ids", value=",".join(f"m{each}" for each in range(100))),
             _row("notification", path="/consumers/g/ids", session=f"0x{index}", value="NodeChildrenChanged"),
         ]
-        rows += sum(1 for row in told for _ in groups.feed(row))
+        rows += sum(1 for row in registry_changes for _ in groups.feed(row))
     assert len(groups._groups) <= 10
     assert len(groups._sessions) <= 10
     assert sum(map(len, groups._counts.values())) <= 10
@@ -143,8 +143,8 @@ def test_invented_groups_members_partitions_and_topics_are_bounded(monkeypatch):
 
 
 @pytest.mark.parametrize("value", [None, "[]", "{}", '{"subscription": 1}', '{"subscription": {"t": "x"}}', "{" * 9])
-def test_nodes_that_do_not_say_what_is_subscribed_to_give_no_opinion_on_assignments(value):
+def test_assignments_are_not_checked_if_nodes_lack_subscriptions(value):
     groups = ConsumerGroups()
-    told = [_row(value=value), _row(path="/consumers/g/owners/t/0", kind="consumer_owner", value="c-0")]
-    found = [each for row in told for each in groups.feed(row)] + list(groups.finish())
+    registry_changes = [_row(value=value), _row(path="/consumers/g/owners/t/0", kind="consumer_owner", value="c-0")]
+    found = [each for row in registry_changes for each in groups.feed(row)] + list(groups.finish())
     assert [each.agrees for each in found if isinstance(each, Assignment)] == [None]

@@ -1,4 +1,4 @@
-"""What is not decoded again changes nothing of what is known."""
+"""Skipping repeated frames changes nothing about the result."""
 
 import random
 
@@ -13,7 +13,7 @@ from tests.wire.playbook import request, response
 
 
 def metadata(dice, correlation_id):
-    """One of few answers: topics that come, go and grow, and leaders that move."""
+    """One of few responses: topics that appear, disappear and grow, and leaders that move."""
     partitions = [
         {"partitionIndex": index, "leaderId": dice.choice((1, 2)), "replicaNodes": [1, 2], "isrNodes": [1, 2]}
         for index in range(dice.choice((1, 2)))
@@ -33,26 +33,26 @@ def created(dice, correlation_id):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_is_known_is_the_same_as_if_all_were_decoded(seed):
+def test_skipping_repeats_gives_the_rows_of_decoding_everything(seed):
     dice, repeats = random.Random(seed), Repeats()
     whole, quick = Knowledge("c"), Knowledge("c")
     for number in range(200):
         key, version, *frames = dice.choice((metadata, metadata, metadata, created))(dice, number)
         at = number * 1000
-        said = list(whole.feed(spoken_of(key, version, *frames, at, at + 1)))
+        expected = list(whole.feed(spoken_of(key, version, *frames, at, at + 1)))
         if repeats.is_one(key, version, *frames):
-            assert said == []
+            assert expected == []
         else:
             spoken = spoken_of(key, version, *frames, at, at + 1)
             rows = list(quick.feed(spoken))
             repeats.fed(spoken, rows, quick.topics.changes)
-            assert rows == said
+            assert rows == expected
         assert quick.topics.partitions == whole.topics.partitions
     assert repeats.count
 
 
-def test_a_topic_is_refused_to_each_client_once_and_anew_where_it_was_there_meanwhile():
-    repeats, known, told = Repeats(), Knowledge("c"), []
+def test_a_refused_topic_is_reported_once_per_client_and_again_after_it_existed():
+    repeats, known, changes = Repeats(), Knowledge("c"), []
     missing = {"name": "t", "errorCode": 3, "partitions": []}
     there = {"name": "t", "errorCode": 0, "partitions": []}
     for number, (client, topic) in enumerate(
@@ -63,26 +63,26 @@ def test_a_topic_is_refused_to_each_client_once_and_anew_where_it_was_there_mean
             spoken = spoken_of(METADATA, 12, *frames, number, number)
             rows = list(known.feed(spoken))
             repeats.fed(spoken, rows, known.topics.changes)
-            told += [(client, row.change) for row in rows]
-    assert told == [
+            changes += [(client, row.change) for row in rows]
+    assert changes == [
         *(("a", "unknown"), ("b", "unknown"), ("a", "appeared"), ("a", "gone")),
         *(("a", "unknown"), ("b", "unknown")),
     ]
-    assert repeats.count == 11  # each row has all of them forgotten
+    assert repeats.count == 11  # each row makes all digests be forgotten
 
 
-def test_digests_are_bounded_and_forgotten_where_something_changed():
+def test_digests_are_bounded_and_forgotten_after_a_change():
     repeats, body = Repeats(), {"topics": [{"name": "t", "partitions": []}]}
     asked = request(METADATA, 12, 1)
     for node in range(3 * MAX_DIGESTS):
-        said = response(METADATA, 12, 1, body | {"controllerId": node})
-        spoken = spoken_of(METADATA, 12, asked, said, 1, 1)
-        assert not repeats.is_one(METADATA, 12, asked, said)
+        answer = response(METADATA, 12, 1, body | {"controllerId": node})
+        spoken = spoken_of(METADATA, 12, asked, answer, 1, 1)
+        assert not repeats.is_one(METADATA, 12, asked, answer)
         repeats.fed(spoken, [], 0)
-        assert repeats.is_one(METADATA, 12, asked, said) and len(repeats._seen) <= MAX_DIGESTS
+        assert repeats.is_one(METADATA, 12, asked, answer) and len(repeats._seen) <= MAX_DIGESTS
     for row in (Leadership(1, "c", "Metadata", *[None] * 8, "created"), Topology(1, "c", "topic")):
-        assert not repeats.is_one(CREATE_TOPICS, 7, asked, said)
+        assert not repeats.is_one(CREATE_TOPICS, 7, asked, answer)
         repeats.fed(spoken, [row], 0)
-        assert not repeats.is_one(METADATA, 12, asked, said)
+        assert not repeats.is_one(METADATA, 12, asked, answer)
         repeats.fed(spoken, [], 0)
     assert not repeats.is_one(METADATA, 12, asked, None)

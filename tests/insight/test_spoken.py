@@ -1,4 +1,4 @@
-"""Frames become exchanges that insight is fed, or nothing."""
+"""Frames become exchanges for insight, or are ignored."""
 
 from kproxy.insight.spoken import spoken_of
 from kproxy.protocol import codec
@@ -14,7 +14,7 @@ def framed(frame):
     return len(frame).to_bytes(4) + frame
 
 
-def test_an_exchange_is_decoded_with_whose_it_is():
+def test_an_exchange_is_decoded_with_its_client_and_broker():
     found = spoken_of(12, 4, framed(REQUEST), framed(ANSWER), 10, 20, client_id="c", broker_id=3)
     assert (found.request["memberId"], found.response["errorCode"]) == ("m", 27)
     assert (found.request_end, found.response_start, found.client_id, found.broker_id) == (10, 20, "c", 3)
@@ -22,7 +22,7 @@ def test_an_exchange_is_decoded_with_whose_it_is():
     assert found.response is None and found.client_id == "c"
 
 
-def test_what_does_not_decode_is_nothing():
+def test_undecodable_frames_are_ignored():
     assert spoken_of(12, 4, framed(REQUEST[:-3]), framed(ANSWER), 1, 2) is None
     assert spoken_of(12, 4, framed(REQUEST), framed(ANSWER[:-3]), 1, 2) is None
     assert spoken_of(12, 99, framed(REQUEST), framed(ANSWER), 1, 2) is None

@@ -1,4 +1,4 @@
-"""Topics: every capture's names and counts are those that its brokers describe at its end."""
+"""Topics: names and partition counts of every capture equal what its brokers describe at its end."""
 
 from uuid import UUID
 
@@ -18,14 +18,14 @@ def test_topics_have_names_and_counts():
     assert sorted(count for topic, count in known.partitions.items() if not topic.startswith("__")) == [6, 7]
 
 
-def test_controllers_tell_ids_to_brokers():
+def test_topic_ids_are_learnt_from_controllers():
     known = Topics()
     for each in spoken(captures.capture("k39_zk_cluster"), range(9091, 9094), {LEADER_AND_ISR}):
         known.feed(each)
     assert "__consumer_offsets" in known.names.values() and not known.partitions
 
 
-def test_what_is_created_and_what_does_not_exist():
+def test_created_topics_are_known_and_missing_ones_are_not():
     known = Topics({UUID(int=9): "before"})
     created = [
         {"name": "new", "topicId": UUID(int=5), "numPartitions": 3, "errorCode": 0},
@@ -49,22 +49,22 @@ def test_topics_are_bounded(monkeypatch):
     assert (len(known.names), len(known.partitions), known.left_out) == (10, 10, 38)
 
 
-def test_a_topic_that_grew_is_remembered_as_it_was_for_as_long_as_clients_may_not_know(monkeypatch):
+def test_the_old_size_of_a_grown_topic_is_kept_while_clients_may_not_know_the_new_one(monkeypatch):
     monkeypatch.setattr(topics, "MAX_GROWN", 3)
     known = Topics()
 
-    def told(name, count, at):
+    def feed_metadata(name, count, at):
         topic = {"name": name, "topicId": UUID(int=1), "errorCode": 0, "partitions": [1] * count}
         known.feed(Spoken(3, 12, {}, {"topics": [topic]}, at, at))
 
-    told("t", 3, 1)
+    feed_metadata("t", 3, 1)
     assert not known.before(1)
-    told("t", 5, 10)
-    told("t", 5, 20)
-    told("t", 4, 30)  # an answer of a broker that is behind
+    feed_metadata("t", 5, 10)
+    feed_metadata("t", 5, 20)
+    feed_metadata("t", 4, 30)  # a response of a broker that is behind
     assert known.before(40) == {"t": 3}
     assert not known.before(10 + topics.GROWN_NS)
     for number in range(9):
-        told(f"t{number}", 1, 50)
-        told(f"t{number}", 2, 60)
+        feed_metadata(f"t{number}", 1, 50)
+        feed_metadata(f"t{number}", 2, 60)
     assert known.before(70) == {"t6": 1, "t7": 1, "t8": 1}

@@ -1,4 +1,4 @@
-"""Topology: brokers that come and go, topics that are made, grow and are deleted, as logs and tools have them."""
+"""Topology: brokers that appear and disappear, topics that are created, grow and are deleted, as in logs and tools."""
 
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ from tests.protocol.messages import Layout, bodies
 BROKERS = range(9091, 9096)
 
 
-def fed(exchanges):
+def feed_all(exchanges):
     cluster, topics = Cluster("c"), Topics()
     found = []
     for each in exchanges:
@@ -34,21 +34,22 @@ def fed(exchanges):
 
 @cache
 def rows(name):
-    return fed(spoken(captures.capture(name), BROKERS, APIS))[1]
+    return feed_all(spoken(captures.capture(name), BROKERS, APIS))[1]
 
 
-def test_a_topic_that_grew_says_so_once():
-    cluster, found = fed(spoken(CAPTURE, BROKERS, APIS))
+def test_the_growth_of_a_topic_is_reported_once():
+    cluster, found = feed_all(spoken(CAPTURE, BROKERS, APIS))
     grown = {row.topic: row.partitions for row in found if row.change == "grown"}
     logged = re.findall(r"Updating metadata|Bumped group epoch", log())
-    assert logged  # what groups made of it is in their own tests
+    assert logged  # tests of groups check how groups reacted
     assert grown == {"clicks-21e2": 6}
     assert {row.broker_id for row in found if row.kind == "broker" and row.change == "gone"} == {3}  # was killed
     assert not cluster.left_out
 
 
-def test_brokers_that_stop_and_start_are_gone_and_back():
-    """In each of these captures broker 2 stops and starts again; with ZooKeeper broker 1 is controller, and stops."""
+def test_stopped_brokers_are_gone_and_restarted_ones_appear_again():
+    """In each of these captures broker 2 stops and starts again; with ZooKeeper broker 1 is the controller, and
+    stops."""
     for name in ("k0102_java_cluster", "k111_java_cluster", "k39_zk_cluster"):
         found = [row for row in rows(name) if row.kind in ("broker", "controller")]
         of_two = [row.change for row in found if row.kind == "broker" and row.broker_id == 2]
@@ -59,7 +60,7 @@ def test_brokers_that_stop_and_start_are_gone_and_back():
     assert of_two == ["appeared", "gone", "appeared"]  # with KRaft clients only see lists
 
 
-def test_topics_are_as_their_makers_asked():
+def test_topics_have_the_requested_partition_counts():
     made = {row.topic: row for row in rows("k41_java_cluster") if row.kind == "topic" and row.change == "appeared"}
     assert {name: made[name].partitions for name in ("alpha", "beta", "adm-alpha")} == {
         "alpha": 4,
@@ -72,7 +73,7 @@ def test_topics_are_as_their_makers_asked():
 
 
 def described(topics, brokers=((1, "h", 9092),)):
-    told = [dict(zip(("nodeId", "host", "port"), each, strict=True)) for each in brokers]
+    broker_list = [dict(zip(("nodeId", "host", "port"), each, strict=True)) for each in brokers]
     parts = [
         {
             "name": name,
@@ -82,42 +83,42 @@ def described(topics, brokers=((1, "h", 9092),)):
         }
         for name, identity, count, error in topics
     ]
-    return Spoken(3, 12, {}, {"brokers": told, "topics": parts}, 1, 2)
+    return Spoken(3, 12, {}, {"brokers": broker_list, "topics": parts}, 1, 2)
 
 
-def changes(*said):
-    return [(row.kind, row.change) for row in fed(said)[1]]
+def changes(*exchanges):
+    return [(row.kind, row.change) for row in feed_all(exchanges)[1]]
 
 
-def test_what_is_late_changes_nothing_and_what_is_new_does():
+def test_late_responses_change_nothing_and_new_ones_do():
     first = described([("t", 1, 3, 0)])
     assert changes(first, first) == [("broker", "appeared"), ("topic", "appeared")]
-    assert changes(first, described([("t", 1, 2, 0)]))[2:] == []  # an answer from before it grew
+    assert changes(first, described([("t", 1, 2, 0)]))[2:] == []  # a response from before it grew
     assert changes(first, described([("t", 2, 2, 0)]), first)[2:] == [("topic", "recreated")]
     gone = [("topic", "gone"), ("topic", "unknown"), ("topic", "appeared")]  # unknown: to the client that asked
     assert changes(first, described([("t", 0, 0, 3)]), first)[2:] == gone
     assert changes(first, described([], ((1, "h", 9092), (1, "h", 9094))))[2:] == [("broker", "changed")]
-    assert changes(first, described([], ()))[2:] == []  # a broker that has just started knows none
+    assert changes(first, described([], ()))[2:] == []  # a broker that has just started knows no others
 
 
 CLIENT, SASL = ((1, "h1", 9092), (2, "h2", 9092)), ((1, "h1", 9093), (2, "h2", 9093))
 
 
 def asked_at(broker, brokers):
-    said = described([], brokers)
-    said.broker = broker
-    return said
+    exchange = described([], brokers)
+    exchange.broker = broker
+    return exchange
 
 
-def brokers(*said):
-    return [(row.change, row.broker_id, row.host, row.port) for row in fed(said)[1]]
+def brokers(*exchanges):
+    return [(row.change, row.broker_id, row.host, row.port) for row in feed_all(exchanges)[1]]
 
 
 def test_listeners_of_a_broker_are_no_change_of_its_address():
-    """A connection's own listener decides: no answer of one listener names an address of the other."""
+    """A connection's own listener decides: responses at one listener never contain addresses of another."""
     client, sasl = asked_at(("10.0.0.1", 9092), CLIENT), asked_at(("10.0.0.1", 9093), SASL)
     assert brokers(client, sasl, client, sasl)[2:] == [("listener", 1, "h1", 9093), ("listener", 2, "h2", 9093)]
-    of_others = asked_at(("10.0.0.2", 9093), SASL)  # another broker at the same listener, as its addresses say
+    of_others = asked_at(("10.0.0.2", 9093), SASL)  # another broker at the same listener, by its addresses
     assert len(brokers(client, sasl, of_others)) == 4
     moved = asked_at(("10.0.0.1", 9093), (SASL[0], (2, "h9", 9093)))
     assert brokers(client, sasl, moved)[4:] == [("changed", 2, "h9", 9093)]
@@ -127,10 +128,10 @@ def test_listeners_of_a_broker_are_no_change_of_its_address():
     assert brokers(client, elsewhere)[2:] == [("changed", 2, "h9", 9092)]
 
 
-def test_controllers_name_listeners():
+def test_listener_names_are_learnt_from_controllers():
     def registered(*listeners):
-        said = [{"name": name, "host": host, "port": port} for name, host, port in listeners]
-        return Spoken(62, 4, {"brokerId": 7, "listeners": said, "rack": None}, {"errorCode": 0}, 1, 1)
+        endpoints = [{"name": name, "host": host, "port": port} for name, host, port in listeners]
+        return Spoken(62, 4, {"brokerId": 7, "listeners": endpoints, "rack": None}, {"errorCode": 0}, 1, 1)
 
     first = registered(("CLIENT", "b7", 9092), ("SASL", "b7", 9093))
     assert [change for change, *_ in brokers(first)] == ["registered", "listener"]
@@ -150,7 +151,9 @@ def test_controllers_of_kraft_fence_brokers():
         request = {"brokerId": 7, "wantShutDown": leaving, "wantFence": False}
         return Spoken(63, 1, request, {"errorCode": 0, "isFenced": fenced, "shouldShutDown": False}, at, at)
 
-    _, found = fed([registered(1), beat(2, True), beat(3, False), beat(4, False, True), beat(5, True), registered(6)])
+    _, found = feed_all(
+        [registered(1), beat(2, True), beat(3, False), beat(4, False, True), beat(5, True), registered(6)]
+    )
     assert [(row.time_ns, row.change) for row in found] == [
         (1, "registered"),
         (3, "unfenced"),
@@ -168,12 +171,12 @@ def test_changes_of_partitions_are_rows_of_topology():
     assert {row.partition for row in rows if row.topic == "clicks-21e2"} == set(range(6))
 
 
-def test_what_is_invented_is_bounded(monkeypatch):
+def test_invented_names_are_bounded(monkeypatch):
     monkeypatch.setattr(topology, "MAX_TOPICS", 2)
     monkeypatch.setattr(topology, "MAX_BROKERS", 2)
     monkeypatch.setattr(topology, "MAX_ADDRESSES", 2)
     brokers = [(node, f"h{host}", 1) for node in range(4) for host in range(4)]
-    cluster, found = fed([described([(f"t{index}", index + 1, 1, 0) for index in range(5)], brokers)] * 2)
+    cluster, found = feed_all([described([(f"t{index}", index + 1, 1, 0) for index in range(5)], brokers)] * 2)
     assert cluster.left_out == {"topics": 6, "brokers": 16, "addresses": 8}
     assert len(found) == 2 * 2 + 2
 
@@ -183,18 +186,18 @@ LAYOUTS = [(key, version) for key in sorted(APIS) for version in schema().apis[k
 
 @given(data=st.data(), pairs=st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=4))
 def test_any_exchanges_give_rows_and_never_an_error(data, pairs):
-    said = []
+    exchanges = []
     for key, version in pairs:
         api = schema().apis[key]
         request = data.draw(bodies(Layout(api.request, version, key, "request")))
         response = data.draw(st.none() | bodies(Layout(api.response, version, key, "response")))
-        said.append(Spoken(key, version, request, response, 1, 2))
+        exchanges.append(Spoken(key, version, request, response, 1, 2))
     cluster, topics = Cluster("c"), Topics()
-    for each in said:
+    for each in exchanges:
         list(cluster.feed(each, topics))
 
 
-def test_a_controller_that_a_broker_refuses_is_not_active():
+def test_a_controller_refused_by_a_broker_is_not_active():
     asked = {"controllerId": 3, "controllerEpoch": 9, "ungroupedPartitionStates": [], "liveBrokers": []}
-    assert not fed([Spoken(6, 0, asked, {"errorCode": 11}, 1, 2)])[1]
-    assert [row.change for row in fed([Spoken(6, 0, asked, {"errorCode": 0}, 1, 2)])[1]] == ["active"]
+    assert not feed_all([Spoken(6, 0, asked, {"errorCode": 11}, 1, 2)])[1]
+    assert [row.change for row in feed_all([Spoken(6, 0, asked, {"errorCode": 0}, 1, 2)])[1]] == ["active"]

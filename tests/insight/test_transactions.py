@@ -1,13 +1,13 @@
-"""Transactional ids, as InitProducerId and DescribeTransactions are answered, by real clients and as made up."""
+"""Transactional ids from InitProducerId and DescribeTransactions, in real and synthetic exchanges."""
 
 from kproxy.insight.knowledge import Knowledge
 from kproxy.insight.rows import Transaction
 from kproxy.insight.spoken import Spoken
 
 
-def rows(*said):
+def rows(*exchanges):
     known = Knowledge("c")
-    return [row for each in said for row in known.feed(each) if isinstance(row, Transaction)]
+    return [row for each in exchanges for row in known.feed(each) if isinstance(row, Transaction)]
 
 
 def begun(name, error=0):
@@ -15,13 +15,13 @@ def begun(name, error=0):
     return Spoken(22, 4, asked, {"errorCode": error, "producerId": 5, "producerEpoch": 1}, 1, 2, number=3)
 
 
-def test_a_producer_says_the_timeout_of_its_transactions():
+def test_a_producers_transaction_timeout_is_recorded():
     (row,) = rows(begun("tx"), begun(None), begun("refused", 53))
     assert (row.transactional_id, row.state, row.timeout_ms, row.producer_id) == ("tx", "Empty", 600_000, 5)
     assert (row.time_ns, row.number, row.log_offset) == (2, 3, None)
 
 
-def test_a_tool_is_answered_what_a_transaction_is():
+def test_a_described_transaction_is_recorded():
     each = {
         "errorCode": 0,
         "transactionalId": "tx",

@@ -1,4 +1,4 @@
-"""A capture of groups in motion as exchanges, and what the brokers' own logs say of the same time."""
+"""The exchanges of a capture of changing groups, and the brokers' own logs of the same time."""
 
 import gzip
 import re
@@ -18,7 +18,7 @@ CAPTURE = DATA / "k41_groups_a.pcap.zst"
 
 
 def spoken(path: Path, ports: Iterable[int], wanted: Iterable[int]) -> list[Spoken]:
-    """The exchanges of the APIs that are wanted, in the order of their answers; those without one come last."""
+    """The exchanges of the wanted APIs in the order of their responses; unanswered ones come last."""
     ports, wanted = set(ports), set(wanted)
     found, unanswered = [], []
     for connection, stream in enumerate(streams(path, ports.__contains__)):
@@ -62,7 +62,7 @@ _ASSIGNED = re.compile(r"leader (\S+) for group (\S+) for generation (\d+)")
 
 @cache
 def log() -> str:
-    """The brokers' lines on groups, leaders and ISR."""
+    """The brokers' log lines on groups, leaders and ISR."""
     return gzip.decompress((DATA / "k41_groups_a.brokerlog.gz").read_bytes()).decode()
 
 
