@@ -6,9 +6,12 @@ from collections import defaultdict
 
 import pytest
 
-from kproxy.metrics.published import Published
+from kproxy.metrics.published import API, TOPIC, Published
 from kproxy.protocol.apis import FETCH, OFFSET_FETCH
+from kproxy.wire.bodies import Found, Sums
 from tests.metrics.test_lag import Cluster, batch
+from tests.metrics.test_metrics import FETCH as FETCHES
+from tests.metrics.test_metrics import PRODUCE, answered_at, exchange, info
 
 SECOND = 10**9
 
@@ -120,3 +123,27 @@ def test_a_commit_is_sent_that_was_answered_before_offsets_that_took_long_to_be_
     asked = {"groups": [{"groupId": "other", "topics": None}]}
     tool.ask(OFFSET_FETCH, 8, asked, answer, meanwhile=slowly, begins=True)
     assert {group: at.offset for (group, _), at in now()["committed"].items()} == {"billing": 7, "other": 3}
+
+
+def test_cells_are_sent_whenever_they_have_counted(sent):
+    """Also where requests and responses grow by the same number of bytes, and of a topic what is written and read."""
+    cluster, now = sent
+    connection = cluster.metrics.connection(info(), "main", "1", topics=True)
+
+    def counts(request_bytes, response_bytes, written, read):
+        asked, answered = Found(), Found()
+        asked.sums = [Sums("orders", None, written, 1, 1, 1)]
+        answered.sums = [Sums("orders", None, read, 1, 1, 1)]
+        sizes = {"request_bytes": request_bytes, "response_bytes": response_bytes}
+        at = {"request_start": cluster.now_ns, **answered_at(cluster.now_ns)}
+        produced = exchange(PRODUCE, **sizes, **at, request_body=asked)
+        connection.events([produced, exchange(FETCHES, **at, response_body=answered)])
+        return now()
+
+    total = 0
+    for sizes in ((7, 0, 9, 0), (50, 50, 80, 80), (60, 60, 90, 90), (1, 0, 0, 1)):
+        found = counts(*sizes)
+        total += sizes[0]
+        assert found[API]["9"].request_bytes == total
+        assert TOPIC in found
+        assert not {API, TOPIC} & now().keys()
