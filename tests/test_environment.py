@@ -13,7 +13,7 @@ from tests.project import ROOT
 TOUCHY = (
     "tests/views/test_decode.py",
     "tests/views/test_terminal.py",
-    "tests/proxy/test_config.py",
+    "tests/proxy/config/test_load.py",
     "tests/demo/test_app.py::test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c",
 )
 

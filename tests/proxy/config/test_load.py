@@ -350,7 +350,7 @@ def test_source_addresses_are_numeric_and_of_one_machine(tmp_path):
 
 
 def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
-    file = Path(__file__).parents[2] / "deploy/kproxy.toml"
+    file = Path(__file__).parents[3] / "deploy/kproxy.toml"
     config = load(file)
     assert len(config.clusters) == 1  # it runs as it stands; further clusters are commented out, and right as well
     above, mark, below = file.read_text().partition("# Further clusters")
@@ -384,7 +384,7 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
 
 
 def test_every_setting_of_every_table_is_described_where_its_feature_is():
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     shipped = (root / "deploy/kproxy.toml").read_text()
     pages = {Login: "sasl", ForPrincipal: "sasl", Authentication: "sasl", ClientTls: "tls", UpstreamTls: "tls"}
     for model, page in pages.items():
@@ -393,7 +393,7 @@ def test_every_setting_of_every_table_is_described_where_its_feature_is():
 
 
 def test_every_page_is_in_the_table_of_the_readme():
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     table = (root / "README.md").read_text().partition("## How to")[2].partition("\n## ")[0]
     assert {f"docs/{page.name}" for page in (root / "docs").glob("*.md")} == set(re.findall(r"\((docs/\S+)\)", table))
 
