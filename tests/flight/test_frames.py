@@ -141,3 +141,22 @@ def test_connections_without_bytes_are_bounded_by_what_is_known_of_them():
     finally:
         tracemalloc.stop()
     assert len(kept.chunks) < 5000 and used < kept.limit_bytes * 1.2
+
+
+@pytest.mark.parametrize(("after_its_start", "kept"), [(module.MAX_FRAME, True), (module.MAX_FRAME + 1, False)])
+def test_a_frame_is_kept_up_to_so_many_bytes_after_the_read_with_its_start(after_its_start, kept):
+    """Also the last read, which ends with the frame; the next frame is kept whatever this one was."""
+    frame = big(1, after_its_start)
+    first = len(frame) - after_its_start
+    following = request(HEARTBEAT, 4, 2)
+    held = Frames(1 << 30, HOUR_NS)
+    session = Session(Interest())
+    watch(session, held.watched(INFO))
+    for part in (frame[:first], frame[first:-10], frame[-10:], following):
+        session.receive(CLIENT, memoryview(part), 1)
+    assert [chunk.data is not None for chunk in held.chunks] == [True, True, kept, True]
+    got = list(cut(held.chunks))
+    assert [(one.is_whole, one.data == whole) for one, whole in zip(got, (frame, following), strict=True)] == [
+        (kept, kept),
+        (True, True),
+    ]
