@@ -200,6 +200,9 @@ def test_a_negative_node_id_is_said_to_be_one(is_any: bool) -> None:
         assert not ports.bind(8) and not ports.bind(-(2**31))
         (why,) = ports.not_ready()
         assert why.startswith("brokers -1,-2147483648 have negative node ids")
+        assert not ports.bind(0)  # no negative one: the port that it lacks is another matter
+        (why,) = ports.not_ready()
+        assert f"at `bootstrap` a broker?; no port {'is left' if is_any else 'stands'} for brokers 8,0" in why
         ports.close()
 
     live(test(), TIMEOUT_S)

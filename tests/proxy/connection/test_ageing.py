@@ -33,6 +33,26 @@ def passes(monkeypatch):
     return passes
 
 
+@pytest.mark.parametrize(
+    ("idle_s", "age_s", "check"),
+    [
+        (8.0, None, 1002.0),  # a quarter of the timeout
+        (240.0, None, 1060.0),
+        (244.0, None, 1060.0),  # at least once a minute
+        (None, 3600.0, 1060.0),
+        (None, 20.0, 1020.0),  # at the end of its age
+        (8.0, 1.0, 1001.0),
+    ],
+)
+def test_a_connection_is_checked_so_often(monkeypatch, idle_s, age_s, check):
+    monkeypatch.setattr(ageing, "AGE_JITTER", 0)
+    watched = ageing._Watched(1, Limits(idle_timeout_s=idle_s, max_age_s=age_s), 1000.0, lambda setting: None)
+    assert watched.due(1000.0) == check
+    watched.steps = watched.steps[1:]  # it ends: it is idle no more
+    watched.ends_at = 1500.0
+    assert watched.due(1000.0) == 1060.0 and watched.due(1470.0) == 1500.0
+
+
 def test_an_idle_connection_ends_and_one_that_is_used_or_waits_does_not(passes):
     async def test():
         async with kproxy(**limited(idle_timeout_s=2.0)) as here:

@@ -41,6 +41,12 @@ def test_the_one_in_an_answer_is_named(addresses, compact, data):
     assert known(*addresses).find(b"\xff" * 9 + written(leak, compact) + b"\xff" * 9) == leak
 
 
+@pytest.mark.parametrize(("size", "compact"), [(65_535, False), (65_535, True), (65_536, True)])
+def test_a_host_may_be_as_long_as_its_form_allows(size, compact):
+    long = Address("h" * size, 9092)
+    assert known(long).find(written(long, compact)) == long
+
+
 @pytest.mark.parametrize("compact", [False, True])
 def test_what_only_looks_like_it_is_none(compact):
     kafka = Address("kafka-1", 9092)
