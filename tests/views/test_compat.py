@@ -101,5 +101,17 @@ def test_each_api_has_a_row_of_its_treatment():
 def test_so_many_losses_are_listed_and_the_rest_counted(more):
     said = before_the_table(of([CAPPED], clients=50, losses=[loss(f"c{n:02}") for n in range(LISTED + more)]))
     assert sum("could use" in line for line in said) == 20
-    assert (said[-1] == "and 1 more: --json lists all") == bool(more)
+    assert [line for line in said if line.startswith("and ")] == ["and 1 more: --json lists all"] * more
     assert not any("None of the" in line for line in said)
+
+
+def test_names_are_cut_and_counted_and_lines_end_at_80_characters():
+    apis = [CAPPED._replace(key=n, name=f"{n}{'x' * 30}") for n in range(9)]
+    shown = list(lines(of(apis)))
+    assert "8xxx" not in " ".join(shown[: shown.index(HEAD)]) and " and 1 more" in " ".join(shown[:10])
+    assert all(row.startswith(f"{n}{'x' * 27} ") for n, row in enumerate(shown[shown.index(HEAD) + 1 :]))
+    word = "y" * 100
+    for words, expected in ((49, 80), (50, 30)):
+        said = list(lines(of(brokers=[one_broker("z" * words), one_broker(word)])))
+        assert len(next(line for line in said if line.startswith("not asked"))) == expected
+        assert f"  {word}" in said

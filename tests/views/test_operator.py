@@ -32,11 +32,11 @@ def test_a_duration_has_its_two_largest_units(seconds, said):
 
 
 def test_times_of_rows_become_durations():
-    (row,) = operator.connections([{"connection": 7, "opened_ns": 5 * S}], 65 * S)
-    assert row == {"connection": 7, "opened_ns": 5 * S, "age": "1m"}
-    last = {"started_ns": 10 * S, "ended_ns": 12 * S, "cause": "join", "reason": "r"}
-    running = {"started_ns": 10 * S, "ended_ns": None}
-    rows = operator.groups([{"member_count": 3, "last_rebalance": each} for each in (last, running, None)], 70 * S)
+    (row,) = operator.connections([{"connection": 7, "opened_ns": 100 * S}], 165 * S)
+    assert row == {"connection": 7, "opened_ns": 100 * S, "age": "1m"}
+    last = {"started_ns": 100 * S, "ended_ns": 102 * S, "cause": "join", "reason": "r"}
+    running = {"started_ns": 100 * S, "ended_ns": None}
+    rows = operator.groups([{"member_count": 3, "last_rebalance": each} for each in (last, running, None)], 165 * S)
     names = ("members", "last_rebalance", "took", "cause", "reason")
     assert [tuple(row[name] for name in names) for row in rows] == [
         (3, "1m ago", "2 s", "join", "r"),
