@@ -152,6 +152,18 @@ def test_every_release_is_known_by_what_it_serves():
     )
 
 
+def test_a_release_is_told_by_what_it_serves_clients_and_by_nothing_else():
+    """One version less of any API for clients is an older release; other APIs depend on features and settings."""
+    newest, versions = [*served_versions().items()][-1]
+    offers = {key: (some[0], some[-1]) for key, some in versions.items() if len(some)}
+    assert release_of(offers) == newest
+    for_clients = {0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 18, 19, 22, 24, 32}
+    for key, (lowest, highest) in offers.items():
+        assert (release_of({**offers, key: (lowest, highest - 1)}) == newest) == (key not in for_clients), key
+    without = {key: offer for key, offer in offers.items() if key != 32}
+    assert release_of(without) != newest
+
+
 def test_the_command(cluster):
     host, port = cluster.bootstrap[0]
     done = CliRunner().invoke(compat, ["--bootstrap", f"{host}:{port}"])
