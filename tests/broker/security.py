@@ -85,7 +85,7 @@ def _base64(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Security:
-    """What brokers on some addresses and their clients share: one CA, one token issuer, USERS."""
+    """Credentials shared by brokers on some addresses and their clients: one CA, one token issuer, USERS."""
 
     folder: Path
     authority: Authority

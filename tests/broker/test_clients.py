@@ -109,7 +109,7 @@ def test_clients_learn_only_addresses_of_kproxy(bootstrap: str) -> None:
     assert endpoints(bootstrap) == {node_id: f"127.0.0.1:{port + 1 + node_id}" for node_id in (1, 2, 3)}
 
 
-def test_share_group_with_java(bootstrap: str) -> None:
+def test_java_consumes_in_a_share_group(bootstrap: str) -> None:
     """KIP-932: ShareFetch and ShareAcknowledge."""
     topic = create_topic(bootstrap)
     sent = [f"line {number}" for number in range(100)]

@@ -29,7 +29,7 @@ def errors(report: Report) -> list[tuple[str, str]]:
     return [(one.check, f"{one.found} {one.fix}") for one in report.findings if one.level == "error"]
 
 
-def test_a_healthy_cluster(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_healthy_cluster_has_no_errors(cluster: Cluster, tmp_path: Path) -> None:
     report = examined(tmp_path, cluster.bootstrap)
     assert report.findings == []
     assert "kproxy reads all that 3 broker(s) serve" in [one.text for one in report.passed]
@@ -67,7 +67,7 @@ def test_a_tls_port_without_tls_settings_is_reported(secured: SecuredBroker, tmp
     assert "TLS" in text
 
 
-def test_tls(secured: SecuredBroker, tmp_path: Path) -> None:
+def test_tls_settings_are_checked(secured: SecuredBroker, tmp_path: Path) -> None:
     other = Authority(tmp_path, "other")
     ours = secured.security.authority.bundle
     report = examined(tmp_path, secured.address_of("SSL"), f'[cluster.upstream_tls]\nca = "{ours}"')

@@ -1,4 +1,5 @@
-"""An incident before three real brokers, with a log of what really happened: what kproxy must and must not conclude.
+"""An incident before three real brokers, with a log of the real events:
+the conclusions that kproxy must and must not draw.
 
 One run provokes most kinds of failures with real clients; in its first part all clients work as they should.
 """

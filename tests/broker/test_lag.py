@@ -89,8 +89,7 @@ TOO_LARGE = "m" * 5000  # as the metadata of an offset: brokers accept 4096 byte
 
 
 class Scene:
-    """The clients of `bootstrap`, which is one kproxy or several, and changes made at the cluster itself, past
-    kproxy."""
+    """Clients that connect through one or several kproxies, and changes made directly at the cluster."""
 
     def __init__(
         self, cluster: Cluster, bootstrap: str, kproxies: list[Kproxy], prometheus: Prometheus | None = None

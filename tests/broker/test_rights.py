@@ -140,8 +140,8 @@ OF_METHOD = {
     "handleCreateTokenRequest": ("CreateDelegationToken",),
     "handleBrokerHeartBeatRequest": ("BrokerHeartbeat",),
 }
-# What these classes check besides: what a client may do with the cluster, and the rights at a controller's own
-# listener.
+# Further checks of these classes: operations that a client may perform on the cluster,
+# and rights at a controller's own listener.
 ELSEWHERE = {
     ("Metadata", "Describe", "cluster"),
     ("DescribeCluster", "Alter", "cluster"),

@@ -36,8 +36,7 @@ AUTHENTICATIONS = "kproxy_authentications_total"
 
 
 def written_as(secret: str) -> Iterator[bytes]:
-    """Every encoding of the secret that somebody may have written; of base64 the part that does not depend on its
-    alignment."""
+    """Every encoding in which the secret may be written; for base64 the part that does not depend on alignment."""
     data = secret.encode()
     yield from (data, data.hex().encode(), data.hex().upper().encode(), quote(secret, safe="").encode())
     yield repr(data)[2:-1].encode()

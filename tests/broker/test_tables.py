@@ -77,7 +77,7 @@ def captured(path: Path, port: int) -> Iterator[None]:
 
 
 class Figures:
-    """What a running kproxy reports: the metrics that depend on traffic alone, and of groups everything but times."""
+    """The values of a running kproxy: metrics that depend on traffic alone, and everything about groups but times."""
 
     def __init__(self, kproxy: Kproxy) -> None:
         self.metrics = {name: kproxy.totals(name, *by) for name, by in SHOWN.items()}
@@ -90,7 +90,7 @@ class Figures:
                 del group["last_rebalance"][name]
 
 
-class Same(NamedTuple):
+class Routes(NamedTuple):
     folder: Path
     figures: dict[str, Figures]
 
@@ -141,7 +141,7 @@ def read_through(bootstrap: str, log: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def same(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Same:
+def routes(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Routes:
     """The tables of one run of real clients, by three routes: `kproxy run` records, `kproxy watch` records, tcpdump
     captures."""
     folder = tmp_path_factory.mktemp("same")
@@ -201,43 +201,43 @@ def same(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Same:
                 figures = {"run": Figures(run), "watch": Figures(watch)}
             watch.stop()
     convert([folder / "same.pcap"], folder / "captured")
-    return Same(folder, figures)
+    return Routes(folder, figures)
 
 
-def test_recorded_and_captured_tables_are_equal(same: Same) -> None:
+def test_recorded_and_captured_tables_are_equal(routes: Routes) -> None:
     for table in KNOWN:
         apart = (*CLOCKS, *FIRST.get(table, ()))
-        live, later = (table_rows(same.folder / place, table, apart, FOUND) for place in ("live", "captured"))
+        live, later = (table_rows(routes.folder / place, table, apart, FOUND) for place in ("live", "captured"))
         assert live == later, table
-    assert table_rows(same.folder / "live", "rebalances").total() >= 5
-    assert table_rows(same.folder / "live", "assignments").total() >= 9
-    assert table_rows(same.folder / "live", "changes").total() >= 1
+    assert table_rows(routes.folder / "live", "rebalances").total() >= 5
+    assert table_rows(routes.folder / "live", "assignments").total() >= 9
+    assert table_rows(routes.folder / "live", "changes").total() >= 1
     rows = map(
-        dict, table_rows(same.folder / "live", "committed_offsets").elements()
+        dict, table_rows(routes.folder / "live", "committed_offsets").elements()
     )  # of all groups that the cluster had
     ends = Counter(row["change"] for row in rows if row["group_id"].startswith("paid-"))
     assert ends["pending"] == 3 and ends["aborted"] == 1 and ends["committed"] >= 2
-    states = {dict(row)["state"] for row in table_rows(same.folder / "live", "transactions")}
+    states = {dict(row)["state"] for row in table_rows(routes.folder / "live", "transactions")}
     assert states >= {"Empty", "Ongoing", "PrepareCommit", "CompleteCommit", "CompleteAbort"}
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_watched_and_captured_tables_are_equal(same: Same) -> None:
+def test_watched_and_captured_tables_are_equal(routes: Routes) -> None:
     """Every table is the same, also connections with TCP's counts; only quality may order packets otherwise."""
     for table in (*KNOWN, "exchanges", "partitions", "batches", "connections"):
-        watched, later = (table_rows(same.folder / place, table, OF_FILES) for place in ("watched", "captured"))
+        watched, later = (table_rows(routes.folder / place, table, OF_FILES) for place in ("watched", "captured"))
         assert later.total() > 0 and watched == later, table
     findings = {
         dict(row)["kind"]: dict(row)["count"]
-        for row in table_rows(same.folder / "watched", "quality")
+        for row in table_rows(routes.folder / "watched", "quality")
         if dict(row)["kind"] not in ("clock_back", "out_of_order", "same_packet")
     }
     assert "kernel_drops" not in findings and "gap" not in findings
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_a_watching_kproxy_reports_the_metrics_of_the_proxying_one(same: Same) -> None:
-    proxying, watching = same.figures["run"], same.figures["watch"]
+def test_a_watching_kproxy_reports_the_metrics_of_the_proxying_one(routes: Routes) -> None:
+    proxying, watching = routes.figures["run"], routes.figures["watch"]
     for name, values in proxying.metrics.items():
         assert values and watching.metrics[name] == values, name
     assert proxying.metrics["kproxy_group_rebalances_total"].keys() == {(group["group"],) for group in proxying.groups}
@@ -246,9 +246,11 @@ def test_a_watching_kproxy_reports_the_metrics_of_the_proxying_one(same: Same) -
 
 
 @pytest.mark.skipif("KNOWLEDGE_LONG" not in os.environ, reason="takes a minute: ./dev knowledge routes")
-def test_spark_converts_the_capture_to_the_same_tables(same: Same, spark: SparkSession) -> None:
-    result = pipeline.ingest(spark, [same.folder / "same.pcap"], same.folder / "spark", split_bytes=100_000, tasks=4)
+def test_spark_converts_the_capture_to_the_same_tables(routes: Routes, spark: SparkSession) -> None:
+    result = pipeline.ingest(
+        spark, [routes.folder / "same.pcap"], routes.folder / "spark", split_bytes=100_000, tasks=4
+    )
     assert not result.failed
     for table in (*KNOWN, "exchanges", "partitions", "batches", "connections"):
-        ours, theirs = (table_rows(same.folder / place, table, ()) for place in ("spark", "captured"))
+        ours, theirs = (table_rows(routes.folder / place, table, ()) for place in ("spark", "captured"))
         assert theirs.total() > 0 and ours == theirs, table

@@ -67,7 +67,7 @@ def create_topic(bootstrap: str, partitions: int = 3, *, on: int | None = None) 
     """Create a topic with a unique name, on three brokers or with one partition on one; returns once all running
     brokers know it.
 
-    If the response is late, the tool repeats its request, of which the first has created the topic.
+    If the response is late, the tool repeats the request, though the first one has created the topic.
     """
     topic = f"topic-{next(_numbers)}"
     shape = ["--partitions", str(partitions), "--replication-factor", "3"]

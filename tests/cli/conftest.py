@@ -1,11 +1,11 @@
-"""What is wrong with a question, whichever engine is to answer it."""
+"""Invalid questions, with the error that every engine must report."""
 
 import pytest
 
 
 @pytest.fixture
 def mistakes(tables, tmp_path):
-    """Pairs of a command's arguments and what is to be said."""
+    """Pairs of a command's arguments and the expected error."""
     (tmp_path / "there").mkdir()
     newer = tmp_path / "newer"
     newer.mkdir()

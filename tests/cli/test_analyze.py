@@ -1,4 +1,4 @@
-"""The command line of questions: every job from its options to its answer, in every format; mistakes."""
+"""The command line of questions: every job from its options to its answer, in every format, and mistakes."""
 
 import csv
 import io
@@ -30,37 +30,41 @@ def run(*arguments):
     return done.stdout
 
 
-def told(*arguments):
+def rows_of(*arguments):
     return [json.loads(line) for line in run(*arguments, "--format", "json").splitlines()]
 
 
 @pytest.mark.parametrize("program", ["analyze", "spark"])
-def test_help_teaches_by_example(program):
-    """Of each job: what it tells, its options with their defaults, and a command that its own options allow."""
+def test_the_help_of_each_job_has_an_example(program):
+    """The help of each job: its purpose, its options with their defaults, and a command that its own options allow."""
     whole = CliRunner().invoke(cli, [program, "--help"]).output
     assert all(f"  {name} " in whole for name in JOBS)
     for name in JOBS:
-        said = CliRunner().invoke(cli, [program, name, "--help"], terminal_width=200).output
-        example = next(line for line in said.splitlines() if line.startswith(f"    kproxy {program} {name} tables"))
+        help_text = CliRunner().invoke(cli, [program, name, "--help"], terminal_width=200).output
+        example = next(
+            line for line in help_text.splitlines() if line.startswith(f"    kproxy {program} {name} tables")
+        )
         options = [word for word in example.split() if word.startswith("--")]
-        assert all(f"  {option} " in said for option in options), name
+        assert all(f"  {option} " in help_text for option in options), name
     assert "Default: api." in CliRunner().invoke(cli, [program, "latency", "--help"], terminal_width=200).output
 
 
-def test_examples_work(tables, tmp_path, monkeypatch):
-    """Those of the help, as they stand there."""
+def test_the_examples_of_the_help_run(tables, tmp_path, monkeypatch):
+    """The examples of the help texts, unchanged."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tables, "tables")
     shutil.copytree(tables, "tables-after")
     for name in JOBS:
-        said = CliRunner().invoke(cli, ["analyze", name, "--help"], terminal_width=200).output
-        example = next(line.strip() for line in said.splitlines() if line.startswith(f"    kproxy analyze {name} "))
+        help_text = CliRunner().invoke(cli, ["analyze", name, "--help"], terminal_width=200).output
+        example = next(
+            line.strip() for line in help_text.splitlines() if line.startswith(f"    kproxy analyze {name} ")
+        )
         done = CliRunner().invoke(cli, shlex.split(example)[1:], catch_exceptions=False)
         assert done.exit_code == 0, done.output
 
 
 @pytest.mark.ring2
-def test_commands_of_the_page_work(tables, tmp_path, monkeypatch):
+def test_the_commands_of_the_docs_run(tables, tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "analyze.md").read_text()
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tables, "tables")
@@ -75,7 +79,7 @@ def test_commands_of_the_page_work(tables, tmp_path, monkeypatch):
     assert all(f"`{name}`" in page for name in ("overview", *JOBS))
 
 
-def test_commands_of_the_page_of_groups_work(tables, tmp_path, monkeypatch):
+def test_the_commands_of_the_docs_about_groups_run(tables, tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "groups.md").read_text()
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tables, "tables")
@@ -86,9 +90,9 @@ def test_commands_of_the_page_of_groups_work(tables, tmp_path, monkeypatch):
         assert done.exit_code == 0, line
 
 
-def test_formats(tables, tmp_path):
+def test_formats_have_the_same_rows(tables, tmp_path):
     by = ("latency", tables, "--by", "api,client")
-    lines = told(*by)
+    lines = rows_of(*by)
     table = list(csv.DictReader(io.StringIO(run(*by, "--format", "csv"))))
     assert [{name: str(value) for name, value in line.items()} for line in lines] == table and lines
     run(*by, "--format", "parquet", "--out", tmp_path / "latency")
@@ -100,7 +104,7 @@ def test_formats(tables, tmp_path):
     assert (tmp_path / "latency.csv").read_text() == run(*by, "--format", "csv")
 
 
-def test_what_a_table_does_not_show_is_said(tables, tmp_path):
+def test_notes_report_omitted_rows_and_chosen_versions(tables, tmp_path):
     done = CliRunner().invoke(cli, ["analyze", "clients", "--replicas", str(tables)])
     assert len(done.stdout.splitlines()) == 51 and done.stderr.endswith("Only the first 50 rows: --limit shows more.\n")
     assert run("throttle", tables, "--where", "false") == "No rows.\n"
@@ -112,7 +116,7 @@ def test_what_a_table_does_not_show_is_said(tables, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("rebalances --from 23:00", r"rebalances has 1 rows, from 2026-11-21 09:\S+ to 2026-11-21 09:\S+ UTC; none is"),
         ("slow --where false --having false", "; none is chosen by --where and --having."),
@@ -124,10 +128,10 @@ def test_what_a_table_does_not_show_is_said(tables, tmp_path):
         ("group-lag --where api='Produce'", r"--where chooses [\d,]+ rows of partitions; group-lag finds nothing"),
     ],
 )
-def test_an_answer_without_rows_says_why(tmp_path, words, said):
+def test_an_answer_without_rows_has_a_reason(tmp_path, words, message):
     where = shutil.copy(capture("k41_quota"), tmp_path)
     done = CliRunner().invoke(cli, ["analyze", *words.split(), str(where)], catch_exceptions=False)
-    assert done.stdout == "No rows.\n" and re.search(said, done.stderr), done.stderr
+    assert done.stdout == "No rows.\n" and re.search(message, done.stderr), done.stderr
 
 
 def test_an_error_inside_an_answer_comes_with_the_command_that_decodes_it(tmp_path, monkeypatch):
@@ -142,7 +146,7 @@ def test_an_error_inside_an_answer_comes_with_the_command_that_decodes_it(tmp_pa
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("words", ["analyze slow --format json", "analyze overview --format json", "report"])
-def test_an_answer_that_does_not_fit_is_named_and_leaves_nothing(tables, tmp_path, words):
+def test_an_answer_that_does_not_fit_is_reported_and_leaves_no_file(tables, tmp_path, words):
     out = tmp_path / "answer"
     limited = ("sh", "-c", 'ulimit -f 1; exec "$@"', "sh", sys.executable, "-m", "kproxy", *words.split())
     done = subprocess.run(
@@ -159,111 +163,111 @@ def test_an_answer_that_does_not_fit_is_named_and_leaves_nothing(tables, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_text_without_quotes_is_known_for_one(tables):
+def test_a_string_without_quotes_is_recognised(tables):
     with pytest.raises(KproxyError, match=r"no column 'billing' \(a text stands in quotes: 'billing'\)"):
         run("slow", tables, "--where", "client = billing")
 
 
 def test_options_reach_the_job(tables):
-    slow = told("slow", tables, "--slower-than-ms", 1000, "--limit", 2, "--where", "api = 'Produce'")
+    slow = rows_of("slow", tables, "--slower-than-ms", 1000, "--limit", 2, "--where", "api = 'Produce'")
     assert len(slow) == 2 and all(row["api"] == "Produce" and row["total_ns"] > 1_000_000_000 for row in slow)
-    both = told("compare", tables, "--with", tables, "--by", "api")
+    both = rows_of("compare", tables, "--with", tables, "--by", "api")
     assert both and all(row["exchanges"] == row["b_exchanges"] and row["p99_change"] in (1.0, None) for row in both)
 
 
-def test_conditions_do_not_change_what_is_computed_over_all_rows(tables):
-    """Gaps between commits, and a partition's part of its topic."""
+def test_conditions_do_not_affect_values_computed_over_all_rows(tables):
+    """Such as gaps between commits, and a partition's share of its topic."""
     for job in ("offsets", "skew"):
-        everything, some = told(job, tables), told(job, tables, "--where", "partition = 0")
+        everything, some = rows_of(job, tables), rows_of(job, tables, "--where", "partition = 0")
         assert some == [row for row in everything if row["partition"] == 0] and 0 < len(some) <= len(everything)
-    # What stood before a slow request is of all requests, and a run of slow ones is of those that are chosen.
-    some = told("slow", tables, "--where", "api = 'Fetch'")
+    # The exchanges before a slow request come from all requests; a series of slow ones consists of chosen requests.
+    some = rows_of("slow", tables, "--where", "api = 'Fetch'")
     assert some and {row["api"] for row in some} == {"Fetch"}
 
 
-def test_conditions_take_the_names_of_groups_and_those_that_sql_reserves(tables):
-    clients = {row["client"] for row in told("talkers", tables, "--by", "client")}
+def test_conditions_accept_group_names_and_reserved_words(tables):
+    clients = {row["client"] for row in rows_of("talkers", tables, "--by", "client")}
     one = sorted(clients)[0]
     for job in ("latency", "talkers", "fetching", "slow", "throttle", "errors", "clients"):
         asked = ["--by", "client"] if job in ("latency", "talkers", "fetching", "throttle", "errors") else []
-        for row in told(job, tables, *asked, "--where", f"CLIENT = '{one}'"):
+        for row in rows_of(job, tables, *asked, "--where", f"CLIENT = '{one}'"):
             assert row["client"] == one
     for job, column in (("lag", "client"), ("batching", "client"), ("offsets", "group_id")):
-        everything = told(job, tables)
+        everything = rows_of(job, tables)
         value = everything[0][column]
         quoted = value.replace("'", "''")
-        assert told(job, tables, "--where", f"{column} = '{quoted}'") == [
+        assert rows_of(job, tables, "--where", f"{column} = '{quoted}'") == [
             row for row in everything if row[column] == value
         ]
-    assert told("offsets", tables, "--where", "offset >= 0 and `partition` < 1000") == told("offsets", tables)
-    assert told("latency", tables, "--where", 'api = "Fetch" and client_id != \'a\\\\b""c{}\'', "--replicas")
+    assert rows_of("offsets", tables, "--where", "offset >= 0 and `partition` < 1000") == rows_of("offsets", tables)
+    assert rows_of("latency", tables, "--where", 'api = "Fetch" and client_id != \'a\\\\b""c{}\'', "--replicas")
 
 
 @pytest.mark.ring2
-def test_times(tables):
-    seconds = told("latency", tables, "--by", "source", "--every", "1 second")
+def test_time_options_choose_rows(tables):
+    seconds = rows_of("latency", tables, "--by", "source", "--every", "1 second")
     first, last = min(row["time"] for row in seconds), max(row["time"] for row in seconds)
     total = sum(row["exchanges"] for row in seconds)
     middle = sorted(row["time"] for row in seconds)[len(seconds) // 2]
     before, after = (
-        sum(row["exchanges"] for row in told("latency", tables, "--by", "source", option, middle))
+        sum(row["exchanges"] for row in rows_of("latency", tables, "--by", "source", option, middle))
         for option in ("--to", "--from")
     )
     assert before + after == total and 0 < before < total
     assert before == sum(row["exchanges"] for row in seconds if row["time"] < middle)
-    clock = sum(row["exchanges"] for row in told("latency", tables, "--by", "source", "--from", middle[11:19]))
+    clock = sum(row["exchanges"] for row in rows_of("latency", tables, "--by", "source", "--from", middle[11:19]))
     assert clock == after
-    tail = told("latency", tables, "--by", "source", "--every", "1 second", "--from", "-2s")
+    tail = rows_of("latency", tables, "--by", "source", "--every", "1 second", "--from", "-2s")
     assert tail and min(row["time"] for row in tail) >= last[:17] and sum(row["exchanges"] for row in tail) < total
-    head = told("latency", tables, "--by", "source", "--every", "1 second", "--to", "+2s")
+    head = rows_of("latency", tables, "--by", "source", "--every", "1 second", "--to", "+2s")
     assert head and head[0]["time"] == first and sum(row["exchanges"] for row in head) < total
-    assert told("connections", tables, "--from", "-1s") and told("quality", tables, "--from", "-1s")
+    assert rows_of("connections", tables, "--from", "-1s") and rows_of("quality", tables, "--from", "-1s")
     for name in JOBS:
         if name != "compare":
             run(name, tables, "--from", first, "--to", last)
 
 
-def test_names_of_folders_and_captures_are_names_whatever_is_in_them(tables, tmp_path):
-    """DuckDB takes a path for a pattern, Spark's SQL a name in braces for a table."""
+def test_special_characters_in_file_names_are_literal(tables, tmp_path):
+    """DuckDB reads a path as a glob, Spark's SQL a name in braces as a table."""
     odd = tmp_path / "it's [x]*? {1}"
     odd.mkdir()
     shutil.copytree(tables, odd / "tab[le]s")
-    assert told("latency", odd / "tab[le]s") == told("latency", tables)
+    assert rows_of("latency", odd / "tab[le]s") == rows_of("latency", tables)
     shutil.copy(capture("k41_quota"), odd / "trace[1]*.pcap")
-    there = told("latency", odd / "trace[1]*.pcap")
+    there = rows_of("latency", odd / "trace[1]*.pcap")
     shutil.copy(capture("k41_quota"), tmp_path / "plain.pcap")
-    assert there == told("latency", tmp_path / "plain.pcap") and there
+    assert there == rows_of("latency", tmp_path / "plain.pcap") and there
     with pytest.raises(KproxyError, match="Cannot access file"):
         run("sql", f"select * from read_parquet('{tables}/exchanges/*.parquet')", tmp_path / "plain.pcap")
 
 
-def test_tables_that_were_made_before_a_table_was_there_say_so(tables, tmp_path):
-    """No rows would say that nothing happened in any group."""
+def test_a_table_that_an_older_kproxy_did_not_write_is_reported(tables, tmp_path):
+    """An empty answer would mean that nothing happened in any group."""
     older = tmp_path / "older"
     shutil.copytree(tables, older, ignore=shutil.ignore_patterns("group_events", "rebalances", "topology"))
     manifest = json.loads((older / "_kproxy.json").read_text())
     (older / "_kproxy.json").write_text(json.dumps(manifest | {"schema_version": 2}))
     for job, lacking in (("groups", "group_events, rebalances"), ("skew", "topology"), ("latency", None)):
         done = CliRunner().invoke(cli, ["analyze", job, str(older)], catch_exceptions=False)
-        said = f"an older kproxy, which made no {lacking}: convert the captures again"
-        assert done.exit_code == 0 and (said in done.stderr if lacking else not done.stderr)
+        message = f"an older kproxy, which made no {lacking}: convert the captures again"
+        assert done.exit_code == 0 and (message in done.stderr if lacking else not done.stderr)
     assert not CliRunner().invoke(cli, ["analyze", "groups", str(tables)], catch_exceptions=False).stderr
 
 
-def test_times_choose_rows_of_every_table_that_is_counted(tables):
-    """Of both that are compared, and of a group's rebalances beside its events, from the same moment on."""
-    both = told("compare", tables, "--with", tables, "--by", "api", "--to", "+2s")
+def test_time_limits_apply_to_every_table_of_a_question(tables):
+    """To both sides of a comparison, and to a group's rebalances as to its events, from the same moment."""
+    both = rows_of("compare", tables, "--with", tables, "--by", "api", "--to", "+2s")
     assert both and all(row["exchanges"] == row["b_exchanges"] for row in both)
-    whole = {row["api"]: row["exchanges"] for row in told("compare", tables, "--with", tables, "--by", "api")}
+    whole = {row["api"]: row["exchanges"] for row in rows_of("compare", tables, "--with", tables, "--by", "api")}
     assert any(row["exchanges"] < whole[row["api"]] for row in both)
     later = {
         row["api"]: row["exchanges"]
-        for row in told("compare", tables, "--with", tables, "--by", "api", "--from", "+2s")
+        for row in rows_of("compare", tables, "--with", tables, "--by", "api", "--from", "+2s")
     }
-    parts = told("compare", tables, "--with", tables, "--by", "api", "--to", "+2s", "--with-from", "+2s")
+    parts = rows_of("compare", tables, "--with", tables, "--by", "api", "--to", "+2s", "--with-from", "+2s")
     assert {row["api"]: row["exchanges"] for row in both} == {r["api"]: r["exchanges"] for r in parts if r["exchanges"]}
     assert later == {row["api"]: row["b_exchanges"] for row in parts if row["b_exchanges"]}
-    assert told("compare", tables, "--with", tables, "--from", "2100-01-01") == []
+    assert rows_of("compare", tables, "--with", tables, "--from", "2100-01-01") == []
 
     def began(*times):
         query = "select started_ns from rebalances where started_ns >= (select min(time_ns) from group_events) + "
@@ -271,28 +275,28 @@ def test_times_choose_rows_of_every_table_that_is_counted(tables):
         return [json.loads(line) for line in run("sql", query, tables, "--format", "json").splitlines()]
 
     everything = began()
-    (first,) = told("sql", "select min(time_ns) as at from group_events", tables)
+    (first,) = rows_of("sql", "select min(time_ns) as at from group_events", tables)
     middle = (everything[len(everything) // 2]["started_ns"] - first["at"]) // 1_000_000_000
-    some = sum(row["rebalances"] for row in told("groups", tables, "--from", f"+{middle}s"))
+    some = sum(row["rebalances"] for row in rows_of("groups", tables, "--from", f"+{middle}s"))
     assert some == len(began(middle * 1_000_000_000)) and 0 < some < len(everything)
 
 
-def test_mistakes(mistakes, tables):
-    for arguments, said in mistakes:
+def test_mistakes_are_reported(mistakes, tables):
+    for arguments, message in mistakes:
         with pytest.raises(KproxyError) as fault:
             run(*arguments)
-        assert said in str(fault.value) and "\n" not in str(fault.value)
-    for where, said in (
+        assert message in str(fault.value) and "\n" not in str(fault.value)
+    for where, message in (
         ("foo(api)", "foo does not exist"),
         ("api", "--where is no condition, since it is neither true nor false: give a condition in SQL"),
         ("api =", "--where cannot be read"),
     ):
-        with pytest.raises(KproxyError, match=said) as fault:
+        with pytest.raises(KproxyError, match=message) as fault:
             run("latency", tables, "--where", where)
         assert "\n" not in str(fault.value) and "Error:" not in str(fault.value)
 
 
-def test_sql(tables):
+def test_sql_queries_the_tables(tables):
     query = "select api, count(*) as n, max(time) as last from exchanges group by api order by n desc, api"
     found = [json.loads(line) for line in run("sql", query, tables, "--format", "json", "--limit", "2").splitlines()]
     assert [row["n"] for row in found] == sorted((row["n"] for row in found), reverse=True) and len(found) == 2
@@ -305,7 +309,7 @@ def test_sql(tables):
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "message"),
     [
         ("select apii from exchanges", "there is no column 'apii': did you mean api?"),
         ("select api from exchange", "there is no table 'exchange': did you mean exchanges"),
@@ -326,44 +330,44 @@ def test_sql(tables):
         ("select api / 0 from exchanges", "."),
     ],
 )
-def test_sql_reads_the_tables_and_nothing_else(tables, query, said):
-    with pytest.raises(KproxyError, match=said) as fault:
+def test_sql_reads_the_tables_and_nothing_else(tables, query, message):
+    with pytest.raises(KproxyError, match=message) as fault:
         run("sql", query, tables)
     assert "\n" not in str(fault.value)
 
 
-def test_sql_behind_the_tables_is_put_right(tables):
+def test_sql_after_the_tables_is_refused_with_the_right_command(tables):
     with pytest.raises(KproxyError, match="stands before the tables it is about: kproxy analyze sql 'select 1 as n' "):
         run("sql", tables, "select 1 as n")
 
 
 @pytest.mark.ring2
-def test_overview(tables, tmp_path):
-    """Its figures are those of the jobs."""
-    said = json.loads(run("overview", tables, "--format", "json", "--limit", 1000))
-    (span,) = said["span"]
-    counted = sum(row["exchanges"] for row in told("latency", tables, "--by", "cluster", "--replicas"))
+def test_the_overview_has_the_figures_of_the_jobs(tables, tmp_path):
+    """Its figures equal those of the jobs."""
+    overview = json.loads(run("overview", tables, "--format", "json", "--limit", 1000))
+    (span,) = overview["span"]
+    counted = sum(row["exchanges"] for row in rows_of("latency", tables, "--by", "cluster", "--replicas"))
     assert span["exchanges"] >= counted > 0 and span["sources"] == 3
-    assert sum(row["exchanges"] for row in said["brokers"]) == span["exchanges"]
-    assert sum(row["bytes"] for row in said["clients"]) == sum(row["bytes"] for row in told("talkers", tables))
-    by_api = {row["api"]: row for row in told("latency", tables)}
-    assert all(row["p99_ns"] == by_api[row["api"]]["p99_ns"] for row in said["apis"] if row["api"] in by_api)
-    assert said["errors"] == told("errors", tables) and said["throttles"] == told("throttle", tables)
-    read = {row["topic"]: row["read_bytes"] for row in said["topics"]}
-    fetched = [row for row in told("skew", tables) if row["api"] == "Fetch"]
+    assert sum(row["exchanges"] for row in overview["brokers"]) == span["exchanges"]
+    assert sum(row["bytes"] for row in overview["clients"]) == sum(row["bytes"] for row in rows_of("talkers", tables))
+    by_api = {row["api"]: row for row in rows_of("latency", tables)}
+    assert all(row["p99_ns"] == by_api[row["api"]]["p99_ns"] for row in overview["apis"] if row["api"] in by_api)
+    assert overview["errors"] == rows_of("errors", tables) and overview["throttles"] == rows_of("throttle", tables)
+    read = {row["topic"]: row["read_bytes"] for row in overview["topics"]}
+    fetched = [row for row in rows_of("skew", tables) if row["api"] == "Fetch"]
     assert {row["topic"]: sum(r["bytes"] for r in fetched if r["topic"] == row["topic"]) for row in fetched} == {
         topic: size for topic, size in read.items() if size is not None
     }
-    assert said["slowest"][0]["cause"] == "throttle"
-    assert "kproxy analyze findings" in said["next"][0] and "kproxy analyze slow" in said["next"][1]
+    assert overview["slowest"][0]["cause"] == "throttle"
+    assert "kproxy analyze findings" in overview["next"][0] and "kproxy analyze slow" in overview["next"][1]
     shown = run("overview", tables)
     first, _, rest = shown.partition("\n\n")
     assert rest.startswith("2026-11-21 09:48:53") and "Ask next" in rest and max(map(len, shown.splitlines())) < 300
     assert "12 of 20 answers throttled" in first and [line.split()[0] for line in first.splitlines()[-4:]] == [
         *("failed", "stood", "p99", "behind")
     ]
-    assert said["verdict"]["sentence"].split() == " ".join(first.splitlines()[:-4]).split()
-    assert said["verdict"]["findings"] == sum(1 + one["more"] for one in told("findings", tables))
+    assert overview["verdict"]["sentence"].split() == " ".join(first.splitlines()[:-4]).split()
+    assert overview["verdict"]["findings"] == sum(1 + one["more"] for one in rows_of("findings", tables))
     late = json.loads(run("overview", tables, "--format", "json", "--from", "-10s"))
     assert late["span"][0]["exchanges"] < span["exchanges"] and late["span"][0]["lasted_ns"] <= 10_000_000_000
     none = run("overview", tables, "--from", "2030-01-01")
@@ -372,7 +376,7 @@ def test_overview(tables, tmp_path):
     assert len(run("overview", shutil.copy(capture("k41_BASE"), tmp_path)).splitlines()) > 20
 
 
-def test_the_engine_is_silent_and_quick_to_explain_itself(tables):
+def test_the_engine_is_silent_and_help_imports_no_engine(tables):
     code = "import sys; from kproxy.cli import main; sys.argv[0] = 'kproxy'\ntry: main()\nfinally: "
     code += "print('LOADED', *({'pyarrow', 'duckdb', 'pyspark', 'numpy'} & set(sys.modules)), file=sys.stderr)"
     command = [sys.executable, "-c", code, "analyze"]
@@ -383,15 +387,15 @@ def test_the_engine_is_silent_and_quick_to_explain_itself(tables):
 
 
 def same_but_queues(text):
-    """Rows without queue and mute, which began at a request's last byte before schema version 6."""
+    """The rows without queue and mute times, which before schema version 6 began at a request's last byte."""
     rows = map(json.loads, text.splitlines())
     return [{name: value for name, value in row.items() if not name.startswith(("queue_", "muted_"))} for row in rows]
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("version", [1, 2])
-def test_tables_of_older_kproxys_are_answered_as_far_as_they_go(tmp_path, version):
-    """Those that kproxy wrote when its schema had these versions; what they lack is said, with its fix."""
+def test_tables_of_older_kproxys_are_answered_as_far_as_possible(tmp_path, version):
+    """Tables written with these schema versions; missing columns are reported with the remedy."""
     with tarfile.open(Path(__file__).parents[1] / "data" / "older" / f"v{version}.tar.xz") as bundle:
         bundle.extractall(tmp_path)
     assert json.loads((tmp_path / "_kproxy.json").read_text())["schema_version"] == version
@@ -410,7 +414,7 @@ def test_tables_of_older_kproxys_are_answered_as_far_as_they_go(tmp_path, versio
 
 @pytest.mark.parametrize("fault", (None, KproxyError("Out of buffer")))
 def test_tables_that_are_replaced_during_a_question_are_refused(tmp_path, fault):
-    """DuckDB may have read the former file of one table and the new one of another, or of each a part."""
+    """DuckDB may have read the old file of one table and the new one of another, or parts of both."""
     first, second = capture("k41_midstream"), capture("k41_quota")
     convert([first], tmp_path)
     with (

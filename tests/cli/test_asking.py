@@ -1,4 +1,4 @@
-"""Every job takes every option of questions, whoever writes the next one: nothing here names a job."""
+"""Every job accepts every option of questions; the tests find jobs themselves, so that new ones are included."""
 
 import csv
 import io
@@ -30,7 +30,7 @@ def options_of(program, name):
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_every_job_has_every_option_or_says_why_not(name):
+def test_every_job_has_every_option_or_a_reason_for_its_absence(name):
     job = JOBS[name]
     for program in ("analyze", "spark"):
         there = options_of(program, name)
@@ -52,8 +52,8 @@ def test_the_example_of_a_condition_fits_the_table_of_its_job(name):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", JOBS)
-def test_every_job_answers_with_all_of_them_at_once(tables, tmp_path, name):
-    """Options that leave out no row change nothing; all formats have the same rows; --limit has the first of them."""
+def test_every_job_accepts_all_options_at_once(tables, tmp_path, name):
+    """Options that exclude no row change nothing; all formats have the same rows; --limit keeps the first ones."""
     job = JOBS[name]
     own = ["--with", tables] if "--with" in options_of("analyze", name) else []
     own += ["--every", "5 seconds"] if not job.no_steps else []
@@ -68,14 +68,14 @@ def test_every_job_answers_with_all_of_them_at_once(tables, tmp_path, name):
         " and ".join(f"(`{each}` is null or `{each}` is not null)" for each in (plain[0] if plain else {})) or "true"
     )
     everything = ["--from", "+1us", "--to", "2100-01-01", "--where", where, "--having", having]
-    if job.tables[0] not in ("connections", "quality"):  # which are there from their first moment on
+    if job.tables[0] not in ("connections", "quality"):  # those have rows from their first moment on
         everything[1] = "2000-01-01"
     asked = [tables, *own, *everything, "--quiet", "--limit", 3]
     some = [json.loads(line) for line in ask("analyze", name, *asked, "--format", "json").splitlines()]
     assert some == plain[:3], name
     quiet = CliRunner().invoke(cli, ["analyze", name, str(tables), *map(str, own), "--quiet"])
-    assert (quiet.exit_code, quiet.stderr) == (0, "")  # of a table of 50 rows and more, too
-    if not plain:  # the captures have nothing of it
+    assert (quiet.exit_code, quiet.stderr) == (0, "")  # also for a table of 50 rows and more
+    if not plain:  # the captures have no rows for this job
         return
     of_csv = list(csv.DictReader(io.StringIO(ask("analyze", name, *asked, "--format", "csv"))))
     assert [list(row) for row in of_csv] == [list(row) for row in some]
@@ -95,7 +95,7 @@ def quoted(value):
 
 
 @pytest.mark.parametrize("name", [name for name, job in JOBS.items() if "--by" in options_of("analyze", name)])
-def test_every_name_of_by_is_one_of_where(tables, name):
+def test_every_name_for_by_is_valid_for_where(tables, name):
     job = JOBS[name]
     own = ["--with", tables] if "--with" in options_of("analyze", name) else []
     known = (*checks.names_of(job.tables[0]), *(set(job.groups) & set(dict(job.names))))
@@ -116,7 +116,7 @@ def test_every_name_of_by_is_one_of_where(tables, name):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("shown", ["json", "csv", "parquet", "table"])
-def test_an_overview_goes_into_every_format(tables, tmp_path, shown):
+def test_an_overview_is_written_in_every_format(tables, tmp_path, shown):
     out = tmp_path / "overview"
     ask("analyze", "overview", tables, "--format", shown, "--out", out, "--quiet", "--limit", 2)
     if shown in ("csv", "parquet"):
@@ -125,7 +125,7 @@ def test_an_overview_goes_into_every_format(tables, tmp_path, shown):
         assert "Produce" in out.read_text()
 
 
-def test_no_engine_is_asked_for_more_rows_than_it_can_count(tables):
+def test_a_limit_beyond_an_engines_range_is_refused(tables):
     for name in ("latency", "overview", "sql"):
         words = ["select 1", tables] if name == "sql" else [tables]
         refused = CliRunner().invoke(cli, ["analyze", name, *map(str, words), "--limit", str(10**30)])

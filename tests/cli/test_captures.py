@@ -1,4 +1,4 @@
-"""One place for the options of captures: every command that takes captures has all of them, in the same words."""
+"""Options for captures are defined once: every command that takes captures has all of them, with the same help."""
 
 import json
 
@@ -19,10 +19,10 @@ def taking_captures(group, context, path=()):
             yield " ".join((*path, name)), command
 
 
-def test_every_command_that_takes_captures_has_them_all():
+def test_every_command_with_captures_has_all_their_options():
     @captures.options
     def plain():
-        """Nothing."""
+        """Does nothing."""
 
     words = {option.name: option.to_info_dict() for option in plain.__click_params__}
     assert tuple(reversed(words)) == captures.NAMES
@@ -37,7 +37,7 @@ def test_every_command_that_takes_captures_has_them_all():
 
 @pytest.mark.parametrize(("ports", "is_there"), [(("--zookeeper-port", "2181"), True), ((), False)])
 def test_ports_of_zookeeper_reach_the_tables(tmp_path, ports, is_there):
-    """Where brokers' ports are named, ZooKeeper is found on its own ports only."""
+    """With --port, ZooKeeper is only found on its own ports."""
     link = tmp_path / "incident.pcap"
     link.symlink_to(capture("k0102_zookeeper"))
     command = ["analyze", "registry", str(link), "--port", "9092", *ports, "--format", "json"]

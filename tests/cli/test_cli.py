@@ -1,4 +1,4 @@
-"""The command line: what cannot be is refused before any work is done, in one line."""
+"""The command line refuses invalid arguments in one line, before any work."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ KPROXY = (sys.executable, "-c", "from kproxy.cli import main; main()")
 FRAME = "00120000000000070003666f6f"
 
 
-def test_the_package_is_a_program_too():
+def test_the_package_can_be_run_as_a_module():
     command = [sys.executable, "-m", "kproxy", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.startswith("kproxy, version ")
@@ -48,7 +48,7 @@ def test_the_package_is_a_program_too():
 @pytest.mark.parametrize(
     "wrong", (["--port", "65536"], ["--port", "0"], ["--key-log", "no-such-file"], ["--key-log", "."])
 )
-def test_an_option_that_cannot_be_is_refused(tmp_path, command, wrong):
+def test_an_invalid_option_value_is_refused(tmp_path, command, wrong):
     capture = str(captures.capture("k41_tls13_keys"))
     result = CliRunner().invoke(cli, [*command, capture, "--out", str(tmp_path / "out"), *wrong])
     assert result.exit_code == 2
@@ -59,18 +59,18 @@ def test_an_option_that_cannot_be_is_refused(tmp_path, command, wrong):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", (["convert"], ["spark", "ingest"]), ids=("convert", "ingest"))
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--out", ""], "--out is empty: name a folder"),
         (["--out", "tables", "--record-values", "all"], "--record-values says what is shown of"),
     ],
 )
-def test_what_would_mean_nothing_is_refused(tmp_path, monkeypatch, command, more, said):
+def test_options_without_effect_are_refused(tmp_path, monkeypatch, command, more, message):
     monkeypatch.chdir(tmp_path)
     done = subprocess.run(
         [*KPROXY, *command, captures.capture("k41_midstream"), *more], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -93,13 +93,13 @@ def test_what_would_mean_nothing_is_refused(tmp_path, monkeypatch, command, more
         ([__file__], "is a file: give it with --file"),
     ],
 )
-def test_nothing_that_was_asked_is_passed_over(arguments, reason):
+def test_no_argument_is_silently_ignored(arguments, reason):
     done = subprocess.run([*KPROXY, "decode", *arguments], capture_output=True, text=True, check=False)
     assert (done.returncode, reason in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "given", "status", "said"),
+    ("arguments", "given", "status", "message"),
     [
         (["decode", "--records"], b"this is a text and no log at all", 2, "<stdin> is text: give hexadecimal digits"),
         (
@@ -113,12 +113,12 @@ def test_nothing_that_was_asked_is_passed_over(arguments, reason):
         (["deocde"], b"", 2, "Did you mean 'decode'?"),
     ],
 )
-def test_what_cannot_be_read_is_said_so(arguments, given, status, said):
+def test_unreadable_input_is_reported(arguments, given, status, message):
     done = subprocess.run([*KPROXY, *arguments], input=given, capture_output=True, check=False)
-    assert (done.returncode, said in (done.stdout + done.stderr).decode()) == (status, True), done
+    assert (done.returncode, message in (done.stdout + done.stderr).decode()) == (status, True), done
 
 
-def test_a_full_disk_is_a_line_and_not_a_stack():
+def test_a_full_disk_is_reported_in_one_line():
     for arguments in (["decode", FRAME], ["decode", "--json", FRAME], ["--help"]):
         with Path("/dev/full").open("wb") as full:
             done = subprocess.run([*KPROXY, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -135,8 +135,9 @@ def test_a_full_disk_is_a_line_and_not_a_stack():
         (["spark", "ingest", "x.pcap", "--out", "tables"], "pyspark py4j pandas pyarrow numpy", "spark"),
     ],
 )
-def test_what_is_not_installed_is_told_with_its_mend(tmp_path, arguments, missing, extra):
-    """By the Python that runs: `pip` may be that of another. Of several the first is named; its extra has all."""
+def test_a_missing_package_is_reported_with_the_command_that_installs_it(tmp_path, arguments, missing, extra):
+    """The command names the running Python, since `pip` may belong to another. The first of several missing packages is
+    named; its extra installs all."""
     code = f"import sys; sys.modules |= dict.fromkeys({missing.split()}); from kproxy.cli import main; main()"
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
@@ -178,7 +179,7 @@ def test_every_command_is_a_file_and_listed_with_its_help():
 
 
 def test_the_help_of_spark_needs_no_pyspark(tmp_path):
-    """Nor pyarrow; and the rest says what to install."""
+    """Nor pyarrow; the other commands report what to install."""
     from kproxy.analysis.jobs import JOBS
 
     code = "import sys; sys.modules |= dict.fromkeys(('pyspark', 'pyarrow')); from kproxy.cli import main; main()"
@@ -197,11 +198,12 @@ def test_the_help_of_spark_needs_no_pyspark(tmp_path):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("closed", [0, 1, 2])
 def test_standard_files_that_were_closed_take_no_socket(closed):
-    """uvloop aborts the process when it is to close one of these numbers."""
+    """uvloop aborts the process when it closes one of these file descriptors."""
     code = f"import os, sys; os.close({closed}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     for arguments, status in (
         (["decode"], 2),  # an empty standard input is no frame
-        (["run", "--listen", "192.0.2.1:9092", "--bootstrap", "127.0.0.1:1"], 2),  # an address of nobody (RFC 5737)
+        # an address reserved for documentation (RFC 5737)
+        (["run", "--listen", "192.0.2.1:9092", "--bootstrap", "127.0.0.1:1"], 2),
     ):
         command = [sys.executable, "-c", code, *KPROXY[1:], *arguments]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=dict(os.environ), check=False)
@@ -209,7 +211,7 @@ def test_standard_files_that_were_closed_take_no_socket(closed):
 
 
 def test_only_one_capture_can_be_followed(tmp_path):
-    """Nothing but Ctrl-C would end the first, and the others would not be looked at until then."""
+    """Only Ctrl-C would end the first capture, and the others would wait until then."""
     both = [str(captures.capture(name)) for name in ("k41_BASE", "k41_midstream")]
     result = CliRunner().invoke(cli, ["convert", *both, "--follow", "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
@@ -225,7 +227,7 @@ def test_only_one_capture_can_be_followed(tmp_path):
         ("spark latncy x", "latency"),
     ],
 )
-def test_a_command_nearly_called_so_is_named(words, near):
+def test_a_misspelt_command_gets_a_suggestion(words, near):
     done = CliRunner().invoke(cli, words.split())
     assert done.exit_code == 2 and f"Did you mean '{near}'?" in done.output
 
@@ -247,15 +249,15 @@ def test_a_command_nearly_called_so_is_named(words, near):
         ("top --once -a localhost:9464 localhost:9600", "one address is asked: localhost:9600 or localhost:9464"),
     ],
 )
-def test_what_stands_in_the_wrong_place_is_named_with_the_right_one(tmp_path, monkeypatch, words, fix):
+def test_a_misplaced_argument_is_named_with_its_right_place(tmp_path, monkeypatch, words, fix):
     monkeypatch.chdir(tmp_path)
     Path("no-kafka.pcap").touch()
     done = CliRunner().invoke(cli, words.split())
-    said = f"{done.output} {done.exception}"
-    assert done.exit_code in (1, 2) and fix in " ".join(said.split()), said
+    message = f"{done.output} {done.exception}"
+    assert done.exit_code in (1, 2) and fix in " ".join(message.split()), message
 
 
-def test_an_interrupt_while_it_is_loaded_ends_it_without_a_stack(tmp_path):
+def test_an_interrupt_during_the_imports_shows_no_traceback(tmp_path):
     (tmp_path / "click.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
     folders = (str(tmp_path), str(Path(__main__.__file__).parents[1]))
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`kproxy ctl` against a kproxy that runs: the commands as one types them, and what they say where it cannot be."""
+"""`kproxy ctl` with a running kproxy: the commands as a user types them, and their errors."""
 
 import http.server
 import json
@@ -43,10 +43,10 @@ COMMANDS = (
 
 @contextmanager
 def running(folder, settings="", of_cluster=""):
-    """A kproxy with a broker that is silent but for its first two answers; gives (broker's socket, port, admin's)."""
+    """Run a kproxy whose broker responds only twice; yields (broker's socket, port, admin port)."""
     port = free_ports(6)
     broker = socket.create_server((HOST, 0))
-    broker.settimeout(60)  # until a kproxy has started, beside whatever else runs
+    broker.settimeout(60)  # until a kproxy has started, on a busy machine
     file = folder / "kproxy.toml"
     file.write_text(
         f'admin = "{HOST}:{port + 5}"\n{settings}\n[[cluster]]\nlisten = "{HOST}:{port}"\n'
@@ -80,7 +80,7 @@ def asked(*arguments, status=0):
 
 @pytest.fixture(scope="module")
 def kproxy(tmp_path_factory):
-    """One with TLS and a token, and a client that waits for an answer; gives (options, client, broker's end)."""
+    """A kproxy with TLS and a token, and a client with a pending request; yields (options, client, broker's socket)."""
     folder = tmp_path_factory.mktemp("ctl")
     authority = Authority(folder)
     certificate = authority.server()
@@ -107,7 +107,7 @@ def wait_until(condition):
         time.sleep(0.05)
 
 
-def test_what_a_kproxy_is_doing(kproxy):
+def test_status_connections_and_clusters_are_shown(kproxy):
     options = kproxy[0]
     assert "ready: true" in asked(*options, "status")
     table = asked(*options, "connections")
@@ -130,7 +130,7 @@ def test_what_a_kproxy_is_doing(kproxy):
     asked(*options, "log-level", "info")
 
 
-def test_frames_as_they_pass_and_the_end_of_their_connection(kproxy):
+def test_frames_are_shown_live_until_their_connection_ends(kproxy):
     options, client, end, _, _ = kproxy
     (row,) = json.loads(asked(*options, "connections", "--json"))
     number = str(row["number"])
@@ -156,7 +156,7 @@ def test_frames_as_they_pass_and_the_end_of_their_connection(kproxy):
     assert json.loads(asked(*options, "drain", "--all", "--json")) == {"draining": 0}
 
 
-def test_what_is_not_there_is_said_with_what_can_be_done(kproxy):
+def test_missing_objects_are_reported_with_a_remedy(kproxy):
     options, _, _, token, admin = kproxy
     assert "connection 999 is not open" in asked(*options, "close", "999", status=1)
     assert "say what is drained" in asked(*options, "drain", status=2)
@@ -175,33 +175,33 @@ def test_what_is_not_there_is_said_with_what_can_be_done(kproxy):
         def reset():
             client, _ = kafka.accept()
             client.recv(1)
-            client.close()  # the kernel resets a connection that is closed with bytes unread
+            client.close()  # the kernel resets a connection that is closed with unread bytes
 
         refusing = threading.Thread(target=reset)
         refusing.start()
-        told = asked("-a", f"{HOST}:{port}", "status", status=2)
+        error = asked("-a", f"{HOST}:{port}", "status", status=2)
         refusing.join()
-    assert "does not answer with HTTP" in told and "--admin of kproxy run says which port is the admin port" in told
+    assert "does not answer with HTTP" in error and "--admin of kproxy run says which port is the admin port" in error
     for address in ("ftp://localhost", "localhost:99600", "[::1"):
         assert "is no address of an admin port: give [http[s]://]HOST:PORT" in asked("-a", address, "status", status=2)
     assert "holds no token" in asked("-a", f":{port}", "--token-file", str(token) + "x", "status", status=2)
     wrong = token.with_name("wrong")
     another = f"wants another token than the one in {wrong}"
-    for text, said in (("s3cret\nof lines", "one word of at most 4096 ASCII"), ("s3cret", another)):
+    for text, message in (("s3cret\nof lines", "one word of at most 4096 ASCII"), ("s3cret", another)):
         wrong.write_text(text)
         refused = asked(*options[:2], "--token-file", str(wrong), *options[4:], "status", status=2)
-        assert said in refused and "s3cret" not in refused
+        assert message in refused and "s3cret" not in refused
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_teaches_by_example(command):
+def test_the_help_of_each_command_has_an_example(command):
     result = CliRunner().invoke(ctl.ctl, [command, "--help"])
     assert result.exit_code == 0 and f"kproxy ctl {command}" in result.output and "--json" in result.output
     assert set(COMMANDS) == set(ctl.ctl.commands)
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_what_decides_is_said_also_where_no_rule_does(read_only):
+def test_the_deciding_setting_is_named_even_if_no_rule_decides(read_only):
     class Port:
         def get(self, path):
             assert path == "/api/policy"
@@ -213,29 +213,29 @@ def test_what_decides_is_said_also_where_no_rule_does(read_only):
     assert ("read_only: false" in result.output) != read_only
 
 
-def test_before_a_dump_that_takes_long_it_is_said():
-    said = []
+def test_a_slow_dump_is_announced():
+    printed = []
 
     class Port:
         def post(self, path, **_):
-            said.append(capture.getvalue())
+            printed.append(capture.getvalue())
             return 200, {"folder": "/dumps/now"}
 
     with redirect_stderr(StringIO()) as capture:
         ctl.dump.callback.__wrapped__(Port, as_json=False)
-    assert "this takes a minute" in said[0]
+    assert "this takes a minute" in printed[0]
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(-1, "0 s"), (0.0123, "0.0123 s"), (59.94, "59.9 s"), (60, "1m"), (3661, "1h 1m"), (3e5, "3d 11h")],
 )
-def test_ages(seconds, text):
+def test_ages_are_rounded(seconds, text):
     assert age(seconds) == text
 
 
-def test_groups_that_are_known_are_not_denied_where_none_is_chosen():
-    """Who misspells a group should not look for the fault in the settings."""
+def test_a_misspelt_group_is_not_blamed_on_the_settings():
+    """The message must not send a user who misspelt a group to the settings."""
 
     class Port:
         def get(self, path, **options):
@@ -245,7 +245,7 @@ def test_groups_that_are_known_are_not_denied_where_none_is_chosen():
     assert text == "none of the 1 groups that were seen is chosen; `kproxy ctl groups` lists them\n"
 
 
-def test_a_token_goes_to_nobody_that_an_answer_names(tmp_path):
+def test_the_token_is_not_sent_to_the_target_of_a_redirect(tmp_path):
     asked = []
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""`kproxy spark prepare`, which ./dev runs before the tests: see tests/spark/test_classes.py for what it made."""
+"""`kproxy spark prepare`, which ./dev runs before the tests; tests/spark/test_classes.py tests its result."""
 
 import signal
 from contextlib import nullcontext
@@ -11,7 +11,7 @@ from kproxy.interrupts import ComesLater
 from kproxy.spark import classes
 
 
-def test_a_folder_that_cannot_be_made_is_told_before_spark_starts(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_made_is_reported_before_spark_starts(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     done = CliRunner().invoke(cli, ["spark", "prepare"])
@@ -20,7 +20,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_spark_starts(tmp_path, monk
 
 @pytest.mark.parametrize("starts", [True, False])
 def test_sigterm_waits_for_a_jvm_that_starts_and_leaves_no_unfinished_files(tmp_path, monkeypatch, starts):
-    """As SIGINT does, which a shell ignores for what it runs in the background."""
+    """Like SIGINT, which a shell makes background processes ignore."""
     went_on = []
 
     def started(*_):
@@ -43,6 +43,6 @@ def test_sigterm_waits_for_a_jvm_that_starts_and_leaves_no_unfinished_files(tmp_
 
 
 @pytest.mark.ring2
-def test_what_it_keeps_is_of_that_size():
+def test_the_archive_has_the_documented_size():
     kept = classes.archive()
     assert kept is not None and 100e6 < kept.stat().st_size < 300e6

@@ -1,4 +1,4 @@
-"""`kproxy report`: from captures and from tables, what it says to whom, and what is wrong with what it was given."""
+"""`kproxy report` from captures and from tables: its output for each audience, and its errors."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ def run(*arguments):
 
 
 @pytest.mark.ring2
-def test_commands_of_the_page_work(tables, tmp_path, monkeypatch):
+def test_the_commands_of_the_docs_run(tables, tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
     monkeypatch.chdir(tmp_path)
     for name in ("tables", "tables-before"):
@@ -28,7 +28,7 @@ def test_commands_of_the_page_work(tables, tmp_path, monkeypatch):
     shutil.copy(capture("k41_snap400"), "incident.pcap")
     lines = [line for block in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S) for line in block.splitlines()]
     assert len(lines) == 3
-    for line in lines:  # each takes the place of the report before
+    for line in lines:  # each replaces the previous report
         done = CliRunner().invoke(cli, shlex.split(line)[1:], catch_exceptions=False)
         assert done.exit_code == 0 and done.stdout == "report.html\n", done.output
         text = Path("report.html").read_text()
@@ -41,11 +41,11 @@ def test_commands_of_the_page_work(tables, tmp_path, monkeypatch):
     assert Path("latency.html").stat().st_size > 1000
 
 
-def test_mistakes_are_said_with_their_mend(tables, tmp_path):
+def test_mistakes_are_reported_with_a_remedy(tables, tmp_path):
     (tmp_path / "mine.html").write_text("<p>not a report</p>")
     (tmp_path / "notes.txt").write_text("no capture")
     out = tmp_path / "report.html"
-    for arguments, said in (
+    for arguments, message in (
         ((tables, "--out", tmp_path / "mine.html"), "is there already and is no report of kproxy: name another file"),
         ((tables, "--out", tmp_path), "is a folder: name a file in it"),
         ((tables, "--out", tmp_path / "none" / "report.html"), "there is no folder"),
@@ -56,12 +56,12 @@ def test_mistakes_are_said_with_their_mend(tables, tmp_path):
         ((tables, "--out", out, "--from", "2031-01-01"), "no exchange to report on"),
         ((capture("k41_tls13_keys"), "--out", out), "give their keys with --key-log FILE"),
     ):
-        with pytest.raises(KproxyError, match=re.escape(said)):
+        with pytest.raises(KproxyError, match=re.escape(message)):
             run(*arguments)
         assert not out.exists() and (tmp_path / "mine.html").read_text() == "<p>not a report</p>"
 
 
-def test_without_its_packages_it_says_what_to_install(tables, tmp_path):
+def test_missing_packages_are_reported_with_the_command_that_installs_them(tables, tmp_path):
     code = "import sys; sys.modules['altair'] = None; from kproxy.cli import main; main()"
     command = [sys.executable, "-c", code, "report", str(tables), "--out", str(tmp_path / "report.html")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -1,4 +1,4 @@
-"""One exchange shown: of a real capture, its slowest."""
+"""`kproxy analyze show` of the slowest exchange of a real capture."""
 
 import json
 import shutil
@@ -20,27 +20,27 @@ def invoke(*arguments):
     return done.stdout
 
 
-def test_an_exchange_is_decoded_explained_and_put_in_its_place(tmp_path):
+def test_an_exchange_is_decoded_and_explained_in_its_context(tmp_path):
     place = shutil.copy(capture("k41_quota"), tmp_path)
     row = json.loads(invoke("analyze", "slow", place, "--limit", 1, "--format", "json"))
     which = ("--connection", row["connection"], "--number", row["number"])
-    said = invoke("show", place, *which).splitlines()
-    assert said[0].startswith(f"Produce, request {row['number']} of connection {row['connection']}, ")
-    assert f"Why: {row['explanation']}" in said
-    assert sum("topicId: " in line for line in said) == 2  # of both frames
-    before = said[said.index("Before it on the connection") + 2 :]
+    lines = invoke("show", place, *which).splitlines()
+    assert lines[0].startswith(f"Produce, request {row['number']} of connection {row['connection']}, ")
+    assert f"Why: {row['explanation']}" in lines
+    assert sum("topicId: " in line for line in lines) == 2  # in both frames
+    before = lines[lines.index("Before it on the connection") + 2 :]
     assert [int(line.split()[0]) for line in before] == list(range(row["number"] - 5, row["number"] + 1))
     assert before[-1].endswith("yes") and not before[0].endswith("yes")
-    assert len(invoke("show", place, *which, "--before", 0).splitlines()) == len(said) - 5
-    start = said.index(f"Where its {units.duration(row['total_ns'])} went")
-    parts = said[start + 1 : said.index(f"Why: {row['explanation']}")]
+    assert len(invoke("show", place, *which, "--before", 0).splitlines()) == len(lines) - 5
+    start = lines.index(f"Where its {units.duration(row['total_ns'])} went")
+    parts = lines[start + 1 : lines.index(f"Why: {row['explanation']}")]
     assert parts and sum(float(line.split("%")[0].split()[-1]) for line in parts) == pytest.approx(100, abs=0.3)
-    packets = [line for line in said if " client -> broker " in line or " client <- broker " in line]
+    packets = [line for line in lines if " client -> broker " in line or " client <- broker " in line]
     assert packets[0].endswith("request") and packets[-1].endswith("response")
     fields = ("frame.number", "frame.time_epoch", "tcp.len", "tcp.dstport")
     wanted = [word for field in fields for word in ("-e", field)]
     first, last = (int(packets[place].split()[0].replace(",", "")) for place in (0, -1))
-    port = said[0].split(":")[1].split()[0]
+    port = lines[0].split(":")[1].split()[0]
     chosen = f"frame.number >= {first} && frame.number <= {last} && tcp.port == {port}"
     command = ["tshark", "-r", place, "-Y", chosen, "-T", "fields", *wanted]
     theirs = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -51,7 +51,7 @@ def test_an_exchange_is_decoded_explained_and_put_in_its_place(tmp_path):
     ]
     with pytest.raises(KproxyError, match="no connection 5 in"):
         invoke("show", place, "--connection", 5, "--number", 1)
-    rounded = int(float(row["connection"])) + 1  # as a reader of JSON gives it that keeps numbers as floats
+    rounded = int(float(row["connection"])) + 1  # rounded, as by JSON readers that keep numbers as floats
     with pytest.raises(KproxyError, match=f"no connection {rounded}: did you mean {row['connection']}"):
         invoke("show", place, "--connection", rounded, "--number", row["number"])
     with pytest.raises(KproxyError, match="has no request with the number 99999"):
@@ -63,14 +63,14 @@ def test_an_exchange_is_decoded_explained_and_put_in_its_place(tmp_path):
         invoke("show", tmp_path / "gone.pcap", *which)
 
 
-def test_retransmissions_are_those_that_wireshark_sees_and_its_words_stand_beside(tmp_path):
+def test_retransmissions_equal_wiresharks_and_its_dissection_is_shown(tmp_path):
     place = shutil.copy(capture("k41_retransmit"), tmp_path)
     query = "select connection, number from exchanges where retransmissions > 0 and outcome = 'answered' limit 1"
     row = json.loads(invoke("analyze", "sql", query, place, "--format", "json"))
-    said = invoke("show", place, "--connection", row["connection"], "--number", row["number"], "--wireshark")
-    again = [line.split()[0].replace(",", "") for line in said.splitlines() if line.endswith("sent again")]
-    by_time = "tcp.analysis.retransmission or tcp.analysis.out_of_order"  # it tells them apart by milliseconds
+    shown = invoke("show", place, "--connection", row["connection"], "--number", row["number"], "--wireshark")
+    again = [line.split()[0].replace(",", "") for line in shown.splitlines() if line.endswith("sent again")]
+    by_time = "tcp.analysis.retransmission or tcp.analysis.out_of_order"  # Wireshark distinguishes them by milliseconds
     command = ["tshark", "-r", place, "-Y", by_time, "-T", "fields", "-e", "frame.number"]
     theirs = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert again and set(again) <= set(theirs)
-    assert "Wireshark's packet" in said and "Layer KAFKA" in said and "\x1b" not in said
+    assert "Wireshark's packet" in shown and "Layer KAFKA" in shown and "\x1b" not in shown

@@ -1,4 +1,4 @@
-"""Jobs on Spark from their options to their answers, and what is told of mistakes; see test_analyze."""
+"""Jobs on Spark from their options to their answers, and the errors for mistakes; see test_analyze."""
 
 import os
 import re
@@ -35,8 +35,8 @@ def run(spark):
 
 
 @pytest.mark.ring2
-def test_the_answer_is_that_of_analyze(run, tables, tmp_path):
-    """In every format; the engines themselves: tests/analysis/test_engine.py."""
+def test_the_answer_equals_that_of_analyze(run, tables, tmp_path):
+    """In every format; tests/analysis/test_engine.py compares the engines themselves."""
     by = ("latency", tables, "--by", "api,client", "--every", "1 minute", "--having", "exchanges > 1")
     for shown in ("table", "json", "csv"):
         done = CliRunner().invoke(cli, ["analyze", *map(str, by), "--format", shown], catch_exceptions=False)
@@ -46,7 +46,7 @@ def test_the_answer_is_that_of_analyze(run, tables, tmp_path):
 
 
 def no_jvm(*arguments, **environment):
-    """The command in a process in which pyspark is there and Spark cannot start."""
+    """Run the command in a process where pyspark is installed and Spark cannot start."""
     code = "import sys; sys.modules['pyspark.sql'] = None; from kproxy.cli import main; main()"
     command = [sys.executable, "-c", code, "spark", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
@@ -54,9 +54,9 @@ def no_jvm(*arguments, **environment):
 
 @pytest.mark.ring2
 def test_mistakes_are_reported_before_spark_starts(mistakes, tables):
-    for arguments, said in mistakes:
+    for arguments, message in mistakes:
         done = no_jvm(*arguments)
-        assert said in done.stderr and done.returncode == 2, done.stderr
+        assert message in done.stderr and done.returncode == 2, done.stderr
         assert done.stderr.count("\n") == 1 and not done.stdout
     assert "pip install" in no_jvm("latency", tables, "--where", "lower(client_id) like 'x%' and errors > 0").stderr
     done = no_jvm("ingest", capture("k41_BASE"), "--out", tables)
@@ -66,17 +66,17 @@ def test_mistakes_are_reported_before_spark_starts(mistakes, tables):
     )
 
 
-def test_no_mistake_costs_the_start_of_spark(mistakes, monkeypatch):
+def test_spark_is_not_started_for_a_mistake(mistakes, monkeypatch):
     def started(*_):
         raise AssertionError("Spark was started")
 
     monkeypatch.setattr("kproxy.cli.spark.started", started)
-    for arguments, said in mistakes:
-        with pytest.raises(KproxyError, match=re.escape(said)):
+    for arguments, message in mistakes:
+        with pytest.raises(KproxyError, match=re.escape(message)):
             CliRunner().invoke(cli, ["spark", *map(str, arguments)], catch_exceptions=False)
 
 
-def test_captures_and_folders_that_are_not_there_are_told_before_spark_starts(tmp_path):
+def test_missing_captures_and_folders_are_reported_before_spark_starts(tmp_path):
     out, notes = tmp_path / "tables", tmp_path / "notes.txt"
     notes.write_text("no capture")
     done = no_jvm("ingest", tmp_path / "gone.pcap", notes, "--out", out)
@@ -86,12 +86,12 @@ def test_captures_and_folders_that_are_not_there_are_told_before_spark_starts(tm
     assert none.startswith(f"kproxy: {notes}: ")
     done = no_jvm("follow", tmp_path / "capturs", "--out", out)
     assert done.returncode == 2 and f"{tmp_path}/capturs: there is no such folder; make it" in done.stderr
-    # one of two is enough to go on
+    # one of the two exists, so the command continues
     assert "pip install" in no_jvm("ingest", tmp_path / "gone.pcap", capture("k41_midstream"), "--out", out).stderr
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     (
         ("[PATH_NOT_FOUND] Path does not exist: file:/x. SQLSTATE: 42K03\nmore", "Path does not exist: file:/x."),
         (
@@ -101,30 +101,30 @@ def test_captures_and_folders_that_are_not_there_are_told_before_spark_starts(tm
         ("java.io.IOException: No space left on device\n\tat x", "No space left on device"),
     ),
 )
-def test_an_error_of_spark_is_one_line_that_says_why(text, said):
-    assert _plain(text) == said
+def test_an_error_of_spark_is_reported_in_one_line_with_its_cause(text, message):
+    assert _plain(text) == message
 
 
-def test_what_the_jvm_says_in_few_words_is_told_with_its_mend():
+def test_terse_errors_of_the_jvm_are_reported_with_a_remedy():
     with (
         pytest.raises(KproxyError, match=r"in tables, or in /fast, where Spark works .*; nothing was written$"),
         _mend_named("tables", ("spark.local.dir=/fast",)),
     ):
         raise KproxyError(_plain("java.io.IOException: No space left on device"))
-    for said in (
+    for message in (
         "Broken pipe",
         "Job aborted due to stage failure: Task 0 in stage 3.0 failed 1 times, most recent failure: Lost task 0.0 in "
         "stage 3.0 (TID 3) (127.0.0.1 executor driver): org.apache.spark.SparkException: Python worker exited "
         "unexpectedly (crashed). Consider setting",
     ):
         with pytest.raises(KproxyError, match=r"^a task's process ended: was it short of memory"), _mend_named("t", ()):
-            raise KproxyError(said)
+            raise KproxyError(message)
     with pytest.raises(KproxyError, match=r"^another$"), _mend_named("tables", ()):
         raise KproxyError("another")
 
 
 @pytest.mark.ring2
-def test_why_spark_does_not_start_is_one_line(tables):
+def test_a_failed_start_of_spark_is_reported_in_one_line(tables):
     code = "from kproxy.cli import main; main()"
     command = [sys.executable, "-c", code, "spark", "latency", str(tables), "--master", "nosuch"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -135,8 +135,8 @@ def test_why_spark_does_not_start_is_one_line(tables):
 
 
 @pytest.mark.ring2
-def test_that_spark_starts_is_shown_while_it_does():
-    """Its log is kept from the terminal meanwhile; what it is waited for is not."""
+def test_the_start_of_spark_is_shown_as_progress():
+    """Meanwhile the JVM's log does not reach the terminal, but the progress line does."""
     code = """
 import os, time
 from kproxy.cli.spark import _log_kept
@@ -158,22 +158,22 @@ with progress.waiting("starting Spark"), _log_kept():
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"PATH": "/nowhere", "JAVA_HOME": ""}, "kproxy: Spark needs Java 17 or newer, and there is none: "),
         ({"JAVA_HOME": "/nowhere"}, "kproxy: JAVA_HOME is /nowhere, which has no bin/java: set it to where "),
     ],
 )
-def test_without_java_it_is_said_what_to_install_or_to_set(tables, changed, said):
+def test_a_missing_java_is_reported_with_a_remedy(tables, changed, message):
     code = "from kproxy.cli import main; main()"
     command = [sys.executable, "-c", code, "spark", "latency", str(tables)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **changed})
-    assert (done.returncode, done.stderr[: len(said)], done.stderr.count("\n")) == (2, said, 1)
+    assert (done.returncode, done.stderr[: len(message)], done.stderr.count("\n")) == (2, message, 1)
 
 
 @pytest.mark.ring2
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ("nonsense", "--conf nonsense: KEY=VALUE is needed, like spark.driver.memory=4g"),
         ("spark.driver.memory=lots", "Spark does not start: Invalid maximum heap size: -Xmxlots"),
@@ -181,18 +181,18 @@ def test_without_java_it_is_said_what_to_install_or_to_set(tables, changed, said
         ("spark.driver.memory=3m", "Spark does not start: its memory is too small: give it more, as by --conf "),
     ],
 )
-def test_a_setting_with_which_spark_does_not_start_is_told_in_a_line(tables, setting, said):
+def test_a_setting_that_prevents_the_start_of_spark_is_reported_in_one_line(tables, setting, message):
     code = "from kproxy.cli import main; main()"
     command = [sys.executable, "-c", code, "spark", "latency", str(tables), "--conf", setting]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and f"kproxy: {said}" in done.stderr, done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and f"kproxy: {message}" in done.stderr, done.stderr
 
 
 @pytest.mark.ring2
-def test_a_master_that_nobody_is_at_is_told_at_once(tables, monkeypatch):
-    """Spark asks a master for a minute, and then shows a stack; a server of Spark Connect for ten."""
+def test_an_unreachable_master_is_reported_at_once(tables, monkeypatch):
+    """Spark tries a master for a minute and then prints a stack trace; a Spark Connect client tries for ten."""
     monkeypatch.setattr(kproxy.spark, "ANSWER_S", 0.5)
-    with socket.socket() as bound:  # nobody listens at it
+    with socket.socket() as bound:  # without a listener
         bound.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{bound.getsockname()[1]}"
         with pytest.raises(KproxyError) as raised:
@@ -206,27 +206,27 @@ def test_a_master_that_nobody_is_at_is_told_at_once(tables, monkeypatch):
         code = "from kproxy.cli import main; main()"
         command = [sys.executable, "-c", code, "spark", "latency", str(tables), "--master", "spark://localhost:1"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-        said = "kproxy: spark://localhost:1: no master of Spark answers: localhost:1: Connection refused\n"
-        assert (done.returncode, done.stderr) == (2, said)
+        message = "kproxy: spark://localhost:1: no master of Spark answers: localhost:1: Connection refused\n"
+        assert (done.returncode, done.stderr) == (2, message)
 
 
 @pytest.mark.ring2
-def test_follow_says_that_there_is_nothing_new(spark, tmp_path):
-    """As where the checkpoint of other tables is named: without a word, the new ones would stay empty."""
+def test_follow_reports_that_there_is_nothing_new(spark, tmp_path):
+    """For example with the checkpoint of other tables: without a message, the new ones would just stay empty."""
     folder, notes = tmp_path / "captures", tmp_path / "notes"
     folder.mkdir()
     (folder / "a.pcap").symlink_to(capture("k41_midstream"))
-    said = f"{folder}: nothing new: what is complete in it was read already, says the checkpoint\n"
-    for out, is_said in (("tables", False), ("others", True)):
+    message = f"{folder}: nothing new: what is complete in it was read already, says the checkpoint\n"
+    for out, is_reported in (("tables", False), ("others", True)):
         more = ("--checkpoint", f"file:{notes}", "--once", "--quiet-s", "0")
         command = ["spark", "follow", str(folder), "--out", str(tmp_path / out), *more]
         done = CliRunner().invoke(cli, command, catch_exceptions=False)
-        assert (done.exit_code, said in done.stderr) == (0, is_said), done.output
+        assert (done.exit_code, message in done.stderr) == (0, is_reported), done.output
 
 
 @pytest.mark.ring2
-def test_ctrl_c_while_captures_are_read_shows_no_stack(tmp_path):
-    """py4j tells of it by two, one of them of pyspark, which asks for the end of all jobs."""
+def test_ctrl_c_while_captures_are_read_shows_no_traceback(tmp_path):
+    """By default py4j prints two, and pyspark one when it asks for the end of all jobs."""
     ours, theirs = os.openpty()
     code = "import os, fcntl, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
     code += "from kproxy.cli import main; main()"
@@ -247,8 +247,8 @@ def test_ctrl_c_while_captures_are_read_shows_no_stack(tmp_path):
 
 
 @pytest.mark.ring2
-def test_ctrl_c_ends_follow_after_the_batch_under_way(tmp_path):
-    """pyspark's own handler would end the batch's jobs, with stacks of Python and Java."""
+def test_ctrl_c_ends_follow_after_the_current_batch(tmp_path):
+    """pyspark's own handler would end the batch's jobs, with stack traces of Python and Java."""
     folder, tables = tmp_path / "captures", tmp_path / "tables"
     folder.mkdir()
     shutil.copy(capture("k41_java_cluster"), folder)
@@ -259,38 +259,38 @@ def test_ctrl_c_ends_follow_after_the_batch_under_way(tmp_path):
         while process.poll() is None and not (tables / ".unfinished-spark").is_dir():
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        shown, said = process.communicate()
-    assert process.returncode == 0 and said == "ends after the batch under way; Ctrl-C again drops it\n"
+        shown, errors = process.communicate()
+    assert process.returncode == 0 and errors == "ends after the batch under way; Ctrl-C again drops it\n"
     assert "k41_java_cluster.pcap" in shown and (tables / "_kproxy.json").is_file()
     assert not (tables / ".unfinished-spark").exists()
 
 
-def test_a_file_where_tables_are_to_go_is_told_before_spark_starts(tmp_path):
+def test_a_file_in_place_of_the_tables_folder_is_reported_before_spark_starts(tmp_path):
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file" / "tables"):
         with pytest.raises(KproxyError, match=r"cannot be written to: .*/file is no folder$"):
             pipeline.check([capture("k41_midstream")], out, Settings())
 
 
-def test_a_mistake_that_only_spark_sees_is_one_line_in_plain_words(run, tables, monkeypatch):
+def test_a_mistake_that_only_spark_finds_is_reported_in_one_line(run, tables, monkeypatch):
     logged = []
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         logger = PySparkLogger.getLogger(name)
         monkeypatch.setattr(logger, "disabled", False)
         monkeypatch.setattr(logger, "handle", logged.append)
-    for where, said in (
+    for where, message in (
         ("api =", "--where cannot be read near '\\)': give a condition in SQL"),
         ("bigint(api) > 5", "Produce|bigint|BIGINT"),
     ):
-        with pytest.raises(KproxyError, match=said) as told:
+        with pytest.raises(KproxyError, match=message) as fault:
             run("latency", tables, "--where", where)
-        assert "\n" not in str(told.value) and not re.search(r"[A-Z]+_[A-Z_]+|SQLSTATE", str(told.value)), told.value
+        assert "\n" not in str(fault.value) and not re.search(r"[A-Z]+_[A-Z_]+|SQLSTATE", str(fault.value)), fault.value
     assert not logged
 
 
 @pytest.mark.ring2
 def test_spark_itself_is_silent(tables):
-    """In a process of its own: what its JVM logs at the start is no part of the answer."""
+    """In a process of its own, so that the JVM's log at its start would be visible."""
     code = "from kproxy.cli import main; main()"
     command = [sys.executable, "-c", code, "spark", "quality", str(tables), "--master", "local[1]"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -298,9 +298,9 @@ def test_spark_itself_is_silent(tables):
     assert done.stdout.startswith("\x1b[1m" + "source") or done.stdout.startswith("source")
 
 
-def test_ingest(run, tmp_path):
-    said = run("ingest", capture("k41_BASE"), "--out", tmp_path / "tables", "--port", 9092, "--cluster", "east")
-    assert "rows" in said and "packet records read" in said
+def test_ingest_writes_tables(run, tmp_path):
+    summary = run("ingest", capture("k41_BASE"), "--out", tmp_path / "tables", "--port", 9092, "--cluster", "east")
+    assert "rows" in summary and "packet records read" in summary
     done = CliRunner().invoke(
         cli, ["spark", "ingest", str(capture("k41_BASE")), "--out", str(tmp_path / "none"), "--port", "1", "--strict"]
     )
@@ -313,7 +313,7 @@ def test_ingest(run, tmp_path):
     assert {row["cluster"] for file in files for row in pq.ParquetFile(file).read().to_pylist()} == {"east"}
 
 
-def test_a_file_that_retention_removes_from_under_spark_is_named_with_a_remedy(spark, tables, tmp_path):
+def test_a_file_that_retention_removes_meanwhile_is_named_with_a_remedy(spark, tables, tmp_path):
     recorded = tmp_path / "exchanges"
     recorded.mkdir()
     file = next((tables / "exchanges").glob("*.parquet"))
@@ -327,7 +327,7 @@ def test_a_file_that_retention_removes_from_under_spark_is_named_with_a_remedy(s
             ask()
 
 
-def test_other_files_that_are_missing_are_not_said_to_be_removed_by_retention():
+def test_other_missing_files_are_not_attributed_to_retention():
     assert _removed("File file:/t/exchanges/20261130T100000.000000000Z-000000.parquet does not exist")
     assert not _removed("File file:/t/exchanges/part-00000.parquet does not exist")
     assert not _removed("a task failed")

@@ -1,4 +1,4 @@
-"""`kproxy top` for scripts: its figures are those of /api and of /metrics, and what is wrong is said."""
+"""`kproxy top` for scripts: its figures equal those of /api and /metrics, and errors are reported."""
 
 import json
 import re
@@ -62,10 +62,10 @@ def test_figures_are_those_of_the_api_and_of_metrics(tmp_path, monkeypatch):
                 frame(client)
             monkeypatch.setattr(
                 top, "_TIMEOUT_S", 60.0
-            )  # beside other tests an answer may take longer than people wait
+            )  # on a busy machine an answer may take longer than a person would wait
             done = CliRunner().invoke(top.top, [*options, "--json", "--interval", "0.2"])
             assert done.exit_code == 0, done.exception
-            told, once = json.loads(done.stdout), {}
+            frame_json, once = json.loads(done.stdout), {}
             for view in ("apis", "errors", "connections", "findings"):
                 done = CliRunner().invoke(top.top, [*options, "--once", "--show", view, "--interval", "0.2"])
                 assert done.exit_code == 0, done.exception
@@ -77,7 +77,7 @@ def test_figures_are_those_of_the_api_and_of_metrics(tmp_path, monkeypatch):
             ):  # one scrape: a later one may have more series
                 for sample in family.samples:
                     metrics[sample.name, sample.labels.get("api")] += sample.value
-            rows = {row["api"]: row for row in told["apis"]}
+            rows = {row["api"]: row for row in frame_json["apis"]}
             assert rows["Heartbeat"]["requests"] == 12 and rows["Heartbeat"]["errors"] == 8
             for api, row in rows.items():
                 of_live = [each[3:] for each in live["totals"] if each[2] == api]
@@ -85,26 +85,30 @@ def test_figures_are_those_of_the_api_and_of_metrics(tmp_path, monkeypatch):
                     assert row[name] == sum(each[at] for each in of_live)
                 assert row["requests"] == metrics["kproxy_requests_total", api]
                 assert row["errors"] == metrics["kproxy_errors_total", api]
-            assert told["errors"][0]["answers"] == 8 and told["state"]["version"] == live["state"]["version"]
-            (connection,), (of_api,) = told["connections"], json.loads(got("/api/connections"))
+            assert (
+                frame_json["errors"][0]["answers"] == 8 and frame_json["state"]["version"] == live["state"]["version"]
+            )
+            (connection,), (of_api,) = frame_json["connections"], json.loads(got("/api/connections"))
             assert connection.items() >= of_api.items() and connection["client_id"] == "orders-7"
-            assert told["groups"] == [] and told["total"]["requests"] == sum(row["requests"] for row in rows.values())
+            assert frame_json["groups"] == [] and frame_json["total"]["requests"] == sum(
+                row["requests"] for row in rows.values()
+            )
             line = next(line for line in once["apis"].splitlines() if line.startswith("Heartbeat"))
             assert line.split()[-3:] == ["12", "8", "0"]
-            assert isinstance(told["findings"], list) and once["findings"]
+            assert isinstance(frame_json["findings"], list) and once["findings"]
             assert "REBALANCE_IN_PROGRESS" in once["errors"] and "orders-7" in once["connections"]
             done = CliRunner().invoke(top.top, [f"https://localhost:{admin}", *options[3:], "--once"])
             assert "wants its token" in str(done.exception)
             end.close()
 
 
-def test_what_is_wrong_is_said():
+def test_errors_are_reported():
     assert "--once prints a table" in asked(status=2)
     assert "nobody listens there" in asked(f":{free_ports(1)}", "--json", status=2)
     assert _VIEWS == VIEWS
 
 
-def test_help_teaches_by_example_and_the_screen_is_loaded_only_to_draw():
+def test_the_help_has_an_example_and_screen_modules_load_only_to_draw():
     result = CliRunner().invoke(top.top, ["--help"])
     assert result.exit_code == 0 and "kproxy top --json" in result.output
     code = "import sys, kproxy.cli.top, kproxy.views.top.once; print('textual' in sys.modules)"
@@ -118,7 +122,7 @@ STYLE = re.compile(r"\x1b\[[\d;]*m|\x1b\([A-Z0-9]|[\x0e\x0f]")
 
 
 class Terminals:
-    """Terminals of a tmux of our own, each with a command; tmux understands what programs draw as a terminal does."""
+    """Terminals in a tmux of the test's own, each with a command; tmux interprets the output as a terminal does."""
 
     def __init__(self, folder):
         settings = folder / "tmux.conf"
@@ -142,7 +146,7 @@ class Terminals:
         self.do("new-session", "-d", "-s", name, "-x", str(size[0]), "-y", str(size[1]), line)
 
     def shown(self, name):
-        """(its lines, and the same with what gives them colours)"""
+        """(lines, the same text with its colour sequences)"""
         drawn = self.do("capture-pane", "-p", "-e", "-t", name)
         return STYLE.sub("", drawn).splitlines(), drawn
 
@@ -151,7 +155,7 @@ class Terminals:
 
 
 def test_in_real_terminals_of_each_size_with_and_without_colours(tmp_path):
-    """All figures of the head stand there whole, each table has its rows, and nothing is wider than the terminal."""
+    """All figures of the head are complete, each table has its rows, and nothing is wider than the terminal."""
     if shutil.which("tmux") is None:
         pytest.skip("tmux is missing: apt-get install tmux")
     with (

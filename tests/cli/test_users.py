@@ -1,4 +1,4 @@
-"""`kproxy users`: passwords come in by standard input and do not come out."""
+"""`kproxy users`: passwords are read from standard input and never printed."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def test_users_are_added_changed_listed_and_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["alice:secret\n", "x" * 100])
-def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: str) -> None:
+def test_a_file_with_other_content_is_left_unchanged(tmp_path: Path, content: str) -> None:
     file = tmp_path / "users"
     file.write_text(content)
     done = CliRunner().invoke(users, ["add", str(file), "bob"], input=PASSWORD)
@@ -45,14 +45,14 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: str) ->
     assert file.read_text() == content
 
 
-def test_what_no_login_could_use_is_refused_with_its_mend(tmp_path: Path) -> None:
+def test_names_that_no_login_could_use_are_refused_with_a_remedy(tmp_path: Path) -> None:
     def add(file: Path, name: str) -> tuple[int, str]:
         done = CliRunner().invoke(users, ["add", str(file), name], input=PASSWORD)
         return done.exit_code, done.output
 
     file = tmp_path / "users"
-    status, said = add(file, "User:alice")
-    assert status == 2 and "alice, not User:alice" in said
-    status, said = add(tmp_path / "none" / "users", "alice")
-    assert status == 1 and f"there is no folder {tmp_path / 'none'}" in said
+    status, output = add(file, "User:alice")
+    assert status == 2 and "alice, not User:alice" in output
+    status, output = add(tmp_path / "none" / "users", "alice")
+    assert status == 1 and f"there is no folder {tmp_path / 'none'}" in output
     assert not file.exists()

@@ -1,4 +1,4 @@
-"""`kproxy watch`: what its options say, and what it says of mistakes."""
+"""`kproxy watch`: the effect of its options, and its errors."""
 
 import subprocess
 import sys
@@ -44,12 +44,12 @@ def test_options_become_settings():
         (("--admin", "1", "--buffer-mib", "1"), "from 2 to 4096"),
     ],
 )
-def test_mistakes_are_named(arguments, text):
+def test_mistakes_are_reported(arguments, text):
     with pytest.raises(KproxyError, match=text):
         settings(*arguments)
 
 
-def test_help_teaches_by_example():
+def test_the_help_has_an_example():
     done = subprocess.run([KPROXY, "watch", "--help"], capture_output=True, text=True, check=True, timeout=60)
     assert "sudo kproxy watch --interface eth0 --admin 9464" in done.stdout
     done = subprocess.run([KPROXY, "watch", "--admin", "0"], capture_output=True, text=True, check=False, timeout=60)

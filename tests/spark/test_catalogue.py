@@ -1,4 +1,4 @@
-"""What an ingest knows of its captures: the same as `convert` does, and in no more memory for many than for few."""
+"""The captures that an ingest takes are those of `convert`, and the driver's memory does not grow with their number."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def seen(catalogue):
     return ((number, 10 + number, 5, f"{number}:print") for number, _, _ in list(catalogue.every()))
 
 
-def test_captures_are_those_of_convert(tmp_path):
+def test_captures_are_listed_as_by_convert(tmp_path):
     names = [b"b.pcap", b"a.pcap", b"\xff.pcap", b"10.pcap", b"9.pcap", "ä.pcap".encode(), b"notes.txt"]
     for name in names:
         (tmp_path / os.fsdecode(name)).write_bytes(b"")
@@ -38,14 +38,17 @@ def test_captures_are_those_of_convert(tmp_path):
     rotated = [last / "1.pcap", capture("k41_BASE")]
     (job,) = jobs(Catalogue(rotated, Settings(rotated=True)))
     assert [job] == captures_of(rotated, Settings(rotated=True)) and len(job.paths) == 2
-    for wrong, said in (([last / "*.gz"], "no file matches"), ([tmp_path, tmp_path / "a.pcap"], "have the same name")):
-        with pytest.raises(KproxyError, match=said):
+    for wrong, message in (
+        ([last / "*.gz"], "no file matches"),
+        ([tmp_path, tmp_path / "a.pcap"], "have the same name"),
+    ):
+        with pytest.raises(KproxyError, match=message):
             captures_of(wrong, settings)
-        with pytest.raises(KproxyError, match=said):
+        with pytest.raises(KproxyError, match=message):
             Catalogue(wrong, settings)
 
 
-def test_what_tables_hold_is_left_out_and_another_of_its_name_is_refused(tmp_path):
+def test_captures_in_the_tables_are_skipped_and_others_of_their_name_refused(tmp_path):
     for number in range(4):
         (tmp_path / f"{number}.pcap").write_bytes(b"")
     first = Catalogue([tmp_path], Settings())
@@ -59,7 +62,8 @@ def test_what_tables_hold_is_left_out_and_another_of_its_name_is_refused(tmp_pat
     assert second.large(4, 100) == second.large(5, 11) == [2] and second.large(5, 12) == []
     third = Catalogue([tmp_path], Settings())
     unseen = Catalogue([tmp_path], Settings())
-    unseen.note((number, 0, 0, None) for number, *_ in unseen.every())  # a storage failed: who reads them says so
+    # a storage failed: the task that reads them reports it
+    unseen.note((number, 0, 0, None) for number, *_ in unseen.every())
     assert unseen.leave_known(lines, "tables") == [] and len(unseen) == len(third)
     third.note((number, size + 1, 5, f"{number}:other") for number, size, *_ in seen(third))
     refused = third.leave_known(lines, "tables")
@@ -67,7 +71,7 @@ def test_what_tables_hold_is_left_out_and_another_of_its_name_is_refused(tmp_pat
     assert [job.source for _, job, _ in third.every()] == ["2.pcap"]
 
 
-def test_one_capture_after_the_other_is_held(tmp_path):
+def test_only_two_captures_are_held_at_a_time(tmp_path):
     (tmp_path / "captures").mkdir()
     for number in range(50):
         (tmp_path / "captures" / f"{number}.pcap").touch()
@@ -75,13 +79,14 @@ def test_one_capture_after_the_other_is_held(tmp_path):
     held = WeakSet()
     for _, job, _ in catalogue.every():
         held.add(job)
-        assert len(held) <= 2  # this one, and the one before it
+        assert len(held) <= 2  # this one and the one before it
     assert len(catalogue) == 50
 
 
 @pytest.mark.ring2
-def test_no_memory_for_each_capture(tmp_path):
-    """Listed, noted, found in tables, shared out and told, five times as many captures take as much of the driver."""
+def test_memory_does_not_grow_with_the_number_of_captures(tmp_path):
+    """Five times as many captures need as much memory of the driver: to list, record, look up, share out and report
+    them."""
 
     def most(count):
         folder = tmp_path / str(count)
@@ -109,6 +114,6 @@ def test_no_memory_for_each_capture(tmp_path):
         tracemalloc.stop()
         return most_, max(peak)
 
-    most(1500)  # what is imported at first use
+    most(1500)  # loads the modules that are imported at first use
     (python, arrow), (of_many, arrow_of_many) = most(2000), most(10_000)  # both more than are written at once
-    assert of_many < python + 50 * 8000 and arrow_of_many <= arrow + 1000  # a Job alone is some 350 bytes
+    assert of_many < python + 50 * 8000 and arrow_of_many <= arrow + 1000  # a Job alone is about 350 bytes

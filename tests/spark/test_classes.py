@@ -1,4 +1,4 @@
-"""The archive of Spark's classes: who starts from it, and that one which is not sound does no harm.
+"""The archive of Spark's classes: which sessions start from it; a damaged archive does no harm.
 
 ./dev makes it (`kproxy spark prepare`) before the tests; see tests/cli/test_prepare.py.
 """
@@ -22,7 +22,7 @@ print(spark.range(3).count())
 
 
 def start(log: Path, **environment):
-    """Spark in a process of its own; the classes that its JVM took from the archive."""
+    """Start Spark in its own process; returns how many classes its JVM loaded from the archive."""
     options = f"-Xlog:class+load=info:file={log}"
     done = subprocess.run(
         [sys.executable, "-c", START, options], capture_output=True, text=True, env={**os.environ, **environment}
@@ -44,7 +44,7 @@ def test_a_session_starts_from_the_archive_and_without_one_from_the_jars(kept, t
     assert start(tmp_path / "none.log", XDG_CACHE_HOME=str(tmp_path)) == 0
 
 
-def test_an_archive_that_is_cut_is_not_given_to_a_jvm_which_would_die_of_it(kept, tmp_path, monkeypatch):
+def test_a_truncated_archive_is_not_given_to_a_jvm_which_it_would_crash(kept, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place = tmp_path / "kproxy" / kept.name
     place.parent.mkdir()
@@ -54,8 +54,8 @@ def test_an_archive_that_is_cut_is_not_given_to_a_jvm_which_would_die_of_it(kept
     assert classes.archive() == place and str(place) in classes.used({})[classes.OPTIONS]
 
 
-def test_one_that_does_not_fit_is_left_and_not_mentioned(kept, tmp_path):
-    """As that of a Java that was updated in its place: the first bytes name its kind and the Java."""
+def test_an_archive_of_another_java_is_silently_ignored(kept, tmp_path):
+    """As after an update of Java in place: the first bytes of the archive identify its format and the Java."""
     place = tmp_path / "kproxy" / kept.name
     place.parent.mkdir()
     data = kept.read_bytes()
@@ -63,14 +63,14 @@ def test_one_that_does_not_fit_is_left_and_not_mentioned(kept, tmp_path):
     assert start(tmp_path / "other.log", XDG_CACHE_HOME=str(tmp_path)) == 0
 
 
-def test_who_names_an_archive_has_that_one(kept):
+def test_an_archive_in_the_settings_takes_precedence(kept):
     own = {"spark.driver.extraJavaOptions": "-XX:SharedArchiveFile=own.jsa"}
     assert classes.used(own) == own
     given = classes.used({classes.OPTIONS: "-Dmine=1"})[classes.OPTIONS]
     assert given.startswith("-Dmine=1 ") and str(kept) in given
 
 
-def test_what_stands_in_the_way_of_an_archive_is_told(tmp_path, monkeypatch):
+def test_obstacles_to_making_an_archive_are_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(KproxyError, match=r"Java kept no classes in .*: is there room"), classes.made():
         pass

@@ -1,7 +1,7 @@
-"""On a cluster: executors that have no kproxy get it from `spark-submit`, die and are raced, and no row changes; and a
-client of Spark Connect asks and ingests as any other.
+"""On a cluster, executors without kproxy get it from `spark-submit`; killed and duplicated tasks change no row. A Spark
+Connect client ingests and asks like any other.
 
-A cluster takes half a minute to start: its test runs where it is named, `./dev test tests/spark/test_cluster.py`.
+A cluster takes half a minute to start: its test runs only if it is named, `./dev test tests/spark/test_cluster.py`.
 """
 
 import json
@@ -28,10 +28,10 @@ from kproxy.spark import is_remote
 from kproxy.spark.follow import follow
 from kproxy.spark.target import Target
 from tests.captures import capture
-from tests.spark.test_pipeline import same
+from tests.spark.test_pipeline import assert_same_rows
 
 NAMES = ("k41_BASE", "k41_quota", "k0102_python147", "k41_sasl_plain")
-# As docs/scale.md has it, but that it cuts captures so small that they have several splits.
+# As in docs/scale.md, but with splits so small that captures have several.
 MAIN = """
 import sys
 from kproxy.spark import pipeline, session
@@ -55,7 +55,7 @@ QUICK = {
 
 
 def bare_python(folder):
-    """A Python that has every package that kproxy needs, and no kproxy."""
+    """A Python with every package that kproxy needs, but without kproxy."""
     venv.create(folder, symlinks=True)
     (folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages" / "others.pth").write_text(
         get_path("purelib") + "\n"
@@ -67,7 +67,7 @@ def bare_python(folder):
 
 
 def packed(path):
-    """kproxy as `--py-files` takes it."""
+    """kproxy as an archive for `--py-files`."""
     package = Path(kproxy.__file__).parent
     with zipfile.ZipFile(path, "w") as file:
         for each in package.rglob("*"):
@@ -77,7 +77,7 @@ def packed(path):
 
 
 def _environment(**more):
-    """That of somebody who has no kproxy, nor pytest's variables."""
+    """The environment of a user without kproxy, and without pytest's variables."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_HOME")}
     return {**kept, "SPARK_LOCAL_IP": "127.0.0.1", **more}
 
@@ -88,13 +88,13 @@ def _executors(process):
         try:
             if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline()):
                 found.append(each)
-        except psutil.Error:  # it ended just now
+        except psutil.Error:  # it has just ended
             continue
     return found
 
 
 def _is_at_work(executor):
-    """Whether Python works for it."""
+    """Whether the executor's Python workers use CPU time."""
     try:
         return any(each.cpu_times().user > 0.2 for each in executor.children(recursive=True))
     except psutil.Error:
@@ -102,7 +102,7 @@ def _is_at_work(executor):
 
 
 def test_executors_without_kproxy_get_it_and_one_is_killed(request, tmp_path):
-    """`spark-submit` to two executors of their own process, one of which is killed while it decodes."""
+    """`spark-submit` to two executors in their own processes, one of which is killed while it decodes."""
     if not any(Path(__file__).name in argument for argument in request.config.args):
         pytest.skip("half a minute: ./dev test tests/spark/test_cluster.py")
     paths = [capture(name) for name in NAMES]
@@ -111,7 +111,7 @@ def test_executors_without_kproxy_get_it_and_one_is_killed(request, tmp_path):
     events = tmp_path / "events"
     events.mkdir()
     conf = {**QUICK, "spark.eventLog.dir": events.as_uri()}
-    home = tmp_path / "spark"  # where workers make their folders: whoever runs this may not write to pyspark's own
+    home = tmp_path / "spark"  # for the workers' folders: the user of the tests may not write to pyspark's own
     home.mkdir()
     for each in Path(pyspark.__file__).parent.iterdir():
         if each.name != "work":
@@ -126,8 +126,8 @@ def test_executors_without_kproxy_get_it_and_one_is_killed(request, tmp_path):
     command += [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
     command += [tmp_path / "main.py", tmp_path / "tables", *paths]
     environment = _environment(PYSPARK_PYTHON=str(python), SPARK_HOME=str(home))
-    with (tmp_path / "said").open("w+") as said:
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=said, stderr=said)
+    with (tmp_path / "output").open("w+") as output:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=output, stderr=output)
         killed = None
         try:
             while process.poll() is None:
@@ -138,8 +138,8 @@ def test_executors_without_kproxy_get_it_and_one_is_killed(request, tmp_path):
                 time.sleep(0.1)
         finally:
             process.kill()
-        said.seek(0)
-        text = said.read()
+        output.seek(0)
+        text = output.read()
     assert process.returncode == 0, text[-3000:]
     assert killed is not None
     (log,) = events.iterdir()
@@ -148,7 +148,7 @@ def test_executors_without_kproxy_get_it_and_one_is_killed(request, tmp_path):
     tasks = [event["Task Info"] for event in happened if event["Event"] == "SparkListenerTaskEnd"]
     assert removed and any(task["Attempt"] or task["Failed"] or task["Killed"] for task in tasks)
     convert(paths, tmp_path / "converted", processes=1)
-    same(tmp_path / "tables", tmp_path / "converted")
+    assert_same_rows(tmp_path / "tables", tmp_path / "converted")
 
 
 def kproxy_over_connect(url, *arguments):
@@ -166,20 +166,20 @@ def connect(spark):
     kind = getattr(jvm.org.apache.spark.sql.connect.service, "SparkConnectService$")
     service = getattr(kind, "MODULE$")
     service.start(spark.sparkContext._jsc.sc())
-    return f"sc://127.0.0.1:{service.localPort()}"  # it ends with the JVM
+    return f"sc://127.0.0.1:{service.localPort()}"  # the server ends with the JVM
 
 
 def test_a_client_of_spark_connect_ingests_and_asks(connect, tables, tmp_path):
     path = capture("k41_quota")
     assert "packet records read" in kproxy_over_connect(connect, "ingest", path, "--out", tmp_path / "tables")
     convert([path], tmp_path / "converted", processes=1)
-    same(tmp_path / "tables", tmp_path / "converted")
+    assert_same_rows(tmp_path / "tables", tmp_path / "converted")
     by = ("latency", tables, "--by", "api,client", "--format", "json")
     here = CliRunner().invoke(cli, ["analyze", *map(str, by)], catch_exceptions=False)
     assert kproxy_over_connect(connect, *by) == here.stdout and here.stdout
 
 
-def test_what_a_client_of_spark_connect_cannot_do_is_said(monkeypatch):
+def test_limits_of_a_spark_connect_client_are_reported(monkeypatch):
     class Session:
         pass
 

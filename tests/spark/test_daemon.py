@@ -1,4 +1,4 @@
-"""Python's workers of a local session."""
+"""The Python workers of a local session."""
 
 import importlib
 import sys
@@ -10,7 +10,7 @@ import pyspark.daemon
 from kproxy.spark import daemon
 
 
-def test_zips_come_behind_packages_and_all_else_keeps_its_order(monkeypatch):
+def test_zips_follow_packages_and_everything_else_keeps_its_order(monkeypatch):
     others = [place for place in sys.path if not place.endswith(".zip")]
     monkeypatch.setattr(sys, "path", ["pyspark.zip", *sys.path, "py4j.zip"])
     importlib.reload(daemon)
@@ -18,7 +18,7 @@ def test_zips_come_behind_packages_and_all_else_keeps_its_order(monkeypatch):
 
 
 def test_workers_take_pyspark_from_its_package(spark):
-    """Not from its zip, which has no bytecode; of the same version, since the zip is in the package."""
+    """Not from its zip, which has no bytecode; both have the same version, since the package contains the zip."""
 
     def places(_):
         import pyspark

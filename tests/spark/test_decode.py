@@ -1,4 +1,4 @@
-"""A task of the decoding, as Spark calls it, without Spark."""
+"""The function of a decoding task, called without Spark."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from kproxy.spark import decode, pieces
 from tests.captures import capture, expected
 
 
-def test_a_capture_that_cannot_be_read_costs_the_others_of_its_task_nothing(tmp_path: Path) -> None:
+def test_an_unreadable_capture_does_not_affect_others_of_its_task(tmp_path: Path) -> None:
     nothing = tmp_path / "nothing.pcap"
     nothing.write_bytes(b"nothing")
     paths = [capture("k0102_sasl_plain"), nothing, capture("k41_sasl_plain")]

@@ -1,4 +1,4 @@
-"""A folder into which captures rotate: each is in the tables once, whatever happens to the process."""
+"""A folder of rotating captures: each capture is in the tables once, even if the process dies."""
 
 import shutil
 from dataclasses import replace
@@ -16,12 +16,12 @@ from kproxy.spark import pipeline
 from kproxy.spark.follow import follow
 from kproxy.tables import schema
 from tests.captures import capture
-from tests.spark.test_pipeline import known, rows, same
+from tests.spark.test_pipeline import assert_same_rows, known, rows
 from tests.storages import Bucket
 
 
 def cut(path, folder, places):
-    """A capture as rotated files."""
+    """Split a capture into rotated files."""
     data = path.read_bytes()
     walker = splits._Records(data)
     cuts = [24, *(walker.boundary(place, len(data)) for place in places), len(data)]
@@ -36,11 +36,11 @@ def test_each_capture_once_from_a_checkpoint(spark, tmp_path):
     folder, out, later = tmp_path / "in", tmp_path / "tables", tmp_path / "later"
     folder.mkdir()
     later.mkdir()
-    told = []
+    summaries = []
 
     def run(rotated=True):
         settings = Settings(rotated=rotated)
-        query = follow(spark, str(folder), str(out), settings, told.append, interval_s=0.1, quiet_s=0)
+        query = follow(spark, str(folder), str(out), settings, summaries.append, interval_s=0.1, quiet_s=0)
         try:
             query.processAllAvailable()
         finally:
@@ -50,8 +50,8 @@ def test_each_capture_once_from_a_checkpoint(spark, tmp_path):
     (folder / "none.pcap").write_text("no capture")
     run()
     convert(files, tmp_path / "converted", Settings(rotated=True), processes=1)
-    same(out, tmp_path / "converted")  # exchanges across the three files are whole
-    assert [fault.name for summary in told for fault in summary.failed] == [str(folder / "none.pcap")]
+    assert_same_rows(out, tmp_path / "converted")  # exchanges across the three files are complete
+    assert [fault.name for summary in summaries for fault in summary.failed] == [str(folder / "none.pcap")]
     shutil.copy(capture("k41_quota"), folder / "more.pcap")
     real = pipeline.ingest
 
@@ -67,23 +67,23 @@ def test_each_capture_once_from_a_checkpoint(spark, tmp_path):
     count = len(rows(out, schema.EXCHANGES))
     run()
     assert len(rows(out, schema.EXCHANGES)) == count
-    assert not told[-1].quality  # it was all there
+    assert not summaries[-1].quality  # all packets were there
     (folder / "more.pcap").unlink()
-    run()  # it is no file of the folder any more
+    run()  # the folder no longer contains it
     shutil.copy(capture("k41_sasl_plain"), folder / "more.pcap")
     shutil.copy(capture("k41_midstream"), folder / "last.pcap")
-    run(rotated=False)  # nor does its name, used again, stop the others
-    assert [fault.name for fault in told[-1].failed] == [str(folder / "more.pcap")]
-    assert set(told[-1].quality) == {"last.pcap"}
+    run(rotated=False)  # a reused name does not stop the others either
+    assert [fault.name for fault in summaries[-1].failed] == [str(folder / "more.pcap")]
+    assert set(summaries[-1].quality) == {"last.pcap"}
     with pytest.raises(KproxyError, match="follow adds"):
-        follow(spark, str(folder), str(out), Settings(overwrite=True), told.append)
+        follow(spark, str(folder), str(out), Settings(overwrite=True), summaries.append)
 
 
 @pytest.mark.parametrize("rotated", (False, True))
 @pytest.mark.parametrize("last", ("why_unread", "look", "decode.whole"))
 def test_a_storage_that_fails_for_a_while_loses_no_capture(spark, tmp_path, monkeypatch, rotated, last):
-    """last: before what it goes; it comes again before the second look, or only for whoever starts again."""
-    out, told = tmp_path / "tables", []
+    """last: the step before which the storage fails; it works again at the next attempt, or only after a restart."""
+    out, summaries = tmp_path / "tables", []
     names = ["k41_midstream", "k41_quota"]
     bucket = Bucket(monkeypatch)
     for name in names:
@@ -91,10 +91,10 @@ def test_a_storage_that_fails_for_a_while_loses_no_capture(spark, tmp_path, monk
     options = [*bucket.storage.options, ("config_kwargs.retries.max_attempts", "0")]
     settings = Settings(rotated=rotated, storage=Storage(tuple(options)))
     monkeypatch.setattr(follower, "AGAIN_S", (0.01,))
-    lasting = [last == "look"]  # how often it goes once more
+    lasting = [last == "look"]  # how many more times it fails
 
     def run():
-        query = follow(spark, "s3://captures/in", str(out), settings, told.append, interval_s=0.1, quiet_s=0)
+        query = follow(spark, "s3://captures/in", str(out), settings, summaries.append, interval_s=0.1, quiet_s=0)
         try:
             query.processAllAvailable()
         finally:
@@ -103,7 +103,7 @@ def test_a_storage_that_fails_for_a_while_loses_no_capture(spark, tmp_path, monk
     module = pipeline.decode if last == "decode.whole" else pipeline
     name = last.rpartition(".")[2]
     real = getattr(module, name)
-    if last == "decode.whole":  # in a worker, where the server cannot be stopped: it is told of another address
+    if last == "decode.whole":  # the server of a worker cannot be stopped: the worker gets another address
         wrong = replace(settings.storage, options=(("endpoint_url", "http://127.0.0.1:9"), *options[1:]))
         tries = tmp_path / "tries"
         tries.mkdir()
@@ -126,7 +126,7 @@ def test_a_storage_that_fails_for_a_while_loses_no_capture(spark, tmp_path, monk
                     monkeypatch.setattr(module, name, real)
 
     monkeypatch.setattr(module, name, going)
-    if last == "look":  # it lasts
+    if last == "look":  # a longer failure
         with pytest.raises(Exception, match="no table has it yet: start again when the storage is well"):
             run()
         assert not list(out.glob("exchanges"))
@@ -139,4 +139,4 @@ def test_a_storage_that_fails_for_a_while_loses_no_capture(spark, tmp_path, monk
             .drop_columns("connection")
             .equals(rows(tmp_path / "converted", table).drop_columns("connection"))
         )
-    assert not [fault for summary in told for fault in summary.failed]
+    assert not [fault for summary in summaries for fault in summary.failed]

@@ -1,4 +1,4 @@
-"""Pieces: the rows of every table as they were, whatever their number."""
+"""Pieces: the rows of every table come back unchanged, whatever their number."""
 
 import subprocess
 import sys
@@ -39,11 +39,11 @@ def test_rows_are_the_same_in_pieces(table, tmp_path, monkeypatch):
     monkeypatch.setattr(pieces, "PIECE_ROWS", 1000)
     monkeypatch.setattr(writer, "STEP_ROWS", 300)
     rows = made(table, 5000)
-    told = [piece.to_pylist()[0] for piece in pieces.rows(table, [rows])]
-    assert {piece["hour"] for piece in told} == ({0, 1, 2} if "time" in table.schema.names else {NO_HOUR})
-    assert sum(piece["count"] for piece in told) == 5000 and all(piece["count"] <= 1200 for piece in told)
+    piece_rows = [piece.to_pylist()[0] for piece in pieces.rows(table, [rows])]
+    assert {piece["hour"] for piece in piece_rows} == ({0, 1, 2} if "time" in table.schema.names else {NO_HOUR})
+    assert sum(piece["count"] for piece in piece_rows) == 5000 and all(piece["count"] <= 1200 for piece in piece_rows)
     sorter = writer.Sorter(table, tmp_path)
-    for piece in told:
+    for piece in piece_rows:
         adopt(sorter, piece["data"], [])
     sorter.spill()
     assert sum(part.num_rows for part in writer.merged(table, sorter.runs)) == 5000
@@ -53,7 +53,7 @@ def test_rows_are_the_same_in_pieces(table, tmp_path, monkeypatch):
 
 
 def test_a_task_needs_no_pandas(tmp_path):
-    """0.3 s of CPU time of every worker: `pa.array` loads it where it is installed."""
+    """`pa.array` imports pandas if it is installed: 0.3 s of CPU time in every worker."""
     code = f"""
 import pathlib, sys
 from kproxy.convert.job import Job

@@ -1,4 +1,4 @@
-"""`kproxy spark ingest` against `kproxy convert`: the same rows, from every capture at once."""
+"""`kproxy spark ingest` gives the same rows as `kproxy convert`, from all captures at once."""
 
 import gzip
 import json
@@ -39,7 +39,7 @@ def captures():
 
 
 def rows(place, table):
-    """All rows of a table in one order; the folders' date and hour are not columns of ours."""
+    """All rows of a table in one order, without the folders' date and hour, which are not columns of kproxy."""
     files = sorted((place / table.name).rglob("*.parquet"))
     whole = pa.concat_tables([pq.ParquetFile(file).read() for file in files]) if files else table.schema.empty_table()
     flat = [field.name for field in whole.schema if not pa.types.is_nested(field.type)]
@@ -47,15 +47,15 @@ def rows(place, table):
 
 
 def known(place):
-    """The captures that the tables say they are of."""
+    """The captures listed in the tables."""
     lines = [line for file in (place / "_captures").iterdir() for line in file.read_text().splitlines()]
     return {json.loads(line)["source"] for line in lines}
 
 
-def same(ours, theirs, *more):
+def assert_same_rows(ours, theirs, *more):
     for table in (*schema.TABLES.values(), *more):
         a, b = rows(ours, table), rows(theirs, table)
-        if table is schema.RECORDS:  # Spark's lists may hold nulls, says their type
+        if table is schema.RECORDS:  # the type of Spark's lists allows nulls
             b = b.cast(a.schema)
         else:
             assert a.schema == table.schema
@@ -64,7 +64,7 @@ def same(ours, theirs, *more):
 
 
 class Wire:
-    """A capture built by hand, of connections by number."""
+    """A capture made by hand, with connections by number."""
 
     def __init__(self):
         self.packets = []
@@ -102,7 +102,7 @@ class Wire:
 
 @contextmanager
 def shared_out():
-    """Of each ingest that shares out connections, which task decodes which: connections by the number of a task."""
+    """Record which task decodes which connections, for each ingest that distributes them: {task: connections}."""
     found = []
     real = pipeline._shared_out
 
@@ -130,7 +130,7 @@ def converted(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ingested(spark, tmp_path_factory):
-    """Cut so small that most captures have many splits, and connections span them."""
+    """With splits so small that most captures have many, and connections span them."""
     place = tmp_path_factory.mktemp("ingested")
     with pytest.MonkeyPatch.context() as patch, watched() as runs:
         patch.setattr(reader, "OVERLAP_PART", 3)
@@ -142,8 +142,8 @@ def ingested(spark, tmp_path_factory):
 
 
 @pytest.mark.ring2
-def test_the_same_rows_as_convert(converted, ingested):
-    same(ingested, converted)
+def test_the_rows_equal_those_of_convert(converted, ingested):
+    assert_same_rows(ingested, converted)
 
 
 @pytest.mark.ring2
@@ -158,14 +158,14 @@ def test_files_hold_an_hour_in_order_of_time(ingested):
 
 
 @pytest.mark.ring2
-def test_spark_reads_it(spark, ingested):
+def test_spark_reads_the_tables(spark, ingested):
     for table in schema.TABLES.values():
         assert spark.read.parquet(str(ingested / table.name)).count() == len(rows(ingested, table))
 
 
 @pytest.mark.ring2
 def test_a_catalogue_has_the_tables_before_there_are_data(spark, tmp_path, ingested):
-    """The statements of docs/reference/tables.sql, as they are, and where tables are."""
+    """The statements of docs/reference/tables.sql, with the tables' location."""
     statements = (ROOT / "docs/reference/tables.sql").read_text().partition("create table")
     database = "made_before"
     spark.sql(f"create database {database} location '{tmp_path}/warehouse'")
@@ -188,7 +188,7 @@ def test_a_catalogue_has_the_tables_before_there_are_data(spark, tmp_path, inges
 
 
 @pytest.mark.ring2
-def test_ports_and_rotation(spark, tmp_path):
+def test_named_ports_and_rotated_files_give_the_rows_of_convert(spark, tmp_path):
     files = []
     data = capture("k41_BASE").read_bytes()
     walker = splits._Records(bytes(data))
@@ -203,13 +203,13 @@ def test_ports_and_rotation(spark, tmp_path):
     settings = Settings(ports=(9092,), cluster="east", rotated=True)
     convert(files, tmp_path / "converted", settings, processes=1)
     pipeline.ingest(spark, files, tmp_path / "ingested", settings, split_bytes=50_000, tasks=3)
-    same(tmp_path / "ingested", tmp_path / "converted")
+    assert_same_rows(tmp_path / "ingested", tmp_path / "converted")
     assert len(rows(tmp_path / "ingested", schema.EXCHANGES)) == len(expected("k41_BASE"))
 
 
 @pytest.mark.ring2
-def test_a_large_connection_holds_nobody_up(spark, tmp_path):
-    """It is alone in the first task, which Spark begins before the others."""
+def test_a_large_connection_delays_no_other(spark, tmp_path):
+    """It is alone in the first task, which Spark starts before the others."""
     wire = Wire()
     large, small = 0, range(1, 40)
     for connection in (large, *small):
@@ -225,12 +225,12 @@ def test_a_large_connection_holds_nobody_up(spark, tmp_path):
     assert len(connections[0]) == 1 and len(connections) > 1
     assert sum(len(found) for found in connections.values()) == 1 + len(small)
     convert([path], tmp_path / "converted", processes=1)
-    same(tmp_path / "tables", tmp_path / "converted")
+    assert_same_rows(tmp_path / "tables", tmp_path / "converted")
 
 
 @pytest.mark.ring2
-def test_ports_that_are_used_again_cost_their_connection_only(spark, tmp_path, monkeypatch):
-    """Two that end without a word and begin anew in a later part; the busy one is handed over at each border."""
+def test_reused_ports_defer_only_their_own_connections(spark, tmp_path, monkeypatch):
+    """Two connections stop without FIN and begin again in a later part; the busy one is handed over at each border."""
     wire = Wire()
     for connection in range(4):
         wire.open(connection)
@@ -247,22 +247,22 @@ def test_ports_that_are_used_again_cost_their_connection_only(spark, tmp_path, m
     convert([path], tmp_path / "converted", processes=1)
     with watched() as runs:
         pipeline.ingest(spark, [path], tmp_path / "ingested", split_bytes=path.stat().st_size // 3, tasks=2)
-    same(tmp_path / "ingested", tmp_path / "converted")
+    assert_same_rows(tmp_path / "ingested", tmp_path / "converted")
     ((run, _),) = runs
     assert not run.unsplittable and len(run.conflicting[path.name]) in (1, 2)
     assert sum(map(len, run._corrections.values())) >= 2 and run.read_bytes < 3 * path.stat().st_size
 
 
 @pytest.mark.ring2
-def test_of_many_connections_no_two_are_taken_for_one():
-    """By 32 bits these two would be, and the capture would be read by one task."""
+def test_connections_with_equal_32_bit_hashes_are_distinguished():
+    """Otherwise they would look like one connection, and one task would read the whole capture."""
     keys = (b"\n\x00\xb0I\n\x01\x00\x1b\xb2\xb5#\x84", b"\n\x00\xe1!\n\x01\x00\x13\xd8\x96#\x84")
     assert hash_of(keys[0]) == hash_of(keys[1])
     assert len(places._by_hash([reader.Excerpt(0, pair_of(key)) for key in keys])) == 2
 
 
 def shuffled(spark):
-    """The bytes that all stages so far wrote for others."""
+    """The bytes that all stages so far wrote for other tasks."""
     jvm = spark.sparkContext._jvm
     none = spark.sparkContext._gateway.new_array(jvm.double, 0)
     store = spark.sparkContext._jsc.sc().statusStore()
@@ -272,7 +272,7 @@ def shuffled(spark):
 
 @contextmanager
 def watched():
-    """Each ingest's run as it is when all is read, and the bytes that were shuffled by then."""
+    """Record each ingest's run once everything is read, and the bytes shuffled until then."""
     found = []
     real = pipeline.Run.store
 
@@ -286,18 +286,18 @@ def watched():
 
 
 @pytest.mark.ring2
-def test_each_byte_is_read_once_and_hardly_any_travels(spark, tmp_path, monkeypatch):
-    """Of a capture in parts whose connections are handed over at each border."""
+def test_each_byte_is_read_once_and_few_are_shuffled(spark, tmp_path, monkeypatch):
+    """For a capture in parts whose connections are handed over at each border."""
     path = tmp_path / "busy.pcap"
     with path.open("wb") as file:
-        generate(replace(KINDS[0], connections=2), file, 13_000)  # two milliseconds in a warm-up
+        generate(replace(KINDS[0], connections=2), file, 13_000)  # each warm-up is two milliseconds
     size = path.stat().st_size
     monkeypatch.setattr(reader, "OVERLAP_PART", 20)
     convert([path], tmp_path / "converted", processes=1)
     with watched() as runs:
         before = shuffled(spark)
         pipeline.ingest(spark, [path], tmp_path / "ingested", split_bytes=size // 2)
-    same(tmp_path / "ingested", tmp_path / "converted")
+    assert_same_rows(tmp_path / "ingested", tmp_path / "converted")
     ((run, after),) = runs
     assert not run.unsplittable
     assert size <= run.read_bytes <= 1.1 * size
@@ -306,7 +306,7 @@ def test_each_byte_is_read_once_and_hardly_any_travels(spark, tmp_path, monkeypa
 
 @pytest.mark.ring2
 def test_captures_are_listed_once(spark, tmp_path):
-    """What comes later was not looked at: whether two have one name, say."""
+    """Captures that appear later are ignored, since they have not been checked, for example for equal names."""
     folder, out = tmp_path / "captures", tmp_path / "tables"
     folder.mkdir()
     shutil.copy(capture("k41_midstream"), folder)
@@ -317,17 +317,17 @@ def test_captures_are_listed_once(spark, tmp_path):
 
 
 @pytest.mark.ring2
-def test_a_link_is_the_source_that_it_is_called(spark, tmp_path):
+def test_a_link_is_a_source_under_its_own_name(spark, tmp_path):
     link = tmp_path / "incident.pcap"
     link.symlink_to(capture("k41_midstream"))
     pipeline.ingest(spark, [link], tmp_path / "ingested")
     convert([link], tmp_path / "converted", processes=1)
-    same(tmp_path / "ingested", tmp_path / "converted")
+    assert_same_rows(tmp_path / "ingested", tmp_path / "converted")
     assert set(rows(tmp_path / "ingested", schema.EXCHANGES)["source"].to_pylist()) == {"incident.pcap"}
 
 
 @pytest.mark.ring2
-def test_thousands_of_open_connections(spark, tmp_path, monkeypatch):
+def test_thousands_of_open_connections_are_decoded_completely(spark, tmp_path, monkeypatch):
     wire = Wire()
     for connection in range(3000):
         wire.open(connection)
@@ -337,19 +337,19 @@ def test_thousands_of_open_connections(spark, tmp_path, monkeypatch):
     path = wire.save(tmp_path / "many.pcap")
     pipeline.ingest(spark, [path], tmp_path / "ingested", split_bytes=300_000, tasks=3)
     convert([path], tmp_path / "converted", processes=1)
-    same(tmp_path / "ingested", tmp_path / "converted")
+    assert_same_rows(tmp_path / "ingested", tmp_path / "converted")
     assert len(rows(tmp_path / "ingested", schema.EXCHANGES)) == 6000
 
-    # Only a process that holds them all must put some away, and it says so.
+    # Only a process that holds all of them evicts some, and it reports that.
     monkeypatch.setattr(flows, "MAX_FLOWS", 64)
-    convert([path], tmp_path / "put away", processes=1)
-    kinds = {row["kind"]: row["count"] for row in rows(tmp_path / "put away", schema.QUALITY).to_pylist()}
+    convert([path], tmp_path / "evicted", processes=1)
+    kinds = {row["kind"]: row["count"] for row in rows(tmp_path / "evicted", schema.QUALITY).to_pylist()}
     assert kinds["idle"] > 1000 and "idle" not in rows(tmp_path / "ingested", schema.QUALITY)["kind"].to_pylist()
 
 
 @pytest.mark.ring2
-def test_packets_captured_twice(spark, tmp_path):
-    """The copy of a packet is told from a segment sent again also where a split, or a connection, ends between them."""
+def test_packets_captured_twice_are_recognised(spark, tmp_path):
+    """Copies and retransmissions are distinguished even if a split, or a connection, ends between the two packets."""
     wire = Wire()
     for connection in range(4):
         wire.open(connection)
@@ -360,14 +360,14 @@ def test_packets_captured_twice(spark, tmp_path):
     path = wire.save(tmp_path / "twice.pcap")
     convert([path], tmp_path / "converted", processes=1)
     pipeline.ingest(spark, [path], tmp_path / "ingested", split_bytes=1500, tasks=2)
-    same(tmp_path / "ingested", tmp_path / "converted")
+    assert_same_rows(tmp_path / "ingested", tmp_path / "converted")
     assert sum(rows(tmp_path / "ingested", schema.CONNECTIONS)["retransmissions"].to_pylist()) == 0
 
 
 @pytest.mark.parametrize("split_bytes", (1 << 20, 1500))
 @pytest.mark.ring2
 def test_connections_that_several_captures_hold_are_counted_in_the_later_ones(spark, tmp_path, split_bytes):
-    """As those of both ends, which have other times and other connections beside them."""
+    """As for captures of both ends, which differ in times and in the other connections that they have."""
     paths = []
     for name, connections, late_ns in (("b", (0, 1, 2), 0), ("a", (1, 2, 3), 2_000_000), ("c", (2, 4), 9_000_000)):
         wire = Wire()
@@ -383,28 +383,28 @@ def test_connections_that_several_captures_hold_are_counted_in_the_later_ones(sp
         paths.append(wire.save(tmp_path / f"{name}.pcap"))
     convert(paths, tmp_path / "converted", processes=1)
     pipeline.ingest(spark, paths, tmp_path / "ingested", split_bytes=split_bytes, tasks=2)
-    same(tmp_path / "ingested", tmp_path / "converted")
+    assert_same_rows(tmp_path / "ingested", tmp_path / "converted")
     quality = rows(tmp_path / "ingested", schema.QUALITY).to_pylist()
     assert sum(row["count"] for row in quality if row["kind"] == "in_two_captures") == 3
 
 
 @pytest.mark.ring2
-def test_records_of_chosen_topics(spark, tmp_path):
+def test_records_of_chosen_topics_are_written(spark, tmp_path):
     files = [capture("k41_librdkafka"), capture("k41_kip848_share"), capture("tls13_embedded_secrets")]
     settings = Settings(records=chosen("rdk2,__trans*,gamma", "hash"))
     convert(files, tmp_path / "converted", settings, processes=1)
     pipeline.ingest(spark, files, tmp_path / "ingested", settings, split_bytes=250_000, tasks=3)
-    same(tmp_path / "ingested", tmp_path / "converted", schema.RECORDS)
-    told = rows(tmp_path / "ingested", schema.RECORDS)
-    assert {"rdk2", "gamma", "__transaction_state"} == set(told["topic"].to_pylist())
+    assert_same_rows(tmp_path / "ingested", tmp_path / "converted", schema.RECORDS)
+    record_rows = rows(tmp_path / "ingested", schema.RECORDS)
+    assert {"rdk2", "gamma", "__transaction_state"} == set(record_rows["topic"].to_pylist())
     manifest = json.loads((tmp_path / "ingested" / "_kproxy.json").read_text())
-    assert manifest["rows"]["records"] == len(told) > 100
+    assert manifest["rows"]["records"] == len(record_rows) > 100
     pipeline.ingest(spark, files[2:], tmp_path / "ingested", Settings(overwrite=True))
     assert not list((tmp_path / "ingested/records").rglob("*.parquet"))
 
 
 @pytest.mark.ring2
-def test_a_clock_that_goes_back_and_damage(spark, tmp_path):
+def test_a_clock_set_back_and_damage_give_the_rows_of_convert(spark, tmp_path):
     data = bytearray(capture("k41_BASE").read_bytes())
     walker = splits._Records(bytes(data))
     early = walker.boundary(300_000, len(data))
@@ -417,19 +417,20 @@ def test_a_clock_that_goes_back_and_damage(spark, tmp_path):
     ng = bytearray(capture("k41_ng").read_bytes())
     blocks = splits._Blocks(bytes(ng))
     place = blocks.boundary(300_000, len(ng))
-    ng[place + 8 : place + 12] = b"\x07\0\0\0"  # an interface that is not there: sound block, senseless packet
+    # an interface that does not exist: a valid block with an unreadable packet
+    ng[place + 8 : place + 12] = b"\x07\0\0\0"
     (tmp_path / "interface.pcapng").write_bytes(ng)
     files = sorted(tmp_path.glob("*.pcap*"))
     convert(files, tmp_path / "converted", processes=1)
     pipeline.ingest(spark, files, tmp_path / "ingested", split_bytes=50_000, tasks=2)
-    same(tmp_path / "ingested", tmp_path / "converted")
+    assert_same_rows(tmp_path / "ingested", tmp_path / "converted")
     kinds = rows(tmp_path / "ingested", schema.QUALITY).to_pylist()
     assert {row["source"] for row in kinds if row["kind"] in ("clock_back", "clock_step")} >= {"clock.pcap"}
     assert {row["source"] for row in kinds if row["kind"] == "damaged"} == {"damaged.pcap", "interface.pcapng"}
 
 
 @pytest.mark.ring2
-def test_what_is_no_capture_is_told_and_the_rest_goes_on(spark, tmp_path):
+def test_files_that_are_no_captures_are_reported_and_others_ingested(spark, tmp_path):
     (tmp_path / "notes.txt").write_text("no capture")
     files = [capture("k41_midstream"), tmp_path / "notes.txt", tmp_path / "missing.pcap"]
     result = pipeline.ingest(spark, files, tmp_path / "tables")
@@ -447,8 +448,8 @@ def test_what_is_no_capture_is_told_and_the_rest_goes_on(spark, tmp_path):
 
 
 @pytest.mark.ring2
-def test_captures_in_s3(spark, tmp_path):
-    """Read whole, and shared out: cut at records that tasks look for, packets deferred along."""
+def test_captures_may_be_in_s3(spark, tmp_path):
+    """Read whole and in parts: split at record boundaries that tasks search for, with deferred packets."""
     files = [capture("k41_quota"), capture("k41_BASE")]
     packed = tmp_path / "packed.pcap.gz"
     packed.write_bytes(gzip.compress(capture("k41_sasl_plain").read_bytes()))
@@ -465,12 +466,12 @@ def test_captures_in_s3(spark, tmp_path):
         )
         bucket.server.stop()
     assert not result.failed
-    same(tmp_path / "tables", tmp_path / "converted")
+    assert_same_rows(tmp_path / "tables", tmp_path / "converted")
 
 
 @pytest.mark.ring2
-def test_captures_and_tables_in_hdfs(spark, tmp_path):
-    """Captures by WebHDFS, tables by Spark's own file system; added to, replaced, and asked."""
+def test_captures_and_tables_may_be_in_hdfs(spark, tmp_path):
+    """Captures through WebHDFS, tables through Spark's own file system; added, replaced and queried."""
     path, later = capture("k41_BASE"), capture("k41_quota")
     convert([path, later], tmp_path / "converted", processes=1)
     with hdfs(tmp_path) as (address, http):
@@ -488,12 +489,12 @@ def test_captures_and_tables_in_hdfs(spark, tmp_path):
         pipeline.ingest(spark, [f"{http}/captures"], out, Settings(overwrite=True))
         finish_what_was_copied(spark, out)
         system.get("/tables/", str(tmp_path / "fetched"), recursive=True)
-    same(tmp_path / "fetched", tmp_path / "converted")
+    assert_same_rows(tmp_path / "fetched", tmp_path / "converted")
     assert not list((tmp_path / "fetched").glob(".unfinished*"))
 
 
 def finish_what_was_copied(spark, out):
-    """Where a file system copies, and a run dies before it removes what it copied, a file is at both places."""
+    """Where a file system copies and a run dies before it removes the original, the file is in both places."""
     target = Target(spark, out)
     files = target._files
     place = files.found("exchanges")[0]
@@ -510,7 +511,7 @@ def finish_what_was_copied(spark, out):
 
 
 @pytest.mark.parametrize(
-    ("last", "harm", "said"),
+    ("last", "harm", "message"),
     [
         ("ranges", "unlink", "cannot be read: No such file"),
         ("agree", "unlink", "cannot be opened: No such file"),
@@ -520,8 +521,8 @@ def finish_what_was_copied(spark, out):
     ],
 )
 @pytest.mark.ring2
-def test_a_capture_that_goes_while_it_is_shared_out_stops_no_other(spark, tmp_path, monkeypatch, last, harm, said):
-    """last: what the driver did before tasks read on."""
+def test_a_capture_that_disappears_during_an_ingest_stops_no_other(spark, tmp_path, monkeypatch, last, harm, message):
+    """last: the driver's last step before the file is harmed."""
     path = tmp_path / "gone.pcap"
     path.write_bytes(capture("k41_BASE").read_bytes())
     real = getattr(pipeline, last)
@@ -534,7 +535,7 @@ def test_a_capture_that_goes_while_it_is_shared_out_stops_no_other(spark, tmp_pa
 
     monkeypatch.setattr(pipeline, last, harming)
     done = pipeline.ingest(spark, [path, capture("k41_midstream")], tmp_path / "tables", split_bytes=100_000)
-    assert [fault.name for fault in done.failed] == [str(path)] and said in str(done.failed[0])
+    assert [fault.name for fault in done.failed] == [str(path)] and message in str(done.failed[0])
     assert known(tmp_path / "tables") == {"k41_midstream.pcap"} and done.rows["exchanges"]
 
 
@@ -553,7 +554,7 @@ def test_a_run_that_fails_leaves_nothing(spark, tmp_path, monkeypatch):
     ("size", "parts"), [(1 << 30, 8), (4 << 30, 32), (10 << 30, 32), (16 << 30, 32), (64 << 30, 128)]
 )
 def test_parts_grow_with_the_capture_up_to_a_bound(size, parts):
-    """Each costs its reader some packets more; but what a task may lose is bounded."""
+    """Each part costs its reader some extra packets, but the work that a task may lose is bounded."""
     catalogue = pipeline.catalogue_of([capture("k41_quota")], Settings())
     catalogue.note([(0, size, size, "")])
     run = pipeline.Run(None, catalogue, splits.SPLIT_BYTES, 0)
@@ -561,7 +562,7 @@ def test_parts_grow_with_the_capture_up_to_a_bound(size, parts):
 
 
 class Frame:
-    """A DataFrame that is asked for nothing but its partitions."""
+    """A DataFrame that only supports repartitioning."""
 
     def coalesce(self, partitions):
         return self
@@ -570,6 +571,6 @@ class Frame:
         return partitions
 
 
-def test_how_many_tasks_decode_is_said_by_the_work_not_by_the_cores():
-    """Of which a session has few at its start, where executors come as there is work, and Spark Connect says none."""
+def test_the_number_of_decoding_tasks_depends_on_the_work_not_on_the_cores():
+    """With dynamic allocation a session starts with few cores, and Spark Connect does not report any."""
     assert pipeline._shared_out(Frame(), pipeline.TASK_BYTES, 0) == 1

@@ -1,4 +1,4 @@
-"""`kproxy.spark.reading.read`: the tables of captures, shared out over tasks, as `kproxy convert` has them."""
+"""`kproxy.spark.reading.read` distributes captures over tasks and returns the tables of `kproxy convert`."""
 
 import logging
 from dataclasses import replace
@@ -29,10 +29,10 @@ def converted(paths, place, settings=None):
     }
 
 
-def same(tables, theirs):
+def assert_same_rows(tables, theirs):
     assert set(tables) == set(theirs) and len(tables) == len(theirs)
     for name, rows in theirs.items():
-        if not len(rows):  # a job less
+        if not len(rows):  # no job needed
             assert tables[name].columns == rows.schema.names, name
             continue
         ours = tables[name].toArrow()
@@ -40,8 +40,8 @@ def same(tables, theirs):
         assert in_order(ours, flat).equals(in_order(flat, flat)), name
 
 
-def test_the_tables_of_convert_of_large_and_small_captures(spark, tmp_path, monkeypatch):
-    """A capture of two connections in four parts, each byte read once; others, one of which is no capture."""
+def test_large_and_small_captures_give_the_tables_of_convert(spark, tmp_path, monkeypatch):
+    """One capture of two connections in four parts, each byte read once; further files, one of which is no capture."""
     path = tmp_path / "busy.pcap"
     with path.open("wb") as file:
         generate(replace(KINDS[0], connections=2), file, 13_000)
@@ -53,17 +53,17 @@ def test_the_tables_of_convert_of_large_and_small_captures(spark, tmp_path, monk
     with read(spark, [*paths, tmp_path / "notes.txt"], split_bytes=size // 4) as tables:
         assert not tables.unsplittable and size <= tables.read_bytes <= 1.1 * size
         assert [str(fault) for fault in tables.failed] and "notes.txt" in str(tables.failed[0])
-        same(tables, theirs)
+        assert_same_rows(tables, theirs)
         with pytest.raises(KeyError):
             tables["records"]
 
 
-def test_records_and_nothing_at_all(spark, tmp_path):
+def test_records_and_an_empty_folder_are_read(spark, tmp_path):
     settings = Settings(records=chosen("rdk2", "hash"))
     path = capture("k41_librdkafka")
     theirs = converted([path], tmp_path / "converted", settings)
     with read(spark, path, settings, split_bytes=250_000) as tables:
-        same(tables, theirs)
+        assert_same_rows(tables, theirs)
         assert tables["records"].count() == len(theirs["records"]) > 10
     (tmp_path / "empty.pcap").write_bytes(b"")
     with read(spark, str(tmp_path / "empty.pcap")) as tables:
@@ -71,7 +71,7 @@ def test_records_and_nothing_at_all(spark, tmp_path):
         assert tables["exchanges"].columns == schema.EXCHANGES.schema.names
 
 
-def test_a_source_that_gives_a_large_capture_to_one_task_says_so(tmp_path, monkeypatch, caplog):
+def test_a_source_that_reads_a_large_capture_in_one_task_warns(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(source, "LARGE_BYTES", 100_000)
     reader = source.CaptureReader(source._Settings({"path": str(capture("k41_BASE"))}))
     with caplog.at_level(logging.WARNING):
@@ -79,21 +79,21 @@ def test_a_source_that_gives_a_large_capture_to_one_task_says_so(tmp_path, monke
     assert "k41_BASE.pcap: one task reads all of its" in caplog.text
 
 
-class _Asks(DataSource):
-    """Tells what the planning and the tasks of a Python data source have at hand."""
+class _ContextSource(DataSource):
+    """Reports what planning and tasks of a Python data source can access."""
 
     @classmethod
     def name(cls):
-        return "asks"
+        return "context"
 
     def schema(self):
         return "context boolean, barrier boolean"
 
     def reader(self, schema):
-        return _Answers()
+        return _ContextReader()
 
 
-class _Answers(DataSourceReader):
+class _ContextReader(DataSourceReader):
     def partitions(self):
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
@@ -107,8 +107,8 @@ class _Answers(DataSourceReader):
         yield partition.value, isinstance(TaskContext.get(), BarrierTaskContext)
 
 
-def test_why_the_source_itself_cannot_share_a_capture_out(spark):
-    """Its planning can start no job, and its tasks cannot ask each other: once one of both can, this fails."""
-    spark.dataSource.register(_Asks)
-    found = [tuple(row) for row in spark.read.format("asks").load().collect()]
+def test_a_python_data_source_can_neither_start_jobs_nor_use_barriers(spark):
+    """So the source cannot split a capture over tasks; once it can do one of both, this test fails."""
+    spark.dataSource.register(_ContextSource)
+    found = [tuple(row) for row in spark.read.format("context").load().collect()]
     assert found == [(False, False)] * 2

@@ -1,4 +1,4 @@
-"""The made-up capture: whole, and cut into parts as a large one is."""
+"""The generated capture, whole and split into parts like a large one."""
 
 import pyarrow.parquet as pq
 
@@ -7,7 +7,7 @@ from kproxy.convert.processes import convert
 from kproxy.spark import sample
 
 
-def test_it_is_a_sound_capture_of_some_splits(tmp_path):
+def test_the_sample_is_a_valid_capture_with_several_splits(tmp_path):
     capture = tmp_path / "sample.pcapng"
     sample.write(capture)
     assert len(splits.ranges(str(capture), sample.SPLIT_BYTES)) > 2

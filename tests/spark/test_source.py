@@ -1,4 +1,4 @@
-"""The format `kafka-pcap`: its tables against those of `kproxy convert`, its options, and a folder that fills up."""
+"""The format `kafka-pcap`: its tables equal those of `kproxy convert`; its options; a folder with arriving files."""
 
 import json
 import os
@@ -37,13 +37,13 @@ def in_order(table, like):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("files", (FILES[:2], FILES), ids=("two", "all"))
-def test_the_tables_of_convert(spark, files, tmp_path):
+def test_the_tables_equal_those_of_convert(spark, files, tmp_path):
     paths = [capture(name) for name in files]
     convert(paths, tmp_path, processes=1)
     for name in schema.TABLES:
         theirs = pa.concat_tables([pq.read_table(file) for file in sorted((tmp_path / name).iterdir())])
         ours = load(spark, name, paths).toArrow()
-        if name == "quality":  # a task knows its capture alone
+        if name == "quality":  # a task knows only its own capture
             theirs = theirs.filter(pc.not_equal(theirs["kind"], "in_two_captures"))
         assert in_order(ours, theirs).equals(in_order(theirs, theirs)), name
 
@@ -58,13 +58,13 @@ def test_segments_are_the_same_however_files_are_split(spark):
     rows = [row for row in whole.to_pylist() if row["source"] == "k41_BASE.pcap"]
     data = capture("k41_BASE").read_bytes()
     assert rows[0]["flags"] == "S" and rows[0]["length"] == 0
-    for row in rows:  # the packet lies where its row says
+    for row in rows:  # the packet is at the position in its row
         packet = data[row["offset"] : row["offset"] + row["captured"]]
         assert int.from_bytes(packet[34:36]) == row["sender_port"] and int.from_bytes(packet[38:42]) == row["seq"]
     assert {row["offset"] is None for row in whole.to_pylist() if row["source"] == "k41_ipfrag.pcap"} == {True, False}
 
 
-def test_a_file_that_cannot_be_read_in_splits_is_told(tmp_path):
+def test_a_file_that_cannot_be_split_is_reported(tmp_path):
     data = capture("k41_ng").read_bytes()
     place = splits._Blocks(data).boundary(300_000, len(data))
     path = tmp_path / "interfaces.pcapng"
@@ -87,7 +87,7 @@ def converted(path, folder):
 
 
 @pytest.mark.ring2
-def test_options(spark, tmp_path):
+def test_options_affect_the_tables(spark, tmp_path):
     path = capture("k41_BASE")
     all_rows = converted(path, tmp_path)
     times = sorted(row["time"] for row in all_rows)
@@ -104,7 +104,7 @@ def test_options(spark, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             {"table": "exchange"},
@@ -114,16 +114,16 @@ def test_options(spark, tmp_path):
         ({"from": "yesterday"}, "'yesterday' is no time: ISO 8601 is needed"),
     ],
 )
-def test_options_that_make_no_sense_are_told(spark, options, said):
+def test_invalid_options_are_reported(spark, options, message):
     from pyspark.errors import AnalysisException
 
-    with pytest.raises(AnalysisException, match=said):
+    with pytest.raises(AnalysisException, match=message):
         load(spark, options.pop("table", "exchanges"), [capture("k41_BASE")], **options).count()
 
 
 @pytest.mark.ring2
-def test_a_stream_follows_a_folder(spark, tmp_path):
-    """Each file is read once, when it is complete, whatever its time of change: rsync and mv keep those of long ago."""
+def test_a_stream_reads_each_file_of_a_folder_once(spark, tmp_path):
+    """When it is complete, whatever its modification time: rsync and mv keep old ones."""
     folder, out, state = tmp_path / "in", tmp_path / "out", tmp_path / "state"
     folder.mkdir()
     stream = (
@@ -149,18 +149,18 @@ def test_a_stream_follows_a_folder(spark, tmp_path):
     arrive("k41_midstream", time.time())  # still being written
     first = run()
     assert set(first) == {"k41_BASE.pcap"}  # the files of a batch are one capture
-    arrive("k41_tinyseg", 2000)  # before those that were read
+    arrive("k41_tinyseg", 2000)  # older than those that were read
     second = run()
     assert set(second) == {"k41_BASE.pcap", "k41_tinyseg.pcap"} and second["k41_BASE.pcap"] == first["k41_BASE.pcap"]
     assert run() == second
     arrive("k41_midstream", 5000)  # complete now
-    arrive("k41_BASE", 6000)  # touched: read once all the same
+    arrive("k41_BASE", 6000)  # touched: still read only once
     third = run()
     assert set(third) == {*second, "k41_midstream.pcap"} and {name: third[name] for name in second} == second
 
 
-def test_a_file_is_complete_when_it_is_quiet_and_read_once(tmp_path, caplog):
-    """Two captures rotate into one folder: that another file is newer says nothing about whether one is complete."""
+def test_an_unchanged_file_counts_as_complete_and_is_read_once(tmp_path, caplog):
+    """Two captures rotate into one folder: a newer file does not prove that an older one is complete."""
     reader = FolderReader(_Settings({"path": str(tmp_path), "quietSeconds": "60"}))
 
     def put(name, size, age_s):
@@ -174,7 +174,7 @@ def test_a_file_is_complete_when_it_is_quiet_and_read_once(tmp_path, caplog):
     put("broker2.pcap", 300, 1)
     put("old.pcap", 100, 3600)
     begin = reader.initialOffset()
-    first = json.loads(json.dumps(reader.latestOffset(begin)))  # as Spark keeps it
+    first = json.loads(json.dumps(reader.latestOffset(begin)))  # as Spark stores it
     assert batch(begin, first) == ["old.pcap"]
     put("broker1.pcap", 400, 61)
     put("older.pcap", 100, 7200)
@@ -184,7 +184,7 @@ def test_a_file_is_complete_when_it_is_quiet_and_read_once(tmp_path, caplog):
     put("broker1.pcap", 500, 61)
     (tmp_path / "old.pcap").unlink()
     third = reader.latestOffset(second)
-    assert batch(second, third) == [] and len(third["files"]) == 2  # what is gone is forgotten
+    assert batch(second, third) == [] and len(third["files"]) == 2  # removed files are forgotten
     assert reader.latestOffset(third) == third
     assert [record.levelname for record in caplog.records] == ["WARNING"] and "400 bytes and has 500" in caplog.text
     with pytest.raises(KproxyError, match="new checkpoint folder"):
@@ -192,10 +192,10 @@ def test_a_file_is_complete_when_it_is_quiet_and_read_once(tmp_path, caplog):
 
 
 class NameNode(BaseHTTPRequestHandler):
-    """What WebHDFS says of a folder with two files, as long as `refused` names neither the folder nor a file."""
+    """Serves WebHDFS's answers about a folder with two files; refuses the path in `refused`."""
 
     refused = ""
-    files = (("a.pcap", 5, 1_700_000_000), ("b.pcap", 5, 1_700_000_000))  # name, bytes, and when changed, in seconds
+    files = (("a.pcap", 5, 1_700_000_000), ("b.pcap", 5, 1_700_000_000))  # name, bytes, time of change in seconds
 
     def do_GET(self):
         place, _, asked = self.path.removeprefix("/webhdfs/v1").partition("?")
@@ -206,19 +206,21 @@ class NameNode(BaseHTTPRequestHandler):
             name: {"pathSuffix": name, "type": "FILE", "length": size, "modificationTime": 1000 * changed_s}
             for name, size, changed_s in self.files
         }
-        said = {"FileStatus": files.get(place.rpartition("/")[2], {"pathSuffix": "", "type": "DIRECTORY", "length": 0})}
+        status = {
+            "FileStatus": files.get(place.rpartition("/")[2], {"pathSuffix": "", "type": "DIRECTORY", "length": 0})
+        }
         if "LISTSTATUS" in asked:
-            said = {"FileStatuses": {"FileStatus": list(files.values())}}
+            status = {"FileStatuses": {"FileStatus": list(files.values())}}
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(json.dumps(said).encode())
+        self.wfile.write(json.dumps(status).encode())
 
     def log_message(self, *_):
-        """It would write what is asked for into what the test looks at."""
+        """Silent: otherwise requests would appear in the output that the test checks."""
 
 
-def test_a_file_that_is_renamed_or_compressed_is_read_once(tmp_path):
-    """As browsers and `hdfs dfs -put` name what is under way, and as `tcpdump -z gzip` ends each of its files."""
+def test_a_renamed_or_compressed_file_is_read_once(tmp_path):
+    """Browsers and `hdfs dfs -put` rename finished files, and `tcpdump -z gzip` compresses each file."""
     reader = FolderReader(_Settings({"path": str(tmp_path), "quietSeconds": "0"}))
     (tmp_path / "a.pcap").write_bytes(b"whole")
     for name in ("b.pcap.part", "c.pcap._COPYING_", "d.pcap.TMP"):
@@ -242,7 +244,7 @@ def test_a_file_that_is_renamed_or_compressed_is_read_once(tmp_path):
     assert named.files() == [str(tmp_path / "d.pcap.TMP")]
 
 
-def test_files_of_a_folder_that_does_not_answer_are_not_read_again(tmp_path, monkeypatch, caplog):
+def test_files_of_an_unreachable_folder_are_not_read_again(tmp_path, monkeypatch, caplog):
     server = ThreadingHTTPServer(("127.0.0.1", 0), NameNode)
     Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -269,8 +271,8 @@ def test_files_of_a_folder_that_does_not_answer_are_not_read_again(tmp_path, mon
     assert reader.latestOffset(whole) == whole
 
 
-def test_a_file_that_is_under_way_in_hdfs_waits(monkeypatch):
-    """HDFS says when it was begun, and shows the blocks that are whole; of the first one nothing at all."""
+def test_a_file_being_written_to_hdfs_waits(monkeypatch):
+    """HDFS reports when the file was begun and how long its complete blocks are; for the first block, nothing."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), NameNode)
     Thread(target=server.serve_forever, daemon=True).start()
     now_s = 1_700_000_000
@@ -289,15 +291,15 @@ def test_a_file_that_is_under_way_in_hdfs_waits(monkeypatch):
         assert taken(59, ("old.pcap", 5, -100), ("new.pcap", 256, 0)) == []
         assert taken(118, ("old.pcap", 5, -100), ("new.pcap", 256, 0)) == []
         assert taken(119, ("old.pcap", 5, -100), ("new.pcap", 256, 0)) == ["new.pcap"]
-        assert taken(120, ("late.pcap", 128, 0)) == ["late.pcap"]  # of which nothing was seen to change
+        assert taken(120, ("late.pcap", 128, 0)) == ["late.pcap"]  # no change of it was seen
     finally:
         server.shutdown()
         server.server_close()
 
 
 @pytest.mark.ring2
-def test_a_stream_says_what_it_cut(spark, tmp_path):
-    """An exchange between two batches is unanswered, and `connections` and `quality` say why."""
+def test_a_stream_reports_exchanges_split_between_batches(spark, tmp_path):
+    """An exchange between two batches is unanswered; `connections` and `quality` give the reason."""
     uncut = converted(capture("k41_BASE"), tmp_path / "uncut")
     folder = tmp_path / "in"
     folder.mkdir()
@@ -332,7 +334,7 @@ def test_a_stream_says_what_it_cut(spark, tmp_path):
         return *ends(row), row["correlation_id"]
 
     whole = Counter((entry["client_port"], entry["broker_port"], entry["id"]) for entry in expected("k41_BASE"))
-    assert Counter(map(identity, exchanges)) == whole  # none is lost, none told twice
+    assert Counter(map(identity, exchanges)) == whole  # none is lost, none is there twice
     unanswered = {identity(row) for row in exchanges if row["outcome"] == "unanswered"}
     cut_in_two = unanswered - {identity(row) for row in uncut if row["outcome"] == "unanswered"}
     severed = {ends(row) for row in connections if row["source"] == "a.pcap" and row["close"] == "open"}
@@ -340,4 +342,5 @@ def test_a_stream_says_what_it_cut(spark, tmp_path):
     assert cut_in_two and {key[:2] for key in cut_in_two} <= severed & late
     counts = {(row["source"], row["kind"]): row["count"] for row in quality}
     assert counts["a.pcap", "open"] == len(severed) and counts["b.pcap", "midstream"] == len(late)
-    assert counts["b.pcap", "resync"] >= len(cut_in_two)  # the answers, which nothing on their connections explains
+    # the responses, whose requests are missing on their connections
+    assert counts["b.pcap", "resync"] >= len(cut_in_two)

@@ -1,4 +1,4 @@
-"""Sessions of Spark that are somebody's, and tables of other versions of kproxy."""
+"""Spark sessions of the caller, and tables of other versions of kproxy."""
 
 import json
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from tests.captures import capture
 ADDED = {"exchanges": ("muted_ns", "replica_id"), "partitions": ("cluster",), "batches": ("cluster",)}
 
 
-def test_a_session_that_runs_keeps_its_settings_and_answers_are_in_utc(spark, capsys):
+def test_a_running_session_keeps_its_settings_and_times_are_utc(spark, capsys):
     settings = {
         "spark.sql.session.timeZone": "America/New_York",
         "spark.sql.execution.arrow.maxBytesPerBatch": "1234567",
@@ -31,7 +31,7 @@ def test_a_session_that_runs_keeps_its_settings_and_answers_are_in_utc(spark, ca
             spark.conf.set(name, value)
         ours = kproxy.spark.session()
         assert ours is spark and {name: spark.conf.get(name) for name in settings} == settings
-        moment = "timestamp'2026-11-01T05:30:00.123456Z'"  # an hour that New York has twice
+        moment = "timestamp'2026-11-01T05:30:00.123456Z'"  # an hour that occurs twice in New York
         answer = spark.sql(f"select {moment} as time, 5L as total_ns")
         answers.show(answer, "json", None, None)
         assert json.loads(capsys.readouterr().out) == {"time": "2026-11-01T05:30:00.123456Z", "total_ns": 5}
@@ -42,16 +42,16 @@ def test_a_session_that_runs_keeps_its_settings_and_answers_are_in_utc(spark, ca
             spark.conf.set(name, value)
 
 
-def test_a_session_of_ours_says_nothing_but_errors(spark):
-    """Not how its stages go, nor warnings, which would stand before each answer."""
+def test_a_session_started_by_kproxy_logs_only_errors(spark):
+    """Neither progress of stages nor warnings, which would precede each answer."""
     levels = spark.sparkContext._jvm.org.apache.logging.log4j.LogManager
     assert str(levels.getRootLogger().getLevel()) == "ERROR"
     assert spark.conf.get("spark.ui.showConsoleProgress") == "false"
 
 
 @pytest.mark.ring2
-def test_old_tables_are_read_beside_new_ones(spark, tmp_path):
-    """Files without the columns that were added since: null there, and every job runs on them."""
+def test_old_tables_are_read_together_with_new_ones(spark, tmp_path):
+    """Columns that were added later are null in old files, and every job runs on them."""
     rows = {
         "exchanges": {"api": "Fetch", "outcome": "answered", "latency_ns": 7, "total_ns": 10**9, "client_id": "me"},
         "partitions": {"api": "Fetch", "direction": "response", "topic": "t", "partition": 0, "lag_records": 3},
@@ -103,8 +103,8 @@ def test_folders_are_taken_literally(spark, tmp_path, folder):
     assert kproxy.spark.table(spark, str(tmp_path / folder), "exchanges").count() == rows
 
 
-def test_a_user_without_a_name_is_told_what_hadoop_wants(monkeypatch):
-    """Before a JVM is started, which would end with a stack of Hadoop's."""
+def test_a_user_id_without_a_name_is_reported(monkeypatch):
+    """Before a JVM starts, which would end with Hadoop's stack trace."""
     monkeypatch.setattr(SparkSession, "getActiveSession", staticmethod(lambda: None))
     monkeypatch.setattr("os.getuid", lambda: 1_234_567_890)
     with pytest.raises(KproxyError, match="user 1234567890, who has no name in /etc/passwd"):

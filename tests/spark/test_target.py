@@ -1,4 +1,4 @@
-"""What an ingest publishes: all of it or nothing, by a run that ends, fails or dies at any step."""
+"""An ingest publishes everything or nothing, whether its run ends, fails or dies at any step."""
 
 import json
 import re
@@ -18,13 +18,13 @@ from kproxy.tables import dataset, schema
 from tests.capture import packet
 from tests.captures import capture
 from tests.convert.test_clusters import EAST, WEST, Talk
-from tests.spark.test_pipeline import known, rows, same
+from tests.spark.test_pipeline import assert_same_rows, known, rows
 
 HOUR = "date=2026-01-31/hour=10"
 
 
 def staged(folder, run):
-    """A target with three tables staged, as Spark leaves them."""
+    """A target with three staged tables, as Spark leaves them."""
     made = Target(None, str(folder))
     made.begin()
     for place in (f"table=exchanges/{HOUR}", f"table=partitions/{HOUR}", "table=quality/date=none/hour=none"):
@@ -34,7 +34,7 @@ def staged(folder, run):
         (place / f".part-{run}.txt.crc").write_text("a checksum")
     (folder / STAGE / "_SUCCESS").write_text("")
     late = folder / STAGE / "_temporary" / "0" / "_temporary" / "attempt_1" / "table=exchanges" / HOUR
-    late.mkdir(parents=True)  # of a task that another attempt overtook, and that does not know it yet
+    late.mkdir(parents=True)  # of a task that another attempt overtook, and that has not noticed yet
     (late / f"part-{run}-late.txt").write_text("half of it")
     return made
 
@@ -43,15 +43,15 @@ def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def those(*runs):
+def table_files(*runs):
     places = (f"exchanges/{HOUR}", f"partitions/{HOUR}", "quality")
     tables = [f"{place}/part-{run}.parquet" for place in places for run in runs]
     return ["_kproxy.json", *sorted(tables)]
 
 
 @pytest.mark.parametrize("replace", (False, True))
-def test_a_run_that_dies_at_any_step_is_finished_by_the_next(tmp_path, monkeypatch, replace):
-    """Until it is written down what is to be done, nothing of it is done; from then on all of it, by whoever comes."""
+def test_a_run_that_dies_at_any_step_is_completed_by_the_next(tmp_path, monkeypatch, replace):
+    """Before the list of moves is written nothing is published; afterwards the next run completes all of it."""
 
     class Killed(BaseException):
         pass
@@ -101,7 +101,7 @@ def test_a_run_that_dies_at_any_step_is_finished_by_the_next(tmp_path, monkeypat
         after.begin()
         after.abandon()
         run = json.loads((folder / "_kproxy.json").read_text())["run"]
-        wanted = those("old") if run == "old" else those("new") if replace else those("new", "old")
+        wanted = table_files("old") if run == "old" else table_files("new") if replace else table_files("new", "old")
         assert files(folder) == wanted
         assert run == ("old" if steps == 0 else "new")
         assert dataset.has_rows(str(folder), "exchanges") and not after.is_unfinished
@@ -111,7 +111,7 @@ def test_a_run_that_dies_at_any_step_is_finished_by_the_next(tmp_path, monkeypat
     assert steps >= 5 and bool(mixed) == replace
 
 
-def test_a_disk_that_takes_no_more_is_told(tmp_path):
+def test_a_full_disk_is_reported(tmp_path):
     folder = tmp_path / "tables"
     made = staged(folder, "one")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -125,17 +125,17 @@ def test_a_disk_that_takes_no_more_is_told(tmp_path):
     assert not files(folder)
 
 
-def test_what_is_no_file_of_a_table_is_not_published_and_a_folder_has_one_writer(tmp_path):
+def test_only_files_of_tables_are_published_and_a_folder_has_one_writer(tmp_path):
     folder = tmp_path / "a b[1]"
     first = staged(folder, "one")
     with pytest.raises(KproxyError, match="another kproxy writes to it"):
         Target(None, str(folder)).begin()
     first.publish({"schema_version": schema.VERSION}, replace=False)
     first.abandon()
-    assert files(folder) == those("one")
+    assert files(folder) == table_files("one")
     failing = staged(folder, "two")
     failing.abandon()
-    assert files(folder) == those("one")
+    assert files(folder) == table_files("one")
     made_for_nothing = Target(None, str(tmp_path / "x" / "y"))
     made_for_nothing.begin()
     made_for_nothing.abandon()
@@ -146,8 +146,8 @@ def test_what_is_no_file_of_a_table_is_not_published_and_a_folder_has_one_writer
 
 
 @pytest.mark.parametrize("manifest", (None, "cut short {"))
-def test_tables_that_nobody_knows_are_not_replaced(tmp_path, manifest):
-    """Their manifest is gone or damaged, or another program wrote them."""
+def test_unknown_tables_are_not_replaced(tmp_path, manifest):
+    """Their manifest is missing or damaged, or another program wrote them."""
     place = tmp_path / "exchanges" / HOUR / "of-another.parquet"
     place.parent.mkdir(parents=True)
     place.write_text("rows")
@@ -164,7 +164,7 @@ def killed(files, path, to):
 
 @pytest.mark.ring2
 def test_append_adds_each_capture_once(spark, tmp_path):
-    """And of a folder with a damaged file, an empty one and one that is no capture, what there is, once."""
+    """Also from a folder with a damaged file, an empty one and a file that is no capture: all readable rows, once."""
     folder = tmp_path / "captures"
     folder.mkdir()
     damaged = bytearray(capture("k41_BASE").read_bytes())
@@ -187,14 +187,16 @@ def test_append_adds_each_capture_once(spark, tmp_path):
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyError, match="killed"):
         patch.setattr(target._Local, "move", killed)
         pipeline.ingest(spark, [folder], out, append=True)
-    second = pipeline.ingest(spark, [folder], out, append=True)  # finishes it, and finds that nothing is left to add
+    # completes the first run, and finds nothing left to add
+    second = pipeline.ingest(spark, [folder], out, append=True)
     assert (second.quality, len(second.failed)) == ({}, 2)
     before = files(out)
     third = pipeline.ingest(spark, [folder / "a.pcap", folder / later.name], out, append=True)
     assert (third.quality, third.failed, files(out)) == ({}, [], before)
     for name in ("empty.pcap", "none.pcap"):
         (folder / name).unlink()
-    for number, path in enumerate(sorted(folder.iterdir())):  # as much as is known together may differ: each by itself
+    # each by itself, since captures converted together may know more names
+    for number, path in enumerate(sorted(folder.iterdir())):
         convert([path], tmp_path / f"converted{number}", processes=1)
     for table in (schema.EXCHANGES, schema.PARTITIONS, schema.BATCHES, schema.CONNECTIONS):
         ours = rows(out, table).to_pylist()
@@ -212,8 +214,8 @@ def test_append_adds_each_capture_once(spark, tmp_path):
 
 
 @pytest.mark.ring2
-def test_a_file_for_each_table_and_hour(spark, tmp_path):
-    """However many tasks: twelve captures of one hour, each larger than a task's share."""
+def test_each_table_and_hour_has_one_file(spark, tmp_path):
+    """However many tasks there are: twelve captures of one hour, each larger than a task's share."""
     folder = tmp_path / "captures"
     folder.mkdir()
     for number in range(12):
@@ -224,12 +226,12 @@ def test_a_file_for_each_table_and_hour(spark, tmp_path):
     found = [path for path in files(tmp_path / "tables") if path.endswith(".parquet")]
     assert len({path.rsplit("/", 1)[0] for path in found}) == len(found)
     convert([folder], tmp_path / "converted", processes=1)
-    same(tmp_path / "tables", tmp_path / "converted")
+    assert_same_rows(tmp_path / "tables", tmp_path / "converted")
 
 
 @pytest.mark.ring2
-def test_another_format_is_written_added_to_and_replaced(spark, tmp_path):
-    """By the commits of Spark's own writer, whose files nobody else removes."""
+def test_another_format_is_written_extended_and_replaced(spark, tmp_path):
+    """By the commits of Spark's own writer, whose files kproxy does not remove."""
     first, second, small = (capture(name) for name in ("k41_BASE", "k41_quota", "k41_midstream"))
     out = tmp_path / "tables"
 
@@ -261,7 +263,7 @@ def test_another_format_is_written_added_to_and_replaced(spark, tmp_path):
 
 
 @pytest.mark.ring2
-def test_a_file_system_that_spark_lacks_is_told_with_its_package(spark):
+def test_a_missing_file_system_of_spark_is_reported_with_its_package(spark):
     version = spark.sparkContext._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
     with pytest.raises(KproxyError, match=f"--conf spark.jars.packages=org.apache.hadoop:hadoop-aws:{version}$"):
         Target(spark, "s3a://bucket/tables")
@@ -270,8 +272,8 @@ def test_a_file_system_that_spark_lacks_is_told_with_its_package(spark):
 
 
 @pytest.mark.ring2
-def test_what_is_added_is_told_apart_from_the_clusters_that_are_there(spark, tmp_path):
-    """As `kproxy convert --append` does: a cluster keeps its name, another one is called by its id."""
+def test_added_captures_are_assigned_to_existing_or_new_clusters(spark, tmp_path):
+    """As by `kproxy convert --append`: a cluster keeps its name, a new one is named by its id."""
     out, folder = tmp_path / "tables", tmp_path / "captures"
     folder.mkdir()
     for name, brokers, cluster_id in (("a", EAST, "east"), ("b", WEST, "west"), ("c", EAST, "east")):
